@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_470
+LINES = 48_595
 LONGEST = 400
 
 

@@ -1,7 +1,8 @@
 """The trunk of every model, as transformers knows one: embedding, blocks, final norm."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,28 +10,30 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import can_return_tuple
 
-from clearhead.errors import ClearheadError
-from clearhead.models.attention_interface import IMPLEMENTATIONS, through_interface
+from clearhead.models.attention_interface import interface_of
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inputs import ARGUMENTS, Inputs, Needs, settle
 from clearhead.models.paged import paged_attention
 from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
-from clearhead.nn import REGISTRY, Block
+from clearhead.nn import REGISTRY, Block, block_of
 from clearhead.nn.annealing import moves, note
-from clearhead.nn.protocols import Attend, Position, PositionTables
-from clearhead.ops import oracles
-from clearhead.ops.attention import at_zero_queries
+from clearhead.nn.bases import NoPosition
+from clearhead.nn.protocols import Position, PositionTables
 from clearhead.ops.rope import Rotation
 from clearhead.spec import LayerSpec
 
 
-class ClearheadLayer(GradientCheckpointingLayer, Block):
-    """A block, with transformers' gradient checkpointing."""
+@cache
+def _layer_class(block: type[Block]) -> type[Block]:
+    """A block's class, with transformers' gradient checkpointing."""
+    can = {"_can_checkpoint_with_cache": True}  # in the way that `check_recomputation` allows
+    return type("ClearheadLayer", (GradientCheckpointingLayer, block), can)
 
-    _can_checkpoint_with_cache = True  # in the way that `check_recomputation` allows
+
+def _layer(layer: LayerSpec) -> Block:
+    return _layer_class(block_of(layer))(layer)  # type: ignore[arg-type]
 
 
 class ClearheadModel(ClearheadPreTrainedModel):
@@ -48,13 +51,14 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         own = replace(first, position=config.position)
         self.position = _position(own)
+        self._adds_position = type(self.position).embed is not NoPosition.embed
         self.embedding_norm: nn.Module = nn.Identity()
         if config.embedding_norm != "none":
             norm = REGISTRY.find("norm", config.embedding_norm).build
             self.embedding_norm = norm(config.hidden_size, config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(
-            ClearheadLayer(config.layer(index)) for index in range(config.num_hidden_layers)
+            _layer(config.layer(index)) for index in range(config.num_hidden_layers)
         )
         attentions: list[Any] = [layer.self_attn for layer in self.layers]
         # Of layers that tell order in another way, or to another number of heads.
@@ -63,11 +67,14 @@ class ClearheadModel(ClearheadPreTrainedModel):
         for key, each in zip(self._position_keys, attentions, strict=True):
             if key != _position_key(own):
                 self.other_positions[key] = _position(each.layer)
+        positions: Any = (self.position, *self.other_positions.values())
         self.needs = Needs(
-            places=max(each.normalizer.places for each in attentions),
+            places=max(each.places for each in attentions),
             longest=self.position.longest(),
             arguments=ARGUMENTS,
-            limits=tuple(_limits((self.position, *self.other_positions.values()))),
+            limits=tuple(
+                (p.layer.position, n) for p in positions if (n := p.longest()) is not None
+            ),
             windowed=any(each.window is not None for each in attentions),
             gated=any(each.decay is not None for each in attentions),
             prepares_late=any(each.cache_unrotated for each in attentions),
@@ -118,10 +125,11 @@ class ClearheadModel(ClearheadPreTrainedModel):
         Raises:
             ClearheadError: arguments that do not fit, and any other that would have no effect.
         """
-        maps: list[Tensor] | None = None
-        if _wanted(output_attentions, self.config.output_attentions):
-            maps = []
-        wants_hidden = _wanted(output_hidden_states, self.config.output_hidden_states)
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        maps: list[Tensor] | None = [] if output_attentions else None
         layers: Any = self.layers[: self.config.num_hidden_layers]  # fewer: assistant_early_exit
         checkpoints = self.training and self.gradient_checkpointing
         inputs = settle(
@@ -141,19 +149,26 @@ class ClearheadModel(ClearheadPreTrainedModel):
             checkpoint=self._gradient_checkpointing_func if checkpoints else None,
             others=unknown,
         )
-        attend = self._attend(maps) if inputs.requests is None else paged_attention(inputs.requests)
+        interface, implementation = None, self.config._attn_implementation or "sdpa"
+        if inputs.requests is not None:
+            interface = paged_attention(inputs.requests)
+        elif maps is not None or implementation != "sdpa":
+            interface = interface_of(implementation, maps)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        x = self.dropout(self.embedding_norm(self.position.embed(x, inputs.positions)))
+        if self._adds_position:
+            x = self.position.embed(x, inputs.positions)
+        x = self.dropout(self.embedding_norm(x))
         hidden: list[Tensor] = []
         for layer, tables in zip(layers, self._tables(layers, inputs), strict=True):
-            if wants_hidden:  # else none is held until the end
+            if output_hidden_states:  # else none is held until the end
                 hidden.append(x)
             x = layer(
                 x,
                 tables=tables,
-                attend=attend,
+                interface=interface,
                 cache=inputs.cache,
                 past=inputs.past,
+                prefixes=inputs.prefixes,
                 visibility=inputs.visibility,
                 matrices=maps,
             )
@@ -164,7 +179,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             **{CACHE: inputs.cache},  # type: ignore[arg-type]
             last_hidden_state=x,
             # As in transformers' models, the last entry is after the final norm.
-            hidden_states=(*hidden, x) if wants_hidden else None,  # type: ignore[arg-type]
+            hidden_states=(*hidden, x) if output_hidden_states else None,  # type: ignore[arg-type]
             attentions=None if maps is None else tuple(maps),  # type: ignore[arg-type]
         )
 
@@ -175,7 +190,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         tables = []
         for layer, position in zip(layers, self._position_keys, strict=False):
             attention: Any = layer.self_attn
-            places = attention.normalizer.places
+            places = attention.places
             key = position, attention.cache_unrotated, places
             if key not in shared:
                 keys = keys_BS if attention.cache_unrotated else positions_BT
@@ -191,51 +206,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
         others: Any = self.other_positions
         return others[key] if key in others else self.position  # noqa: SIM401 (no get)
 
-    def _attend(self, maps: list[Tensor] | None) -> Attend:
-        """The function that computes attention in every layer."""
-        implementation = self.config._attn_implementation or "sdpa"
-        if maps is not None:
-            if implementation != "eager":
-                raise ClearheadError(
-                    "output_attentions needs attn_implementation='eager'; "
-                    f"found {implementation!r}: call model.set_attn_implementation('eager')"
-                )
-
-            def recording(module: Any, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-                lambdas = options.pop("lambdas")
-                options |= options.pop("visibility")._asdict()
-
-                def alone() -> Tensor:
-                    resting = options | {"sink": at_zero_queries(options["sink"])}
-                    return oracles.weights(
-                        module.position_only(q), module.position_only(k), **resting
-                    )
-
-                weights = oracles.weights(q, k, **options)[..., -k.shape[2] :]
-                first = k.shape[2] - q.shape[2]
-                matrix = module.effective_weights(weights, lambdas, alone, first)
-                maps.append(matrix.to(q.dtype))
-                return oracles.attend(q, k, v, **options).to(v.dtype)
-
-            return recording
-        if implementation in IMPLEMENTATIONS:
-            return IMPLEMENTATIONS[implementation]
-        if implementation.startswith("paged|"):  # it knows neither sinks nor windows
-            raise ClearheadError(
-                f"{implementation!r} is of continuous batching, which sets it by itself: call "
-                "model.set_attn_implementation('sdpa')"
-            )
-        return through_interface(ALL_ATTENTION_FUNCTIONS[implementation])
-
 
 def _position(layer: LayerSpec) -> Any:
     return REGISTRY.find("position", layer.position).build(layer, _heads(layer))
-
-
-def _limits(positions: Iterable[Any]) -> Iterator[tuple[str, int]]:
-    for position in positions:
-        if (limit := position.longest()) is not None:
-            yield position.layer.position, limit
 
 
 def _heads(layer: LayerSpec) -> int:
@@ -245,10 +218,6 @@ def _heads(layer: LayerSpec) -> int:
 def _position_key(layer: LayerSpec) -> str:
     """Layers of the same key share one position module."""
     return f"{layer.position} of {_heads(layer)} heads"
-
-
-def _wanted(argument: bool | None, configured: bool | None) -> bool:
-    return bool(configured if argument is None else argument)
 
 
 def _prefix_table(

@@ -6,16 +6,31 @@ hides those that have no token yet, so that neither shapes nor any choice depend
 """
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from clearhead.errors import ClearheadError
-from clearhead.ops.visibility import is_exporting
+from clearhead.nn.attention import Prefixes
+from clearhead.ops.precision import is_exporting, readable
+
+# Learned keys with their positions, by cache: beside its slots, since its length, by which it is
+# cut and tokens are counted, is the text's; and not in it, since `generate` makes the cache.
+_PREFIXES: WeakKeyDictionary[Cache, Prefixes] = WeakKeyDictionary()
+
+
+def prefixes_of(cache: Cache) -> Prefixes | None:
+    """Learned keys that were prepared with a cache's first tokens; None where none are kept.
+
+    A cache of fixed room keeps none: a graph may repeat its steps after it was filled anew.
+    """
+    if torch.compiler.is_compiling() or getattr(cache, "is_compileable", True):
+        return None
+    return _PREFIXES.setdefault(cache, {})
 
 
 def is_batch(cache: Any) -> bool:
@@ -193,15 +208,3 @@ def check_mask(attention_mask: Tensor, cached: bool) -> None:
             "attention_mask must be of 1, for a token, and 0, for padding (or, without a cache, "
             f"number a row's texts from 1); found {low.item():g} to {high.item():g}"
         )
-
-
-def readable(x: Tensor) -> bool:
-    """True if numbers can be read at no cost: a GPU would be waited for."""
-    return x.device.type == "cpu" and has_numbers(x)
-
-
-def has_numbers(x: Tensor) -> bool:
-    """False for fake tensors, by which memory is planned, under a compiler and under torch.func."""
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
-        return False
-    return not (x.is_meta or isinstance(x, FakeTensor))

@@ -12,10 +12,11 @@ from transformers.utils import can_return_tuple
 from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ClearheadModel
-from clearhead.models.caches import readable, steps_on_device, the_cache
+from clearhead.models.caches import steps_on_device, the_cache
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.paged import require_pageable
 from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
+from clearhead.ops.precision import readable
 
 IGNORED = -100  # a label that no loss is taken of
 

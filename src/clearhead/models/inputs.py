@@ -14,17 +14,18 @@ from clearhead.models.caches import (
     check_cache,
     check_mask,
     check_recomputation,
-    has_numbers,
     is_batch,
     key_positions,
-    readable,
+    prefixes_of,
     room_of,
     seen_slots,
     steps_on_device,
     the_cache,
 )
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.ops.visibility import Visibility, is_exporting
+from clearhead.nn.attention import Prefixes
+from clearhead.ops.precision import has_numbers, is_exporting, readable
+from clearhead.ops.visibility import Visibility
 
 # transformers 5 before 5.23 passes where in the cache the tokens go, which the cache knows.
 _HARMLESS = ("cache_position",)
@@ -72,6 +73,7 @@ class Inputs(NamedTuple):
         visibility: the keys that each token sees, whatever a layer's own window.
         cache: a transformers Cache, or None.
         past: tokens in the cache.
+        prefixes: learned keys that the cache has; None where they are made anew at each call.
         requests: the arguments of continuous batching; None for any other call.
     """
 
@@ -80,6 +82,7 @@ class Inputs(NamedTuple):
     visibility: Visibility
     cache: Cache | None
     past: int
+    prefixes: Prefixes | None
     requests: dict[str, Any] | None
 
 
@@ -179,7 +182,8 @@ def settle(
         rows = None if on_device or torch.compiler.is_compiling() else batch
         keys = key_positions(positions, key_mask, cache, past, places, rows)
     visibility = Visibility(causal, None, key_mask, documents)
-    return Inputs(positions, keys, visibility, cache, past, requests)
+    prefixes = prefixes_of(cache) if places and cache is not None else None
+    return Inputs(positions, keys, visibility, cache, past, prefixes, requests)
 
 
 def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, vocabulary: int) -> Tensor:
