@@ -11,7 +11,6 @@ from benchmarks.race import Ratio, faster_paths, in_new_process
 from clearhead import ops
 from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, plan, preset
-from clearhead.models.attention_interface import stock_attention
 from clearhead.models.loading import best_device
 from clearhead.nn.attention import Attention
 from clearhead.train import precision
@@ -155,7 +154,7 @@ def _forward_backward(
 
     def step() -> None:
         with precision.autocast(mode, x.device):  # type: ignore[arg-type]
-            out = module(x, tables=tables, attend=stock_attention)
+            out = module(x, tables=tables)
         out.sum().backward()
         module.zero_grad(set_to_none=True)
         x.grad = None

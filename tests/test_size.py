@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_511
+LINES = 48_714
 LONGEST = 400
 
 

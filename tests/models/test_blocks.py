@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from clearhead import ClearheadConfig, ClearheadForCausalLM, ops, preset
+from clearhead import ClearheadConfig, ClearheadForCausalLM, preset
 from clearhead.models import ClearheadModel, plan
-from clearhead.nn import Block, initialise
+from clearhead.nn import block_of, initialise
 from clearhead.nn.protocols import PositionTables
 from clearhead.ops.visibility import Visibility
 from clearhead.optim import decay_groups
@@ -18,13 +18,9 @@ SHAPED = [name for name in BLOCKS if name != "parallel"]
 
 
 def _attention(config: ClearheadConfig, index: int = 1) -> nn.Module:
-    block = Block(config.layer(index))
+    block = block_of(config.layer(index))(config.layer(index))
     block.apply(lambda module: initialise(module, 0.02))
     return block.self_attn
-
-
-def _attend(module, q, k, v, *, visibility, lambdas, **options):
-    return ops.attend(q, k, v, **visibility._asdict(), **options)
 
 
 @pytest.mark.parametrize("direction", ["causal", "bidirectional"])
@@ -49,7 +45,7 @@ def test_the_sub_block_starts_as_the_identity(keys, direction):
     segments = torch.arange(23).expand(2, -1) // 9
     for masks in ({}, {"key_mask": mask}, {"segments": segments}):
         visibility = Visibility(direction == "causal", **masks)
-        got = attention(x, tables=PositionTables(), attend=_attend, visibility=visibility)
+        got = attention(x, tables=PositionTables(), visibility=visibility)
         assert (got - x).abs().max() < 2e-6
 
 

@@ -323,7 +323,9 @@ def test_some_logits_alone():
     assert torch.allclose(model(ids, logits_to_keep=kept).logits, whole[:, kept], atol=1e-5)
 
 
-@pytest.mark.parametrize("model", [_model(), _model().model], ids=["head", "trunk"])
+@pytest.mark.parametrize(
+    "model", [_model(), ClearheadModel(_model().config)], ids=["head", "trunk"]
+)
 def test_the_arguments_that_are_offered_are_those_there_are(model):
     """A near miss is named; where none is near, all are."""
     with pytest.raises(ClearheadError, match="unknown argument") as error:

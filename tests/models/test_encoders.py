@@ -291,7 +291,7 @@ def test_dropout_is_on_in_training_alone_and_its_mean_is_the_model_without():
     with torch.no_grad():
         assert torch.equal(still(ids).logits, still(ids).logits)
     dropped = sum(isinstance(m, torch.nn.Dropout) and m.p == 0.1 for m in model.modules())
-    assert dropped == 1 + 2  # after the embedding, and in each block
+    assert dropped == 1 + 2 * 2  # after the embedding, and after both branches of each block
 
 
 def test_any_trunk_becomes_a_classifier_with_its_weights(tmp_path):

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import pad
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from clearhead import ClearheadError, ClearheadForCausalLM, ClearheadForMaskedLM, ops, preset
+from clearhead import ClearheadError, ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models import PRESETS as ALL
 from clearhead.nn.protocols import PositionTables
 
@@ -284,12 +284,7 @@ def test_differential_v2_by_hand():
     lam = torch.sigmoid(x @ attention.maps.lambda_proj.weight.T)
     o = o.transpose(1, 2)
     want = attention.o_proj((o[:, :, 0::2] - lam[..., None] * o[:, :, 1::2]).flatten(2))
-    context = {"tables": PositionTables(), "attend": _implementation}
-    assert torch.allclose(attention(x, **context), want, atol=1e-5)
-
-
-def _implementation(module, q, k, v, *, visibility, lambdas, **options):
-    return ops.attend(q, k, v, **visibility._asdict(), **options)
+    assert torch.allclose(attention(x, tables=PositionTables()), want, atol=1e-5)
 
 
 def test_compiled_layers_and_loss_give_the_eager_gradients():

@@ -229,7 +229,7 @@ def to_other_mechanisms(
     places = torch.arange(length, device=made.device)[None]
     hidden = {
         "attention_mask": (places >= made.config.prefix_length).long(),
-        "position_ids": (places - made.model.places_before).clamp_min(0),
+        "position_ids": (places - made.model.needs.places).clamp_min(0),
     }
     if chosen is not None:
         fill(made, before, torch.tensor([chosen.ids]))

@@ -246,7 +246,8 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
         key_BGND = key_BNC.unflatten(-1, (attention.groups, -1)).transpose(1, 2)
         value_BGND = value_BNC.unflatten(-1, (attention.value_heads, -1)).transpose(1, 2)
         with torch.no_grad():
-            key_BGND = attention.k_norm(key_BGND)
+            if attention.k_norm is not None:
+                key_BGND = attention.k_norm(key_BGND)
             attention.normalizer.key_bias.copy_(key_BGND.double().mean(0))
             attention.normalizer.value_bias.copy_(value_BGND.double().mean(0))
 

@@ -1,19 +1,20 @@
 """Values of `attn_implementation`: sdpa, eager, or a function of transformers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from clearhead.nn.protocols import Attend
+from clearhead.errors import ClearheadError
+from clearhead.nn.protocols import Interface
 from clearhead.ops import oracles
-from clearhead.ops.attention import attend_visible
+from clearhead.ops.attention import at_zero_queries, attend_visible
 
 
-def stock_attention(
+def _sdpa(
     module: Any, q: Tensor, k: Tensor, v: Tensor, /, *, lambdas: Any, **options: Any
 ) -> Tensor:
-    """`ops.attend`, called as a layer does."""
     return attend_visible(q, k, v, **options)
 
 
@@ -24,13 +25,53 @@ def _eager(
     return oracles.attend(q, k, v, **options).to(v.dtype)
 
 
-# A kernel of `ops` may take the place of the call and of what follows it.
-stock_attention.fuses = True  # type: ignore[attr-defined]
-
-IMPLEMENTATIONS: dict[str, Attend] = {"sdpa": stock_attention, "eager": _eager}
+INTERFACES: Mapping[str, Interface] = {"sdpa": _sdpa, "eager": _eager}
 
 
-def through_interface(function: Callable[..., Any]) -> Attend:
+def interface_of(implementation: str, maps: list[Tensor] | None) -> Interface:
+    """The function that `attn_implementation` puts in place of `ops.attention.attend_visible`.
+
+    Args:
+        maps: where each layer's matrix is put, by `attn_implementation="eager"` alone.
+
+    Raises:
+        ClearheadError: an implementation that cannot be used so.
+    """
+    if maps is not None:
+        if implementation != "eager":
+            raise ClearheadError(
+                "output_attentions needs attn_implementation='eager'; "
+                f"found {implementation!r}: call model.set_attn_implementation('eager')"
+            )
+        return _recording(maps)
+    if implementation in INTERFACES:
+        return INTERFACES[implementation]
+    if implementation.startswith("paged|"):  # it knows neither sinks nor windows
+        raise ClearheadError(
+            f"{implementation!r} is of continuous batching, which sets it by itself: call "
+            "model.set_attn_implementation('sdpa')"
+        )
+    return _adapted(ALL_ATTENTION_FUNCTIONS[implementation])
+
+
+def _recording(maps: list[Tensor]) -> Interface:
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, /, **options: Any) -> Tensor:
+        lambdas = options.pop("lambdas")
+        options |= options.pop("visibility")._asdict()
+
+        def alone() -> Tensor:
+            resting = options | {"sink": at_zero_queries(options["sink"])}
+            return oracles.weights(module.position_only(q), module.position_only(k), **resting)
+
+        weights = oracles.weights(q, k, **options)[..., -k.shape[2] :]
+        matrix = module.effective_weights(weights, lambdas, alone, k.shape[2] - q.shape[2])
+        maps.append(matrix.to(q.dtype))
+        return oracles.attend(q, k, v, **options).to(v.dtype)
+
+    return attend
+
+
+def _adapted(function: Callable[..., Any]) -> Interface:
     """A function registered with transformers' AttentionInterface, called as transformers does.
 
     It gets ours beside the usual arguments: sink and prefix (see `ops.attend`), visibility, the

@@ -11,18 +11,40 @@ from transformers.utils import can_return_tuple
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.models.base_model import ARGUMENTS, ClearheadModel
-from clearhead.models.checks import (
-    IGNORED,
-    arguments_of,
-    check_any_counts,
-    check_arguments,
-    check_labels,
-    the_cache,
-)
+from clearhead.models.base_model import ClearheadModel
+from clearhead.models.caches import steps_on_device, the_cache
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.paged import require_pageable
 from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
+from clearhead.ops.precision import readable
+
+IGNORED = -100  # a label that no loss is taken of
+
+
+def check_labels(labels: Tensor, x_BTC: Tensor, vocabulary: int, mean_from: int | None) -> None:
+    """One for each token: int64, below `vocabulary`, or −100 where no loss is taken.
+
+    Args:
+        mean_from: the loss is a mean over the labels from this place on, of which at least one must
+            count; None for a sum that is divided by a given number.
+    """
+    if labels.shape != x_BTC.shape[:2] or labels.dtype != torch.int64:
+        raise ClearheadError(
+            f"labels must be int64 {list(x_BTC.shape[:2])}, as the tokens; "
+            f"found {labels.dtype} {list(labels.shape)}"
+        )
+    if readable(labels):
+        outside = (labels >= vocabulary) | ((labels < 0) & (labels != IGNORED))
+        if bool(outside.any()):
+            raise ClearheadError(
+                f"label {int(labels[outside][0])} is outside the vocabulary, 0 to "
+                f"{vocabulary - 1}: give token ids, and {IGNORED} where no loss is taken"
+            )
+        if mean_from is not None and not bool((labels[:, mean_from:] != IGNORED).any()):
+            raise ClearheadError(
+                f"every label is {IGNORED}, so that there is no loss to take the mean of: leave "
+                "the batch out, or give num_items_in_batch"
+            )
 
 
 def read_by(head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -86,6 +108,7 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             )
         super().__init__(config, **unknown)
         self.model = ClearheadModel(config)
+        self.take_arguments("labels", "logits_to_keep", "num_items_in_batch")
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.loss = NextTokenLoss()
         self.post_init()
@@ -100,7 +123,8 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
     ) -> Tensor | None:
         """transformers' hook, by default a [B, 1, T, S] mask; here [B, S], of one shape a step."""
         cache = the_cache(past_key_values, cache)
-        if attention_mask is None or not self.model.steps_on_device(cache, inputs_embeds.shape[1]):
+        tokens, windowed = inputs_embeds.shape[1], self.model.needs.windowed
+        if attention_mask is None or not steps_on_device(cache, tokens, windowed):
             return attention_mask
         spare = cache.get_max_length() - attention_mask.shape[1]
         return nn.functional.pad(attention_mask, (0, max(spare, 0)))
@@ -147,7 +171,6 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         In training with labels, `logits` is None: the loss is made by chunks that never hold
         [B, T, vocabulary] (`ops.linear_cross_entropy`).
         """
-        check_arguments(arguments, _ARGUMENTS)
         out = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -159,9 +182,8 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         x = out.last_hidden_state
         loss, called = None, False
         if labels is not None:
-            check_labels(labels, x, self.config.vocab_size)
-            if num_items_in_batch is None:
-                check_any_counts(labels[:, 1:])
+            mean_from = 1 if num_items_in_batch is None else None
+            check_labels(labels, x, self.config.vocab_size, mean_from)
             x, weight = read_by(self.lm_head, x)
             called = weight is None
             loss = self.loss(x, weight, labels, num_items_in_batch)
@@ -177,6 +199,3 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
-
-
-_ARGUMENTS = ARGUMENTS | arguments_of(ClearheadForCausalLM.forward)

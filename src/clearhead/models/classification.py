@@ -9,11 +9,11 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
-from clearhead.models.base_model import ARGUMENTS, ClearheadModel
-from clearhead.models.checks import arguments_of, check_arguments, has_numbers
+from clearhead.models.base_model import ClearheadModel
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.inputs import documents_of, read_mask
 from clearhead.models.pretrained import ClearheadPreTrainedModel
-from clearhead.models.token_positions import documents_of, read_mask
+from clearhead.ops.precision import has_numbers
 
 WIDTH = 1024  # of the head's hidden layer, at every size of the trunk, as in the crammed BERT
 REGRESSION, CLASSES = "regression", "single_label_classification"
@@ -47,6 +47,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         super().__init__(config, **unknown)
         self.problem = _problem(config)
         self.model = ClearheadModel(config)
+        self.take_arguments("labels", "num_items_in_batch")
         self.classifier = ClassificationHead(config)
         self.post_init()
 
@@ -74,7 +75,6 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         """
         self._check_padding(input_ids, attention_mask)
         arguments.setdefault("use_cache", False)
-        check_arguments(arguments, _ARGUMENTS)
         out = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -143,9 +143,6 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
                     f"0 to {classes - 1}: give num_labels as many as there are"
                 )
         return F.cross_entropy(logits_BN, labels.flatten(), reduction="sum")
-
-
-_ARGUMENTS = ARGUMENTS | arguments_of(ClearheadForSequenceClassification.forward)
 
 
 def _problem(config: ClearheadConfig) -> str:

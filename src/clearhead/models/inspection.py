@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 
 from clearhead.errors import NOT_FINITE, ClearheadError, NotFinite
 from clearhead.models.configuration import WINDOW_BEGIN
+from clearhead.models.inputs import Needs
 from clearhead.ops.precision import without_autocast
 
 _WORDS_FOR_POSITION = ("position", "pos_emb", "wpe")
@@ -59,7 +60,8 @@ def longest_text(model: Any) -> int | None:
     the process.
     """
     limit = getattr(model.config, "max_position_embeddings", None)
-    taken = getattr(backbone(model), "places_before", 0)
+    needs = getattr(backbone(model), "needs", None)
+    taken = needs.places if isinstance(needs, Needs) else 0
     for name, module in model.named_modules():
         if not isinstance(module, nn.Embedding) or module is model.get_input_embeddings():
             continue

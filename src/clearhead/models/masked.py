@@ -7,15 +7,8 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
-from clearhead.models.base_model import ARGUMENTS, ClearheadModel
-from clearhead.models.causal import read_by, summed_loss
-from clearhead.models.checks import (
-    IGNORED,
-    arguments_of,
-    check_any_counts,
-    check_arguments,
-    check_labels,
-)
+from clearhead.models.base_model import ClearheadModel
+from clearhead.models.causal import IGNORED, check_labels, read_by, summed_loss
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.pretrained import ClearheadPreTrainedModel
 from clearhead.ops.precision import transformed
@@ -36,6 +29,7 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
             )
         super().__init__(config, **unknown)
         self.model = ClearheadModel(config)
+        self.take_arguments("labels", "num_items_in_batch")
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
@@ -61,7 +55,6 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
         In training with labels, `logits` is None: hidden states are gathered at the labelled places
         before the head, and the loss is made by chunks (`ops.linear_cross_entropy`).
         """
-        check_arguments(arguments, _ARGUMENTS)
         out = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -73,9 +66,8 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
         x = out.last_hidden_state
         loss, called = None, False
         if labels is not None:
-            check_labels(labels, x, self.config.vocab_size)
-            if num_items_in_batch is None:
-                check_any_counts(labels)
+            mean_from = 0 if num_items_in_batch is None else None
+            check_labels(labels, x, self.config.vocab_size, mean_from)
             x, weight = read_by(self.lm_head, x)
             called = weight is None
             x_ND, target_N = x.flatten(0, 1), labels.flatten()
@@ -95,6 +87,3 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
-
-
-_ARGUMENTS = ARGUMENTS | arguments_of(ClearheadForMaskedLM.forward)

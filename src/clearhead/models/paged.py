@@ -16,7 +16,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.nn.protocols import Attend
+from clearhead.nn.protocols import Interface
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import LayerSpec
 
@@ -24,7 +24,7 @@ _SHAPINGS = ("none", "skipinit", "annealed")
 _POSITIONS = ("rope", "xpos", "learned", "sinusoidal", "scaled-sinusoidal", "none")
 
 
-def paged_attention(batch: dict[str, Any]) -> Attend:
+def paged_attention(batch: dict[str, Any]) -> Interface:
     """Attention of every layer over the paged cache of a batch, a mapping of PAGED_ARGUMENTS."""
     queries = batch["cu_seq_lens_q"].tolist()
 

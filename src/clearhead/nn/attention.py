@@ -1,6 +1,6 @@
 """Attention of one layer: prepare → attend → combine, around the mechanisms of its axes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
+from clearhead.nn.bases import SingleMaps
 from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.protocols import (
     Attend,
     CentringTerm,
     Decay,
     Epilogue,
-    Maps,
+    Interface,
     Normalizer,
     PositionTables,
     Scores,
@@ -22,16 +23,20 @@ from clearhead.nn.protocols import (
 )
 from clearhead.nn.registry import REGISTRY
 from clearhead.ops import layouts
+from clearhead.ops.attention import attend_visible
 from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
+# Learned keys with their positions and their values, by layer.
+Prefixes = MutableMapping[int, tuple[Tensor, Tensor]]
+
 
 class Attention(nn.Module):
-    """Projections around the mechanisms that the layer's axes name.
+    """Projections around the mechanisms that the layer's axes name; None for one that does nothing.
 
     Differential attention pairs neighbouring heads of the baseline's queries, keys and values
-    instead of adding any; V2 has twice its queries. Collinear scores have keys of half the width.
+    instead of adding any; V2 has twice its queries. CoCA's scores have keys of half the width.
     The output is as wide for every choice. Where values have more heads than keys, the heads of a
     group share its key and have a value each.
 
@@ -39,6 +44,8 @@ class Attention(nn.Module):
         cache_unrotated: whether keys are cached as projected and prepared when read, by the
             positions of all keys; else they are cached as prepared, by the positions of the new
             ones.
+        combines: whether `maps` makes heads of several maps.
+        places: how many learned keys stand before the text.
     """
 
     def __init__(self, layer: LayerSpec) -> None:
@@ -62,19 +69,21 @@ class Attention(nn.Module):
         self.attention_at_init = position.attention_at_init
         self.position_only = position.position_only
         self.wide_factors = position.wide_factors
-        self.maps: Maps = maps.build(layer)
+        self.maps: Any = maps.build(layer)  # `Maps`, or SingleMaps, which is not called
+        self.combines = type(self.maps) is not SingleMaps
         normalizer = REGISTRY.find("normalizer", layer.normalizer).build
-        self.normalizer: Normalizer = normalizer(layer, queries, self.maps.keys_together)
+        self.normalizer: Normalizer | None = normalizer(layer, queries, self.maps.keys_together)
         shaping = REGISTRY.find("shaping", layer.shaping).build
-        self.shaping: Shaping = shaping(layer, maps.heads(layer))
+        self.shaping: Shaping | None = shaping(layer, maps.heads(layer))
         epilogue = REGISTRY.find("epilogue", layer.epilogue).build
-        self.epilogue: Epilogue = epilogue(layer, maps.heads(layer))
-        std = 0.0 if layer.query_range is None and self.shaping.zero_queries else layer.query_range
+        self.epilogue: Epilogue | None = epilogue(layer, maps.heads(layer))
+        from_zero = self.shaping is not None and self.shaping.zero_queries
+        std = 0.0 if layer.query_range is None and from_zero else layer.query_range
         if std is not None:
             starting(self.q_proj, partial(fixed_normal, own=std))
         self.causal: bool = REGISTRY.find("direction", layer.direction).build()
         self.window = layer.sliding_window
-        self.places = self.normalizer.places
+        self.places = 0 if self.normalizer is None else self.normalizer.places
         self.heads, self.groups, self.value_heads = queries, groups, layer.num_value_heads
         self.width_of_head = layer.width // maps.heads(layer)
 
@@ -83,9 +92,10 @@ class Attention(nn.Module):
         x_BTC: Tensor,
         *,
         tables: PositionTables,
-        attend: Attend,
+        interface: Interface | None = None,
         cache: Any = None,
         past: int = 0,
+        prefixes: Prefixes | None = None,
         visibility: Visibility = Visibility(),  # noqa: B008 (a frozen value)
         matrices: list[Tensor] | None = None,
     ) -> Tensor:
@@ -93,14 +103,18 @@ class Attention(nn.Module):
 
         Args:
             tables: what the position made for these positions.
-            attend: what computes the maps.
+            interface: another function in place of `ops.attention.attend_visible`.
             cache: a transformers Cache of `past` tokens; S = past + T.
+            prefixes: where the cache's learned keys are kept; None where they are not.
             visibility: of all S keys, whatever the layer's own window.
-            matrices: where `attend` puts the layer's matrix, `effective_weights`, which the
+            matrices: where `interface` puts the layer's matrix, `effective_weights`, which the
                 output's gradient then passes through.
         """
-        q = self.q_norm(_heads(self.q_proj(x_BTC), self.heads))
-        k = self.k_norm(_heads(self.k_proj(x_BTC), self.groups))
+        batch, new, _ = x_BTC.shape
+        q = self.q_proj(x_BTC).view(batch, new, self.heads, -1).transpose(1, 2)
+        k = self.k_proj(x_BTC).view(batch, new, self.groups, -1).transpose(1, 2)
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         dtype = k.dtype
         if self.wide_factors and dtype == torch.float16:
             q, k = q.float(), k.float()
@@ -112,57 +126,77 @@ class Attention(nn.Module):
         if not self.cache_unrotated:
             k = self.scores.keys(k, tables.keys)
         if cache is None:
-            v = _heads(v_BTC, self.value_heads)
+            v = v_BTC.view(batch, new, self.value_heads, -1).transpose(1, 2)
         else:
-            k, v = self._remembered(cache, k, v_BTC, past + k.shape[2])
-        lambdas = self.maps.lambdas(x_BTC)
-        if dropped := past + q.shape[2] - k.shape[2]:  # early keys, by a sliding cache
+            k, v = self._remembered(cache, k, v_BTC, past + new)
+        if dropped := past + new - k.shape[2]:  # early keys, by a sliding cache
             visibility = visibility.of_keys(dropped)
         if visibility.window != self.window:
             visibility = visibility._replace(window=self.window)
         if self.decay is not None:
-            k, tables = self.decay.columns(k, q.shape[2], visibility)
-        prefix = self._prefix(tables, v, cache, past) if self.places else None
-        attend_maps = partial(attend, self, lambdas=lambdas)
+            k, tables = self.decay.columns(k, new, visibility)
+
+        lambdas = self.maps.lambdas(x_BTC) if self.combines else None
+        attend: Attend = attend_visible
+        if interface is not None:
+            attend = partial(interface, self, lambdas=lambdas)
+        prefix = self._prefix(tables, v, past, prefixes) if self.places else None
         if self.cache_unrotated:
-            whole = getattr(self.scores, "attend_unrotated", None)
-            lone = q.shape[2] == 1 and isinstance(tables.keys, Rotation)
-            if lone and prefix is None and whole is not None and getattr(attend, "fuses", False):
-                attend_maps = partial(whole, attend=attend_maps, rotation=tables.keys)
+            whole, rotation = self.scores.attend_unrotated, tables.keys
+            alone = new == 1 and prefix is None and isinstance(rotation, Rotation)
+            if alone and whole is not None and interface is None:
+                attend = partial(whole, attend=attend, rotation=rotation)
             else:
                 k = self.scores.keys(k, _last(tables.keys, k.shape[2]))
         if k.shape[1] != v.shape[1]:
             k = layouts.repeat(k, v.shape[1], self.maps.keys_together)
-        o_BHTD = self.maps(
-            *(self.scores.queries(q, tables.queries), k, v, lambdas),
-            attend=attend_maps,
-            sink=self.normalizer.sink(q),
-            prefix=prefix,
-            visibility=visibility,
-            scale=self.layer.head_dim**-0.5,
-        )
+        prepared = self.scores.queries(q, tables.queries)
+        options: dict[str, Any] = {
+            "visibility": visibility,
+            "sink": None if self.normalizer is None else self.normalizer.sink(q),
+            "prefix": prefix,
+            "scale": self.layer.head_dim**-0.5,
+        }
+        if self.combines:
+            o_BHTD = self.maps(prepared, k, v, lambdas, attend=attend, **options)
+        else:
+            o_BHTD = attend(prepared, k, v, **options)
         o_BTC = o_BHTD.transpose(1, 2).flatten(2).to(dtype)
 
-        def make() -> Tensor:
-            # Side by side, the heads are one: their sums need no copy.
-            values = v_BTC[:, None] if cache is None else v
-            mean, weight = self.attention_at_init(values, q.shape[2], tables.at_init, visibility)
-            mass = self.maps.row_sum(self.normalizer.row_sum(weight), lambdas)
-            mean = mean.transpose(1, 2).reshape(*own_BTC.shape[:2], -1, self.width_of_head)
-            return mean if mass is None else mean * (mass.transpose(1, 2) if mass.ndim else mass)
-
-        running = past == 0 and self._runs(tables, visibility.settled(q.shape[2], k.shape[2]))
-        o_BTC = self.shaping(own_BTC, o_BTC, CentringTerm(make, running))
+        if self.shaping is not None:
+            values = v_BTC if cache is None else v
+            centring = partial(self._centring, values, new, tables, visibility, lambdas)
+            running = past == 0 and self._runs(tables, visibility.settled(new, k.shape[2]))
+            o_BTC = self.shaping(own_BTC, o_BTC, CentringTerm(centring, running))
         if matrices is not None and torch.is_grad_enabled():
             product = self._product(matrices[-1], v).to(o_BTC.dtype)
             o_BTC = o_BTC.detach() + (product - product.detach())
+        if self.epilogue is not None:
+            o_BTC = self.epilogue(o_BTC, x_BTC, partial(self._own, own_BTC))
+        return self.o_proj(o_BTC)
 
-        def own() -> Tensor:
-            value = _heads(own_BTC, self.value_heads)
-            value = layouts.repeat(value, self.layer.num_attention_heads, self.maps.keys_together)
-            return value.transpose(1, 2).flatten(2)
+    def _centring(
+        self,
+        values: Tensor,
+        new: int,
+        tables: PositionTables,
+        visibility: Visibility,
+        lambdas: Tensor | None,
+    ) -> Tensor:
+        """C x, [B, T, heads, width], of cached values [B, G, S, D] or of new ones [B, T, C]."""
+        if values.ndim == 3:  # side by side, the heads are one: their sums need no copy
+            values = values[:, None]
+        mean, weight = self.attention_at_init(values, new, tables.at_init, visibility)
+        mass = None if self.normalizer is None else self.normalizer.row_sum(weight)
+        mass = self.maps.row_sum(mass, lambdas)
+        mean = mean.transpose(1, 2).reshape(mean.shape[0], new, -1, self.width_of_head)
+        return mean if mass is None else mean * (mass.transpose(1, 2) if mass.ndim else mass)
 
-        return self.o_proj(self.epilogue(o_BTC, x_BTC, own))
+    def _own(self, own_BTC: Tensor) -> Tensor:
+        """Each token's own values, repeated for the heads that share one: [B, T, H · D]."""
+        value = own_BTC.unflatten(-1, (self.value_heads, -1)).transpose(1, 2)
+        value = layouts.repeat(value, self.layer.num_attention_heads, self.maps.keys_together)
+        return value.transpose(1, 2).flatten(2)
 
     def effective_weights(
         self, weights_BHRS: Tensor, lambdas: Tensor | None, alone: Callable[[], Tensor], first: int
@@ -177,6 +211,8 @@ class Attention(nn.Module):
             first: the key that is the first query's own token.
         """
         weights = self.maps.effective_weights(weights_BHRS, lambdas)
+        if self.shaping is None:
+            return weights
         rows, keys = weights.shape[-2:]
         own = torch.eye(rows, keys + rows, dtype=weights.dtype, device=weights.device)
         own = own.roll(first, 1)[:, :keys]
@@ -194,32 +230,26 @@ class Attention(nn.Module):
     def _runs(self, tables: PositionTables, visibility: Visibility) -> bool:
         """True where C·x is the values' running mean: no mask, no sink, no decay, one map."""
         plain = visibility.window is None and not visibility.masked
-        whole = self.normalizer.resting() is None and len(self.maps.maps) == 1
+        whole = self.normalizer is None and not self.combines
         return self.causal and plain and tables.at_init is None and whole
 
     def _prefix(
-        self, tables: PositionTables, v_BGSD: Tensor, cache: Any, past: int
+        self, tables: PositionTables, v_BGSD: Tensor, past: int, prefixes: Prefixes | None
     ) -> tuple[Tensor, Tensor]:
-        """The prefix's keys with their positions, one for each value, and its values.
-
-        A cache keeps them from its first tokens on, as it keeps those tokens' own: beside their
-        slots, since its length, by which it is cut and tokens are counted, is the text's. Not one
-        of fixed room, whose steps a graph may repeat after the cache was filled anew.
-        """
+        """The prefix's keys with their positions, one for each value, and its values."""
         batch, prefix, learning = v_BGSD.shape[0], None, torch.is_grad_enabled()
-        if past and not learning:
-            prefix = getattr(cache, "prefixes", {}).get(self.layer.index)
+        if past and prefixes is not None and not learning:
+            prefix = prefixes.get(self.layer.index)
         if prefix is None or prefix[0].dtype != v_BGSD.dtype:  # autocast came or went
-            own: Any = self.normalizer.prefix()
+            own: Any = self.normalizer.prefix()  # type: ignore[union-attr]
             table: Any = tables.prefix
             key_GND, value_GND = (x.to(v_BGSD.dtype) for x in own)
             rows = batch if self.cache_unrotated else 1
             key_BGND = self.scores.keys(key_GND.expand(rows, -1, -1, -1), table())
             key_BGND = layouts.repeat(key_BGND, v_BGSD.shape[1], self.maps.keys_together)
             prefix = key_BGND, value_GND[None]
-            fixed = self.cache_unrotated or getattr(cache, "is_compileable", True)
-            if not (fixed or learning or torch.compiler.is_compiling()):
-                vars(cache).setdefault("prefixes", {})[self.layer.index] = prefix
+            if prefixes is not None and not (self.cache_unrotated or learning):
+                prefixes[self.layer.index] = prefix
         key_BGND, value_BGNV = prefix
         if batch == 1:
             return prefix
@@ -231,7 +261,7 @@ class Attention(nn.Module):
         A static cache has room for more, which is cut off. It also takes its number of heads from
         the keys: values of heads that share one lie side by side in it.
         """
-        v = _heads(v_BTC, self.groups)
+        v = v_BTC.unflatten(-1, (self.groups, -1)).transpose(1, 2)
         new = k.shape, v.shape
         needed = keys if self.window is None else min(keys, k.shape[2] + self.window - 1)
         try:
@@ -265,7 +295,3 @@ def _last(table: Any, keys: int) -> Any:
     if isinstance(table, tuple):
         return tuple(_last(part, keys) for part in table)
     return table if table is None else table[..., -keys:, :]
-
-
-def _heads(x_BTN: Tensor, heads: int) -> Tensor:
-    return x_BTN.view(*x_BTN.shape[:-1], heads, -1).transpose(1, 2)

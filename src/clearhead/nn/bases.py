@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.nn.protocols import CentringTerm, Decay, PositionTables
+from clearhead.nn.protocols import Decay, PositionTables
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
@@ -115,12 +115,8 @@ class NoPosition(nn.Module):
         return torch.zeros_like(x_BHTN)
 
 
-# What follows has no weights and is no module, whose call would cost a step of decoding more.
-# Mechanisms with weights are both, the module first.
-
-
 class Softmax:
-    """No sink beside the keys: a row's weights sum to 1. The base of all normalizers."""
+    """No sink beside the keys: a row's weights sum to 1. The base of the other normalizers."""
 
     places = 0
 
@@ -147,7 +143,7 @@ class Softmax:
 
 
 class SingleMaps:
-    """One map a head; nothing to combine. The base of all maps."""
+    """One map a head, nothing to combine, and so not called. The base of all maps."""
 
     maps: ClassVar[tuple[str, ...]] = ("softmax",)
     keys_together: ClassVar[int] = 1
@@ -157,11 +153,6 @@ class SingleMaps:
 
     def lambdas(self, x_BTC: Tensor) -> Tensor | None:
         return None
-
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, lambdas: Any, *, attend: Any, **options: Any
-    ) -> Tensor:
-        return attend(q, k, v, **options)
 
     def split(self, heads_BH: Tensor) -> tuple[Tensor, ...]:
         return (heads_BH,)
@@ -176,39 +167,12 @@ class SingleMaps:
         return row_sum_BHT1
 
 
-class NoShaping:
-    """A. The base of all shapings."""
-
-    zero_queries = False
-
-    def __init__(self, layer: LayerSpec, heads: int) -> None:
-        pass
-
-    def __call__(self, x_BTC: Tensor, o_BTC: Tensor, centring: CentringTerm) -> Tensor:
-        return o_BTC
-
-    def effective_weights(
-        self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]
-    ) -> Tensor:
-        return weights_BHRS
-
-
-class NoEpilogue:
-    """The heads' outputs as they are."""
-
-    def __init__(self, layer: LayerSpec, heads: int) -> None:
-        pass
-
-    def __call__(self, o_BTC: Tensor, x_BTC: Tensor, own: Callable[[], Tensor]) -> Tensor:
-        return o_BTC
-
-
 _PAPER = "arXiv 1706.03762"
 DECLARATIONS = (
-    Declaration("normalizer", "softmax", "exp(s) / Σ exp(s)", _PAPER, Softmax),
+    Declaration("normalizer", "softmax", "exp(s) / Σ exp(s)", _PAPER, lambda *of: None),
     Declaration("maps", "single", "one map a head", _PAPER, SingleMaps, flops=attention_flops),
-    Declaration("shaping", "none", "A", _PAPER, NoShaping),
-    Declaration("epilogue", "none", "the heads as they are", _PAPER, NoEpilogue),
+    Declaration("shaping", "none", "A", _PAPER, lambda *of: None),
+    Declaration("epilogue", "none", "the heads as they are", _PAPER, lambda *of: None),
     # Whether attention is causal.
     Declaration(
         "direction", "causal", "a token sees itself and what came before", _PAPER, lambda: True

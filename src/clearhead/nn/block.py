@@ -1,83 +1,181 @@
-"""One layer: attention and an MLP around the residual stream, their order and their skips."""
+"""Blocks: one layer's attention and MLP around the residual stream, a class for each equation.
 
-from collections.abc import Callable
-from typing import Any
+In the equations A is attention, M the MLP and N a norm. β_SA and β_FF are the gains of the two
+branches and α_FF that of the MLP's skip, each 1 where the configuration gives none. Dropout applies
+to a branch where something is added to it.
+"""
+
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from clearhead.nn.attention import Attention
 from clearhead.nn.gains import Trainable, gain
-from clearhead.nn.norms import identity
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import Declaration, LayerSpec
 
-Dropout = Callable[[Tensor], Tensor]
-
 
 class Block(nn.Module):
-    """Attention and an MLP, in the order, with the skips and the gains that the layer's axes name.
+    """The parts of a layer; the classes below put them together, each in its `forward`.
 
-    The pre-norm block is x + attention(norm x), then x + mlp(norm x). Dropout applies to a branch
-    only where a skip connection is added to it.
+    `inputs` are the arguments of `Attention.forward`.
+
+    Attributes:
+        norms: how many norms it has.
+        added: whether attention's branch, and the MLP's, are added to something.
     """
+
+    norms: ClassVar[int] = 2
+    added: ClassVar[tuple[bool, bool]] = (True, True)
 
     def __init__(self, layer: LayerSpec) -> None:
         super().__init__()
         norm = REGISTRY.find("norm", layer.norm).build
         scale = REGISTRY.find("residual_scale", layer.residual_scale).build
-        self.order = REGISTRY.find("order", layer.order).build()
         self.input_layernorm = norm(layer.hidden_size, layer.norm_eps)
         self.self_attn = Attention(layer)
         self.attention_gain = gain(scale, layer.attention_gain)
-        self.attention_skip = REGISTRY.find("attention_skip", layer.attention_skip).build()
-        if self.order.norms == 2:
+        if self.norms == 2:
             self.post_attention_layernorm = norm(layer.hidden_size, layer.norm_eps)
         rotation = REGISTRY.find("mlp_rotation", layer.mlp_rotation).build
         mlp = REGISTRY.find("mlp", layer.mlp).build
         self.mlp = mlp(layer, rotation(layer.intermediate_size))
         self.mlp_gain = gain(scale, layer.mlp_gain)
-        self.mlp_skip = REGISTRY.find("mlp_skip", layer.mlp_skip).build()
         self.mlp_skip_gain = gain(Trainable, layer.mlp_skip_gain)
-        self.dropout = nn.Dropout(layer.dropout) if layer.dropout else identity
+        self.attention_dropout, self.mlp_dropout = (
+            nn.Dropout(layer.dropout) if layer.dropout and added else None for added in self.added
+        )
 
-    def forward(self, x_BTC: Tensor, **context: Any) -> Tensor:
-        return self.order.run(self, x_BTC, context)
+    def attention(self, z_BTC: Tensor, **inputs: Any) -> Tensor:
+        """β_SA A(z)."""
+        branch_BTC = self.self_attn(z_BTC, **inputs)
+        if self.attention_gain is not None:
+            branch_BTC = self.attention_gain(branch_BTC)
+        return branch_BTC if self.attention_dropout is None else self.attention_dropout(branch_BTC)
+
+    def feed_forward(self, z_BTC: Tensor) -> Tensor:
+        """β_FF M(z)."""
+        branch_BTC = self.mlp(z_BTC)
+        if self.mlp_gain is not None:
+            branch_BTC = self.mlp_gain(branch_BTC)
+        return branch_BTC if self.mlp_dropout is None else self.mlp_dropout(branch_BTC)
+
+    def skip(self, x_BTC: Tensor) -> Tensor:
+        """α_FF x."""
+        return x_BTC if self.mlp_skip_gain is None else self.mlp_skip_gain(x_BTC)
 
 
-class Sequential:
-    """Attention, then the MLP over what attention wrote; a norm before each."""
+class PreNorm(Block):
+    """The Pre-LN block: y = x + β_SA A(N x), then α_FF y + β_FF M(N y) (arXiv 2311.01906, eq. 1).
 
-    norms = 2
+    Each branch reads a norm of the stream and is added to it:
 
-    @staticmethod
-    def run(block: Any, x_BTC: Tensor, context: dict[str, Any]) -> Tensor:
-        attended = block.attention_gain(block.self_attn(block.input_layernorm(x_BTC), **context))
-        x_BTC = block.attention_skip(x_BTC, attended, block.dropout)
-        changed = block.mlp_gain(block.mlp(block.post_attention_layernorm(x_BTC)))
-        return block.mlp_skip(block.mlp_skip_gain(x_BTC), changed, block.dropout)
+        x ─┬─ N ─ A ─ + ─┬─ N ─ M ─ + ─→
+           └──────────┘  └──────────┘
+    """
+
+    def forward(self, x_BTC: Tensor, **inputs: Any) -> Tensor:
+        x_BTC = x_BTC + self.attention(self.input_layernorm(x_BTC), **inputs)
+        changed_BTC = self.feed_forward(self.post_attention_layernorm(x_BTC))
+        return self.skip(x_BTC) + changed_BTC
 
 
-class Parallel:
-    """Attention and the MLP over one normed input, added; one skip passes by both."""
+class SAS(Block):
+    """Attention alone carries the signal: y = β_SA A(N x), then α_FF y + β_FF M(N y).
+
+    SAS is it with shaped attention, whose values and projections are the identity (arXiv
+    2311.01906, section 4.2); V-SkipInit has matrices there (arXiv 2302.10322).
+
+        x ── N ─ A ──┬─ N ─ M ─ + ─→
+                     └──────────┘
+    """
+
+    added = (False, True)
+
+    def forward(self, x_BTC: Tensor, **inputs: Any) -> Tensor:
+        x_BTC = self.attention(self.input_layernorm(x_BTC), **inputs)
+        changed_BTC = self.feed_forward(self.post_attention_layernorm(x_BTC))
+        return self.skip(x_BTC) + changed_BTC
+
+
+class Skipless(Block):
+    """Neither skip: y = β_SA A(N x), then β_FF M(N y) (arXiv 2302.10322).
+
+    Attention and the MLP carry the signal:
+
+        x ── N ─ A ── N ─ M ─→
+    """
+
+    added = (False, False)
+
+    def forward(self, x_BTC: Tensor, **inputs: Any) -> Tensor:
+        x_BTC = self.attention(self.input_layernorm(x_BTC), **inputs)
+        return self.feed_forward(self.post_attention_layernorm(x_BTC))
+
+
+class AttentionSkip(Block):
+    """Attention's skip alone: y = x + β_SA A(N x), then β_FF M(N y).
+
+    The MLP carries the signal:
+
+        x ─┬─ N ─ A ─ + ── N ─ M ─→
+           └──────────┘
+    """
+
+    added = (True, False)
+
+    def forward(self, x_BTC: Tensor, **inputs: Any) -> Tensor:
+        x_BTC = x_BTC + self.attention(self.input_layernorm(x_BTC), **inputs)
+        return self.feed_forward(self.post_attention_layernorm(x_BTC))
+
+
+class Parallel(Block):
+    """The parallel block: x + β_SA A(z) + β_FF M(z), z = N x (GPT-J; arXiv 2204.02311).
+
+    Both branches read one norm:
+
+        x ─┬─ N ─┬─ A ─ + ─→
+           │     └─ M ─ +
+           └─────────── +
+    """
 
     norms = 1
 
-    @staticmethod
-    def run(block: Any, x_BTC: Tensor, context: dict[str, Any]) -> Tensor:
-        z_BTC = block.input_layernorm(x_BTC)
-        attended = block.attention_gain(block.self_attn(z_BTC, **context))
-        x_BTC = block.attention_skip(x_BTC, attended, block.dropout)
-        return x_BTC + block.dropout(block.mlp_gain(block.mlp(z_BTC)))
+    def forward(self, x_BTC: Tensor, **inputs: Any) -> Tensor:
+        z_BTC = self.input_layernorm(x_BTC)
+        return x_BTC + self.attention(z_BTC, **inputs) + self.feed_forward(z_BTC)
 
 
-def _added(x_BTC: Tensor, branch_BTC: Tensor, dropout: Dropout) -> Tensor:
-    """The stream, and the branch added to it."""
-    return x_BTC + dropout(branch_BTC)
+class SASP(Block):
+    """SAS-P: β_SA A(z) + β_FF M(z), z = N x, without a skip (arXiv 2311.01906, eq. 7).
+
+    Attention carries the signal, and the MLP is added to it:
+
+        x ─── N ─┬─ A ─ + ─→
+                 └─ M ─ +
+    """
+
+    norms, added = 1, (False, True)
+
+    def forward(self, x_BTC: Tensor, **inputs: Any) -> Tensor:
+        z_BTC = self.input_layernorm(x_BTC)
+        return self.attention(z_BTC, **inputs) + self.feed_forward(z_BTC)
 
 
-def _alone(x_BTC: Tensor, branch_BTC: Tensor, dropout: Dropout) -> Tensor:
-    """The branch alone."""
-    return branch_BTC
+def block_of(layer: LayerSpec) -> type[Block]:
+    """The class of a layer's block, by its order and its skips."""
+    kind: type[Block] = REGISTRY.find("order", layer.order).build(layer)
+    return kind
+
+
+def _sequential(layer: LayerSpec) -> type[Block]:
+    if layer.attention_skip == "identity":
+        return PreNorm if layer.mlp_skip == "identity" else AttentionSkip
+    return SAS if layer.mlp_skip == "identity" else Skipless
+
+
+def _parallel(layer: LayerSpec) -> type[Block]:
+    return Parallel if layer.attention_skip == "identity" else SASP
 
 
 def _mlp_refuses(layer: LayerSpec) -> str | None:
@@ -107,31 +205,32 @@ DECLARATIONS = (
         "sequential",
         "the MLP reads the stream after attention wrote to it; two norms",
         _PAPER,
-        Sequential,
+        _sequential,
     ),
     Declaration(
         "order",
         "parallel",
         "the MLP reads what attention reads; one norm",
         "GPT-J; arXiv 2311.01906, eq. 7",
-        Parallel,
+        _parallel,
         refuses=_parallel_refuses,
     ),
-    Declaration("attention_skip", "identity", "x + attention", _PAPER, lambda: _added),
+    # Whether the stream passes by attention, and by the MLP; the order's blocks read it.
+    Declaration("attention_skip", "identity", "x + attention", _PAPER, lambda: True),
     Declaration(
         "attention_skip",
         "none",
         "attention alone, which must then carry the signal itself (see `shaping`)",
         "arXiv 2302.10322",
-        lambda: _alone,
+        lambda: False,
     ),
-    Declaration("mlp_skip", "identity", "x + MLP", _PAPER, lambda: _added),
+    Declaration("mlp_skip", "identity", "x + MLP", _PAPER, lambda: True),
     Declaration(
         "mlp_skip",
         "none",
         "the MLP alone",
         "arXiv 2311.01906, section 4.3",
-        lambda: _alone,
+        lambda: False,
         refuses=_mlp_refuses,
     ),
 )

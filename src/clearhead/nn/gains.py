@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from clearhead.nn.norms import identity
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -51,9 +50,9 @@ class Scheduled(Trainable):
         self.gain.clamp_(min=self.start * done)
 
 
-def gain(kind: Callable[[float], nn.Module], start: float | None) -> Callable[[Tensor], Tensor]:
-    """The gain of a branch; no number and no work where it has none."""
-    return identity if start is None else kind(start)
+def gain(kind: Callable[[float], nn.Module], start: float | None) -> nn.Module | None:
+    """The gain of a branch; None where it has none."""
+    return None if start is None else kind(start)
 
 
 def _refuses(layer: LayerSpec) -> str | None:

@@ -5,7 +5,6 @@ from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 from clearhead.nn.bases import Weights
-from clearhead.nn.norms import identity
 from clearhead.ops.hadamard import block_of, factors, rotate_blocks, rotate_channels
 from clearhead.spec import Declaration, LayerSpec
 
@@ -64,7 +63,7 @@ DECLARATIONS = (
         "none",
         "the MLP's output matrix reads its channels as they are",
         "arXiv 1706.03762",
-        lambda width: identity,
+        lambda width: None,
         adopt=_turned,
     ),
     Declaration(

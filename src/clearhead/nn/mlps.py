@@ -17,7 +17,7 @@ class MLP(nn.Module):
     def __init__(
         self,
         layer: LayerSpec,
-        rotation: nn.Module,
+        rotation: nn.Module | None,
         *,
         function: Callable[[Tensor], Tensor],
         gated: bool,
@@ -34,15 +34,12 @@ class MLP(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         if self.gated:
-            wide = _times(self.function(self.gate_proj(x_BTC)), self.up_proj(x_BTC))
+            gate, wide = self.function(self.gate_proj(x_BTC)), self.up_proj(x_BTC)
+            # In the gate's memory where no gradient needs it: fresh memory costs a CPU most of it.
+            wide = gate * wide if torch.is_grad_enabled() else gate.mul_(wide)
         else:
             wide = self.function(self.up_proj(x_BTC))
-        return self.down_proj(self.rotation(wide))
-
-
-def _times(x: Tensor, y: Tensor) -> Tensor:
-    """x · y, in the memory of x where no gradient needs it: fresh memory costs a CPU most of it."""
-    return x * y if torch.is_grad_enabled() else x.mul_(y)
+        return self.down_proj(wide if self.rotation is None else self.rotation(wide))
 
 
 def _gelu(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Normalisation layers: of the stream, and of queries and keys; and the identity in their place."""
+"""Normalisation layers: of the stream, and of queries and keys."""
 
 import torch
 from torch import Tensor, nn
@@ -6,11 +6,6 @@ from torch import Tensor, nn
 from clearhead.ops import rms_norm
 from clearhead.ops.precision import without_autocast
 from clearhead.spec import Declaration, LayerSpec
-
-
-def identity(x: Tensor) -> Tensor:
-    """Its input. A module's call would cost a step of decoding more (docs/performance.md)."""
-    return x
 
 
 class RMSNorm(nn.Module):
@@ -92,7 +87,7 @@ DECLARATIONS = (
         "none",
         "queries and keys as projected",
         "arXiv 1706.03762",
-        lambda layer, width: identity,
+        lambda layer, width: None,
     ),
     Declaration(
         "qk_norm",

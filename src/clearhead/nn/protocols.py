@@ -44,6 +44,32 @@ class CentringTerm(NamedTuple):
     running: bool
 
 
+class Attend(Protocol):
+    """Attention: `ops.attention.attend_visible`, or an `Interface` of a layer."""
+
+    def __call__(
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSV: Tensor,
+        /,
+        *,
+        visibility: Visibility,
+        sink: float | Tensor | None,
+        prefix: tuple[Tensor, Tensor] | None,
+        scale: float,
+    ) -> Tensor:
+        """[B, H, T, V]."""
+
+
+Interface = Callable[..., Tensor]
+"""Attention of a layer by another function: an oracle, a probe, or one of the user's.
+
+Called as `Attend`, with the layer's `Attention` before q, and `lambdas`, by which its `maps`
+combine the maps, None for one map a head.
+"""
+
+
 class Decay(Protocol):
     """A layer's decay of scores, computed from its tokens. Built for a layer and its heads."""
 
@@ -102,9 +128,17 @@ class Position(Protocol):
 
 
 class Scores(Protocol):
-    """The comparison of queries with keys. Built for the position's `prepare`."""
+    """The comparison of queries with keys. Built for the position's `prepare`.
+
+    Attributes:
+        cache_unrotated: whether keys are cached as projected and prepared when read.
+        attend_unrotated: attention of a lone query over such keys, called as `Attend` with the
+            keys' `rotation` and the `attend` to use where no kernel reads them so; None: keys are
+            prepared first.
+    """
 
     cache_unrotated: bool
+    attend_unrotated: Callable[..., Tensor] | None
 
     def queries(self, q_BHTD: Tensor, table: Any) -> Tensor:
         """Queries as the dot product takes them, from projected ones."""
@@ -153,7 +187,7 @@ class Maps(Protocol):
         """The weights of the maps against each other, from attention's input."""
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, lambdas: Any, *, attend: Any, **options: Any
+        self, q: Tensor, k: Tensor, v: Tensor, lambdas: Any, *, attend: Attend, **options: Any
     ) -> Tensor:
         """The heads' outputs, [B, heads, T, width], by one `attend(q, k, v, **options)` or more."""
 
@@ -201,29 +235,4 @@ class Epilogue(Protocol):
             o_BTC: the heads' outputs, one after the other.
             x_BTC: attention's input.
             own: makes each token's own value as its heads have it, as wide as o.
-        """
-
-
-class Attend(Protocol):
-    """Attention of one layer: `ops.attend`, an oracle, a probe, or a function of the user's."""
-
-    def __call__(
-        self,
-        module: Any,
-        q_BHTD: Tensor,
-        k_BGSD: Tensor,
-        v_BGSV: Tensor,
-        /,
-        *,
-        visibility: Visibility,
-        sink: float | Tensor | None,
-        prefix: tuple[Tensor, Tensor] | None,
-        scale: float,
-        lambdas: Any,
-    ) -> Tensor:
-        """[B, H, T, V].
-
-        Args:
-            module: the layer's attention.
-            lambdas: by which `module.maps` combines the maps.
         """

@@ -17,6 +17,7 @@ class Dot:
     """q · k, position put into both by `prepare`, the position's own function."""
 
     cache_unrotated = False
+    attend_unrotated = None
 
     def __init__(self, prepare: Prepare) -> None:
         self.queries = self.keys = prepare

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.nn.bases import NoShaping
 from clearhead.nn.protocols import CentringTerm
 from clearhead.spec import Declaration, LayerSpec
 
 
-class SkipInit(nn.Module, NoShaping):
+class SkipInit(nn.Module):
     """α I + β A, a trained α and β for each head, from 1 and 0; W_Q starts at 0.
 
     With β = 0 no gradient reaches W_Q and W_K in the first step (arXiv 2302.10322).

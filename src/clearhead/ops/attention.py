@@ -81,7 +81,8 @@ def attend_visible(
     if visibility.window is not None and (first := visibility.earliest(queries, keys)):
         k_BGSD, v_BGSV = k_BGSD[:, :, first:], v_BGSV[:, :, first:]
         visibility, keys = visibility.of_keys(first), keys - first
-    visibility = visibility.settled(queries, keys)
+    if visibility.window is not None or queries == 1:  # else it is settled
+        visibility = visibility.settled(queries, keys)
     scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
     if scale <= 0:  # kernels want it above 0
         q_BHTD, scale = (-q_BHTD, -scale) if scale else (q_BHTD * 0, 1.0)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.ops.attention import attend as _attend
-from clearhead.ops.attention import check
+from clearhead.ops.attention import attend_visible, check
 from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.precision import rms_norm, widened, without_autocast
 from clearhead.ops.requests import DIFFERENTIAL
@@ -86,8 +86,7 @@ def _lone(
     options: dict[str, object],
 ) -> Tensor | None:
     """o1 − λ o2 of a lone query, by a kernel for both maps, where `attend` is ours."""
-    function = getattr(attend, "func", attend)  # of a layer, with what it binds
-    if not (function is _attend or getattr(function, "fuses", False)):
+    if attend is not _attend and attend is not attend_visible:
         return None
     visibility = options.get("visibility")
     if not isinstance(visibility, Visibility):

@@ -28,8 +28,9 @@ from clearhead.ops import (
     tiles,
 )
 from clearhead.ops.packed import Operator
+from clearhead.ops.precision import is_exporting
 from clearhead.ops.requests import DIFFERENTIAL, PLAIN, PREFIXED, SHORT, UNROTATED, Request
-from clearhead.ops.visibility import Visibility, is_exporting
+from clearhead.ops.visibility import Visibility
 
 VARIABLE = "CLEARHEAD_ATTENTION_KERNEL"
 _log = logging.getLogger(__name__)
@@ -155,7 +156,8 @@ def arguments_of(
     lone = True if queries == 1 else False  # noqa: SIM210
     square = not lone and (True if queries == keys else False)  # noqa: SIM210
     short = compiled and (True if keys <= SHORT else False)  # noqa: SIM210
-    learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q_BHTD, k_BGSD, v_BGSV))
+    learns = q_BHTD.requires_grad or k_BGSD.requires_grad or v_BGSV.requires_grad
+    learning = torch.is_grad_enabled() and learns
     return (
         *(device.type, device.index, q_BHTD.dtype),
         *(index(depth), index(v_BGSV.shape[3]), index(heads // groups)),

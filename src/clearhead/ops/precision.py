@@ -1,9 +1,10 @@
-"""Arithmetic whose precision is not autocast's to choose; RMS norms."""
+"""Modes of torch that results depend on: autocast, torch.func, export, fake tensors; RMS norms."""
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 _NOTHING = nullcontext()
 _EXACT = (torch.float32, torch.float64)
@@ -38,3 +39,24 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 def transformed() -> bool:
     """True under torch.func (grad, vmap, jvp), which differentiates plain operations alone."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def is_exporting() -> bool:
+    """True under torch.export alone.
+
+    Dynamo of torch 2.11 answers `torch.compiler.is_exporting()` with True under plain
+    torch.compile, so the flag behind it is read.
+    """
+    return torch.compiler._is_exporting_flag
+
+
+def has_numbers(x: Tensor) -> bool:
+    """False for fake tensors, by which memory is planned, under a compiler and under torch.func."""
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return False
+    return not (x.is_meta or isinstance(x, FakeTensor))
+
+
+def readable(x: Tensor) -> bool:
+    """True if numbers can be read at no cost: a GPU would be waited for."""
+    return x.device.type == "cpu" and has_numbers(x)

@@ -6,8 +6,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from clearhead.ops.precision import without_autocast
-from clearhead.ops.visibility import Span, Visibility, is_exporting
+from clearhead.ops.precision import is_exporting, without_autocast
+from clearhead.ops.visibility import Span, Visibility
 
 # Tokens in a block that is one product, and in one that a GPU's thread sums.
 BLOCK, LANES = 16, 32

@@ -6,14 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
-def is_exporting() -> bool:
-    """True under torch.export alone.
-
-    Dynamo of torch 2.11 answers `torch.compiler.is_exporting()` with True under plain
-    torch.compile, so the flag behind it is read.
-    """
-    return torch.compiler._is_exporting_flag
+from clearhead.ops.precision import is_exporting
 
 
 class Span(NamedTuple):

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from clearhead.errors import ClearheadError
-from clearhead.models.attention_interface import IMPLEMENTATIONS
+from clearhead.models.attention_interface import INTERFACES
 from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
 from clearhead.nn.attention import Attention
 from clearhead.nn.gate import Gate
-from clearhead.nn.protocols import Attend
+from clearhead.nn.protocols import Interface
 from clearhead.ops.precision import without_autocast
 from clearhead.ops.sinks import as_null
 from clearhead.ops.visibility import Visibility
@@ -234,8 +234,8 @@ def attention_call(
 
 def _plain(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor, Any]]:
     """The attention function that `implementation` names for this module."""
-    if isinstance(module, Attention) and implementation in IMPLEMENTATIONS:
-        return _of_interface(IMPLEMENTATIONS[implementation])
+    if isinstance(module, Attention) and implementation in INTERFACES:
+        return _of_interface(INTERFACES[implementation])
     if implementation in ALL_ATTENTION_FUNCTIONS:
         return ALL_ATTENTION_FUNCTIONS[implementation]
     for kind in type(module).__mro__:  # "eager" is each model's own, in its file
@@ -248,7 +248,7 @@ def _plain(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor
     )
 
 
-def _of_interface(attend: Attend) -> Callable[..., tuple[Tensor, None]]:
+def _of_interface(attend: Interface) -> Callable[..., tuple[Tensor, None]]:
     def run(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: None, **options: Any
     ) -> tuple[Tensor, None]:

@@ -1,0 +1,210 @@
+"""Key-value caches of transformers: which fit a model, and what is read of them.
+
+A step of decoding over transformers' StaticCache takes device tensors alone, so that a CUDA graph
+holds it. The cache's length is a number on the device: a lone query reads every slot, and a mask
+hides those that have no token yet, so that neither shapes nor any choice depend on the length.
+"""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer, StaticLayer
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+from clearhead.errors import ClearheadError
+from clearhead.nn.attention import Prefixes
+from clearhead.ops.precision import is_exporting, readable
+
+# Learned keys with their positions, by cache: beside its slots, since its length, by which it is
+# cut and tokens are counted, is the text's; and not in it, since `generate` makes the cache.
+_PREFIXES: WeakKeyDictionary[Cache, Prefixes] = WeakKeyDictionary()
+
+
+def prefixes_of(cache: Cache) -> Prefixes | None:
+    """Learned keys that were prepared with a cache's first tokens; None where none are kept.
+
+    A cache of fixed room keeps none: a graph may repeat its steps after it was filled anew.
+    """
+    if torch.compiler.is_compiling() or getattr(cache, "is_compileable", True):
+        return None
+    return _PREFIXES.setdefault(cache, {})
+
+
+def is_batch(cache: Any) -> bool:
+    """True for the cache of continuous batching, named `cache` in every version."""
+    return isinstance(cache, PagedAttentionCache)
+
+
+def the_cache(past_key_values: Any, cache: Any) -> Any:
+    """One cache, given by either name."""
+    if past_key_values is not None and cache is not None:
+        raise ClearheadError("past_key_values and cache are two names of one argument: give one")
+    return past_key_values if cache is None else cache
+
+
+def check_cache(cache: Any, layers: int, gated: bool) -> None:
+    """A transformers Cache of as many layers (`nn.Attention` sees the rest of what may differ).
+
+    `gated`: log gates are cached beside keys.
+    """
+    if cache is None:
+        return
+    if not isinstance(cache, Cache):
+        raise ClearheadError(
+            f"past_key_values must be a transformers Cache; found {type(cache).__name__}: "
+            "start a new one, transformers.DynamicCache()"
+        )
+    if gated and any(hasattr(layer, "_quantize") for layer in cache.layers):
+        raise ClearheadError(
+            "a quantised cache would round the gates that position='forget' sums up: give a "
+            "DynamicCache"
+        )
+    if torch.compiler.is_compiling():
+        return
+    length = cache.get_seq_length()
+    if isinstance(length, Tensor):  # of a static cache, whose layers are made at once
+        fits = len(cache.layers) == layers
+    else:
+        fits = not cache.get_seq_length(layers) and cache.get_seq_length(layers - 1) == length
+    if not fits:
+        raise ClearheadError(
+            f"the cache is not of the {layers} layers of this model: "
+            "it is another model's; start a new one"
+        )
+
+
+def check_recomputation(cache: Cache, checkpoint: Any) -> None:
+    """Refuse a cache whose keys of a layer's first run, without a graph, would hide the second's.
+
+    Args:
+        checkpoint: transformers' partial of torch.utils.checkpoint.
+    """
+    reentrant = getattr(checkpoint, "keywords", {}).get("use_reentrant", True)
+    if reentrant or any(type(layer) is not DynamicLayer for layer in cache.layers):
+        raise ClearheadError(
+            "gradient checkpointing runs a layer twice, which past_key_values allows with "
+            "use_reentrant=False and a plain DynamicCache alone: give no cache in training, or "
+            "call gradient_checkpointing_disable()"
+        )
+
+
+def cached_tokens(cache: Cache) -> int:
+    """The number of tokens in a cache."""
+    length = cache.get_seq_length()
+    # A static cache holds it in a tensor; of another, export keeps it symbolic, as int() would not.
+    if not isinstance(length, Tensor):
+        return length
+    if is_exporting():
+        raise ClearheadError("with a static cache only a step of one token exports: give one")
+    return int(length)
+
+
+def room_of(cache: Cache | None) -> int | None:
+    """The slots of a static cache whose layers all keep every token; None for any other cache."""
+    layers = getattr(cache, "layers", ())
+    if not layers or not isinstance(layers[0], StaticLayer):
+        return None
+    if any(layer.is_sliding for layer in layers):
+        return None
+    return int(layers[0].max_cache_len)
+
+
+def steps_on_device(cache: Cache | None, tokens: int, windowed: bool) -> bool:
+    """True where `tokens` after this cache need not know its length on the host.
+
+    transformers counts the tokens of windows on the host.
+    """
+    if cache is None or tokens > 1 or windowed or room_of(cache) is None:
+        return False
+    return isinstance(cache.get_seq_length(), Tensor)  # before its first token, 0
+
+
+def seen_slots(cache: Cache, attention_mask: Tensor | None, x_B1C: Tensor) -> tuple[int, Tensor]:
+    """The length to hold against the model's positions, and the slots that a new token sees.
+
+    Args:
+        cache: of `room_of`, with its tokens so far. attention_mask: of all its slots.
+
+    Returns:
+        (length, mask): the tokens with the new one, or all slots where to read them would make a
+        GPU wait; bool [B, slots].
+
+    Raises:
+        ClearheadError: a full cache, or a mask of other numbers than 0 and 1, on a CPU.
+    """
+    past, slots = cache.get_seq_length(), room_of(cache)
+    assert slots is not None
+    length = slots
+    if readable(x_B1C):
+        length = int(past) + 1
+        if length > slots:
+            raise ClearheadError(f"the cache has no room for {length} tokens: start a new one")
+        if attention_mask is not None:
+            check_mask(attention_mask, cached=True)
+    seen = (torch.arange(slots, device=x_B1C.device) <= past).expand(x_B1C.shape[0], -1)
+    return length, seen if attention_mask is None else seen & attention_mask.bool()
+
+
+def key_positions(
+    positions_BT: Tensor,
+    key_mask: Tensor | None,
+    cache: Cache,
+    past: int,
+    places: int,
+    rows: int | None,
+) -> Tensor:
+    """Positions of cached and new keys, [B or 1, S]: `places` and their numbers in their rows.
+
+    How far given position_ids are from these numbers is remembered beside the cache. Without
+    `rows`, their number, nothing is: all earlier keys are then as far as the first new token.
+    """
+    if key_mask is None:
+        count_BS = torch.arange(past + positions_BT.shape[1], device=positions_BT.device)[None]
+        seen_BT = torch.ones_like(positions_BT)
+    else:
+        count_BS = (key_mask.long().cumsum(-1) - 1).clamp_min(0)
+        seen_BT = key_mask[:, past:].long()
+    count_BS = count_BS + places
+    offset_BT = (positions_BT - count_BS[:, past:]) * seen_BT
+    if rows is None:
+        earlier = offset_BT.gather(1, seen_BT.argmax(1, keepdim=True))
+    else:
+        earlier = _earlier_offsets(cache, offset_BT, past, rows)
+    if past == 0:
+        return positions_BT
+    earlier = count_BS[:, :past] + earlier
+    rows = max(earlier.shape[0], positions_BT.shape[0])
+    return torch.cat([earlier.expand(rows, -1), positions_BT.expand(rows, -1)], 1)
+
+
+def _earlier_offsets(cache: Any, offset_BT: Tensor, past: int, rows: int) -> Tensor:
+    """Those of `past` cached tokens, [B or 1, past]; the new ones' are remembered after them."""
+    known = getattr(cache, "position_offsets", None)
+    if known is None:
+        known = offset_BT.new_zeros(1, 1)
+    if len(known) not in (1, rows):  # they were repeated or selected
+        if bool((known != known[:1]).any()):
+            raise ClearheadError(
+                f"the cache had {len(known)} rows whose position_ids differ, now {rows}: "
+                "start a new one"
+            )
+        known = known[:1]
+    # A crop cuts them off; after steps on the device the last goes on.
+    known = known[:, torch.arange(past, device=known.device).clamp_max(known.shape[1] - 1)]
+    rows = max(len(known), len(offset_BT))
+    cache.position_offsets = torch.cat([known.expand(rows, -1), offset_BT.expand(rows, -1)], 1)
+    return known
+
+
+def check_mask(attention_mask: Tensor, cached: bool) -> None:
+    """Whole numbers from 0, which is padding; beside a cache no other than 0 and 1."""
+    low, high = attention_mask.aminmax()
+    whole = bool((attention_mask == attention_mask.long()).all())
+    if low < 0 or not whole or (cached and high > 1):
+        raise ClearheadError(
+            "attention_mask must be of 1, for a token, and 0, for padding (or, without a cache, "
+            f"number a row's texts from 1); found {low.item():g} to {high.item():g}"
+        )

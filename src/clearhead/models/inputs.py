@@ -1,0 +1,373 @@
+"""Inputs of a model's call, settled once: checked where they enter, in the one form layers read."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import Cache, DynamicCache
+from transformers.generation.continuous_batching.input_outputs import PagedAttentionArgs
+
+from clearhead.errors import ClearheadError, choose
+from clearhead.models.caches import (
+    cached_tokens,
+    check_cache,
+    check_mask,
+    check_recomputation,
+    is_batch,
+    key_positions,
+    prefixes_of,
+    room_of,
+    seen_slots,
+    steps_on_device,
+    the_cache,
+)
+from clearhead.models.configuration import ClearheadConfig
+from clearhead.nn.attention import Prefixes
+from clearhead.ops.precision import has_numbers, is_exporting, readable
+from clearhead.ops.visibility import Visibility
+
+# transformers 5 before 5.23 passes where in the cache the tokens go, which the cache knows.
+_HARMLESS = ("cache_position",)
+# Arguments of continuous batching beside the model's own; its masks say what its lengths say too.
+PAGED_ARGUMENTS = frozenset(PagedAttentionArgs.__annotations__) - {"input_ids", "position_ids"}
+# Packed texts as flash kernels, and transformers' and TRL's collators, tell them.
+PACKED_ARGUMENTS = frozenset(
+    ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+)
+ARGUMENTS = PACKED_ARGUMENTS | {
+    *("input_ids", "inputs_embeds", "attention_mask", "position_ids", "document_ids"),
+    *("past_key_values", "cache", "use_cache", "output_hidden_states", "output_attentions"),
+}
+_WHOLE = (torch.int64, torch.int32)  # the dtypes that an embedding takes
+
+
+class Needs(NamedTuple):
+    """Properties of a model's layers that its inputs must meet, fixed when it is built.
+
+    Attributes:
+        places: positions before every text, which belong to learned keys.
+        longest: positions that the embedded position tells apart; None where there is no limit.
+        limits: the same for every position with a limit, by name.
+        arguments: names that an unknown one is compared with.
+        windowed, gated, prepares_late: whether a layer has a window; caches gates beside keys;
+            prepares keys when they are read.
+    """
+
+    places: int
+    longest: int | None
+    limits: tuple[tuple[str, int], ...]
+    arguments: frozenset[str]
+    windowed: bool
+    gated: bool
+    prepares_late: bool
+
+
+class Inputs(NamedTuple):
+    """Inputs of one call, T new tokens after `past` cached ones; S = past + T.
+
+    Attributes:
+        positions: int64 [B or 1, T], of the new tokens.
+        key_positions: int64 [B or 1, S], for layers that prepare keys when they are read; the same
+            tensor as `positions` where nothing is cached or no layer does.
+        visibility: the keys that each token sees, whatever a layer's own window.
+        cache: a transformers Cache, or None.
+        past: tokens in the cache.
+        prefixes: learned keys that the cache has; None where they are made anew at each call.
+        requests: the arguments of continuous batching; None for any other call.
+    """
+
+    positions: Tensor
+    key_positions: Tensor
+    visibility: Visibility
+    cache: Cache | None
+    past: int
+    prefixes: Prefixes | None
+    requests: dict[str, Any] | None
+
+
+def settle(
+    config: ClearheadConfig,
+    needs: Needs,
+    *,
+    input_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    document_ids: Tensor | None,
+    past_key_values: Cache | None,
+    cache: Any,
+    use_cache: bool | None,
+    layers: int,
+    training: bool,
+    recording: bool,
+    checkpoint: Any,
+    others: dict[str, Any],
+) -> Inputs:
+    """Check the arguments of `ClearheadModel.forward`, and say what its layers read of them.
+
+    Args:
+        past_key_values, cache: a transformers Cache by either name; by the second, one of
+            continuous batching too.
+        layers: how many are run. training: the model's mode.
+        recording: attention matrices are wanted.
+        checkpoint: transformers' function, where gradients are checkpointed.
+        others: arguments beside those of the model's signature.
+
+    Raises:
+        ClearheadError: arguments that do not fit, and any other that would have no effect.
+    """
+    batched = cache is not None and is_batch(cache)
+    _check_others(others, needs.arguments, batched)
+    tokens = check_inputs(input_ids, inputs_embeds, config.vocab_size)
+    (batch, new), causal = tokens.shape[:2], config.direction == "causal"
+    requests = None
+    if batched:  # what a request sees, its lengths say
+        requests = others | {"cache": cache}
+        cache, attention_mask = None, None
+    elif past_key_values is not None:
+        cache = the_cache(past_key_values, cache)
+    cached = cache is not None
+    if cached:
+        if not causal:
+            raise ClearheadError(
+                "a key-value cache needs direction='causal': with "
+                f"{config.direction!r} every token changes when one is added"
+            )
+        check_cache(cache, layers, needs.gated)
+        if checkpoint is not None:
+            check_recomputation(cache, checkpoint)
+    if position_ids is not None:
+        check_whole(position_ids, "position_ids", batch, new)
+    past, length, on_device = 0, new, False
+    key_mask = numbers = None
+    if cached:
+        room = room_of(cache)
+        whole = attention_mask is not None and attention_mask.shape == (batch, room)
+        on_device = steps_on_device(cache, new, needs.windowed) and not recording
+        on_device = on_device and (whole or attention_mask is None)
+        if on_device:
+            # Every slot is a key, the new token the last query; a mask says which slots are seen.
+            length, key_mask = seen_slots(cache, attention_mask, tokens)
+            past = key_mask.shape[1] - 1
+        else:
+            past = cached_tokens(cache)
+            length = past + new
+            if whole:
+                attention_mask = attention_mask[:, :length]  # type: ignore[index]
+    if attention_mask is not None and not on_device:
+        key_mask, numbers = read_mask(attention_mask, batch, length, cached)
+    given = position_ids is not None
+    told = document_ids is not None or not PACKED_ARGUMENTS.isdisjoint(others)
+    documents = None
+    if not batched and (told or given or numbers is not None):
+        masks = key_mask, numbers
+        documents = documents_of(tokens, position_ids, masks, document_ids, others, cached)
+    # Those that a compiler cannot rule out leave the cache, and the length, as of one text.
+    packed = documents is not None and (told or has_numbers(tokens))
+    use_cache = config.use_cache if use_cache is None else use_cache
+    if use_cache and causal and not (cached or batched or packed or training):
+        cache = DynamicCache(config=config if config.sliding_window is not None else None)
+    places, positions = needs.places, position_ids
+    if positions is None:
+        positions = positions_of(documents, key_mask, tokens, past)
+    if needs.longest is not None and (packed or given):
+        what = "the positions that the model tells apart"
+        check_below(needs.longest - places, positions, "position_ids", what)
+    if not (batched or packed):  # then a row is many texts
+        _check_length(places + length, needs)
+    positions = positions + places if places else positions
+    keys = positions
+    if cache is not None and needs.prepares_late:
+        rows = None if on_device or torch.compiler.is_compiling() else batch
+        keys = key_positions(positions, key_mask, cache, past, places, rows)
+    visibility = Visibility(causal, None, key_mask, documents)
+    prefixes = prefixes_of(cache) if places and cache is not None else None
+    return Inputs(positions, keys, visibility, cache, past, prefixes, requests)
+
+
+def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, vocabulary: int) -> Tensor:
+    """One of the two: whole numbers [B, T] below `vocabulary`, or [B, T, C]; at least one token."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ClearheadError("give either input_ids or inputs_embeds")
+    given: Any = inputs_embeds if input_ids is None else input_ids
+    name, wanted, ndim = (
+        ("inputs_embeds", "[batch, tokens, width]", 3)
+        if input_ids is None
+        else ("input_ids", "whole numbers (int64 or int32) [batch, tokens]", 2)
+    )
+    whole = input_ids is None or given.dtype in _WHOLE
+    if given.ndim != ndim or not given.numel() or not whole:
+        raise ClearheadError(
+            f"{name} must be {wanted}, at least one token; found {given.dtype} {list(given.shape)}"
+        )
+    if input_ids is not None:
+        check_below(vocabulary, input_ids, "input_ids", "the vocabulary")
+    return given
+
+
+def check_whole(numbers: Tensor | None, name: str, batch: int, tokens: int) -> None:
+    """Whole numbers [B, T], or [1, T] for all rows."""
+    if numbers is None:
+        return
+    fits = numbers.shape in ((batch, tokens), (1, tokens))
+    if not fits or numbers.dtype not in _WHOLE:
+        raise ClearheadError(
+            f"{name} must be whole numbers [{batch}, {tokens}]; "
+            f"found {numbers.dtype} {list(numbers.shape)}"
+        )
+
+
+def read_mask(
+    attention_mask: Tensor | None, batch: int, keys: int, cached: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Mask of keys that are no padding, bool [B, S], None for all; the mask if it numbers texts.
+
+    `cached`: a cache was given, so that a row's tokens may follow a whole chunk of padding.
+    """
+    if attention_mask is None:
+        return None, None
+    if attention_mask.shape != (batch, keys):
+        raise ClearheadError(
+            f"attention_mask must be [batch, past + new tokens] = [{batch}, {keys}]; "
+            f"found {list(attention_mask.shape)}"
+        )
+    mask = attention_mask != 0
+    if not has_numbers(attention_mask):
+        ones = cached or is_exporting() or attention_mask.dtype == torch.bool
+        return mask, None if ones else attention_mask
+    if bool((attention_mask == 1).all()):
+        return None, None  # the unpadded kernels are faster
+    check_mask(attention_mask, cached)
+    if not cached and not bool(mask.any(-1).all()):
+        row = int(mask.any(-1).int().argmin())
+        raise ClearheadError(
+            f"row {row} of attention_mask is all zero: a text without a token; leave it out"
+        )
+    numbers = attention_mask if bool((attention_mask > 1).any()) else None
+    return None if bool(mask.all()) else mask, numbers
+
+
+def documents_of(
+    x_BTC: Tensor,
+    position_ids: Tensor | None,
+    masks: tuple[Tensor | None, Tensor | None],
+    document_ids: Tensor | None,
+    packed: dict[str, Any],
+    cached: bool,
+) -> Tensor | None:
+    """The document of each token, int [B, T]; None where every row is one text.
+
+    `document_ids` (or `seq_idx`) are what they are. Else a document begins where `position_ids`
+    begin anew, where the mask has another number, and at `cu_seq_lens_q`; padding begins none.
+    While compiling nothing can be read, so that arguments which may say it make documents, if only
+    one.
+
+    Args:
+        masks: as `read_mask` has them.
+
+    Raises:
+        ClearheadError: arguments that do not fit, and documents beside a cache.
+    """
+    (batch, tokens), device = x_BTC.shape[:2], x_BTC.device
+    given = packed.get("seq_idx") if document_ids is None else document_ids
+    ends = check_ends(packed, batch, tokens)
+    check_whole(given, "document_ids", batch, tokens)
+    if cached and (given is not None or ends is not None):
+        raise ClearheadError("packed documents cannot be used with a key-value cache: give either")
+    if given is not None:
+        return given.expand(batch, -1)
+    key_mask, numbers = masks
+    unread = tokens == 1 or (cached and not has_numbers(x_BTC))
+    if position_ids is None or unread or is_exporting():
+        position_ids = None
+        if numbers is None and ends is None:
+            return None
+    own = torch.arange(tokens, device=device)
+    seen = (own >= 0)[None] if key_mask is None else key_mask[:, -tokens:]
+    last = torch.where(seen, own, -1).cummax(1).values
+    last = pad(last[:, :-1], (1, 0), value=-1).expand(batch, -1)  # the token before, padding apart
+    opens = torch.zeros(batch, tokens, dtype=torch.bool, device=device)
+    for values, differ in ((position_ids, torch.le), (numbers, torch.ne)):
+        if values is not None:
+            values = values.expand(batch, -1)
+            opens = opens | differ(values, values.gather(1, last.clamp_min(0)))
+    opens = opens & seen & (last >= 0)
+    if ends is not None:
+        opens = opens | torch.isin(own, ends.to(device))[None]
+    if has_numbers(opens):
+        if not bool(opens[:, 1:].any()):
+            return None
+        if cached:
+            row, place = (int(number) for number in opens.nonzero()[0])
+            raise ClearheadError(
+                f"position_ids begin anew at token {place} of row {row}, and packed documents "
+                "cannot be used with a key-value cache: give each text a row, or no cache"
+            )
+    return opens.cumsum(1)
+
+
+def check_ends(packed: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
+    """The texts' ends in one row, from 0 on, as cu_seq_lens_q and cu_seq_lens_k; None if not given.
+
+    max_length_q and max_length_k go with them and are not needed.
+    """
+    given = {
+        key: packed[key] for key in PACKED_ARGUMENTS - {"seq_idx"} if packed.get(key) is not None
+    }
+    if not given:
+        return None
+    ends = torch.as_tensor(given.get("cu_seq_lens_q", [])).flatten()
+    others = torch.as_tensor(given.get("cu_seq_lens_k", ends)).flatten()
+    if has_numbers(ends):
+        rising = bool((ends.diff() >= 0).all()) and ends[:1].tolist() == [0]
+        if batch > 1 or not rising or ends[-1] != tokens or not torch.equal(ends, others):
+            raise ClearheadError(
+                f"cu_seq_lens_q and cu_seq_lens_k must rise alike from 0 to the {tokens} tokens of "
+                f"one row; found them end in {ends[-1:].tolist()} and {others[-1:].tolist()} for "
+                f"{batch} rows: give document_ids"
+            )
+    return ends
+
+
+def positions_of(
+    documents: Tensor | None, key_mask: Tensor | None, x_BTC: Tensor, past: int
+) -> Tensor:
+    """The number of each token in its row, or in its document, padding apart; int64 [B or 1, T]."""
+    if documents is not None:
+        order = documents.argsort(dim=1, stable=True)
+        seen = torch.ones_like(documents) if key_mask is None else key_mask
+        document, seen = documents.gather(1, order), seen.long().gather(1, order)
+        count = seen.cumsum(1)
+        opens = pad(document[:, 1:] != document[:, :-1], (1, 0), value=True)
+        before = torch.where(opens, count - seen, 0).cummax(1).values
+        return (count - 1 - before).clamp_min(0).gather(1, order.argsort(1))
+    if key_mask is not None:  # counted from the first token that is no padding
+        return (key_mask.long().cumsum(-1) - 1).clamp_min(0)[:, past:]
+    return torch.arange(past, past + x_BTC.shape[1], device=x_BTC.device)[None]
+
+
+def check_below(limit: int, numbers: Tensor, name: str, what: str) -> None:
+    if readable(numbers):
+        low, high = map(int, numbers.aminmax())
+        if low < 0 or high >= limit:
+            raise ClearheadError(
+                f"{name} has {low if low < 0 else high}, outside {what}, 0 to {limit - 1}"
+            )
+
+
+def _check_length(length: int, needs: Needs) -> None:
+    for position, limit in needs.limits:
+        if length > limit:
+            raise ClearheadError(
+                f"{length} tokens are more than the {limit} positions that this model can tell "
+                f"apart (position={position!r}): shorten the text, or train with position='rope'"
+            )
+
+
+def _check_others(others: dict[str, Any], offered: frozenset[str], batched: bool) -> None:
+    """Refuse an argument that would change nothing; of `offered`, near misses are named."""
+    for key, value in others.items():
+        known = key in PACKED_ARGUMENTS or (batched and key in PAGED_ARGUMENTS)
+        if value is not None and key not in _HARMLESS and not known:
+            choose("argument of the model", key, offered - {key})
