@@ -25,8 +25,8 @@ def check_labels(labels: Tensor, x_BTC: Tensor, vocabulary: int, mean_from: int 
     """One for each token: int64, below `vocabulary`, or −100 where no loss is taken.
 
     Args:
-        mean_from: the loss is a mean over the labels from this place on, of which at least one must
-            count; None for a sum that is divided by a given number.
+        mean_from: the loss is a mean over the labels from this place on, and one must count; None
+            for a sum that is divided by a given number.
     """
     if labels.shape != x_BTC.shape[:2] or labels.dtype != torch.int64:
         raise ClearheadError(
