@@ -85,7 +85,11 @@ def smoke(trial: Trial) -> Trial:
         if not (isinstance(question, FinetuneJob) or _downloads(question))
     }
     table = replace(trial.table, config=config, questions=questions, parameters=None)
-    return replace(trial, table=table, rates=trial.rates[:1], base=base)
+    conversion = trial.conversion
+    if conversion is not None and conversion.prefix == "auto":
+        # A model of four steps has no sink that a token would take.
+        conversion = replace(conversion, prefix="\n", calibrate=None)
+    return replace(trial, table=table, rates=trial.rates[:1], base=base, conversion=conversion)
 
 
 def _downloads(question: Question) -> bool:
