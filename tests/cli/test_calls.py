@@ -35,7 +35,7 @@ sys.setprofile(count)
 cli.main(sys.argv[2:])
 """
 SMOKE = ("--scale", "smoke", "--only", "transformer", "sas*")
-STEP = "train/loop.py:_Loop.step"
+STEP = "train/parallel.py:accumulate"
 SHAPE = ("--set", "hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2")
 
 

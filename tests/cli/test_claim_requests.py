@@ -76,7 +76,7 @@ def test_the_list_says_that_a_claim_has_no_arms_at_a_scale(capsys, monkeypatch):
         (("sas", "--judge", "x.jsonl"), "sas would have no effect with --judge: give it --output"),
         (
             ("--judge", "x.jsonl", "--scale", "small", "--from", "m"),
-            "--scale, --from would have no effect with --judge: give it --output alone",
+            "--from, --scale would have no effect with --judge: give it --output alone",
         ),
         (("--list", "--only", "sas", "--dry-run"), "--only, --dry-run would have no effect with"),
         (("--list", "blocks"), "blocks would have no effect with --list: give it --scale alone"),

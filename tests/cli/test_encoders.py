@@ -164,18 +164,6 @@ def test_the_same_seed_gives_the_same_bits_and_a_finished_one_is_kept(
     changed = [*_words(rows), "--train.dropout", "0.2", "--output", str(out)]
     assert "train.dropout was None and is now 0.2" in refusal(capsys, "finetune", model, *changed)
 
-    # Records of before know fewer settings, which were then what are the defaults now.
-    header, *lines = (out / "seed0/records.jsonl").read_text().splitlines()
-    older = json.loads(header)
-    for name in ("optimizer", "schedule", "final_learning_rate", "adamw_patterns", "momentum"):
-        del older["train"][name]
-    (out / "seed0/records.jsonl").write_text("\n".join([json.dumps(older), *lines, ""]))
-    (out / "seed0/manifest.json").unlink()
-    assert call("finetune", model, *_words(rows), "--output", str(out)) == 0
-    assert "already done" in capsys.readouterr().err
-    changed = [*_words(rows), "--train.schedule", "linear", "--output", str(out)]
-    assert "train.schedule was 'cosine'" in refusal(capsys, "finetune", model, *changed)
-
 
 def test_a_regression_of_glue_is_streamed_from_the_hub_at_a_recorded_revision(
     rows, tokenizer, tmp_path, monkeypatch
@@ -333,7 +321,7 @@ def test_masked_pretraining_then_its_loss_then_a_task(masked_words, rows, tmp_pa
     records = tmp_path / "eval.jsonl"
     told = ["--lengths", "16", "--records", str(records)]
     assert call("eval", str(tmp_path / "run"), *where, *told) == 0
-    assert "masked loss by length" in " ".join(capsys.readouterr().out.split())
+    assert "Lowest mean masked loss of masked" in " ".join(capsys.readouterr().out.split())
     (measured,) = load(records).runs
     (loss,) = measured.select("masked_loss", task="masked")
     assert loss.value == pytest.approx(5.7, abs=0.7)
@@ -393,7 +381,7 @@ def test_encoders_are_compared_among_themselves(settings, tmp_path, capsys):
     for run in load(tmp_path / "apart/records.jsonl").runs:
         assert run.header["documents"] == "apart"
         assert 4 < run.value("masked loss", length=32) < 8
-    assert "Loss at hidden tokens" in capsys.readouterr().out.replace("Validation loss", "Loss")
+    assert "loss at hidden" in capsys.readouterr().out
     mixed = ["compare", "bert", "transformer", *SMALL, *small, "--output", str(tmp_path / "mixed")]
     assert "predicts hidden tokens and transformer the next" in refusal(capsys, *mixed)
     every = [*words, "--measure-every", "1", "--output", str(tmp_path / "every")]

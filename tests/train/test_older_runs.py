@@ -18,21 +18,17 @@ from clearhead.cli import main
 OLDER = Path(__file__).parent / "older_run"
 
 
-def test_a_run_of_an_older_version_goes_on_to_the_weights_that_version_reached(
-    tmp_path, monkeypatch
-):
+def test_a_run_of_an_older_version_is_refused_in_a_line(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     shutil.copytree(OLDER, run, ignore=shutil.ignore_patterns("final", "text.jsonl"))
     shutil.copy(OLDER / "text.jsonl", tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
     with pytest.raises(SystemExit) as stop:
         main(["train", "--resume", "run"])
-    assert stop.value.code == 0
-    found, wanted = (load_file(at / "final/model.safetensors") for at in (run, OLDER))
-    assert found.keys() == wanted.keys()
-    for name, weight in wanted.items():
-        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "or by an earlier version: to go on with it give its own command" in line
+    assert "clearhead train softmax1" in line  # its own command, for people
 
 
 def test_a_model_of_an_older_version_is_opened_with_its_own_weights():

@@ -156,7 +156,8 @@ def tables(records: Records, name: str) -> Iterator[Pivot]:
                 rows.append((heading, dict(zip(lengths, cells, strict=True))))
     names = sorted({one for _, cells in rows for one in cells}, key=lambda one: (len(one), one))
     columns = [(Heading(title=one), one) for one in names]
-    pivot = build(name, rows, columns, lambda cells, one: cells.get(one, ()), corner="by length")
+    corner = "by length" if any(names) else ""
+    pivot = build(name, rows, columns, lambda cells, one: cells.get(one, ()), corner=corner)
     if pivot is not None:
         yield pivot
 
