@@ -28,7 +28,7 @@ def test_a_run_of_an_older_version_is_refused_in_a_line(tmp_path, monkeypatch, c
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "or by an earlier version: to go on with it give its own command" in line
-    assert "clearhead train softmax1" in line  # its own command, for people
+    assert "--train.optimizer orthoadam" in line  # its own command, for people
 
 
 def test_a_model_of_an_older_version_is_opened_with_its_own_weights():
