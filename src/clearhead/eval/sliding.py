@@ -186,7 +186,7 @@ def perplexity(
         windows: int64 [length] each.
         length: beyond the learned positions of a model the result has a reason instead of a value.
         batch_size: windows run together.
-        tokenizer, prefix: as of `sliding`.
+        tokenizer: as of `sliding`. prefix: tokens before every window, as of `sliding`.
 
     Raises:
         ClearheadError: no windows, other lengths, or token ids unknown to the model.
