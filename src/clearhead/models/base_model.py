@@ -69,15 +69,15 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 self.other_positions[key] = _position(each.layer)
         positions: Any = (self.position, *self.other_positions.values())
         self.needs = Needs(
-            places=max(each.places for each in attentions),
+            places=max([each.places for each in attentions]),
             longest=self.position.longest(),
             arguments=ARGUMENTS,
             limits=tuple(
                 (p.layer.position, n) for p in positions if (n := p.longest()) is not None
             ),
-            windowed=any(each.window is not None for each in attentions),
-            gated=any(each.decay is not None for each in attentions),
-            prepares_late=any(each.cache_unrotated for each in attentions),
+            windowed={each.window for each in attentions} != {None},
+            gated={each.decay for each in attentions} != {None},
+            prepares_late=True in {each.cache_unrotated for each in attentions},
         )
         self.norm = REGISTRY.find("norm", config.outer_norm).build(
             config.hidden_size, config.norm_eps

@@ -60,9 +60,8 @@ class Attention(nn.Module):
         self.v_proj = REGISTRY.find("values", layer.values).build(layer)
         self.o_proj = REGISTRY.find("projections", layer.projections).build(layer)
         norm = REGISTRY.find("qk_norm", layer.qk_norm).build
-        self.q_norm, self.k_norm = (
-            norm(layer, width(layer)) for width in (scores.query_width, scores.key_width)
-        )
+        self.q_norm = norm(layer, scores.query_width(layer))
+        self.k_norm = norm(layer, scores.key_width(layer))
         self.scores: Scores = scores.build(position.prepare)
         self.cache_unrotated = self.scores.cache_unrotated or position.cache_unrotated(layer)
         self.decay: Decay | None = position.decay(layer, maps.heads(layer))

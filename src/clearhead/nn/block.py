@@ -42,9 +42,9 @@ class Block(nn.Module):
         self.mlp = mlp(layer, rotation(layer.intermediate_size))
         self.mlp_gain = gain(scale, layer.mlp_gain)
         self.mlp_skip_gain = gain(Trainable, layer.mlp_skip_gain)
-        self.attention_dropout, self.mlp_dropout = (
+        self.attention_dropout, self.mlp_dropout = [
             nn.Dropout(layer.dropout) if layer.dropout and added else None for added in self.added
-        )
+        ]
 
     def attention(self, z_BTC: Tensor, **inputs: Any) -> Tensor:
         """β_SA A(z)."""

@@ -88,7 +88,7 @@ def smoke(trial: Trial) -> Trial:
     conversion = trial.conversion
     if conversion is not None and conversion.prefix == "auto":
         # A model of four steps has no sink that a token would take.
-        conversion = replace(conversion, prefix="\n", calibrate=None)
+        conversion = replace(conversion, prefix=r"\n", calibrate=None)
     return replace(trial, table=table, rates=trial.rates[:1], base=base, conversion=conversion)
 
 

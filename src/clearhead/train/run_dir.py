@@ -86,8 +86,8 @@ def describe(model: PreTrainedModel, name: str, description: Mapping[str, Any]) 
     return {
         "run": name,
         "description": {key: description[key] for key in description if key not in own},
-        "parameters": sum(parameter.numel() for parameter in parameters),
-        "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+        "parameters": sum([parameter.numel() for parameter in parameters]),
+        "trainable_parameters": sum([p.numel() for p in parameters if p.requires_grad]),
         **provenance(model.device),
         **own,
     }
