@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_718
+LINES = 48_725
 LONGEST = 400
 
 

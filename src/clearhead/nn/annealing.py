@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from clearhead.errors import ClearheadError
 
 _WAYS = "shaping='annealed', residual_scale='scheduled' or annealed_start=True"
-_passes = WeakSet[nn.Module]()  # trunks in training since the last step
+_passes: Any = WeakSet()  # trunks in training since the last step
 
 
 def moves(trunk: nn.Module) -> bool:
@@ -61,6 +61,7 @@ def advance(model: nn.Module, done: float) -> None:
     module: Any
     for module in model.modules():
         _passes.discard(module)
+        _passes.data.discard(module)
         if hasattr(module, "on_step_end"):
             module.on_step_end(done)
 
@@ -101,7 +102,7 @@ def _after_step(*_: Any) -> None:
 
 def _move() -> None:
     """Move the parts of every model trained: once, however many optimizers share its weights."""
-    for trunk in list(_passes):
+    for trunk in _trained():
         step, steps = trunk.course or (0, 0)  # type: ignore[misc]
         if trunk.course is None and any(map(_waits, _parts(trunk))):
             warnings.warn(
@@ -111,6 +112,12 @@ def _move() -> None:
             )
         trunk.course = None if step + 1 == steps else (step + 1, steps)  # type: ignore[assignment]
         advance(trunk, (step + 1) / steps if steps else 0.0)
+
+
+def _trained() -> list[Any]:
+    """The trunks noted. torch 2.15 compiles the noting so that a module itself is in the set."""
+    noted = [item if isinstance(item, nn.Module) else item() for item in list(_passes.data)]
+    return [*{id(trunk): trunk for trunk in noted if trunk is not None}.values()]
 
 
 def _waits(part: Any) -> bool:
