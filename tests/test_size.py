@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_725
+LINES = 48_709
 LONGEST = 400
 
 

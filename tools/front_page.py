@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from clearhead.records.files import write_text
+from clearhead.records.intervals import t_quantile
 from clearhead.report import style
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +28,6 @@ MODELS = (
     ("trained on 250,000 tokens", "retrofit-250k.jsonl", "dense", 250_000),
     ("converted, not trained", "retrofit-seeds.jsonl", "prefix turned learned", 0),
 )
-T_2 = 4.302652729911275  # 97.5 % of Student's t with two degrees of freedom
 LEFT, SCALE, ROW = 190, 2.9, 26
 
 
@@ -61,7 +61,7 @@ def numbers(file: str, arm: str, tokens: int) -> list[dict[str, float]]:
 def bar(name: str, values: list[float]) -> Bar:
     """A mean over seeds in per cent, with its 95 % interval where there are three."""
     mean = 100 * fmean(values)
-    half = 100 * T_2 * stdev(values) / math.sqrt(3) if len(values) == 3 else 0.0
+    half = 100 * t_quantile(2) * stdev(values) / math.sqrt(3) if len(values) == 3 else 0.0
     return name, mean, (mean - half, mean + half) if half > 1e-6 else None
 
 

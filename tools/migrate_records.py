@@ -8,8 +8,6 @@ measures, a curve and a closing line. A result's numbers that tables leave out b
 first measure. A file without such lines is left as it is.
 """
 
-import hashlib
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from clearhead.errors import ClearheadError
 from clearhead.records import jsonl
 from clearhead.records.cells import lines_of
 from clearhead.records.files import write_text
+from clearhead.records.identity import digest_of
 
 Line = dict[str, Any]
 
@@ -77,8 +76,8 @@ def _key(line: Line) -> str:
     """The key under which a sweep knows the cell, so that it goes on after the migration."""
     made = line["made"]
     decisive = {name: made.get(name) for name in DECISIVE}
-    settings = json.dumps([line["task"], line["at"], line["options"], decisive], sort_keys=True)
-    return f"{hashlib.sha256(settings.encode()).hexdigest()[:16]}-{made.get('seed', 0)}"
+    settings = [line["task"], line["at"], line["options"], decisive]
+    return f"{digest_of(settings)[:16]}-{made.get('seed', 0)}"
 
 
 def main(paths: list[str]) -> int:

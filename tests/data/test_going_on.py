@@ -12,8 +12,8 @@ import pytest
 
 from clearhead.data import prepare, tokenisation, tokenizer
 from clearhead.data.journal import JOURNAL
-from clearhead.data.stat_cache import digest_of
 from clearhead.errors import ClearheadError
+from clearhead.records.identity import digest_of
 
 # For each line CACHE NUMBER a child makes a corpus, and dies by SIGKILL at the operation of that
 # number, from 1, on a file of its build. One start of Python serves all.

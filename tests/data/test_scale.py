@@ -13,8 +13,9 @@ import pytest
 
 from clearhead.data import prepare
 from clearhead.data.shards import map_stream
-from clearhead.data.stat_cache import StatCache, digest_of
+from clearhead.data.stat_cache import StatCache
 from clearhead.errors import ClearheadError
+from clearhead.records.identity import digest_of
 
 SIZE = 10**11
 OPEN = """

@@ -10,6 +10,7 @@ import pytest
 
 from clearhead.errors import ClearheadError
 from clearhead.records.cells import added
+from clearhead.records.frame import frame
 from clearhead.records.loading import load, parse
 from clearhead.records.runs import Measure
 
@@ -80,9 +81,9 @@ def test_values_of_committed_files_stand_under_their_dimensions() -> None:
 
 
 def test_a_frame_has_a_row_for_each_measure() -> None:
-    frame = load(RESULTS / "tiny-long.jsonl").frame()
-    chosen = frame[(frame.metric == "perplexity") & (frame.length == 256)]
-    assert {*frame.columns} >= {"label", "arm", "seed", "metric", "value", "length", "layer"}
+    numbers = frame({"tiny-long": load(RESULTS / "tiny-long.jsonl")})
+    chosen = numbers[(numbers.metric == "perplexity") & (numbers.length == 256)]
+    assert {*numbers.columns} >= {"label", "arm", "seed", "metric", "value", "length", "layer"}
     table = chosen.pivot_table(index="seed", columns="arm", values="value")
     assert table.loc[1, "transformer"] == pytest.approx(36.882)
     assert table.shape == (3, 3)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clearhead.data.stat_cache import digest_of
+from clearhead.records.identity import digest_of
 
 JOURNAL = "journal.jsonl"
 

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clearhead.data.sources import Document, Source
-from clearhead.data.stat_cache import StatCache, digest_of
+from clearhead.data.stat_cache import StatCache
 from clearhead.data.tokenizer import cut
 from clearhead.errors import ClearheadError
+from clearhead.records.identity import digest_of
 
 # Raise it when the same files would give other texts than before.
 _READING = 1

@@ -23,9 +23,10 @@ import numpy as np
 
 from clearhead.data.corpus import SPLITS, TokenStream
 from clearhead.data.journal import JOURNAL, MarkedFile, is_begun
-from clearhead.data.stat_cache import StatCache, digest_of
+from clearhead.data.stat_cache import StatCache
 from clearhead.errors import ClearheadError
 from clearhead.records.files import sha256_of
+from clearhead.records.identity import digest_of
 
 _INDEX = "corpus.json"
 _BUILDING, _DAMAGED = ".building-", ".damaged-"

@@ -3,7 +3,6 @@
 An edit changes at least one of these, so a file is read again only after an edit.
 """
 
-import hashlib
 import json
 import time
 from collections.abc import Iterable, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from clearhead.errors import ClearheadError
 from clearhead.records.files import write_text
+from clearhead.records.identity import digest_of
 
 # A file that changed so recently may change again within one tick of the file system's clock, and
 # keep its time. Two seconds is the coarsest clock in use.
@@ -74,11 +74,6 @@ class StatCache:
     def _recent(self) -> bool:
         newest = max((path.stat().st_mtime_ns for path in self._files or ()), default=0)
         return time.time_ns() - newest < _RECENT_NS
-
-
-def digest_of(value: Any) -> str:
-    """The SHA-256 of a value as JSON with sorted keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _stat(path: Path) -> Sequence[int]:

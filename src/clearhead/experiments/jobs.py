@@ -8,7 +8,7 @@ from typing import Any
 
 from clearhead.experiments.commands import words_of
 from clearhead.experiments.configs import CompareConfig, OneRun, continued_recipe
-from clearhead.records.identity import canonical, identity
+from clearhead.records.identity import canonical, digest_of
 
 # Fields that no result depends on; and those that name the model which the job before leaves.
 _PLACES = {"output", "records", "page", "track", "jobs"}
@@ -54,7 +54,7 @@ class Job:
     def identity(self) -> str:
         """The hash of its settings, and of those of the jobs before it."""
         before = self.after and self.after.identity
-        return identity([type(self.config).__name__, self.settings, before])
+        return digest_of([type(self.config).__name__, self.settings, before])
 
 
 def command(config: Any) -> list[str]:

@@ -4,7 +4,6 @@ Cells that are in the records already, of the same weights, text, options and se
 again, so that the same call goes on with a sweep that was stopped, or adds seeds to one.
 """
 
-import hashlib
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from clearhead.measure.task import Cell, S, Task
 from clearhead.models.inspection import dtype_name, within_memory
 from clearhead.records import jsonl
 from clearhead.records.cells import whole
+from clearhead.records.identity import digest_of
 from clearhead.records.loading import append, load
 from clearhead.records.lock import hold_file
 from clearhead.records.provenance import KEYS, provenance
@@ -240,8 +240,7 @@ def _made(subject: Any) -> Line:
 
 def _key(task: str, at: Line, options: Line, made: Line, seed: int) -> str:
     settings = [task, at, options, {name: made.get(name) for name in _DECISIVE}]
-    told = json.dumps(settings, sort_keys=True)
-    return f"{hashlib.sha256(told.encode()).hexdigest()[:16]}-{seed}"
+    return f"{digest_of(settings)[:16]}-{seed}"
 
 
 def _known(records: Path | None, run: str, study: str) -> dict[str, list[Line]]:

@@ -1,4 +1,4 @@
-"""Configurations as JSON values; the identity of a run is their hash."""
+"""Configurations as JSON values; the identity of a job is their digest."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ def _restored(hint: Any, value: Any) -> Any:
     return value
 
 
-def identity(values: Any) -> str:
+def digest_of(values: Any) -> str:
     """SHA-256, in hexadecimal, of JSON values with their keys in order."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

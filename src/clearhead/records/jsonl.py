@@ -96,10 +96,10 @@ class Writer:
         return writing(self._path, f"make room and {self._afterwards}")
 
 
-def read(path: Path, *, what: str = "record") -> list[Record]:
+def read(path: Path) -> list[Record]:
     """Every record of a file; see `each`."""
     records: list[Record] = []
-    each([path], records.append, what=what)
+    each([path], records.append)
     return records
 
 

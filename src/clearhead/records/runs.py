@@ -3,13 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clearhead.errors import NOT_FINITE
 from clearhead.named_models import BASELINE
-
-if TYPE_CHECKING:
-    import pandas
 
 Line = dict[str, Any]
 Key = tuple[str, frozenset[tuple[str, Any]]]
@@ -245,19 +242,6 @@ class Records:
             if one.dimensions.get(name) is not None
         }
         return ordered_maps(values) if name == "map" else sorted(values)
-
-    def frame(self) -> "pandas.DataFrame":
-        """All measures as a table: a row each, with the run's label, arm and seed, the metric, its
-        value (NaN where it was not measured) and a column for each dimension."""
-        import pandas
-
-        rows = [
-            {"label": run.label, "arm": run.arm, "seed": run.seed, "metric": one.metric}
-            | {"value": one.value, **one.dimensions}
-            for run in self.runs
-            for one in run.measures.values()
-        ]
-        return pandas.DataFrame(rows)
 
     def sequence_length(self) -> int | None:
         """The training length, where all runs share one."""

@@ -147,13 +147,14 @@ def tables(records: Records, name: str) -> Iterator[Pivot]:
     for task, metrics in tasks(records).items():
         for metric in metrics:
             pivot = table(records, task, metric, by_depth=True)
-            for row, cells in zip(pivot.rows, pivot.cells, strict=True) if pivot else ():
-                group = task + (narrative.text_in_words(records) if task in _READ else "")
-                heading = replace(
-                    row, group=group, title=f"{metric.replace('_', ' ')}, {row.title}"
-                )
-                lengths = (column.title for column in pivot.columns) if pivot else ()
-                rows.append((heading, dict(zip(lengths, cells, strict=True))))
+            if pivot is None:
+                continue
+            lengths = [column.title for column in pivot.columns]
+            group = task + (narrative.text_in_words(records) if task in _READ else "")
+            for row, cells in zip(pivot.rows, pivot.cells, strict=True):
+                title = f"{metric.replace('_', ' ')}, {row.title}"
+                by_length = dict(zip(lengths, cells, strict=True))
+                rows.append((replace(row, group=group, title=title), by_length))
     names = sorted({one for _, cells in rows for one in cells}, key=lambda one: (len(one), one))
     columns = [(Heading(title=one), one) for one in names]
     corner = "by length" if any(names) else ""
@@ -169,6 +170,7 @@ def sections(records: Records, looks: Looks, *, lead: bool) -> Iterator[Section]
         lead: the page's verdict is `verdict`, which the sections do not repeat.
     """
     caption = CAPTION.format(*(("", "") if records.given else SEEDS))
+    said = _leading(records) if lead else []
     for task in tasks(records):
         blocks: list[Block] = []
         for tag, labelled in narrative.sets(records):
@@ -189,7 +191,7 @@ def sections(records: Records, looks: Looks, *, lead: bool) -> Iterator[Section]
         yield Section(
             name=f"evaluation-{task}",
             title=f"Evaluation: {task}",
-            answer="" if lead and task in _leading(records) else best(records, task),
+            answer="" if task in said else best(records, task),
             caption=caption,
             blocks=tuple(blocks),
         )

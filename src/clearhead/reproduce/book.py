@@ -151,10 +151,12 @@ def table_of(page: Page) -> Iterator[str]:
 def _worth(rows: Sequence[Judged], threshold: float) -> Iterator[tuple[str, ...]]:
     """The table of repairs."""
     for repair, costs, buys in repairs.comparisons(rows):
-        shown = [f"{one.contrast.words}: {_difference(one.difference)}" for one in (costs, buys)]
-        for place, one in enumerate((costs, buys)):
-            if one.difference is None:
-                shown[place] = "not counted"
+        shown = [
+            "not counted"
+            if one.difference is None
+            else f"{one.contrast.words}: {_difference(one.difference)}"
+            for one in (costs, buys)
+        ]
         word = repairs.worth(costs.judgement(threshold), buys.judgement(threshold))
         yield (repair.name, repair.changes, *shown, repairs.seen_in(buys), word)
 
