@@ -131,10 +131,10 @@ def test_the_best_model_of_a_setting_is_bold(tmp_path):
 def test_the_best_by_length_stands_first(path):
     records = load(path)
     assert best(records, "passkey") == (
-        "Highest mean accuracy of passkey: coca from 128 to 256 tokens (0.500)."
+        "Highest mean accuracy of passkey at 256 tokens: coca (0.500)."
     )
     assert best(records, "perplexity") == (
-        "Lowest mean perplexity: four rows alike from 128 to 256 tokens (158 to 286)."
+        "Lowest mean perplexity at 256 tokens: all rows alike (286)."
     )
     assert page_of(records).verdict[0].startswith("Highest mean accuracy of passkey")
 
@@ -224,7 +224,7 @@ def test_one_model_from_elsewhere(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     write_page(page_of(load(path)), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text("utf-8")
-    assert '<p class="lead">Lowest mean perplexity: two rows alike from 128 to 256 tokens' in text
+    assert '<p class="lead">Lowest mean perplexity at 256 tokens: all rows alike' in text
     assert "was trained" not in text
     assert HOSTILE not in text
     _, _, folded = text.partition("<summary>Perplexity of llama by document, without scaling")
@@ -349,6 +349,6 @@ def test_an_axis_of_accuracy_ends_at_1(path):
 def test_a_headline_names_its_text():
     data = {"sources": [{"spec": "books.jsonl", "weight": None}]}
     records = parse(_given(LOSSES, data=data))
-    assert best(records, "perplexity").endswith(" on books.jsonl (held-out part).")
+    assert " on books.jsonl (held-out part): a (" in best(records, "perplexity")
     (pivot,) = tables(parse(_given({"a": LOSSES["a"]}, data=data)), "a")
     assert pivot.rows[0].group == "perplexity on books.jsonl (held-out part)"
