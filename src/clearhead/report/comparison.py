@@ -18,10 +18,9 @@ from clearhead.report.charts import Looks
 from clearhead.report.costs import add_costs, four_digits
 from clearhead.report.figures import by_token
 from clearhead.report.page import Block, Choice, Notes, Page, Panel, Section, section
-from clearhead.report.pivots import Heading, Pivot, Quantity, at, by_arm, in_header
+from clearhead.report.pivots import Pivot, Quantity, at, by_arm, in_header
 from clearhead.report.speedup import speedup_section
 
-Columns = Iterator[tuple[Heading, Quantity]]
 _FIRST_TOKEN = "First token’s attention"
 # Charts of measures by layer: metric, title, axis.
 _LAYERS = (
@@ -142,14 +141,14 @@ def comparison(records: Records) -> Pivot | None:
     return by_arm(records, "comparison", _outside(records))
 
 
-def _outside(records: Records) -> Columns:
-    for title, name in (("all", "parameters"), ("without embeddings", "non_embedding_parameters")):
-        yield (
-            Heading(group="Parameters", title=title, note="M"),
-            Quantity(read=in_header(name), scale=1e-6, judged=False, write=four_digits),
-        )
+def _outside(records: Records) -> Iterator[Quantity]:
+    millions = partial(
+        Quantity, group="Parameters", note="M", scale=1e-6, judged=False, write=four_digits
+    )
+    yield millions("all", read=in_header("parameters"))
+    yield millions("without embeddings", read=in_header("non_embedding_parameters"))
     group = "Validation perplexity by length of text"
-    yield Heading(group=group, title="overall"), Quantity(read=at("perplexity"))
+    yield Quantity("overall", group, read=at("perplexity"))
     trained = records.sequence_length()
     for metric, heading, unit in (
         ("perplexity", group, ""),
@@ -158,8 +157,7 @@ def _outside(records: Records) -> Columns:
         for length in records.dimension(metric, "length", task=None):
             title = f"{length / trained:g} ×" if trained else f"{length:,}"
             note = f"{unit}{length:,} tokens" if trained else unit.removesuffix("; ")
-            quantity = Quantity(read=at(metric, length=length))
-            yield Heading(group=heading, title=title, note=note), quantity
+            yield Quantity(title, heading, note, read=at(metric, length=length))
     splits = dict.fromkeys(
         (one.metric, one.dimensions["split"])
         for run in records.runs
@@ -168,12 +166,10 @@ def _outside(records: Records) -> Columns:
         if "split" in one.dimensions
     )
     for metric, split in splits:
-        quantity = Quantity(read=at(metric, split=split))
-        yield Heading(group="Classification", title=metric, note=split), quantity
-    speed = Quantity(read=at("tokens_per_second"), one_device=True)
-    yield Heading(group="Cost", title="training speed", note="tokens/s"), speed
-    memory = Quantity(read=at("peak_memory_bytes"), scale=2.0**-20, one_device=True)
-    yield Heading(group="Cost", title="peak memory", note="MiB"), memory
+        yield Quantity(metric, "Classification", split, read=at(metric, split=split))
+    cost = partial(Quantity, group="Cost", one_device=True)
+    yield cost("training speed", note="tokens/s", read=at("tokens_per_second"))
+    yield cost("peak memory", note="MiB", read=at("peak_memory_bytes"), scale=2.0**-20)
 
 
 def internals(records: Records) -> Pivot | None:
@@ -181,22 +177,21 @@ def internals(records: Records) -> Pivot | None:
     return by_arm(records, "inside the models", _inside(records))
 
 
-def _inside(records: Records) -> Columns:
+def _inside(records: Records) -> Iterator[Quantity]:
     for metric, title, note in (
         ("first_token_argmax_share", "argmax share", f"% of query–head pairs{chance(records)}"),
         ("first_token_mass", "mean mass", "%"),
         ("null_mass", "mass on no token", "%"),
         ("prefix_mass", "mass on learned keys", "%"),
     ):
-        heading = Heading(group=_FIRST_TOKEN, title=title, note=note)
-        yield heading, Quantity(by_map=metric, scale=100)
+        yield Quantity(title, _FIRST_TOKEN, note, by_map=metric, scale=100)
     for metric, group in (
         ("kurtosis", "Kurtosis of hidden states"),
         ("kurtosis_rotated", "Kurtosis in OrthoAdam’s basis"),
         ("largest_activation", "Largest activation"),
     ):
         for tokens, title in (("first", "first token"), ("rest", "other tokens")):
-            yield Heading(group=group, title=title), Quantity(read=at(metric, tokens=tokens))
+            yield Quantity(title, group, read=at(metric, tokens=tokens))
 
 
 def maps(records: Records) -> Iterable[Block]:

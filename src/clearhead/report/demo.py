@@ -40,7 +40,6 @@ LONGER: dict[str, tuple[str, tuple[str, ...]]] = {
     "smollm2-diagnosis.jsonl": ("SmolLM2-135M, measured before", ()),
     "smollm2-bits.jsonl": ("SmolLM2-135M, measured before", ()),
 }
-Column = tuple[Heading, Quantity]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +115,7 @@ def page(parts: Parts) -> Page:
             "",
             (
                 _own_legend(figures.loss(blocks, built.looks, "tokens")),
-                by_arm(blocks, "blocks", [_parameters(), _perplexity(blocks)]),
+                by_arm(blocks, "blocks", [PARAMETERS, _perplexity(blocks)]),
                 _beside(
                     parts,
                     "blocks.jsonl",
@@ -130,12 +129,12 @@ def page(parts: Parts) -> Page:
             "",
             (
                 *comparison.maps(parts.sinks),
-                by_arm(parts.sinks, "the sink", [*_sink(), _perplexity(parts.sinks)]),
+                by_arm(parts.sinks, "the sink", [*SINK, _perplexity(parts.sinks)]),
                 _beside(
                     parts,
                     "backcopy-diagnoses.jsonl",
                     "attention to the first token",
-                    lambda records: by_arm(records, "the sink", _sink()),
+                    lambda records: by_arm(records, "the sink", SINK),
                 ),
             ),
         ),
@@ -170,32 +169,31 @@ def _beside(
     )
 
 
-def _parameters() -> Column:
-    quantity = Quantity(read=in_header("parameters"), scale=1e-6, judged=False, write=style.number)
-    return Heading(title="parameters", note="M"), quantity
+PARAMETERS = Quantity(
+    "parameters",
+    note="M",
+    read=in_header("parameters"),
+    scale=1e-6,
+    judged=False,
+    write=style.number,
+)
+SINK = [
+    Quantity(title, note=note, read=at(metric, map="softmax"), write=style.percent)
+    for title, note, metric in (
+        ("weight on the first token", "", MASS),
+        ("weight on no token", "", "null_mass"),
+        ("largest weight on the first token", "of all queries", SHARE),
+    )
+]
 
 
-def _perplexity(records: Records) -> Column:
-    read = at("perplexity", length=records.sequence_length())
-    return Heading(title="perplexity"), Quantity(read=read)
+def _perplexity(records: Records) -> Quantity:
+    return Quantity("perplexity", read=at("perplexity", length=records.sequence_length()))
 
 
-def _by_length(records: Records) -> Iterator[Column]:
+def _by_length(records: Records) -> Iterator[Quantity]:
     for length in records.dimension("perplexity", "length", task=None):
-        heading = Heading(title=f"{length:,}", note="tokens")
-        yield heading, Quantity(read=at("perplexity", length=length))
-
-
-def _sink() -> list[Column]:
-    return [
-        (Heading(title="weight on the first token"), _share(MASS)),
-        (Heading(title="weight on no token"), _share("null_mass")),
-        (Heading(title="largest weight on the first token", note="of all queries"), _share(SHARE)),
-    ]
-
-
-def _share(metric: str) -> Quantity:
-    return Quantity(read=at(metric, map="softmax"), write=style.percent)
+        yield Quantity(f"{length:,}", note="tokens", read=at("perplexity", length=length))
 
 
 def _passkeys(records: Records) -> Pivot | None:
@@ -215,10 +213,7 @@ def _passkeys(records: Records) -> Pivot | None:
 
 def _kurtosis(records: Records) -> Pivot | None:
     columns = [
-        (
-            Heading(title=f"kurtosis, {title}", note="3 is a bell curve"),
-            Quantity(read=at("kurtosis", tokens=tokens)),
-        )
+        Quantity(f"kurtosis, {title}", note="3 is a bell curve", read=at("kurtosis", tokens=tokens))
         for title, tokens in (("first token", "first"), ("other tokens", "rest"))
     ]
     return by_arm(records, "outliers", [*columns, _perplexity(records)])
@@ -235,14 +230,11 @@ def _added(run: Run) -> list[Measure]:
 def _bits(parts: Parts) -> Pivot | None:
     """Outliers and what 8 bits cost, of each model by its diagnosis and its quantisation."""
     columns = [
-        (Heading(title="first token a sink", note="of all queries"), _share(SHARE)),
-        (Heading(title="largest hidden number", note="in medians"), Quantity(read=outlier)),
-        (Heading(title="perplexity", note="full precision"), Quantity(read=at("perplexity"))),
-        (
-            Heading(title="in 8 bits", note="a scale a tensor"),
-            Quantity(read=at("perplexity", scheme=COARSE)),
-        ),
-        (Heading(title="change"), Quantity(read=_added, write=style.percent)),
+        replace(SINK[-1], title="first token a sink"),
+        Quantity("largest hidden number", note="in medians", read=outlier),
+        Quantity("perplexity", note="full precision", read=at("perplexity")),
+        Quantity("in 8 bits", note="a scale a tensor", read=at("perplexity", scheme=COARSE)),
+        Quantity("change", read=_added, write=style.percent),
     ]
     longer = [parts.beside(f"smollm2-{study}.jsonl") for study in ("diagnosis", "bits")]
     studies: dict[tuple[str, str], list[Records]] = {}
@@ -258,4 +250,5 @@ def _bits(parts: Parts) -> Pivot | None:
         cells = (quantity.entries(one, one.arms()[0], one.arms()[0]) for one in ones)
         return next(filter(None, cells), ())
 
-    return build("outliers and 8 bits", rows, columns, fill, corner="model")
+    named = [(column, column) for column in columns]
+    return build("outliers and 8 bits", rows, named, fill, corner="model")

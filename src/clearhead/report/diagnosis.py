@@ -1,12 +1,13 @@
 """The page of a diagnosis: three numbers, heads and norms; all other numbers folded below."""
 
+import math
 import shlex
 from collections.abc import Iterator
 from typing import Any
 
 from clearhead.records.runs import Measure, Records, Run
 from clearhead.report import figures, heatmaps, made, narrative, style
-from clearhead.report.charts import Curves, Looks, Point, chart, points_of, with_map
+from clearhead.report.charts import Curves, Looks, Point, chart, points_of
 from clearhead.report.comparison import chance
 from clearhead.report.figures import Line
 from clearhead.report.page import (
@@ -21,7 +22,6 @@ from clearhead.report.page import (
     section,
 )
 from clearhead.report.pivots import (
-    Heading,
     Pivot,
     Quantity,
     Read,
@@ -56,7 +56,7 @@ def page(records: Records, title: str) -> Page:
     )
     held = max((run.header.get("probes_hold_bytes") or 0 for run in records.runs), default=0)
     beside = Notes(texts=(f"The probes held at most {held / 2**20:,.0f} MiB beside a model.",))
-    three = [by_arm(records, "three numbers", _three(), corner="", arms_across=True)]
+    three = [by_arm(records, "three numbers", THREE, corner="", arms_across=True)]
     return built.with_sections(
         section("diagnosis.comparison", "", three) if len(records.arms()) > 1 else None,
         section("diagnosis.first", "", _first_screen(records, built.looks)),
@@ -89,7 +89,7 @@ def numbers(records: Records) -> Pivot | None:
     return by_arm(records, "all numbers", _quantities(records), corner="", arms_across=True)
 
 
-def _quantities(records: Records) -> Iterator[tuple[Heading, Quantity]]:
+def _quantities(records: Records) -> Iterator[Quantity]:
     maps = records.dimension(heatmaps.SHARE, "map")
     for group, title, metric, note, of in declared("diagnosis")["numbers"]:
         for name in maps if "map" in of else (None,):
@@ -100,8 +100,9 @@ def _quantities(records: Records) -> Iterator[tuple[Heading, Quantity]]:
                 read = _channel_count
             elif "last" in of or "first" in of:
                 read = at_end(metric, first="first" in of)
-            quantity = Quantity(read=read, write=style.percent if "%" in of else None)
-            yield Heading(group=group, title=words, note=note), quantity
+            yield Quantity(
+                words, group, note, read=read, write=style.percent if "%" in of else None
+            )
 
 
 def _channel_count(run: Run) -> list[Measure]:
@@ -112,21 +113,26 @@ def _channel_count(run: Run) -> list[Measure]:
     return [Measure(metric=CHANNELS, value=float(lines[0]["of"] if lines else 0))]
 
 
-def _three() -> Iterator[tuple[Heading, Quantity]]:
-    title = "queries whose largest weight is on the first token"
-    share = Quantity(by_map=heatmaps.SHARE, write=style.percent)
-    yield Heading(title=title, note="sink"), share
-    title = "largest hidden number, in medians"
-    yield Heading(title=title, note="outliers"), Quantity(read=outlier)
-    title = "similarity of tokens after the last layer"
-    note = "mean cosine; 1 is rank collapse"
-    yield Heading(title=title, note=note), Quantity(read=at_end("similarity"))
-
-
 def outlier(run: Run) -> list[Measure]:
     """The largest hidden number in medians."""
     top, median = run.value("hidden_top_1"), run.value("hidden_median")
     return [Measure(metric="outlier", value=top / median)] if top is not None and median else []
+
+
+THREE = (
+    Quantity(
+        "queries whose largest weight is on the first token",
+        note="sink",
+        by_map=heatmaps.SHARE,
+        write=style.percent,
+    ),
+    Quantity("largest hidden number, in medians", note="outliers", read=outlier),
+    Quantity(
+        "similarity of tokens after the last layer",
+        note="mean cosine; 1 is rank collapse",
+        read=at_end("similarity"),
+    ),
+)
 
 
 def _verdict(records: Records) -> list[str]:
@@ -212,30 +218,24 @@ def _sentence(text: str) -> str:
 
 def _section(records: Records, looks: Looks, spec: dict[str, Any]) -> Section | None:
     """A section as declared, with the figures that only it has."""
-    name, own = spec["name"], list[Block | None]()
+    name, blocks, answer = spec["name"], list[Block | None](), ""
+    for one in spec["charts"]:
+        if "of_layers" in one:
+            blocks += (_of_layers(run, one) for run in records.runs)
+        else:
+            draw = _recorded if "curve" in one else _by_layer
+            blocks.append(draw(records, looks, one))
     if name == "attention":
-        own = [_distances(records, looks), _null_mass(records, looks)]
+        blocks.append(_null_mass(records, looks))
     elif name == "hidden":
-        kinds = (("hidden", "Hidden states"), ("logit", "Attention logits"))
-        own = [_ranks(records, looks, kind, f"{of} by magnitude") for kind, of in kinds]
-        own += _channels(records)
+        blocks.append(_ranks(records, looks, "hidden", "Hidden states by magnitude"))
+        blocks.append(_ranks(records, looks, "logit", "Attention logits by magnitude"))
+        blocks += _channels(records)
     elif name == "order":
-        own = [_decay(records, looks)]
-    elif name == "stream":
-        own = [*map(_spectrum, records.runs)]
-    elif name == "longer":
-        own = [_positions(run, *words) for words in _BEYOND for run in records.runs]
-    what = "Queries whose nearest keys score lower than farther ones"
-    order = narrative.answer(records, what, at("order_broken_before"), style.percent)
-    charts = (_by_layer(records, looks, chart) for chart in spec.get("charts", ()))
-    return section(
-        f"diagnosis.{name}",
-        order if name == "order" else "",
-        [*charts, *own],
-        title=spec["title"],
-        caption=spec["caption"],
-        folded=True,
-    )
+        what = "Queries whose nearest keys score lower than farther ones"
+        answer = narrative.answer(records, what, at("order_broken_before"), style.percent)
+    words = {"title": spec["title"], "caption": spec["caption"], "folded": True}
+    return section(f"diagnosis.{name}", answer, blocks, **words)
 
 
 def _by_layer(records: Records, looks: Looks, spec: dict[str, Any]) -> Panel | None:
@@ -250,34 +250,45 @@ def _by_layer(records: Records, looks: Looks, spec: dict[str, Any]) -> Panel | N
     return figures.by_layer(records, looks, spec["title"], spec["axis"], lines, **words)
 
 
-def _curves(records: Records, name: str, **having: Any) -> Iterator[tuple[Run, dict[str, Any]]]:
-    """The recorded curves of a name, of each arm's first seed: others have no points in common."""
+def _recorded(records: Records, looks: Looks, spec: dict[str, Any]) -> Panel | None:
+    """A recorded curve of each model's first seed, whose places others do not share: by map."""
+    curves: Curves = {}
     for arm in records.arms():
         run = records.of(arm)[0]
-        yield from ((run, one) for one in run.payload("curve", curve=name, **having))
+        lines = {one["map"]: one for one in run.payload("curve", curve=spec["curve"], layer=None)}
+        shown = {"difference": lines["difference"]} if "difference" in lines else lines
+        for name, one in shown.items():
+            curves[arm, name] = [(f"{x}", y, None) for x, y, _ in _points(one, spec)]
+    names = max(([x for x, *_ in points] for points in curves.values()), key=len, default=[])
+    axes, up = (spec["x"], spec["axis"]), spec.get("up", "")
+    return chart(spec["title"], curves, looks, *axes, across=names, up=up, note=spec["note"])
 
 
-def _points(one: dict[str, Any], above: float = -1e300) -> list[Point]:
-    pairs = zip(one["x"], one["y"], strict=True)
-    return [(x, y, None) for x, y in pairs if y is not None and y > above]
-
-
-def _distances(records: Records, looks: Looks) -> Panel | None:
-    """The share of attention by distance, over all layers."""
-    found = list(_curves(records, "share_by_distance", layer=None))
-    doubled = {run.arm for run, one in found if one["map"] == "difference"}
-    shown = [
-        (run, one) for run, one in found if run.arm not in doubled or one["map"] == "difference"
-    ]
+def _of_layers(run: Run, spec: dict[str, Any]) -> Panel | None:
+    """A recorded curve of a run, a line a layer, or one for the first layer at W_Q = 0."""
+    lines = {
+        f"layer {one['layer']}" if "layer" in one else "C: the first layer at W_Q = 0": one
+        for one in run.payload("curve", curve=spec["of_layers"])
+    }
+    trained = run.value("trained_length") if "position" in spec["x"] else None
     return chart(
-        "How far attention reaches",
-        {(with_map(run.arm, one["map"]), ""): _points(one) for run, one in shown},
-        {with_map(run.arm, one["map"]): looks[run.arm] for run, one in shown},
-        "distance from the query (tokens)",
-        "share of the weight",
-        across=max((one["x"] for _, one in shown), key=len, default=()),
-        note="All layers, heads and queries. Of a signed difference, the signed weight.",
+        f"{spec['title']}: {run.id}",
+        {(name, ""): _points(one, spec) for name, one in lines.items()},
+        style.looks([*lines]),
+        spec["x"],
+        spec["axis"],
+        up=spec.get("up", ""),
+        size=0,
+        note=spec.get("note", ""),
+        mark=None if trained is None else (trained, "training length"),
+        own_legend=True,
     )
+
+
+def _points(one: dict[str, Any], spec: dict[str, Any]) -> list[Point]:
+    least = spec.get("above", -math.inf)
+    pairs = zip(one["x"], one["y"], strict=True)
+    return [(x, y, None) for x, y in pairs if y is not None and y > least]
 
 
 def _null_mass(records: Records, looks: Looks) -> Panel | None:
@@ -317,62 +328,6 @@ def _ranks(records: Records, looks: Looks, kind: str, title: str) -> Panel | Non
         for arm in records.arms()
     }
     return chart(title, curves, looks, "rank", "magnitude", across=[*places], up="auto")
-
-
-def _decay(records: Records, looks: Looks) -> Panel | None:
-    """The mean |score| of sampled pairs by distance, the content held, and its bound."""
-    found = list(_curves(records, "decay"))
-    return chart(
-        "Long-range decay against its bound",
-        {(run.arm, one["map"]): _points(one, above=0.0) for run, one in found},
-        looks,
-        "distance (tokens)",
-        "score",
-        up="log",
-        note="Sampled queries and keys, their content held and only the distance changed.",
-    )
-
-
-# Curve, title and axis of logits by position.
-_BEYOND = (
-    ("largest_logit_by_position", "Largest logit by the query’s position", "|logit|"),
-    ("logit_by_position", "Logits of the last queries, by key", "mean logit"),
-)
-
-
-def _positions(run: Run, curve: str, title: str, axis: str) -> Panel | None:
-    """A curve by position beyond the training length, a line a layer."""
-    lines = {f"layer {one['layer']}": _points(one) for one in run.payload("curve", curve=curve)}
-    trained = run.value("trained_length")
-    return chart(
-        f"{title}: {run.id}",
-        {(name, ""): points for name, points in lines.items()},
-        style.looks([*lines]),
-        "position in the text (tokens)",
-        axis,
-        size=0,
-        mark=None if trained is None else (trained, "training length"),
-        own_legend=True,
-    )
-
-
-def _spectrum(run: Run) -> Panel | None:
-    """Singular values of attention's matrix: low layers against the last, and the first's C."""
-    lines = {
-        f"layer {one['layer']}" if "layer" in one else "C: the first layer at W_Q = 0": one
-        for one in run.payload("curve", curve="spectrum")
-    }
-    return chart(
-        f"Spectrum of attention: {run.id}",
-        {(name, ""): _points(one, above=1e-6) for name, one in lines.items()},
-        style.looks([*lines]),
-        "number",
-        "singular value",
-        up="log",
-        size=0,
-        note="Mean over heads, first tokens of one text. The flatter, the more directions survive.",
-        own_legend=True,
-    )
 
 
 def _channels(records: Records) -> Iterator[Block]:

@@ -36,7 +36,7 @@ class Block:
         return type(self).__name__.lower()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Heading:
     """A row's or a column's name; `arm` is whose colour it has."""
 
@@ -46,7 +46,7 @@ class Heading:
     arm: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Entry:
     """One number of a cell.
 
@@ -90,9 +90,9 @@ class Pivot(Block):
         return places
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quantity:
-    """A number of every run, shown as value × scale.
+@dataclass(frozen=True)
+class Quantity(Heading):
+    """A number of every run under its heading, shown as value × scale.
 
     Attributes:
         by_map: a metric that has a number for each attention map; `read` is then not used.
@@ -362,20 +362,21 @@ def arm_headings(records: Records) -> list[tuple[Heading, str]]:
 def by_arm(
     records: Records,
     title: str,
-    quantities: Iterable[tuple[Heading, Quantity]],
+    quantities: Iterable[Quantity],
     *,
     corner: str = "model",
     arms_across: bool = False,
 ) -> Pivot | None:
     """A table of quantities by arm, a row an arm, or a column where `arms_across`."""
     arms, reference = arm_headings(records), next(iter(records.arms()), "")
+    named = [(one, one) for one in quantities]
 
     def fill(one: Quantity, arm: str) -> tuple[Entry, ...]:
         return one.entries(records, arm, reference)
 
     if arms_across:
-        return build(title, quantities, arms, fill, corner=corner)
-    return build(title, arms, quantities, lambda arm, one: fill(one, arm), corner=corner)
+        return build(title, named, arms, fill, corner=corner)
+    return build(title, arms, named, lambda arm, one: fill(one, arm), corner=corner)
 
 
 def no_seed_varies(records: Records) -> bool:

@@ -160,17 +160,14 @@ def results(records: Records) -> Pivot | None:
 
     def fill(scheme: str | None, column: tuple[str, str]) -> tuple[Entry, ...]:
         arm, metric = column
-        quantity = Quantity(
-            read=at(metric, scheme=scheme),
-            write=_WRITTEN.get(metric, style.percent),
-            judged=metric not in _WRITTEN,
-        )
-        entries = quantity.entries(records, arm, reference)
+        write = _WRITTEN.get(metric, style.percent)
+        quantity = Quantity("", read=at(metric, scheme=scheme), write=write)
+        entries = replace(quantity, judged=metric not in _WRITTEN).entries(records, arm, reference)
         if metric != "cost":
             return entries
         if entries and all_noise(records, arm, str(scheme)):
             entries = tuple(replace(one, text=f"{one.text}, noise") for one in entries)
-        read = Quantity(read=at("perplexity", scheme=scheme), write=four_digits, judged=False)
+        read = Quantity("", read=at("perplexity", scheme=scheme), write=four_digits, judged=False)
         found = read.entries(records, arm, reference)
         return (*entries, *(replace(one, name="perplexity") for one in found))
 
@@ -259,7 +256,7 @@ def _less(records: Records, costs: dict[str, dict[str, float]], threshold: float
         return f"{first} and {second} lose alike."
     scheme = max(costs, key=lambda one: abs(costs[one][first] - costs[one][second]))
     points = style.number(100 * abs(costs[scheme][first] - costs[scheme][second]), 2)
-    cost = Quantity(read=at("cost", scheme=scheme), scale=100)
+    cost = Quantity("", read=at("cost", scheme=scheme), scale=100)
     difference = cost.entries(records, second, first)[0].difference
     words = verdict_in_words(difference, threshold) if difference else ""
     return (
