@@ -28,17 +28,47 @@ LEAD = (
 COARSE = "w8a8-coarse"  # 8 bits, a scale a tensor
 MASS = "first_token_mass"
 BASE, SHAPED, ALIBI, COCA = "transformer", "sas-p", "alibi", "coca"
-# File in results/ → what it is called on the page, and the models shown of it.
-LONGER: dict[str, tuple[str, tuple[str, ...]]] = {
-    "passkey.jsonl": ("passkeys, 1.5 M tokens a model", (BASE, ALIBI, COCA)),
-    "blocks.jsonl": ("8.2 M tokens a model, rates tuned", (BASE, SHAPED)),
-    "backcopy-diagnoses.jsonl": ("the same made text, 4.1 M tokens a model", (BASE, "softmax1")),
-    "orthoadam.jsonl": (
-        "OrthoAdam with one rotation a size, 2 M tokens a model",
-        ("transformer · adamw", "transformer · orthoadam"),
+PARAMETERS = Quantity(
+    "parameters",
+    note="M",
+    read=in_header("parameters"),
+    scale=1e-6,
+    judged=False,
+    write=style.number,
+)
+SINK = [
+    Quantity(title, note=note, read=at(metric, map="softmax"), write=style.percent)
+    for title, note, metric in (
+        ("weight on the first token", "", MASS),
+        ("weight on no token", "", "null_mass"),
+        ("largest weight on the first token", "of all queries", SHARE),
+    )
+]
+Make = Callable[[Records], Pivot | None]
+# File in results/ → what it is called on the page, the models shown of it, and its table.
+LONGER: dict[str, tuple[str, tuple[str, ...], Make]] = {
+    "passkey.jsonl": (
+        "hidden numbers found, 1.5 M tokens a model",
+        (BASE, ALIBI, COCA),
+        lambda records: evaluation.table(records, "passkey", "accuracy"),
     ),
-    "smollm2-diagnosis.jsonl": ("SmolLM2-135M, measured before", ()),
-    "smollm2-bits.jsonl": ("SmolLM2-135M, measured before", ()),
+    "blocks.jsonl": (
+        "perplexity, 8.2 M tokens a model, rates tuned",
+        (BASE, SHAPED),
+        comparison.comparison,
+    ),
+    "backcopy-diagnoses.jsonl": (
+        "the same made text, 4.1 M tokens a model",
+        (BASE, "softmax1"),
+        lambda records: by_arm(records, "the sink", SINK),
+    ),
+    "orthoadam.jsonl": (
+        "outliers of OrthoAdam with one rotation a size, 2 M tokens a model",
+        ("transformer · adamw", "transformer · orthoadam"),
+        comparison.internals,
+    ),
+    "smollm2-diagnosis.jsonl": ("SmolLM2-135M, measured before", (), lambda records: None),
+    "smollm2-bits.jsonl": ("SmolLM2-135M, measured before", (), lambda records: None),
 }
 
 
@@ -54,7 +84,7 @@ class Parts:
 
     def beside(self, name: str) -> Records:
         """The runs of a longer record that the page shows, under its name."""
-        words, arms = LONGER[name]
+        words, arms, _ = LONGER[name]
         runs = self.longer[name].runs if name in self.longer else ()
         shown = (run for run in runs if run.arm in arms or not arms)
         return Records(runs=tuple(replace(run, label=f"longer record: {words}") for run in shown))
@@ -100,54 +130,26 @@ def page(parts: Parts) -> Page:
             words=("less", "more"),
         ),
     ]
-    return built.with_sections(
-        section(
-            "demo.lengths",
-            "",
-            (
-                _own_legend(figures.perplexity_by_length(lengths, built.looks)),
-                by_arm(lengths, "perplexity by length", _by_length(lengths)),
-                _beside(parts, "passkey.jsonl", "share of hidden numbers found", _passkeys),
-            ),
+    tables = {
+        "lengths": (
+            _own_legend(figures.perplexity_by_length(lengths, built.looks)),
+            by_arm(lengths, "perplexity by length", _by_length(lengths)),
+            _beside(parts, "passkey.jsonl"),
         ),
-        section(
-            "demo.blocks",
-            "",
-            (
-                _own_legend(figures.loss(blocks, built.looks, "tokens")),
-                by_arm(blocks, "blocks", [PARAMETERS, _perplexity(blocks)]),
-                _beside(
-                    parts,
-                    "blocks.jsonl",
-                    "perplexity",
-                    lambda records: by_arm(records, "blocks", _by_length(records)),
-                ),
-            ),
+        "blocks": (
+            _own_legend(figures.loss(blocks, built.looks, "tokens")),
+            by_arm(blocks, "blocks", [PARAMETERS, _perplexity(blocks)]),
+            _beside(parts, "blocks.jsonl"),
         ),
-        section(
-            "demo.sinks",
-            "",
-            (
-                *comparison.maps(parts.sinks),
-                by_arm(parts.sinks, "the sink", [*SINK, _perplexity(parts.sinks)]),
-                _beside(
-                    parts,
-                    "backcopy-diagnoses.jsonl",
-                    "attention to the first token",
-                    lambda records: by_arm(records, "the sink", SINK),
-                ),
-            ),
+        "sinks": (
+            *comparison.maps(parts.sinks),
+            by_arm(parts.sinks, "the sink", [*SINK, _perplexity(parts.sinks)]),
+            _beside(parts, "backcopy-diagnoses.jsonl"),
         ),
-        section(
-            "demo.bits",
-            "",
-            (
-                _bits(parts),
-                _beside(parts, "orthoadam.jsonl", "outliers of two optimizers", _kurtosis),
-            ),
-        ),
-        made.section(parts.all),
-    )
+        "bits": (_bits(parts), _beside(parts, "orthoadam.jsonl")),
+    }
+    sections = (section(f"demo.{name}", "", blocks) for name, blocks in tables.items())
+    return built.with_sections(*sections, made.section(parts.all))
 
 
 def _own_legend(panel: Panel | None) -> Panel | None:
@@ -155,36 +157,15 @@ def _own_legend(panel: Panel | None) -> Panel | None:
     return panel and replace(panel, own_legend=True)
 
 
-def _beside(
-    parts: Parts, name: str, what: str, make: Callable[[Records], Pivot | None]
-) -> Fold | None:
+def _beside(parts: Parts, name: str) -> Fold | None:
     """A longer record, folded."""
     records = parts.beside(name)
+    words, _, make = LONGER[name]
     table = make(records) if records.runs else None
     if table is None:
         return None
     seeds = seeds_in_words(max(len(records.of(arm)) for arm in records.arms()))
-    return Fold(
-        summary=f"A longer record beside it: {what} ({LONGER[name][0]}, {seeds})", pivot=table
-    )
-
-
-PARAMETERS = Quantity(
-    "parameters",
-    note="M",
-    read=in_header("parameters"),
-    scale=1e-6,
-    judged=False,
-    write=style.number,
-)
-SINK = [
-    Quantity(title, note=note, read=at(metric, map="softmax"), write=style.percent)
-    for title, note, metric in (
-        ("weight on the first token", "", MASS),
-        ("weight on no token", "", "null_mass"),
-        ("largest weight on the first token", "of all queries", SHARE),
-    )
-]
+    return Fold(summary=f"A longer record beside it: {words}, {seeds}", pivot=table)
 
 
 def _perplexity(records: Records) -> Quantity:
@@ -194,29 +175,6 @@ def _perplexity(records: Records) -> Quantity:
 def _by_length(records: Records) -> Iterator[Quantity]:
     for length in records.dimension("perplexity", "length", task=None):
         yield Quantity(f"{length:,}", note="tokens", read=at("perplexity", length=length))
-
-
-def _passkeys(records: Records) -> Pivot | None:
-    """Shares of hidden numbers that are found, without a scaling of the positions."""
-
-    def plain(run: Run) -> Run:
-        measures = {
-            key: one
-            for key, one in run.measures.items()
-            if one.dimensions.get("scaling") == evaluation.PLAIN
-        }
-        return replace(run, measures=measures)
-
-    runs = tuple(map(plain, records.runs))
-    return evaluation.table(Records(runs=runs), "passkey", "accuracy")
-
-
-def _kurtosis(records: Records) -> Pivot | None:
-    columns = [
-        Quantity(f"kurtosis, {title}", note="3 is a bell curve", read=at("kurtosis", tokens=tokens))
-        for title, tokens in (("first token", "first"), ("other tokens", "rest"))
-    ]
-    return by_arm(records, "outliers", [*columns, _perplexity(records)])
 
 
 def _added(run: Run) -> list[Measure]:

@@ -71,16 +71,11 @@ def _first_screen(records: Records, looks: Looks) -> list[Block | None]:
     """The map of heads beside the norms by layer."""
     largest = max(0.1, heatmaps.largest_share(records))
     heads = heatmaps.first_token_share(records, largest)
-    lines = [
-        Line(metric="norm_first", name="first token"),
-        Line(metric="norm_rest", name="other tokens"),
-    ]
+    lines = [Line("norm_first", "first token"), Line("norm_rest", "other tokens")]
     norms = figures.by_layer(records, looks, "Norm of the stream by layer", "√Σx²", lines, log=True)
     if len(heads) == 1:  # of one model, without a name over it
-        heads[0].title, heads[0].shape = (
-            "Queries that look most at the first token, by head",
-            "curve",
-        )
+        heads[0].shape = "curve"
+        heads[0].title = "Queries that look most at the first token, by head"
     return [heatmaps.share_scale(largest) if heads else None, *heads, norms]
 
 
@@ -100,9 +95,8 @@ def _quantities(records: Records) -> Iterator[Quantity]:
                 read = _channel_count
             elif "last" in of or "first" in of:
                 read = at_end(metric, first="first" in of)
-            yield Quantity(
-                words, group, note, read=read, write=style.percent if "%" in of else None
-            )
+            write = style.percent if "%" in of else None
+            yield Quantity(words, group, note, read=read, write=write)
 
 
 def _channel_count(run: Run) -> list[Measure]:
@@ -137,29 +131,15 @@ THREE = (
 
 def _verdict(records: Records) -> list[str]:
     """The three numbers, those of several models in a table below; and whether any is a defect."""
-    what = "Queries that look most at the first token"
+    sentences = (
+        ("{} of queries look most at the first token", heatmaps.share_of_queries, style.percent),
+        ("Largest hidden number: {} × the median", outlier, style.number),
+        ("Mean cosine of tokens after the last layer: {}", at_end("similarity"), "{:.2f}".format),
+    )
+    what, floors = "Queries that look most at the first token", [chance(records), "", ""]
     said = [
-        narrative.answer(
-            records,
-            what,
-            heatmaps.share_of_queries,
-            style.percent,
-            alone="{} of queries look most at the first token",
-            more=chance(records),
-        ),
-        narrative.answer(
-            records,
-            "Largest hidden number, in medians",
-            outlier,
-            alone="Largest hidden number: {} × the median",
-        ),
-        narrative.answer(
-            records,
-            "Mean cosine of tokens after the last layer",
-            at_end("similarity"),
-            "{:.2f}".format,
-            alone="Mean cosine of tokens after the last layer: {}",
-        ),
+        narrative.answer(records, what, read, write, alone=words, more=floor)
+        for (words, read, write), floor in zip(sentences, floors, strict=True)
     ]
     said = [one for one in said[: 3 if len(records.arms()) == 1 else 1] if one]
     if not said:

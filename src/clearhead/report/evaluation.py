@@ -6,7 +6,6 @@ over seeds.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,8 @@ from clearhead.errors import NOT_FINITE
 from clearhead.records.runs import Measure, Records, Run
 from clearhead.report import figures, narrative, style
 from clearhead.report.charts import Curves, Looks, heat_map
-from clearhead.report.page import Block, Fold, Panel, Scale, Section
-from clearhead.report.pivots import Entry, Found, Heading, Pivot, build, by_seed, entry, found
+from clearhead.report.page import Block, Panel, Scale, Section
+from clearhead.report.pivots import Entry, Found, Heading, Pivot, build, by_seed, entry
 from clearhead.report.statistics import summarize
 
 if TYPE_CHECKING:
@@ -175,11 +174,10 @@ def sections(records: Records, looks: Looks, *, lead: bool) -> Iterator[Section]
                 blocks += _heat_maps(labelled, task, metrics[0])
                 blocks.append(_by_length(labelled, looks, task, metrics[0]))
                 blocks.append(figures.loss_by_position(labelled, looks, task, scaling=PLAIN))
-                blocks += _by_document(labelled, task)
         yield Section(
             name=f"evaluation-{task}",
             title=f"Evaluation: {task}",
-            answer="" if task in said else best(records, task),
+            answer="" if task in said else numbers(records, task),
             caption=caption,
             blocks=tuple(block for block in blocks if block is not None),
         )
@@ -203,34 +201,29 @@ def _best_of(metric: str) -> Callable[[Iterable[float]], float] | None:
 
 
 def verdict(records: Records) -> str:
-    """The best models of the first two tasks that have one."""
-    return " ".join(best(records, task) for task in _leading(records))
+    """The numbers of the first two tasks in a sentence each."""
+    return " ".join(numbers(records, task) for task in _leading(records))
 
 
 def _leading(records: Records) -> list[str]:
-    return [task for task in tasks(records) if best(records, task)][:2]
+    return [task for task in tasks(records) if numbers(records, task)][:2]
 
 
-def best(records: Records, task: str) -> str:
-    """The best mean at the longest length, and the model and setting that have it."""
+def numbers(records: Records, task: str) -> str:
+    """A sentence with each model's mean at the longest length, without scaling."""
     labelled = records.labelled(records.labels()[0])
     metric = next(iter(tasks(labelled).get(task, ())), "")
-    extreme = _best_of(metric)
-    places = _places(cells(labelled, task, metric), _PLACE)
-    means = {place: _mean(by_seed) for place, by_seed in places.items() if by_seed}
-    if extreme is None or not means:
-        return ""
-    longest = max(length for *_, length in means)
-    here = {place: mean for place, mean in means.items() if place[2] == longest}
-    winners = [f"{a} · {b}" for (a, b, _), mean in here.items() if mean == extreme(here.values())]
-    name = winners[0].removesuffix(f" · {PLAIN}") if len(winners) == 1 else "all rows alike"
-    if 1 < len(winners) < len(here):
-        name = f"{len(winners)} rows alike"
+    longest = max(labelled.dimension(metric, "length", task=task), default=None)
+    where = {"task": task} if longest is None else {"task": task, "length": longest}
+
+    def read(run: Run) -> list[Measure]:
+        ones = run.select(metric, **where)
+        return [one for one in ones if one.dimensions.get("scaling", PLAIN) == PLAIN]
+
     words = metric.replace("_", " ") + ("" if task == metric else f" of {task}")
     at = f" at {longest:,} tokens" if longest else ""
-    at += narrative.text_in_words(labelled) if task in _READ else ""
-    side = "Lowest" if extreme is min else "Highest"
-    return f"{side} mean {words}{at}: {name} ({style.number(extreme(here.values()))})."
+    text = narrative.text_in_words(labelled) if task in _READ else ""
+    return narrative.answer(labelled, f"{words[:1].upper()}{words[1:]}{at}{text}", read)
 
 
 def setting(dimensions: Mapping[str, Any], *, by_depth: bool = False, longest: bool = False) -> str:
@@ -320,27 +313,3 @@ def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel 
     return figures.by_length(
         records, looks, curves, title, words, "" if few else "Without scaling."
     )
-
-
-def _by_document(records: Records, task: str) -> Iterator[Block]:
-    """Each model's perplexity of each text, by length, without scaling; folded away."""
-    plain = {"task": task, "scaling": PLAIN}
-    for arm in records.arms():
-        measures = [one for run in records.of(arm) for one in run.select(DOCUMENTS, **plain)]
-        documents = dict.fromkeys(one.dimensions["document"] for one in measures)
-        lengths = records.dimension(DOCUMENTS, "length", arm, **plain)
-
-        def fill(document: str, length: int, arm: str = arm) -> tuple[Entry, ...]:
-            here: dict[str, Any] = {**plain, "document": document, "length": length}
-            values = found(records, arm, partial(Run.select, metric=DOCUMENTS, **here))
-            return (entry(values, {}, reference="", given=records.given),) if values else ()
-
-        pivot = build(
-            f"perplexity of {arm} by document",
-            [(Heading(title=document), document) for document in documents],
-            [(Heading(title=f"{length:,}"), length) for length in lengths],
-            fill,
-            corner="perplexity by length in tokens",
-        )
-        if pivot is not None:
-            yield Fold(summary=f"Perplexity of {arm} by document, without scaling", pivot=pivot)

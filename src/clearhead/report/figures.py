@@ -20,7 +20,7 @@ UNITS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Line:
     """One line of a chart by layer: a metric at its dimensions, and what tells it from others."""
 
@@ -166,6 +166,6 @@ def by_layer(
 def by_token(metric: str) -> list[Line]:
     """The first token and all others apart."""
     return [
-        Line(metric=metric, name="first token", dimensions={"tokens": "first"}),
-        Line(metric=metric, name="other tokens", dimensions={"tokens": "rest"}),
+        Line(metric, "first token", {"tokens": "first"}),
+        Line(metric, "other tokens", {"tokens": "rest"}),
     ]

@@ -1,6 +1,5 @@
 """Sentences of a page: plain text built from the records, not yet escaped."""
 
-import math
 from collections.abc import Callable, Sequence
 
 from clearhead.records.runs import Records, Run
@@ -188,10 +187,8 @@ def _named(arms: Sequence[str]) -> str:
 
 
 def _hardly_learnt(run: Run) -> bool:
-    model, data = (run.header.get(name) or {} for name in ("model", "data"))
-    vocabulary = model.get("vocab_size") or (data.get("tokenizer") or {}).get("vocabulary")
     value = run.value("perplexity", length=run.sequence_length)
-    return vocabulary is not None and value is not None and value > math.sqrt(vocabulary)
+    return None not in (run.vocabulary, value) and (value or 0.0) ** 2 > (run.vocabulary or 0)
 
 
 def chance_floor(records: Records) -> float | None:

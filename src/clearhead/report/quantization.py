@@ -111,31 +111,29 @@ def scale_of(family: str) -> str:
 
 def schemes(records: Records) -> dict[str, str | None]:
     """{scheme: family} of all that any model was measured on, in order."""
-    found: dict[str, str | None] = {}
-    for run in records.runs:
-        for one in run.select("perplexity"):
-            if "scheme" in one.dimensions:
-                found.setdefault(one.dimensions["scheme"], one.details.get("family"))
-    return found
+    return {
+        one.dimensions["scheme"]: one.details.get("family")
+        for run in records.runs
+        for one in run.select("perplexity")
+        if "scheme" in one.dimensions
+    }
 
 
 def families(records: Records) -> dict[str, dict[int, str]]:
     """{family: {bits: scheme}}, most bits first, of those that any model has a perplexity in; in
     the order in which the first tried them."""
+    schemed = [
+        one
+        for run in records.runs
+        for one in run.select("perplexity")
+        if "scheme" in one.dimensions and one.details.get("family") and one.details.get("bits")
+    ]
     found: dict[str, dict[int, str]] = {}
-    measured = set()
-    for run in records.runs:
-        for one in run.select("perplexity"):
-            family, bits = one.details.get("family"), one.details.get("bits")
-            scheme = one.dimensions.get("scheme")
-            if family and bits and scheme:
-                found.setdefault(family, {})[bits] = scheme
-                measured |= {family} if one.value is not None else set()
-    return {
-        family: dict(sorted(bits.items(), reverse=True))
-        for family, bits in found.items()
-        if family in measured
-    }
+    for one in sorted(schemed, key=lambda one: -one.details["bits"]):
+        found.setdefault(one.details["family"], {})[one.details["bits"]] = one.dimensions["scheme"]
+    measured = [one.details["family"] for one in schemed if one.value is not None]
+    tried = dict.fromkeys(one.details["family"] for one in schemed)
+    return {family: found[family] for family in tried if family in measured}
 
 
 def results(records: Records) -> Pivot | None:
