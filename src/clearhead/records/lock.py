@@ -99,14 +99,11 @@ def _hold(held: Path, place: Path) -> Iterator[Lock]:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             lock = Lock(held, place)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise ClearheadError(
-                f"cannot lock {held}: a file is where a folder has to be: choose another place"
-            ) from error
         except OSError as error:
-            raise ClearheadError(
-                f"cannot lock {held} ({error.strerror}): make room, or choose another place"
-            ) from error
+            why = f" ({error.strerror})"
+            if isinstance(error, FileExistsError | NotADirectoryError):
+                why = ": a file is where a folder has to be"
+            raise ClearheadError(f"cannot lock {held}{why}: choose another place") from error
         try:
             yield lock
         finally:

@@ -22,16 +22,6 @@ from clearhead.report.pivots import Pivot, Quantity, at, by_arm, in_header
 from clearhead.report.speedup import speedup_section
 
 _FIRST_TOKEN = "First token’s attention"
-# Charts of measures by layer: metric, title, axis.
-_LAYERS = (
-    ("kurtosis", "Kurtosis by layer", "kurtosis (3 = Gaussian)"),
-    (
-        "kurtosis_rotated",
-        "Kurtosis by layer in OrthoAdam’s basis",
-        "kurtosis, rotated (3 = Gaussian)",
-    ),
-    ("largest_activation", "Largest activation by layer", "largest |activation|"),
-)
 
 
 def page(records: Records, title: str) -> Page:
@@ -112,7 +102,14 @@ def page(records: Records, title: str) -> Page:
                 "Mean largest activation of the first token",
                 at("largest_activation", tokens="first"),
             ),
-            each(records, *(partial(_by_layer, looks=looks, words=one) for one in _LAYERS)),
+            each(
+                records,
+                *(
+                    partial(_by_layer, looks=looks, one=one)
+                    for one in milestones.MILESTONES
+                    if one.by_tokens
+                ),
+            ),
         ),
         made.section(records) if records.runs else None,
     )
@@ -230,6 +227,6 @@ def _few_bits(records: Records) -> Section | None:
     return section("comparison.bits", "", each(records, quantization.results)) if bits else None
 
 
-def _by_layer(records: Records, looks: Looks, words: tuple[str, str, str]) -> Panel | None:
-    metric, title, axis = words
-    return figures.by_layer(records, looks, title, axis, by_token(metric), log=True)
+def _by_layer(records: Records, looks: Looks, one: milestones.Milestone) -> Panel | None:
+    lines, title = by_token(one.metric), f"{one.title} by layer"
+    return figures.by_layer(records, looks, title, one.axis, lines, log=True)
