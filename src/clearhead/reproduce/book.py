@@ -152,10 +152,8 @@ def _worth(rows: Sequence[Judged], threshold: float) -> Iterator[tuple[str, ...]
     """The table of repairs."""
     for repair, costs, buys in repairs.comparisons(rows):
         shown = [
-            "not counted"
-            if one.difference is None
-            else f"{one.contrast.words}: {_difference(one.difference)}"
-            for one in (costs, buys)
+            f"{place.words}: {_difference(one.difference) or _uncounted([one])}"
+            for place, one in ((repair.costs, costs), (repair.buys, buys))
         ]
         word = repairs.worth(costs.judgement(threshold), buys.judgement(threshold))
         yield (repair.name, repair.changes, *shown, repairs.seen_in(buys), word)
@@ -203,14 +201,19 @@ def telling(judged: Judged, threshold: float) -> str:
     _, ones, verdict = judged
     measured = [one for one in ones if one.difference is not None]
     if not measured:
-        reasons = dict.fromkeys(one.missing for row in ones for one in row.outcomes)
-        return f"not counted: {'; '.join(reasons)}" if reasons else "no record"
+        return _uncounted(ones)
     apt = [one for one in measured if one.judgement(threshold) is verdict] or measured
     one = min(apt, key=_p_value)
     parts = [f"{one.contrast.words}: {_difference(one.difference)}", *_remarks(one, threshold)]
     if len(one.counted) > 1:
         parts.append(f"{len(one.counted)} records")
     return ", ".join(parts)
+
+
+def _uncounted(ones: Iterable[Pooled]) -> str:
+    """Why no record counts."""
+    reasons = dict.fromkeys(one.missing for row in ones for one in row.outcomes)
+    return f"not counted: {'; '.join(reasons)}" if reasons else "no record"
 
 
 def _p_value(one: Pooled) -> float:
