@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, replace
 from io import FileIO
 from mmap import MADV_DONTNEED, mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from clearhead.errors import ClearheadError, choose
 
 SPLITS = ("train", "validation")
+STARTS = "<i8"  # offsets of documents
 _TUNING, _TUNING_SHARE = "tuning", 0.1
 
 
@@ -74,6 +76,26 @@ class TokenStream:
     @property
     def _shard(self) -> str:
         return f"the tokens of data {self.spec!r}"
+
+
+def map_stream(
+    folder: Path, number: int, split: str, dtype: str, *, spec: str, weight: float | None
+) -> TokenStream:
+    """Open the tokens and document offsets of a source and split, read-only."""
+    path = folder / f"{number}.{split}.tokens"
+    return TokenStream(
+        spec=spec,
+        weight=weight,
+        tokens=_map(path, dtype),
+        starts=_map(path.with_suffix(".starts"), STARTS),
+        file=FileIO(path),
+    )
+
+
+def _map(path: Path, dtype: str) -> np.ndarray:
+    if path.stat().st_size == 0:  # the operating system maps no empty file
+        return np.empty(0, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r")
 
 
 def fingerprint_of(*parts: Any) -> str:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clearhead.data.sources import Document, Source
-from clearhead.data.stat_cache import StatCache
+from clearhead.data.stat_cache import keep, recall, state_of
 from clearhead.data.tokenizer import cut
 from clearhead.errors import ClearheadError
 from clearhead.records.identity import digest_of
@@ -94,15 +94,15 @@ def scan(
     return CorpusScan(sources=tuple(found), threshold=threshold)
 
 
-def forget(sources: tuple[Source, ...], cache: Path) -> None:
-    """Drop the cached scans, so that every source is read again."""
-    for source in sources:
-        _cached(source, cache).forget()
+def survey(source: Source, cache: Path) -> Path:
+    """The file that keeps the scan of a source."""
+    name = digest_of([source.spec, source.text_field, source.limit])
+    return cache / "surveys" / f"{name[:32]}.json"
 
 
 def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> SourceScan:
-    cached = _cached(source, cache)
-    if (known := cached.read()) is not None:
+    place, state = survey(source, cache), _state(source)
+    if (known := recall(place, state)) is not None:
         found = SourceScan(**known)
         progress(f"{_described(source, found)}, unchanged since it was read")
         return found
@@ -129,29 +129,19 @@ def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> S
             "give data with at least two documents"
         )
     progress(_described(source, found))
-    if (before := cached.last()) is not None and before["digest"] != found.digest:
-        progress(
-            f"{source.spec}: the text changed since it was tokenised: a new run makes its tokens "
-            "anew"
-        )
-    if unsure := source.without_checksums():
-        progress(
-            f"{source.spec}: damage in {unsure[0]} would not be noticed: written without "
-            "page checksums" + (f", as {len(unsure) - 1} more" if unsure[1:] else "")
-        )
-    cached.write(asdict(found))
+    if state == _state(source):
+        keep(place, state, asdict(found))
     return found
 
 
-def _cached(source: Source, cache: Path) -> StatCache:
-    """The cache of a source's scan."""
-    files = source.watched()
-    options = [source.spec, source.text_field, source.limit]
-    name = digest_of([options, [str(path) for path in (files or [])[:1]]])[:32]
-    key = [_READING, options, [(file.origin, file.alone) for file in source.files]]
-    if source.revision is not None:
-        key.append(source.revision)
-    return StatCache(cache / "surveys" / f"{name}.json", files, key)
+def _state(source: Source) -> str | None:
+    """The state of all that the text of a source depends on; None where that is more than files."""
+    if (files := source.watched()) is None:
+        return None
+    names = list(map(str, files))
+    return state_of(
+        files, [_READING, source.spec, source.text_field, source.limit, source.revision, names]
+    )
 
 
 def _described(source: Source, found: SourceScan) -> str:
