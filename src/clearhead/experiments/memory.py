@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from clearhead.errors import choose
-from clearhead.experiments.planned_memory import training_memory
+from clearhead.experiments.bill import training_memory
 from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.models import PRESETS, ClearheadConfig, ClearheadForCausalLM, plan, preset
 from clearhead.models.planning import without_data
