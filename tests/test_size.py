@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_152
+LINES = 48_110
 LONGEST = 400
 
 

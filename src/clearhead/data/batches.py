@@ -6,6 +6,7 @@ step.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -70,11 +71,6 @@ class Batches:
         begin: int | None = None,
         began: str | None = None,
     ) -> None:
-        if sequence_length < 2 or batch_size < 1:
-            raise ClearheadError(
-                f"sequence_length is {sequence_length} and batch_size {batch_size}: a window has "
-                "at least 2 tokens (one predicts the next) and a batch at least 1 window"
-            )
         self.sequence_length = sequence_length
         self.batch_size = batch_size
         self.seed = seed
@@ -98,7 +94,9 @@ class Batches:
         self.fingerprint = corpus.fingerprint
         if self._computes:
             self.fingerprint = fingerprint_of(corpus.fingerprint, "feistel")
-        self._kept: dict[str, np.ndarray] = {}
+        self._permutation = lru_cache(_KEPT * len(self._pools))(
+            lambda purpose, size: permutation(f"seed {seed}, {purpose}", size)
+        )
 
     @property
     def tokens_per_batch(self) -> int:
@@ -118,8 +116,6 @@ class Batches:
             first token on, and "position_ids", int64 [B, T], 0 again at each document's first
             token; there the label is -100, since the token before is of another document.
         """
-        if step < 0:
-            raise ClearheadError(f"step is {step}: steps count from 0")
         first = step * self.batch_size
         places = [self._place(number) for number in range(first, first + self.batch_size)]
         length = self.sequence_length
@@ -191,15 +187,6 @@ class Batches:
         """Windows of a pool."""
         return sum(self._windows[stream] for stream in pool)
 
-    def _permutation(self, purpose: str, size: int) -> np.ndarray:
-        order = self._kept.pop(purpose, None)
-        if order is None:
-            order = permutation(f"seed {self.seed}, {purpose}", size)
-            while len(self._kept) >= _KEPT * len(self._pools):
-                del self._kept[next(iter(self._kept))]  # the one that was not used for longest
-        self._kept[purpose] = order
-        return order
-
 
 def document_inputs(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, torch.Tensor]:
     """Model arguments by which no token sees another document than its own.
@@ -252,8 +239,6 @@ def windows(
         ClearheadError: at the call, where the split holds no window of this length.
     """
     streams = corpus.split(split)
-    if length < 1 or (count is not None and count < 1):
-        raise ClearheadError(f"length is {length} and count {count}: both are at least 1")
     places = [_places(stream, length, at) for stream in streams]
     available = list(map(len, places))
     if not any(available):

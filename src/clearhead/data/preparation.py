@@ -183,18 +183,5 @@ def _open(
                 "begin": tokenizer.bos_token,
                 "end": tokenizer.eos_token,
             },
-            "packing": _packing(sources, tokenizer),
         },
     )
-
-
-def _packing(sources: tuple[Source, ...], tokenizer: Any) -> str:
-    """Packing of documents into one stream, in words for a report."""
-    marks = {"begin": tokenizer.bos_token_id, "end": tokenizer.eos_token_id}
-    begin, end = (one is not None for one in marks.values())
-    rule = f"each document is {'BEGIN + ' * begin}tokens{' + END' * end}, end to end"
-    if missing := [f"no {name} token" for name, one in marks.items() if one is None]:
-        rule += f" (the tokenizer has {' and '.join(missing)})"
-    if cut := [source.spec for source in sources if source.in_pieces]:
-        rule += f"; cut at line ends into pieces that count as documents: {', '.join(cut)}"
-    return rule

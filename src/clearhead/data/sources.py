@@ -37,7 +37,7 @@ class Document(NamedTuple):
     digest: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Source:
     """One source of text: its files in order, and its weight if it has one.
 
@@ -145,18 +145,11 @@ def find(config: DataConfig, progress: Callable[[str], None]) -> tuple[Source, .
                 "weight (SPEC@WEIGHT), or none, or let one take what the others leave of 1"
             )
         parsed = [(spec, rest if weight is None else weight) for spec, weight in parsed]
+    cache = config.cache_folder
     return tuple(
         Source(
-            spec=spec,
-            weight=weight,
-            files=_files(spec),
-            text_field=config.text_field,
-            limit=config.limit,
-            revision=(
-                hub.pinned_revision(spec, config.cache_folder, progress)
-                if hub.is_hub(spec)
-                else None
-            ),
+            *(spec, weight, _files(spec), config.text_field, config.limit),
+            revision=hub.pinned_revision(spec, cache, progress) if hub.is_hub(spec) else None,
         )
         for spec, weight in parsed
     )
@@ -171,26 +164,24 @@ def passages(words: str, progress: Callable[[str], None]) -> Iterator[str]:
     Raises:
         ClearheadError: as `find`; for a text that is not UTF-8, or a source without any.
     """
-    path, one = Path(os.path.expanduser(words)), len(words.split()) == 1
-    if there := bool(words) and os.path.exists(path):
-        if not (path.is_dir() or readable(path)):
-            yield from read(path, "text")
-            return
-    elif one and (readable(path) or (os.sep in words and path.parent.is_dir())):
+    path, word = Path(os.path.expanduser(words)), words if len(words.split()) == 1 else ""
+    there = bool(words) and os.path.exists(path)
+    named = word in (STDLIB, PACKAGES) or synthetic.is_synthetic(word) or hub.is_hub(word)
+    if there and not (path.is_dir() or readable(path)):
+        yield from read(path, "text")
+    elif there or named:
+        (source,) = find(DataConfig(data=(words,)), progress)
+        document = None
+        for document in source.documents(Counter(), whole=True):
+            yield document.text
+        if document is None:
+            raise ClearheadError(f"{words} holds no text: give a file with one, or words in quotes")
+    elif word and (readable(path) or (os.sep in word and path.parent.is_dir())):
         raise ClearheadError(
             f"{words}: no such file or folder: give one that there is, or a text in quotes"
         )
-    named = words in (STDLIB, PACKAGES) or synthetic.is_synthetic(words) or hub.is_hub(words)
-    if not (there or (one and named)):
+    else:
         yield in_utf8(words)
-        return
-    (source,) = find(DataConfig(data=(words,)), progress)
-    documents = source.documents(Counter(), whole=True)
-    if (first := next(documents, None)) is None:
-        raise ClearheadError(f"{words} holds no text: give a file that does, or a text in quotes")
-    yield first.text
-    for document in documents:
-        yield document.text
 
 
 def _files(spec: str) -> tuple[Path, ...]:
@@ -205,25 +196,18 @@ def _files(spec: str) -> tuple[Path, ...]:
         return ()
     path = Path(os.path.expanduser(spec))
     if path.is_dir():
-        files = _walk(path, wanted=readable)
-        if not files:
-            raise ClearheadError(f"data {spec!r}: nothing in this folder is {ENDINGS}")
-        return files
+        if files := _walk(path, wanted=readable):
+            return files
+        raise ClearheadError(f"data {spec!r}: nothing in this folder is {ENDINGS}")
     if not path.exists():
-        raise _missing(spec)
+        near = difflib.get_close_matches(spec, (STDLIB, PACKAGES), n=1, cutoff=0.6)
+        hint = f"give an existing path, {STDLIB}, {PACKAGES} or hf:NAME"
+        if near:
+            hint = f"did you mean {near[0]}?"
+        raise ClearheadError(f"data {spec!r}: no such file or folder; {hint}")
     if not readable(path):
         raise ClearheadError(f"data {spec!r}: cannot read this kind of file; give {ENDINGS}")
     return (path,)
-
-
-def _missing(spec: str) -> ClearheadError:
-    near = difflib.get_close_matches(spec, (STDLIB, PACKAGES), cutoff=0.6)
-    hint = (
-        f"did you mean {' or '.join(near)}?"
-        if near
-        else f"give an existing path, {STDLIB}, {PACKAGES} or hf:NAME"
-    )
-    return ClearheadError(f"data {spec!r}: no such file or folder; {hint}")
 
 
 def _standard_library() -> tuple[Path, ...]:
