@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_110
+LINES = 48_055
 LONGEST = 400
 
 

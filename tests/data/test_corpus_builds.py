@@ -142,7 +142,7 @@ def test_a_damaged_survey_is_made_anew(folder, configure):
     first = prepare(config)
     (path,) = (config.cache / "surveys").iterdir()
     whole = path.read_bytes()
-    for damaged in (whole[:-9], whole.replace(b'"documents": 30', b'"documents": 31'), b"[1]", b""):
+    for damaged in (whole[:-9], whole.replace(b"[30, ", b"[31, "), b"[1]", b""):
         assert damaged != whole
         path.write_bytes(damaged)
         assert prepare(config).describe() == first.describe()

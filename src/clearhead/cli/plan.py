@@ -110,8 +110,7 @@ def _models(command: Command) -> Iterator[tuple[str, Any, TrainConfig]]:
             config = preset(arm.preset, published.size, **{**arm.model, **changes})
             yield f"{arm.name}, recipe {command.recipe}", config, arm.train
     for name in command.models:
-        path = Path(name)
-        if name in PRESETS or not (path.exists() or "/" in name):
+        if name in PRESETS or not (Path(name).exists() or "/" in name):
             base = preset(choose("preset or folder", name, PRESETS), command.size, **changes)
             # As the training fits it: with room for its windows.
             room = max(base.max_position_embeddings, command.train.sequence_length)

@@ -36,12 +36,6 @@ def parse_hub(spec: str) -> tuple[str, str | None, str]:
     return name, config or None, split or "train"
 
 
-def local_folder(spec: str) -> Path | None:
-    """The local folder that replaces a data set of the hub, or None."""
-    path = Path(parse_hub(spec)[0])
-    return path if path.is_dir() else None
-
-
 def pinned_revision(spec: str, cache: Path, progress: Callable[[str], None]) -> str | None:
     """The revision of a data set at its first use; the hub is asked for it then only.
 
@@ -50,9 +44,9 @@ def pinned_revision(spec: str, cache: Path, progress: Callable[[str], None]) -> 
     Raises:
         ClearheadError: where the hub does not answer, or has no such data set.
     """
-    if local_folder(spec) is not None:
-        return None
     name, _, _ = parse_hub(spec)
+    if Path(name).is_dir():
+        return None
     path = cache / "hub" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
     if path.exists():
         known = read_json(path, "delete it to ask the hub again")

@@ -8,8 +8,9 @@ does not matter.
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from clearhead.data.sources import Document, Source
 from clearhead.data.stat_cache import keep, recall, state_of
@@ -23,14 +24,13 @@ SAMPLE_BYTES = 16 << 20  # of training text, for the tokenizer
 _SAMPLE_PIECE = 16 << 10  # characters; small enough that no one document dominates the sample
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceScan:
+class SourceScan(NamedTuple):
     """The content of one source.
 
     Attributes:
         size: bytes of text.
         digest: a hash of all texts.
-        skipped: what was left out, and how often.
+        skipped: the number of what was left out, by reason.
         lowest, highest: of the documents' keys.
     """
 
@@ -102,10 +102,25 @@ def survey(source: Source, cache: Path) -> Path:
 
 def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> SourceScan:
     place, state = survey(source, cache), _state(source)
-    if (known := recall(place, state)) is not None:
-        found = SourceScan(**known)
-        progress(f"{_described(source, found)}, unchanged since it was read")
-        return found
+    known = recall(place, state)
+    found = SourceScan(*known) if known is not None else _read(source)
+    left_out = ", ".join(f"{number} {reason}" for reason, number in found.skipped.items())
+    if not found.documents:
+        raise ClearheadError(
+            f"data {source.spec!r} holds no text ({left_out or 'it is empty'}); give data with at "
+            "least two documents"
+        )
+    progress(
+        f"{source.spec}: {found.documents:,} documents, {found.size / 1e6:.1f} MB"
+        + f" (skipped: {left_out})" * bool(left_out)
+        + ", unchanged since it was read" * (known is not None)
+    )
+    if known is None and state == _state(source):
+        keep(place, state, found)
+    return found
+
+
+def _read(source: Source) -> SourceScan:
     skipped: Counter[str] = Counter()
     digest = hashlib.sha256()
     documents = size = 0
@@ -115,44 +130,22 @@ def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> S
         size += document.size
         digest.update(document.digest)
         lowest, highest = min(lowest, key(document)), max(highest, key(document))
-    found = SourceScan(
-        documents=documents,
-        size=size,
-        digest=digest.hexdigest(),
-        skipped=dict(sorted(skipped.items())),
-        lowest=lowest,
-        highest=highest,
-    )
-    if not documents:
-        raise ClearheadError(
-            f"data {source.spec!r} holds no text ({_left_out(found) or 'it is empty'}); "
-            "give data with at least two documents"
-        )
-    progress(_described(source, found))
-    if state == _state(source):
-        keep(place, state, asdict(found))
-    return found
+    left_out = dict(sorted(skipped.items()))
+    return SourceScan(documents, size, digest.hexdigest(), left_out, lowest, highest)
 
 
 def _state(source: Source) -> str | None:
     """The state of all that the text of a source depends on; None where that is more than files."""
-    if (files := source.watched()) is None:
+    if source.revision is None and not source.files:
         return None
-    names = list(map(str, files))
+    files = [path.absolute() for path in source.files]
     return state_of(
-        files, [_READING, source.spec, source.text_field, source.limit, source.revision, names]
+        files,
+        [
+            *(_READING, source.spec, source.text_field, source.limit, source.revision),
+            list(map(str, files)),
+        ],
     )
-
-
-def _described(source: Source, found: SourceScan) -> str:
-    left_out = _left_out(found)
-    return f"{source.spec}: {found.documents:,} documents, {found.size / 1e6:.1f} MB" + (
-        f" (skipped: {left_out})" if left_out else ""
-    )
-
-
-def _left_out(found: SourceScan) -> str:
-    return ", ".join(f"{number} {reason}" for reason, number in sorted(found.skipped.items()))
 
 
 def sample(sources: tuple[Source, ...], found: CorpusScan) -> Iterator[str]:
