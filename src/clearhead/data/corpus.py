@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 from mmap import MADV_DONTNEED, mmap
@@ -53,14 +54,13 @@ class TokenStream:
         if self.file is None:
             return self.tokens[start : start + length].astype(np.int64)
         size = self.tokens.itemsize
-        try:
+        data = b""
+        with suppress(OSError):
             data = os.pread(self.file.fileno(), length * size, start * size)
-        except OSError as error:
-            raise ClearheadError(f"{self._shard} cannot be read: {error.strerror}") from error
         if len(data) < length * size:
             raise ClearheadError(
-                f"{self._shard} was cut short while it was in use: start again, and they are made "
-                "anew"
+                f"the tokens of data {self.spec!r} cannot be read, or their file was cut short "
+                "while it was in use: start again, and they are made anew"
             )
         return np.frombuffer(data, self.tokens.dtype).astype(np.int64)
 
@@ -72,10 +72,6 @@ class TokenStream:
         if isinstance(self.starts.base, mmap):
             self.starts.base.madvise(MADV_DONTNEED)  # as above; these are few and far between
         return opens_T
-
-    @property
-    def _shard(self) -> str:
-        return f"the tokens of data {self.spec!r}"
 
 
 def map_stream(

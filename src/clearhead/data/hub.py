@@ -81,10 +81,13 @@ def rows(spec: str, revision: str | None) -> Iterator[tuple[str, dict[str, Any]]
     Raises:
         ClearheadError: where the data set cannot be read.
     """
-    stream = _stream(spec, revision)
-    features = getattr(stream, "features", None) or {}
-    named = {field: kind.names for field, kind in features.items() if hasattr(kind, "names")}
+    import datasets
+
+    name, subset, split = parse_hub(spec)
     try:
+        stream = datasets.load_dataset(name, subset, split=split, streaming=True, revision=revision)
+        features = getattr(stream, "features", None) or {}
+        named = {field: kind.names for field, kind in features.items() if hasattr(kind, "names")}
         for number, row in enumerate(stream, start=1):
             classes = {
                 field: names[row[field]]
@@ -93,18 +96,6 @@ def rows(spec: str, revision: str | None) -> Iterator[tuple[str, dict[str, Any]]
             }
             yield f"{spec}, row {number}", {**row, **classes}
     except Exception as error:  # the network, a format, a script: whatever datasets raises
-        raise _failed(spec, error) from error
-
-
-def _stream(spec: str, revision: str | None) -> Any:
-    name, subset, split = parse_hub(spec)
-    try:
-        import datasets
-    except ImportError as error:
-        raise ClearheadError(f"data {spec!r} needs datasets: pip install datasets") from error
-    try:
-        return datasets.load_dataset(name, subset, split=split, streaming=True, revision=revision)
-    except Exception as error:  # as above
         raise _failed(spec, error) from error
 
 

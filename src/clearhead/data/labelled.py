@@ -125,20 +125,18 @@ def without_tenth(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[int] | list[float]:
     """Labels as a loss takes them: class numbers, or floats for a regression.
 
-    A whole number is the class's own where the task names its classes, and its name otherwise.
+    A number is the class's own where the task names its classes, and its name otherwise.
 
     Raises:
         ClearheadError: a label outside the classes, naming its place.
     """
     if task.regression:
         return [_number(row) for row in rows]
-    numbers = {name: number for number, name in enumerate(classes)}
+    numbers = {str(number): number for number in range(len(task.classes))}
+    numbers |= {name: number for number, name in enumerate(classes)}
     found = []
     for row in rows:
-        number = numbers.get(str(row.label))
-        if number is None and task.classes and isinstance(row.label, int):
-            number = int(row.label) if 0 <= row.label < len(classes) else None
-        if number is None:
+        if (number := numbers.get(str(row.label))) is None:
             known = ", ".join(classes[:8]) + (" …" if len(classes) > 8 else "")
             raise ClearheadError(
                 f"{row.where}: label {row.label!r} is outside the {len(classes)} classes ({known}) "
