@@ -356,6 +356,10 @@ def resolved(name: str) -> str:
         if re.fullmatch("[^~./]+/[^/]+", name) and not near:
             hint = f"; a model of the hub is opened once `hf download {name}` has fetched it"
         raise ClearheadError(f"cannot load a model from {name!r} (no such folder{hint}): {_GIVE}")
+    if any(path.glob("shard-*.safetensors")) and (path / "config.json").exists():
+        raise ClearheadError(
+            f"{name!r} is a run's checkpoint: make a model of it by clearhead convert {name} FOLDER"
+        )
     if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
         raise ClearheadError(f"{name!r} holds adapters alone, no model: {_beside_adapters(path)}")
     return name

@@ -1,23 +1,16 @@
 """LoRA adapters, by PEFT: added before training, kept by checkpoints, merged at the end."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from clearhead.errors import ClearheadError, require
 from clearhead.models.loading import without_bars
-from clearhead.records.files import utf8_name
 
 FOLDER = "adapter"  # in the final model's
-WEIGHTS = "adapter_model.safetensors"
-_PREFIX = "base_model.model."  # of the names in that file
-_BUFFERS = "buffers/"
 
 
 def present(model: PreTrainedModel) -> bool:
@@ -52,34 +45,6 @@ def add(model: PreTrainedModel, modules: list[str], *, rank: int, alpha: float, 
             ) from error
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)
-
-
-def weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights that a checkpoint holds: those of the adapters alone, where there are any."""
-    held = model.state_dict()
-    return {name: held[name] for name in held if ".lora_" in name or not present(model)}
-
-
-def buffers(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Tensors that a checkpoint holds beside the adapters; nothing of a model without them."""
-    if not present(model):
-        return {}
-    held = model.state_dict()
-    return {_BUFFERS + name: buffer for name, buffer in model.named_buffers() if name in held}
-
-
-def restore(folder: Path, model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
-    """Load the adapters in `folder`, and those of `tensors` that are `buffers`, in place."""
-    from peft import set_peft_model_state_dict
-
-    with utf8_name(folder / WEIGHTS) as file:
-        weights = load_file(file)
-    set_peft_model_state_dict(
-        model, {name.removeprefix(_PREFIX): weight for name, weight in weights.items()}
-    )
-    for name, buffer in model.named_buffers():
-        if (stored := tensors.get(_BUFFERS + name)) is not None:
-            buffer.copy_(stored)
 
 
 def merge(model: PreTrainedModel, folder: Path | None = None) -> None:
