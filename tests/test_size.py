@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_603
+LINES = 48_446
 LONGEST = 400
 
 

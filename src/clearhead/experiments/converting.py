@@ -47,7 +47,6 @@ from clearhead.nn.sink import AT_REST
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, read_json, require_new, write_json
 from clearhead.records.provenance import provenance
-from clearhead.train.adapters import merge
 from clearhead.train.checkpoint import save_pretrained, whole
 
 RECORD = "conversion.json"  # in the folder of the converted model
@@ -88,7 +87,6 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
         return
     require_convertible(config.model, trust_remote_code=config.trust_remote_code)
     model, tokenizer = load_model(config.model, trust_remote_code=config.trust_remote_code)
-    merge(model)
     require_own_tokenizer(config.model, model, tokenizer)
     if not config.changes:
         found = to_the_other_format(model, config.model, config.purpose)

@@ -1,7 +1,6 @@
 """LoRA adapters, by PEFT: added before training, kept by checkpoints, merged at the end."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -50,58 +49,22 @@ def add(model: PreTrainedModel, modules: list[str], *, rank: int, alpha: float, 
 def merge(model: PreTrainedModel, folder: Path | None = None) -> None:
     """Add the adapters to the weights, in place of them; before, write them to `folder`.
 
-    Afterwards all weights can be trained, which PEFT had frozen, and the head is tied to the
-    embedding only where it still equals it. A model without adapters stays as it is, and nothing is
-    written.
-
-    Raises:
-        ClearheadError: for adapters that PEFT cannot merge, such as biases where there were none.
+    Afterwards all weights can be trained, which PEFT had frozen. A model without adapters stays as
+    it is, and nothing is written.
     """
     if not present(model):
         return
     from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import AuxiliaryTrainingWrapper
 
     if folder is not None:
         with without_bars():
             model.save_pretrained(folder)
-    layers: dict[str, Any] = dict(model.named_modules())
-    merged = list[str]()
-    try:
-        for name, layer in layers.items():
-            if any(name.startswith(f"{parent}.") for parent in merged):
-                continue  # a part of what was replaced
-            if isinstance(layer, BaseTunerLayer):
-                layer.merge()
-                model.set_submodule(name, layer.get_base_layer())
-            elif isinstance(layer, AuxiliaryTrainingWrapper):  # saved whole, or some tokens' rows
-                whole = layer.unload_and_optionally_merge_module(
-                    merge=True, safe_merge=False, adapter_names=None
-                )
-                model.set_submodule(name, whole)
-                merged.append(name)
-    except (NotImplementedError, RuntimeError, ValueError) as error:  # of kinds that PEFT refuses
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ClearheadError(
-            f"this adapter cannot be merged into its model ({reason}): give the model without it"
-        ) from error
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge()
+            model.set_submodule(name, layer.get_base_layer())
     model._hf_peft_config_loaded = False
     del model.peft_config
     # transformers saves by the names that it loaded last: the adapter's, which no model has.
     model._weight_conversions = None
     model.requires_grad_(True)
-    _settle_head(model)
-
-
-def _settle_head(model: PreTrainedModel) -> None:
-    """Untie the head in the configuration where adapters moved it or the embedding alone.
-
-    PEFT splits the two. Where both were moved alike, they are one again.
-    """
-    head = model.get_output_embeddings()
-    if head is None or not getattr(model.config, "tie_word_embeddings", False):
-        return
-    if torch.equal(head.weight, model.get_input_embeddings().weight):
-        model.tie_weights()
-    else:
-        model.config.tie_word_embeddings = False
