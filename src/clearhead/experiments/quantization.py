@@ -17,7 +17,6 @@ from clearhead.models.loading import resolved
 from clearhead.quantize import Scheme, every, left_out, linear_layers, scheme
 from clearhead.quantize.measure import QuantizationTask
 from clearhead.records.runs import QUANTIZATION, Line
-from clearhead.train.adapters import merge
 
 ALL = "all"
 
@@ -53,7 +52,6 @@ def _portion(
     say: Callable[[str], None],
 ) -> Portion[Subject]:
     model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
-    merge(model)  # else a base and its adapter's two matrices would be rounded by themselves
     # What transformers warns of from here on, such as attention that is out of reach, is a result.
     logging.set_verbosity_error()
     subject = Subject(
