@@ -35,8 +35,8 @@ TASKS = {
 class Oracle:
     """A reader that has seen the prompts and knows, or does not know, the answers."""
 
-    def __init__(self, reader, answer):
-        self.prefill, self.prompts, self.answers = reader.prefill, [], []
+    def __init__(self, answer):
+        self.prompts, self.answers = [], []
         self._answer = answer
 
     def ask(self, prompts, answers, *, new_tokens=0, advanced=None):
@@ -55,7 +55,7 @@ def _ignorant(prompt, answer):
 
 
 def _asked(subject, task, cell, answer=_knowing):
-    oracle = Oracle(subject.reader, answer)
+    oracle = Oracle(answer)
     copy = replace(subject)
     copy.__dict__["reader"] = oracle
     found = numbers(task.measure(copy, cell, lambda steps: None))

@@ -13,10 +13,10 @@ from clearhead.data.corpus import fingerprint_of
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
+from clearhead.eval.answers import Prompt
 from clearhead.eval.grounding import contains, grounding
 from clearhead.eval.judge import PROMPT, Judge
 from clearhead.eval.options import HallucinationOptions
-from clearhead.eval.prefill import Prompt
 from clearhead.eval.task import EvalTask, Subject, check_count, check_files
 from clearhead.measure.task import Advanced, Cell
 from clearhead.records.runs import Line

@@ -9,8 +9,8 @@ from clearhead.data.retrieval import Fact, facts, sentence
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.synthetic import is_synthetic
 from clearhead.errors import ClearheadError
+from clearhead.eval.answers import Prompt
 from clearhead.eval.options import Filler
-from clearhead.eval.prefill import Prompt
 from clearhead.eval.task import Subject
 
 Ids = tuple[int, ...]

@@ -10,8 +10,8 @@ from itertools import accumulate
 from clearhead.data.retrieval import listing, pairs, sentence
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
+from clearhead.eval.answers import Prompt
 from clearhead.eval.options import RecallOptions
-from clearhead.eval.prefill import Prompt
 from clearhead.eval.task import EvalTask, Subject, check_count
 from clearhead.measure.task import Advanced, Cell
 from clearhead.records.runs import Line

@@ -14,6 +14,7 @@ from statistics import fmean, variance
 
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError, choose
+from clearhead.eval.answers import Prompt
 from clearhead.eval.demonstrations import (
     ORDERS,
     Example,
@@ -24,7 +25,6 @@ from clearhead.eval.demonstrations import (
     load_examples,
 )
 from clearhead.eval.options import FILL, ShotsOptions
-from clearhead.eval.prefill import Prompt
 from clearhead.eval.task import EvalTask, Subject, check_count, parted
 from clearhead.measure.task import Advanced, Cell
 from clearhead.records.intervals import wilson
