@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_561
+LINES = 48_217
 LONGEST = 400
 
 

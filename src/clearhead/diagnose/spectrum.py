@@ -39,8 +39,7 @@ class Spectrum:
         if not bool(matrix_HTT.isfinite().all()):
             return
         singular = torch.linalg.svdvals(matrix_HTT.double())
-        p = singular / singular.sum(-1, keepdim=True)
-        entropy = -torch.xlogy(p, p).sum(-1)
+        entropy = torch.special.entr(singular / singular.sum(-1, keepdim=True)).sum(-1)
         self.values[call.layer] = singular.mean(0).cpu()
         self.ranks[call.layer] = float(entropy.exp().mean()) / singular.shape[-1]
         if self.centre is None:
