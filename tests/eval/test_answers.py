@@ -6,7 +6,7 @@ import torch
 from transformers import MambaConfig, MambaForCausalLM
 
 from clearhead import ClearheadError
-from clearhead.eval.answers import Prompt, Reader
+from clearhead.measure.answers import Prompt, Reader
 from clearhead.models import with_rope_scaling
 
 VOCABULARY, TRAINED = architectures.VOCABULARY, 16

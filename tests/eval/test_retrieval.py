@@ -12,12 +12,12 @@ from clearhead import ClearheadError
 from clearhead.data import synthetic
 from clearhead.data.retrieval import held_out
 from clearhead.data.seeded_choices import SeededChoices
-from clearhead.eval.answers import Answer
 from clearhead.eval.attention_to_answer import AllocationTask, last_row
 from clearhead.eval.haystack import haystack
 from clearhead.eval.needles import NeedlesTask
 from clearhead.eval.passkey import PasskeyTask
 from clearhead.eval.recall import RecallTask
+from clearhead.measure.answers import Answer
 from clearhead.records.intervals import wilson
 
 from .conftest import numbers

@@ -27,7 +27,7 @@ from clearhead.diagnose.spectrum import Spectrum
 from clearhead.errors import ClearheadError
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import batches, evaluating, lack_of_positions, run_backbone
-from clearhead.probe.observation import AttentionStatistic, HiddenStatistic, observe
+from clearhead.probe.observation import AttentionStatistic, LayerStatistic, observe
 from clearhead.probe.statistic import curves_of, measures_of
 from clearhead.probe.tiles import TILE, ByTile
 from clearhead.records.runs import Line
@@ -89,7 +89,7 @@ def diagnose(
     windows = list(windows)
     length = max(map(len, windows), default=0)
     stream, order = ResidualStream(), RotaryOrder(model, length)
-    hidden: list[HiddenStatistic] = [HiddenStatistics(), stream]
+    hidden: list[LayerStatistic] = [HiddenStatistics(), stream]
     gates = ClosedGates()
     tiles = ByTile(
         weights=[RowMeans(), NullMass(), SinkRate(), SignedDifference(), Reach()],

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from clearhead.data.seeded_choices import SeededChoices
-from clearhead.eval.answers import Prompt
 from clearhead.eval.haystack import Haystack, haystack
 from clearhead.eval.options import AllocationOptions
-from clearhead.eval.task import EvalTask, Subject, by_depth, check_count
-from clearhead.measure.task import Advanced, Cell
+from clearhead.eval.task import EvalTask, by_depth, check_count
+from clearhead.measure.answers import Prompt
+from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import evaluating
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.observation import observe

@@ -9,9 +9,9 @@ from clearhead.data.retrieval import Fact, facts, sentence
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.synthetic import is_synthetic
 from clearhead.errors import ClearheadError
-from clearhead.eval.answers import Prompt
 from clearhead.eval.options import Filler
-from clearhead.eval.task import Subject
+from clearhead.measure.answers import Prompt
+from clearhead.measure.task import Subject
 
 Ids = tuple[int, ...]
 _ENDS = (".", "!", "?", "\n", '."', '!"', '?"', ".”", "!”", "?”")

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessorList
 from transformers.cache_utils import DynamicLayer
 
 from clearhead.errors import ClearheadError
-from clearhead.eval.rope_limits import check_length, follow_length, reset_dynamic_rope
+from clearhead.measure.rope_limits import check_length, follow_length, reset_dynamic_rope
 from clearhead.models.inspection import evaluating, finite
 from clearhead.models.pretrained import CACHE, cache_of
 
@@ -174,23 +175,20 @@ class Reader:
     def _groups(self, prompts: Sequence[Prompt], lengths: Sequence[int]) -> Iterator[list[int]]:
         """Batches: neighbours; a context that several have is a batch's only one."""
         contexts = Counter(prompt.context for prompt in prompts)
-        order = list(range(len(prompts)))
-        if not self.shares:
-            order.sort(key=lambda index: len(prompts[index].ids))
-        group: list[int] = []
-        for index in order:
-            prompt, first = prompts[index], prompts[group[0]] if group else prompts[index]
-            longest = max(lengths[one] for one in (*group, index))
-            full = longest * (len(group) + 1) > self._batch_tokens
-            apart = len(prompt.ids) != len(first.ids)
-            if self.shares:
-                several = max(contexts[prompt.context], contexts[first.context]) > 1
-                apart = prompt.context != first.context and several
-            if group and (full or apart):
-                yield group
-                group = []
-            group.append(index)
-        if group:
+
+        def alike(index: int) -> Any:
+            context = prompts[index].context if contexts[prompts[index].context] > 1 else None
+            return context if self.shares else len(prompts[index].ids)
+
+        order = range(len(prompts))
+        for _, neighbours in groupby(order if self.shares else sorted(order, key=alike), alike):
+            group: list[int] = []
+            for index in neighbours:
+                longest = max(lengths[one] for one in (*group, index))
+                if group and longest * (len(group) + 1) > self._batch_tokens:
+                    yield group
+                    group = []
+                group.append(index)
             yield group
 
     def _start(self, shared: Ids) -> Any:
