@@ -213,7 +213,6 @@ def test_smoke_converts_trains_and_asks_from_a_model_that_it_trains_first(tmp_pa
     for run in records.runs:
         assert run.select("perplexity", scheme="w8a8-coarse")
         assert run.select("perplexity", task="perplexity", scaling="none", length=512)
-        assert run.value("maximum_activation", tokens="rest")
     assert records.of(arms[1])[0].header["from"]["name"].startswith(str(out / "models"))
     assert not records.of(arms[0])[0].steps
 
