@@ -19,9 +19,9 @@ from clearhead.experiments.processes import Stopped
 from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.report import load, page_of
 from clearhead.reproduce.claims import evidence
+from clearhead.reproduce.contrasts import lower, number
 from clearhead.reproduce.stages import collect
 from clearhead.reproduce.study import Study
-from clearhead.reproduce.verbs import lower, number
 
 
 class Script(Job):

@@ -13,10 +13,10 @@ from typing import Any
 
 from clearhead.data import DataConfig
 from clearhead.experiments.sweep_configs import EvaluateConfig, EvaluateSettings, QuantizeConfig
-from clearhead.reproduce.composition import CONFIRMED_ON
 from clearhead.reproduce.study import TRAINED, Study
 from clearhead.train import TrainConfig
 
+CONFIRMED_ON = (3, 4, 5)  # seeds that did not choose the composition
 TOKENS = {"tiny": 256_000, "small": 50_000_000}
 SWEEPS = {"tiny": 102_400, "small": 10_000_000}
 RATES = {"tiny": (3e-3, 6e-3), "small": (1e-3, 2e-3)}
