@@ -89,11 +89,6 @@ class CompareConfig(OpensModels):
     own tokenizer reads the text. The defaults are for this: add --from MODEL to --help to see."""
     size: Size = "tiny"
     """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
-    sizes: tuple[Size, ...] = ()
-    """A ladder: the comparison at each of these sizes, or widths of the size such as 64 128 256.
-    train.tokens is the smallest one's budget; the others read more in proportion to their
-    parameters. The page gives each arm's effective speed-up, and fits it over three sizes or
-    more."""
     set: dict[str, Any] = field(default_factory=dict)
     """Changes to the configuration of every preset, such as norm=rmsnorm-single."""
     vary: dict[str, tuple[Any, ...]] = field(default_factory=dict)
