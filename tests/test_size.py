@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_234
+LINES = 46_061
 LONGEST = 400
 
 
