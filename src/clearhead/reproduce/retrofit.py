@@ -92,7 +92,7 @@ def _tiny() -> Table:
         label="retrofit",
     )
     questions = _questions(tokens=4096)
-    # Sweeps of 16,384 chose rates too high for 250,000 (docs/repair-evidence.md).
+    # Sweeps of 16,384 chose rates too high for 250,000 (docs/log.md).
     return Table(config=config, sweep_tokens=62_500, questions=questions, parameters=PARAMETERS)
 
 
