@@ -295,7 +295,7 @@ def continued_recipe() -> TrainConfig:
     """The defaults of training that goes on from a model.
 
     At a learning rate of 1e-4 SmolLM2-135M ended worse on new text after 250,000 tokens than at
-    3e-5 (docs/repair-evidence.md).
+    3e-5 (docs/log.md).
     """
     return TrainConfig(learning_rate=3e-5, sequence_length=512, batch_size=4)
 

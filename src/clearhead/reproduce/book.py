@@ -61,7 +61,7 @@ NAMES = {
     "w8a8-coarse, w4-channel": "weights and activations in 8 bits, one scale for each tensor; "
     "weights in 4 bits, one scale for each channel.",
     "needles, passkeys": "facts hidden in a long text, which the model is to repeat.",
-    "prefix, rotation, all turned": "repairs of a trained model (docs/repair-evidence.md).",
+    "prefix, rotation, all turned": "repairs of a trained model (docs/repair.md).",
     "16 ×": "of the length of texts in training.",
 }
 COLUMNS = ("comparison", "record", "ours", "compared with", "difference, 95 %", "verdict")

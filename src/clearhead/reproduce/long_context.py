@@ -31,7 +31,7 @@ OTHERS = (
     "synthetic:recall:filler=1,characters=360,documents=20000@0.1",
 )
 # Best of 7.5e-4 to 6e-3 by the last tenth of training, one seed, ALiBi's within 0.01 of the best
-# (docs/findings.md). Forget gates have the rate of their rival.
+# (docs/log.md). Forget gates have the rate of their rival.
 TUNED = {"transformer": (3e-3,), "alibi": (3e-3,), "forget": (3e-3,)}
 RATES = {"tiny": (1.5e-3,), "small": (1.5e-3, 3e-3, 6e-3), "paper": (1e-4,)}
 # Attention is learnt sooner from matrices that keep the size of what they read: 192 ** -0.5.

@@ -89,7 +89,7 @@ def _tiny() -> Study:
         train=TrainConfig(tokens=250_000, sequence_length=128, batch_size=4, log_every=4),
         data=DataConfig(data=(BOOKS,), limit=20_000_000),
         label="retrofit",
-        # Sweeps of 16,384 chose rates too high for 250,000 (docs/repair-evidence.md).
+        # Sweeps of 16,384 chose rates too high for 250,000 (docs/log.md).
         sweep_tokens=62_500,
         questions=_questions(tokens=4096),
         parameters=PARAMETERS,
