@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 46_061
+LINES = 48_003
 LONGEST = 400
 
 
