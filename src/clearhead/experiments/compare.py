@@ -8,6 +8,7 @@ from pathlib import Path
 
 from clearhead.data import Corpus, prepare, with_mask_token
 from clearhead.errors import ClearheadError, require_extras
+from clearhead.experiments import processes
 from clearhead.experiments.bases import ArmModel, Base, open_base
 from clearhead.experiments.comparison_run import (
     Run,
@@ -21,7 +22,6 @@ from clearhead.experiments.comparison_run import (
     write_records,
 )
 from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun
-from clearhead.experiments.processes import run_side_by_side
 from clearhead.experiments.run_setup import data_of
 from clearhead.progress import Work
 from clearhead.records.files import write_text
@@ -113,9 +113,7 @@ def _compare(
         for _ in range(len(jobs) - len(spread)):
             work.skip()
         if spread:
-            processes = [job.of_a_process() for job in spread]
-            logs = config.output / "logs"
-            run_side_by_side(processes, logs=logs, count=config.jobs, say=say, work=work)
+            _side_by_side(spread, config, say, work)
     for job in jobs:
         done = None
         if job in spread:
@@ -135,6 +133,20 @@ def _compare(
     if all(diverged):
         raise world.told(DivergedError(f"no run stayed finite: {diverged[0]}"))
     return load(config.output / RECORDS)
+
+
+def _side_by_side(
+    runs: list[Run], config: CompareConfig, say: Callable[[str], None], work: Work
+) -> None:
+    """Make runs in processes, so many at a time; refuse to go on without those that failed."""
+    count, logs = min(config.jobs, len(runs)), config.output / "logs"
+    say(f"{count} of {len(runs)} runs at once, with logs in {logs}")
+    jobs = [one.of_a_process() for one in runs]
+    if failed := processes.run(jobs, logs=logs, jobs=count, say=say, work=work):
+        raise ClearheadError(
+            f"{len(failed)} of {len(runs)} runs failed ({', '.join(one.name for one in failed)}): "
+            f"{logs} says why, and the same command tries them again"
+        )
 
 
 def make_run(one: OneRun, *, say: Callable[[str], None], work: Work) -> None:
