@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_003
+LINES = 48_187
 LONGEST = 400
 
 
