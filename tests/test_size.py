@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_442
+LINES = 48_227
 LONGEST = 400
 
 
