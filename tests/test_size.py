@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_227
+LINES = 45_846
 LONGEST = 400
 
 
