@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 47_935
+LINES = 45_846
 LONGEST = 400
 
 
