@@ -94,7 +94,7 @@ def test_a_model_with_an_adapter_is_refused(rows, tokenizer, tmp_path, capsys):
     settings = peft.LoraConfig(target_modules=["query"], r=2)
     peft.get_peft_model(BertForMaskedLM.from_pretrained(model), settings).save_pretrained(model)
     words = ("finetune", model, *_words(rows), "--output", str(tmp_path / "out"))
-    assert "has an adapter beside its weights" in refusal(capsys, *words)
+    assert "has an adapter: merge it by PEFT" in refusal(capsys, *words)
 
 
 @pytest.mark.parametrize("kind", ["masked", "causal", "bert", "gpt2"])

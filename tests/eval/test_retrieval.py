@@ -12,12 +12,11 @@ from clearhead import ClearheadError
 from clearhead.data import synthetic
 from clearhead.data.retrieval import held_out
 from clearhead.data.seeded_choices import SeededChoices
-from clearhead.eval.answers import Answer
 from clearhead.eval.attention_to_answer import AllocationTask, last_row
-from clearhead.eval.haystack import haystack
-from clearhead.eval.needles import NeedlesTask
+from clearhead.eval.needles import NeedlesTask, haystack
 from clearhead.eval.passkey import PasskeyTask
 from clearhead.eval.recall import RecallTask
+from clearhead.measure.answers import Answer
 from clearhead.records.intervals import wilson
 
 from .conftest import numbers
@@ -35,8 +34,8 @@ TASKS = {
 class Oracle:
     """A reader that has seen the prompts and knows, or does not know, the answers."""
 
-    def __init__(self, reader, answer):
-        self.prefill, self.prompts, self.answers = reader.prefill, [], []
+    def __init__(self, answer):
+        self.prompts, self.answers = [], []
         self._answer = answer
 
     def ask(self, prompts, answers, *, new_tokens=0, advanced=None):
@@ -55,7 +54,7 @@ def _ignorant(prompt, answer):
 
 
 def _asked(subject, task, cell, answer=_knowing):
-    oracle = Oracle(subject.reader, answer)
+    oracle = Oracle(answer)
     copy = replace(subject)
     copy.__dict__["reader"] = oracle
     found = numbers(task.measure(copy, cell, lambda steps: None))
@@ -120,7 +119,7 @@ def test_needles_stand_at_their_depth_and_all_lengths_are_exact(subject):
             digits=5,
             filler="text",
         )
-        prompts = stack.prompts(subject)
+        prompts = stack.prompts
         assert max(len(prompt.ids) for prompt in prompts) == 192
         context = subject.tokenizer.decode(stack.context)
         for fact in stack.asked:
@@ -199,7 +198,7 @@ def test_allocation_is_the_last_row_of_the_whole_map(make_subject, name):
         digits=5,
         filler="text",
     )
-    (prompt,) = stack.prompts(subject)
+    (prompt,) = stack.prompts
     spans = torch.zeros(3, 128, dtype=torch.bool)
     spans[0, 10:20], spans[1, 20:100], spans[2, 100:128] = True, True, True
     with torch.no_grad():

@@ -1,11 +1,15 @@
-"""Files to texts, one reader a format. All stream; none holds more than one text and a block."""
+"""Files to texts, one reader a format. All stream; none holds more than one text and a block.
 
+The hub's rows come through `datasets` (`hub`), files do not: its JSON reader (5.2) refuses other
+fields than the first 10 MB have, and lone surrogates, and reads texts that are all dates as dates.
+"""
+
+import difflib
 import gzip
 import json
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -31,22 +35,6 @@ class UndecodableError(ClearheadError):
     """A text file that is no UTF-8 text: an error where it was named, else a file to skip."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class File:
-    """A file to read.
-
-    Attributes:
-        path: where it is.
-        origin: its name within its source, for people.
-        alone: the user named this very file, or a folder of no other. A text file is then cut into
-            pieces, and data that is not text is an error; else it is skipped and counted.
-    """
-
-    path: Path
-    origin: str
-    alone: bool = False
-
-
 def ending(path: Path) -> str:
     """The ending that names the format: `.txt` for both `a.txt` and `a.TXT.gz`."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
@@ -58,43 +46,56 @@ def readable(path: Path) -> bool:
     return ending(path) in TEXT + JSON_LINES + PARQUET and not gzipped_parquet
 
 
-def read(file: File, text_field: str, *, whole: bool = False) -> Iterator[str]:
-    """Yield the texts of a file in order, the empty ones included; `whole` ones are not cut.
+def read(path: Path, text_field: str, *, in_pieces: bool = False) -> Iterator[str]:
+    """Yield the texts of a file in order, the empty ones included; a text file may be cut.
 
     Raises:
         UndecodableError: a text file that holds a NUL byte or is not UTF-8.
         ClearheadError: a file that cannot be read, a row that is broken or lacks the field.
     """
-    kind = ending(file.path)
-    with _reading(file.path):
+    kind = ending(path)
+    with _reading(path):
         if kind in JSON_LINES:
-            for where, row in json_rows(file.path):
+            for where, row in json_rows(path):
                 yield text_of(row, text_field, where)
         elif kind in PARQUET:
-            yield from _parquet(file.path, text_field)
+            yield from _parquet(path, text_field)
         else:
-            cut = file.alone and not whole
-            yield from _text(file.path, _piece_size(file.path) if cut else LONGEST_TEXT)
+            yield from _text(path, _piece_size(path) if in_pieces else LONGEST_TEXT)
 
 
-def text_of(row: Any, text_field: str, where: str) -> str:
-    """The text of a row.
+def value_of(row: Any, field: str, where: str, option: str = "--data.text-field") -> Any:
+    """The value of a row's field.
+
+    Raises:
+        ClearheadError: `where` it happened, the fields that it has, the `option` for another.
+    """
+    if not isinstance(row, dict):
+        raise ClearheadError(f"{where}: expected a JSON object, found a {type(row).__name__}")
+    if field not in row:
+        near = difflib.get_close_matches(field, list(row), n=1) or ["NAME"]
+        fields = ", ".join(map(repr, row)) or "no field at all"
+        raise ClearheadError(
+            f"{where}: no field {field!r}, it has {fields}; name the one meant with {option} "
+            f"{near[0]}"
+        )
+    return row[field]
+
+
+def text_of(row: Any, field: str, where: str, option: str = "--data.text-field") -> str:
+    """The text in a row's field.
 
     A lone surrogate, which JSON can spell and UTF-8 cannot, becomes U+FFFD; null is no text.
 
     Raises:
-        ClearheadError: `where` it happened, and the fields that there are.
+        ClearheadError: as `value_of`; for a value that is no text.
     """
-    if not isinstance(row, dict):
-        raise ClearheadError(f"{where}: expected a JSON object, found a {type(row).__name__}")
-    if text_field not in row:
-        raise _no_field(list(row), text_field, where)
-    text = row[text_field]
+    text = value_of(row, field, where, option)
     if text is None:
         return ""
     if not isinstance(text, str):
         raise ClearheadError(
-            f"{where}: field {text_field!r} holds a {type(text).__name__}, not a string"
+            f"{where}: field {field!r} holds a {type(text).__name__}, not a string"
         )
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
@@ -169,38 +170,10 @@ def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
             yield where, row
 
 
-def has_checksums(path: Path, text_field: str) -> bool:
-    """True if damage would be noticed: a .parquet file's pages may carry checksums, or none.
-
-    pyarrow verifies them but does not say whether there are any; a page's header does. It is a
-    Thrift struct of fields 1 to 3, then the checksum as field 4 where there is one.
-    """
+def _parquet(path: Path, text_field: str) -> Iterator[str]:
     import pyarrow.parquet
 
-    with utf8_name(path) as name:
-        found = pyarrow.parquet.read_metadata(name)
-    if not found.num_row_groups or text_field not in found.schema.names:
-        return True
-    column = found.row_group(0).column(found.schema.names.index(text_field))
-    with open(path, "rb") as file:
-        file.seek(column.dictionary_page_offset or column.data_page_offset)
-        header = file.read(64)
-    place = 0
-    for _ in range(3):  # an i32 each: one byte that says so, then those of a varint
-        place += 1
-        while header[place] & 0x80:
-            place += 1
-        place += 1
-    return header[place] == 0x15  # an i32, one field further on
-
-
-def _parquet(path: Path, text_field: str) -> Iterator[str]:
     require_regular(path, SAVE)
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ClearheadError(f"{path}: .parquet needs pyarrow: pip install pyarrow") from error
     number = 0
     try:
         # Without pre_buffer a row group is not loaded whole before its first batch.
@@ -210,36 +183,20 @@ def _parquet(path: Path, text_field: str) -> Iterator[str]:
                 name, pre_buffer=False, page_checksum_verification=True
             ) as table,
         ):
-            names = table.schema_arrow.names
-            if text_field not in names:
-                raise _no_field(names, text_field, str(path))
+            value_of(dict.fromkeys(table.schema_arrow.names), text_field, str(path))
             for batch in table.iter_batches(batch_size=64, columns=[text_field]):
-                for row in _values(batch, f"{path}, rows {number + 1} to {number + len(batch)}"):
+                for row in batch.to_pylist():
                     number += 1
                     yield text_of(row, text_field, f"{path}, row {number}")
             if number != (rows := table.metadata.num_rows):
                 raise ClearheadError(f"{path}: not a whole .parquet file ({number} of {rows} rows)")
+    except UnicodeDecodeError as error:  # writers of .parquet files do not check
+        raise ClearheadError(
+            f"{path}, rows {number + 1} to {number + 64}: a text is not UTF-8 ({error.reason})"
+        ) from error
     except pyarrow.ArrowException as error:
         line = str(error).strip().splitlines()[0]
         raise ClearheadError(f"{path}: not a whole .parquet file ({line})") from error
-
-
-def _values(batch: Any, where: str) -> list[Any]:
-    """The rows of a batch, refused where a text is not UTF-8 (.parquet writers do not check)."""
-    try:
-        return cast(list[Any], batch.to_pylist())
-    except UnicodeDecodeError as error:
-        raise ClearheadError(
-            f"{where}: byte 0x{error.object[error.start]:02x} of a text is not UTF-8"
-        ) from error
-
-
-def _no_field(names: list[str], text_field: str, where: str) -> ClearheadError:
-    found = ", ".join(repr(name) for name in names) or "no field at all"
-    return ClearheadError(
-        f"{where}: no field {text_field!r}, it has {found}; name the one with the text, "
-        "--data.text-field NAME"
-    )
 
 
 def _open(path: Path) -> IO[bytes]:

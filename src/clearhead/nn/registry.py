@@ -1,7 +1,5 @@
 """The registry of mechanisms, which `clearhead.nn.mechanisms` fills. Other packages add theirs."""
 
-import sys
-
 from clearhead.spec import Declaration, Registry
 
 REGISTRY = Registry()
@@ -9,12 +7,11 @@ REGISTRY = Registry()
 
 
 def register(declaration: Declaration) -> None:
-    """Add a mechanism of another package, which is the module that calls this.
+    """Add a mechanism of another package, which is that of its `build`.
 
     Models with it name the package in their configuration's `requires`.
 
     Raises:
         ClearheadError: the axis or the name of the mechanism does not fit.
     """
-    package = sys._getframe(1).f_globals["__name__"].partition(".")[0]
-    REGISTRY.add(declaration, package)
+    REGISTRY.add(declaration, declaration.build.__module__.partition(".")[0])
