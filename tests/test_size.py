@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 45_618
+LINES = 48_024
 LONGEST = 400
 
 

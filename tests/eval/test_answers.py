@@ -101,7 +101,9 @@ def test_under_dynamic_scaling_nothing_is_shared_and_batches_change_nothing(name
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 70, 10_000])
-@pytest.mark.parametrize("name", ["transformer", "differential", "alibi", "coca-slack", "GPT-2"])
+@pytest.mark.parametrize(
+    "name", ["transformer", "differential", "alibi", "coca-slack", "GPT-2", "Mistral"]
+)
 def test_several_answers_to_one_prompt_weigh_as_in_whole_forward_passes(name, batch_tokens):
     model = _make(name).double().eval()
     reader = Reader(model, batch_tokens=batch_tokens)
@@ -132,6 +134,14 @@ def test_a_prompt_is_read_once_for_all_its_answers():
     for n in range(3):
         reader.weigh(Prompt(context, (n, n + 1)), [(1, 2), (3, 4), (5, 6)])
     assert sum(read) == 120 + 3 * (1 + 3 * 2)  # the prompt's last token with every answer
+
+
+def test_a_prompt_that_shares_nothing_is_read_once_for_all_its_answers():
+    reader = Reader(_make("transformer dynamic").eval(), batch_tokens=1)  # each answer by itself
+    read = _read_by(reader.model)
+    context = tuple(torch.randint(0, VOCABULARY, (120,)).tolist())
+    reader.weigh(Prompt(context, (1, 2)), [(1, 2), (3, 4), (5, 6)])
+    assert sum(read) == 122 + 3
 
 
 def test_all_forced_tokens_are_right_exactly_where_greedy_starts_with_the_answer():

@@ -27,8 +27,7 @@ from clearhead.diagnose.spectrum import Spectrum
 from clearhead.errors import ClearheadError
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import batches, evaluating, lack_of_positions, run_backbone
-from clearhead.probe.observation import AttentionStatistic, LayerStatistic, observe
-from clearhead.probe.statistic import curves_of, measures_of
+from clearhead.probe.observation import AttentionStatistic, LayerStatistic, measures_of, observe
 from clearhead.probe.tiles import TILE, ByTile
 from clearhead.records.runs import Line
 
@@ -95,7 +94,8 @@ def diagnose(
         weights=[RowMeans(), NullMass(), SinkRate(), SignedDifference(), Reach()],
         scores=[LogitSizes(), NearestKeys()],
     )
-    attention: list[AttentionStatistic] = [tiles, order, Spectrum()]
+    spectrum = Spectrum()
+    attention: list[AttentionStatistic] = [tiles, order, spectrum]
     notes: list[dict[str, Any]] = []
     with evaluating(model), ExitStack() as stack:
         stack.enter_context(observe(model, hidden=hidden, gates=[gates]))
@@ -118,7 +118,7 @@ def diagnose(
     measures = measures_of(hidden) + of_attention + gates.measures() + gain_ratios(model)
     return Diagnosis(
         measures=measures,
-        curves=curves_of(attention),
+        curves=[*tiles.curves(), *order.curves(), *spectrum.curves()],
         channels=stream.outliers(),
         notes=notes,
         advice=advise(measures, width=_width(model), length=length),

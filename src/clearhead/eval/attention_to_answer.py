@@ -25,7 +25,7 @@ from clearhead.eval.options import AllocationOptions
 from clearhead.eval.task import EvalTask, by_depth, check_count
 from clearhead.measure.answers import Prompt
 from clearhead.measure.task import Advanced, Cell, Subject
-from clearhead.models.inspection import evaluating
+from clearhead.models.inspection import evaluating, finite
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.observation import observe
 from clearhead.probe.tiles import AttentionTile, ByTile
@@ -96,7 +96,7 @@ def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> dict[str, Te
     with evaluating(subject.model):
         batch = subject.reader.read([prompt])
         with observe(subject.model, attention=[ByTile(weights=[last_row])]):
-            subject.reader.forward(batch)
+            finite(subject.reader.forward(batch)[0])
     return dict(last_row.sums)
 
 

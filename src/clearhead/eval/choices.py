@@ -25,12 +25,12 @@ from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.intervals import wilson
 from clearhead.records.runs import Line
 
-# Form → the texts that its rows have, beside choices (BoolQ's are no and yes) and label.
+# Form → the texts that its rows have, beside choices (BoolQ's are no and yes) and label; prompt.
 _FORMS = {
-    "boolq": ("passage", "question"),
-    "winogrande": ("sentence",),
-    "question": ("question",),
-    "hellaswag": ("activity_label", "context"),
+    "boolq": (("passage", "question"), "{}\nQuestion: {}?\nAnswer:"),
+    "winogrande": (("sentence",), "{}"),
+    "question": (("question",), "Question: {}\nAnswer:"),
+    "hellaswag": (("activity_label", "context"), "{}: {}"),
 }
 # Columns of the documents that lm-eval reads. Where `doc_to_text` is a number, the choices are the
 # contexts, and the target is what continues each of them.
@@ -160,9 +160,10 @@ class ChoicesTask(EvalTask, ChoicesOptions):
 
 def _document(row: dict[str, Any], where: str) -> tuple[str, dict[str, Any]]:
     """The prompt form of a row, and its document for lm-eval."""
-    form = next((one for one, needs in _FORMS.items() if all(map(row.get, needs))), "")
+    form = next((one for one, (needs, _) in _FORMS.items() if all(map(row.get, needs))), "")
+    needs, prompt = _FORMS.get(form, ((), ""))
     choices: Any = ["no", "yes"] if form == "boolq" else row.get("choices")
-    texts = [row[name] for name in _FORMS.get(form, ())]
+    texts = [row[name] for name in needs]
     many = isinstance(choices, list) and len(choices) > 1
     if not many or not texts or not all(isinstance(x, str) and x for x in (*texts, *choices)):
         raise ClearheadError(f"{where} lacks some of {_fields()}; it has {', '.join(row)}")
@@ -171,23 +172,21 @@ def _document(row: dict[str, Any], where: str) -> tuple[str, dict[str, Any]]:
         raise ClearheadError(
             f"{where}: label is {label!r}, and the {len(choices)} choices count from 0"
         )
-    query = f"Question: {texts[-1]}\nAnswer:"
-    if form == "boolq":
-        query = f"{texts[0]}\nQuestion: {texts[1]}?\nAnswer:"
-    elif form == "winogrande":
-        before, _, after = texts[0].partition("_")
+    query = prompt.format(*texts)
+    if form == "winogrande":
+        before, _, after = query.partition("_")
         query, choices = after.strip(), [before + choice for choice in choices]
         if not query:
             raise ClearheadError(f"{where}: its sentence has no blank _ with words after it")
     elif form == "hellaswag":
-        query, *choices = (_cleaned(text) for text in (": ".join(texts), *choices))
+        query, *choices = map(_cleaned, (query, *choices))
         if not all(choices):
             raise ClearheadError(f"{where}: nothing is left of a choice without its [marks]")
     return form, {"query": query, "choices": choices, "label": label}
 
 
 def _fields() -> str:
-    return " or ".join(", ".join(needs) for needs in _FORMS.values()) + ", choices and label"
+    return " or ".join(", ".join(needs) for needs, _ in _FORMS.values()) + ", choices and label"
 
 
 def _cleaned(text: str) -> str:

@@ -44,11 +44,6 @@ class Catalogue:
         if not folder or not all(self._has(name) for name in names):
             self.manager = _all_tasks(folder)
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of all tasks, groups and tags."""
-        return self.manager.all_tasks
-
     def expanded(self, name: str) -> list[str]:
         """A task or a group that has numbers of its own is itself; a tag, or another group, all of
         its members."""
@@ -93,14 +88,13 @@ class Catalogue:
             return self.manager.load([name])
         except Exception as error:  # datasets, the hub and lm-eval each raise their own
             reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-            advice = ""
-            if isinstance(error, OSError):
-                advice = (
-                    ": where the hub cannot be reached, give --lm-eval.include-path, a folder of "
-                    "tasks on local files, or --tasks choices"
-                )
+            advice = (
+                ": where the hub cannot be reached, give --lm-eval.include-path, a folder of "
+                "tasks on local files, or --tasks choices"
+            )
             raise ClearheadError(
-                f"lm-eval cannot load the task {name} ({reason}){advice}"
+                f"lm-eval cannot load the task {name} ({reason})"
+                + (advice if isinstance(error, OSError) else "")
             ) from error
 
     def _has(self, name: Any) -> bool:
@@ -134,16 +128,13 @@ def check_names(names: Sequence[str], folder: str, others: Iterable[str] = ()) -
             f"task {names[0]!r} is none of clearhead's own ({', '.join(sorted(ours))}), and "
             f"lm-eval is not installed; it comes with an extra: pip install 'clearhead[{EXTRA}]'"
         )
-    known = Catalogue(folder, names).names
+    known = Catalogue(folder, names).manager.all_tasks
     where = f"clearhead's own are {', '.join(sorted(ours))}; " if ours else ""
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, [*ours, *known], n=3, cutoff=0.6)
-            hint = (
-                f"did you mean {' or '.join(near)}?"
-                if near
-                else (f"{where}`lm-eval ls tasks` lists the {len(known):,} of lm-eval")
-            )
+            hint = f"{where}`lm-eval ls tasks` lists the {len(known):,} of lm-eval"
+            hint = f"did you mean {' or '.join(near)}?" if near else hint
             raise ClearheadError(f"unknown task {name!r}: {hint}")
 
 

@@ -50,9 +50,7 @@ class PerplexityTask(EvalTask, PerplexityOptions):
         return {
             "stride": self._stride(length),
             **_of(*sums.sum(0)),
-            "left_out": len(subject.texts.documents) - len(chosen)
-            if self.text == "document"
-            else 0,
+            "left_out": 0 if self.text == "stream" else len(subject.texts.documents) - len(chosen),
             "documents": [
                 {"document": document.name, **_of(*row)}
                 for document, row in zip(chosen, sums, strict=True)
@@ -62,29 +60,25 @@ class PerplexityTask(EvalTask, PerplexityOptions):
 
     def chosen(self, subject: Subject) -> list[Document]:
         """The documents that are read, the same for every length."""
-        longest = subject.lengths[-1]
-        if self.text == "stream":
-            if self.document_tokens is not None:
-                raise ClearheadError(
-                    "document-tokens has no effect on --perplexity.text stream: leave it out"
-                )
-            found = at_least(subject.texts.streams, longest)
+        longest, stream = subject.lengths[-1], self.text == "stream"
+        if stream and self.document_tokens is not None:
+            raise ClearheadError(
+                "document-tokens has no effect on --perplexity.text stream: leave it out"
+            )
+        found = at_least(subject.texts.streams if stream else subject.texts.documents, longest)
+        each = self.document_tokens or longest
+        if stream:
             each = max(longest, subject.tokens // len(found))
-        else:
-            found = at_least(subject.texts.documents, longest)
-            each = self.document_tokens or longest
-            if each < longest:
-                raise ClearheadError(
-                    f"document-tokens is {each}: fewer than a window of {longest} has"
-                )
-        cut = [replace(one, ids=one.ids[:each]) for one in found]
+        if each < longest:
+            raise ClearheadError(f"document-tokens is {each}: fewer than a window of {longest} has")
         kept: list[Document] = []
         left = subject.tokens
-        for document in cut:
-            if kept and left < len(document):
+        for document in found:
+            ids = document.ids[:each]
+            if kept and left < len(ids):
                 break
-            kept.append(document)
-            left -= len(document)
+            kept.append(replace(document, ids=ids))
+            left -= len(ids)
         return kept
 
     def _stride(self, length: int) -> int:

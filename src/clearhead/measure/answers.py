@@ -5,6 +5,7 @@ later tokens nor on the length of its row. Rows of a batch end together: shorter
 the left and masked, so that no row depends on its neighbours.
 """
 
+import copy
 import inspect
 import logging
 import math
@@ -61,12 +62,13 @@ class Batch(NamedTuple):
 
     Attributes:
         ids: int64 [B, S]. mask: bool [B, S], False where padded.
-        cache: of all tokens but the last of each row; None where nothing is shared.
+        cache: of the first `held` columns; None where nothing is shared.
     """
 
     ids: Tensor
     mask: Tensor
-    cache: Any
+    cache: Any = None
+    held: int = 0
 
 
 class Reader:
@@ -92,6 +94,7 @@ class Reader:
         with evaluating(model):
             self.shares = _keeps_all(_cache_of(model)) and not follow_length(model)
         self._prefix: tuple[Ids, Any] = ((), DynamicCache())
+        self._last: Any = None  # a prompt read whole, its logits and cache
 
     def ask(
         self,
@@ -144,33 +147,33 @@ class Reader:
         mask_BS = torch.arange(slots) >= padding_B[:, None]
         ids_BS, mask_BS = ids_BS.to(self.model.device), mask_BS.to(self.model.device)
         if not self.shares:
-            return Batch(ids_BS, mask_BS, None)
+            return Batch(ids_BS, mask_BS)
         shared = _common([row[:-1] for row in rows])
         # All rows run as many new tokens as the one that needs most, so that all padding is on the
         # left of everything.
         new = slots - len(shared)
         cache = _first(self._start(shared), [max(0, len(row) - new) for row in rows])
         if new > 1:
-            self.forward(Batch(ids_BS[:, :-1], mask_BS[:, :-1], cache))
-        return Batch(ids_BS, mask_BS, cache)
+            self.forward(Batch(ids_BS[:, :-1], mask_BS[:, :-1], cache, slots - new))
+        return Batch(ids_BS, mask_BS, cache, slots - 1)
 
-    def forward(self, batch: Batch, keep: int = 1) -> Tensor:
-        """Run what the cache does not hold, which then does: logits [B, keep, V] of the end."""
-        held = 0 if batch.cache is None else batch.cache.get_seq_length()
+    def forward(self, batch: Batch, keep: int = 1) -> tuple[Tensor, Any]:
+        """Run the columns that the cache does not hold: logits [B, keep, V] of the last ones, and
+        the cache of all."""
         options: dict[str, Any] = {}
         if "position_ids" in self._names:
             position_BS = (batch.mask.long().cumsum(-1) - 1).clamp_min(0)
-            options["position_ids"] = position_BS[:, held:]
+            options["position_ids"] = position_BS[:, batch.held :]
         if "logits_to_keep" in self._names:
             options["logits_to_keep"] = keep
         output = self.model(
-            input_ids=batch.ids[:, held:],
+            input_ids=batch.ids[:, batch.held :],
             attention_mask=batch.mask.long(),
-            use_cache=batch.cache is not None,
+            use_cache=True,
             **{CACHE: batch.cache},
             **options,
         )
-        return finite(output.logits[:, -keep:])
+        return output.logits[:, -keep:], cache_of(output)
 
     def _groups(self, prompts: Sequence[Prompt], lengths: Sequence[int]) -> Iterator[list[int]]:
         """Batches: neighbours; a context that several have is a batch's only one."""
@@ -199,7 +202,7 @@ class Reader:
             return kept
         cache = _first(kept, [known])
         ids_1S = torch.tensor([shared], device=self.model.device)
-        self.forward(Batch(ids_1S, torch.ones_like(ids_1S, dtype=torch.bool), cache))
+        self.forward(Batch(ids_1S, torch.ones_like(ids_1S, dtype=torch.bool), cache, known))
         # A passkey's filler grows from cell to cell, but the next length begins with a short start
         # that leaves it early: the long one stays, unless it is of little use here.
         if len(shared) > len(prefix) or known < len(shared) / 2:
@@ -218,11 +221,12 @@ class Reader:
         if self.shares:  # padding on the right: no earlier token sees it
             ids_BS = torch.cat([batch.ids, target_BT[:, :-1]], 1)
             mask_BS = torch.cat([batch.mask, torch.ones_like(target_BT[:, :-1]).bool()], 1)
-            logits_BTV = self.forward(Batch(ids_BS, mask_BS, batch.cache), longest)
+            logits_BTV, _ = self.forward(batch._replace(ids=ids_BS, mask=mask_BS), longest)
             batch.cache.crop(-longest)
-        else:  # each token at the length that the text then has
-            logits_BTV = self._generate(batch, longest, forced_BT=target_BT)[1]
-        wide = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
+        else:
+            logits_BTV = self._stepped(batch, target_BT)
+        wide = finite(logits_BTV)
+        wide = wide.to(torch.promote_types(wide.dtype, torch.float32))
         loss_BT = -wide.log_softmax(-1).gather(2, target_BT[..., None])[..., 0]
         right_BT = wide.argmax(-1) == target_BT
         return [
@@ -232,47 +236,50 @@ class Reader:
             )
         ]
 
+    def _stepped(self, batch: Batch, target_BT: Tensor) -> Tensor:
+        """Logits before each target, read one by one: each at the length that the text then has."""
+        rows = len(batch.ids)
+        row = tuple(batch.ids[0].tolist())
+        reset_dynamic_rope(self.model)
+        if bool((batch.ids == batch.ids[0]).all()):  # one prompt: read once for all its answers
+            if self._last is None or self._last[0] != row:
+                self._last = row, *self.forward(Batch(batch.ids[:1], batch.mask[:1]))
+            _, logits_B1V, cache = copy.deepcopy(self._last)
+            if rows > 1:
+                cache.reorder_cache(torch.zeros(rows, dtype=torch.int64))
+                logits_B1V = logits_B1V.expand(rows, -1, -1)
+        else:
+            logits_B1V, cache = self.forward(batch)
+        found = [logits_B1V]
+        for place in range(target_BT.shape[1] - 1):
+            ids_BS = torch.cat([batch.ids, target_BT[:, place : place + 1]], 1)
+            batch = Batch(ids_BS, torch.ones_like(ids_BS).bool(), cache, batch.ids.shape[1])
+            logits_B1V, cache = self.forward(batch)
+            found.append(logits_B1V)
+        return torch.cat(found, 1)
+
     def _greedy(self, batch: Batch, new_tokens: int) -> list[Ids]:
+        """Tokens by transformers' `generate`, up to an end."""
         if not new_tokens:
             return [()] * len(batch.ids)
-        written = self._generate(batch, new_tokens)[0]
-        ends = [[*map(self._ends.__contains__, row), True].index(True) for row in written]
-        return [tuple(row[:end]) for row, end in zip(written, ends, strict=True)]
-
-    def _generate(
-        self, batch: Batch, tokens: int, forced_BT: Tensor | None = None
-    ) -> tuple[list[list[int]], Tensor]:
-        """Tokens by transformers' `generate`, or those forced, and the logits before each."""
-        slots = batch.ids.shape[1]
-
-        def follow(ids_BS: Tensor, logits_BV: Tensor) -> Tensor:
-            if forced_BT is None:
-                return logits_BV
-            at_B1 = forced_BT[:, ids_BS.shape[1] - slots, None]
-            return torch.full_like(logits_BV, -torch.inf).scatter(1, at_B1, 0.0)
-
         reset_dynamic_rope(self.model)
         config = GenerationConfig(
-            max_new_tokens=tokens,
-            eos_token_id=self._ends if forced_BT is None and self._ends else None,
-            pad_token_id=0,
-            output_logits=forced_BT is not None,
-            return_dict_in_generate=True,
+            max_new_tokens=new_tokens, eos_token_id=self._ends or None, pad_token_id=0
         )
         own = self.model.generation_config  # transformers takes from it what a call leaves out
         self.model.generation_config = GenerationConfig()
         try:
-            output = self.model.generate(
+            written = self.model.generate(
                 batch.ids,
                 attention_mask=batch.mask.long(),
                 generation_config=config,
-                logits_processor=LogitsProcessorList([finite, follow]),
+                logits_processor=LogitsProcessorList([finite]),
                 **({} if batch.cache is None else {CACHE: batch.cache}),
-            )
+            )[:, batch.ids.shape[1] :].tolist()
         finally:
             self.model.generation_config = own
-        logits = torch.stack(output.logits, 1) if output.logits else batch.ids.new_zeros(0)
-        return output.sequences[:, slots:].tolist(), logits
+        ends = [[*map(self._ends.__contains__, row), True].index(True) for row in written]
+        return [tuple(row[:end]) for row, end in zip(written, ends, strict=True)]
 
 
 def ends_of(model: Any, tokenizer: Any) -> tuple[int, ...]:

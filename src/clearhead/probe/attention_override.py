@@ -32,17 +32,8 @@ class AttentionOverride(Generic[State]):
         AttentionInterface.register(name, attend)
         AttentionMaskInterface.register(name, self._mask)
 
-    @property
-    def state(self) -> State:
-        """The state that the context was entered with."""
-        return self._entered()[0]
-
-    @property
-    def original(self) -> str:
-        """The name of the implementation that it replaces."""
-        return self._entered()[1]
-
-    def _entered(self) -> tuple[State, str]:
+    def entered(self) -> tuple[State, str]:
+        """The state that the context was entered with; the implementation that it replaces."""
         if self._now is None:
             raise ClearheadError(
                 f"attention implementation {self._name!r} works only inside {self._home}'s "
@@ -73,5 +64,5 @@ class AttentionOverride(Generic[State]):
 
     def _mask(self, *arguments: Any, **options: Any) -> Any:
         """The mask that the original implementation would have been given."""
-        original = ALL_MASK_ATTENTION_FUNCTIONS.get(self.original)
+        original = ALL_MASK_ATTENTION_FUNCTIONS.get(self.entered()[1])
         return None if original is None else original(*arguments, **options)

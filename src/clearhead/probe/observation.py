@@ -26,10 +26,21 @@ from clearhead.ops.sinks import as_null
 from clearhead.ops.visibility import Visibility
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.attention_override import AttentionOverride
-from clearhead.probe.statistic import Statistic, measures_of
 
 NAME = "clearhead_probe"
 INPUT = -1  # the layer number of the hidden states before the first layer
+
+
+class Statistic(Protocol):
+    """Sums over everything observed. It may have `curves()` beside `measures()`."""
+
+    def measures(self) -> list[dict[str, Any]]:
+        """Payloads of "measure" records; none where nothing was observed."""
+
+
+def measures_of(statistics: Iterable[Statistic]) -> list[dict[str, Any]]:
+    """The measures of several statistics."""
+    return [line for statistic in statistics for line in statistic.measures()]
 
 
 class AttentionStatistic(Statistic, Protocol):
@@ -176,12 +187,12 @@ def _probe(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, Any]:
-    probe = _OVERRIDE.state
+    probe, original = _OVERRIDE.entered()
     layer = probe.layers.get(module)
     if layer is not None:
         with torch.no_grad(), without_autocast(query):
             probe.show(attention_call(module, layer, query, key, attention_mask, options))
-    plain = _plain(module, _OVERRIDE.original)
+    plain = _plain(module, original)
     return plain(module, query, key, value, attention_mask, **options)
 
 

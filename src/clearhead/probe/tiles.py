@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.probe.attention_call import AttentionCall, Scores, Tile
 from clearhead.probe.maps import DIFFERENCE, SHAPED, LayerMaps, maps_of
-from clearhead.probe.statistic import Statistic, curves_of, measures_of
+from clearhead.probe.observation import Statistic, measures_of
 
 TILE = 1 << 20  # scores held at once: 4 MiB, so that a tile fits into a processor's cache
 _HIDDEN = -1e30  # finite, so that weight × score of a hidden key is 0 and not NaN
@@ -95,7 +95,8 @@ class ByTile:
 
     def curves(self) -> list[dict[str, Any]]:
         """Payloads of "curve" records."""
-        return curves_of([*self._of_weights, *self._of_scores])
+        having = [one for one in self._of_weights if hasattr(one, "curves")]
+        return [line for statistic in having for line in statistic.curves()]
 
 
 def _softmax(call: AttentionCall, maps: LayerMaps, scores: Scores) -> AttentionTile:

@@ -106,11 +106,8 @@ def deploy(
         )
     head = peer.get_output_embeddings()
     kept = [name for name, module in peer.named_modules() if module is head]
-    load: dict[str, Any] = {
-        "trust_remote_code": trust_remote_code,
-        "dtype": torch.bfloat16,
-        "device_map": str(peer.device),
-    }
+    load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": torch.bfloat16}
+    load["device_map"] = str(peer.device)
     try:
         made = pretrained(
             AutoModelForCausalLM,
@@ -125,7 +122,10 @@ def deploy(
         save_tokenizer(tokenizer, folder)
         _only_safetensors(folder)
     del made
-    _round(peer)
+    saved = peer.state_dict().keys()
+    for name, tensor in chain(peer.named_parameters(), peer.named_buffers()):
+        if name in saved and tensor.is_floating_point():  # rotary frequencies keep their precision
+            tensor.data = tensor.data.to(torch.bfloat16)
     model = pretrained(AutoModelForCausalLM, output, **load)
     with tempfile.TemporaryDirectory() as folder_name, without_bars():
         peer.save_pretrained(folder_name)
@@ -139,14 +139,6 @@ def deploy(
         others=tuple(name for name in layers if name not in known),
         trust_remote_code=trust_remote_code,
     )
-
-
-def _round(model: Any) -> None:
-    """Cast saved tensors to bfloat16 as `from_pretrained` does; rotary frequencies keep theirs."""
-    saved = model.state_dict().keys()
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        if name in saved and tensor.is_floating_point():
-            tensor.data = tensor.data.to(torch.bfloat16)
 
 
 def continuation(model: Any, ids: list[int], tokens: int) -> list[int]:

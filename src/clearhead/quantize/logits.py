@@ -65,17 +65,17 @@ def without_interface(model: Any) -> str:
 def attend(call: AttentionCall, v_BGSV: Tensor, how: Logits) -> Tensor:
     """[B, H, T, V] in the dtype of v: attention of `call` on quantised logits, a tile at a time."""
     top = None
-    if how.scale != "row":
-        top = _largest(call, how)
+    if how.scale != "row":  # a scale is of one text, not of a batch: [B, 1 or H, 1, 1]
+        tops = [_shown(tile).abs().amax((2, 3), keepdim=True) for tile in call.scores()]
+        top = torch.stack(tops).amax(0)
+        top = top.amax(1, keepdim=True) if how.scale == "tensor" else top
     out = torch.empty(*call.q.shape[:3], v_BGSV.shape[3], dtype=v_BGSV.dtype, device=call.q.device)
     v = v_BGSV.repeat_interleave(call.q.shape[1] // v_BGSV.shape[1], dim=1)
     for tile in call.scores():
-        shown = tile.scores.masked_fill(~tile.visible, 0.0)
-        rounded = absmax(shown, how.bits, (3,), top=top)
+        rounded = absmax(_shown(tile), how.bits, (3,), top=top)
         hidden = rounded.masked_fill(~tile.visible, -torch.inf)
         weights, null = normalised(hidden, call.null_logit(tile.start, hidden.shape[2]))
-        keys = weights.shape[3]
-        rows = weights @ v[:, :, :keys].to(weights.dtype)
+        rows = weights @ v[:, :, : weights.shape[3]].to(weights.dtype)
         place = slice(tile.start, tile.start + weights.shape[2])
         if null is not None and call.sink_value is not None:
             rows = rows + null[..., None] * call.sink_value[:, :, place]
@@ -83,15 +83,8 @@ def attend(call: AttentionCall, v_BGSV: Tensor, how: Logits) -> Tensor:
     return out
 
 
-def _largest(call: AttentionCall, how: Logits) -> Tensor:
-    """max |logit| over what is seen, [B, 1 or H, 1, 1]: a scale is of one text, not of a batch."""
-
-    def of(tile: Scores) -> Tensor:
-        return tile.scores.masked_fill(~tile.visible, 0.0).abs().amax((2, 3), keepdim=True)
-
-    tops = [of(tile) for tile in call.scores()]
-    top = torch.stack(tops).amax(0)
-    return top.amax(1, keepdim=True) if how.scale == "tensor" else top
+def _shown(tile: Scores) -> Tensor:
+    return tile.scores.masked_fill(~tile.visible, 0.0)
 
 
 def _attention(
@@ -102,7 +95,7 @@ def _attention(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    running = _OVERRIDE.state
+    running, _ = _OVERRIDE.entered()
     name = running.names.get(module, type(module).__name__)
     running.called.add(name)
     call = attention_call(module, 0, query, key, attention_mask, options)
