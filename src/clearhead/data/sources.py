@@ -176,10 +176,9 @@ def passages(words: str, progress: Callable[[str], None]) -> Iterator[str]:
 
 
 def _files(spec: str) -> tuple[Path, ...]:
-    if spec == STDLIB:
-        return _standard_library()
-    if spec == PACKAGES:
-        return _standard_library() + _installed_packages()
+    if spec in (STDLIB, PACKAGES):
+        files = _walk(Path(sysconfig.get_path("stdlib")), suffix=".py", without=_THIRD_PARTY)
+        return files if spec == STDLIB else files + _installed_packages()
     if synthetic.is_synthetic(spec):
         next(synthetic.texts(spec))  # refuses numbers that no document can meet
         return ()
@@ -199,16 +198,6 @@ def _files(spec: str) -> tuple[Path, ...]:
     if not readable(path):
         raise ClearheadError(f"data {spec!r}: cannot read this kind of file; give {ENDINGS}")
     return (path,)
-
-
-def _standard_library() -> tuple[Path, ...]:
-    files = _walk(Path(sysconfig.get_path("stdlib")), suffix=".py", without=_THIRD_PARTY)
-    if not files:
-        raise ClearheadError(
-            f"data {STDLIB!r}: this Python was installed without the source of its library; "
-            "give a file or a folder"
-        )
-    return files
 
 
 def _installed_packages() -> tuple[Path, ...]:
