@@ -56,12 +56,7 @@ class CorpusScan:
 
     def held_out(self, document: Document) -> bool:
         """True for a document on the validation side."""
-        return key(document) < self.threshold
-
-
-def key(document: Document) -> int:
-    """64 bits of the hash of the text, uniform over documents."""
-    return int.from_bytes(document.digest[:8], "big")
+        return document.key < self.threshold
 
 
 def scan(
@@ -129,7 +124,7 @@ def _read(source: Source) -> SourceScan:
         documents += 1
         size += document.size
         digest.update(document.digest)
-        lowest, highest = min(lowest, key(document)), max(highest, key(document))
+        lowest, highest = min(lowest, document.key), max(highest, document.key)
     left_out = dict(sorted(skipped.items()))
     return SourceScan(documents, size, digest.hexdigest(), left_out, lowest, highest)
 

@@ -21,6 +21,7 @@ from clearhead.data.readers import (
     ending,
     read,
     readable,
+    text_of,
 )
 from clearhead.errors import ClearheadError
 from clearhead.metavars import in_utf8
@@ -35,6 +36,11 @@ class Document(NamedTuple):
     text: str
     size: int
     digest: bytes
+
+    @property
+    def key(self) -> int:
+        """64 bits of the hash of the text, uniform over documents."""
+        return int.from_bytes(self.digest[:8], "big")
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,8 @@ class Source:
         if synthetic.is_synthetic(self.spec):
             yield synthetic.texts(self.spec)
         if hub.is_hub(self.spec):
-            yield hub.texts(self.spec, self.revision, self.text_field)
+            rows = hub.rows(self.spec, self.revision)
+            yield (text_of(row, self.text_field, where) for where, row in rows)
         for path in self.files:
             yield read(path, self.text_field, in_pieces=self.in_pieces and not whole)
 
