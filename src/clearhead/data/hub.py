@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from clearhead.data.readers import text_of
 from clearhead.errors import ClearheadError
 from clearhead.records.files import read_json, write_json
 
@@ -61,16 +60,6 @@ def pinned_revision(spec: str, cache: Path, progress: Callable[[str], None]) -> 
     write_json(path, {"data set": name, "revision": revision})
     progress(f"{spec}: pinned to revision {revision}")
     return str(revision)
-
-
-def texts(spec: str, revision: str | None, text_field: str) -> Iterator[str]:
-    """Yield the texts of a data set in order, as they come from the hub.
-
-    Raises:
-        ClearheadError: where the data set cannot be read, or its rows lack the text field.
-    """
-    for where, row in rows(spec, revision):
-        yield text_of(row, text_field, where)
 
 
 def rows(spec: str, revision: str | None) -> Iterator[tuple[str, dict[str, Any]]]:

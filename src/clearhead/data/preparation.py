@@ -61,10 +61,10 @@ def prepare(
     else:
         identity = tokenizers.loaded_identity(tokenizers.checked(tokenizer, closed=closed))
     sources = find(config, say)
-    found = scan(sources, config.validation, config.cache_folder, say)
+    scanned = scan(sources, config.validation, config.cache_folder, say)
     # Of all that determines the tokens of a build.
-    digests = [source.digest for source in found.sources]
-    content = fingerprint_of(_FORMAT, identity, found.threshold, digests)
+    digests = [source.digest for source in scanned.sources]
+    content = fingerprint_of(_FORMAT, identity, scanned.threshold, digests)
     weights = [source.weight for source in sources]
     if began is not None and not is_order_of(began, fingerprint_of(content, weights)):
         names = ", ".join(source.spec for source in sources)
@@ -79,7 +79,7 @@ def prepare(
             shutil.rmtree(target, ignore_errors=True)
             with publish_folder(target, _ADVICE) as folder:
                 try:
-                    made = build(folder, tokenizer, config.vocabulary, sources, found, say)
+                    made = build(folder, tokenizer, config.vocabulary, sources, scanned, say)
                 except ChangedError:
                     for source in sources:
                         survey(source, config.cache_folder).unlink(missing_ok=True)
@@ -88,7 +88,7 @@ def prepare(
             index = made
         else:
             say(f"reusing the tokens in {target}")
-        return _open(target, index, content, config, tokenizer, sources, found)
+        return _open(target, index, content, config, tokenizer, sources, scanned)
 
 
 def _verified(target: Path, say: Progress) -> dict[str, Any] | None:
@@ -133,7 +133,7 @@ def _open(
     config: DataConfig,
     given: Any,
     sources: tuple[Source, ...],
-    found: CorpusScan,
+    scanned: CorpusScan,
 ) -> Corpus:
     """Map a build."""
     from clearhead.models.loading import load_tokenizer
@@ -168,11 +168,11 @@ def _open(
                     **counts,
                 }
                 for source, known, counts in zip(
-                    sources, found.sources, index["streams"], strict=True
+                    sources, scanned.sources, index["streams"], strict=True
                 )
             ],
-            "documents": sum(known.documents for known in found.sources),
-            "bytes": found.size,
+            "documents": sum(known.documents for known in scanned.sources),
+            "bytes": scanned.size,
             "tokens": {split: sum(map(len, streams[split])) for split in SPLITS},
             "validation": config.validation,
             "limit": config.limit,

@@ -56,12 +56,7 @@ class CorpusScan:
 
     def held_out(self, document: Document) -> bool:
         """True for a document on the validation side."""
-        return key(document) < self.threshold
-
-
-def key(document: Document) -> int:
-    """64 bits of the hash of the text, uniform over documents."""
-    return int.from_bytes(document.digest[:8], "big")
+        return document.key < self.threshold
 
 
 def scan(
@@ -81,17 +76,17 @@ def scan(
         ClearheadError: for a source without text, or a corpus with fewer than two different
             documents; and whatever reading raises.
     """
-    found = [_surveyed(source, cache, progress) for source in sources]
-    lowest, highest = min(one.lowest for one in found), max(one.highest for one in found)
+    scans = [_surveyed(source, cache, progress) for source in sources]
+    lowest, highest = min(one.lowest for one in scans), max(one.highest for one in scans)
     if lowest == highest:
         names = ", ".join(source.spec for source in sources)
         raise ClearheadError(
-            f"data {names}: too small to split, {sum(s.documents for s in found)} document(s) and "
+            f"data {names}: too small to split, {sum(s.documents for s in scans)} document(s) and "
             "all alike; give two different ones at least, or name one text file of several KB "
             "itself, which is cut into pieces"
         )
     threshold = min(max(int(validation * (1 << 64)), lowest + 1), highest)
-    return CorpusScan(sources=tuple(found), threshold=threshold)
+    return CorpusScan(sources=tuple(scans), threshold=threshold)
 
 
 def survey(source: Source, cache: Path) -> Path:
@@ -103,21 +98,21 @@ def survey(source: Source, cache: Path) -> Path:
 def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> SourceScan:
     place, state = survey(source, cache), _state(source)
     known = recall(place, state)
-    found = SourceScan(*known) if known is not None else _read(source)
-    left_out = ", ".join(f"{number} {reason}" for reason, number in found.skipped.items())
-    if not found.documents:
+    scanned = SourceScan(*known) if known is not None else _read(source)
+    left_out = ", ".join(f"{number} {reason}" for reason, number in scanned.skipped.items())
+    if not scanned.documents:
         raise ClearheadError(
             f"data {source.spec!r} holds no text ({left_out or 'it is empty'}); give data with at "
             "least two documents"
         )
     progress(
-        f"{source.spec}: {found.documents:,} documents, {found.size / 1e6:.1f} MB"
+        f"{source.spec}: {scanned.documents:,} documents, {scanned.size / 1e6:.1f} MB"
         + f" (skipped: {left_out})" * bool(left_out)
         + ", unchanged since it was read" * (known is not None)
     )
     if known is None and state == _state(source):
-        keep(place, state, found)
-    return found
+        keep(place, state, scanned)
+    return scanned
 
 
 def _read(source: Source) -> SourceScan:
@@ -129,7 +124,7 @@ def _read(source: Source) -> SourceScan:
         documents += 1
         size += document.size
         digest.update(document.digest)
-        lowest, highest = min(lowest, key(document)), max(highest, key(document))
+        lowest, highest = min(lowest, document.key), max(highest, document.key)
     left_out = dict(sorted(skipped.items()))
     return SourceScan(documents, size, digest.hexdigest(), left_out, lowest, highest)
 
@@ -148,16 +143,16 @@ def _state(source: Source) -> str | None:
     )
 
 
-def sample(sources: tuple[Source, ...], found: CorpusScan) -> Iterator[str]:
+def sample(sources: tuple[Source, ...], scanned: CorpusScan) -> Iterator[str]:
     """Yield about `SAMPLE_BYTES` of training text, or all of it where there is less.
 
     Documents are cut into pieces, and a hash of each piece's place decides whether it is taken:
     so the sample is spread evenly over all sources and all of each, and is always the same.
     """
-    share = SAMPLE_BYTES / found.size
+    share = SAMPLE_BYTES / scanned.size
     for source in sources:
         for document in source.documents(Counter()):
-            if found.held_out(document):
+            if scanned.held_out(document):
                 continue
             for number, piece in enumerate(cut(document.text, _SAMPLE_PIECE)):
                 place = hashlib.sha256(document.digest + number.to_bytes(8, "big")).digest()

@@ -21,6 +21,7 @@ from clearhead.data.readers import (
     ending,
     read,
     readable,
+    text_of,
 )
 from clearhead.errors import ClearheadError
 from clearhead.metavars import in_utf8
@@ -35,6 +36,11 @@ class Document(NamedTuple):
     text: str
     size: int
     digest: bytes
+
+    @property
+    def key(self) -> int:
+        """64 bits of the hash of the text, uniform over documents."""
+        return int.from_bytes(self.digest[:8], "big")
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,8 @@ class Source:
         if synthetic.is_synthetic(self.spec):
             yield synthetic.texts(self.spec)
         if hub.is_hub(self.spec):
-            yield hub.texts(self.spec, self.revision, self.text_field)
+            rows = hub.rows(self.spec, self.revision)
+            yield (text_of(row, self.text_field, where) for where, row in rows)
         for path in self.files:
             yield read(path, self.text_field, in_pieces=self.in_pieces and not whole)
 
@@ -176,10 +183,9 @@ def passages(words: str, progress: Callable[[str], None]) -> Iterator[str]:
 
 
 def _files(spec: str) -> tuple[Path, ...]:
-    if spec == STDLIB:
-        return _standard_library()
-    if spec == PACKAGES:
-        return _standard_library() + _installed_packages()
+    if spec in (STDLIB, PACKAGES):
+        files = _walk(Path(sysconfig.get_path("stdlib")), suffix=".py", without=_THIRD_PARTY)
+        return files if spec == STDLIB else files + _installed_packages()
     if synthetic.is_synthetic(spec):
         next(synthetic.texts(spec))  # refuses numbers that no document can meet
         return ()
@@ -199,16 +205,6 @@ def _files(spec: str) -> tuple[Path, ...]:
     if not readable(path):
         raise ClearheadError(f"data {spec!r}: cannot read this kind of file; give {ENDINGS}")
     return (path,)
-
-
-def _standard_library() -> tuple[Path, ...]:
-    files = _walk(Path(sysconfig.get_path("stdlib")), suffix=".py", without=_THIRD_PARTY)
-    if not files:
-        raise ClearheadError(
-            f"data {STDLIB!r}: this Python was installed without the source of its library; "
-            "give a file or a folder"
-        )
-    return files
 
 
 def _installed_packages() -> tuple[Path, ...]:

@@ -64,7 +64,7 @@ def build(
     given: Any,
     vocabulary: int,
     sources: tuple[Source, ...],
-    found: CorpusScan,
+    scanned: CorpusScan,
     say: Progress,
 ) -> dict[str, Any]:
     """Tokenise everything into `folder`, the tokenizer beside it.
@@ -83,7 +83,7 @@ def build(
     tokenizer = given
     if tokenizer is None:
         say(f"training a byte-level BPE of {vocabulary:,} entries")
-        tokenizer = tokenizers.train(sample(sources, found), vocabulary)
+        tokenizer = tokenizers.train(sample(sources, scanned), vocabulary)
     save_tokenizer(tokenizer, folder / "tokenizer")
     encoder = tokenizers.Encoder(tokenizer)
     begin, end = (
@@ -95,7 +95,7 @@ def build(
             {split: _Shard(folder, number, split, files) for split in SPLITS}
             for number in range(len(sources))
         ]
-        for piece, ids in _encoded(encoder, _batches(_pieces(sources, found, say))):
+        for piece, ids in _encoded(encoder, _batches(_pieces(sources, scanned, say))):
             shard = shards[piece.source][piece.split]
             if piece.opens:
                 shard.start()
@@ -123,21 +123,21 @@ def _encoded(
         yield from zip(before, ids.result(), strict=True)
 
 
-def _pieces(sources: tuple[Source, ...], found: CorpusScan, say: Progress) -> Iterator[_Piece]:
+def _pieces(sources: tuple[Source, ...], scanned: CorpusScan, say: Progress) -> Iterator[_Piece]:
     """Yield the text of all sources, and compare it with what was scanned."""
     done = said = 0
-    for number, (source, known) in enumerate(zip(sources, found.sources, strict=True)):
+    for number, (source, known) in enumerate(zip(sources, scanned.sources, strict=True)):
         digest = hashlib.sha256()
         for document in source.documents(Counter()):
             digest.update(document.digest)
             done += document.size
-            split = "validation" if found.held_out(document) else "train"
+            split = "validation" if scanned.held_out(document) else "train"
             parts = list(tokenizers.cut(document.text, _PIECE_CHARACTERS))
             for place, part in enumerate(parts, start=1):
                 yield _Piece(part, number, split, place == 1, place == len(parts))
-            if (tenth := 10 * done // found.size) > said:
+            if (tenth := 10 * done // scanned.size) > said:
                 said = tenth
-                say(f"tokenising: {done / 1e6:.1f} of {found.size / 1e6:.1f} MB")
+                say(f"tokenising: {done / 1e6:.1f} of {scanned.size / 1e6:.1f} MB")
         if digest.hexdigest() != known.digest:
             raise ChangedError(f"data {source.spec!r} changed while it was read; run again")
 

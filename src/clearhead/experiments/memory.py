@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 
-from clearhead.errors import choose
 from clearhead.experiments.bill import training_memory
 from clearhead.experiments.sweep_configs import PlanConfig
-from clearhead.models import PRESETS, ClearheadConfig, ClearheadForCausalLM, plan, preset
+from clearhead.models import ClearheadConfig, ClearheadForCausalLM, plan, preset
 from clearhead.models.planning import without_data
 from clearhead.models.pretrained import cache_of
 from clearhead.records.files import write_text
@@ -33,7 +32,6 @@ def record_memory(config: PlanConfig, **_: object) -> list[Line]:
     lines: list[Line] = []
     for name in config.models:
         positions = {"max_position_embeddings": max(config.lengths)}
-        choose("preset", name, PRESETS)
         model = preset(name, config.size, **positions | config.set)
         train = TrainConfig(batch_size=1, precision="bf16")
         lines.append(
