@@ -1,18 +1,32 @@
-"""Peak memory of a training step by part, from one step on tensors without storage."""
+"""Memory counted on tensors without storage: a training step by part, and bytes by length."""
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from clearhead import ops
 from clearhead.data.config import SHARE
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, choose
 from clearhead.experiments.run_setup import OBJECTIVES, objective_of
-from clearhead.models import ClearheadConfig, ClearheadForMaskedLM
+from clearhead.experiments.sweep_configs import PlanConfig
+from clearhead.models import (
+    PRESETS,
+    ClearheadConfig,
+    ClearheadForCausalLM,
+    ClearheadForMaskedLM,
+    plan,
+    preset,
+)
 from clearhead.models.planning import without_data
+from clearhead.models.pretrained import cache_of
 from clearhead.optim import build_optimizer
+from clearhead.records.files import write_text
+from clearhead.records.loading import as_line
+from clearhead.records.provenance import provenance
+from clearhead.records.runs import Line
 from clearhead.train.config import TrainConfig
 
 # A part of the bill, and the kinds of memory that PyTorch's tracker tells apart.
@@ -128,3 +142,61 @@ def _loss(model: Any, batch: dict[str, torch.Tensor], labels_BT: torch.Tensor) -
     labels_N = labels_BT.flatten().index_select(0, hidden_N)
     loss = ops.linear_cross_entropy(x_NC, model.lm_head.weight, labels_N)
     return loss
+
+
+def record_memory(config: PlanConfig, **_: object) -> list[Line]:
+    """Count the bytes of each preset at each length; return their records, which are in
+    `config.records` too.
+
+    - `step_bytes`: of all tensors but weights, gradients and the optimizer's, when a training step
+      of one text holds most (`training_memory`).
+    - `cached_key_bytes`, `cached_bytes`: a token's keys, and its keys and values, at two bytes a
+      number, as the model's own forward pass caches them.
+
+    Raises:
+        ClearheadError: for a model that is no preset, or that cannot be counted.
+    """
+    lines: list[Line] = []
+    for name in config.models:
+        positions = {"max_position_embeddings": max(config.lengths)}
+        choose("preset", name, PRESETS)
+        model = preset(name, config.size, **positions | config.set)
+        train = TrainConfig(batch_size=1, precision="bf16")
+        lines.append(
+            {
+                "kind": "run",
+                "run": name,
+                "arm": name,
+                "preset": name,
+                "seed": 0,
+                "size": config.size,
+                "model": model.to_diff_dict(),
+                "parameters": plan(model).parameters,
+                "train": {"tokens": 0, "batch_size": 1, "precision": train.precision},
+                **provenance(torch.device("cpu")),
+            }
+        )
+        for length in config.lengths:
+            step = training_memory(model, replace(train, sequence_length=length))
+            keys, values = _cached(model, length)
+            for metric, value in (
+                ("step_bytes", step["activations"]),
+                ("cached_key_bytes", 2 * keys / length),
+                ("cached_bytes", 2 * (keys + values) / length),
+            ):
+                at = {"task": "memory", "length": length}
+                found = {"metric": metric, **at, "value": value}
+                lines.append({"kind": "measure", "run": name, **found})
+    assert config.records is not None
+    write_text(config.records, "".join(map(as_line, lines)))
+    return lines
+
+
+def _cached(config: ClearheadConfig, length: int) -> tuple[int, int]:
+    """Numbers of keys and of values in the cache after one text of `length`."""
+    with torch.device("meta"):
+        model: Any = ClearheadForCausalLM(config)
+    with without_data(), torch.no_grad():
+        ids_BT = torch.zeros(1, length, dtype=torch.int64)
+        layers = cache_of(model.to_empty(device="cpu").eval()(ids_BT, use_cache=True)).layers
+    return sum(one.keys.numel() for one in layers), sum(one.values.numel() for one in layers)
