@@ -1,8 +1,9 @@
 """clearhead reproduce: the papers' claims and the experiments that decide them, at a scale."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 BESIDE = {"list": ("scale",), "judge": ("output",)}
 """Modes that run nothing → the options that each takes."""
-OTHERWISE = {"base": "from", "test_data": "test-data", "dry_run": "dry-run"}
-"""Field → the name of its option, where that is another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +65,13 @@ def run(words: list[str]) -> int:
         _list(command.scale)
         return 0
     if command.judge:
-        return _judge(command)
+        judged = {Path(one).name: Path(one) for one in command.judge}
+        _publish_book(judged, command.output or Path("claims.html"))
+        return 0
     chosen = _chosen(command)
     if command.dry_run:
-        for _, trials, output in chosen:
-            _print(trials, output)
+        for trials in chosen.values():
+            _print(trials, trials[0].output)
         return 0
     return _run(command, chosen)
 
@@ -81,7 +82,9 @@ def _refuse_idle(command: Command) -> None:
     if mode is None:
         return
     idle = [
-        " ".join(command.names) if one.name == "names" else f"--{OTHERWISE.get(one.name, one.name)}"
+        " ".join(command.names)
+        if one.name == "names"
+        else f"--{'from' if one.name == 'base' else one.name.replace('_', '-')}"
         for one in fields(command)
         if one.name not in (mode, *BESIDE[mode]) and getattr(command, one.name) != one.default
     ]
@@ -93,16 +96,17 @@ def _refuse_idle(command: Command) -> None:
         )
 
 
-def _run(command: Command, chosen: "Sequence[tuple[str, Sequence[Study], Path]]") -> int:
+def _run(command: Command, chosen: "Mapping[str, Sequence[Study]]") -> int:
     """Run the experiments, and write a page of each and the book."""
     from clearhead.cli.publishing import publish
     from clearhead.progress import Line
     from clearhead.reproduce import stages
 
     require_extras(command)
-    stages.check_models(trial for _, trials, _ in chosen for trial in trials)
+    stages.check_models(chain.from_iterable(chosen.values()))
     failed, sources = 0, {}
-    for name, trials, output in chosen:
+    for name, trials in chosen.items():
+        output = trials[0].output
         with Line(unit="job") as work:
             records, wrong = stages.reproduce(trials, output, jobs=command.jobs, say=say, work=work)
         failed += wrong
@@ -140,12 +144,6 @@ def _list(scale: str) -> None:
         write(f"{one.name}: {one.question} {one.paper}; {scales}; {bill(one.name, at)}")
 
 
-def _judge(command: Command) -> int:
-    output = command.output or Path("claims.html")
-    _publish_book({Path(one).name: Path(one) for one in command.judge}, output)
-    return 0
-
-
 def _publish_book(sources: dict[str, Path], output: Path) -> None:
     from clearhead.records.files import write_text
     from clearhead.report import load, write_page
@@ -161,8 +159,8 @@ def _publish_book(sources: dict[str, Path], output: Path) -> None:
     show(f"claims: {output}")
 
 
-def _chosen(command: Command) -> "list[tuple[str, Sequence[Study], Path]]":
-    """The experiments asked for: name, trials and folder."""
+def _chosen(command: Command) -> "dict[str, list[Study]]":
+    """The arms of the experiments asked for, each with the experiment's folder."""
     from clearhead.reproduce.claims import ALL
     from clearhead.reproduce.requests import change, choose_studies, without_arms
 
@@ -170,7 +168,6 @@ def _chosen(command: Command) -> "list[tuple[str, Sequence[Study], Path]]":
     if absent := without_arms(command.names, command.scale):
         say(f"left out, without arms at {command.scale}: {', '.join(absent)}")
     chosen: dict[str, list[Study]] = {}
-    folders: dict[str, Path] = {}
     arms, questions = dict[str, None](), dict[str, None]()
     for study, named in studies:
         output = command.output or Path("runs") / f"{study.name}-{command.scale}"
@@ -182,11 +179,10 @@ def _chosen(command: Command) -> "list[tuple[str, Sequence[Study], Path]]":
         trials = [one for one in own if any(fnmatchcase(one.name, p) for p in patterns)]
         questions |= dict.fromkeys(name for one in trials for name in one.questions)
         if trials:
-            chosen[study.name], folders[study.name] = trials, output
+            chosen[study.name] = trials
     _check_patterns("only", command.only, "arms", arms)
     _check_patterns("questions", command.questions, "questions", questions)
-    changed = change(chosen, command, say=say)
-    return [(name, trials, folders[name]) for name, trials in changed.items()]
+    return change(chosen, command, say=say)
 
 
 def _check_patterns(

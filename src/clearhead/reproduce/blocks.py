@@ -29,6 +29,7 @@ SAS = {
 }
 NO_NORM = SAS | {24: (1e-3, 2e-3, 4e-3, 8e-3)}
 VALUES = {"values": "reparametrised", "projections": "reparametrised"}
+MATRICES: dict[str, Any] = {**VALUES, "value_gain": 0.2}
 GROWING: dict[str, Any] = {
     "norm": "none",
     "residual_scale": "scheduled",
@@ -56,7 +57,7 @@ def blocks(scale: str) -> Iterator[Study]:
             for gain in (0.05, 0.3, 1.0):
                 yield table.arm("sas", *SAS[layers], mlp_gain=gain)
             yield table.arm("sas", *PRE_LN[layers], **VALUES)
-            yield table.arm("sas", *SAS[layers], **VALUES, value_gain=0.2)
+            yield table.arm("sas", *SAS[layers], **MATRICES)
             # Schedules in place of shaping: the identity annealed away, branches that grow from 0.
             yield table.arm("sas", *SAS[layers], shaping="annealed")
             yield table.arm("transformer", *PRE_LN[layers], **GROWING)
@@ -147,6 +148,23 @@ def signal(scale: str) -> Iterator[Study]:
     yield table.arm("transformer", attention_skip="none")
     for preset in ("transformer", "skipless", "sas", "sas-p"):  # the interventions
         yield table.arm(preset)
+
+
+def ratios(scale: str) -> Iterator[Study]:
+    """Blocks without and with the skip around attention, trained and at their start: figures 4, 22.
+
+    W = α I + β ΔW in every layer, from β = 0.2 as in the authors' script of figure 4. The start of
+    figure 22 is not published: the same is taken.
+
+    `clearhead diagnose` measures β/α, which is of the weights alone: a little text will do.
+    """
+    layers, table = next(iter(tables(scale).items()))  # the least deep
+    asked = DiagnoseConfig(models=(TRAINED,), length=128, windows=4, extrapolate=1)
+    for label, trained in (("ratios", True), ("ratios at the start", False)):
+        pre_ln, sas = (PRE_LN[layers], SAS[layers]) if trained else ((), ())
+        one = replace(table, label=label, questions={"ratios": asked})
+        yield one.arm("transformer", *pre_ln, **MATRICES)
+        yield one.arm("sas", *sas, **MATRICES)  # the intervention
 
 
 def tables(scale: str) -> dict[int, Study]:

@@ -15,11 +15,10 @@ from clearhead.report.page import Block, Fold, Page, Section, Statement, Title
 from clearhead.report.pivots import Entry, Heading, Pivot, build
 from clearhead.report.statistics import LEVEL, Difference, Verdict
 from clearhead.reproduce import repairs
-from clearhead.reproduce.claims import Claim, Judged, judged, threshold_over
+from clearhead.reproduce.claims import Claim, Judged, Pooled, judged, threshold_over
 from clearhead.reproduce.contrasts import Contrast, Judgement, Outcome
 from clearhead.reproduce.cost import cost
 from clearhead.reproduce.experiments import EXPERIMENTS
-from clearhead.reproduce.pooling import Pooled
 
 FAMILIES = {
     "diff": "Differential attention, arXiv 2410.05258",

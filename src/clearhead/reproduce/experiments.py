@@ -5,15 +5,13 @@ from dataclasses import dataclass
 
 from clearhead.reproduce import (
     blocks,
+    costs,
     differential,
     encoders,
     long_context,
-    memory,
     outliers,
-    ratios,
     retrofit,
     sinks,
-    speed,
     together,
 )
 from clearhead.reproduce.smoke import smoke
@@ -60,17 +58,17 @@ EXPERIMENTS = {one.name: one for one in (
         long_context.long_context, True),
     Experiment("memory", COCA,
         "Does collinear attention need tensors that grow with the square of the text, and what "
-        "does it cache?", memory.memory),
+        "does it cache?", costs.memory),
     Experiment("blocks", SAS, "Which parts of a block can go?", blocks.blocks, True),
     Experiment("blocks-books", SAS, "Do simplified blocks match on books, too?", blocks.books),
     Experiment("blocks-scaling", SAS,
         "Does the lead of simplified blocks shrink as models and tokens grow?", blocks.scaling),
     Experiment("ratios", SAS, "Do trained values and projections go back to the identity?",
-        ratios.ratios, True),
+        blocks.ratios, True),
     Experiment("signal", SAS, "Do tokens stay apart in a deep block before any training?",
         blocks.signal),
     Experiment("speed", f"{DIFF}, {SAS}",
-        "How fast do differential maps and simplified blocks train here?", speed.speed),
+        "How fast do differential maps and simplified blocks train here?", costs.speed),
     Experiment("depth", SAS,
         "Do simplified blocks train when deep, and keep their lead when trained for longer?",
         blocks.depth, True),

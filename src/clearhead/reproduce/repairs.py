@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from clearhead.reproduce.claims import Judged
+from clearhead.reproduce.claims import Judged, Pooled
 from clearhead.reproduce.contrasts import Judgement
-from clearhead.reproduce.pooling import Pooled
 
 COLUMNS = ("repair", "what it changes", "what it costs", "what it buys", "seen in", "worth it?")
 

@@ -12,7 +12,6 @@ from typing import Any
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval.options import HallucinationOptions
 from clearhead.experiments.configs import FinetuneJob
-from clearhead.experiments.jobs import Job
 from clearhead.experiments.sweep_configs import EvaluateSettings, SweepConfig
 from clearhead.reproduce.claims import ALL, Claim, claims, trained_arms
 from clearhead.reproduce.experiments import EXPERIMENTS, Experiment
@@ -159,11 +158,7 @@ def _jobs(one: Study) -> list[Any]:
     """The jobs of a seed, without where they lie and what they read of each other."""
     jobs = [*one.runs(next(iter(one.tries), None), one.seeds[0])]
     jobs += [job.after for job in jobs if job.after is not None]
-    return [{**job.settings, **_tracked(job)} for job in jobs]
-
-
-def _tracked(job: Job) -> dict[str, Any]:
-    return {name: getattr(job.config, name) for name in ("track",) if hasattr(job.config, name)}
+    return [{**job.settings, "track": getattr(job.config, "track", ())} for job in jobs]
 
 
 def _asked(one: Study, patterns: Sequence[str]) -> Study:

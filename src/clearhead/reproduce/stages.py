@@ -95,12 +95,11 @@ def check_rates(trials: Iterable[Study], output: Path) -> None:
 
 def check_models(trials: Iterable[Study]) -> None:
     """Refuse models that no job could build or open, before the first job."""
-    bases = dict[str, None]()
+    bases = list[str]()
     for one in trials:
         one.check()
-        if one.start is None and one.base:
-            bases[one.base] = None
-    for name in bases:
+        bases += [one.base] if one.base and one.start is None else []
+    for name in dict.fromkeys(bases):
         require_convertible(name)
 
 
