@@ -12,7 +12,7 @@ from clearhead.spec import Declaration, LayerSpec
 class Gate(nn.Module):
     """o ∘ σ(x W_G), one number for each token and channel (arXiv 2505.06708, G1, elementwise).
 
-    A head may so answer nothing without a sink. W_G starts as any matrix, the gates near ½.
+    A head can thus output nothing without a sink. W_G starts as any matrix, the gates near ½.
     """
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:

@@ -9,12 +9,12 @@ REGISTRY = Registry()
 
 
 def register(declaration: Declaration) -> None:
-    """Add a mechanism of another package, which is the module that calls this.
+    """Add a mechanism of another package; call it from a module of that package.
 
-    Models with it name the package in their configuration's `requires`.
+    Models with the mechanism name the package in their configuration's `requires`.
 
     Raises:
-        ClearheadError: the axis or the name of the mechanism does not fit.
+        ClearheadError: an unknown axis, or a name that is taken or not allowed.
     """
     package = sys._getframe(1).f_globals["__name__"].partition(".")[0]
     REGISTRY.add(declaration, package)
