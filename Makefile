@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test oldest newest fresh attack kernels servers lint docs bench gpu-check gpu-figures clean
+.PHONY: demo book test oldest newest fresh attack kernels servers lint docs bench gpu-check gpu-figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/clearhead demo
@@ -47,6 +47,13 @@ kernels: $(VENV)/triton
 # Some 4 GB, and ten minutes of a C++ compiler.
 servers: $(VENV)/.installed build/servers/.installed
 	CLEARHEAD_SERVERS=$(CURDIR)/build/servers $(BIN)/python -m pytest tests/servers
+
+# Every comparison of the committed records (sweeps of rates decide nothing), docs/claims.md, README's table.
+book: $(VENV)/.installed
+	rm -f results/comparisons.md
+	$(BIN)/clearhead reproduce --output results/comparisons.md \
+		--judge $(shell ls results/*.jsonl | grep -vE 'bench|gpu|rates|sweeps')
+	$(BIN)/python tools/front_page.py
 
 lint: $(VENV)/.installed
 	$(BIN)/pre-commit run --all-files

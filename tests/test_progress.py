@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from clearhead.cli.progress import Bar
+from clearhead.measure.sweep import _Planned
 from clearhead.progress import Line, Work, clock, in_words
 
 
@@ -64,18 +64,11 @@ def test_work_inside_other_work_leaves_the_total_as_it_is():
     assert work.place == "run 1 of 8"
 
 
-def test_a_sweep_counts_its_cells_and_those_of_before(capsys):
-    with Bar() as bar:
-        bar.started({"run": "a"}, 3, 1)
-        bar.finished([])  # in the records already
-        for depth in (0.5, 1.0):
-            bar.cell("passkey", {"length": 128, "depth": depth})
-            bar.advanced(2)
-            bar.finished([])
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "cell 2 of 3: a, passkey, length 128, depth 0.5"
-    assert lines[-1].startswith("cell 3 of 3, ")
-    assert lines[-1].endswith(": a, passkey, length 128, depth 1.0")
+def test_a_cell_of_a_sweep_is_named_by_its_task_scaling_place_and_draw():
+    at = {"scaling": "yarn", "factor": 4.0, "length": 128}
+    cell = _Planned("passkey", None, {}, at, {}, {}, "key", {"draw": 1})
+    assert str(cell) == "passkey, yarn × 4, length 128, seed 1"
+    assert str(cell._replace(at={"depth": 0.5}, draw={})) == "passkey, depth 0.5"
 
 
 def test_a_terminal_has_a_bar_and_names_are_taken_literally():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_692
+LINES = 46_044
 LONGEST = 400
 
 

@@ -1,8 +1,9 @@
-"""Rewrite what README's first screen takes from the records: its table and its figure.
+"""Rewrite what README and docs/claims.md take from the records: tables and a figure.
 
-    python tools/front_page.py
+    make book
 
-The table is that of docs/claims.md, which `clearhead reproduce --judge` makes. The figure,
+The tables are those of results/comparisons.md, which `clearhead reproduce --judge` makes: README
+has that of the repairs, docs/claims.md a line a claim besides. The figure,
 results/figures/smollm2-8-bits.svg, is drawn from the records of SmolLM2-135M.
 """
 
@@ -18,9 +19,7 @@ from clearhead.report import style
 
 ROOT = Path(__file__).parents[1]
 FIGURE = ROOT / "results/figures/smollm2-8-bits.svg"
-BLOCK = re.compile(
-    r"(?<=<!-- table: python tools/front_page.py -->\n).*?(?=<!-- end -->)", re.DOTALL
-)
+BLOCK = re.compile(r"(?<=<!-- made by: make book -->\n).*?(?=<!-- end -->)", re.DOTALL)
 Bar = tuple[str, float, tuple[float, float] | None]
 # Name on the figure, file, arm and training tokens.
 MODELS = (
@@ -31,10 +30,15 @@ MODELS = (
 LEFT, SCALE, ROW = 190, 2.9, 26
 
 
+def summary() -> str:
+    """The book without the comparisons by record: the table of repairs, and a line a claim."""
+    book = ROOT.joinpath("results/comparisons.md").read_text("utf-8")
+    return re.split(r"^## (?=.*arXiv)", book, maxsplit=1, flags=re.MULTILINE)[0]
+
+
 def table() -> str:
-    """The table of repairs, as docs/claims.md has it."""
-    page = ROOT.joinpath("docs/claims.md").read_text("utf-8")
-    return page.split("## Is a repair worth having?\n\n")[1].split("\n\n")[0] + "\n"
+    """The table of repairs."""
+    return summary().split("\n\n")[1] + "\n"
 
 
 def numbers(file: str, arm: str, tokens: int) -> list[dict[str, float]]:
@@ -108,9 +112,9 @@ def drawing() -> str:
 
 
 def main() -> None:
-    readme = ROOT / "README.md"
-    text = readme.read_text("utf-8")
-    write_text(readme, BLOCK.sub(lambda _: table(), text))
+    for name, made in (("README.md", table()), ("docs/claims.md", summary())):
+        page = ROOT / name
+        write_text(page, BLOCK.sub(lambda _, made=made: made, page.read_text("utf-8")))
     write_text(FIGURE, drawing())
 
 

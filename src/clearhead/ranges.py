@@ -127,7 +127,7 @@ def _fits(value: Any, hint: Any, within: Range | None) -> bool:
         declared = [one for one in hint.__metadata__ if isinstance(one, Range)]
         return _fits(value, kinds[0], declared[0] if declared else within)
     if kind in (Union, UnionType):
-        return any(map(_fits, [value] * len(kinds), kinds, [within] * len(kinds)))
+        return any(_fits(value, one, within) for one in kinds)
     if kind is tuple:
         if not isinstance(value, tuple | list):
             return False
@@ -139,8 +139,7 @@ def _fits(value: Any, hint: Any, within: Range | None) -> bool:
         return isinstance(value, hint)
     if hint not in (int, float):
         return True
-    numeric = isinstance(value, int if hint is int else int | float)
-    if not numeric or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, int if hint is int else int | float):
         return False
     finite = abs(value) < WIDEST if isinstance(value, int) else math.isfinite(value)
     return finite and (within is None or within.holds(value))

@@ -4,9 +4,10 @@ from functools import partial
 
 import pytest
 
-from clearhead import reproduce
-from clearhead.reproduce import EXPERIMENTS
+from clearhead.reproduce import claims as claims_module
+from clearhead.reproduce import experiments
 from clearhead.reproduce.claims import claims
+from clearhead.reproduce.experiments import EXPERIMENTS
 
 from .conftest import call, refusal
 
@@ -58,8 +59,8 @@ def test_the_list_says_what_each_experiment_asks(capsys):
 def test_the_list_says_that_a_claim_has_no_arms_at_a_scale(capsys, monkeypatch):
     kept = {name: EXPERIMENTS[name] for name in ("encoders", "memory")}
     chosen = tuple(one for one in claims() if one.study in kept)
-    monkeypatch.setattr(reproduce, "EXPERIMENTS", kept)
-    monkeypatch.setattr(reproduce.claims, "claims", lambda: chosen)
+    monkeypatch.setattr(experiments, "EXPERIMENTS", kept)
+    monkeypatch.setattr(claims_module, "claims", lambda: chosen)
     assert _call("--list", "--scale", "paper") == 0
     listed = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     for name, bill in (

@@ -117,7 +117,7 @@ def test_a_model_whose_tokenizer_has_no_end_token(saved, words, tmp_path):
     path.write_text(json.dumps({**settings, "eos_token": None}))
     assert _call(str(folder), *words, "--length", "16", "--extrapolate", "1") == 0
     header, *_ = _lines(tmp_path / "out/diagnosis.jsonl")
-    assert header["data"]["packing"].endswith("(the tokenizer has no end token)")
+    assert header["data"]["tokenizer"]["end"] is None
 
 
 def test_a_preset_at_initialisation_at_any_depth(words, tmp_path):

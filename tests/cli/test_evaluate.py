@@ -83,7 +83,7 @@ def test_several_models_share_a_record_and_a_page(words, trained, tmp_path, caps
     out = " ".join(capsys.readouterr().out.split())
     assert "│ transformer │" in out
     assert "│ other │" in out
-    assert re.search(r"Lowest mean perplexity: (transformer|other) from 128 to 192 tokens", out)
+    assert re.search(r"Perplexity at 192 tokens.*: transformer [\d.]+; other [\d.]+", out)
     html = page.read_text("utf-8")
     assert html.count('class="value best"') == 2
     assert "Perplexity by length of text" in html
@@ -303,7 +303,7 @@ def test_a_number_that_is_not_finite_is_said_and_ends_in_1(words, trained, tmp_p
     page, report = tmp_path / "page.html", tmp_path / "report.html"
     assert call(*words[:1], good, *words[1:], "--page", str(page)) == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "Lowest mean perplexity: transformer from 128 to 192 tokens" in out
+    assert re.search(r"Perplexity at 192 tokens.*: transformer", out)
     assert call("report", str(tmp_path / "records.jsonl"), "--output", str(report)) == 1
     for html in (page.read_text("utf-8"), report.read_text("utf-8")):
         assert html.count("not finite") >= 2

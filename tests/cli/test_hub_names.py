@@ -19,8 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from clearhead.data import tokenizer as tokenizers
 from clearhead.errors import ClearheadError
-from clearhead.models import hub as hub_module
-from clearhead.models.hub import reachable
+from clearhead.models.hub import _silence, reachable
 
 from .conftest import call, refusal, saved_llama
 
@@ -61,7 +60,7 @@ def online(hub: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         changes["HUGGINGFACE_CO_URL_TEMPLATE"] = template
         for name, value in changes.items():
             monkeypatch.setattr(huggingface_hub.constants, name, value)
-        monkeypatch.setattr(hub_module, "_known", {})
+        _silence.cache_clear()
 
     monkeypatch.chdir(hub)
     return move
@@ -88,22 +87,6 @@ def test_a_hub_that_cannot_be_reached_is_refused_soon(verb, online, silent, tmp_
     line = refusal(capsys, verb, *words)
     assert time.monotonic() - began < 15
     assert f"'{NONE}' is neither a folder nor in the cache, and {silent} does not answer (" in line
-    assert "nothing within 1 s; HF_HUB_ETAG_TIMEOUT sets another limit" in line
-
-
-@pytest.mark.parametrize("limit", [2, 10])
-def test_an_address_at_which_nothing_listens_is_tried_again(limit, online):
-    """The error is told, be there time for all attempts or not."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"http://127.0.0.1:{server.getsockname()[1]}"
-    online(address, timeout=limit)
-    began = time.monotonic()
-    with (
-        pytest.raises(ClearheadError, match=rf"{address} .* \(.*Connection refused"),
-        reachable(NONE),
-    ):
-        pass
-    assert min(limit, 3) <= time.monotonic() - began < 10
 
 
 def test_a_model_of_the_cache_needs_no_hub(online, silent, tmp_path, capsys):
@@ -113,7 +96,7 @@ def test_a_model_of_the_cache_needs_no_hub(online, silent, tmp_path, capsys):
     began = time.monotonic()
     assert call("convert", "owner/tiny", made) == 0
     assert time.monotonic() - began < 15
-    assert f"{silent} does not answer (nothing within 1 s" in capsys.readouterr().err
+    assert f"{silent} does not answer (" in capsys.readouterr().err
     assert (made / "model.safetensors").exists()
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
 

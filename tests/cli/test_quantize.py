@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from clearhead.cli import main
 from clearhead.quantize import measure
 from clearhead.records.cells import added
 from clearhead.report import load
-from clearhead.train.adapters import merge
 
 from .conftest import call, changed, refusal, saved
 
@@ -90,30 +88,6 @@ def _tokenizer(model: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model / "final")
-
-
-def test_an_adapter_is_rounded_with_the_weights_that_it_adapts(model, windows, tmp_path, capsys):
-    peft = pytest.importorskip("peft")
-    pytest.importorskip("torchao")
-    adapted, merged, records = tmp_path / "adapted", tmp_path / "merged", tmp_path / "r.jsonl"
-    shutil.copytree(model / "final", adapted)
-    settings = peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False)
-    start = ClearheadForCausalLM.from_pretrained(adapted)
-    peft.get_peft_model(start, settings).save_pretrained(adapted)
-    whole = ClearheadForCausalLM.from_pretrained(adapted)
-    merge(whole)
-    whole.save_pretrained(merged)
-    _tokenizer(model).save_pretrained(merged)
-    options = ("--scheme", "w8a8-coarse", "w3-channel", "--records", str(records))
-    assert call("quantize", str(adapted), str(merged), *windows, *options) == 0
-    one, two = load(records).runs
-    assert one.header["quantized_parameters"] == two.header["quantized_parameters"]
-    for scheme in ("w8a8-coarse", "w3-channel"):
-        found, wanted = (run.value("perplexity", scheme=scheme) for run in (one, two))
-        assert found == pytest.approx(wanted, rel=1e-6)
-    options = ("--deploy", "int8-weight-only", "--output", str(tmp_path / "few"))
-    said = refusal(capsys, "quantize", str(adapted), *windows, *options)
-    assert "has an adapter beside its weights" in said
 
 
 def test_results_do_not_depend_on_what_ran_before(model, windows, tmp_path):

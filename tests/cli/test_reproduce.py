@@ -24,10 +24,10 @@ from clearhead.experiments.configs import CompareConfig, continued_recipe
 from clearhead.experiments.sweep_configs import EvaluateConfig
 from clearhead.models import ClearheadConfig, plan, preset
 from clearhead.report import load
-from clearhead.reproduce import EXPERIMENTS
 from clearhead.reproduce.cost import parameters
+from clearhead.reproduce.experiments import EXPERIMENTS
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.trials import TRAINED, Table, Trial, written
+from clearhead.reproduce.study import TRAINED, Study, written
 from clearhead.train import TrainConfig
 
 from .conftest import call, refusal
@@ -38,7 +38,7 @@ ALL = [(one.name, scale) for one in EXPERIMENTS.values() for scale in one.scales
 _call = partial(call, "reproduce")
 
 
-def _trials(name: str, scale: str, output: Path) -> list[Trial]:
+def _trials(name: str, scale: str, output: Path) -> list[Study]:
     trials = EXPERIMENTS[name].trials(scale)
     return [dataclasses.replace(one, output=output) for one in trials]
 
@@ -50,7 +50,7 @@ def test_a_dry_run_prints_commands_that_the_verbs_read_as_the_jobs_do(
     trials = _trials(name, scale, tmp_path)
     if scale in ("smoke", "paper"):  # a few steps always end at an edge; recipes have their rates
         assert not any(one.is_swept for one in trials)
-    chosen = {one.key: written(one.rates[-1]) for one in trials if one.rates}
+    chosen = {one.key: written(one.tries[-1]) for one in trials if one.tries}
     (tmp_path / "rates.json").write_text(json.dumps(chosen))
     words = ["--scale", scale, "--output", str(tmp_path), "--dry-run"]
     assert _call(name, *words) == 0
@@ -59,12 +59,12 @@ def test_a_dry_run_prints_commands_that_the_verbs_read_as_the_jobs_do(
     jobs = [*{job.name: job for one in trials for job in one.preparations()}.values()]
     jobs += [one.attempt(rate) for one in trials for rate in one.losses()]
     for one in trials:
-        for seed in one.config.seeds:
-            jobs += one.jobs(one.rates[-1] if one.rates else None, seed)
+        for seed in one.seeds:
+            jobs += one.runs(one.tries[-1] if one.tries else None, seed)
     assert {*map(tuple, printed)} == {tuple(shlex.split(str(job))) for job in jobs}
     assert len(printed) == len(jobs) == len({job.records for job in jobs})  # none in another's way
     models = {job.after and job.after.model for job in jobs}
-    silent = {one.name for one in trials if not one.table.questions}
+    silent = {one.name for one in trials if not one.questions}
     for job in jobs:
         assert pickle.loads(pickle.dumps(job.config)) == job.config
         program, verb, *options = shlex.split(str(job))
@@ -124,7 +124,7 @@ def test_what_cannot_be_is_refused(words, said, capsys):
 
 
 def test_questions_that_need_a_download_can_be_left_out(tmp_path, capsys):
-    chosen = {one.key: one.rates[0] for one in EXPERIMENTS["encoders"].trials("tiny")}
+    chosen = {one.key: one.tries[0] for one in EXPERIMENTS["encoders"].trials("tiny")}
     (tmp_path / "rates.json").write_text(json.dumps(chosen))
     words = ["sas/glue", "--questions", "banking77", "--output", str(tmp_path), "--dry-run"]
     assert _call(*words) == 0
@@ -213,7 +213,6 @@ def test_smoke_converts_trains_and_asks_from_a_model_that_it_trains_first(tmp_pa
     for run in records.runs:
         assert run.select("perplexity", scheme="w8a8-coarse")
         assert run.select("perplexity", task="perplexity", scaling="none", length=512)
-        assert run.value("maximum_activation", tokens="rest")
     assert records.of(arms[1])[0].header["from"]["name"].startswith(str(out / "models"))
     assert not records.of(arms[0])[0].steps
 
@@ -228,7 +227,7 @@ def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
     The lower rate is better than 1, and than the next beyond it, 1e-4.
     """
 
-    config = CompareConfig(
+    study = Study(
         presets=("transformer",),
         set={"num_hidden_layers": 1, "hidden_size": 48},
         lengths=(1,),
@@ -241,8 +240,8 @@ def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
         models=(TRAINED,), lengths=(16,), tokens=64, data=DataConfig(data=(str(text),))
     )
     trials = (
-        Table(config=config).trial("transformer", 1e-2),
-        Table(config=config, sweep_tokens=96, questions={"text": asked}).trial(
+        study.arm("transformer", 1e-2),
+        dataclasses.replace(study, sweep_tokens=96, questions={"text": asked}).arm(
             "sas", 1e-2, 1.0, mlp_gain=0.5
         ),
     )
@@ -364,12 +363,12 @@ PUBLISHED = {
 
 @pytest.mark.parametrize(("name", "scale"), ALL)
 def test_the_parameters_of_a_cost_are_counted_without_a_model(name, scale):
-    tables = {one.config.label: one for one in reversed(list(EXPERIMENTS[name].trials(scale)))}
+    tables = {one.label: one for one in reversed(list(EXPERIMENTS[name].trials(scale)))}
     for one in tables.values():
-        if one.table.parameters is None:
-            shape = {key: one.arm.model[key] for key in one.config.set}
-            counted = plan(preset(one.arm.preset, one.config.size, **shape)).parameters
-            assert parameters(one.config) == pytest.approx(counted, rel=0.04)
+        if one.parameters is None:
+            shape = {key: one.side.model[key] for key in one.set}
+            counted = plan(preset(one.side.preset, one.size, **shape)).parameters
+            assert parameters(one) == pytest.approx(counted, rel=0.04)
 
 
 def test_before_the_first_job_each_arm_is_configured_once(tmp_path, monkeypatch):

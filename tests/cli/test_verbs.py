@@ -248,13 +248,12 @@ def test_plan_prints_counts(capsys):
     assert "2,558,400" in out
 
 
-def test_plan_names_the_shape_and_proposes_one_for_a_number_of_parameters(capsys):
-    line = refusal(capsys, "plan", "transformer", "--size", "0.35b")
-    shape = re.search(r"--set ((?:\w+=\d+ ?)+)", line)[1].split()
+def test_plan_names_the_shape(capsys):
+    assert "choose one of" in refusal(capsys, "plan", "transformer", "--size", "0.35b")
+    shape = ["hidden_size=1024", "num_hidden_layers=24", "num_attention_heads=8"]
     assert call("plan", "transformer", "--set", *shape, "--gpus", "1", "2") == 0
     out = capsys.readouterr().out
     assert out.startswith(f"transformer, {', '.join(shape)}\n")
-    assert 0.9 < int(re.search(r"([\d,]+) parameters", out)[1].replace(",", "")) / 0.35e9 < 1.1
     assert re.search(r"gradients +none", out)
     assert re.search(r"1 x cpu +[\d.,]+ \w+ +[\d.,]+ +[\d.,]+ \w+ +(yes|no)\n", out)
     assert not re.search(r"[MG]iB[\d,]", out)

@@ -4,19 +4,18 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from clearhead.data import prepare, shards, tokenisation, tokenizer
+from clearhead.data import prepare, tokenisation, tokenizer
 from clearhead.data.corpus import fingerprint_of
 from clearhead.errors import ClearheadError
-
-from .conftest import documents
 
 
 def build(root):
@@ -106,24 +105,6 @@ def test_an_edited_file_of_the_same_size_is_read_again(folder, configure, when):
     assert second.fingerprint == fresh.fingerprint
 
 
-def test_text_that_changed_under_its_tokens_is_said(folder, configure, encoded):
-    _aged(folder)
-    config, said = configure(folder), []
-    first = prepare(config)
-    text = (folder / "00.txt").read_text()
-    (folder / "00.txt").write_text(text.replace("alpha", "alphb", 1))
-    prepare(config, progress=said.append)
-    told = f"{folder}: the text changed since it was tokenised: a new run makes its tokens anew"
-    assert said.count(told) == 1
-    (folder / "00.txt").write_text(text)
-    os.utime(folder / "00.txt", (1e9, 1e9))
-    assert prepare(config).fingerprint == first.fingerprint
-    os.utime(folder / "00.txt", (2e9, 2e9))
-    said.clear()
-    prepare(config, progress=said.append)
-    assert told not in said, "touched, and the same"
-
-
 @pytest.mark.parametrize("form", [lambda f: f, lambda f: f"{f}, 0.25 hidden"])
 def test_a_run_is_not_gone_on_with_on_changed_text_which_is_not_tokenised(
     folder, configure, encoded, form
@@ -161,7 +142,7 @@ def test_a_damaged_survey_is_made_anew(folder, configure):
     first = prepare(config)
     (path,) = (config.cache / "surveys").iterdir()
     whole = path.read_bytes()
-    for damaged in (whole[:-9], whole.replace(b'"documents": 30', b'"documents": 31'), b"[1]", b""):
+    for damaged in (whole[:-9], whole.replace(b"[30, ", b"[31, "), b"[1]", b""):
         assert damaged != whole
         path.write_bytes(damaged)
         assert prepare(config).describe() == first.describe()
@@ -178,7 +159,7 @@ def test_shards_are_verified_again_when_they_change(folder, configure, encoded):
     _aged(config.cache / "corpora")
     said = []
     again = prepare(config, progress=said.append)
-    assert any("are damaged (the content of 0.train.tokens has changed)" in line for line in said)
+    assert any("0.train.tokens is missing, cut short or changed: " in line for line in said)
     assert again.split("train")[0].tokens.tolist() == before
     assert sum(encoded) == 60
 
@@ -194,7 +175,7 @@ def test_a_cache_that_cannot_be_written_is_still_read(folder, configure):
 
 def test_a_cache_that_is_a_file_is_refused_with_the_way_out(folder, configure, tmp_path):
     (tmp_path / "cache").write_text("a file in its way")
-    with pytest.raises(ClearheadError, match=r"cannot write to the cache .* name another folder"):
+    with pytest.raises(ClearheadError, match=r"cannot write .* name another folder"):
         prepare(configure(folder, cache=tmp_path / "cache"))
 
 
@@ -236,7 +217,7 @@ def test_same_bytes_in_another_process(folder, configure):
         assert (here / name).read_bytes() == (there / name).read_bytes(), name
 
 
-def test_a_build_interrupted_before_its_first_mark_leaves_nothing(folder, configure, monkeypatch):
+def test_an_interrupted_build_leaves_nothing(folder, configure, monkeypatch):
     config = configure(folder)
     monkeypatch.setattr(tokenisation, "_BATCH_CHARACTERS", 4000)
     calls = []
@@ -261,8 +242,8 @@ def test_full_disk_is_one_line(folder, configure, monkeypatch):
     def full(self, ids):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shards.ShardWriter, "write", full)
-    with pytest.raises(ClearheadError, match="No space left on device; what is whole is kept"):
+    monkeypatch.setattr(tokenisation._Shard, "write", full)
+    with pytest.raises(ClearheadError, match=r"\(No space left on device\): make room, or name"):
         prepare(config)
     assert list((config.cache / "corpora").iterdir()) == []
 
@@ -288,7 +269,7 @@ def test_damaged_build_is_made_anew(folder, configure, encoded, damage, name):
     damage(build(config.cache) / name)
     said = []
     after = prepare(config, progress=said.append)
-    assert any("are damaged (" in line for line in said)
+    assert any("cut short or changed: its tokens are made anew" in line for line in said)
     assert sum(encoded) == 60
     assert after.split("train")[0].tokens.tolist() == before
     assert os.listdir(config.cache / "corpora") == [build(config.cache).name]
@@ -315,21 +296,6 @@ def test_two_builds_at_once(folder, configure):
     assert os.listdir(config.cache / "corpora") == [build(config.cache).name]
 
 
-def test_slower_build_yields_to_the_published_one(folder, configure, monkeypatch):
-    config = configure(folder)
-    original = shards.publish
-
-    def late(mine, target):
-        shutil.copytree(mine, target)
-        (target / "first").touch()
-        original(mine, target)
-
-    monkeypatch.setattr(shards, "publish", late)
-    corpus = prepare(config)
-    assert (build(config.cache) / "first").exists()
-    assert len(documents(corpus, "train")) > 1  # mapped from a folder that is gone
-
-
 def test_data_that_changes_while_it_is_read(folder, configure, monkeypatch):
     def train(texts, vocabulary, original=tokenizer.train):
         (folder / "00.txt").write_text("other")
@@ -342,14 +308,54 @@ def test_data_that_changes_while_it_is_read(folder, configure, monkeypatch):
     assert not list((folder.parent / "cache" / "surveys").iterdir())  # nothing of it is kept
 
 
-def test_only_abandoned_builds_are_swept(tmp_path):
-    old, new = tmp_path / ".building-old", tmp_path / ".building-new"
-    old.mkdir()
-    new.mkdir()
-    os.utime(old, (time.time() - 1e6,) * 2)
-    os.utime(new, (time.time() - 1e6,) * 2)
-    (new / "0.train.tokens").touch()
-    os.utime(new, (time.time() - 1e6,) * 2)
-    with shards.going_on(tmp_path / "corpus", print):
-        assert not old.exists()
-        assert new.exists()
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from clearhead.data import DataConfig, prepare, tokenisation
+
+def write(self, ids, original=tokenisation._Shard.write):
+    original(self, ids)
+    if self.tokens > 500:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+tokenisation._Shard.write = write
+data, cache = sys.argv[1:]
+prepare(DataConfig(data=(data,), vocabulary=280, validation=0.2, cache=Path(cache)))
+"""
+
+
+def test_a_killed_build_is_made_anew(folder, configure):
+    config = configure(folder)
+    words = [sys.executable, "-c", KILLED, str(folder), str(config.cache)]
+    assert subprocess.run(words).returncode == -signal.SIGKILL
+    (left,) = (config.cache / "corpora").iterdir()
+    assert left.name.startswith(".")
+    whole = prepare(configure(folder, cache=config.cache.parent / "whole"))
+    again = prepare(config)
+    assert again.split("train")[0].tokens.tolist() == whole.split("train")[0].tokens.tolist()
+    assert os.listdir(config.cache / "corpora") == [build(config.cache).name]
+
+
+def test_a_process_waits_for_another_that_makes_the_same(folder, configure, encoded, monkeypatch):
+    config, corpora, said, first = configure(folder), [], [], threading.Event()
+
+    def train(texts, vocabulary, original=tokenizer.train):
+        thread.start()
+        assert first.wait(20)
+        return original(texts, vocabulary)
+
+    def second():
+        def say(line):
+            said.append(line)
+            if "waiting for another process" in line:
+                first.set()
+
+        corpora.append(prepare(config, progress=say))
+
+    thread = threading.Thread(target=second)
+    monkeypatch.setattr(tokenizer, "train", train)
+    corpora.append(prepare(config))
+    thread.join()
+    assert sum(encoded) == 30
+    assert corpora[0].fingerprint == corpora[1].fingerprint
+    assert "reusing the tokens" in said[-1]

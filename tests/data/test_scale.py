@@ -8,14 +8,12 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from clearhead.data import prepare
-from clearhead.data.shards import map_stream
-from clearhead.data.stat_cache import StatCache
+from clearhead.data.corpus import map_stream
+from clearhead.data.stat_cache import keep, state_of
 from clearhead.errors import ClearheadError
-from clearhead.records.identity import digest_of
 
 SIZE = 10**11
 OPEN = """
@@ -42,7 +40,7 @@ print(json.dumps([said, sum(map(len, corpus.split("train"))), *taken, imported, 
 
 @pytest.fixture
 def large(folder, configure):
-    """A corpus whose shard is extended to 100 GB, and sealed so."""
+    """A corpus whose shard is extended to 100 GB, and verified so."""
     for path in folder.iterdir():
         os.utime(path, (1e9, 1e9))
     config = configure(folder)
@@ -50,16 +48,13 @@ def large(folder, configure):
     (build,) = (config.cache / "corpora").iterdir()
     with open(build / "0.train.tokens", "r+b") as file:
         file.truncate(SIZE)
-    index = json.loads((build / "corpus.json").read_bytes())
-    del index["seal"]
-    index["files"]["0.train.tokens"][0] = SIZE
-    seal = digest_of(index)
-    (build / "corpus.json").write_text(json.dumps(index | {"seal": seal}))
-    files = [build / name for name in index["files"]]
+    files = sorted(path for path in build.rglob("*") if path.is_file())
     for path in files:
         os.utime(path, (1e9, 1e9))
     # As if its content had been hashed once.
-    StatCache(config.cache / "checked" / f"{build.name}.json", files, seal).write(True)
+    state = state_of(files, [path.name for path in files])
+    index = json.loads((build / "corpus.json").read_bytes())
+    keep(config.cache / "checked" / f"{build.name}.json", state, index)
     assert content.describe()["documents"] == 30
     return config
 
@@ -81,7 +76,7 @@ def test_windows_are_read_without_being_kept(tmp_path):
     with open(tmp_path / "0.train.tokens", "wb") as file:
         file.truncate(SIZE)
     (tmp_path / "0.train.starts").write_bytes(b"")
-    stream = map_stream(tmp_path, 0, "train", np.dtype("<u2"), spec="s", weight=None)
+    stream = map_stream(tmp_path, 0, "train", "<u2", spec="s", weight=None)
     before = _resident()
     for number in range(2000):
         stream.window(number * 20_000_003, 2048)

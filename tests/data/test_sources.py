@@ -1,9 +1,7 @@
 """From the words of a user to documents, and every way in which that fails."""
 
-import contextlib
 import gzip
 import io
-import itertools
 import json
 import os
 import re
@@ -152,7 +150,7 @@ def test_a_parquet_file_with_bytes_that_are_no_text_is_refused(tmp_path):
     offsets = pyarrow.array([0, 2, 5], pyarrow.int32()).buffers()[1]
     column = pyarrow.StringArray.from_buffers(2, offsets, pyarrow.py_buffer(b"ab\xffcd"))
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), table)
-    refuses("rows 1 to 2: byte 0xff of a text is not UTF-8", table)
+    refuses(r"rows 1 to 64: a text is not UTF-8 \(invalid start byte\)", table)
 
 
 def test_damaged_containers(tmp_path):
@@ -186,32 +184,6 @@ def test_a_limit_reads_no_more_of_a_packed_file_than_it_needs(tmp_path, monkeypa
     assert sum(read) < 20 << 20, "40 MiB are packed there"
     lines.write_bytes(gzip.compress(b'{"text": "' + b"a" * (2 << 20) + b'"}'))
     refuses("line 1: longer than 1 MiB", lines)
-
-
-def test_a_parquet_file_is_checked_where_it_can_be_and_said_to_be_unsure_elsewhere(tmp_path):
-    rows = pyarrow.table({"number": list(range(50)), "text": [f"text {n}" for n in range(50)]})
-    path = tmp_path / "a.parquet"
-    for kinds in itertools.product((False, True), ("none", "snappy"), ("1.0", "2.0")):
-        packed, compression, version = kinds
-        for checked in (False, True):
-            pyarrow.parquet.write_table(
-                rows,
-                path,
-                use_dictionary=packed,
-                compression=compression,
-                data_page_version=version,
-                write_page_checksum=checked,
-            )
-            assert readers.has_checksums(path, "text") == checked
-            assert find(DataConfig(data=(str(path),)), print)[0].without_checksums() == (
-                [] if checked else ["a.parquet"]
-            )
-        whole = path.read_bytes()
-        place = whole.rindex(b"ext 4") if compression == "none" else whole.rindex(b"ext ")
-        for offset in range(place - 40, place):
-            path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
-            with contextlib.suppress(ClearheadError):
-                assert texts(path) == (rows["text"].to_pylist(), {})
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.md.gz", "deep/a.txt"])
@@ -270,14 +242,15 @@ def test_standard_library():
     found, _ = texts("python-stdlib", limit=200_000)
     assert sum(len(text.encode()) for text in found) >= 200_000
     (source,) = find(DataConfig(), lambda line: None)
-    origins = [file.origin for file in source.files]
-    assert "json/decoder.py" in origins
-    assert origins == sorted(origins)
-    assert not [o for o in origins if re.search("(site|dist)-packages/", o)]
+    names = [path.as_posix() for path in source.files]
+    assert [name for name in names if name.endswith("/json/decoder.py")]
+    assert names == sorted(names)
+    assert not [name for name in names if re.search("(site|dist)-packages/", name)]
 
 
 def test_packages_are_the_library_and_more():
     (library,) = find(DataConfig(), lambda line: None)
     (packages,) = find(DataConfig(data=("python-packages",)), lambda line: None)
     assert packages.files[: len(library.files)] == library.files
-    assert "torch/__init__.py" in {file.origin for file in packages.files[len(library.files) :]}
+    names = {path.as_posix() for path in packages.files[len(library.files) :]}
+    assert [name for name in names if name.endswith("-packages/torch/__init__.py")]

@@ -8,7 +8,7 @@ import pytest
 from clearhead.data import Batches, DataConfig, backcopy, prepare, retrieval
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.sources import find
-from clearhead.data.synthetic import recipe, texts
+from clearhead.data.synthetic import texts
 from clearhead.errors import ClearheadError
 
 SPECS = ("synthetic:passkey", "synthetic:needle", "synthetic:recall")
@@ -77,7 +77,7 @@ def test_triggers_copy_and_other_words_follow_by_chance():
 @pytest.mark.parametrize("options", ["words=1", "words=500", "triggers=64", "followers=0"])
 def test_a_backcopy_of_nothing_is_refused(options):
     with pytest.raises(ClearheadError, match="fewer triggers and followers than words"):
-        recipe(f"synthetic:backcopy:{options}")
+        next(texts(f"synthetic:backcopy:{options}"))
 
 
 def test_recalled_pairs_were_listed():
@@ -135,7 +135,7 @@ def test_draws_are_even():
 )
 def test_refuses_what_cannot_be_made(spec, message):
     with pytest.raises(ClearheadError, match=message):
-        recipe(spec)
+        next(texts(spec))
 
 
 def test_mixes_with_text_at_a_weight(tmp_path):

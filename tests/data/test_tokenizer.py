@@ -78,7 +78,7 @@ def test_existing_tokenizer_without_begin(folder, configure, tokenizer, tmp_path
     stream = corpus.split("train")[0]
     assert not np.isin(tokenizer.bos_token_id, stream.tokens)
     assert (stream.tokens[stream.starts[1:] - 1] == tokenizer.eos_token_id).all()
-    assert "no begin token" in corpus.describe()["packing"]
+    assert corpus.describe()["tokenizer"]["begin"] is None
 
 
 def test_unfit_existing_tokenizers(tokenizer, tmp_path):

@@ -13,8 +13,8 @@ from clearhead.diagnose import attention_profile, diagnose, with_extrapolation
 from clearhead.diagnose.attention_profile import Reach, RowMeans
 from clearhead.diagnose.diagnosis import bytes_held
 from clearhead.diagnose.extrapolation import LAST, NEAR, extrapolate
+from clearhead.diagnose.hidden import ResidualStream
 from clearhead.diagnose.logits import LogitSizes
-from clearhead.diagnose.residual_stream import ResidualStream
 from clearhead.models import with_rope_scaling
 from clearhead.models.inspection import longest_text, run_backbone, within_memory
 from clearhead.probe import AttentionCall, ByTile, observe
@@ -23,8 +23,7 @@ from .kinds import ENCODERS, LONGEST, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, 
 
 T = 33
 HIDDEN = (
-    *("kurtosis", "kurtosis_excess", "kurtosis_excess_relu", "kurtosis_pooled"),
-    *("kurtosis_flattened", "kurtosis_neurons", "largest_activation", "hidden_top_100"),
+    *("kurtosis", "kurtosis_excess", "largest_activation", "hidden_top_100"),
     *("hidden_median", "similarity", "effective_rank", "norm_first", "norm_rest"),
 )
 ATTENTION = (
@@ -201,7 +200,7 @@ def test_the_null_key_and_the_sink_rate_beyond_the_training_length(tiny, monkeyp
     weights_NTT = torch.cat(weights)
     first_N = weights_NTT[..., 0].mean(-1)
     limit = float(first_N.sort().values[5:7].mean())
-    monkeypatch.setattr(attention_profile, "SINK_THRESHOLDS", (limit,))
+    monkeypatch.setattr(attention_profile, "SINK", limit)
     lines = diagnose(model, texts, batch_size=2).measures
     assert tiny.value(lines, f"sink_rate_{limit}", map="softmax", layer=2) == 0.5
     null_T = 1 - weights_NTT.sum(-1).mean(0)

@@ -29,10 +29,8 @@ def test_names_and_values(tiny):
         ("entropy_ceiling", None, None),
         ("kurtosis", None, "first"),
         ("largest_activation", None, "first"),
-        ("maximum_activation", None, "first"),
         ("kurtosis", None, "rest"),
         ("largest_activation", None, "rest"),
-        ("maximum_activation", None, "rest"),
         ("kurtosis_excess", None, None),
     ]
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from clearhead.diagnose import attention_maps, diagnose
-from clearhead.diagnose.null_mass import ClosedGates, NullMass
+from clearhead.diagnose.attention_profile import ClosedGates, NullMass
 from clearhead.ops.visibility import Visibility
 from clearhead.probe import AttentionCall, ByTile, observe
 from clearhead.probe import tiles as module_under_test

@@ -133,13 +133,14 @@ def test_by_hand():
     )
     profile = RotaryOrder(None, 8)
     h = torch.polar(torch.ones(5, 1), torch.full((5, 1), -torch.pi / 2))
-    found = profile._of(h[None, None], rotary, torch.float32, 2.0)
-    assert found["anomalous_before"] == found["counted"] == 5
+    profile._add(0, h[None, None], rotary, torch.float32, 2.0, ("before", "after"))
+    found = {x["metric"]: x["value"] for x in profile.measures() if "layer" not in x}
+    assert found["anomalous_before"] == 1
     assert found["anomalous_after"] == 0
     # sin(0.1 s) rises up to s = 15: nearer is lower, for every pair.
-    assert found["broken"] == found["pairs"] == 5
-    expected = 2 * 5 * torch.sin(0.1 * profile.distances.double()).abs()
-    assert torch.allclose(found["decay"], expected, atol=1e-5)
+    assert found["order_broken_content"] == 1
+    expected = 2 * torch.sin(0.1 * profile.distances.double()).abs()
+    assert profile.curves()[0]["y"] == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("collinear", [False, True])

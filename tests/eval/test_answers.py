@@ -6,8 +6,7 @@ import torch
 from transformers import MambaConfig, MambaForCausalLM
 
 from clearhead import ClearheadError
-from clearhead.eval.answers import Reader
-from clearhead.eval.prefill import Prompt
+from clearhead.measure.answers import Prompt, Reader
 from clearhead.models import with_rope_scaling
 
 VOCABULARY, TRAINED = architectures.VOCABULARY, 16
@@ -67,7 +66,7 @@ def _by_hand(model, prompt: Prompt, answer: tuple[int, ...], new: int):
 def test_equals_whole_forward_passes_one_by_one(name, batch_tokens):
     model = _make(name).double().eval()
     reader = Reader(model, batch_tokens=batch_tokens)
-    assert reader.prefill.shares
+    assert reader.shares
     prompts = _prompts()
     answers = [tuple(torch.randint(0, VOCABULARY, (n,)).tolist()) for n in (3, 1, 0, 2, 4, 2)]
     found = reader.ask(prompts, answers, new_tokens=5)
@@ -89,7 +88,7 @@ def test_under_dynamic_scaling_nothing_is_shared_and_batches_change_nothing(name
     answers = [(1, 2)] * len(prompts)
     alone = Reader(model, batch_tokens=1).ask(prompts, answers, new_tokens=4)
     reader = Reader(model, batch_tokens=10_000)
-    assert not reader.prefill.shares
+    assert not reader.shares
     together = reader.ask(prompts, answers, new_tokens=4)
     for prompt, one, other in zip(prompts, alone, together, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-6)
@@ -132,7 +131,7 @@ def test_a_prompt_is_read_once_for_all_its_answers():
     context = tuple(torch.randint(0, VOCABULARY, (120,)).tolist())
     for n in range(3):
         reader.weigh(Prompt(context, (n, n + 1)), [(1, 2), (3, 4), (5, 6)])
-    assert sum(read) == 120 + 3 * (2 + 3)
+    assert sum(read) == 120 + 3 * (1 + 3 * 2)  # the prompt's last token with every answer
 
 
 def test_all_forced_tokens_are_right_exactly_where_greedy_starts_with_the_answer():

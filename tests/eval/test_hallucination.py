@@ -8,8 +8,7 @@ import tests_judge_server as served
 import torch
 
 from clearhead import ClearheadError
-from clearhead.eval.grounding import bigrams, contains, grounding, names
-from clearhead.eval.hallucination import HallucinationTask
+from clearhead.eval.hallucination import HallucinationTask, bigrams, contains, grounding, names
 from clearhead.eval.judge import Judge, JudgeConfig
 from clearhead.records.intervals import wilson
 

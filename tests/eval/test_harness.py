@@ -157,7 +157,7 @@ def test_the_records_of_a_group_are_read_again(folder, subject, tmp_path):
     header = {"run": "a", "preset": "a", "seed": 0}
     one = Portion(header=header, subjects=[({}, subject)], tasks={"lm_eval": task}, less="")
     records = tmp_path / "records.jsonl"
-    sweep([one], records=records)
+    sweep([lambda: one], records=records)
     (run,) = load(records).runs
     (acc,) = run.select("acc", task="together")
     assert acc.dimensions["shots"] == "as defined"

@@ -12,12 +12,12 @@ from clearhead import ClearheadError
 from clearhead.data import synthetic
 from clearhead.data.retrieval import held_out
 from clearhead.data.seeded_choices import SeededChoices
-from clearhead.eval.answers import Answer
 from clearhead.eval.attention_to_answer import AllocationTask, last_row
 from clearhead.eval.haystack import haystack
 from clearhead.eval.needles import NeedlesTask
 from clearhead.eval.passkey import PasskeyTask
 from clearhead.eval.recall import RecallTask
+from clearhead.measure.answers import Answer
 from clearhead.records.intervals import wilson
 
 from .conftest import numbers
@@ -35,8 +35,8 @@ TASKS = {
 class Oracle:
     """A reader that has seen the prompts and knows, or does not know, the answers."""
 
-    def __init__(self, reader, answer):
-        self.prefill, self.prompts, self.answers = reader.prefill, [], []
+    def __init__(self, answer):
+        self.prompts, self.answers = [], []
         self._answer = answer
 
     def ask(self, prompts, answers, *, new_tokens=0, advanced=None):
@@ -55,7 +55,7 @@ def _ignorant(prompt, answer):
 
 
 def _asked(subject, task, cell, answer=_knowing):
-    oracle = Oracle(subject.reader, answer)
+    oracle = Oracle(answer)
     copy = replace(subject)
     copy.__dict__["reader"] = oracle
     found = numbers(task.measure(copy, cell, lambda steps: None))

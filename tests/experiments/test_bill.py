@@ -11,8 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, BloomConfig, GPT2Config
 
 from clearhead.errors import ClearheadError
-from clearhead.experiments.bill import DEVICES, bill
-from clearhead.experiments.planned_memory import training_memory
+from clearhead.experiments.bill import DEVICES, bill, training_memory
 from clearhead.experiments.run_setup import OBJECTIVES, objective_of
 from clearhead.models import plan, preset
 from clearhead.optim import build_optimizer

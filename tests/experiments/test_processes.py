@@ -14,15 +14,14 @@ from pathlib import Path
 import pytest
 
 from clearhead.experiments import processes as runner
-from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.jobs import Job
 from clearhead.experiments.processes import Stopped
 from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.report import load, page_of
 from clearhead.reproduce.claims import evidence
+from clearhead.reproduce.contrasts import lower, number
 from clearhead.reproduce.stages import collect
-from clearhead.reproduce.trials import Table
-from clearhead.reproduce.verbs import lower, number
+from clearhead.reproduce.study import Study
 
 
 class Script(Job):
@@ -164,9 +163,9 @@ def test_a_divergence_is_a_result(tmp_path):
     ],
 )
 def test_the_best_rate_has_the_lowest_loss_at_the_training_length(losses, best, of, tmp_path):
-    one = Table(config=CompareConfig(), sweep_tokens=4096).trial("sas", 1e-3, 2e-3, 4e-3)
+    one = Study(sweep_tokens=4096).arm("sas", 1e-3, 2e-3, 4e-3)
     one = dataclasses.replace(one, output=tmp_path)
-    for loss, rate in zip(losses, one.rates, strict=True):
+    for loss, rate in zip(losses, one.tries, strict=True):
         if loss is not None:
             command = one.attempt(rate)
             command.records.parent.mkdir(parents=True)

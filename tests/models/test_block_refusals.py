@@ -33,7 +33,7 @@ SHAPE = space.SHAPE | {"head_dim": 4}
         ),
         ({"mlp_gain": "deep"}, "give a number, or 'depth'"),
         ({"mlp_gain": True}, "mlp_gain is True: give"),
-        ({"value_gain": 0.2}, "has no effect without a reparametrised matrix"),
+        ({"value_gain": 0.2}, "value_gain=0.2 has no effect with values='linear'"),
         (
             {"values": "identity", "projections": "identity", "value_init": "orthogonal"},
             "value_init has no effect",

@@ -2,6 +2,7 @@
 
 import math
 import threading
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import get_args
 
@@ -14,7 +15,7 @@ from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
 from clearhead.models import PRESETS, SIZES, plan, preset
 from clearhead.models.catalogue import SMALLER
 from clearhead.nn import REGISTRY
-from clearhead.spec import AXES, RANGES
+from clearhead.spec import AXES, RANGES, LayerSpec
 
 
 @pytest.mark.parametrize(
@@ -30,8 +31,8 @@ from clearhead.spec import AXES, RANGES
             "num_key_value_heads=3 is odd",
         ),
         ({"maps": "differential", "lambda_init": 1.5}, "between 0 and 1"),
-        ({"lambda_init": 0.8}, "lambda_init has no effect with maps='single'"),
-        ({"head_norm": "none"}, "head_norm has no effect with maps='single'"),
+        ({"lambda_init": 0.8}, "lambda_init=0.8 has no effect with maps='single'"),
+        ({"head_norm": "none"}, "head_norm='none' has no effect with maps='single'"),
         ({"maps": "differential", "head_norm": "layer"}, "none of affine, plain, none"),
         ({"position": "alibi", "max_position_embeddings": 100_000}, "two digits"),
         ({"position": "xpos", "max_position_embeddings": 100_000}, "leave float32"),
@@ -342,3 +343,11 @@ def test_names_that_stay():
     assert callable(clearhead.ops.attend)
     with pytest.raises(AttributeError):
         clearhead.nothing  # noqa: B018
+
+
+def test_a_model_and_its_layers_have_the_same_numbers_and_axes():
+    layer, found = {each.name: each.default for each in fields(LayerSpec)}, ClearheadConfig()
+    shared = layer.keys() & ClearheadConfig.settings().keys() - {"mlp_gain"}
+    assert shared >= {*AXES, "norm_eps", "dropout"}
+    for name in shared:
+        assert layer[name] in (MISSING, getattr(found, name)), name

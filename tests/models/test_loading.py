@@ -22,7 +22,6 @@ from transformers import (
     LlamaForCausalLM,
     LlamaModel,
 )
-from transformers.utils import logging
 
 from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.data.tokenizer import train as train_tokenizer
@@ -124,43 +123,13 @@ def test_another_size_is_refused_with_both(save, capfd):
     assert "LOAD REPORT" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("verbosity", ["warning", "error"])
-def test_an_adapter_does_not_hide_what_its_model_lacks(save, verbosity):
+def test_an_adapter_is_refused_unread(save):
     peft = pytest.importorskip("peft")
-    before = logging.get_verbosity()
-    getattr(logging, f"set_verbosity_{verbosity}")()
-    try:
-        _check_adapter(save, peft)
-    finally:
-        logging.set_verbosity(before)
-
-
-def _check_adapter(save, peft):
     model = _ours()
     folder = save(model)
     adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2))
     adapted.save_pretrained(folder)
-    load(str(folder))
-    _rewrite(folder, _without("layers.1.mlp"))
-    assert "lacks weights of a ClearheadForCausalLM beside its adapter's" in _refusal(folder)
-
-
-@pytest.mark.parametrize("beside_a_model", [True, False])
-def test_an_adapter_that_is_a_pickle_is_not_read(save, tmp_path, beside_a_model):
-    peft = pytest.importorskip("peft")
-    model = _ours()
-    base = save(model)
-    folder = base if beside_a_model else tmp_path / "adapter"
-    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2))
-    adapted.peft_config["default"].base_model_name_or_path = str(base)
-    adapted.save_pretrained(folder)
-    pretrained(AutoModelForCausalLM, folder)
-    weights = folder / "adapter_model.safetensors"
-    torch.save(load_file(weights), folder / "adapter_model.bin")
-    pretrained(AutoModelForCausalLM, folder)  # the safetensors are read
-    weights.unlink()
-    with pytest.raises(ClearheadError, match=r"adapter_model\.bin is a pickle, which is not read"):
-        pretrained(AutoModelForCausalLM, folder)
+    assert "has an adapter: merge it by PEFT's merge_and_unload()" in _refusal(folder)
 
 
 def test_left_over_weights_of_another_library_are_said_in_one_line(save, capsys):

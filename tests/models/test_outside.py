@@ -191,7 +191,7 @@ def test_what_is_taken_or_unknown_is_refused_in_one_line(code, message):
     from clearhead import ClearheadError, register, register_preset
     from clearhead.spec import Declaration
 
-    words = {"summary": "", "source": "", "build": object}
+    words = {"summary": "", "source": "", "build": type("Theirs", (), {"__module__": "theirs"})}
     names = {"register": register, "register_preset": register_preset}
     with pytest.raises(ClearheadError, match=message) as error:
         exec(code, {"__name__": "theirs", "Declaration": Declaration, "WORDS": words, **names})

@@ -65,23 +65,20 @@ def write_records(
 ) -> Path:
     """Write the records of a comparison; `trained` gives them the defects of a longer run."""
     shown = list(tokens) or _tokens(TEXT * 4)[:size]
+    lines: list[dict[str, Any]] = []
     for index, preset in enumerate(presets):
         for seed in range(seeds):
             source = random.Random(f"{preset} {seed} {label}")
             run = {"run": f"{preset}/seed{seed}"}
             header = _header(preset, seed, label, steps, command)
-            for record in (
-                {"kind": "run", **run, **header},
-                *({"kind": "step", **run, **step} for step in _steps(source, index, steps)),
-                *(
-                    {"kind": "measure", **run, **measure}
-                    for measure in _measures(source, preset, index, trained, layers, heads)
-                ),
-            ):
-                append(path, record)
+            lines.append({"kind": "run", **run, **header})
+            lines += ({"kind": "step", **run, **step} for step in _steps(source, index, steps))
+            measures = _measures(source, preset, index, trained, layers, heads)
+            lines += ({"kind": "measure", **run, **measure} for measure in measures)
             if attention and seed == 0:
-                for line in _attention(source, preset, shown, trained, layers, heads):
-                    append(path, {"kind": "attention", **run, **line})
+                maps = _attention(source, preset, shown, trained, layers, heads)
+                lines += ({"kind": "attention", **run, **line} for line in maps)
+    append(path, *lines)
     return path
 
 

@@ -167,8 +167,8 @@ def test_the_table(two):
 def test_three_numbers_come_first_and_the_rest_is_folded(two):
     page = page_of(load(two))
     assert page.verdict == [
-        "Queries that look most at the first token: 10.0\u00a0% in plain and 10.0\u00a0% in "
-        "doubled; chance 2.0\u00a0%."
+        "Queries that look most at the first token: plain 10.0\u00a0%; doubled 10.0\u00a0%; "
+        "chance 2.0\u00a0%."
     ]
     opened = [section.name for section in page.sections if not section.folded]
     assert opened == ["comparison", "first"]
@@ -190,7 +190,7 @@ def test_one_model_has_its_three_numbers_in_a_sentence_and_nothing_in_a_terminal
         "number: 1,286 × the median. Mean cosine of tokens after the last layer: 5.00."
     )
     assert printed(page).split() == said.split()
-    heads, norms = page.sections[0].blocks[1].panels
+    _, heads, norms = page.sections[0].blocks
     assert (heads.figure.data[0].type, norms.figure.data[0].type) == ("heatmap", "scatter")
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from clearhead.cli.publishing import publish
 from clearhead.records.cells import lines_of
 from clearhead.records.loading import parse
 from clearhead.report import append, load, page_of, render, write_page
-from clearhead.report.evaluation import best, scaling_name, setting, tables
+from clearhead.report.evaluation import numbers, scaling_name, setting, tables
 from clearhead.report.pivots import Pivot, difference_of
 from clearhead.report.pivots import found as of_arm
 from clearhead.report.statistics import Verdict
@@ -128,15 +127,13 @@ def test_the_best_model_of_a_setting_is_bold(tmp_path):
     assert render(page).count('<span class="value best">8.00</span>') == 1
 
 
-def test_the_best_by_length_stands_first(path):
+def test_the_numbers_at_the_longest_length_stand_first(path):
     records = load(path)
-    assert best(records, "passkey") == (
-        "Highest mean accuracy of passkey: coca from 128 to 256 tokens (0.500)."
+    assert numbers(records, "passkey") == (
+        f"Accuracy of passkey at 256 tokens: coca 0.500; {HOSTILE} 0.400."
     )
-    assert best(records, "perplexity") == (
-        "Lowest mean perplexity: four rows alike from 128 to 256 tokens (158 to 286)."
-    )
-    assert page_of(records).verdict[0].startswith("Highest mean accuracy of passkey")
+    assert numbers(records, "perplexity") == (f"Perplexity at 256 tokens: coca 286; {HOSTILE} 286.")
+    assert page_of(records).verdict[0].startswith("Accuracy of passkey at 256 tokens: ")
 
 
 def _retrieval(
@@ -205,7 +202,7 @@ def test_the_page_and_the_terminal_say_what_differs_and_how_many_comparisons_hol
 
 
 def test_one_model_from_elsewhere(tmp_path):
-    """Nobody knows how it was trained; its perplexity stands by document, with how it was found."""
+    """Nobody knows how it was trained; its perplexity stands with how it was found."""
     lines = [{"kind": "run", "run": "llama", "preset": "llama", "seed": 0}]
     for scaling, factor, shift in (("none", None, 0.0), ("ntk", 2.0, 900.0)):
         for length in (128, 256):
@@ -224,13 +221,9 @@ def test_one_model_from_elsewhere(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     write_page(page_of(load(path)), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text("utf-8")
-    assert '<p class="lead">Lowest mean perplexity: two rows alike from 128 to 256 tokens' in text
+    assert '<p class="lead">Perplexity at 256 tokens: llama 30.0.' in text
     assert "was trained" not in text
     assert HOSTILE not in text
-    _, _, folded = text.partition("<summary>Perplexity of llama by document, without scaling")
-    rows = re.findall(r"<tr>(.*?)</tr>", folded.partition("</det")[0], flags=re.DOTALL)
-    cells = [re.findall(r'(?:col">|value">|muted">)([^<]+)<', row) for row in rows]
-    assert cells == [["128", "256"], ["128", "256"], ["128", "–"]]
     assert "in bfloat16, with seed 7, 8,192 tokens together" in text
     assert "torch 2.99" in text
 
@@ -349,6 +342,6 @@ def test_an_axis_of_accuracy_ends_at_1(path):
 def test_a_headline_names_its_text():
     data = {"sources": [{"spec": "books.jsonl", "weight": None}]}
     records = parse(_given(LOSSES, data=data))
-    assert best(records, "perplexity").endswith(" on books.jsonl (held-out part).")
+    assert " on books.jsonl (held-out part): a 20.8; b 23.0." in numbers(records, "perplexity")
     (pivot,) = tables(parse(_given({"a": LOSSES["a"]}, data=data)), "a")
     assert pivot.rows[0].group == "perplexity on books.jsonl (held-out part)"

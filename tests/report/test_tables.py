@@ -73,7 +73,7 @@ def test_seeds_that_all_agree_could_not_have_decided_every_effect(tmp_path: Path
     for text in (shown(page := page_of(load(path))), printed(page)):
         assert text.count("undecided (all seeds alike)") == 4
         assert "higher by" not in text
-    assert "differential at 7.00, alike (no spread: undecided)" in page.verdict[0]
+    assert "differential 7.00, alike (no spread: undecided)" in page.verdict[0]
     assert ", p = " not in render(page)
     assert "2 seeds, all alike" in render(page)
 
@@ -87,7 +87,7 @@ def test_a_sentence_says_what_an_undecided_speed_could_have_shown(tmp_path: Path
             line = {"kind": "measure", "run": f"{arm}/seed{seed}", "metric": "tokens_per_second"}
             append(path, {**line, "value": value})
     said = narrative.lead(load(path), 0.05)[-1]
-    assert said.endswith("softmax1 at 11 tokens/s, 3.9\u00a0% slower (undecided, ±33.2\u00a0%).")
+    assert said.endswith("softmax1 11, 3.9\u00a0% slower (undecided, ±33.2\u00a0%).")
 
 
 def test_an_arm_has_the_seeds_that_did_not_diverge(tmp_path: Path) -> None:

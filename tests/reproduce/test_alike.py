@@ -8,7 +8,7 @@ import pytest
 from clearhead.records.loading import parse
 from clearhead.records.runs import Records
 from clearhead.reproduce.claims import evidence
-from clearhead.reproduce.verbs import higher, number
+from clearhead.reproduce.contrasts import higher, number
 
 CONTRAST = higher("", number("m"), "differential", "transformer")
 

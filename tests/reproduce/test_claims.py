@@ -9,10 +9,20 @@ import pytest
 from clearhead.records.loading import load
 from clearhead.report import page_of
 from clearhead.report.pivots import arm_headings
-from clearhead.reproduce import EXPERIMENTS, book, stages
+from clearhead.reproduce import book, stages
 from clearhead.reproduce.claims import claims, evidence, judged, threshold_over
-from clearhead.reproduce.contrasts import Contrast, Gate, Judgement
-from clearhead.reproduce.verbs import LOSS, higher, lower, number, ratio, reaches
+from clearhead.reproduce.contrasts import (
+    LOSS,
+    Contrast,
+    Gate,
+    Judgement,
+    higher,
+    lower,
+    number,
+    ratio,
+    reaches,
+)
+from clearhead.reproduce.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,12 +12,12 @@ import pytest
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import FinetuneJob
 from clearhead.experiments.sweep_configs import DiagnoseConfig, PlanConfig, QuantizeConfig
-from clearhead.reproduce import EXPERIMENTS
 from clearhead.reproduce.claims import Claim, claims
 from clearhead.reproduce.contrasts import Contrast
+from clearhead.reproduce.experiments import EXPERIMENTS
 from clearhead.reproduce.readings import Reading
 from clearhead.reproduce.requests import choose_studies, has_arms
-from clearhead.reproduce.trials import Trial
+from clearhead.reproduce.study import Study
 
 from .test_smoke import LEFT_OUT
 
@@ -104,9 +104,9 @@ def _measured(study: str, scale: str) -> list[tuple[str, str, int, list[Numbers]
         return []
     found = []
     for trial in EXPERIMENTS[study].trials(scale):
-        place = (trial.config.label, trial.name, trial.config.train.sequence_length)
-        numbers = [*_of_training(trial)] if trial.rates else []
-        for name, question in trial.table.questions.items():
+        place = (trial.label, trial.name, trial.train.sequence_length)
+        numbers = [*_of_training(trial)] if trial.tries else []
+        for name, question in trial.questions.items():
             if isinstance(question, FinetuneJob):
                 fine_tuned = (place[0], f"{trial.name} on {name}", place[2])
                 found.append((*fine_tuned, [("accuracy", {})] if name != "stsb" else []))
@@ -116,19 +116,19 @@ def _measured(study: str, scale: str) -> list[tuple[str, str, int, list[Numbers]
     return found
 
 
-def _of_training(trial: Trial) -> Iterator[Numbers]:
-    masked = trial.config.presets[0].startswith("bert")
-    for times in trial.config.lengths:
-        length = times * trial.config.train.sequence_length
+def _of_training(trial: Study) -> Iterator[Numbers]:
+    masked = trial.presets[0].startswith("bert")
+    for times in trial.lengths:
+        length = times * trial.train.sequence_length
         for metric in ("masked loss", "masked accuracy") if masked else ("loss", "perplexity"):
             yield metric, {"length": length}
     yield "tokens_per_second", {}
-    if trial.config.lengths:
+    if trial.lengths:
         yield "first_token_argmax_share", {}
         yield from ((one, {"tokens": two}) for one in BY_TOKENS for two in ("first", "rest"))
 
 
-def _of_question(trial: Trial, question: Any) -> Iterator[Numbers]:
+def _of_question(trial: Study, question: Any) -> Iterator[Numbers]:
     if isinstance(question, PlanConfig):
         for metric, length in product(("step_bytes", "cached_key_bytes"), question.lengths):
             yield metric, {"task": "memory", "length": length}
@@ -140,13 +140,13 @@ def _of_question(trial: Trial, question: Any) -> Iterator[Numbers]:
         yield from _of_evaluation(question)
 
 
-def _of_diagnosis(trial: Trial, question: DiagnoseConfig) -> Iterator[Numbers]:
+def _of_diagnosis(trial: Study, question: DiagnoseConfig) -> Iterator[Numbers]:
     at = {} if question.at == "anywhere" else {"at": question.at}
     for metric in ("logit_top_1", "first_token_argmax_share", "beta_over_alpha"):
         yield metric, at
     yield from ((metric, at) for metric in ("anomalous_before", "order_broken_content"))
     yield from ((one, {**at, "tokens": two}) for one in BY_TOKENS[::2] for two in ("first", "rest"))
-    for layer in range(trial.arm.model.get("num_hidden_layers", 6)):
+    for layer in range(trial.side.model.get("num_hidden_layers", 6)):
         for metric in ("similarity", "effective_rank", "beta_over_alpha_values"):
             yield metric, {**at, "layer": layer}
     assert question.length is not None

@@ -1,29 +1,20 @@
 """The experiments as code: one short function each, that says what it changes."""
 
-import ast
+import inspect
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-import clearhead.reproduce
 from clearhead.errors import ClearheadError
 from clearhead.experiments.sweep_configs import DiagnoseConfig
-from clearhead.reproduce import EXPERIMENTS, Experiment, rows
 from clearhead.reproduce.claims import claims
-from clearhead.reproduce.requests import choose_studies
-
-FOLDER = Path(clearhead.reproduce.__file__).parent
+from clearhead.reproduce.experiments import EXPERIMENTS, Experiment
+from clearhead.reproduce.requests import LEFT_OUT, choose_studies
 
 
 @pytest.mark.parametrize("study", EXPERIMENTS.values(), ids=lambda one: one.name)
 def test_an_experiment_is_one_short_function_that_marks_its_intervention(study: Experiment) -> None:
-    module, _, name = study.function.rpartition(".")
-    source = (FOLDER / f"{module}.py").read_text("utf-8")
-    functions = (one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef))
-    (function,) = (one for one in functions if one.name == name)
-    assert function.end_lineno is not None
-    lines = source.splitlines()[function.lineno - 1 : function.end_lineno]
+    lines = inspect.getsource(study.arms).splitlines()
     assert len(lines) < 60
     assert any("intervention" in line.lower() for line in lines)
 
@@ -51,13 +42,12 @@ def test_a_table_or_figure_is_a_name_of_the_claim_that_it_shows(place: str, name
 
 
 def test_what_no_experiment_makes_again_is_refused_with_what_it_shows_and_the_nearest_claim():
-    for place in rows("left_out"):
+    for place, (shows, nearest) in LEFT_OUT.items():
         with pytest.raises(ClearheadError) as refused:
-            choose_studies([place["name"]], "tiny")
-        said = str(refused.value)
-        assert said.startswith(f"no experiment for {place['name']}, {place['shows']}: ")
-        assert place["nearest"] in said
-        assert choose_studies([place["nearest"]], "tiny")
+            choose_studies([place], "tiny")
+        assert str(refused.value).startswith(f"no experiment for {place}, {shows}: ")
+        assert nearest in str(refused.value)
+        assert choose_studies([nearest], "tiny")
 
 
 def test_each_seed_starts_from_a_rotation_that_it_draws(tmp_path):
@@ -67,11 +57,10 @@ def test_each_seed_starts_from_a_rotation_that_it_draws(tmp_path):
     def made(name: str, *seeds: int) -> list[str]:
         one = replace(trials[name], output=tmp_path)
         if seeds:
-            config = replace(one.config, seeds=seeds)
-            one = replace(one, table=replace(one.table, config=config))
+            one = replace(one, seeds=seeds)
         starts = {job.name: job for job in one.preparations()}
-        for seed in one.config.seeds:
-            first = next(one.jobs(1e-5 if one.rates else None, seed))
+        for seed in one.seeds:
+            first = next(one.runs(1e-5 if one.tries else None, seed))
             assert first.after is not None
             assert str(first.after) == str(starts[first.after.name])
             drawn = f"--seed {seed}" in str(first.after)
@@ -97,14 +86,14 @@ def test_each_seed_starts_from_a_rotation_that_it_draws(tmp_path):
 def test_deep_outliers_are_sought_with_the_gains_that_they_were_seen_with():
     """At kurtosis 100 SAS-P's norms had a gain for each channel (results/blocks.jsonl)."""
     norms = {
-        one.name: one.arm.model["norm"] for one in EXPERIMENTS["outliers-deep"].trials("small")
+        one.name: one.side.model["norm"] for one in EXPERIMENTS["outliers-deep"].trials("small")
     }
     assert norms.pop("sas-p · norm rmsnorm") == "rmsnorm"
     assert {*norms.values()} == {"rmsnorm-single"}
     (plain,) = (
         one for one in EXPERIMENTS["blocks"].trials("small") if one.key == "24 layers/sas-p"
     )
-    assert "norm" not in plain.arm.model
+    assert "norm" not in plain.side.model
 
 
 def test_the_logits_of_table_5_are_asked_for():
@@ -113,5 +102,5 @@ def test_the_logits_of_table_5_are_asked_for():
     assert "logit_top_1" in {one.ours.metric for one in claim.contrasts}
     for scale in ("tiny", "small", "paper"):
         for trial in EXPERIMENTS[claim.study].trials(scale):
-            questions = trial.table.questions.values()
+            questions = trial.questions.values()
             assert any(isinstance(one, DiagnoseConfig) for one in questions)

@@ -9,9 +9,8 @@ from clearhead.records.loading import parse
 from clearhead.records.runs import Records
 from clearhead.reproduce import book
 from clearhead.reproduce.claims import claims, evidence
-from clearhead.reproduce.contrasts import Judgement, Outcome
+from clearhead.reproduce.contrasts import Judgement, Outcome, lower, number
 from clearhead.reproduce.readings import Reading
-from clearhead.reproduce.verbs import lower, number
 
 W8, ROTATED = "w8a8-coarse", "hadamard-w8a8-coarse"
 OURS, BOTH = "transformer · orthoadam", "transformer · normalizer softmax1 · orthoadam"

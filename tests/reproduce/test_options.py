@@ -6,10 +6,10 @@ from functools import cache
 import pytest
 
 from clearhead.errors import ClearheadError
-from clearhead.reproduce import EXPERIMENTS
+from clearhead.reproduce.experiments import EXPERIMENTS
 from clearhead.reproduce.options import Changes
 from clearhead.reproduce.requests import change
-from clearhead.reproduce.trials import Trial
+from clearhead.reproduce.study import Study
 
 UNTRAINED = {"memory", "signal"}
 # Neither evaluations nor diagnoses of text: numbers of the training, or fine-tuning.
@@ -51,9 +51,9 @@ def test_an_option_changes_a_job_or_is_refused(option: str, scale: str) -> None:
 def test_questions_leave_out_the_others(study) -> None:
     """With each question alone an option works or is refused: none passes without an effect."""
     trials = _trials(study.name, "small")
-    for question in {name for one in trials for name in one.table.questions}:
+    for question in {name for one in trials for name in one.questions}:
         alone = _changed(study.name, trials, Changes(questions=(question,)))
-        assert {name for one in alone for name in one.table.questions} == {question}
+        assert {name for one in alone for name in one.questions} == {question}
         own = Changes(questions=(question,), test_data=("own.txt",))
         if (study.name, question) in UNREAD or study.name in WITHOUT_TEXT | UNTRAINED:
             with pytest.raises(ClearheadError, match=f"^--test-data has no effect on {study.name}"):
@@ -67,26 +67,26 @@ def test_of_several_experiments_those_are_named_on_which_an_option_has_no_effect
     studies = {name: _trials(name, "tiny") for name in ("memory", "speed")}
     changed = change(studies, Changes(tokens=8192), say=said.append)
     assert said == ["--tokens has no effect on memory"]
-    assert {one.config.train.tokens for one in changed["speed"]} == {8192}
+    assert {one.train.tokens for one in changed["speed"]} == {8192}
     del studies["speed"]
     with pytest.raises(ClearheadError, match=r"^--tokens has no effect on memory: leave it out"):
         change(studies, Changes(tokens=8192), say=said.append)
 
 
 @cache
-def _trials(study: str, scale: str) -> list[Trial]:
+def _trials(study: str, scale: str) -> list[Study]:
     return list(EXPERIMENTS[study].trials(scale))
 
 
-def _changed(study: str, trials: list[Trial], by: Changes) -> list[Trial]:
+def _changed(study: str, trials: list[Study], by: Changes) -> list[Study]:
     return change({study: trials}, by, say=lambda line: None)[study]
 
 
-def _jobs(trials: list[Trial]) -> set[str]:
+def _jobs(trials: list[Study]) -> set[str]:
     """The commands of the first arm of each kind: its preparations, a run and the questions."""
-    first = {(bool(one.rates), one.conversion, *one.table.questions): one for one in trials[::-1]}
+    first = {(bool(one.tries), one.conversion, *one.questions): one for one in trials[::-1]}
     jobs = []
     for one in first.values():
-        rate, seed = next(iter(one.rates), None), one.config.seeds[0]
-        jobs += [*one.preparations(), *replace(one, rates=one.rates[:1]).jobs(rate, seed)]
+        rate, seed = next(iter(one.tries), None), one.seeds[0]
+        jobs += [*one.preparations(), *replace(one, tries=one.tries[:1]).runs(rate, seed)]
     return {*map(str, jobs)}

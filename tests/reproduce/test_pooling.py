@@ -8,9 +8,8 @@ import pytest
 from clearhead.records.loading import parse
 from clearhead.records.runs import Records
 from clearhead.reproduce.claims import evidence, verdict_of
-from clearhead.reproduce.contrasts import Contrast, Judgement
+from clearhead.reproduce.contrasts import LOSS, Contrast, Judgement, blocked, lower, no_worse
 from clearhead.reproduce.pooling import Pooled, pool
-from clearhead.reproduce.verbs import LOSS, blocked, lower, no_worse
 
 BASE = [2.5, 2.52, 2.48]
 LOWER = lower("loss", LOSS, "sas", "transformer")

@@ -12,8 +12,8 @@ import pytest
 
 from clearhead.cli import main
 from clearhead.records.loading import load
-from clearhead.reproduce import EXPERIMENTS
 from clearhead.reproduce.claims import claims, judged
+from clearhead.reproduce.experiments import EXPERIMENTS
 
 ALL = os.environ.get("CLEARHEAD_SMOKE") == "all"
 JOBS = 400

@@ -12,17 +12,15 @@ import pytest
 
 from clearhead.cli.reproduce import _print
 from clearhead.errors import ClearheadError
-from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.jobs import Job
 from clearhead.progress import Work
 from clearhead.records.loading import load
 from clearhead.records.runs import Run
 from clearhead.reproduce import stages
-from clearhead.reproduce.trials import Table, Trial, beyond
+from clearhead.reproduce.study import Study, beyond
 
 # A model to start from has a tokenizer of its own, so that no text is prepared.
-CONFIG = CompareConfig(presets=("transformer",), base="model", lengths=(1,), label="toy")
-TABLE = Table(config=CONFIG, sweep_tokens=4096)
+STUDY = Study(base="model", lengths=(1,), label="toy", sweep_tokens=4096)
 
 
 @dataclass
@@ -42,10 +40,10 @@ class Lab:
     said: list[str] = field(default_factory=list)
     work: Work = field(default_factory=lambda: Work("job"))
 
-    def trial(self, arm: str, *rates: float) -> Trial:
-        return replace(TABLE.trial("transformer", *rates), called=arm, output=self.folder)
+    def trial(self, arm: str, *rates: float) -> Study:
+        return replace(STUDY.arm("transformer", *rates), called=arm, output=self.folder)
 
-    def reproduce(self, *trials: Trial) -> int:
+    def reproduce(self, *trials: Study) -> int:
         """The number of failed jobs."""
         say, self.work = self.said.append, Work("job")
         _, failed = stages.reproduce(
@@ -244,7 +242,7 @@ def test_losses_of_a_sweep_with_other_settings_choose_no_rate(lab):
     trial, other = lab.trial("arm", 4e-4, 1e-3, 3e-3), lab.trial("other", 2e-3)
     with pytest.raises(ClearheadError, match="stopped"):
         lab.reproduce(trial, lab.trial("other", 2e-3, 4e-3))
-    longer = replace(trial, table=replace(trial.table, sweep_tokens=8192))
+    longer = replace(trial, sweep_tokens=8192)
     assert lab.reproduce(longer, other) == 3  # every rate of the sweep
     assert "toy/arm: left out, since its sweep gave no rate" in lab.said
     assert {*lab.runs()} == {"other"}
@@ -252,10 +250,9 @@ def test_losses_of_a_sweep_with_other_settings_choose_no_rate(lab):
     assert {*lab.runs()} == {"arm", "other"}
 
 
-def _on(trial: Trial, *data: str) -> Trial:
+def _on(trial: Study, *data: str) -> Study:
     """The trial with another training text."""
-    config = replace(trial.config, data=replace(trial.config.data, data=data))
-    return replace(trial, table=replace(trial.table, config=config))
+    return replace(trial, data=replace(trial.data, data=data))
 
 
 def _without_runs(lab: Lab) -> None:
@@ -272,7 +269,7 @@ def test_rates_of_a_sweep_on_another_text_are_refused_in_a_line(lab):
     lab.reproduce(first)
     _without_runs(lab)
     before = {path: path.read_bytes() for path in lab.folder.rglob("*") if path.is_file()}
-    longer = replace(first, table=replace(first.table, sweep_tokens=8192))
+    longer = replace(first, sweep_tokens=8192)
     for other, differs in (
         (second, "data.data was ['a.txt'] and is now ['b.txt', 'c.txt']"),
         (trial, "data.data was ['a.txt'] and is now ['python-stdlib']"),
@@ -310,15 +307,14 @@ def test_rates_are_those_of_their_sweeps_wherever_the_folder_is(lab, tmp_path):
     """Its models to start from lie within it, and trackers choose nothing."""
     lab = lab(best={"arm": 2e-3, "base": 2e-3})
 
-    def within(rate: float = 2e-3) -> Trial:
-        return replace(lab.trial("arm", 1e-3, 2e-3, 4e-3), base=lab.trial("base", rate))
+    def within(rate: float = 2e-3) -> Study:
+        return replace(lab.trial("arm", 1e-3, 2e-3, 4e-3), start=lab.trial("base", rate))
 
     lab.reproduce(within())
     _without_runs(lab)
     lab.folder = lab.folder.rename(tmp_path / "moved")
     trial = within()
-    config = replace(trial.config, track=("wandb",))
-    assert lab.reproduce(replace(trial, table=replace(trial.table, config=config))) == 0
+    assert lab.reproduce(replace(trial, track=("wandb",))) == 0
     assert {*lab.runs()} == {"arm"}
     assert not lab.swept
     _without_runs(lab)
@@ -331,7 +327,7 @@ def test_runs_that_are_there_are_compared_with_the_settings_as_they_start(lab):
     lab = lab(best={"arm": 2e-3})
     trial = lab.trial("arm", 1e-3, 2e-3, 4e-3)
     lab.reproduce(trial)
-    longer = replace(trial, table=replace(trial.table, sweep_tokens=8192))
+    longer = replace(trial, sweep_tokens=8192)
     assert lab.reproduce(longer) == 0
 
 

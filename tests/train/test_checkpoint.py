@@ -4,6 +4,7 @@ from threading import Event
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from clearhead.errors import ClearheadError
@@ -11,6 +12,7 @@ from clearhead.optim import build_optimizer
 from clearhead.train import Callback, checkpoint, train
 from clearhead.train.saver import Saver
 from clearhead.train.world import ALONE
+from tests.cli.conftest import call, refusal
 
 
 @pytest.fixture
@@ -54,13 +56,15 @@ def test_weights_optimizer_and_random_state_come_back(tiny, trained, tmp_path):
     assert other.lm_head.weight is other.model.embed_tokens.weight
 
 
-def test_the_folder_is_an_ordinary_model_without_pickles(trained, tmp_path):
+def test_the_folder_becomes_an_ordinary_model_and_has_no_pickles(trained, tmp_path, capsys):
     path = save(tmp_path, trained)
-    again = AutoModelForCausalLM.from_pretrained(path)
+    assert {file.suffix for file in path.iterdir()} == {".json", ".safetensors"}
+    said = refusal(capsys, "diagnose", path, "--data.data", path)
+    assert f"make a model of it by clearhead convert {path} FOLDER" in said
+    assert call("convert", path, tmp_path / "model") == 0
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     tokens = torch.arange(8)[None]
     assert torch.equal(again.eval()(tokens).logits, trained[0].eval()(tokens).logits)
-    suffixes = {file.suffix for file in path.iterdir()}
-    assert suffixes == {".json", ".safetensors"}
 
 
 def test_a_checkpoint_written_beside_the_training_is_of_the_step_it_is_named_for(trained, tmp_path):
@@ -85,8 +89,12 @@ def test_a_checkpoint_written_beside_the_training_is_of_the_step_it_is_named_for
     saver.finish()
     path = saver.published()
     assert {file.name for file in path.iterdir()} == {file.name for file in expected.iterdir()}
-    for file in path.iterdir():
-        assert file.read_bytes() == (expected / file.name).read_bytes()
+    (shard,) = path.glob("shard-*")
+    before = load_file(expected / shard.name)
+    assert {name: tensor.tolist() for name, tensor in load_file(shard).items()} == {
+        name: tensor.tolist() for name, tensor in before.items()
+    }
+    assert (path / "config.json").read_bytes() == (expected / "config.json").read_bytes()
 
 
 class Faults(Callback):
@@ -124,7 +132,7 @@ def test_the_newest_stay(trained, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "config.json"])
+@pytest.mark.parametrize("name", ["shard-00001-model-00001-of-00001.safetensors", "config.json"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
 def test_a_damaged_file_is_named_with_the_remedy(trained, tmp_path, name, damage):
     save(tmp_path, trained, 2)
@@ -158,7 +166,7 @@ def test_trainer_json_vouches_for_itself(trained, tmp_path, damage):
 
 
 @pytest.mark.parametrize("last", [True, False])
-@pytest.mark.parametrize("size", [100, 50_000, 120_000])  # configuration, weights, optimizer
+@pytest.mark.parametrize("size", [100, 50_000])  # configuration, weights
 def test_a_full_disk_leaves_the_checkpoint_before(trained, tmp_path, room, size, last):
     before = save(tmp_path, trained, 2)
     with room(size), pytest.raises(ClearheadError, match="File too large") as caught:

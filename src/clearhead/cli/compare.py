@@ -33,14 +33,12 @@ def run(words: list[str]) -> int:
                 "transformer softmax1 --seeds 0 1 2 --data.data my/texts --output runs/mine",
                 "transformer softmax1 --seeds 0 1 2 3 --jobs 4",
                 "transformer --vary train.optimizer=adamw,orthoadam --measure-every 0.05",
-                "transformer sas-p --sizes 64 128 192 --seeds 0 1 2 --train.tokens 300000",
                 "transformer gated differential-v2 --from ./SmolLM2-135M --data.data my/texts",
             ),
             presets=True,
         )
     from clearhead.cli.publishing import publish
     from clearhead.experiments.compare import compare
-    from clearhead.experiments.ladder import ladder
     from clearhead.progress import Line
     from clearhead.records.loading import load
     from clearhead.train.world import joined
@@ -49,7 +47,7 @@ def run(words: list[str]) -> int:
         command.check()
         load(command.beside)  # a file that cannot be read is better known before the training
     with joined(command.train.timeout) as world, Line() if world.first else nullcontext() as work:
-        (ladder if command.sizes else compare)(command, say=say, work=work)
+        compare(command, say=say, work=work)
     if world.first:
         return publish([command.output / RECORDS, *command.beside], command.output / "report.html")
     return 0

@@ -29,11 +29,11 @@ def run(words: list[str]) -> int:
         ),
         presets=True,
     )
-    from clearhead.cli.progress import Bar
     from clearhead.cli.publishing import publish
     from clearhead.experiments.diagnosing import run_diagnosis
+    from clearhead.progress import Line
     from clearhead.records.loading import parse as parse_records
 
-    with Bar(len(command.models)) as bar:
-        lines = run_diagnosis(command, watcher=bar, say=say)
+    with Line(unit="cell") as work:
+        lines = run_diagnosis(command, say=say, work=work)
     return publish(parse_records(lines), command.output / PAGE)

@@ -23,18 +23,19 @@ def run(words: list[str]) -> int:
             "MODEL --rope-scaling none ntk yarn --factors 2 4 --records results.jsonl",
         ),
     )
-    from clearhead.cli.progress import Bar
     from clearhead.experiments.evaluating import run_evaluation
+    from clearhead.progress import Line
     from clearhead.records.loading import parse as parse_records
     from clearhead.report import page_of, write_page
 
-    bar = Bar(len(config.models))
+    done: list[dict[str, Any]] = []
     try:
-        with bar:
-            records = parse_records(run_evaluation(config, watcher=bar, say=say))
+        with Line(unit="cell") as work:
+            run_evaluation(config, say=say, work=work, told=done.extend)
     except ClearheadError:
-        _print(parse_records(bar.lines))  # what was measured before
+        _print(parse_records(done))  # what was measured before
         raise
+    records = parse_records(done)
     status = _print(records)
     if config.page is not None:
         write_page(page_of(records), config.page)

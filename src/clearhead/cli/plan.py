@@ -1,22 +1,17 @@
 """clearhead plan: the bill of models that do not exist yet."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from clearhead.cli.options import Overrides, name_of, parse
 from clearhead.errors import ClearheadError, choose
 from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.metavars import Name
-from clearhead.named_models import SIZES
 from clearhead.ranges import Count, Length, Range
 from clearhead.terminal import console, show, write
 from clearhead.train.config import TrainConfig
-
-if TYPE_CHECKING:
-    from clearhead.experiments.bill import Bill
 
 Kind = Literal["cpu", "rtx4090", "l40s", "a100", "h100", "h200", "b200", "mi300x"]
 
@@ -59,7 +54,6 @@ def run(words: list[str]) -> int:
         ),
         presets=True,
     )
-    _check_size(command.size)
     if command.recipes:
         write("\n".join(_recipes()))
         return 0
@@ -74,36 +68,9 @@ def run(words: list[str]) -> int:
         _overview(command)
         return 0
     for name, config, settings in _models(command):
-        from clearhead.experiments.bill import bill
-
-        train = _settings(command.train, settings, words)
-        found = bill(
-            config,
-            train,
-            devices=command.gpu,
-            numbers=command.gpus,
-            checkpointing=command.checkpointing,
-            efficiency=command.efficiency,
-            context=command.context,
-        )
         show(name)
-        _print_bill(found, train, command)
+        _print_bill(config, _settings(command.train, settings, words), command)
     return 0
-
-
-def _check_size(size: str) -> None:
-    """Refuse a size without a name; of a number of parameters, such as 1.3b, with a shape of it."""
-    if size in SIZES or not (number := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)([mb])", size.lower())):
-        return
-    parameters = float(number[1]) * {"m": 1e6, "b": 1e9}[number[2]]
-    # Of 12 · layers · width², and widths 85 times the layers, as those of the sizes of 1 to 3 B.
-    width = 128 * max(1, round((parameters * 85 / 12) ** (1 / 3) / 128))
-    layers = max(1, round(parameters / (12 * width**2)))
-    raise ClearheadError(
-        f"no size is named {size!r}: give a shape of about as many parameters, such as --set "
-        f"hidden_size={width} num_hidden_layers={layers} num_attention_heads={width // 128}, or "
-        f"one of {', '.join(SIZES)}"
-    )
 
 
 def _overview(command: Command) -> None:
@@ -143,8 +110,7 @@ def _models(command: Command) -> Iterator[tuple[str, Any, TrainConfig]]:
             config = preset(arm.preset, published.size, **{**arm.model, **changes})
             yield f"{arm.name}, recipe {command.recipe}", config, arm.train
     for name in command.models:
-        path = Path(name)
-        if name in PRESETS or not (path.exists() or "/" in name):
+        if name in PRESETS or not (Path(name).exists() or "/" in name):
             base = preset(choose("preset or folder", name, PRESETS), command.size, **changes)
             # As the training fits it: with room for its windows.
             room = max(base.max_position_embeddings, command.train.sequence_length)
@@ -154,34 +120,29 @@ def _models(command: Command) -> Iterator[tuple[str, Any, TrainConfig]]:
             yield f"{name}, {keys or f'size {command.size}'}", config, TrainConfig()
         elif changes or command.size != Command.size:
             raise ClearheadError(f"{name} is no preset: leave --size and --set out")
-        elif (path / "run.json").exists():
-            yield name, *_of_run(path)
         else:
-            yield name, _of_checkpoint(name, command.trust_remote_code), TrainConfig()
+            yield name, *_saved(name, command.trust_remote_code)
 
 
-def _of_run(path: Path) -> tuple[Any, TrainConfig]:
+def _saved(name: str, trust_remote_code: bool) -> tuple[Any, TrainConfig]:
+    """The configuration of a run folder or of a checkpoint, and the run's own settings."""
     from transformers import AutoConfig
 
-    from clearhead.models.loading import explained
+    from clearhead.models.loading import explained, kind_of, load_config, resolved
     from clearhead.train.run_dir import read_record
 
-    record = read_record(path)
-    known = {one.name for one in fields(TrainConfig)}
-    settings = {key: value for key, value in record["config"].items() if key in known}
-    with explained(str(path)):
-        model = dict(record["model"])
-        config = AutoConfig.for_model(model.pop("model_type"), **model)
-        return config, TrainConfig(**settings)
-
-
-def _of_checkpoint(name: str, trust_remote_code: bool) -> Any:
-    from clearhead.models.loading import explained, kind_of, load_config, resolved
-
+    if (Path(name) / "run.json").exists():
+        record = read_record(Path(name))
+        known = {one.name for one in fields(TrainConfig)}
+        settings = {key: value for key, value in record["config"].items() if key in known}
+        with explained(name):
+            model = dict(record["model"])
+            config = AutoConfig.for_model(model.pop("model_type"), **model)
+            return config, TrainConfig(**settings)
     name = resolved(name)
     with explained(name):
         kind_of(name, trust_remote_code=trust_remote_code)
-        return load_config(name, trust_remote_code=trust_remote_code)
+        return load_config(name, trust_remote_code=trust_remote_code), TrainConfig()
 
 
 def _settings(given: TrainConfig, own: TrainConfig, words: list[str]) -> TrainConfig:
@@ -197,37 +158,46 @@ def _settings(given: TrainConfig, own: TrainConfig, words: list[str]) -> TrainCo
     return replace(own, **changed)
 
 
-def _print_bill(found: "Bill", train: TrainConfig, command: Command) -> None:
-    counts, memory = found.counts, found.memory
-    parts = next(iter(memory.values()))
+def _print_bill(config: Any, train: TrainConfig, command: Command) -> None:
+    from clearhead.experiments.bill import bill
+    from clearhead.models import plan
+
+    counts, memory, flops, estimates = bill(
+        config,
+        train,
+        devices=command.gpu,
+        numbers=command.gpus,
+        checkpointing=command.checkpointing,
+        efficiency=command.efficiency,
+    )
+    read = plan(config, length=command.context)
     show(
         f"  {counts.parameters:,} parameters, {counts.non_embedding_parameters:,} without "
         f"embeddings\n  {train.tokens:,} tokens in {train.steps:,} steps of {train.accumulation} x "
         f"{train.batch_size} x {train.sequence_length}\n"
-        f"  {counts.forward_flops / 1e6:,.1f} MFLOPs a token forward; {found.flops:.3g} FLOPs in "
+        f"  {counts.forward_flops / 1e6:,.1f} MFLOPs a token forward; {flops:.3g} FLOPs in "
         f"all, backward twice the forward\n"
-        f"  keys and values of {found.context:,} tokens: {_bytes(found.cache)}\n"
+        f"  keys and values of {read.length:,} tokens: {_bytes(read.cache_bytes * read.length)}\n"
     )
     how = f"{train.optimizer}, {'fp32' if train.precision == 'fp32' else 'bf16'}"
     how += ", checkpointing" * command.checkpointing
     how += ", before gradients" * (not any(one["gradients"] for one in memory.values()))
     show(f"  memory of a device at the peak ({how})")
+    parts = next(iter(memory.values()))
     sizes = [(part, *(_bytes(one[part]) for one in memory.values())) for part in parts]
     _print_table(("devices", *map(str, memory)), sizes)
     show(f"\n  time at {100 * command.efficiency:g} % of the dense bf16 rate")
-    _print_table(
-        ("devices", "a step", "tokens/s", "run", "fits"),
-        [
-            (
-                f"{one.number} x {one.device}",
-                _time(one.step),
-                f"{train.tokens_per_step / one.step:,.0f}",
-                _time(one.total),
-                "yes" if one.fits else "no",
-            )
-            for one in found.estimates
-        ],
-    )
+    times = [
+        (
+            f"{one.number} x {one.device}",
+            _time(one.step),
+            f"{train.tokens_per_step / one.step:,.0f}",
+            _time(one.total),
+            "yes" if one.fits else "no",
+        )
+        for one in estimates
+    ]
+    _print_table(("devices", "a step", "tokens/s", "run", "fits"), times)
     show("")
 
 

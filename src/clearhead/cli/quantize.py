@@ -1,8 +1,13 @@
 """clearhead quantize: the cost of few bits, simulated; and models saved in few bits."""
 
+from typing import TYPE_CHECKING
+
 from clearhead.cli.options import parse
 from clearhead.experiments.sweep_configs import QuantizeConfig as Command
 from clearhead.terminal import say, show
+
+if TYPE_CHECKING:
+    from clearhead.records.runs import Line
 
 
 def run(words: list[str]) -> int:
@@ -20,7 +25,7 @@ def run(words: list[str]) -> int:
     )
     if command.deploy or command.output is not None:
         return _deploy(command)
-    from clearhead.cli.progress import Bar
+    from clearhead import progress
     from clearhead.cli.publishing import print_page
     from clearhead.experiments.quantization import run_quantization
     from clearhead.records.loading import load
@@ -28,8 +33,14 @@ def run(words: list[str]) -> int:
     from clearhead.report import page_of, write_page
     from clearhead.report.costs import Outcomes
 
-    with Bar(len(command.models), Outcomes()) as bar:
-        lines = run_quantization(command, watcher=bar, say=say)
+    outcome = Outcomes()
+
+    def told(done: "list[Line]") -> None:
+        if done[0]["kind"] != "run":
+            work.say(outcome(done))
+
+    with progress.Line(unit="cell") as work:
+        lines = run_quantization(command, say=say, work=work, told=told)
     shown = parse_records(lines)
     status = print_page(page_of(shown))
     if command.page is not None:

@@ -16,7 +16,7 @@ from clearhead.reproduce.options import Changes
 from clearhead.terminal import say, show, write
 
 if TYPE_CHECKING:
-    from clearhead.reproduce.trials import Trial
+    from clearhead.reproduce.study import Study
 
 
 BESIDE = {"list": ("scale",), "judge": ("output",)}
@@ -93,7 +93,7 @@ def _refuse_idle(command: Command) -> None:
         )
 
 
-def _run(command: Command, chosen: "Sequence[tuple[str, Sequence[Trial], Path]]") -> int:
+def _run(command: Command, chosen: "Sequence[tuple[str, Sequence[Study], Path]]") -> int:
     """Run the experiments, and write a page of each and the book."""
     from clearhead.cli.publishing import publish
     from clearhead.experiments import processes
@@ -120,9 +120,9 @@ def _run(command: Command, chosen: "Sequence[tuple[str, Sequence[Trial], Path]]"
 
 
 def _list(scale: str) -> None:
-    from clearhead.reproduce import EXPERIMENTS
     from clearhead.reproduce.claims import claims
     from clearhead.reproduce.cost import cost
+    from clearhead.reproduce.experiments import EXPERIMENTS
     from clearhead.reproduce.requests import has_arms, trials
 
     def bill(study: str, at: str, patterns: Iterable[str] = ("*",)) -> str:
@@ -165,7 +165,7 @@ def _publish_book(sources: dict[str, Path], output: Path) -> None:
     show(f"claims: {output}")
 
 
-def _chosen(command: Command) -> "list[tuple[str, Sequence[Trial], Path]]":
+def _chosen(command: Command) -> "list[tuple[str, Sequence[Study], Path]]":
     """The experiments asked for: name, trials and folder."""
     from clearhead.reproduce.claims import ALL
     from clearhead.reproduce.requests import change, choose_studies, without_arms
@@ -173,7 +173,7 @@ def _chosen(command: Command) -> "list[tuple[str, Sequence[Trial], Path]]":
     studies = choose_studies(command.names, command.scale)
     if absent := without_arms(command.names, command.scale):
         say(f"left out, without arms at {command.scale}: {', '.join(absent)}")
-    chosen: dict[str, list[Trial]] = {}
+    chosen: dict[str, list[Study]] = {}
     folders: dict[str, Path] = {}
     arms, questions = dict[str, None](), dict[str, None]()
     for study, named in studies:
@@ -184,7 +184,7 @@ def _chosen(command: Command) -> "list[tuple[str, Sequence[Trial], Path]]":
         arms |= dict.fromkeys(one.name for one in own)
         patterns = command.only or named or (ALL,)
         trials = [one for one in own if any(fnmatchcase(one.name, p) for p in patterns)]
-        questions |= dict.fromkeys(name for one in trials for name in one.table.questions)
+        questions |= dict.fromkeys(name for one in trials for name in one.questions)
         if trials:
             chosen[study.name], folders[study.name] = trials, output
     _check_patterns("only", command.only, "arms", arms)
@@ -203,7 +203,7 @@ def _check_patterns(
             raise ClearheadError(f"{option} names {pattern!r}: {kind} are {there}")
 
 
-def _print(trials: "Sequence[Trial]", output: Path) -> None:
+def _print(trials: "Sequence[Study]", output: Path) -> None:
     from clearhead.reproduce import stages
 
     stages.check_rates(trials, output)
@@ -215,5 +215,5 @@ def _print(trials: "Sequence[Trial]", output: Path) -> None:
     }
     for name, jobs in known.items():
         write("\n".join([f"# {name}", *map(str, jobs)]))
-    if later := [one.key for one in trials if one.rates and one.key not in rates]:
+    if later := [one.key for one in trials if one.tries and one.key not in rates]:
         write(f"# not known yet, for want of a rate: {', '.join(later)}")

@@ -6,6 +6,7 @@ step.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -70,11 +71,6 @@ class Batches:
         begin: int | None = None,
         began: str | None = None,
     ) -> None:
-        if sequence_length < 2 or batch_size < 1:
-            raise ClearheadError(
-                f"sequence_length is {sequence_length} and batch_size {batch_size}: a window has "
-                "at least 2 tokens (one predicts the next) and a batch at least 1 window"
-            )
         self.sequence_length = sequence_length
         self.batch_size = batch_size
         self.seed = seed
@@ -92,13 +88,15 @@ class Batches:
                 "accumulation, batch_size or sequence_length"
             )
         self._pools, self._quotas = self._make_pools(split)
-        largest = max(self._size(pool) for pool in self._pools)
+        largest = max(int(ends[-1]) for ends in self._pools)
         before = (began or "").partition(",")[0] == corpus.fingerprint
         self._computes = largest >= COMPUTED and not before
         self.fingerprint = corpus.fingerprint
         if self._computes:
             self.fingerprint = fingerprint_of(corpus.fingerprint, "feistel")
-        self._kept: dict[str, np.ndarray] = {}
+        self._permutation = lru_cache(_KEPT * len(self._pools))(
+            lambda purpose, size: permutation(f"seed {seed}, {purpose}", size)
+        )
 
     @property
     def tokens_per_batch(self) -> int:
@@ -118,8 +116,6 @@ class Batches:
             first token on, and "position_ids", int64 [B, T], 0 again at each document's first
             token; there the label is -100, since the token before is of another document.
         """
-        if step < 0:
-            raise ClearheadError(f"step is {step}: steps count from 0")
         first = step * self.batch_size
         places = [self._place(number) for number in range(first, first + self.batch_size)]
         length = self.sequence_length
@@ -135,11 +131,12 @@ class Batches:
     def _count(self, stream: TokenStream) -> int:
         return max(len(stream) - 1, 0) // (self.sequence_length - 1)
 
-    def _make_pools(self, split: str) -> tuple[list[range], list[int]]:
-        """The streams of each pool, and its number of sequences in a block."""
+    def _make_pools(self, split: str) -> tuple[list[np.ndarray], list[int]]:
+        """Where the windows of a pool's streams end, counted from the first one's start, for each
+        pool; and its number of sequences in a block."""
         weights = [stream.weight for stream in self._streams if stream.weight is not None]
         if not weights:
-            return [range(len(self._streams))], [BLOCK]
+            return [np.cumsum(self._windows)], [BLOCK]
         quotas = apportion(BLOCK, weights)
         for stream, windows, quota in zip(self._streams, self._windows, quotas, strict=True):
             if not windows:
@@ -152,53 +149,32 @@ class Batches:
                     f"data {stream.spec!r} has weight {stream.weight} of {sum(weights)} in all: "
                     f"below 1 in {BLOCK}, so it would never be read; raise it or leave it out"
                 )
-        return [range(number, number + 1) for number in range(len(weights))], quotas
+        return [np.array([windows]) for windows in self._windows], quotas
 
     def _place(self, number: int) -> tuple[int, int]:
         """Stream and first token of the `number`-th sequence of the run."""
         pool, visit = self._turn(number)
-        streams = self._pools[pool]
-        size = self._size(streams)
+        ends = self._pools[pool]
+        size = int(ends[-1])
         epoch, turn = divmod(visit, size)
         purpose = f"epoch {epoch} of pool {pool}"
         if self._computes and size >= COMPUTED:
             window = Feistel(f"seed {self.seed}, {purpose}", size)[turn]
         else:
             window = int(self._permutation(purpose, size)[turn])
-        for stream in streams:
-            if window < self._windows[stream]:
-                return stream, window * (self.sequence_length - 1)
-            window -= self._windows[stream]
-        raise AssertionError("a permutation went past its pool")
+        stream = int(np.searchsorted(ends, window, side="right"))
+        window -= int(ends[stream - 1]) if stream else 0
+        return pool + stream, window * (self.sequence_length - 1)
 
     def _turn(self, number: int) -> tuple[int, int]:
         """The pool of the `number`-th sequence, and how many came from that pool before it."""
         if len(self._pools) == 1:
             return 0, number
         block, offset = divmod(number, BLOCK)
+        order = self._permutation(f"block {block}", BLOCK)[: offset + 1]
         # Below the first quota an entry stands for the first pool, from there on for the second …
-        order = self._permutation(f"block {block}", BLOCK)
-        low = 0
-        for pool, quota in enumerate(self._quotas):
-            high = low + quota
-            if order[offset] < high:
-                before = order[:offset]
-                return pool, block * quota + int(((low <= before) & (before < high)).sum())
-            low = high
-        raise AssertionError("the quotas of a block do not fill it")
-
-    def _size(self, pool: range) -> int:
-        """Windows of a pool."""
-        return sum(self._windows[stream] for stream in pool)
-
-    def _permutation(self, purpose: str, size: int) -> np.ndarray:
-        order = self._kept.pop(purpose, None)
-        if order is None:
-            order = permutation(f"seed {self.seed}, {purpose}", size)
-            while len(self._kept) >= _KEPT * len(self._pools):
-                del self._kept[next(iter(self._kept))]  # the one that was not used for longest
-        self._kept[purpose] = order
-        return order
+        *before, pool = np.searchsorted(np.cumsum(self._quotas), order, side="right").tolist()
+        return pool, block * self._quotas[pool] + before.count(pool)
 
 
 def document_inputs(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -252,8 +228,6 @@ def windows(
         ClearheadError: at the call, where the split holds no window of this length.
     """
     streams = corpus.split(split)
-    if length < 1 or (count is not None and count < 1):
-        raise ClearheadError(f"length is {length} and count {count}: both are at least 1")
     places = [_places(stream, length, at) for stream in streams]
     available = list(map(len, places))
     if not any(available):

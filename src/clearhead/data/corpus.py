@@ -4,9 +4,11 @@ import copy
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 from mmap import MADV_DONTNEED, mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy as np
 from clearhead.errors import ClearheadError, choose
 
 SPLITS = ("train", "validation")
+STARTS = "<i8"  # offsets of documents
 _TUNING, _TUNING_SHARE = "tuning", 0.1
 
 
@@ -51,14 +54,13 @@ class TokenStream:
         if self.file is None:
             return self.tokens[start : start + length].astype(np.int64)
         size = self.tokens.itemsize
-        try:
+        data = b""
+        with suppress(OSError):
             data = os.pread(self.file.fileno(), length * size, start * size)
-        except OSError as error:
-            raise ClearheadError(f"{self._shard} cannot be read: {error.strerror}") from error
         if len(data) < length * size:
             raise ClearheadError(
-                f"{self._shard} was cut short while it was in use: start again, and they are made "
-                "anew"
+                f"the tokens of data {self.spec!r} cannot be read, or their file was cut short "
+                "while it was in use: start again, and they are made anew"
             )
         return np.frombuffer(data, self.tokens.dtype).astype(np.int64)
 
@@ -71,9 +73,25 @@ class TokenStream:
             self.starts.base.madvise(MADV_DONTNEED)  # as above; these are few and far between
         return opens_T
 
-    @property
-    def _shard(self) -> str:
-        return f"the tokens of data {self.spec!r}"
+
+def map_stream(
+    folder: Path, number: int, split: str, dtype: str, *, spec: str, weight: float | None
+) -> TokenStream:
+    """Open the tokens and document offsets of a source and split, read-only."""
+    path = folder / f"{number}.{split}.tokens"
+    return TokenStream(
+        spec=spec,
+        weight=weight,
+        tokens=_map(path, dtype),
+        starts=_map(path.with_suffix(".starts"), STARTS),
+        file=FileIO(path),
+    )
+
+
+def _map(path: Path, dtype: str) -> np.ndarray:
+    if path.stat().st_size == 0:  # the operating system maps no empty file
+        return np.empty(0, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r")
 
 
 def fingerprint_of(*parts: Any) -> str:

@@ -36,12 +36,6 @@ def parse_hub(spec: str) -> tuple[str, str | None, str]:
     return name, config or None, split or "train"
 
 
-def local_folder(spec: str) -> Path | None:
-    """The local folder that replaces a data set of the hub, or None."""
-    path = Path(parse_hub(spec)[0])
-    return path if path.is_dir() else None
-
-
 def pinned_revision(spec: str, cache: Path, progress: Callable[[str], None]) -> str | None:
     """The revision of a data set at its first use; the hub is asked for it then only.
 
@@ -50,9 +44,9 @@ def pinned_revision(spec: str, cache: Path, progress: Callable[[str], None]) -> 
     Raises:
         ClearheadError: where the hub does not answer, or has no such data set.
     """
-    if local_folder(spec) is not None:
-        return None
     name, _, _ = parse_hub(spec)
+    if Path(name).is_dir():
+        return None
     path = cache / "hub" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
     if path.exists():
         known = read_json(path, "delete it to ask the hub again")
@@ -87,10 +81,13 @@ def rows(spec: str, revision: str | None) -> Iterator[tuple[str, dict[str, Any]]
     Raises:
         ClearheadError: where the data set cannot be read.
     """
-    stream = _stream(spec, revision)
-    features = getattr(stream, "features", None) or {}
-    named = {field: kind.names for field, kind in features.items() if hasattr(kind, "names")}
+    import datasets
+
+    name, subset, split = parse_hub(spec)
     try:
+        stream = datasets.load_dataset(name, subset, split=split, streaming=True, revision=revision)
+        features = getattr(stream, "features", None) or {}
+        named = {field: kind.names for field, kind in features.items() if hasattr(kind, "names")}
         for number, row in enumerate(stream, start=1):
             classes = {
                 field: names[row[field]]
@@ -99,18 +96,6 @@ def rows(spec: str, revision: str | None) -> Iterator[tuple[str, dict[str, Any]]
             }
             yield f"{spec}, row {number}", {**row, **classes}
     except Exception as error:  # the network, a format, a script: whatever datasets raises
-        raise _failed(spec, error) from error
-
-
-def _stream(spec: str, revision: str | None) -> Any:
-    name, subset, split = parse_hub(spec)
-    try:
-        import datasets
-    except ImportError as error:
-        raise ClearheadError(f"data {spec!r} needs datasets: pip install datasets") from error
-    try:
-        return datasets.load_dataset(name, subset, split=split, streaming=True, revision=revision)
-    except Exception as error:  # as above
         raise _failed(spec, error) from error
 
 

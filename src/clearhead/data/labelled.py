@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,12 +60,12 @@ def read_rows(
     path = Path(os.path.expanduser(source))
     if hub.is_hub(source):
         found = hub.rows(source, hub.pinned_revision(source, cache, progress))
-    elif not path.is_file():
-        raise ClearheadError(f"{source!r}: no such file; give a .jsonl(.gz) file, or hf:NAME")
-    elif ending(path) not in JSON_LINES:
-        raise ClearheadError(f"{source!r}: labelled texts are read from .jsonl or .jsonl.gz files")
-    else:
+    elif path.is_file() and ending(path) in JSON_LINES:
         found = json_rows(path)
+    else:
+        raise ClearheadError(
+            f"{source!r}: no such file of JSON lines; give a .jsonl(.gz) file, or hf:NAME"
+        )
     rows: list[Row] = []
     for where, row in found:
         for kind, field in (("text", task.text), ("pair", task.pair), ("label", task.label)):
@@ -124,20 +125,18 @@ def without_tenth(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[int] | list[float]:
     """Labels as a loss takes them: class numbers, or floats for a regression.
 
-    A whole number is the class's own where the task names its classes, and its name otherwise.
+    A number is the class's own where the task names its classes, and its name otherwise.
 
     Raises:
         ClearheadError: a label outside the classes, naming its place.
     """
     if task.regression:
         return [_number(row) for row in rows]
-    numbers = {name: number for number, name in enumerate(classes)}
+    numbers = {str(number): number for number in range(len(task.classes))}
+    numbers |= {name: number for number, name in enumerate(classes)}
     found = []
     for row in rows:
-        number = numbers.get(str(row.label))
-        if number is None and task.classes and isinstance(row.label, int):
-            number = int(row.label) if 0 <= row.label < len(classes) else None
-        if number is None:
+        if (number := numbers.get(str(row.label))) is None:
             known = ", ".join(classes[:8]) + (" …" if len(classes) > 8 else "")
             raise ClearheadError(
                 f"{row.where}: label {row.label!r} is outside the {len(classes)} classes ({known}) "
@@ -207,7 +206,7 @@ class LabelledBatches:
         self.seed = seed
         self.fingerprint = data.fingerprint
         self._collate = DataCollatorWithPadding(tokenizer)
-        self._order: tuple[int, Sequence[int]] = (-1, ())
+        self._order = lru_cache(1)(self._epoch_order)
 
     @property
     def per_epoch(self) -> int:
@@ -221,15 +220,16 @@ class LabelledBatches:
     def batch(self, step: int) -> dict[str, torch.Tensor]:
         """ "input_ids", "attention_mask" (and "token_type_ids"), int64 [B, T]; "labels" [B]."""
         epoch, turn = divmod(step, self.per_epoch)
-        if self._order[0] != epoch:
-            order: Sequence[int] = range(len(self.data))
-            if self.seed is not None:
-                label = f"seed {self.seed}, epoch {epoch} of labelled texts"
-                order = permutation(label, len(self.data)).tolist()
-            self._order = epoch, order
-        chosen = self._order[1][turn * self.batch_size : (turn + 1) * self.batch_size]
+        chosen = self._order(epoch)[turn * self.batch_size : (turn + 1) * self.batch_size]
         texts = [{**self.data.inputs[one], "labels": self.data.labels[one]} for one in chosen]
         return dict(self._collate(texts))
+
+    def _epoch_order(self, epoch: int) -> Sequence[int]:
+        if self.seed is None:
+            return range(len(self.data))
+        return permutation(
+            f"seed {self.seed}, epoch {epoch} of labelled texts", len(self.data)
+        ).tolist()
 
 
 def _by_template(tokenizer: Any, row: Row, length: int) -> dict[str, list[int]]:

@@ -1,21 +1,29 @@
 """From a config to a corpus: scan the text, then reuse the tokens of before or make them."""
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from filelock import FileLock, Timeout
 
-from clearhead.data import journal, shards
 from clearhead.data import tokenizer as tokenizers
 from clearhead.data.config import DataConfig
-from clearhead.data.corpus import SPLITS, Corpus, fingerprint_of, is_order_of
-from clearhead.data.scan import CorpusScan, forget, scan
+from clearhead.data.corpus import SPLITS, Corpus, fingerprint_of, is_order_of, map_stream
+from clearhead.data.scan import CorpusScan, scan, survey
 from clearhead.data.sources import Source, find
-from clearhead.data.tokenisation import ChangedError, Progress, build, saved_tokenizer
+from clearhead.data.stat_cache import keep, recall, state_of
+from clearhead.data.tokenisation import ChangedError, Progress, build
+from clearhead.errors import ClearheadError
+from clearhead.records import manifest
+from clearhead.records.files import publish_folder, writing
 
-# Raise it when the same text would give other tokens or other files than before.
+# Raise it when the same text would give other tokens than before.
 _FORMAT = 1
+_INDEX = "corpus.json"
 _TRAINED = "byte-level BPE trained on the training documents"
+_ADVICE = "make room, or name another folder (cache, or $CLEARHEAD_CACHE)"
 
 
 def prepare(
@@ -29,10 +37,10 @@ def prepare(
     """Return the tokens of a corpus, made now or reused.
 
     Reuse is by content: the hash of every text, the tokenizer and the split. Text and tokens are
-    hashed once, and again when a file's size, times or inode changed. A build that was
-    interrupted, by whatever, is gone on with by the next call; one that was damaged since is made
-    anew. Of processes that need the same corpus at once, one makes it and the others wait. Memory
-    stays at a few hundred MB.
+    hashed once, and again when a file's size, times or inode changed. Tokens get their name by one
+    rename when all are written; those of a process that was killed are made anew, and so are
+    damaged ones. Of processes that need the same corpus at once, one makes it and the others wait.
+    Memory stays at a few hundred MB.
 
     Args:
         config: which text, and how it becomes tokens.
@@ -65,60 +73,78 @@ def prepare(
             "it was, or start another run, for which tokens are made of what it is now"
         )
     target = config.cache_folder / "corpora" / content[:32]
-    while True:
-        try:
-            corpus = _open(target, content, config, tokenizer, sources, found)
+    index = _verified(target, lambda line: None)
+    with _alone(target, say) if index is None else nullcontext():
+        if index is None and (index := _verified(target, say)) is None:
+            shutil.rmtree(target, ignore_errors=True)
+            with publish_folder(target, _ADVICE) as folder:
+                try:
+                    made = build(folder, tokenizer, config.vocabulary, sources, found, say)
+                except ChangedError:
+                    for source in sources:
+                        survey(source, config.cache_folder).unlink(missing_ok=True)
+                    raise
+                manifest.seal(folder, made, name=_INDEX)
+            index = made
+        else:
             say(f"reusing the tokens in {target}")
-            return corpus
-        except (FileNotFoundError, NotADirectoryError):  # the second is refused below
-            pass
-        except shards.DamagedError as error:
-            say(f"the tokens in {target} are damaged ({error}); making them anew")
-        with shards.going_on(target, say) as folder:
-            if folder is None:
-                continue
-            try:
-                build(folder, content, tokenizer, config.vocabulary, sources, found, say)
-            except ChangedError:
-                forget(sources, config.cache_folder)
-                journal.forget(folder)
-                raise
-            # Opened before it is published: what is mapped stays, whatever happens to the name.
-            corpus = _open(folder, content, config, tokenizer, sources, found)
-            journal.forget(folder)
-            shards.publish(folder, target)
-            return corpus
+        return _open(target, index, content, config, tokenizer, sources, found)
+
+
+def _verified(target: Path, say: Progress) -> dict[str, Any] | None:
+    """The manifest of a build; None where there is no build, or its files have changed."""
+    if not target.is_dir():
+        return None
+    files = sorted(path for path in target.rglob("*") if path.is_file())
+    state = state_of(files, [path.name for path in files])
+    checked = target.parent.with_name("checked") / f"{target.name}.json"
+    if (index := recall(checked, state)) is None:
+        try:
+            index = manifest.verify(target, name=_INDEX, advice="its tokens are made anew")
+        except ClearheadError as error:
+            say(str(error))
+            return None
+        keep(checked, state, index)
+    return dict(index)
+
+
+@contextmanager
+def _alone(target: Path, say: Progress) -> Iterator[None]:
+    """Keep other processes from making the same tokens."""
+    place = target.parent.with_name("locks") / target.name
+    with writing(target, _ADVICE):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(place)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            say("waiting for another process, which makes the same tokens")
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _open(
     folder: Path,
+    index: dict[str, Any],
     content: str,
     config: DataConfig,
     given: Any,
     sources: tuple[Source, ...],
     found: CorpusScan,
 ) -> Corpus:
-    """Check a build and map it.
+    """Map a build."""
+    from clearhead.models.loading import load_tokenizer
 
-    Raises:
-        FileNotFoundError: there is none.
-        DamagedError: it is not what was published.
-    """
-    index = shards.check(folder, config.cache_folder / "checked" / f"{content[:32]}.json")
-    if index.get("content") != content:
-        raise shards.DamagedError("it is of another content")
     # A tokenizer that was given is not read again: a copy of one with code would need it.
-    tokenizer = saved_tokenizer(folder) if given is None else given
+    tokenizer = load_tokenizer(folder / "tokenizer") if given is None else given
     name = _TRAINED if given is None else given.name_or_path
     streams = {
         split: tuple(
-            shards.map_stream(
-                folder,
-                number,
-                split,
-                np.dtype(index["dtype"]),
-                spec=source.spec,
-                weight=source.weight,
+            map_stream(
+                folder, number, split, index["dtype"], spec=source.spec, weight=source.weight
             )
             for number, source in enumerate(sources)
         )
@@ -157,18 +183,5 @@ def _open(
                 "begin": tokenizer.bos_token,
                 "end": tokenizer.eos_token,
             },
-            "packing": _packing(sources, tokenizer),
         },
     )
-
-
-def _packing(sources: tuple[Source, ...], tokenizer: Any) -> str:
-    """Packing of documents into one stream, in words for a report."""
-    marks = {"begin": tokenizer.bos_token_id, "end": tokenizer.eos_token_id}
-    begin, end = (one is not None for one in marks.values())
-    rule = f"each document is {'BEGIN + ' * begin}tokens{' + END' * end}, end to end"
-    if missing := [f"no {name} token" for name, one in marks.items() if one is None]:
-        rule += f" (the tokenizer has {' and '.join(missing)})"
-    if cut := [source.spec for source in sources if source.in_pieces]:
-        rule += f"; cut at line ends into pieces that count as documents: {', '.join(cut)}"
-    return rule

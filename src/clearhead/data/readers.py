@@ -5,7 +5,6 @@ import json
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -31,22 +30,6 @@ class UndecodableError(ClearheadError):
     """A text file that is no UTF-8 text: an error where it was named, else a file to skip."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class File:
-    """A file to read.
-
-    Attributes:
-        path: where it is.
-        origin: its name within its source, for people.
-        alone: the user named this very file, or a folder of no other. A text file is then cut into
-            pieces, and data that is not text is an error; else it is skipped and counted.
-    """
-
-    path: Path
-    origin: str
-    alone: bool = False
-
-
 def ending(path: Path) -> str:
     """The ending that names the format: `.txt` for both `a.txt` and `a.TXT.gz`."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
@@ -58,23 +41,22 @@ def readable(path: Path) -> bool:
     return ending(path) in TEXT + JSON_LINES + PARQUET and not gzipped_parquet
 
 
-def read(file: File, text_field: str, *, whole: bool = False) -> Iterator[str]:
-    """Yield the texts of a file in order, the empty ones included; `whole` ones are not cut.
+def read(path: Path, text_field: str, *, in_pieces: bool = False) -> Iterator[str]:
+    """Yield the texts of a file in order, the empty ones included; a text file may be cut.
 
     Raises:
         UndecodableError: a text file that holds a NUL byte or is not UTF-8.
         ClearheadError: a file that cannot be read, a row that is broken or lacks the field.
     """
-    kind = ending(file.path)
-    with _reading(file.path):
+    kind = ending(path)
+    with _reading(path):
         if kind in JSON_LINES:
-            for where, row in json_rows(file.path):
+            for where, row in json_rows(path):
                 yield text_of(row, text_field, where)
         elif kind in PARQUET:
-            yield from _parquet(file.path, text_field)
+            yield from _parquet(path, text_field)
         else:
-            cut = file.alone and not whole
-            yield from _text(file.path, _piece_size(file.path) if cut else LONGEST_TEXT)
+            yield from _text(path, _piece_size(path) if in_pieces else LONGEST_TEXT)
 
 
 def text_of(row: Any, text_field: str, where: str) -> str:
@@ -169,38 +151,10 @@ def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
             yield where, row
 
 
-def has_checksums(path: Path, text_field: str) -> bool:
-    """True if damage would be noticed: a .parquet file's pages may carry checksums, or none.
-
-    pyarrow verifies them but does not say whether there are any; a page's header does. It is a
-    Thrift struct of fields 1 to 3, then the checksum as field 4 where there is one.
-    """
+def _parquet(path: Path, text_field: str) -> Iterator[str]:
     import pyarrow.parquet
 
-    with utf8_name(path) as name:
-        found = pyarrow.parquet.read_metadata(name)
-    if not found.num_row_groups or text_field not in found.schema.names:
-        return True
-    column = found.row_group(0).column(found.schema.names.index(text_field))
-    with open(path, "rb") as file:
-        file.seek(column.dictionary_page_offset or column.data_page_offset)
-        header = file.read(64)
-    place = 0
-    for _ in range(3):  # an i32 each: one byte that says so, then those of a varint
-        place += 1
-        while header[place] & 0x80:
-            place += 1
-        place += 1
-    return header[place] == 0x15  # an i32, one field further on
-
-
-def _parquet(path: Path, text_field: str) -> Iterator[str]:
     require_regular(path, SAVE)
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ClearheadError(f"{path}: .parquet needs pyarrow: pip install pyarrow") from error
     number = 0
     try:
         # Without pre_buffer a row group is not loaded whole before its first batch.
@@ -214,24 +168,18 @@ def _parquet(path: Path, text_field: str) -> Iterator[str]:
             if text_field not in names:
                 raise _no_field(names, text_field, str(path))
             for batch in table.iter_batches(batch_size=64, columns=[text_field]):
-                for row in _values(batch, f"{path}, rows {number + 1} to {number + len(batch)}"):
+                for row in batch.to_pylist():
                     number += 1
                     yield text_of(row, text_field, f"{path}, row {number}")
             if number != (rows := table.metadata.num_rows):
                 raise ClearheadError(f"{path}: not a whole .parquet file ({number} of {rows} rows)")
+    except UnicodeDecodeError as error:  # writers of .parquet files do not check
+        raise ClearheadError(
+            f"{path}, rows {number + 1} to {number + 64}: a text is not UTF-8 ({error.reason})"
+        ) from error
     except pyarrow.ArrowException as error:
         line = str(error).strip().splitlines()[0]
         raise ClearheadError(f"{path}: not a whole .parquet file ({line})") from error
-
-
-def _values(batch: Any, where: str) -> list[Any]:
-    """The rows of a batch, refused where a text is not UTF-8 (.parquet writers do not check)."""
-    try:
-        return cast(list[Any], batch.to_pylist())
-    except UnicodeDecodeError as error:
-        raise ClearheadError(
-            f"{where}: byte 0x{error.object[error.start]:02x} of a text is not UTF-8"
-        ) from error
 
 
 def _no_field(names: list[str], text_field: str, where: str) -> ClearheadError:

@@ -8,11 +8,12 @@ does not matter.
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from clearhead.data.sources import Document, Source
-from clearhead.data.stat_cache import StatCache
+from clearhead.data.stat_cache import keep, recall, state_of
 from clearhead.data.tokenizer import cut
 from clearhead.errors import ClearheadError
 from clearhead.records.identity import digest_of
@@ -23,14 +24,13 @@ SAMPLE_BYTES = 16 << 20  # of training text, for the tokenizer
 _SAMPLE_PIECE = 16 << 10  # characters; small enough that no one document dominates the sample
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceScan:
+class SourceScan(NamedTuple):
     """The content of one source.
 
     Attributes:
         size: bytes of text.
         digest: a hash of all texts.
-        skipped: what was left out, and how often.
+        skipped: the number of what was left out, by reason.
         lowest, highest: of the documents' keys.
     """
 
@@ -94,18 +94,33 @@ def scan(
     return CorpusScan(sources=tuple(found), threshold=threshold)
 
 
-def forget(sources: tuple[Source, ...], cache: Path) -> None:
-    """Drop the cached scans, so that every source is read again."""
-    for source in sources:
-        _cached(source, cache).forget()
+def survey(source: Source, cache: Path) -> Path:
+    """The file that keeps the scan of a source."""
+    name = digest_of([source.spec, source.text_field, source.limit])
+    return cache / "surveys" / f"{name[:32]}.json"
 
 
 def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> SourceScan:
-    cached = _cached(source, cache)
-    if (known := cached.read()) is not None:
-        found = SourceScan(**known)
-        progress(f"{_described(source, found)}, unchanged since it was read")
-        return found
+    place, state = survey(source, cache), _state(source)
+    known = recall(place, state)
+    found = SourceScan(*known) if known is not None else _read(source)
+    left_out = ", ".join(f"{number} {reason}" for reason, number in found.skipped.items())
+    if not found.documents:
+        raise ClearheadError(
+            f"data {source.spec!r} holds no text ({left_out or 'it is empty'}); give data with at "
+            "least two documents"
+        )
+    progress(
+        f"{source.spec}: {found.documents:,} documents, {found.size / 1e6:.1f} MB"
+        + f" (skipped: {left_out})" * bool(left_out)
+        + ", unchanged since it was read" * (known is not None)
+    )
+    if known is None and state == _state(source):
+        keep(place, state, found)
+    return found
+
+
+def _read(source: Source) -> SourceScan:
     skipped: Counter[str] = Counter()
     digest = hashlib.sha256()
     documents = size = 0
@@ -115,54 +130,22 @@ def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> S
         size += document.size
         digest.update(document.digest)
         lowest, highest = min(lowest, key(document)), max(highest, key(document))
-    found = SourceScan(
-        documents=documents,
-        size=size,
-        digest=digest.hexdigest(),
-        skipped=dict(sorted(skipped.items())),
-        lowest=lowest,
-        highest=highest,
+    left_out = dict(sorted(skipped.items()))
+    return SourceScan(documents, size, digest.hexdigest(), left_out, lowest, highest)
+
+
+def _state(source: Source) -> str | None:
+    """The state of all that the text of a source depends on; None where that is more than files."""
+    if source.revision is None and not source.files:
+        return None
+    files = [path.absolute() for path in source.files]
+    return state_of(
+        files,
+        [
+            *(_READING, source.spec, source.text_field, source.limit, source.revision),
+            list(map(str, files)),
+        ],
     )
-    if not documents:
-        raise ClearheadError(
-            f"data {source.spec!r} holds no text ({_left_out(found) or 'it is empty'}); "
-            "give data with at least two documents"
-        )
-    progress(_described(source, found))
-    if (before := cached.last()) is not None and before["digest"] != found.digest:
-        progress(
-            f"{source.spec}: the text changed since it was tokenised: a new run makes its tokens "
-            "anew"
-        )
-    if unsure := source.without_checksums():
-        progress(
-            f"{source.spec}: damage in {unsure[0]} would not be noticed: written without "
-            "page checksums" + (f", as {len(unsure) - 1} more" if unsure[1:] else "")
-        )
-    cached.write(asdict(found))
-    return found
-
-
-def _cached(source: Source, cache: Path) -> StatCache:
-    """The cache of a source's scan."""
-    files = source.watched()
-    options = [source.spec, source.text_field, source.limit]
-    name = digest_of([options, [str(path) for path in (files or [])[:1]]])[:32]
-    key = [_READING, options, [(file.origin, file.alone) for file in source.files]]
-    if source.revision is not None:
-        key.append(source.revision)
-    return StatCache(cache / "surveys" / f"{name}.json", files, key)
-
-
-def _described(source: Source, found: SourceScan) -> str:
-    left_out = _left_out(found)
-    return f"{source.spec}: {found.documents:,} documents, {found.size / 1e6:.1f} MB" + (
-        f" (skipped: {left_out})" if left_out else ""
-    )
-
-
-def _left_out(found: SourceScan) -> str:
-    return ", ".join(f"{number} {reason}" for reason, number in sorted(found.skipped.items()))
 
 
 def sample(sources: tuple[Source, ...], found: CorpusScan) -> Iterator[str]:

@@ -8,19 +8,17 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from clearhead.data import hub, synthetic
 from clearhead.data.config import DataConfig
 from clearhead.data.readers import (
     ENDINGS,
-    PARQUET,
     TEXT,
-    File,
     UndecodableError,
     ending,
-    has_checksums,
     read,
     readable,
 )
@@ -31,17 +29,15 @@ STDLIB, PACKAGES = "python-stdlib", "python-packages"
 _THIRD_PARTY = ("site-packages", "dist-packages")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Document:
-    """A text, where it is from, its length in bytes of UTF-8 and the SHA-256 of these."""
+class Document(NamedTuple):
+    """A text, its length in bytes of UTF-8 and the SHA-256 of these."""
 
     text: str
-    origin: str
     size: int
     digest: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Source:
     """One source of text: its files in order, and its weight if it has one.
 
@@ -51,65 +47,49 @@ class Source:
 
     spec: str
     weight: float | None
-    files: tuple[File, ...]
+    files: tuple[Path, ...]
     text_field: str = "text"
     limit: int | None = None
     revision: str | None = None
 
-    def watched(self) -> list[Path] | None:
-        """The files on which the text depends; None where it depends on more."""
-        if synthetic.is_synthetic(self.spec):
-            return None
-        paths = [file.path for file in self.files]
-        if hub.is_hub(self.spec) and (folder := hub.local_folder(self.spec)) is not None:
-            paths = [file.path for file in _walk(folder)]
-        return [path.absolute() for path in paths]
-
     @property
     def in_pieces(self) -> bool:
         """True if this is one text file, cut so that a part of it can be held out."""
-        return bool([file for file in self.files if file.alone and ending(file.path) in TEXT])
-
-    def without_checksums(self) -> list[str]:
-        """The origins of files in which damage may pass for text."""
-        packed = (file for file in self.files if ending(file.path) in PARQUET)
-        return [file.origin for file in packed if not has_checksums(file.path, self.text_field)]
+        return len(self.files) == 1 and ending(self.files[0]) in TEXT
 
     def documents(self, skipped: Counter[str], *, whole: bool = False) -> Iterator[Document]:
         """Yield the documents, always in the same order; count in `skipped` what is left out.
 
-        The keys of `skipped` are "undecodable" (files) and "empty" (texts of white space). A text
-        file is one document where it is read as a `whole`.
+        The keys of `skipped` are "undecodable" (files, where there are several) and "empty" (texts
+        of white space). A text file is one document where it is read as a `whole`.
 
         Raises:
             ClearheadError: a file that cannot be read, named with the place in it.
         """
         taken = 0
-        for origin, alone, texts in self._readings(whole):
+        for texts in self._readings(whole):
             try:
                 for text in texts:
                     if not text or text.isspace():
                         skipped["empty"] += 1
                         continue
                     data = text.encode("utf-8")
-                    digest = hashlib.sha256(data).digest()
-                    yield Document(text=text, origin=origin, size=len(data), digest=digest)
+                    yield Document(text, len(data), hashlib.sha256(data).digest())
                     taken += len(data)
                     if self.limit is not None and taken >= self.limit:
                         return
             except UndecodableError:
-                if alone:
+                if len(self.files) == 1:
                     raise
                 skipped["undecodable"] += 1
 
-    def _readings(self, whole: bool) -> Iterator[tuple[str, bool, Iterator[str]]]:
-        """Origin, whether it was named by itself, and the texts of each part of the source."""
+    def _readings(self, whole: bool) -> Iterator[Iterator[str]]:
         if synthetic.is_synthetic(self.spec):
-            yield self.spec, True, synthetic.texts(self.spec)
+            yield synthetic.texts(self.spec)
         if hub.is_hub(self.spec):
-            yield self.spec, True, hub.texts(self.spec, self.revision, self.text_field)
-        for file in self.files:
-            yield file.origin, file.alone, read(file, self.text_field, whole=whole)
+            yield hub.texts(self.spec, self.revision, self.text_field)
+        for path in self.files:
+            yield read(path, self.text_field, in_pieces=self.in_pieces and not whole)
 
 
 def parse(word: str) -> tuple[str, float | None]:
@@ -156,18 +136,11 @@ def find(config: DataConfig, progress: Callable[[str], None]) -> tuple[Source, .
                 "weight (SPEC@WEIGHT), or none, or let one take what the others leave of 1"
             )
         parsed = [(spec, rest if weight is None else weight) for spec, weight in parsed]
+    cache = config.cache_folder
     return tuple(
         Source(
-            spec=spec,
-            weight=weight,
-            files=_files(spec),
-            text_field=config.text_field,
-            limit=config.limit,
-            revision=(
-                hub.pinned_revision(spec, config.cache_folder, progress)
-                if hub.is_hub(spec)
-                else None
-            ),
+            *(spec, weight, _files(spec), config.text_field, config.limit),
+            revision=hub.pinned_revision(spec, cache, progress) if hub.is_hub(spec) else None,
         )
         for spec, weight in parsed
     )
@@ -182,62 +155,53 @@ def passages(words: str, progress: Callable[[str], None]) -> Iterator[str]:
     Raises:
         ClearheadError: as `find`; for a text that is not UTF-8, or a source without any.
     """
-    path, one = Path(os.path.expanduser(words)), len(words.split()) == 1
-    if there := bool(words) and os.path.exists(path):
-        if not (path.is_dir() or readable(path)):
-            yield from read(File(path=path, origin=path.name, alone=True), "text", whole=True)
-            return
-    elif one and (readable(path) or (os.sep in words and path.parent.is_dir())):
+    path, word = Path(os.path.expanduser(words)), words if len(words.split()) == 1 else ""
+    there = bool(words) and os.path.exists(path)
+    named = word in (STDLIB, PACKAGES) or synthetic.is_synthetic(word) or hub.is_hub(word)
+    if there and not (path.is_dir() or readable(path)):
+        yield from read(path, "text")
+    elif there or named:
+        (source,) = find(DataConfig(data=(words,)), progress)
+        document = None
+        for document in source.documents(Counter(), whole=True):
+            yield document.text
+        if document is None:
+            raise ClearheadError(f"{words} holds no text: give a file with one, or words in quotes")
+    elif word and (readable(path) or (os.sep in word and path.parent.is_dir())):
         raise ClearheadError(
             f"{words}: no such file or folder: give one that there is, or a text in quotes"
         )
-    named = words in (STDLIB, PACKAGES) or synthetic.is_synthetic(words) or hub.is_hub(words)
-    if not (there or (one and named)):
+    else:
         yield in_utf8(words)
-        return
-    (source,) = find(DataConfig(data=(words,)), progress)
-    documents = source.documents(Counter(), whole=True)
-    if (first := next(documents, None)) is None:
-        raise ClearheadError(f"{words} holds no text: give a file that does, or a text in quotes")
-    yield first.text
-    for document in documents:
-        yield document.text
 
 
-def _files(spec: str) -> tuple[File, ...]:
+def _files(spec: str) -> tuple[Path, ...]:
     if spec == STDLIB:
         return _standard_library()
     if spec == PACKAGES:
         return _standard_library() + _installed_packages()
     if synthetic.is_synthetic(spec):
-        synthetic.recipe(spec)
+        next(synthetic.texts(spec))  # refuses numbers that no document can meet
         return ()
     if hub.is_hub(spec):
         return ()
     path = Path(os.path.expanduser(spec))
     if path.is_dir():
-        files = _walk(path, wanted=readable)
-        if not files:
-            raise ClearheadError(f"data {spec!r}: nothing in this folder is {ENDINGS}")
-        return files if len(files) > 1 else (replace(files[0], alone=True),)
+        if files := _walk(path, wanted=readable):
+            return files
+        raise ClearheadError(f"data {spec!r}: nothing in this folder is {ENDINGS}")
     if not path.exists():
-        raise _missing(spec)
+        near = difflib.get_close_matches(spec, (STDLIB, PACKAGES), n=1, cutoff=0.6)
+        hint = f"give an existing path, {STDLIB}, {PACKAGES} or hf:NAME"
+        if near:
+            hint = f"did you mean {near[0]}?"
+        raise ClearheadError(f"data {spec!r}: no such file or folder; {hint}")
     if not readable(path):
         raise ClearheadError(f"data {spec!r}: cannot read this kind of file; give {ENDINGS}")
-    return (File(path=path, origin=path.name, alone=True),)
+    return (path,)
 
 
-def _missing(spec: str) -> ClearheadError:
-    near = difflib.get_close_matches(spec, (STDLIB, PACKAGES), cutoff=0.6)
-    hint = (
-        f"did you mean {' or '.join(near)}?"
-        if near
-        else f"give an existing path, {STDLIB}, {PACKAGES} or hf:NAME"
-    )
-    return ClearheadError(f"data {spec!r}: no such file or folder; {hint}")
-
-
-def _standard_library() -> tuple[File, ...]:
+def _standard_library() -> tuple[Path, ...]:
     files = _walk(Path(sysconfig.get_path("stdlib")), suffix=".py", without=_THIRD_PARTY)
     if not files:
         raise ClearheadError(
@@ -247,7 +211,7 @@ def _standard_library() -> tuple[File, ...]:
     return files
 
 
-def _installed_packages() -> tuple[File, ...]:
+def _installed_packages() -> tuple[Path, ...]:
     folders = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     folders |= {Path(entry).resolve() for entry in sys.path if Path(entry).name in _THIRD_PARTY}
     return tuple(file for folder in sorted(folders) for file in _walk(folder, suffix=".py"))
@@ -259,7 +223,7 @@ def _walk(
     suffix: str = "",
     wanted: Callable[[Path], bool] = Path.is_file,
     without: tuple[str, ...] = (),
-) -> tuple[File, ...]:
+) -> tuple[Path, ...]:
     """The wanted files under a folder, by name; hidden ones and linked folders are passed over."""
     found: list[tuple[str, Path]] = []
     for folder, folders, names in os.walk(root):
@@ -269,4 +233,4 @@ def _walk(
             plain = name[0] != "." and name.endswith(suffix)
             if plain and wanted(path) and path.is_file():
                 found.append((path.relative_to(root).as_posix(), path))
-    return tuple([File(path=path, origin=origin) for origin, path in sorted(found)])
+    return tuple(path for _, path in sorted(found))

@@ -6,7 +6,6 @@ it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 from clearhead.data import backcopy, retrieval
 from clearhead.data.seeded_choices import SeededChoices
@@ -21,27 +20,9 @@ PARAMETERS: Mapping[str, Mapping[str, int]] = {
     "recall": {"pairs": 12, "queries": 8, "filler": 0},
     "backcopy": {"words": 64, "triggers": 3, "followers": 4},
 }
+# 480 characters are about 110 tokens of a vocabulary of 4,096 that has seen some of it, so that a
+# document fits a window of 128.
 _COMMON = {"documents": 10_000, "characters": 480, "seed": 0}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Parse a spec.
-
-    Attributes:
-        task: one of `PARAMETERS`.
-        documents: how many.
-        characters: of a document, at most. 480 are about 110 tokens of a vocabulary of 4,096 that
-            has seen some of it, so that a document fits a window of 128.
-        seed: another one gives other documents.
-        options: the task's own numbers.
-    """
-
-    task: str
-    documents: int
-    characters: int
-    seed: int
-    options: Mapping[str, int] = field(default_factory=dict)
 
 
 def is_synthetic(spec: str) -> bool:
@@ -49,11 +30,11 @@ def is_synthetic(spec: str) -> bool:
     return spec.startswith(PREFIX)
 
 
-def recipe(spec: str) -> Recipe:
-    """Read `synthetic:TASK[:KEY=VALUE,…]`.
+def texts(spec: str) -> Iterator[str]:
+    """The documents of `synthetic:TASK[:KEY=VALUE,…]`, in order.
 
     Raises:
-        ClearheadError: an unknown task or key, or a value that cannot work.
+        ClearheadError: an unknown task or key, or a value that no document can meet.
     """
     task, _, rest = spec.removeprefix(PREFIX).partition(":")
     choose("synthetic text", task, PARAMETERS)
@@ -67,26 +48,15 @@ def recipe(spec: str) -> Recipe:
                 f"{key}={values[key]}"
             )
         values[key] = int(value)
-    if values["documents"] < 2:
+    documents, characters, seed = (values.pop(key) for key in _COMMON)
+    if documents < 2:
         raise ClearheadError(f"data {spec!r}: documents must be at least 2, to hold one out")
-    common = {key: values.pop(key) for key in _COMMON}
-    found = Recipe(task=task, **common, options=values)
-    _write(found, SeededChoices(spec))  # refuses numbers that no document can meet
-    return found
-
-
-def texts(spec: str) -> Iterator[str]:
-    """The documents of a spec, in order."""
-    found = recipe(spec)
     # `filler` came later: documents without it keep the bytes they had.
-    options = sorted(pair for pair in found.options.items() if pair != ("filler", 0))
-    label = f"{found.task} {options} {found.characters} {found.seed}"
-    for number in range(found.documents):
-        yield _write(found, SeededChoices(f"{label} document {number}"))
-
-
-def _write(found: Recipe, draws: SeededChoices) -> str:
-    return _WRITERS[found.task](draws, found.characters, **found.options)
+    options = sorted(pair for pair in values.items() if pair != ("filler", 0))
+    label = f"{task} {options} {characters} {seed}"
+    for number in range(documents):
+        draws = SeededChoices(f"{label} document {number}")
+        yield _WRITERS[task](draws, characters, **values)
 
 
 def _passkey(draws: SeededChoices, characters: int, *, digits: int, landmark: int) -> str:

@@ -1,18 +1,17 @@
-"""Tokenisation of a corpus into shards, document by document."""
+"""Tokenisation of a corpus: a file of ids and one of document offsets for each source and split."""
 
 import hashlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.data import journal, shards
 from clearhead.data import tokenizer as tokenizers
-from clearhead.data.corpus import SPLITS
+from clearhead.data.corpus import SPLITS, STARTS
 from clearhead.data.scan import CorpusScan, sample
 from clearhead.data.sources import Source
 from clearhead.errors import ClearheadError
@@ -21,97 +20,12 @@ from clearhead.errors import ClearheadError
 # keep a build at a few hundred MB however large the corpus or a document.
 _BATCH_CHARACTERS = 1 << 20
 _PIECE_CHARACTERS = 1 << 20
-# Text after which the journal gets a mark: about what an interruption costs.
-_MARK_BYTES = 64 << 20
-_ENCODERS = 2  # threads that call the tokenizer, which has threads of its own
 
 Progress = Callable[[str], None]
 
 
 class ChangedError(ClearheadError):
     """Text that changed after it was scanned, or after a run began."""
-
-
-def _train(sources: tuple[Source, ...], found: CorpusScan, vocabulary: int, say: Progress) -> Any:
-    say(f"training a byte-level BPE of {vocabulary:,} entries")
-    return tokenizers.train(sample(sources, found), vocabulary)
-
-
-def build(
-    folder: Path,
-    content: str,
-    given: Any,
-    vocabulary: int,
-    sources: tuple[Source, ...],
-    found: CorpusScan,
-    say: Progress,
-) -> None:
-    """Tokenise everything into `folder`, or what an interrupted build left to do, and seal it."""
-    from clearhead.models.loading import save_tokenizer
-
-    names, place = shards.names(len(sources)), folder / "tokenizer"
-    marks = journal.Journal(folder, names, shards.digest_of_folder(place))
-    if marks.mark is None:
-        tokenizer = given if given is not None else _train(sources, found, vocabulary, say)
-        save_tokenizer(tokenizer, place)
-        marks = journal.Journal(folder, names, shards.digest_of_folder(place))
-    else:
-        tokenizer = given if given is not None else saved_tokenizer(folder)
-        say(f"going on with an interrupted build: {_megabytes(marks.mark.size, found)} are whole")
-    encoder = tokenizers.Encoder(tokenizer)
-    with ExitStack() as stack:
-        writers = {
-            stream: stack.enter_context(shards.ShardWriter(folder, *stream, encoder.dtype))
-            for stream in shards.streams(len(sources))
-        }
-        files = [file for writer in writers.values() for file in writer.files]
-        pieces = _pieces(sources, found, marks.mark, say)
-        for batch, encoded in _encoded(encoder, _batches(pieces)):
-            for piece, ids in zip(batch, encoded, strict=True):
-                writer = writers[piece.source, piece.split]
-                if piece.opens:
-                    writer.start()
-                    if encoder.begin is not None:
-                        writer.write([encoder.begin])
-                writer.write(ids)
-                if piece.closes and encoder.end is not None:
-                    writer.write([encoder.end])
-                if piece.mark is not None:
-                    marks.add(piece.mark, files)
-        counts = [
-            {
-                split: {
-                    "documents": writers[number, split].documents,
-                    "tokens": writers[number, split].tokens,
-                }
-                for split in SPLITS
-            }
-            for number in range(len(sources))
-        ]
-    shards.seal(folder, {"content": content, "dtype": encoder.dtype.str, "streams": counts})
-
-
-def _encoded(
-    encoder: tokenizers.Encoder, batches: Iterator["list[_Piece]"]
-) -> Iterator[tuple["list[_Piece]", list[np.ndarray]]]:
-    """Yield batches in order with their ids, two being encoded while one is read or written.
-
-    The tokenizer uses all cores by itself. So that they do not wait for Python, which reads the
-    text, hashes it and stores ids, the next batch is always at hand.
-    """
-    waiting: deque[tuple[list[_Piece], Future[list[np.ndarray]]]] = deque()
-    with ThreadPoolExecutor(_ENCODERS) as pool:
-        try:
-            for batch in batches:
-                waiting.append((batch, pool.submit(encoder.encode, [p.text for p in batch])))
-                if len(waiting) > _ENCODERS:
-                    done, ids = waiting.popleft()
-                    yield done, ids.result()
-            for done, ids in waiting:
-                yield done, ids.result()
-        finally:
-            for _, ids in waiting:
-                ids.cancel()
 
 
 class _Piece(NamedTuple):
@@ -122,54 +36,110 @@ class _Piece(NamedTuple):
     split: str
     opens: bool
     closes: bool
-    mark: journal.Mark | None
-    """The place after it, where the journal is to have one."""
 
 
-def _pieces(
-    sources: tuple[Source, ...], found: CorpusScan, begun: journal.Mark | None, say: Progress
-) -> Iterator[_Piece]:
-    """Yield the text after the mark up to which it is tokenised; what is before is only compared.
+class _Shard:
+    """The files of one source and split, and their tokens and documents so far."""
+
+    def __init__(self, folder: Path, source: int, split: str, files: ExitStack) -> None:
+        path = folder / f"{source}.{split}.tokens"
+        self._ids, self._starts = (
+            files.enter_context(open(one, "wb"))  # noqa: SIM115
+            for one in (path, path.with_suffix(".starts"))
+        )
+        self.tokens = self.documents = 0
+
+    def start(self) -> None:
+        """The next token is the first of a document."""
+        self._starts.write(np.asarray([self.tokens], dtype=STARTS).tobytes())
+        self.documents += 1
+
+    def write(self, ids: np.ndarray) -> None:
+        self._ids.write(ids.tobytes())
+        self.tokens += len(ids)
+
+
+def build(
+    folder: Path,
+    given: Any,
+    vocabulary: int,
+    sources: tuple[Source, ...],
+    found: CorpusScan,
+    say: Progress,
+) -> dict[str, Any]:
+    """Tokenise everything into `folder`, the tokenizer beside it.
+
+    Args:
+        given: a tokenizer; None trains one of `vocabulary` entries.
+
+    Returns:
+        The "dtype" of ids, and in "streams" of each source and split the documents and tokens.
 
     Raises:
-        ChangedError: a text is not what was scanned, or what was tokenised up to the mark.
+        ChangedError: a text is not what was scanned.
     """
-    done = marked = 0
-    said = 10 * begun.size // found.size if begun is not None else 0
+    from clearhead.models.loading import save_tokenizer
+
+    tokenizer = given
+    if tokenizer is None:
+        say(f"training a byte-level BPE of {vocabulary:,} entries")
+        tokenizer = tokenizers.train(sample(sources, found), vocabulary)
+    save_tokenizer(tokenizer, folder / "tokenizer")
+    encoder = tokenizers.Encoder(tokenizer)
+    begin, end = (
+        np.asarray([] if one is None else [one], dtype=encoder.dtype)
+        for one in (encoder.begin, encoder.end)
+    )
+    with ExitStack() as files:
+        shards = [
+            {split: _Shard(folder, number, split, files) for split in SPLITS}
+            for number in range(len(sources))
+        ]
+        for piece, ids in _encoded(encoder, _batches(_pieces(sources, found, say))):
+            shard = shards[piece.source][piece.split]
+            if piece.opens:
+                shard.start()
+                shard.write(begin)
+            shard.write(ids)
+            if piece.closes:
+                shard.write(end)
+    counts = [
+        {split: {"documents": one.documents, "tokens": one.tokens} for split, one in source.items()}
+        for source in shards
+    ]
+    return {"dtype": encoder.dtype.str, "streams": counts}
+
+
+def _encoded(
+    encoder: tokenizers.Encoder, batches: Iterator[list[_Piece]]
+) -> Iterator[tuple[_Piece, np.ndarray]]:
+    """Yield pieces in order with their ids; a batch is encoded while the next one is read."""
+    with ThreadPoolExecutor(1) as pool:
+        before, ids = list[_Piece](), pool.submit(encoder.encode, [])
+        for batch in batches:
+            coming = pool.submit(encoder.encode, [piece.text for piece in batch])
+            yield from zip(before, ids.result(), strict=True)
+            before, ids = batch, coming
+        yield from zip(before, ids.result(), strict=True)
+
+
+def _pieces(sources: tuple[Source, ...], found: CorpusScan, say: Progress) -> Iterator[_Piece]:
+    """Yield the text of all sources, and compare it with what was scanned."""
+    done = said = 0
     for number, (source, known) in enumerate(zip(sources, found.sources, strict=True)):
-        if begun is not None and number < begun.source:
-            done += known.size  # compared by the build that was interrupted
-            continue
         digest = hashlib.sha256()
-        before = begun if begun is not None and number == begun.source else None
-        for count, document in enumerate(source.documents(Counter()), start=1):
+        for document in source.documents(Counter()):
             digest.update(document.digest)
             done += document.size
-            if before is not None:
-                marked = done
-                if count == before.documents:
-                    if digest.hexdigest() != before.digest:
-                        break
-                    before = None
-                continue
-            mark = None
-            if done - marked >= _MARK_BYTES:
-                mark = journal.Mark(number, count, digest.hexdigest(), done)
-                marked = done
             split = "validation" if found.held_out(document) else "train"
             parts = list(tokenizers.cut(document.text, _PIECE_CHARACTERS))
             for place, part in enumerate(parts, start=1):
-                last = place == len(parts)
-                yield _Piece(part, number, split, place == 1, last, mark if last else None)
+                yield _Piece(part, number, split, place == 1, place == len(parts))
             if (tenth := 10 * done // found.size) > said:
                 said = tenth
-                say(f"tokenising: {_megabytes(done, found)}")
-        if before is not None or digest.hexdigest() != known.digest:
+                say(f"tokenising: {done / 1e6:.1f} of {found.size / 1e6:.1f} MB")
+        if digest.hexdigest() != known.digest:
             raise ChangedError(f"data {source.spec!r} changed while it was read; run again")
-
-
-def _megabytes(size: int, found: CorpusScan) -> str:
-    return f"{size / 1e6:.1f} of {found.size / 1e6:.1f} MB"
 
 
 def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
@@ -184,10 +154,3 @@ def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
         length += len(piece.text)
     if batch:
         yield batch
-
-
-def saved_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a build."""
-    from clearhead.models.loading import load_tokenizer
-
-    return load_tokenizer(folder / "tokenizer")

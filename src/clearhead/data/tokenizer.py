@@ -5,9 +5,7 @@ token: a document that spells "<|end|>" gets the ordinary tokens of these charac
 """
 
 import importlib.metadata
-import json
 import os
-import re
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
@@ -26,7 +24,6 @@ END = "<|end|>"
 """The token after each document."""
 PAD = "<|pad|>"
 """The token that fills rows up."""
-_BYTE = re.compile("<0x[0-9A-F]{2}>")  # of what a vocabulary has no letter for
 _THREADS = "TOKENIZERS_PARALLELISM"
 _CHOSEN = os.environ.get(_THREADS)  # read once, before anything here writes it
 _lock, _inside = threading.Lock(), 0
@@ -123,27 +120,16 @@ def vocabulary_size(tokenizer: Any) -> int:
 
 
 def yielded(tokenizer: Any) -> dict[int, str]:
-    """{id: its word in the vocabulary} of the ids that a text may yield.
+    """{id: its word in the vocabulary} of the ids that a text, the word itself, yields.
 
-    A special token is none of them, nor is an entry of a byte-pair encoding that no merge makes.
+    A special token is none of them, nor is an entry that pads a vocabulary.
     """
     added = tokenizer.added_tokens_decoder
     special = {id for id, token in added.items() if token.special} | {*tokenizer.all_special_ids}
     words = {id: word for word, id in tokenizer.get_vocab().items() if id not in special}
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    model = json.loads(backend.to_str())["model"] if backend is not None else {}
-    if "merges" not in model or model.get("ignore_merges") or model["continuing_subword_prefix"]:
-        return words
-    suffix = model["end_of_word_suffix"] or ""
-    pairs = (one.split(" ") if isinstance(one, str) else one for one in model["merges"])
-    merged = {"".join(pair) for pair in pairs}
-
-    merged |= {model["unk_token"], *(token.content for token in added.values())}
-    return {
-        id: word
-        for id, word in words.items()
-        if word in merged or len(word.removesuffix(suffix)) == 1 or _BYTE.fullmatch(word)
-    }
+    texts = tokenizer.batch_decode([[id] for id in words])
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return {id: word for (id, word), own in zip(words.items(), ids, strict=True) if id in own}
 
 
 class Encoder:

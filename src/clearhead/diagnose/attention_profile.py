@@ -4,23 +4,23 @@ Shares are of (query, head) pairs, as in arXiv 2410.17174: give windows of text 
 token on, without padding. Each statistic is fed by `clearhead.probe.ByTile`.
 """
 
-from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.diagnose.quotients import quotient, quotients
+from clearhead.diagnose.means import Means, by_layer_alone
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.maps import DIFFERENCE
 from clearhead.probe.tiles import AttentionTile
 
-SINK_THRESHOLDS = (0.2, 0.3)
+SINK = 0.3  # mean weight of a text's queries on its first token (arXiv 2410.10781)
 OF_VISIBLE_KEYS = ("chance_floor", "entropy_ceiling")  # the same for all maps
 
 
-class RowMeans:
+class RowMeans(Means):
     """Means over queries by map, layer and head, of queries that see a key.
 
     - `first_token_argmax_share`: the share of queries whose largest weight is on key 0. Of k equal
@@ -37,8 +37,7 @@ class RowMeans:
     """
 
     def __init__(self) -> None:
-        # (map, layer) → metric → float64 [2, heads]: the sum over queries, and their number.
-        self._sums: dict[tuple[str, int], dict[str, Tensor]] = {}
+        super().__init__()
         self._non_finite = 0
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
@@ -52,120 +51,118 @@ class RowMeans:
             values |= {} if part.entropy is None else {"entropy": part.entropy}
             if index == 0:
                 keys = tile.visible.sum(-1).clamp_min(1)
-                of_keys = (tile.visible[..., 0] / keys, keys.log())
-                values |= dict(zip(OF_VISIBLE_KEYS, of_keys, strict=True))
-            stacked = torch.stack([value.expand(part.counted.shape) for value in values.values()])
-            totals = torch.where(part.counted, stacked, 0).sum((1, 3), dtype=torch.float64)
-            count = part.counted.sum((0, 2)).double()
-            sums = self._sums.setdefault((part.name, call.layer), {})
-            for metric, total in zip(values, totals, strict=True):
-                both = torch.stack([total, count])
-                sums[metric] = sums[metric] + both if metric in sums else both
+                values |= {"chance_floor": tile.visible[..., 0] / keys}
+                values |= {"entropy_ceiling": keys.log()}
+            count_H = part.counted.sum((0, 2))
+            for metric, value in values.items():
+                total_H = torch.where(part.counted, value, 0).sum((0, 2), dtype=torch.float64)
+                named = {} if metric in OF_VISIBLE_KEYS else {"map": part.name}
+                self.add(call.layer, total_H, count_H, metric=metric, **named)
 
     def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records: over all layers, by layer, and by layer and head."""
-        out: list[dict[str, Any]] = []
-        for name in dict.fromkeys(name for name, _ in self._sums):
-            layers = {layer: sums for (n, layer), sums in sorted(self._sums.items()) if n == name}
-            for metric in next(iter(layers.values())):
-                by_layer = {layer: sums[metric].sum(-1) for layer, sums in layers.items()}
-                if metric in OF_VISIBLE_KEYS:
-                    out += quotients(by_layer, metric=metric)[:1]
-                    continue
-                out += quotients(by_layer, metric=metric, map=name)
-                out += [
-                    {"metric": metric, "map": name, "layer": layer, "head": head, "value": value}
-                    for layer, sums in layers.items()
-                    for head, value in enumerate(map(quotient, sums[metric].T))
-                ]
-        if self._non_finite:
-            out.append({"metric": "non_finite_rows", "value": self._non_finite})
-        return out
+        lines = super().measures()
+        lines = [x for x in lines if "layer" not in x or x["metric"] not in OF_VISIBLE_KEYS]
+        bad = {"metric": "non_finite_rows", "value": self._non_finite}
+        return [*lines, bad] if self._non_finite else lines
 
 
-class SinkRate:
-    """By map and layer, the share of (text, head) pairs whose mean weight on the first token
-    exceeds a threshold (0.3 in arXiv 2410.10781; queries from 0 on)."""
+class SinkRate(Means):
+    """`sink_rate_0.3`, by map and layer: the share of (text, head) pairs whose mean weight on the
+    first token exceeds 0.3."""
 
     def __init__(self) -> None:
-        # Of the texts now observed: layer → map → Σ [B, h], and the number of their queries.
-        self._mass: dict[int, dict[str, Any]] = {}
-        self._queries: dict[int, int] = {}
-        self._counts: dict[tuple[str, int], Any] = defaultdict(int)  # [above each, pairs]
+        super().__init__()
+        self._mass: dict[str, Tensor] = {}  # of the texts now observed, [B, h] by map
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-        if tile.start == 0:  # other texts
-            self._count(call.layer)
-            self._queries[call.layer] = call.q.shape[2]
-        mass = self._mass.setdefault(call.layer, {})
+        queries = call.q.shape[2]
         for part in tile.maps:
-            mass[part.name] = mass.get(part.name, 0) + part.weights[..., 0].sum(-1)
-
-    def _count(self, layer: int) -> None:
-        for name, mass_BH in self._mass.pop(layer, {}).items():
-            mean = mass_BH / self._queries[layer]
-            above = [int((mean > limit).sum()) for limit in SINK_THRESHOLDS]
-            self._counts[name, layer] += torch.tensor([*above, mass_BH.numel()])
-
-    def measures(self) -> list[dict[str, Any]]:
-        for layer in list(self._mass):
-            self._count(layer)
-        return [
-            line
-            for name in dict.fromkeys(name for name, _ in self._counts)
-            for index, threshold in enumerate(SINK_THRESHOLDS)
-            for line in quotients(
-                {at: n[[index, -1]] for (m, at), n in self._counts.items() if m == name},
-                metric=f"sink_rate_{threshold}",
-                map=name,
-            )
-        ]
+            mass_BH = part.weights[..., 0].sum(-1)
+            if part.name in self._mass:
+                mass_BH = mass_BH + self._mass.pop(part.name)
+            if tile.start + part.weights.shape[2] < queries:
+                self._mass[part.name] = mass_BH
+                continue
+            above = (mass_BH / queries > SINK).sum()
+            self.add(call.layer, above, mass_BH.numel(), metric=f"sink_rate_{SINK}", map=part.name)
 
 
-class SignedDifference:
+class SignedDifference(Means):
     """Of differential attention, by layer: λ, and `negative_share`, the part of Σ|weight| of the
     signed difference that is negative."""
 
-    def __init__(self) -> None:
-        self._lambdas: dict[int, Any] = defaultdict(int)  # [Σ, number]
-        self._signed: dict[int, Any] = defaultdict(int)  # [Σ negative part, Σ |weight|]
-
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
         if tile.lambdas is not None and tile.start == 0:
-            every = tile.lambdas.double().cpu()  # one, or one for each text, head and token
-            total = torch.stack([every.sum(), torch.tensor(float(every.numel())).double()])
-            self._lambdas[call.layer] += total
+            every = tile.lambdas.double()  # one, or one for each text, head and token
+            self.add(call.layer, every.sum(), every.numel(), metric="lambda")
         for part in tile.maps:
             if part.name == DIFFERENCE:
-                sums = [part.weights.clamp_max(0).abs().sum(), part.weights.abs().sum()]
-                self._signed[call.layer] += torch.stack(sums).double()
+                negative = part.weights.clamp_max(0).abs().sum()
+                whole = part.weights.abs().sum()
+                self.add(call.layer, negative, whole, metric="negative_share")
 
     def measures(self) -> list[dict[str, Any]]:
-        return [
-            {"metric": metric, "layer": layer, "value": quotient(sums)}
-            for metric, found in (("lambda", self._lambdas), ("negative_share", self._signed))
-            for layer, sums in sorted(found.items())
-        ]
+        return by_layer_alone(super().measures())
+
+
+class ByPosition(Means):
+    """Means of queries in bands of position: 0, 1, 2 to 3, 4 to 7 … `position` is a band's first.
+
+    A null key of fixed logit stands against more keys with every position; a learned one or a gate
+    may answer to the query.
+    """
+
+    def add_queries(
+        self, layer: int, start: int, value_BHR: Tensor, counted_BHR: Tensor, **line: Any
+    ) -> None:
+        position_R = torch.arange(start, start + value_BHR.shape[-1])
+        band_R = torch.frexp(position_R.double()).exponent
+        value_BHR = torch.where(counted_BHR, value_BHR, 0.0)
+        for band in band_R.unique().tolist():
+            inside = (band_R == band).to(value_BHR.device)
+            total = value_BHR[..., inside].sum(dtype=torch.float64)
+            count = counted_BHR[..., inside].sum()
+            if bool(count):
+                self.add(layer, total, count, **line, position=1 << band >> 1)
+
+
+class NullMass(ByPosition):
+    """`null_mass` of the maps that have a null key without a value, by position."""
+
+    def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
+        for part in tile.maps:
+            if part.null is not None and call.null_metric == "null_mass":
+                line = {"metric": "null_mass", "map": part.name}
+                start = call.before + tile.start
+                self.add_queries(call.layer, start, part.null, part.counted, **line)
+
+
+class ClosedGates(ByPosition):
+    """`gate_closed`, one minus the mean over channels of a gate on the heads' outputs, by
+    position."""
+
+    def observe(self, layer: int, gate_BTC: Tensor) -> None:
+        closed_BHT = 1 - gate_BTC.mean(-1)[:, None]
+        every = torch.ones_like(closed_BHT, dtype=torch.bool)
+        self.add_queries(layer, 0, closed_BHT, every, metric="gate_closed", map="gate")
 
 
 class Reach:
-    """Attention weight by distance, query − key; of a signed map the signed weights, over their
-    sum."""
+    """Attention weight by distance between query and key; of a signed map the signed weights, over
+    their sum."""
 
     def __init__(self) -> None:
-        # (map, layer, keys) → Σ weights at the distances −keys to keys.
-        self._sums: dict[tuple[str, int, int], Tensor] = {}
+        self._sums: dict[tuple[str, int], Tensor] = {}  # (map, layer) → Σ weights by |distance|
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-        keys = call.k.shape[2]
+        queries, keys = call.q.shape[2], call.k.shape[2]
         for part in tile.maps:
             by_distance = _by_distance(part.weights.sum((0, 1))).double().cpu()
-            total = self._sums.setdefault(
-                (part.name, call.layer, keys), torch.zeros(2 * keys + 1, dtype=torch.float64)
-            )
-            # The last row's first key is the farthest.
-            high = keys + (keys - call.q.shape[2] + tile.start + part.weights.shape[2] - 1)
-            total[high - len(by_distance) + 1 : high + 1] += by_distance.flip(-1)
+            last = keys - queries + tile.start + part.weights.shape[2] - 1
+            distance = (last - torch.arange(len(by_distance))).abs()
+            total = self._sums.get((part.name, call.layer), torch.zeros(0, dtype=torch.float64))
+            total = F.pad(total, (0, max(0, keys - len(total))))
+            self._sums[part.name, call.layer] = total.index_add_(0, distance, by_distance)
 
     def measures(self) -> list[dict[str, Any]]:
         """Return nothing: reach is a curve."""
@@ -175,18 +172,13 @@ class Reach:
         """Payloads of "curve" records: the share of a map's weight by distance, over all layers,
         and of the first, middle and last layer."""
         out = []
-        layers = sorted({layer for _, layer, _ in self._sums})
+        layers = sorted({layer for _, layer in self._sums})
         shown = sorted({layers[0], layers[len(layers) // 2], layers[-1]}) if layers else []
-        for name in dict.fromkeys(name for name, _, _ in self._sums):
+        for name in dict.fromkeys(name for name, _ in self._sums):
             for layer in (None, *shown):
-                totals = [
-                    total
-                    for (n, index, _), total in self._sums.items()
-                    if n == name and layer in (None, index)
-                ]
-                line: dict[str, Any] = {"curve": "share_by_distance", "map": name}
-                line |= {} if layer is None else {"layer": layer}
-                out.append({**line, **_bands(totals)})
+                totals = [x for (n, i), x in self._sums.items() if n == name and layer in (None, i)]
+                place = {} if layer is None else {"layer": layer}
+                out.append({"curve": "share_by_distance", "map": name, **place, **_bands(totals)})
         return out
 
 
@@ -201,23 +193,11 @@ def _by_distance(weights_RS: Tensor) -> Tensor:
 
 
 def _bands(totals: list[Tensor]) -> dict[str, Any]:
-    """Shares by band of |distance|: 0, 1, 2 to 3, 4 to 7 …"""
-    width = max(len(total) for total in totals)
-    whole = torch.zeros(width, dtype=torch.float64)
-    for total in totals:
-        offset = (width - len(total)) // 2
-        whole[offset : offset + len(total)] += total
-    centre = width // 2
-    after, before = whole[:centre].flip(0), whole[centre + 1 :]
-    both = torch.cat([whole[centre : centre + 1], before + after])
-    share = both / both.sum()
-    edges = [0, 1]
-    while edges[-1] < centre:
-        edges.append(2 * edges[-1])
-    names, values = [], []
-    for low, high in zip(edges, [*edges[1:], 2 * edges[-1]], strict=True):
-        part = share[low:high]
-        if len(part) and low < centre:
-            names.append(str(low) if high - low == 1 else f"{low}–{high - 1}")
-            values.append(float(part.sum()))
-    return {"x": names, "y": values}
+    """Shares by band of distance: 0, 1, 2 to 3, 4 to 7 …"""
+    longest = max(map(len, totals))
+    whole = torch.stack([F.pad(total, (0, longest - len(total))) for total in totals]).sum(0)
+    edges = [0, *(1 << power for power in range((longest - 1).bit_length() + 1))]
+    bands = list(pairwise(edges))
+    names = [str(low) if high - low == 1 else f"{low}–{high - 1}" for low, high in bands]
+    shares = [float(whole[low:high].sum() / whole.sum()) for low, high in bands]
+    return {"x": names, "y": shares}

@@ -10,19 +10,24 @@ from torch import Tensor
 
 from clearhead.data import windows
 from clearhead.diagnose.advice import advise
-from clearhead.diagnose.attention_profile import Reach, RowMeans, SignedDifference, SinkRate
+from clearhead.diagnose.attention_profile import (
+    ClosedGates,
+    NullMass,
+    Reach,
+    RowMeans,
+    SignedDifference,
+    SinkRate,
+)
 from clearhead.diagnose.extrapolation import extrapolate
-from clearhead.diagnose.hidden import HiddenStatistics
+from clearhead.diagnose.hidden import HiddenStatistics, ResidualStream
 from clearhead.diagnose.logits import LogitSizes, NearestKeys
-from clearhead.diagnose.null_mass import ClosedGates, NullMass
 from clearhead.diagnose.order import RotaryOrder
 from clearhead.diagnose.reparametrised import gain_ratios
-from clearhead.diagnose.residual_stream import ResidualStream
 from clearhead.diagnose.spectrum import Spectrum
 from clearhead.errors import ClearheadError
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import batches, evaluating, lack_of_positions, run_backbone
-from clearhead.probe.observation import AttentionStatistic, HiddenStatistic, observe
+from clearhead.probe.observation import AttentionStatistic, LayerStatistic, observe
 from clearhead.probe.statistic import curves_of, measures_of
 from clearhead.probe.tiles import TILE, ByTile
 from clearhead.records.runs import Line
@@ -84,7 +89,7 @@ def diagnose(
     windows = list(windows)
     length = max(map(len, windows), default=0)
     stream, order = ResidualStream(), RotaryOrder(model, length)
-    hidden: list[HiddenStatistic] = [HiddenStatistics(), stream]
+    hidden: list[LayerStatistic] = [HiddenStatistics(), stream]
     gates = ClosedGates()
     tiles = ByTile(
         weights=[RowMeans(), NullMass(), SinkRate(), SignedDifference(), Reach()],
@@ -138,38 +143,31 @@ def with_extrapolation(
     part = "extrapolation"
     if any(part in note["part"] for note in diagnosis.notes):
         return diagnosis
-    given = trained is not None
-    trained = trained or getattr(model.config, "max_position_embeddings", None)
-
-    def without(reason: str) -> Diagnosis:
-        return _with(diagnosis, notes=[{"part": part, "reason": reason}])
-
-    if not isinstance(trained, int) or trained < 2:
-        return without("the configuration names no training length: give --trained-length")
-    length = math.ceil(factor * trained)
-    if reason := lack_of_positions(model, length):
-        return without(reason)
-    if length > LONGEST_EXTRAPOLATION and not given:
-        return without(
-            f"{factor:g} × the {trained:,} positions of the configuration are {length:,} tokens: "
-            "give --trained-length with what the model was really trained on"
-        )
-    try:
-        ids = text(length)
-    except ClearheadError as error:
-        return without(str(error))
-    longer = extrapolate(model, ids, trained)
+    stated = trained or getattr(model.config, "max_position_embeddings", None)
+    ids, reason = None, "the configuration names no training length: give --trained-length"
+    if isinstance(stated, int) and stated >= 2:
+        length = math.ceil(factor * stated)
+        reason = lack_of_positions(model, length)
+        if not reason and length > LONGEST_EXTRAPOLATION and trained is None:
+            reason = (
+                f"{factor:g} × the {stated:,} positions of the configuration are {length:,} "
+                "tokens: give --trained-length with what the model was really trained on"
+            )
+        if not reason:
+            try:
+                ids = text(length)
+            except ClearheadError as error:
+                reason = str(error)
+    if ids is None or stated is None:
+        return replace(diagnosis, notes=[*diagnosis.notes, {"part": part, "reason": reason}])
+    longer = extrapolate(model, ids, stated)
     measures = longer.measures()
-    return _with(
+    return replace(
         diagnosis,
-        measures=measures,
-        curves=longer.curves(),
-        advice=advise(measures, width=_width(model)),
+        measures=diagnosis.measures + measures,
+        curves=diagnosis.curves + longer.curves(),
+        advice=diagnosis.advice + advise(measures, width=_width(model)),
     )
-
-
-def _with(diagnosis: Diagnosis, **more: list[dict[str, Any]]) -> Diagnosis:
-    return replace(diagnosis, **{name: getattr(diagnosis, name) + more[name] for name in more})
 
 
 def _width(model: Any) -> int:

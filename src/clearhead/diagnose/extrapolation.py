@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.quotients import quotient
+from clearhead.diagnose.means import Means, by_layer_alone
 from clearhead.models.inspection import decoder_layers, evaluating, opened, run_backbone
 from clearhead.probe.attention_call import AttentionCall, Scores, normalised
 from clearhead.probe.observation import observe
@@ -21,7 +21,7 @@ NEAR = 64  # keys
 BINS = 64  # of a curve over positions
 
 
-class Extrapolation:
+class Extrapolation(Means):
     """Of one text, by layer and position; beyond `trained` the model has seen no position.
 
     - `near_weight_trained`, `near_weight_beyond`: the weight on the 64 nearest keys, mean over the
@@ -33,69 +33,51 @@ class Extrapolation:
     """
 
     def __init__(self, depth: int, trained: int, length: int) -> None:
-        self.shown = shown_layers(depth)
-        self.trained = trained
-        self.peaks: dict[int, Tensor] = {}  # [T]
-        self.keys: dict[int, Tensor] = {}  # [2, T]: Σ over the last queries, and their number
-        self.near: dict[tuple[int, str], Tensor] = {}  # the same: weights, and heads × queries
-        self.length = length
+        super().__init__()
+        self._shown = shown_layers(depth)
+        self._stops = {"beyond": length, "trained": trained}
+        self._positions: dict[tuple[str, int], Tensor] = {}  # by curve and layer, [T]
 
     def observe(self, call: AttentionCall) -> None:
         """Add one layer of the text."""
-        if call.layer not in self.shown:
+        if call.layer not in self._shown:
             return
-        self.peaks[call.layer] = torch.cat([_peaks(tile) for tile in call.scores(TILE)]).cpu()
-        self._last(call, "beyond", self.length)
-        self._last(call, "trained", self.trained)
-
-    def _last(self, call: AttentionCall, name: str, stop: int) -> None:
-        """Add the near weight of the last queries before `stop`, and each key's logit at the end
-        of the text."""
-        near = self.near.setdefault((call.layer, name), torch.zeros(2, dtype=torch.float64))
-        keys = self.keys.setdefault(call.layer, torch.zeros(2, self.length))
-        for tile in call.scores(TILE, first=max(0, stop - LAST)):
-            rows, width = min(tile.scores.shape[2], stop - tile.start), tile.scores.shape[-1]
-            if rows <= 0:
-                break
-            scores, visible = tile.scores[:, :, :rows], tile.visible[:, :, :rows]
-            position = torch.arange(tile.start, tile.start + rows, device=scores.device)[:, None]
-            distance = (position - torch.arange(width, device=scores.device)).abs()
-            logits = scores.masked_fill(~visible, -torch.inf)
-            weights, _ = normalised(logits, call.null_logit(tile.start, rows))
-            share = (weights * (distance < NEAR)).sum(-1)
-            near += torch.tensor([float(share.nansum()), share.numel()], dtype=torch.float64)
-            if name == "beyond":
-                total = scores.masked_fill(~visible, 0.0).mean((0, 1)).sum(0)
-                keys[0, :width] += total.float().cpu()
-                keys[1, :width] += visible.expand(scores.shape)[0, 0].sum(0).cpu()
+        peaks = torch.cat([_peaks(tile) for tile in call.scores(TILE)])
+        self._positions["largest_logit_by_position", call.layer] = peaks.cpu()
+        sums_2T = torch.zeros(2, self._stops["beyond"])  # Σ of the last queries, and their number
+        for name, stop in self._stops.items():
+            for tile in call.scores(TILE, first=max(0, stop - LAST)):
+                rows, width = min(tile.scores.shape[2], stop - tile.start), tile.scores.shape[-1]
+                if rows <= 0:
+                    break
+                scores, visible = tile.scores[:, :, :rows], tile.visible[:, :, :rows]
+                place = torch.arange(max(width, tile.start + rows), device=scores.device)
+                near = (place[tile.start :][:rows, None] - place[:width]).abs() < NEAR
+                logits = scores.masked_fill(~visible, -torch.inf)
+                weights, _ = normalised(logits, call.null_logit(tile.start, rows))
+                share = (weights * near).sum(-1)
+                self.add(call.layer, share.nansum(), share.numel(), metric=f"near_weight_{name}")
+                if name == "beyond":
+                    total = scores.masked_fill(~visible, 0.0).mean((0, 1)).sum(0)
+                    sums_2T[0, :width] += total.float().cpu()
+                    sums_2T[1, :width] += visible.expand(scores.shape)[0, 0].sum(0).cpu()
+        total_T, count_T = sums_2T
+        self._positions["logit_by_position", call.layer] = total_T / count_T.clamp_min(1)
 
     def measures(self) -> list[dict[str, Any]]:
-        lines = [
-            {
-                "metric": f"near_weight_{name}",
-                "layer": layer,
-                "value": quotient(near),
-                "length": self.length,
-            }
-            for (layer, name), near in sorted(self.near.items())
-        ]
+        length, trained = self._stops.values()
         return [
-            *lines,
-            {"metric": "near_weight_chance", "value": min(1.0, NEAR / self.trained)},
-            {"metric": "trained_length", "value": self.trained},
+            *({**line, "length": length} for line in by_layer_alone(super().measures())),
+            {"metric": "near_weight_chance", "value": min(1.0, NEAR / trained)},
+            {"metric": "trained_length", "value": trained},
         ]
 
     def curves(self) -> list[dict[str, Any]]:
         """Payloads of "curve" records."""
-        out = []
-        keys = {layer: total / count.clamp_min(1) for layer, (total, count) in self.keys.items()}
-        for name, by_layer in (
-            ("largest_logit_by_position", self.peaks),
-            ("logit_by_position", keys),
-        ):
-            for layer, values in sorted(by_layer.items()):
-                out.append({"curve": name, "layer": layer, **_binned(values)})
-        return out
+        return [
+            {"curve": name, "layer": layer, **_binned(values)}
+            for (name, layer), values in sorted(self._positions.items())
+        ]
 
 
 def extrapolate(model: Any, ids_T: Tensor, trained: int) -> Extrapolation:

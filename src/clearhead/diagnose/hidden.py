@@ -1,20 +1,26 @@
-"""Outliers of the hidden states: kurtosis and largest activation at the output of every layer.
+"""Hidden states: kurtosis, outliers, norm, similarity and rank, at the output of every layer.
 
-Definitions of arXiv 2410.17174 (its Table 2), per token over the channels, then the mean over
-tokens; the first token and the rest apart, since the first carries most of the outliers.
+Kurtosis is per token over the channels, then the mean over tokens, as in arXiv 2410.17174 (its
+Table 2); the first token and the rest apart, since the first carries most of the outliers. x [T, C]
+is the output of a layer for one text.
 """
 
-import math
+from collections import defaultdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.quotients import over_layers
+from clearhead.diagnose.means import Means, by_layer_alone
+from clearhead.diagnose.sizes import Sizes
 from clearhead.optim.rotations import make_rotation, random_signs, sign_key
 from clearhead.probe.observation import INPUT
 
-TOKENS = ("first", "rest")
+PARTS = (("first", slice(0, 1)), ("rest", slice(1, None)))
+RANKED = 4  # texts: effective rank takes an eigenvalue problem each
+SAMPLED = 8  # of so many numbers one is in the median
+OUTLIER = 30.0  # × the layer's median |x|; the largest of 10⁸ Gaussian numbers is at 8.5 ×
+LISTED = 16  # channels
 
 
 def kurtosis(x: Tensor) -> Tensor:
@@ -31,62 +37,31 @@ def kurtosis(x: Tensor) -> Tensor:
     return value.masked_fill(x.amax(-1) == x.amin(-1), torch.nan)
 
 
-class HiddenStatistics:
+class HiddenStatistics(Means):
     """Kurtosis and largest activations by layer; position 0 is "first", the others "rest".
 
-    - `kurtosis`: the mean over tokens of `kurtosis` over channels, without those undefined; a line
-      says under "undefined" how many tokens had none (constant, infinite or NaN).
+    - `kurtosis`: the mean over tokens of `kurtosis` over channels, without those undefined
+      (constant, infinite or NaN).
     - `largest_activation`: the mean over tokens of the largest |x| over channels.
-    - `maximum_activation`: the largest |x| of any token.
     - `kurtosis_excess`: the mean kurtosis of first and rest together, less 3.
 
-    Over layers it is the mean, of `maximum_activation` the maximum. A metric of no tokens is NaN.
+    A metric of no tokens is NaN.
     """
-
-    def __init__(self) -> None:
-        self._sums: dict[tuple[int, str], dict[str, Tensor]] = {}
 
     def observe(self, layer: int, x_BTC: Tensor) -> None:
         if layer == INPUT:
             return
         largest_BT, kurtosis_BT = x_BTC.abs().amax(-1).double(), kurtosis(x_BTC).double()
-        for tokens, part in (("first", slice(0, 1)), ("rest", slice(1, None))):
-            largest, shape = largest_BT[:, part], kurtosis_BT[:, part]
-            new = {
-                "kurtosis": shape.nansum(),
-                "defined": (~shape.isnan()).sum(),
-                "tokens": torch.tensor(shape.numel()),
-                "largest": largest.sum(),
-                "maximum": torch.cat([largest.new_zeros(1), largest.flatten()]).amax(),
-            }
-            old = self._sums.setdefault((layer, tokens), {})
-            for name, value in new.items():
-                add = torch.maximum if name == "maximum" else torch.add
-                old[name] = add(old[name], value) if name in old else value
-
-    def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records: over all layers, and by layer."""
-        out: list[dict[str, Any]] = []
-        for tokens in TOKENS:
-            layers = {layer: sums for (layer, t), sums in sorted(self._sums.items()) if t == tokens}
-            shapes = {n: float(s["kurtosis"] / s["defined"]) for n, s in layers.items()}
-            undefined = {n: int(s["tokens"] - s["defined"]) for n, s in layers.items()}
-            for line in over_layers(shapes, metric="kurtosis", tokens=tokens):
-                count = undefined[line["layer"]] if "layer" in line else sum(undefined.values())
-                out.append({**line, "undefined": count} if count else line)
-            means = {n: float(s["largest"] / s["tokens"]) for n, s in layers.items()}
-            out += over_layers(means, torch.mean, metric="largest_activation", tokens=tokens)
-            tops = {n: float(s["maximum"]) if s["tokens"] else math.nan for n, s in layers.items()}
-            out += over_layers(tops, torch.amax, metric="maximum_activation", tokens=tokens)
-        pairs = {n: [self._sums[n, tokens] for tokens in TOKENS] for n, _ in self._sums}
-        excess = {
-            n: float(sum(s["kurtosis"] for s in pair) / sum(s["defined"] for s in pair)) - 3
-            for n, pair in sorted(pairs.items())
-        }
-        return out + over_layers(excess, metric="kurtosis_excess")
+        defined_BT = ~kurtosis_BT.isnan()
+        for tokens, part in PARTS:
+            shape, largest, defined = (x[:, part] for x in (kurtosis_BT, largest_BT, defined_BT))
+            line = {"tokens": tokens}
+            self.add(layer, shape.nansum(), defined.sum(), metric="kurtosis", **line)
+            self.add(layer, largest.sum(), largest.numel(), metric="largest_activation", **line)
+        self.add(layer, (kurtosis_BT - 3).nansum(), defined_BT.sum(), metric="kurtosis_excess")
 
 
-class RotatedKurtosis:
+class RotatedKurtosis(HiddenStatistics):
     """`kurtosis_rotated`, the `kurtosis` of Q x, where Q is OrthoAdam's rotation of the embedding's
     columns; its lines also say "rotation" and "rotation_share".
 
@@ -102,7 +77,7 @@ class RotatedKurtosis:
     """
 
     def __init__(self, model: Any, *, kind: str, seed: int, share: str = "parameter") -> None:
-        self._statistics = HiddenStatistics()
+        super().__init__()
         self._about = {"rotation": kind, "rotation_share": share}
         # On the CPU it is made in float64; hidden states are float32 at most.
         table = model.get_input_embeddings().weight
@@ -114,12 +89,118 @@ class RotatedKurtosis:
             self._signs = random_signs([sign_key(seed, name, -1)], size, model.device)[0]
 
     def observe(self, layer: int, x_BTC: Tensor) -> None:
-        if layer != INPUT:
-            self._statistics.observe(layer, self._rotation.apply(x_BTC.float() * self._signs, -1))
+        super().observe(layer, self._rotation.apply(x_BTC.float() * self._signs, -1))
 
     def measures(self) -> list[dict[str, Any]]:
         return [
             {**line, "metric": "kurtosis_rotated", **self._about}
-            for line in self._statistics.measures()
+            for line in super().measures()
             if line["metric"] == "kurtosis"
         ]
+
+
+class ResidualStream(Means):
+    """Statistics of all hidden states [B, T, C], by layer, also of those before the first layer.
+
+    Ranks of the largest |x| and the median, as in the Differential Transformer's Table 5 (all
+    layers together); `norm`, the mean √Σx² of a token, first and rest; `similarity`, the mean
+    cosine of two tokens of a text; `effective_rank`, exp of the entropy of x's singular values
+    normed to sum 1, of the first texts, uncentred, and the same without the first token; outlier
+    channels. A token with a number that is not finite counts in `non_finite_tokens` and in nothing
+    else.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sizes: dict[int, Sizes] = defaultdict(Sizes)
+        self._peaks: dict[int, Tensor] = {}  # [2, C]: the largest |x| of the first token, and rest
+        self._ranked: dict[int, int] = defaultdict(int)
+        self._non_finite: dict[int, int] = defaultdict(int)
+
+    def observe(self, layer: int, x_BTC: Tensor) -> None:
+        """Add the output of a layer, or the input of the first as layer `INPUT`."""
+        x = x_BTC.to(torch.promote_types(x_BTC.dtype, torch.float32))
+        magnitude = x.abs()
+        peak_BT = magnitude.amax(-1)
+        finite_BT = peak_BT.isfinite()
+        if not bool(finite_BT.all()):
+            x = x.masked_fill(~finite_BT[..., None], 0.0)
+            magnitude = x.abs()
+        self._non_finite[layer] += int((~finite_BT).sum())
+        self._sizes[layer].add(magnitude, peak_BT)
+        for offset in range(SAMPLED):  # every channel, in one token of so many
+            part = slice(offset, None, SAMPLED)
+            self._sizes[layer].count(magnitude[:, part, part][finite_BT[:, part]])
+        nothing_1C = magnitude.new_zeros(1, magnitude.shape[-1])
+        tops = [torch.cat([nothing_1C, magnitude[:, part].flatten(0, 1)]) for _, part in PARTS]
+        peaks_2C = torch.stack([top.amax(0) for top in tops])
+        self._peaks[layer] = torch.maximum(self._peaks.get(layer, peaks_2C), peaks_2C)
+        self._add_norms(layer, x, finite_BT)
+        for text in x[: max(0, RANKED - self._ranked[layer])]:
+            self._ranked[layer] += 1
+            for name, tokens in (("", text), ("_without_first", text[1:])):
+                rank = torch.tensor(effective_rank(tokens))
+                defined = int(not rank.isnan())
+                self.add(layer, rank.nan_to_num(), defined, metric=f"effective_rank{name}")
+
+    def _add_norms(self, layer: int, x_BTC: Tensor, finite_BT: Tensor) -> None:
+        norm_BT = torch.linalg.vector_norm(x_BTC, dim=-1)
+        for tokens, part in PARTS:
+            total = norm_BT[:, part].sum(dtype=torch.float64)
+            self.add(layer, total, finite_BT[:, part].sum(), metric=f"norm_{tokens}")
+        # Directions as one product a text: |Σ x/‖x‖|² = Σ_ij cos(x_i, x_j).
+        weight_BT = torch.where(norm_BT > 0, 1 / norm_BT, 0)
+        count_B = (weight_BT > 0).sum(-1).double()
+        total_B = (weight_BT[:, None] @ x_BTC)[:, 0].double().square().sum(-1)
+        pairs = (count_B * (count_B - 1)).sum()
+        self.add(layer, (total_B - count_B).sum(), pairs, metric="similarity")
+
+    def measures(self) -> list[dict[str, Any]]:
+        lines = by_layer_alone(super().measures())
+        blocks = [sizes for layer, sizes in self._sizes.items() if layer != INPUT]
+        if blocks:
+            lines += Sizes(blocks).measures("hidden")
+        bad = {layer: count for layer, count in sorted(self._non_finite.items()) if count}
+        if bad:
+            lines.append({"metric": "non_finite_tokens", "value": sum(bad.values())})
+        return lines + [
+            {"metric": "non_finite_tokens", "layer": layer, "value": count}
+            for layer, count in bad.items()
+        ]
+
+    def outliers(self) -> list[dict[str, Any]]:
+        """Payloads of "channel" records: channels whose largest |x| is at least `OUTLIER` × the
+        layer's median |x|, with the layer where they first are, largest first."""
+        channels: dict[int, dict[str, Any]] = {}
+        for layer, (first_C, rest_C) in sorted(self._peaks.items()):
+            median = self._sizes[layer].median()
+            if not median > 0:
+                continue
+            peak_C = torch.maximum(first_C, rest_C)
+            for channel in (peak_C >= OUTLIER * median).nonzero().flatten().tolist():
+                value = float(peak_C[channel])
+                line = channels.setdefault(
+                    channel, {"channel": channel, "first_layer": layer, "largest": 0.0}
+                )
+                if value > line["largest"]:
+                    line["largest"], line["layer"] = value, layer
+                    line["medians"] = value / median
+                    line["tokens"] = "first" if first_C[channel] > rest_C[channel] else "rest"
+        ordered = sorted(channels.values(), key=lambda line: -line["medians"])
+        return [{**line, "of": len(ordered)} for line in ordered[:LISTED]]
+
+
+def effective_rank(x_TC: Tensor) -> float:
+    """exp(H(p)), p the singular values of x normed to sum 1 (Roy and Vetterli, 2007).
+
+    From the eigenvalues of the smaller Gram matrix in float64. NaN for zeros and empty x.
+    """
+    if not x_TC.numel() or not bool(x_TC.isfinite().all()):
+        return float("nan")
+    x = x_TC.double().cpu()
+    gram = x @ x.T if x.shape[0] <= x.shape[1] else x.T @ x
+    singular = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
+    # Below this, rounding of the Gram matrix.
+    singular = singular[singular > singular[-1] * 1e-7]
+    p = singular / singular.sum()
+    return float(torch.special.entr(p).sum().exp()) if len(p) else float("nan")

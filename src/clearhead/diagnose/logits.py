@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from clearhead.diagnose.quotients import quotients
-from clearhead.diagnose.streaming_topk import Histogram, RunningTopK, merge, ranks_of
+from clearhead.diagnose.means import Means
+from clearhead.diagnose.sizes import Sizes
 from clearhead.probe.attention_call import AttentionCall, Scores
 
 NEAR, FAR = 4, 12  # keys: the nearest, and those just beyond, by which order is judged
@@ -22,42 +22,37 @@ class LogitSizes:
     median, over one query in 16."""
 
     def __init__(self) -> None:
-        self._largest: dict[int, RunningTopK] = defaultdict(RunningTopK)
-        self._magnitudes = Histogram()
+        self._layers: dict[int, Sizes] = defaultdict(Sizes)
 
     def observe(self, call: AttentionCall, scores: Scores) -> None:
         start, score, visible, clear = scores
         # Masks added to the scores of hidden keys are no logits, and would be the largest of all.
         shown = score if clear else score.masked_fill(~visible, 0.0)
         bound = torch.maximum(shown.amax(-1), -shown.amin(-1))
-        self._largest[call.layer].add(score, bound, visible)
+        sizes = self._layers[call.layer]
+        sizes.add(score, bound, visible)
         before = call.k.shape[2] - call.q.shape[2] + start
         few = score[:, :, -before % MEDIAN_EVERY :: MEDIAN_EVERY]
         if few.numel():
             seen = visible[:, :, -before % MEDIAN_EVERY :: MEDIAN_EVERY].expand(few.shape)
-            self._magnitudes.add(few[seen])
+            sizes.count(few[seen])
 
     def measures(self) -> list[dict[str, Any]]:
-        if not self._largest:
+        if not self._layers:
             return []
-        ranks = ranks_of(merge(list(self._largest.values())))
-        out = [{"metric": f"logit_top_{rank}", "value": value} for rank, value in ranks.items()]
-        out.append({"metric": "logit_median", "value": self._magnitudes.median()})
-        for layer, largest in sorted(self._largest.items()):
-            top = largest.ranks().get(1)
-            out.append({"metric": "logit_top_1", "layer": layer, "value": top})
-        return out
+        return Sizes(self._layers.values()).measures("logit") + [
+            {"metric": "logit_top_1", "layer": layer, "value": sizes.ranks().get(1)}
+            for layer, sizes in sorted(self._layers.items())
+        ]
 
 
-class NearestKeys:
+class NearestKeys(Means):
     """`order_broken_before` and, in bidirectional models, `order_broken_after`, by layer.
 
     The share of (query, head) pairs whose 4 nearest keys have a lower mean logit than the next 12,
     where 16 keys are visible on that side. Without any preference for near or far it is a half.
+    Nothing of a side that a mask hides.
     """
-
-    def __init__(self) -> None:
-        self._counts: dict[str, dict[int, Any]] = {}  # side → layer → [broken, counted]
 
     def observe(self, call: AttentionCall, scores: Scores) -> None:
         start, score, visible, _ = scores
@@ -68,21 +63,11 @@ class NearestKeys:
         sides = {"before": row - offsets} | ({} if call.causal else {"after": row + offsets})
         for side, column in sides.items():
             inside = ((column >= 0) & (column < keys)).all(-1)
-            if not bool(inside.any()):
-                continue
             column = column[inside]
             nearest = score[:, :, inside].gather(-1, column.expand(*score.shape[:2], -1, -1))
             seen = visible[:, :, inside].gather(-1, column.expand(*visible.shape[:2], -1, -1))
             near, far = nearest[..., :NEAR].mean(-1), nearest[..., NEAR:].mean(-1)
             counted = seen.all(-1) & near.isfinite() & far.isfinite()
-            counts = self._counts.setdefault(side, defaultdict(int))
-            counts[call.layer] += torch.stack([((near < far) & counted).sum(), counted.sum()])
-
-    def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records; none of a side that a mask hides."""
-        return [
-            line
-            for side, counts in self._counts.items()
-            if any(int(count[1]) for count in counts.values())
-            for line in quotients(counts, metric=f"order_broken_{side}")
-        ]
+            if bool(counted.any()):
+                broken = ((near < far) & counted).sum()
+                self.add(call.layer, broken, counted.sum(), metric=f"order_broken_{side}")

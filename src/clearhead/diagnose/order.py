@@ -9,14 +9,13 @@ Queries and keys are a sample of `PAIRS` pairs a text and layer, by fixed seeds,
 rotation.
 """
 
-from collections import defaultdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.diagnose.logits import FAR, NEAR
-from clearhead.diagnose.quotients import quotients
+from clearhead.diagnose.means import Means
 from clearhead.diagnose.rotary import Rotary, rotary_of
 from clearhead.probe.attention_call import AttentionCall, shown
 
@@ -25,7 +24,7 @@ PAIRS = 64
 _ROUNDING = 1e-3
 
 
-class RotaryOrder:
+class RotaryOrder(Means):
     """Sums over sampled (query, key) pairs, by layer.
 
     - `anomalous_before`, `anomalous_after`: the share of (pair, head, rotary pair) whose initial
@@ -39,11 +38,12 @@ class RotaryOrder:
     """
 
     def __init__(self, model: Any, longest: int) -> None:
+        super().__init__()
         self.model = model
         self.distances = _distances(longest)
         self.rotary: dict[tuple[int, int], Rotary | str] = {}  # by layer and number of keys
-        self.sums: dict[int, dict[str, Any]] = defaultdict(lambda: defaultdict(int))
-        self.sides: tuple[str, ...] = ("before",)
+        self._pairs = 0
+        self._decay: dict[str, Tensor] = {}  # by the curve's map, Σ over pairs, [distances]
 
     def observe(self, call: AttentionCall) -> None:
         place = call.layer, call.k.shape[2]
@@ -54,11 +54,9 @@ class RotaryOrder:
         rotary = self.rotary[place]
         if isinstance(rotary, str):
             return
-        if not call.causal and not getattr(call.module, "is_causal", False):
-            self.sides = ("before", "after")
+        both = not call.causal and not getattr(call.module, "is_causal", False)
         h, scale = self._products(call, rotary)
-        for name, value in self._of(h, rotary, call.q.dtype, scale).items():
-            self.sums[call.layer][name] += value
+        self._add(call.layer, h, rotary, call.q.dtype, scale, ("before", "after")[: 1 + both])
 
     def _products(self, call: AttentionCall, rotary: Rotary) -> tuple[Tensor, float]:
         """h = q k* of sampled pairs with the rotation undone, [B, H, PAIRS, rotary pairs]."""
@@ -83,28 +81,38 @@ class RotaryOrder:
         undone = torch.polar(1 / rotary.faded(m - n), -angle).to(h.dtype)
         return h * undone, call.scale
 
-    def _of(self, h: Tensor, rotary: Rotary, dtype: torch.dtype, scale: float) -> dict[str, Tensor]:
-        finite = h.abs().isfinite().all(-1)
-        h = h[finite]  # [N, rotary pairs]
+    def _add(
+        self,
+        layer: int,
+        h: Tensor,
+        rotary: Rotary,
+        dtype: torch.dtype,
+        scale: float,
+        sides: tuple[str, ...] = ("before",),
+    ) -> None:
+        h = h[h.abs().isfinite().all(-1)]  # [N, rotary pairs]
         size = h.abs()
         beyond = size * max(_ROUNDING, 4 * torch.finfo(dtype).eps)
         zones = {"before": h.imag < -beyond, "after": h.imag > beyond}
-        new: dict[str, Tensor] = {}
-        new["counted"] = (size > 0).sum().double()
-        new["weight"] = size.sum(dtype=torch.float64)
-        for side, zone in zones.items():
-            new[f"anomalous_{side}"] = zone.sum().double()
-            new[f"anomalous_weight_{side}"] = (size * zone).sum(dtype=torch.float64)
+        for side in sides:
+            zone, whole = zones[side], size.sum(dtype=torch.float64)
+            self.add(layer, zone.sum(), (size > 0).sum(), metric=f"anomalous_{side}")
+            weight = (size * zone).sum(dtype=torch.float64)
+            self.add(layer, weight, whole, metric=f"anomalous_weight_{side}")
         near, far = (
             self._scores(h, rotary, torch.arange(low, high)).mean(-1)
             for low, high in ((0, NEAR), (NEAR, NEAR + FAR))
         )
         # Equal within rounding is not broken: a pair without content has the same score everywhere.
-        new["broken"] = (far - near > _ROUNDING * size.sum(-1)).sum().double()
-        new["pairs"] = torch.tensor(float(len(h)), dtype=torch.float64, device=h.device)
-        new["decay"] = scale * self._scores(h, rotary, self.distances).abs().double().sum(0)
-        new["bound"] = scale * decay_bound(h, rotary, self.distances).double().sum(0)
-        return new
+        broken = (far - near > _ROUNDING * size.sum(-1)).sum()
+        self.add(layer, broken, len(h), metric="order_broken_content")
+        self._pairs += len(h)
+        score = self._scores(h, rotary, self.distances).abs()
+        for name, one in (
+            ("mean |score|", score),
+            ("bound", decay_bound(h, rotary, self.distances)),
+        ):
+            self._decay[name] = self._decay.get(name, 0) + scale * one.double().sum(0)
 
     @staticmethod
     def _scores(h: Tensor, rotary: Rotary, distances: Tensor) -> Tensor:
@@ -119,30 +127,13 @@ class RotaryOrder:
         reasons = [reason for reason in self.rotary.values() if isinstance(reason, str)]
         return reasons[0] if reasons and len(reasons) == len(self.rotary) else None
 
-    def measures(self) -> list[dict[str, Any]]:
-        out: list[dict[str, Any]] = []
-        for side in self.sides:
-            for metric, over in (("anomalous", "counted"), ("anomalous_weight", "weight")):
-                out += self._quotients(f"{metric}_{side}", f"{metric}_{side}", over)
-        return out + self._quotients("order_broken_content", "broken", "pairs")
-
-    def _quotients(self, metric: str, above: str, below: str) -> list[dict[str, Any]]:
-        pairs = {n: torch.stack([s[above], s[below]]) for n, s in self.sums.items()}
-        return quotients(pairs, metric=metric)
-
     def curves(self) -> list[dict[str, Any]]:
         """Payloads of "curve" records: the mean |score| by distance and its bound, all layers."""
-        if not self.sums:
-            return []
-        number = sum(float(sums["pairs"]) for sums in self.sums.values())
-        lines = []
-        for name in ("decay", "bound"):
-            mean = torch.stack([sums[name] for sums in self.sums.values()]).sum(0) / number
-            line = {"x": self.distances.tolist(), "y": mean.tolist()}
-            lines.append(
-                {"curve": "decay", "map": "mean |score|" if name == "decay" else "bound"} | line
-            )
-        return lines
+        x = self.distances.tolist()
+        return [
+            {"curve": "decay", "map": name, "x": x, "y": (total / self._pairs).tolist()}
+            for name, total in self._decay.items()
+        ]
 
 
 def decay_bound(h: Tensor, rotary: Rotary, distances: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from clearhead.diagnose.extrapolation import shown_layers
 from clearhead.probe.attention_call import AttentionCall, Tile, normalised
@@ -39,8 +40,7 @@ class Spectrum:
         if not bool(matrix_HTT.isfinite().all()):
             return
         singular = torch.linalg.svdvals(matrix_HTT.double())
-        p = singular / singular.sum(-1, keepdim=True)
-        entropy = -torch.xlogy(p, p).sum(-1)
+        entropy = torch.special.entr(singular / singular.sum(-1, keepdim=True)).sum(-1)
         self.values[call.layer] = singular.mean(0).cpu()
         self.ranks[call.layer] = float(entropy.exp().mean()) / singular.shape[-1]
         if self.centre is None:
@@ -56,11 +56,8 @@ class Spectrum:
         """Payloads of "curve" records."""
         if self.centre is None:
             return []
-        spectra: list[tuple[dict[str, Any], Tensor]] = [
-            ({"map": "matrix", "layer": layer}, self.values[layer])
-            for layer in shown_layers(max(self.values) + 1)
-            if layer in self.values
-        ]
+        shown = [n for n in shown_layers(max(self.values) + 1) if n in self.values]
+        spectra = [({"map": "matrix", "layer": n}, self.values[n]) for n in shown]
         spectra.append(({"map": "C"}, self.centre))
         return [
             {"curve": "spectrum", **place, "x": list(range(1, len(y) + 1)), "y": y.tolist()}
@@ -68,25 +65,22 @@ class Spectrum:
         ]
 
 
-def _of_first(call: AttentionCall, length: int) -> float | Tensor | None:
-    logit = call.null_logit(0, length)
-    return logit[:1] if isinstance(logit, Tensor) and logit.ndim == 4 else logit
-
-
 def _matrix(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """The matrix that multiplies the values of one text, and C, [heads or 1, T, T] both."""
     length = min(TOKENS, call.q.shape[2], call.k.shape[2])
     scores, visible = [], []
     for tile in call.scores():
-        rows = min(tile.scores.shape[2], length - tile.start)
-        if rows <= 0:
-            break
-        seen = tile.visible[:1, :, :rows, :length].expand(1, call.q.shape[1], -1, -1)
-        part = tile.scores[:1, :, :rows, :length].masked_fill(~seen, -torch.inf)
+        rows = slice(0, max(0, length - tile.start))
+        seen = tile.visible[:1, :, rows, :length].expand(1, call.q.shape[1], -1, -1)
+        part = tile.scores[:1, :, rows, :length].masked_fill(~seen, -torch.inf)
         width = (0, length - part.shape[-1])
-        scores.append(torch.nn.functional.pad(part, width, value=-torch.inf))
-        visible.append(torch.nn.functional.pad(seen, width))
-    weights, null = normalised(torch.cat(scores, 2), _of_first(call, length))
+        scores.append(pad(part, width, value=-torch.inf))
+        visible.append(pad(seen, width))
+        if tile.start + tile.scores.shape[2] >= length:
+            break
+    logit = call.null_logit(0, length)
+    logit = logit[:1] if isinstance(logit, Tensor) and logit.ndim == 4 else logit
+    weights, null = normalised(torch.cat(scores, 2), logit)
     shown = torch.cat(visible, 2)[:, :1]
     maps, whole = maps_of(call), Tile(0, weights, shown, null)
     matrix, centre = maps.shaped(whole, 0), maps.centre(whole)

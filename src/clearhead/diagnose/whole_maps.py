@@ -1,6 +1,5 @@
 """Whole attention maps of one short text, for heat-maps."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,34 +13,22 @@ from clearhead.probe.tiles import AttentionTile, ByTile
 LONGEST_MAP = 64  # tokens: nobody can read a heat-map of more
 
 
-def attention_maps(
-    model: Any, ids: Tensor, layers: Sequence[int] | None = None
-) -> list[dict[str, Any]]:
-    """Every attention map of one short text.
-
-    Args:
-        ids: int64 [T], T at most 64.
-        layers: all unless given.
+def attention_maps(model: Any, ids: Tensor) -> list[dict[str, Any]]:
+    """Every attention map of one short text, int64 [T], T at most 64.
 
     Returns:
         Payloads of "attention" records, {"layer", "head", "map", "weights"}: T rows of T numbers
         rounded to 4 digits. The caller, who has the tokenizer, adds "text", a string a token.
 
     Raises:
-        ClearheadError: another shape, a longer text, a layer that the model does not have, or as
-            `clearhead.probe.observe`.
+        ClearheadError: another shape, a longer text, or as `clearhead.probe.observe`.
     """
     if ids.ndim != 1 or not 1 <= len(ids) <= LONGEST_MAP:
         raise ClearheadError(
             f"an attention map is of one text of 1 to {LONGEST_MAP} tokens; "
             f"found ids of shape {list(ids.shape)}"
         )
-    maps = _Maps(len(ids))
-    lines = measure(model, [ids], batch_size=1, attention=[ByTile(weights=[maps])])
-    seen = {line["layer"] for line in lines}
-    if missing := set(layers or ()) - seen:
-        raise ClearheadError(f"no attention in layer {min(missing)}: found layers {sorted(seen)}")
-    return [line for line in lines if layers is None or line["layer"] in layers]
+    return measure(model, [ids], batch_size=1, attention=[ByTile(weights=[_Maps(len(ids))])])
 
 
 class _Maps:
@@ -60,11 +47,7 @@ class _Maps:
 
     def measures(self) -> list[dict[str, Any]]:
         return [
-            {"layer": layer, "head": head, "map": name, "weights": _rounded(weights)}
+            {"layer": layer, "head": head, "map": name, "weights": weights.tolist()}
             for (layer, name), whole in self._maps.items()
-            for head, weights in enumerate(whole)
+            for head, weights in enumerate(whole.double().round(decimals=4))
         ]
-
-
-def _rounded(weights_TT: Tensor) -> list[list[float]]:
-    return [[round(weight, 4) for weight in row] for row in weights_TT.tolist()]

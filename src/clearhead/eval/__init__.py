@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from clearhead.eval.sliding import Perplexity as Perplexity
     from clearhead.eval.sliding import lengths as lengths
     from clearhead.eval.sliding import perplexity as perplexity
-    from clearhead.eval.task import Subject as Subject
     from clearhead.eval.task import parted as parted
     from clearhead.measure.documents import Texts as Texts
+    from clearhead.measure.task import Subject as Subject
     from clearhead.measure.task import Task as Task
 
 

@@ -12,8 +12,8 @@ from clearhead.errors import ClearheadError
 from clearhead.eval.options import HitsOptions
 from clearhead.eval.perplexity_task import PerplexityTask
 from clearhead.eval.sliding import sliding
-from clearhead.eval.task import EvalTask, Subject
-from clearhead.measure.task import Advanced, Cell
+from clearhead.eval.task import EvalTask
+from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import opened
 from clearhead.records.runs import Line
 

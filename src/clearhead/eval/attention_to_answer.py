@@ -22,9 +22,9 @@ from torch import Tensor
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.eval.haystack import Haystack, haystack
 from clearhead.eval.options import AllocationOptions
-from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import EvalTask, Subject, by_depth, check_count
-from clearhead.measure.task import Advanced, Cell
+from clearhead.eval.task import EvalTask, by_depth, check_count
+from clearhead.measure.answers import Prompt
+from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import evaluating
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.observation import observe
@@ -100,12 +100,10 @@ def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> dict[str, Te
         Float64 [2, 3]: signed and absolute weights, over the spans.
     """
     last_row = _LastRow(spans_3S)
-    model, prefill = subject.model, subject.reader.prefill
-    with evaluating(model):
-        state = prefill.read([Prompt(prompt.context, prompt.tail[:-1])])
-        last = torch.tensor(prompt.tail[-1:], device=model.device)
-        with observe(model, attention=[ByTile(weights=[last_row])]):
-            prefill.step(state, last)
+    with evaluating(subject.model):
+        batch = subject.reader.read([prompt])
+        with observe(subject.model, attention=[ByTile(weights=[last_row])]):
+            subject.reader.forward(batch)
     return dict(last_row.sums)
 
 
@@ -115,6 +113,8 @@ class _LastRow:
         self.sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, 3, dtype=torch.float64))
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
+        if tile.start + tile.visible.shape[2] < call.q.shape[2]:
+            return
         for part in tile.maps:
             row_HS = part.weights[0, :, -1].double().cpu()
             both = torch.stack([row_HS, row_HS.abs()]).sum(1)

@@ -20,8 +20,8 @@ from clearhead.errors import ClearheadError, require
 from clearhead.eval.harness import evaluate_tasks, metrics_of, quiet
 from clearhead.eval.harness_tasks import EXTRA
 from clearhead.eval.options import ChoicesOptions
-from clearhead.eval.task import EvalTask, Subject, check_count, check_files, file_digest
-from clearhead.measure.task import Advanced, Cell
+from clearhead.eval.task import EvalTask, check_count, check_files, file_digest
+from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.intervals import wilson
 from clearhead.records.runs import Line
 

@@ -5,18 +5,18 @@ A demonstration is "text: …", "label: …" and an empty line. It is tokenised 
 and as an answer, and a prompt's length does not depend on the order.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
-from clearhead.data import hub, labelled
-from clearhead.data.config import DataConfig
+from clearhead.data import labelled
 from clearhead.data.corpus import fingerprint_of
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
-from clearhead.terminal import say
+from clearhead.eval.task import labelled_rows
 
 Tokens = tuple[int, ...]
 
@@ -30,14 +30,8 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Examples drawn for prompts.
-
-    Attributes:
-        labels: their names, in their order.
-        pool: from which demonstrations are drawn; no text of it is a query's.
-        queries: what is asked.
-        digest: hex hash of all of it.
-    """
+    """Examples drawn for prompts: the labels' names, in their order; the pool from which
+    demonstrations are drawn, with no text of a query in it; and the queries."""
 
     labels: tuple[str, ...]
     pool: tuple[Example, ...]
@@ -45,6 +39,7 @@ class Examples:
 
     @cached_property
     def digest(self) -> str:
+        """A hex hash of all of it."""
         return fingerprint_of(self.labels, self.pool, self.queries)[:8]
 
 
@@ -64,36 +59,22 @@ def load_examples(
             "shots needs labelled texts to show: give a .jsonl(.gz) file, --shots.data FILE"
         )
     task = Task(name=data, text=text_field, label=label_field)
-    rows = _rows(data, task)
+    rows = labelled_rows(data, task, "--shots.")
     classes = labelled.classes_of(rows, task)
     shown = _examples(rows, classes, task)
-    source, asked = (data, shown)
-    if test:
-        source, asked = test, _examples(_rows(test, task), classes, task)
+    asked = _examples(labelled_rows(test, task, "--shots."), classes, task) if test else shown
     if len(asked) < queries:
         raise ClearheadError(
-            f"queries is {queries}, and {source!r} has {len(asked)} rows: ask for at most those"
+            f"queries is {queries}, and {test or data!r} has {len(asked)} rows: ask for at most "
+            "those"
         )
     chosen = draws.sample(asked, queries)
     texts = {query.text for query in chosen}
-    names = tuple(" ".join(name.split()) for name in classes)
     return Examples(
-        labels=names,
+        labels=tuple(" ".join(name.split()) for name in classes),
         pool=tuple(example for example in shown if example.text not in texts),
         queries=tuple(chosen),
     )
-
-
-def _rows(source: str, task: Task) -> list[labelled.Row]:
-    return (_streamed if hub.is_hub(source) else _read)(source, task)
-
-
-def _read(source: str, task: Task) -> list[labelled.Row]:
-    cache = DataConfig().cache_folder
-    return labelled.read_rows(source, task, cache=cache, progress=say, options="--shots.")
-
-
-_streamed = lru_cache(maxsize=2)(_read)  # once for all cells
 
 
 def _examples(rows: Sequence[labelled.Row], classes: Sequence[str], task: Task) -> list[Example]:
@@ -108,37 +89,34 @@ class Wording:
     """The tokens of demonstrations, queries and labels.
 
     Attributes:
-        answers: of each label, a space before and the end of line after it. No one starts with
-            another, so that one label's likelihood is no part of another's.
+        answers: of each label, a space before and the end of line after it, so that one label's
+            likelihood is no part of another's.
 
     Args:
         tokens: those of one text by its pieces. begin: the tokens that begin a prompt.
 
     Raises:
-        ClearheadError: labels that tokenise to nothing, or cannot be told apart.
+        ClearheadError: labels that tokenise to nothing, or to the same tokens.
     """
 
     def __init__(
-        self,
-        tokens: Callable[..., list[Tokens]],
-        begin: Tokens,
-        labels: Sequence[str],
+        self, tokens: Callable[..., list[Tokens]], begin: Tokens, labels: Sequence[str]
     ) -> None:
         self._tokens, self.begin = tokens, begin
-        _, end = tokens("label: x", "\n")
-        self._gap = end
-        if not end:
+        _, self._gap = tokens("label: x", "\n")
+        if not self._gap:
             raise ClearheadError(
                 "the tokenizer gives the end of a line no token, and nothing else ends a label"
             )
-        found = []
-        for name in labels:
-            spelt = tokens("label:", f" {name}")[1] if name else ()
-            if not spelt:
+        spelt = [tokens("label:", f" {name}")[1] if name else () for name in labels]
+        for name, ids in zip(labels, spelt, strict=True):
+            if not ids:
                 raise ClearheadError(f"label {name!r} tokenises to nothing: give it a name")
-            found.append((*spelt, *end))
-        self.answers: tuple[Tokens, ...] = tuple(found)
-        self._check_apart(labels)
+        ids, count = Counter(spelt).most_common(1)[0]
+        if count > 1:
+            one, other, *_ = (n for n, same in zip(labels, spelt, strict=True) if same == ids)
+            raise ClearheadError(f"labels {one!r} and {other!r} are the same tokens: rename one")
+        self.answers: tuple[Tokens, ...] = tuple((*ids, *self._gap) for ids in spelt)
 
     def question(self, text: str) -> Tokens:
         """Up to where the label follows."""
@@ -147,22 +125,6 @@ class Wording:
     def demonstration(self, example: Example) -> Tokens:
         """A text with its label."""
         return (*self.question(example.text), *self.answers[example.label], *self._gap)
-
-    def _check_apart(self, labels: Sequence[str]) -> None:
-        whole: dict[Tokens, str] = {}
-        for tokens, name in zip(self.answers, labels, strict=True):
-            if tokens in whole:
-                raise ClearheadError(
-                    f"labels {whole[tokens]!r} and {name!r} are the same tokens: rename one"
-                )
-            whole[tokens] = name
-        for tokens, name in whole.items():
-            for size in range(1, len(tokens)):
-                if (start := whole.get(tokens[:size])) is not None:
-                    raise ClearheadError(
-                        f"label {name!r} starts with the tokens of {start!r} and the end of its "
-                        "line, so the two cannot be told apart: rename one"
-                    )
 
 
 def fill(

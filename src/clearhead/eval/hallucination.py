@@ -1,29 +1,33 @@
 """Contextual hallucination: statements of a generated text that its document does not support.
 
 After the Differential Transformer (arXiv 2410.05258, section 3.6) and Lookback Lens (2407.07071):
-answers to questions on documents, and summaries, by greedy decoding.
+answers to questions on documents, and summaries, by greedy decoding. Beside a judge's verdicts
+stand counts, which find words and not meaning: a paraphrase lowers the support of bigrams, and a
+false sentence made of the document's own words passes.
 """
 
-from functools import lru_cache
+import re
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
-from clearhead.data import DataConfig, hub, labelled
+from clearhead.data import labelled
 from clearhead.data.corpus import fingerprint_of
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
-from clearhead.eval.grounding import contains, grounding
 from clearhead.eval.judge import PROMPT, Judge
 from clearhead.eval.options import HallucinationOptions
-from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import EvalTask, Subject, check_count, check_files
-from clearhead.measure.task import Advanced, Cell
+from clearhead.eval.task import EvalTask, check_count, check_files, labelled_rows
+from clearhead.measure.answers import Prompt
+from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.runs import Line
-from clearhead.terminal import say
 
 _ANSWER = "Answer the question from the document alone, in a few words."
 _SUMMARY = "Summarize the document in a few sentences, with nothing that it does not say."
+_NAME = re.compile(r"(?<=[\w,;)] )[^\W\d_]\w*")
 
 
 class HallucinationTask(EvalTask, HallucinationOptions):
@@ -82,7 +86,12 @@ class HallucinationTask(EvalTask, HallucinationOptions):
     def _rows(self, file: str) -> list[labelled.Row]:
         pair, label = self.pair_field or None, self.label_field
         fields = Task(name=file, text=self.text_field, pair=pair, label=label)
-        return (_streamed if hub.is_hub(file) else _read)(file, fields)
+        rows = labelled_rows(file, fields, "--hallucination.")
+        for row in rows:
+            right = row.label if isinstance(row.label, list) else [row.label]
+            if not row.text.strip() or not right or not all(isinstance(x, str) for x in right):
+                raise ClearheadError(f"{row.where}: give a document and a reference, not empty")
+        return rows
 
     def _asked(
         self, subject: Subject, file: str, length: int
@@ -107,15 +116,50 @@ class HallucinationTask(EvalTask, HallucinationOptions):
         return rows, documents, prompts
 
 
-def _read(file: str, fields: Task) -> list[labelled.Row]:
-    rows = labelled.read_rows(
-        file, fields, cache=DataConfig().cache_folder, progress=say, options="--hallucination."
-    )
-    for row in rows:
-        right = row.label if isinstance(row.label, list) else [row.label]
-        if not row.text.strip() or not right or not all(isinstance(one, str) for one in right):
-            raise ClearheadError(f"{row.where}: give a document and a reference, not empty")
-    return rows
+def grounding(texts: Sequence[str], documents: Sequence[str]) -> dict[str, float | None]:
+    """Counts over all texts together; a share of nothing is None.
+
+    `bigram_support` is the share of the texts' bigrams that their documents have;
+    `unsupported_names` that of their names that their documents lack, and `names_above_chance` how
+    many more another document lacks, the next one.
+    """
+    named, pairs = list(map(names, texts)), list(map(bigrams, texts))
+    known = [set(_words(document)) for document in documents]
+    others = [
+        next((other for other in (*known[n:], *known[:n]) if other != mine), mine)
+        for n, mine in enumerate(known)
+    ]
+    missing, chance = _missing(named, known), _missing(named, others)
+    novel = _missing(pairs, list(map(bigrams, documents)))
+    return {
+        "unsupported_names": missing,
+        "names_above_chance": None if missing is None or chance is None else chance - missing,
+        "bigram_support": None if novel is None else 1 - novel,
+    }
 
 
-_streamed = lru_cache(maxsize=8)(_read)  # once for all cells
+def contains(text: str, answers: Sequence[str]) -> bool:
+    """True if an answer's words stand in the text's side by side, in any case."""
+    words, *others = (f" {' '.join(_words(one))} " for one in (text, *answers))
+    return any(other in words for other in others if other.strip())
+
+
+def bigrams(text: str) -> set[tuple[str, str]]:
+    """The different pairs of neighbouring words, in lower case (arXiv 1704.04368, section 6)."""
+    return set(pairwise(_words(text)))
+
+
+def names(text: str) -> set[str]:
+    """Capitalised words that follow a word or comma of their sentence, in lower case; never I."""
+    return {one.casefold() for one in _NAME.findall(text) if one[0].isupper() and one != "I"}
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.casefold())
+
+
+def _missing(parts: Sequence[set[Any]], wholes: Sequence[Collection[Any]]) -> float | None:
+    """The share of all members of the parts that their wholes lack."""
+    count = sum(map(len, parts))
+    lost = [len(part.difference(whole)) for part, whole in zip(parts, wholes, strict=True)]
+    return sum(lost) / count if count else None

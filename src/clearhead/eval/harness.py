@@ -16,9 +16,9 @@ from transformers import set_seed
 from clearhead.errors import ClearheadError, NotFinite, require
 from clearhead.eval.harness_tasks import EXTRA, Catalogue, check_names, no_downloaded_code
 from clearhead.eval.options import HarnessOptions
-from clearhead.eval.rope_limits import follow_length, reset_dynamic_rope
-from clearhead.eval.task import Subject, check_count
-from clearhead.measure.task import Advanced, Cell
+from clearhead.eval.task import check_count
+from clearhead.measure.rope_limits import follow_length, reset_dynamic_rope
+from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import begin_of_windows, evaluating, finite
 from clearhead.models.pretrained import CACHE
 from clearhead.records.cells import lines_of, unmeasured
@@ -138,25 +138,25 @@ def evaluate_tasks(
         except _REFUSALS as error:
             reason = next(iter(str(error).splitlines()), "an answer that the model has no room for")
             raise ClearheadError(f"lm-eval cannot run the task {name}: {reason}") from error
-        return {**found, "requests_cut": sum(map(partial(_cut, lm), _requests(found["samples"])))}
+        return {**found, "requests_cut": _cut(lm, found["samples"])}
 
 
-def _requests(samples: Mapping[str, list[dict[str, Any]]]) -> Iterator[tuple[Any, ...]]:
-    """The arguments of every request, once: lm-eval lists a document for each of its filters."""
+def _cut(lm: Any, samples: Mapping[str, list[dict[str, Any]]]) -> int:
+    """The number of prompts whose beginning lm-eval left out."""
+    cut = 0
     for rows in samples.values():
+        # lm-eval lists a document for each of its filters.
         for row in {row["doc_id"]: row for row in rows}.values():
-            yield from row["arguments"]
-
-
-def _cut(lm: Any, request: tuple[Any, ...]) -> bool:
-    """True if lm-eval left out the beginning of a prompt."""
-    context, *answer = request
-    if not answer:  # a text to score is read in windows
-        return False
-    if isinstance(answer[0], str):
-        return len(lm.tok_encode(context + answer[0])) - 1 > lm.max_length
-    written = answer[0].get("max_gen_toks", lm.max_gen_toks)
-    return len(lm.tok_encode(context)) > lm.max_length - written
+            for context, *answer in row["arguments"]:
+                if not answer:  # a text to score is read in windows
+                    continue
+                if isinstance(answer[0], str):
+                    room, text = lm.max_length + 1, context + answer[0]
+                else:
+                    written = answer[0].get("max_gen_toks", lm.max_gen_toks)
+                    room, text = lm.max_length - written, context
+                cut += len(lm.tok_encode(text)) > room
+    return cut
 
 
 def _prepare(task: Any, shots: int | None, seed: int) -> None:

@@ -10,8 +10,8 @@ from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.synthetic import is_synthetic
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import Filler
-from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import Subject
+from clearhead.measure.answers import Prompt
+from clearhead.measure.task import Subject
 
 Ids = tuple[int, ...]
 _ENDS = (".", "!", "?", "\n", '."', '!"', '?"', ".”", "!”", "?”")

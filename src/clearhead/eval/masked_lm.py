@@ -11,8 +11,8 @@ from clearhead.data.batches import IGNORED, document_inputs, document_starts
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import MaskedOptions
-from clearhead.eval.task import EvalTask, Subject
-from clearhead.measure.task import Advanced, Cell
+from clearhead.eval.task import EvalTask
+from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import batches, evaluating, lack_of_positions
 from clearhead.records.runs import Line
 
@@ -76,14 +76,14 @@ def masked_loss(
         Payloads of "measure" records: "masked loss" (nats a hidden token) and "masked accuracy";
         the value None with a "reason" where the model or the text is too short.
     """
-    masking = Masking(corpus.tokenizer, share)
     dimensions: dict[str, Any] = {"split": "validation", "length": length}
-    if reason := _unread(model, corpus, length):
-        return _unavailable(dimensions, reason)
-    texts = windows(corpus, length=length, count=max(1, tokens // length))
     loss, right, count = 0.0, 0, 0
+    reason = _unread(model, corpus, length)
     with evaluating(model):
-        for number, ids_BT in enumerate(batches(model, texts, max(1, BATCH // length))):
+        masking = Masking(corpus.tokenizer, share)
+        texts = () if reason else windows(corpus, length=length, count=max(1, tokens // length))
+        size = max(1, BATCH // length)
+        for number, ids_BT in enumerate(batches(model, texts, size) if texts else ()):
             made = masking(ids_BT.cpu().numpy(), f"validation, masks of batch {number}")
             shown_BT, labels_BT = (torch.from_numpy(array).to(ids_BT.device) for array in made)
             hidden_BT = labels_BT != IGNORED
@@ -97,14 +97,15 @@ def masked_loss(
             right += int((logits_NV.argmax(-1) == target_N).sum())
             count += len(target_N)
     if not count:
-        return _unavailable(
-            dimensions, "the validation text has only special tokens: nothing was hidden"
-        )
-    dimensions["predicted_tokens"] = count
-    accuracy = math.nan if math.isnan(loss) else right / count
+        nothing = "the validation text has only special tokens: nothing was hidden"
+        dimensions["reason"] = reason or nothing
+        values: tuple[float | None, ...] = (None, None)
+    else:
+        dimensions["predicted_tokens"] = count
+        values = loss / count, math.nan if math.isnan(loss) else right / count
     return [
-        {"metric": "masked loss", "value": loss / count, **dimensions},
-        {"metric": "masked accuracy", "value": accuracy, **dimensions},
+        {"metric": metric, "value": value, **dimensions}
+        for metric, value in zip(("masked loss", "masked accuracy"), values, strict=True)
     ]
 
 
@@ -115,10 +116,3 @@ def _unread(model: Any, corpus: Corpus, length: int) -> str:
     if not any(len(stream) >= length for stream in corpus.split("validation")):
         return f"the validation split holds no window of {length:,} tokens"
     return ""
-
-
-def _unavailable(dimensions: dict[str, Any], reason: str) -> list[dict[str, Any]]:
-    return [
-        {"metric": metric, "value": None, **dimensions, "reason": reason}
-        for metric in ("masked loss", "masked accuracy")
-    ]

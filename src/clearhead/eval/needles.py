@@ -12,8 +12,8 @@ from clearhead.errors import ClearheadError
 from clearhead.eval.haystack import Haystack, haystack, question_of
 from clearhead.eval.options import NeedlesOptions
 from clearhead.eval.passkey import scores
-from clearhead.eval.task import EvalTask, Subject, by_depth, check_count, parted
-from clearhead.measure.task import Advanced, Cell
+from clearhead.eval.task import EvalTask, by_depth, check_count, parted
+from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.runs import Line
 
 

@@ -14,11 +14,10 @@ from typing import Any
 from clearhead.data.retrieval import LANDMARK, PAPER, Wording, number
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
-from clearhead.eval.answers import Answer
 from clearhead.eval.options import PasskeyOptions
-from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import EvalTask, Subject, by_depth, check_count
-from clearhead.measure.task import Advanced, Cell
+from clearhead.eval.task import EvalTask, by_depth, check_count
+from clearhead.measure.answers import Answer, Prompt
+from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.runs import Line
 
 

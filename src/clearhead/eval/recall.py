@@ -11,9 +11,9 @@ from clearhead.data.retrieval import listing, pairs, sentence
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import RecallOptions
-from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import EvalTask, Subject, check_count
-from clearhead.measure.task import Advanced, Cell
+from clearhead.eval.task import EvalTask, check_count
+from clearhead.measure.answers import Prompt
+from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.runs import Line
 
 WORDS = 8  # of the shortest sentence of filler, about

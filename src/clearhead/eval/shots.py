@@ -17,16 +17,15 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.eval.demonstrations import (
     ORDERS,
     Example,
-    Examples,
     Tokens,
     Wording,
     fill,
     load_examples,
 )
 from clearhead.eval.options import FILL, ShotsOptions
-from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import EvalTask, Subject, check_count, parted
-from clearhead.measure.task import Advanced, Cell
+from clearhead.eval.task import EvalTask, check_count, parted
+from clearhead.measure.answers import Prompt
+from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.intervals import wilson
 from clearhead.records.runs import Line
 
@@ -57,6 +56,7 @@ class ShotsTask(EvalTask, ShotsOptions):
 
     def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         setting = _Setting(self, subject)
+        queries, labels = setting.examples.queries, setting.examples.labels
         shown = setting.shown(cell["length"], _count(cell["shots"]))
         known: dict[Tokens, list[int]] = {}
         right = []  # [permutations][queries]
@@ -65,9 +65,8 @@ class ShotsTask(EvalTask, ShotsOptions):
             context = setting.context(ORDERS[cell["order"]](shown, draws))
             if context not in known:  # of few shots some orders are the same
                 known[context] = setting.answers(context, advanced)
-            answers = zip(known[context], setting.examples.queries, strict=True)
-            right.append([answer == query.label for answer, query in answers])
-        asked = Counter(query.label for query in setting.examples.queries)
+            pairs = zip(known[context], queries, strict=True)
+            right.append([answer == query.label for answer, query in pairs])
         accuracies = [fmean(one) for one in right]
         by_query = [fmean(one) for one in zip(*right, strict=True)]
         # Orders ask the same queries: those are the trials, not their repetitions.
@@ -81,9 +80,9 @@ class ShotsTask(EvalTask, ShotsOptions):
             "margin": max(accuracies) - min(accuracies) if several else None,
             "variance": variance(accuracies) if several else None,
             "accuracies": accuracies,
-            "chance": 1 / len(setting.examples.labels),
-            "commonest": max(asked.values()) / self.queries,
-            "labels": len(setting.examples.labels),
+            "chance": 1 / len(labels),
+            "commonest": max(Counter(query.label for query in queries).values()) / self.queries,
+            "labels": len(labels),
             "labels_shown": len({example.label for example in shown}),
             "demonstrations": len(shown),
             "prompt_tokens": len(context) + fmean(map(len, setting.questions)),
@@ -96,7 +95,7 @@ class _Setting:
 
     def __init__(self, task: ShotsTask, subject: Subject) -> None:
         self._subject = subject
-        self.examples: Examples = load_examples(
+        self.examples = load_examples(
             task.data,
             task.test,
             text_field=task.text_field,
@@ -112,15 +111,9 @@ class _Setting:
 
         One draw for all lengths: the demonstrations of a shorter one are among a longer one's.
         """
-        answer = max(map(len, self.wording.answers))
-        rest = len(self.wording.begin) + max(map(len, self.questions)) + answer
-        return fill(
-            self.examples.pool,
-            self.wording,
-            room=length - rest,
-            count=count,
-            draws=SeededChoices(f"shots {self._subject.seed} demonstrations"),
-        )
+        wording, draws = self.wording, SeededChoices(f"shots {self._subject.seed} demonstrations")
+        rest = max(map(len, self.questions)) + max(map(len, wording.answers)) + len(wording.begin)
+        return fill(self.examples.pool, wording, room=length - rest, count=count, draws=draws)
 
     def context(self, shown: Sequence[Example]) -> Tokens:
         """Everything before the query."""
@@ -129,12 +122,12 @@ class _Setting:
 
     def answers(self, context: Tokens, advanced: Advanced) -> list[int]:
         """The likeliest label of each query; of equally likely ones the first."""
-        found = []
+        labels = []
         for question in self.questions:
             scores = self._subject.reader.weigh(Prompt(context, question), self.wording.answers)
-            found.append(max(range(len(scores)), key=scores.__getitem__))
+            labels.append(max(range(len(scores)), key=scores.__getitem__))
             advanced(1)
-        return found
+        return labels
 
 
 def _count(word: str) -> int | None:

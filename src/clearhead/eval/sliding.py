@@ -112,7 +112,7 @@ def sliding(
     rows = max(1, batch_tokens // length)
     waiting: dict[tuple[int, int], list[tuple[int, Window, Tensor]]] = {}
 
-    def run(group: list[tuple[int, Window, Tensor]]) -> Iterator[Scored]:
+    def run(group: list[tuple[int, Window, Tensor]]) -> list[Scored]:
         place = group[0][1].first - group[0][1].start
         with evaluating(model):  # inside: the mode must not leak while the caller has the turn
             (ids_BT,) = batches(model, (ids for _, _, ids in group), len(group))
@@ -124,11 +124,10 @@ def sliding(
             before_BP = ids_BT.new_tensor(prefix).expand(len(ids_BT), -1)
             loss_BN = losses(torch.cat([before_BP, ids_BT], 1), len(prefix) + place, **inputs)
             loss_BN = loss_BN.double().masked_fill(~counted_BN, 0.0)
-        numbers = zip(group, loss_BN.cpu().numpy(), counted_BN.cpu().numpy(), strict=True)
-        for (number, window, _), loss, counted in numbers:
-            yield Scored(number, window.start, place, loss, counted)
         if advanced is not None:
             advanced(len(group))
+        numbers = zip(group, loss_BN.cpu().numpy(), counted_BN.cpu().numpy(), strict=True)
+        return [Scored(n, window.start, place, *rest) for (n, window, _), *rest in numbers]
 
     for number, document in enumerate(documents):
         for window in windows_of(len(document), length, stride):
@@ -191,11 +190,18 @@ def perplexity(
     Raises:
         ClearheadError: no windows, other lengths, or token ids unknown to the model.
     """
+
+    def cannot(reason: str) -> Perplexity:
+        return Perplexity(length=length, tokens=0, loss=None, perplexity=None, reason=reason)
+
+    texts = list(windows)
+    if other := [len(window) for window in texts if window.shape != (length,)]:
+        raise ClearheadError(f"length is {length}, but the windows have {other[0]}")
     if reason := lack_of_positions(model, len(prefix) + length):
-        return _cannot(length, reason)
+        return cannot(reason)
     scored = sliding(
         model,
-        _of_length(windows, length),
+        texts,
         length=length,
         stride=length,
         batch_tokens=batch_size * length,
@@ -207,12 +213,12 @@ def perplexity(
     except (ClearheadError, IndexError) as error:
         if length <= getattr(model.config, "max_position_embeddings", length):
             raise
-        return _cannot(length, str(error))
+        return cannot(str(error))
     if not sums:
         raise ClearheadError("no windows to measure on: give at least one")
     count = sum(counted for _, counted in sums)
     if not count:
-        return _cannot(length, "no window holds a token that another of its document foretells")
+        return cannot("no window holds a token that another of its document foretells")
     loss = math.fsum(total for total, _ in sums) / count
     return Perplexity(
         length=length,
@@ -221,15 +227,6 @@ def perplexity(
         perplexity=perplexity_of(loss),
         by_window=tuple(total / counted for total, counted in sums if counted),
     )
-
-
-def _of_length(windows: Iterable[Tensor], length: int) -> Iterator[Tensor]:
-    if length < 2:
-        raise ClearheadError(f"length is {length}: predicting a token takes at least 2")
-    for window in windows:
-        if window.shape != (length,):
-            raise ClearheadError(f"length is {length}, but the windows have {len(window)}")
-        yield window
 
 
 def lengths(
@@ -261,22 +258,19 @@ def lengths(
     tokenizer = corpus.tokenizer if documents_apart else None
     out: list[dict[str, Any]] = []
     for length in lengths:
+        loss, value, read = None, None, {"predicted_tokens": 0}
+        reason: str | None = (
+            f"{tokens:,} tokens of {sum(held):,} in the validation split hold no window of "
+            f"{length:,}"
+        )
         if length in fitting:
             text = windows(corpus, length=length, count=budget // length)
             size = max(1, BATCH // length)
-            result = perplexity(model, text, length=length, batch_size=size, tokenizer=tokenizer)
-        else:
-            result = _cannot(
-                length,
-                f"{tokens:,} tokens of {sum(held):,} in the validation split hold no window of "
-                f"{length:,}",
-            )
-        read = {"split": "validation", "length": length, "predicted_tokens": result.tokens}
-        read |= {} if result.problem is None else {"reason": result.problem}
-        out.append({"metric": "loss", "value": result.loss, **read})
-        out.append({"metric": "perplexity", "value": result.perplexity, **read})
+            found = perplexity(model, text, length=length, batch_size=size, tokenizer=tokenizer)
+            loss, value, reason = found.loss, found.perplexity, found.problem
+            read = {"predicted_tokens": found.tokens}
+        line = {"split": "validation", "length": length, **read}
+        line |= {} if reason is None else {"reason": reason}
+        out.append({"metric": "loss", "value": loss, **line})
+        out.append({"metric": "perplexity", "value": value, **line})
     return out
-
-
-def _cannot(length: int, reason: str) -> Perplexity:
-    return Perplexity(length=length, tokens=0, loss=None, perplexity=None, reason=reason)

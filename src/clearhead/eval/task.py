@@ -1,64 +1,20 @@
-"""The subject of evaluations, their tasks, and checks of options and files."""
+"""The base of evaluation tasks, and checks of their options and files."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
-from clearhead.data.tokenizer import Encoder
+from clearhead.data import DataConfig, hub, labelled
+from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError, NotFinite
-from clearhead.eval.answers import Reader, ends_of
-from clearhead.eval.rope_limits import check_length
-from clearhead.measure import task
-from clearhead.measure.task import Advanced, Cell
+from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.cells import lines_of, unmeasured
 from clearhead.records.files import sha256_of
 from clearhead.records.runs import Line
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject(task.Subject):
-    """A causal language model under evaluation, with a fast tokenizer, and its text."""
-
-    @cached_property
-    def reader(self) -> Reader:
-        """Reads prompts; caches their common prefix."""
-        ends = ends_of(self.model, self.tokenizer)
-        return Reader(self.model, batch_tokens=self.batch_tokens, ends=ends)
-
-    def check_length(self, length: int) -> None:
-        """Refuse texts of so many tokens, answer included, that the model has no positions for."""
-        check_length(self.model, length)
-
-    def release(self) -> None:
-        """Drop the reader and its cache."""
-        self.__dict__.pop("reader", None)
-
-    @property
-    def begin(self) -> tuple[int, ...]:
-        """The begin token, where the tokenizer has one."""
-        begin = self.encoder.begin
-        return () if begin is None else (begin,)
-
-    def ids(self, *pieces: str) -> list[tuple[int, ...]]:
-        """The tokens of one text by its pieces; the first piece's follow the begin token.
-
-        A piece is never encoded by itself: many tokenizers put a space before a text.
-        """
-        first, *others = self.encoder.pieces(*pieces)
-        return [(*self.begin, *first), *others]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
-
-    @cached_property
-    def encoder(self) -> Encoder:
-        """The tokenizer without special tokens."""
-        return Encoder(self.tokenizer)
+from clearhead.terminal import say
 
 
 class EvalTask(ABC):
@@ -106,6 +62,23 @@ def by_depth(lengths: Sequence[int], depths: Sequence[float]) -> list[Cell]:
             "before what is hidden, from 0 to 1"
         )
     return [{"length": length, "depth": depth} for length in lengths for depth in sorted(depths)]
+
+
+def labelled_rows(source: str, fields: Task, options: str) -> list[labelled.Row]:
+    """Rows of a file; or of a data set, which is read once for all cells.
+
+    Args:
+        fields: the rows' fields. options: the start of the options that name them, for errors.
+    """
+    return (_streamed if hub.is_hub(source) else _read)(source, fields, options)
+
+
+def _read(source: str, fields: Task, options: str) -> list[labelled.Row]:
+    cache = DataConfig().cache_folder
+    return labelled.read_rows(source, fields, cache=cache, progress=say, options=options)
+
+
+_streamed = lru_cache(maxsize=8)(_read)
 
 
 def check_count(**counts: int) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.eval.rope_limits import reset_dynamic_rope
+from clearhead.measure.rope_limits import reset_dynamic_rope
 from clearhead.models.inspection import backbone
 
 _LARGEST = math.log(sys.float_info.max)

@@ -32,7 +32,6 @@ from clearhead.nn.sink import AT_REST, Sink
 from clearhead.optim.groups import matched
 from clearhead.terminal import say
 from clearhead.train import TrainConfig
-from clearhead.train.adapters import merge
 
 _COUNTS = ("parameters", "non_embedding_parameters")
 
@@ -91,7 +90,6 @@ def open_base(
     refuse_tokenizer(data)
     require_convertible(name, trust_remote_code=trust_remote_code)
     model, tokenizer = load(name, trust_remote_code=trust_remote_code)
-    merge(model)
     _check_windows(model, name, length)
     require_own_tokenizer(name, model, tokenizer)
     corpus = own_text(data, tokenizer, progress=say, began=began)

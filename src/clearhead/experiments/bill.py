@@ -4,17 +4,32 @@ A GPU's dense bf16 rate and memory are of its data sheet, a CPU's are this machi
 """
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from clearhead.experiments.planned_memory import training_memory
-from clearhead.models import Plan, plan
+import torch
+
+from clearhead import ops
+from clearhead.data.config import SHARE
+from clearhead.errors import ClearheadError
+from clearhead.experiments.run_setup import OBJECTIVES, objective_of
+from clearhead.models import ClearheadConfig, ClearheadForMaskedLM, Plan, plan
+from clearhead.models.planning import without_data
+from clearhead.optim import build_optimizer
 from clearhead.train.config import TrainConfig
 from clearhead.train.parallel import dealt_among
 
 EFFICIENCY = 0.4  # of the dense bf16 rate, as 124M reached on an H200 (docs/scale.md)
 CORE = 1e11  # FLOPs a second: 16 float32 multiply-adds a cycle at 3 GHz
+# A part of the bill, and the kinds of memory that PyTorch's tracker tells apart.
+_PARTS = {
+    "weights": ("PARAM", "BUFFER"),
+    "gradients": ("GRAD",),
+    "optimizer": ("OPT",),
+    "activations": ("ACT", "TEMP", "OTH", "INP"),
+}
 
 
 class Device(NamedTuple):
@@ -48,22 +63,18 @@ class Estimate(NamedTuple):
     fits: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bill:
+class Bill(NamedTuple):
     """Costs of a training run.
 
     Attributes:
         counts: of the model, at the training length.
         memory: by number of devices, bytes on each by part (`training_memory`).
         flops: of the whole run: the forward passes, and twice that for the backward passes.
-        context, cache: tokens of a text, and bytes of its keys and values in 16 bits.
     """
 
     counts: Plan
     memory: Mapping[int, Mapping[str, int]]
     flops: float
-    context: int
-    cache: float
     estimates: Sequence[Estimate]
 
 
@@ -75,7 +86,6 @@ def bill(
     numbers: Sequence[int] = (1,),
     checkpointing: bool = False,
     efficiency: float = EFFICIENCY,
-    context: int | None = None,
 ) -> Bill:
     """Make the bill of `train`: a step takes its FLOPs over `efficiency` of the devices' rate.
 
@@ -84,22 +94,17 @@ def bill(
 
     Args:
         numbers: of devices, with weights and optimizer sharded over them; a CPU is one.
-        context: tokens of the text whose keys and values are counted; by default the model's.
 
     Raises:
         ClearheadError: a number of devices that cannot share a step; and as `training_memory`.
     """
-    dealt = {number: dealt_among(train, number) for number in numbers}
+    rows = {one: train.batch_size * dealt_among(train, one) // one for one in numbers}
     counts = plan(config, length=train.sequence_length)
-    read = plan(config, length=context)
     memory = {
         number: training_memory(
-            config,
-            replace(train, batch_size=train.batch_size * among // number),
-            checkpointing=checkpointing,
-            gpus=number,
+            config, replace(train, batch_size=size), checkpointing=checkpointing, gpus=number
         )
-        for number, among in dealt.items()
+        for number, size in rows.items()
     }
     flops, steps = 3.0 * counts.forward_flops * train.tokens, train.tokens / train.tokens_per_step
     estimates = []
@@ -109,11 +114,100 @@ def bill(
             total = flops * (4 / 3 if checkpointing else 1) / rate
             fits = memory[number]["peak"] < 0.9 * DEVICES[name].memory
             estimates.append(Estimate(name, number, total / steps, total, fits))
-    return Bill(
-        counts=counts,
-        memory=memory,
-        flops=flops,
-        context=read.length,
-        cache=read.cache_bytes * read.length,
-        estimates=estimates,
-    )
+    return Bill(counts, memory, flops, estimates)
+
+
+def training_memory(
+    config: Any, train: TrainConfig, *, checkpointing: bool = False, gpus: int = 1
+) -> Mapping[str, int]:
+    """Bytes of tensors on one GPU when a training step holds most, by part.
+
+    The step is eager, on the CPU's kernels; `precision` "auto" counts as bf16. Each of several GPUs
+    holds its share of weights, gradients and optimizer; a layer that is gathered whole while it
+    runs is not counted.
+
+    Args:
+        config: of any model of clearhead's, or causal language model of transformers'.
+        checkpointing: whether layers compute their activations again in the backward pass.
+
+    Raises:
+        ClearheadError: a model or an optimizer that reads numbers of its tensors, such as a mixture
+            of experts, or Adafactor.
+    """
+    with torch.device("meta"):
+        model = _model(config).float()
+    name = type(model).__name__
+    if any(hasattr(module, "num_experts") for module in model.modules()):
+        raise ClearheadError(
+            f"the memory of {name} with experts cannot be planned: which of them reads a token "
+            "depends on the data; measure a step instead"
+        )
+    if checkpointing:
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            model.gradient_checkpointing_enable({"use_reentrant": False})  # 5.17 has no other name
+    try:
+        with without_data():
+            held = _peak(model, train)
+    except RuntimeError as error:  # also what depends on the data
+        reason = str(error).split("\n", 1)[0]
+        raise ClearheadError(
+            f"the memory of {name} with {train.optimizer} cannot be planned: its step fails on "
+            f"tensors without data ({reason}); measure a step instead"
+        ) from error
+    parts = {
+        part: sum(held.get(kind, 0) for kind in kinds) // (1 if part == "activations" else gpus)
+        for part, kinds in _PARTS.items()
+    }
+    return parts | {"peak": sum(parts.values())}
+
+
+def _model(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    if isinstance(config, ClearheadConfig):
+        return OBJECTIVES[objective_of(config)](config)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def _peak(model: Any, train: TrainConfig) -> dict[str, int]:
+    """Bytes by kind at the peak of a second step, by which the optimizer has its state."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    model.train()
+    optimizer = build_optimizer(model, train)
+    for parameter in model.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    tracker = MemTracker()
+    tracker.track_external(model, optimizer)
+    ids_BT = torch.zeros(train.batch_size, train.sequence_length, dtype=torch.int64)
+    batch = {"input_ids": ids_BT}
+    if train.document_masks:
+        batch |= {"document_ids": ids_BT.clone(), "position_ids": ids_BT.clone()}
+    labels_BT = ids_BT.clone()
+    with tracker:
+        with torch.autocast("cpu", torch.bfloat16, enabled=train.precision != "fp32"):
+            loss = _loss(model, batch, labels_BT)
+        loss.backward()
+        if train.clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
+        optimizer.step()
+    peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
+    return {str(getattr(kind, "name", kind)): size for kind, size in peak.items()}
+
+
+def _loss(model: Any, batch: dict[str, torch.Tensor], labels_BT: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor
+    if not isinstance(model, ClearheadForMaskedLM):
+        loss = model(**batch, labels=labels_BT, use_cache=False).loss
+        return loss
+    # As its forward does with the hidden places, whose number depends on the labels' values.
+    x_BTC = model.model(**batch).last_hidden_state
+    hidden_N = torch.arange(round(SHARE * labels_BT.numel()))
+    x_NC = x_BTC.flatten(0, 1).index_select(0, hidden_N)
+    labels_N = labels_BT.flatten().index_select(0, hidden_N)
+    loss = ops.linear_cross_entropy(x_NC, model.lm_head.weight, labels_N)
+    return loss

@@ -216,19 +216,6 @@ def _records(job: Run, trained: Trained) -> Iterator[dict[str, Any]]:
             yield {"kind": "attention", "run": name, **found}
 
 
-def relabelled(records: Path, **names: str) -> Iterator[dict[str, Any]]:
-    """The lines of a file of records under other names, such as an "arm" and a "label".
-
-    The label becomes part of each run's name, so that files can be joined.
-    """
-    for line in jsonl.read(records):
-        line["run"] = f"{names['label']}/{line['run']}"
-        if line["kind"] == "run":
-            line |= names
-            line.pop(SEAL, None)  # of these lines by their own names
-        yield line
-
-
 def header_of(path: Path) -> dict[str, Any]:
     """The header of a finished run's records.
 

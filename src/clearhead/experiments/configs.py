@@ -89,11 +89,6 @@ class CompareConfig(OpensModels):
     own tokenizer reads the text. The defaults are for this: add --from MODEL to --help to see."""
     size: Size = "tiny"
     """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
-    sizes: tuple[Size, ...] = ()
-    """A ladder: the comparison at each of these sizes, or widths of the size such as 64 128 256.
-    train.tokens is the smallest one's budget; the others read more in proportion to their
-    parameters. The page gives each arm's effective speed-up, and fits it over three sizes or
-    more."""
     set: dict[str, Any] = field(default_factory=dict)
     """Changes to the configuration of every preset, such as norm=rmsnorm-single."""
     vary: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -300,7 +295,7 @@ def continued_recipe() -> TrainConfig:
     """The defaults of training that goes on from a model.
 
     At a learning rate of 1e-4 SmolLM2-135M ended worse on new text after 250,000 tokens than at
-    3e-5 (docs/repair-evidence.md).
+    3e-5 (docs/log.md).
     """
     return TrainConfig(learning_rate=3e-5, sequence_length=512, batch_size=4)
 

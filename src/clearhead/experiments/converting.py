@@ -47,7 +47,6 @@ from clearhead.nn.sink import AT_REST
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, read_json, require_new, write_json
 from clearhead.records.provenance import provenance
-from clearhead.train.adapters import merge
 from clearhead.train.checkpoint import save_pretrained, whole
 
 RECORD = "conversion.json"  # in the folder of the converted model
@@ -68,7 +67,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
 
     Raises:
         ClearheadError: as the conversions below; for an output that exists, a tokenizer that is
-            another model's, and parts of several processes that are to change too.
+            another model's, and a run's checkpoint that is to change too.
     """
     settings = config.settings()
     require_new(config.output)
@@ -84,11 +83,10 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
         with publish_folder(config.output) as temporary:
             save_pretrained(joined, tokenizer, temporary)
             manifest.seal(temporary)
-        say(f"{type(joined).__name__}, joined from the parts of several processes: {config.output}")
+        say(f"{type(joined).__name__} of a checkpoint: {config.output}")
         return
     require_convertible(config.model, trust_remote_code=config.trust_remote_code)
     model, tokenizer = load_model(config.model, trust_remote_code=config.trust_remote_code)
-    merge(model)
     require_own_tokenizer(config.model, model, tokenizer)
     if not config.changes:
         found = to_the_other_format(model, config.model, config.purpose)

@@ -14,7 +14,6 @@ from clearhead.experiments.final_measures import attention_records, states
 from clearhead.experiments.quantization import run_quantization
 from clearhead.experiments.run_setup import load_model
 from clearhead.experiments.sweep_configs import DIAGNOSIS_FILE, DiagnoseConfig, QuantizeConfig
-from clearhead.measure import Watcher
 from clearhead.models.loading import kind_of, resolved
 from clearhead.progress import Work
 from clearhead.records import jsonl
@@ -132,7 +131,7 @@ def run_demo(
             extrapolate=1,
             trust_remote_code=trust_remote_code,
         )
-        run_diagnosis(diagnosed, watcher=Watcher(), say=say)
+        run_diagnosis(diagnosed, say=say)
         found["diagnosis"] = diagnosed.output / DIAGNOSIS_FILE
         found["pretrained bits"] = _quantized(
             (pretrained,), output / "pretrained/bits.jsonl", text, trust_remote_code, say
@@ -158,7 +157,7 @@ def _quantized(
         data=text,
         trust_remote_code=trust_remote_code,
     )
-    run_quantization(asked, watcher=Watcher(), say=say)
+    run_quantization(asked, say=say)
     return records
 
 

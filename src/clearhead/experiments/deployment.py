@@ -26,7 +26,6 @@ from clearhead.records import manifest
 from clearhead.records.files import require_new, write_json
 from clearhead.records.provenance import KEYS, provenance
 from clearhead.records.runs import QUANTIZATION, Line
-from clearhead.train.adapters import present
 from clearhead.versions import versions
 
 PROMPT, TOKENS, ROUNDS = 32, 32, 5
@@ -59,11 +58,6 @@ def run_deployment(
     deployed: dict[Path, dict[str, Any]] = {}
     for source, name in zip(config.models, short_names(config.models), strict=True):
         peer, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
-        if present(peer):
-            raise ClearheadError(
-                f"{source} has an adapter beside its weights, and only whole weights can be saved "
-                f"in few bits: merge it first, clearhead convert {source} MERGED, and give that"
-            )
         text = text_of(config.data, config.models)
         corpus = prepare(text, tokenizer=tokenizer, progress=say)
         count = max(1, config.tokens // config.length)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,17 +24,18 @@ from clearhead.experiments.sweep_configs import (
     DiagnoseConfig,
     short_names,
 )
-from clearhead.measure import Portion, Subject, Texts, Watcher
+from clearhead.measure import Portion, Subject, Texts
 from clearhead.measure.sweep import sweep
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
 from clearhead.models.loading import resolved
+from clearhead.progress import Work
 from clearhead.records.runs import DIAGNOSIS, Line
 
 LENGTH = 512
 
 
 def run_diagnosis(
-    config: DiagnoseConfig, *, watcher: Watcher, say: Callable[[str], None]
+    config: DiagnoseConfig, *, say: Callable[[str], None], work: Work | None = None
 ) -> list[Line]:
     """Diagnose the models; return their records, which are in `config.output` too.
 
@@ -45,16 +47,14 @@ def run_diagnosis(
     for source in config.models:
         if not source.startswith(FRESH):
             resolved(source)  # refuses a mistyped path before the other is measured
-    portions = (
-        _portion(source, name, config, say)
+    portions = [
+        partial(_portion, source, name, config, say)
         for source, name in zip(config.models, short_names(config.models), strict=True)
-    )
-    return sweep(portions, records=config.output / DIAGNOSIS_FILE, watcher=watcher)
+    ]
+    return sweep(portions, records=config.output / DIAGNOSIS_FILE, work=work)
 
 
-def _portion(
-    source: str, name: str, config: DiagnoseConfig, say: Callable[[str], None]
-) -> Portion[Subject]:
+def _portion(source: str, name: str, config: DiagnoseConfig, say: Callable[[str], None]) -> Portion:
     with within_memory(LESS_MEMORY):
         model, corpus = _loaded(source, config, say)
     made_for = (

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,10 +12,11 @@ from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_na
 from clearhead.eval.options import OPTIONS
 from clearhead.experiments.run_setup import load_model, refuse_tokenizer, run_of, text_of
 from clearhead.experiments.sweep_configs import short_names
-from clearhead.measure import Portion, Watcher
+from clearhead.measure import Portion
 from clearhead.measure.sweep import sweep
 from clearhead.models import SCALINGS, with_scaled_rope
 from clearhead.models.loading import resolved
+from clearhead.progress import Work
 from clearhead.records.runs import Line
 
 EvalTask = Task[Subject]
@@ -28,8 +30,16 @@ class Scaling(NamedTuple):
     factor: float | None = None
 
 
-def run_evaluation(config: Any, *, watcher: Watcher, say: Callable[[str], None]) -> list[Line]:
+def run_evaluation(
+    config: Any,
+    *,
+    say: Callable[[str], None],
+    work: Work | None = None,
+    told: Callable[[list[Line]], object] | None = None,
+) -> list[Line]:
     """Measure every cell that the configuration names, model by model; return the records.
+
+    `work` and `told` are those of `sweep`.
 
     Raises:
         ClearheadError: for a model, a text or options that do not work.
@@ -43,11 +53,11 @@ def run_evaluation(config: Any, *, watcher: Watcher, say: Callable[[str], None])
     if len(set(names)) < len(names):
         for run, name in zip(runs, short_names(config.models), strict=True):
             run["run"] = run["preset"] = name
-    portions = (
-        _portion(config, model, run, named, variants, say)
+    portions = [
+        partial(_portion, config, model, run, named, variants, say)
         for model, run in zip(config.models, runs, strict=True)
-    )
-    return sweep(portions, records=config.records, watcher=watcher)
+    ]
+    return sweep(portions, records=config.records, work=work, told=told)
 
 
 def _portion(
@@ -57,7 +67,7 @@ def _portion(
     named: list[str],
     variants: list[Scaling],
     say: Callable[[str], None],
-) -> Portion[Subject]:
+) -> Portion:
     model, tokenizer = load_model(
         name, kinds=("causal", "masked"), trust_remote_code=config.trust_remote_code
     )

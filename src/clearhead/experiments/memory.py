@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from clearhead.errors import choose
-from clearhead.experiments.planned_memory import training_memory
+from clearhead.experiments.bill import training_memory
 from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.models import PRESETS, ClearheadConfig, ClearheadForCausalLM, plan, preset
 from clearhead.models.planning import without_data
@@ -53,14 +53,13 @@ def record_memory(config: PlanConfig) -> list[Line]:
         for length in config.lengths:
             step = training_memory(model, replace(train, sequence_length=length))
             keys, values = _cached(model, length)
-            for metric, value in (
-                ("step_bytes", step["activations"]),
-                ("cached_key_bytes", 2 * keys / length),
-                ("cached_bytes", 2 * (keys + values) / length),
-            ):
-                at = {"task": "memory", "length": length}
-                found = {"metric": metric, **at, "value": value}
-                lines.append({"kind": "measure", "run": name, **found})
+            counts = {
+                "step_bytes": step["activations"],
+                "cached_key_bytes": 2 * keys / length,
+                "cached_bytes": 2 * (keys + values) / length,
+            }
+            of = {"kind": "measure", "run": name, "task": "memory", "length": length}
+            lines += [{**of, "metric": metric, "value": one} for metric, one in counts.items()]
     assert config.records is not None
     write_text(config.records, "".join(map(as_line, lines)))
     return lines

@@ -1,7 +1,7 @@
 """A job performed by a process of its own, which `processes` starts."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from clearhead.errors import ClearheadError, Stopped
@@ -21,15 +21,8 @@ from clearhead.experiments.sweep_configs import (
     PlanConfig,
     QuantizeConfig,
 )
-from clearhead.measure import Watcher
 from clearhead.progress import Line
 from clearhead.terminal import say
-
-
-class _Log(Watcher):
-    def cell(self, task: str, at: Mapping[str, Any]) -> None:
-        say(f"{task}: {', '.join(f'{key} {value}' for key, value in at.items())}")
-
 
 _RUN: dict[type, Callable[[Any], Any]] = {
     CompareConfig: lambda config: compare(config, say=say, work=Line()),
@@ -37,9 +30,9 @@ _RUN: dict[type, Callable[[Any], Any]] = {
     FinetuneJob: lambda config: run_finetune(config, say=say, work=Line()),
     ConvertConfig: lambda config: run_conversion(config, say),
     PlanConfig: record_memory,
-    DiagnoseConfig: lambda config: run_diagnosis(config, watcher=_Log(), say=say),
-    QuantizeConfig: lambda config: run_quantization(config, watcher=_Log(), say=say),
-    EvaluateConfig: lambda config: run_evaluation(config, watcher=_Log(), say=say),
+    DiagnoseConfig: lambda config: run_diagnosis(config, say=say, work=Line(unit="cell")),
+    QuantizeConfig: lambda config: run_quantization(config, say=say, work=Line(unit="cell")),
+    EvaluateConfig: lambda config: run_evaluation(config, say=say, work=Line(unit="cell")),
 }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from transformers.utils import logging
@@ -10,22 +11,28 @@ from clearhead.data import prepare
 from clearhead.errors import require_extras
 from clearhead.experiments.run_setup import load_model, refuse_tokenizer, text_of
 from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
-from clearhead.measure import Portion, Subject, Texts, Watcher
+from clearhead.measure import Portion, Subject, Texts
 from clearhead.measure.sweep import sweep
 from clearhead.models.inspection import dtype_name, parameter_count
 from clearhead.models.loading import resolved
+from clearhead.progress import Work
 from clearhead.quantize import Scheme, every, left_out, linear_layers, scheme
 from clearhead.quantize.measure import QuantizationTask
 from clearhead.records.runs import QUANTIZATION, Line
-from clearhead.train.adapters import merge
 
 ALL = "all"
 
 
 def run_quantization(
-    config: QuantizeConfig, *, watcher: Watcher, say: Callable[[str], None]
+    config: QuantizeConfig,
+    *,
+    say: Callable[[str], None],
+    work: Work | None = None,
+    told: Callable[[list[Line]], object] | None = None,
 ) -> list[Line]:
     """Measure the models in full precision and under each scheme; return their records.
+
+    `work` and `told` are those of `sweep`.
 
     Raises:
         ClearheadError: for a model, a text or options that do not work; a perplexity in full
@@ -38,11 +45,11 @@ def run_quantization(
     require_extras(config)
     for source in config.models:
         resolved(source)  # refuses a mistyped path before the others are measured
-    portions = (
-        _portion(config, source, name, schemes, say)
+    portions = [
+        partial(_portion, config, source, name, schemes, say)
         for source, name in zip(config.models, short_names(config.models), strict=True)
-    )
-    return sweep(portions, records=config.records, watcher=watcher)
+    ]
+    return sweep(portions, records=config.records, work=work, told=told)
 
 
 def _portion(
@@ -51,9 +58,8 @@ def _portion(
     name: str,
     schemes: tuple[Scheme, ...],
     say: Callable[[str], None],
-) -> Portion[Subject]:
+) -> Portion:
     model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
-    merge(model)  # else a base and its adapter's two matrices would be rounded by themselves
     # What transformers warns of from here on, such as attention that is out of reach, is a result.
     logging.set_verbosity_error()
     subject = Subject(

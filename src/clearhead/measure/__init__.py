@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from clearhead.measure.documents import Document as Document
     from clearhead.measure.documents import Texts as Texts
     from clearhead.measure.sweep import Portion as Portion
-    from clearhead.measure.sweep import Watcher as Watcher
     from clearhead.measure.task import Subject as Subject
     from clearhead.measure.task import Task as Task
 

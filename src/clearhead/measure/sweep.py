@@ -6,14 +6,15 @@ again, so that the same call goes on with a sweep that was stopped, or adds seed
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, NamedTuple
 
 from clearhead.errors import ClearheadError
-from clearhead.measure.task import Cell, S, Task
+from clearhead.measure.task import Cell, Task
 from clearhead.models.inspection import dtype_name, within_memory
+from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.cells import whole
 from clearhead.records.identity import digest_of
@@ -27,24 +28,8 @@ from clearhead.train.memory import PeakMemory
 _DECISIVE = ("weights", "data", "splits", "tokens", "dtype")
 
 
-class Watcher:
-    """Callbacks of a sweep; these do nothing."""
-
-    def started(self, header: Line, cells: int, done: int) -> None:
-        """A model's cells are known: so many, `done` of them in the records already."""
-
-    def cell(self, task: str, at: Mapping[str, Any]) -> None:
-        """The next cell begins."""
-
-    def advanced(self, steps: int) -> None:
-        """Windows or prompts of this cell were done."""
-
-    def finished(self, lines: Sequence[Line]) -> None:
-        """A cell is done and in the records: its lines, the one that closes it last."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Portion(Generic[S]):
+class Portion:
     """One model's part of a sweep.
 
     Attributes:
@@ -56,18 +41,17 @@ class Portion(Generic[S]):
     """
 
     header: Line
-    subjects: Sequence[tuple[Line, S]]
-    tasks: Mapping[str, Task[S]]
+    subjects: Sequence[tuple[Line, Any]]
+    tasks: Mapping[str, Task[Any]]
     seeds: Sequence[int] = (0,)
     less: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Planned(Generic[S]):
+class _Planned(NamedTuple):
     """A cell to be measured. `key` tells it from every other: a hash of its settings, its draw."""
 
     task: str
-    subject: S
+    subject: Any
     cell: Cell
     at: Line
     options: Line
@@ -75,52 +59,75 @@ class _Planned(Generic[S]):
     key: str
     draw: Line
 
+    def __str__(self) -> str:
+        """perplexity, yarn × 4, length 128, seed 1."""
+        scaling = self.at.get("scaling")
+        factor = "" if self.at.get("factor") is None else f" × {self.at['factor']:g}"
+        words = [self.task] if scaling is None else [self.task, f"{scaling}{factor}"]
+        words += [f"{k} {x}" for k, x in self.at.items() if k not in ("scaling", "factor")]
+        return ", ".join([*words, *(f"seed {x}" for x in self.draw.values() if x)])
+
 
 def sweep(
-    portions: Iterable[Portion[S]], *, records: Path | None, watcher: Watcher | None = None
+    portions: Sequence[Callable[[], Portion]],
+    *,
+    records: Path | None,
+    work: Work | None = None,
+    told: Callable[[list[Line]], object] | None = None,
 ) -> list[Line]:
     """Measure every cell; return each run's line and those of its cells, in order.
 
     All of a model's cells are checked before any is measured.
 
     Args:
-        portions: each made, and its model loaded, when its turn comes, and dropped after it.
+        portions: each makes its portion, and loads its model, when its turn comes.
         records: a file to append to; None keeps nothing.
+        work: shows which cell is at hand; models are taken to have as many cells as the first.
+        told: is given a run's line, and the lines of each cell as soon as it is done.
 
     Raises:
         ClearheadError: what a model, the text or an option makes impossible; too little memory;
             records of another study, in use by another process, or that cannot be written.
     """
     lines: list[Line] = []
+    work = Work() if work is None else work
     with hold_file(records):
-        for portion in portions:
-            lines += _swept(portion, records, watcher or Watcher())
-            del portion  # before the next model is loaded
+        for make in portions:
+            for done in _swept(make(), records, len(portions), work):
+                lines += done
+                if told is not None:
+                    told(done)
     return lines
 
 
-def _swept(portion: Portion[S], records: Path | None, watcher: Watcher) -> list[Line]:
+def _swept(
+    portion: Portion, records: Path | None, portions: int, work: Work
+) -> Iterator[list[Line]]:
     run, study = str(portion.header["run"]), portion.header.get("study", COMPARISON)
     known = _known(records, run, study)
     cells = _planned(portion)
     first = portion.subjects[0][1]
     origin = provenance(first.model.device)
     header = _read({"kind": "run", **portion.header, **origin, **_text(first)})
-    watcher.started(header, len(cells), sum(one.key in known for one in cells))
+    work.start(portions * len(cells))
     kept = _Kept(records, header)
-    lines = [header]
-    for index, one in enumerate(cells):
-        if index and one.subject is not cells[index - 1].subject:
-            cells[index - 1].subject.release()
+    yield [header]
+    at_hand = first
+    for one in cells:
+        if one.subject is not at_hand:
+            at_hand.release()
+            at_hand = one.subject
         found = known.get(one.key)
         if found is None:
-            watcher.cell(one.task, {**one.at, **one.draw})
+            work.begin(f"{run}, {one}")
             with within_memory(portion.less + kept.advice):
-                found = _measured(portion, one, watcher, origin)
-        kept.add(one.key, found)
-        lines += found
-        watcher.finished(found)
-    return lines
+                found = _measured(portion, one, work, origin)
+            kept.add(one.key, found)
+            work.end()
+        else:
+            kept.add(one.key, found)
+            work.skip()
+        yield found
 
 
 class _Kept:
@@ -158,7 +165,7 @@ def _settings(header: Line) -> Line:
     return {key: value for key, value in header.items() if key not in KEYS}
 
 
-def _planned(portion: Portion[S]) -> list[_Planned[S]]:
+def _planned(portion: Portion) -> list[_Planned]:
     listed = []
     for dimensions, first in portion.subjects:
         for place, seed in enumerate(portion.seeds):
@@ -174,23 +181,23 @@ def _planned(portion: Portion[S]) -> list[_Planned[S]]:
     for name, subject, at, cell in listed:  # only now is it known whether text is read at all
         task, made = portion.tasks[name], _made(subject)
         options, seed = _options(task), subject.seed if task.drawn else 0
-        one = _Planned(
-            task=name,
-            subject=subject,
-            cell=cell,
-            at={key: value for key, value in at.items() if key != "digest"},
-            options=options,
-            made=made,
-            key=_key(name, at, options, made, seed),
-            draw={DRAW: seed} if task.drawn else {},
-        )
-        found.append(one)
+        key = _key(name, at, options, made, seed)
+        at = {dimension: value for dimension, value in at.items() if dimension != "digest"}
+        draw = {DRAW: seed} if task.drawn else {}
+        found.append(_Planned(name, subject, cell, at, options, made, key, draw))
     return found
 
 
-def _measured(portion: Portion[S], one: _Planned[S], watcher: Watcher, origin: Line) -> list[Line]:
+def _measured(portion: Portion, one: _Planned, work: Work, origin: Line) -> list[Line]:
     peak, started = PeakMemory(one.subject.model.device), time.perf_counter()
-    payloads = list(portion.tasks[one.task].measure(one.subject, one.cell, watcher.advanced))
+    done = 0
+
+    def advanced(steps: int) -> None:
+        nonlocal done
+        done += steps
+        work.update(0.0, f"{done} done")
+
+    payloads = list(portion.tasks[one.task].measure(one.subject, one.cell, advanced))
     run = {"run": portion.header["run"]}
     named = {"task": one.task} if portion.header.get("study", COMPARISON) == COMPARISON else {}
     where = {**named, **one.at, **one.draw}

@@ -1,14 +1,17 @@
 """The protocol of measurements: cells, each measured by itself, on one subject."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
+from clearhead.data.tokenizer import Encoder
+from clearhead.measure.answers import Reader, ends_of
 from clearhead.measure.documents import Texts
+from clearhead.measure.rope_limits import check_length
 from clearhead.records.runs import Line
 
 Cell = Mapping[str, Any]
@@ -41,8 +44,42 @@ class Subject:
         """The fingerprint of the model and its rope scaling."""
         return weights_digest(self.model)
 
+    @cached_property
+    def reader(self) -> Reader:
+        """Reads prompts; caches their common prefix."""
+        ends = ends_of(self.model, self.tokenizer)
+        return Reader(self.model, batch_tokens=self.batch_tokens, ends=ends)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The tokenizer, a fast one, without special tokens."""
+        return Encoder(self.tokenizer)
+
+    @property
+    def begin(self) -> tuple[int, ...]:
+        """The begin token, where the tokenizer has one."""
+        begin = self.encoder.begin
+        return () if begin is None else (begin,)
+
+    def ids(self, *pieces: str) -> list[tuple[int, ...]]:
+        """The tokens of one text by its pieces; the first piece's follow the begin token.
+
+        A piece is never encoded by itself: many tokenizers put a space before a text.
+        """
+        first, *others = self.encoder.pieces(*pieces)
+        return [(*self.begin, *first), *others]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def check_length(self, length: int) -> None:
+        """Refuse texts of so many tokens, answer included, that the model has no positions for."""
+        check_length(self.model, length)
+
     def release(self) -> None:
-        """Drop what is cached between cells."""
+        """Drop the reader and its cache."""
+        self.__dict__.pop("reader", None)
 
 
 S = TypeVar("S", bound=Subject, contravariant=True)

@@ -35,48 +35,36 @@ WINDOW_BEGIN = "window_begin_token_id"
 # fields.
 _BESIDE = {
     WINDOW_BEGIN,
-    "attn_implementation",
-    "auto_map",
-    "experts_implementation",
-    "model_type",
-    "name_or_path",
-    "num_labels",
-    "output_attentions",
-    "quantization_config",
-    "torch_dtype",
+    *["attn_implementation", "auto_map", "experts_implementation", "model_type", "name_or_path"],
+    *["num_labels", "output_attentions", "quantization_config", "torch_dtype"],
 }
-
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _ROTARY = ("rope", "xpos")  # the positions that read rope_parameters
 # What other models have and none here, and why.
-_NO_MAP_DROPOUT = (
+_ABSENT = dict.fromkeys(
+    ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"),
     "no number is left out of attention maps, which in a shaped block carry the signal itself; "
-    "choose dropout, of what branches add"
+    "choose dropout, of what branches add",
 )
-_ABSENT = {
-    "attention_dropout": _NO_MAP_DROPOUT,
-    "attn_pdrop": _NO_MAP_DROPOUT,
-    "attention_probs_dropout_prob": _NO_MAP_DROPOUT,
-}
 _GATED = ("swiglu", "geglu")  # the MLPs of three matrices
 
 
-# What a layer and its model have by one name, type and default: axes and numbers (`LayerSpec`).
-_OF_LAYERS = {
-    each.name: each
+# Axes and numbers that a layer and its model have by one name and default.
+_OF_LAYERS = tuple(
+    each.name
     for each in dataclasses.fields(LayerSpec)
     if each.default is not dataclasses.MISSING and each.name != "mlp_gain"  # may be "depth" here
-}
-_LayerFields: Any = dataclasses.make_dataclass(
-    "_LayerFields",
-    [(name, each.type, each.default) for name, each in _OF_LAYERS.items()],
-    kw_only=True,
-    eq=False,
-    repr=False,
 )
+# The value of an axis that alone reads a setting.
+_READERS = {
+    "lambda_init": (("maps",), "differential"),
+    "head_norm": (("maps",), "differential"),
+    "prefix_length": (("normalizer",), "key-value"),
+    "value_gain": (("values", "projections"), "reparametrised"),
+}
 
 
-class ClearheadConfig(PreTrainedConfig, _LayerFields):
+class ClearheadConfig(PreTrainedConfig):
     """Axes and sizes of a model; transformers' own common keys beside them.
 
     Axes (see `clearhead.spec.AXES`; `docs/mechanisms.md` lists the values): `scores`, `qk_norm`,
@@ -142,9 +130,41 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
     layer_overrides: list[dict[str, Any]] | None = None
     requires: list[str] | None = None
     num_value_heads: int | None = None
-    first_values: str | None = None
+    max_position_embeddings: int = 2048
+    sliding_window: int | None = None
+    norm_eps: float = 1e-5
+    bias: bool = False
+    initializer_range: float = 0.02
+    prefix_length: int = 1
+    lambda_init: float | None = None
+    head_norm: str = "affine"
+    query_range: float | None = None
+    value_init: str | None = None
+    value_gain: float = 1.0
+    attention_gain: float | None = None
     mlp_gain: float | str | None = None
+    mlp_skip_gain: float | None = None
+    dropout: float = 0.0
+    annealed_start: bool = False
+    scores: str = "dot"
+    qk_norm: str = "none"
+    normalizer: str = "softmax"
+    maps: str = "single"
+    shaping: str = "none"
+    epilogue: str = "none"
+    values: str = "linear"
+    first_values: str | None = None
+    projections: str = "linear"
+    position: str = "rope"
+    direction: str = "causal"
+    norm: str = "rmsnorm"
     embedding_norm: str = "none"
+    mlp: str = "swiglu"
+    mlp_rotation: str = "none"
+    order: str = "sequential"
+    attention_skip: str = "identity"
+    mlp_skip: str = "identity"
+    residual_scale: str = "trainable"
     tie_word_embeddings: bool = True
     use_cache: bool = True
     pad_token_id: int | None = None
@@ -152,7 +172,8 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self._refuse_unknown(kwargs)
+        for key in self._unknown(kwargs):
+            self.refuse(key)
         self.settle()
         super().__post_init__(**kwargs)
         if not self._rotates():
@@ -171,7 +192,7 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
     @classmethod
     def settings(cls) -> dict[str, Any]:
         """The keys that clearhead itself declares, and their types."""
-        hints = {**_LayerFields.__annotations__, **ClearheadConfig.__annotations__}
+        hints = ClearheadConfig.__annotations__
         return {key: hint for key, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
 
     def settle(self) -> None:
@@ -192,7 +213,12 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
         if self.intermediate_size is None:
             gated = -(-self.hidden_size * 8 // (3 * 32)) * 32
             self.intermediate_size = gated if self.mlp in _GATED else 4 * self.hidden_size
-        self._check_packages()
+        for package in self.requires or ():
+            if str(package) not in REGISTRY.packages():
+                raise ClearheadError(
+                    f"this model has mechanisms of the package {package!r}: import that first "
+                    "(a command by --import)"
+                )
         settle_layers(self)
         self._settle_rope()
         self._check()
@@ -207,7 +233,7 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
             own |= {"norm": self.outer_norm, "values": self.first_values or self.values}
         if self.layer_overrides is not None:
             own |= self.layer_overrides[index]
-        if not self._slides(index):
+        if self.layer_types is not None and self.layer_types[index] != SLIDING:
             own["sliding_window"] = None
         own_values = own["shaping"] != "none" or own["values"] != "linear"
         shared = self.num_attention_heads if own_values else self.num_key_value_heads
@@ -268,16 +294,12 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
     def refuse(self, key: str) -> NoReturn:
         """Raise a ClearheadError for a key that has no effect, naming the near misses."""
         if key in _ABSENT:
-            raise ClearheadError(f"{key} is not to be had: {_ABSENT[key]}")
+            raise ClearheadError(f"{key} is not supported: {_ABSENT[key]}")
         if key in self.settings():
             raise ClearheadError(f"{key} is of the configuration: set it there")
         near = difflib.get_close_matches(key, self.settings(), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "it would have no effect"
         raise ClearheadError(f"unknown configuration key {key!r}: {hint}")
-
-    def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
-        for key in self._unknown(kwargs):
-            self.refuse(key)
 
     def _unknown(self, keys: Iterable[str]) -> list[str]:
         known = _BESIDE | set(GenerationConfig._get_default_generation_params())
@@ -294,22 +316,11 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
                 wanted = " or ".join(_IN_WORDS[kind] for kind in kinds)
                 raise ClearheadError(f"{key} is {value!r}: give {wanted}")
 
-    def _check_packages(self) -> None:
-        for package in self.requires or ():
-            if str(package) not in REGISTRY.packages():
-                raise ClearheadError(
-                    f"this model has mechanisms of the package {package!r}: import that first "
-                    "(a command by --import)"
-                )
-
     def _layers(self) -> list[LayerSpec]:
         """All layers that may differ: unless told otherwise, the others are as the second."""
         alike = self.layer_types is None and self.layer_overrides is None
         number = min(self.num_hidden_layers, 2) if alike else self.num_hidden_layers
         return [self.layer(index) for index in range(number)]
-
-    def _slides(self, index: int) -> bool:
-        return self.layer_types is None or self.layer_types[index] == SLIDING
 
     def _rotates(self) -> bool:
         own = self.layer_overrides or [{}]
@@ -330,18 +341,14 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
 
     def _check(self) -> None:
         layers = self._layers()
-        differential = "differential" in [layer.maps for layer in layers]
-        for key, default in (("lambda_init", None), ("head_norm", "affine")):
-            if getattr(self, key) != default and not differential:
+        for key, (axes, reader) in _READERS.items():
+            chosen = {getattr(layer, axis) for layer in layers for axis in axes}
+            if getattr(self, key) != getattr(ClearheadConfig, key) and reader not in chosen:
                 raise ClearheadError(
-                    f"{key} has no effect with maps={self.maps!r}: choose maps='differential'"
+                    f"{key}={getattr(self, key)!r} has no effect with "
+                    f"{axes[0]}={getattr(self, axes[0])!r}: choose {axes[0]}={reader!r}, or leave "
+                    "it out"
                 )
-        learned = "key-value" in [layer.normalizer for layer in layers]
-        if self.prefix_length != 1 and not learned:
-            raise ClearheadError(
-                f"prefix_length={self.prefix_length} has no effect with "
-                f"normalizer={self.normalizer!r}: choose normalizer='key-value'"
-            )
         if self.annealed_start and not any(map(REGISTRY.anneals, layers)):
             raise ClearheadError(
                 "annealed_start brings in a null key or XSA over a training run, and there is none "
@@ -350,23 +357,15 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
             )
         if self.embedding_norm != "none":
             choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
-        self._check_values(layers)
-        for layer in layers:
-            REGISTRY.check(layer)
-        self.requires = sorted(REGISTRY.packages(layers)) or None
-
-    def _check_values(self, layers: list[LayerSpec]) -> None:
         kinds = {kind for layer in layers for kind in (layer.values, layer.projections)}
         if self.value_init is not None and kinds == {"identity"}:
             raise ClearheadError(
                 "value_init has no effect where values and projections are the identity: leave it "
                 "out, or choose values='linear' or 'reparametrised'"
             )
-        if self.value_gain != 1.0 and "reparametrised" not in kinds:
-            raise ClearheadError(
-                "value_gain has no effect without a reparametrised matrix: choose "
-                "values='reparametrised', or leave it out"
-            )
+        for layer in layers:
+            REGISTRY.check(layer)
+        self.requires = sorted(REGISTRY.packages(layers)) or None
 
 
 def window_begin(config: Any) -> dict[str, Any]:

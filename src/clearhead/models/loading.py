@@ -13,6 +13,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import safe_open
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+)
+from transformers.utils import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    cached_file,
+    find_adapter_config_file,
+)
+from transformers.utils import logging as theirs
+from transformers.utils.hub import get_checkpoint_shard_files
 
 from clearhead.errors import ClearheadError
 from clearhead.models.hub import is_path, reachable
@@ -21,10 +37,8 @@ from clearhead.records.manifest import verify_model
 from clearhead.terminal import say
 
 _POOLER = re.compile(r"(^|\.)pooler\.")  # an encoder's last layer, that only classifiers read
-_ADAPTED = "base_model.model."  # of the names in an adapter's file
 _POINTER = b"version https://git-lfs"
 _SHOWN = 3  # weights that a message names
-_MENDS = "save or download it again"
 _GIVE = (
     "give a folder with config.json, model.safetensors and a tokenizer, such as RUN/final, or a "
     "hub name"
@@ -78,15 +92,15 @@ def pretrained(
 
     Raises:
         ClearheadError: naming the weights that are missing, left over or of another size; or where
-            an adapter's weights are no safetensors.
+            an adapter stands beside the weights, which may be a pickle.
     """
-    adapter = _adapter(str(name), options)
-    if adapter and head == "new":
+    where = {key: options[key] for key in ("local_files_only", "revision") if key in options}
+    if find_adapter_config_file(str(name), **where) is not None:
         raise ClearheadError(
-            f"{str(name)!r} has an adapter beside its weights, which would leave them frozen: "
-            "merge it by PEFT's merge_and_unload(), and give the merged model"
+            f"{str(name)!r} has an adapter: merge it by PEFT's merge_and_unload(), and give the "
+            "merged model"
         )
-    with without_bars(), _without_tables() as tables, utf8_name(name) as place:
+    with without_bars(), _without_tables(), utf8_name(name) as place:
         model, found = auto.from_pretrained(
             place,
             use_safetensors=True,
@@ -97,107 +111,36 @@ def pretrained(
         )
     if getattr(model.config, "attn_logit_softcapping", None):  # which 5.17's sdpa leaves out
         model.set_attn_implementation("eager")
-    kind = type(model).__name__
-    # Where the folder has an adapter, `found` tells of the adapter alone, and a table of the model.
-    adapted = getattr(model, "_hf_peft_config_loaded", False)
-    if adapted and any("MISSING" in table or "MISMATCH" in table for table in tables):
-        raise ClearheadError(
-            f"{str(name)!r} lacks weights of a {kind} beside its adapter's: {_MENDS}"
-        )
-    if adapted and adapter and found["missing_keys"]:
-        found |= _read_by_peft(model, adapter, found["missing_keys"])
-    trunk = model.base_model_prefix and f"{model.base_model_prefix}."
+    kind, trunk = type(model).__name__, model.base_model_prefix and f"{model.base_model_prefix}."
     # A checkpoint of another class has another head, and may lack what only this one's reads.
     another = head != "saved" and kind not in (model.config.architectures or ())
-
-    def is_head(key: str) -> bool:
-        return not key.startswith(trunk)
-
-    missing = [
-        key
-        for key in found["missing_keys"]
-        if not (another and head == "new" and is_head(key))
-        and not (_POOLER.search(key) and (another or head == "none"))
-    ]
-    resized = {
-        key: f"{key} is {tuple(stored)}, not {tuple(wanted)}"
+    absent, strange = (
+        {key for key in found[which] if not (another and allowed and not key.startswith(trunk))}
+        for which, allowed in (("missing_keys", head == "new"), ("unexpected_keys", True))
+    )
+    if another or head == "none":
+        absent = {key for key in absent if not _POOLER.search(key)}
+    resized = [
+        f"{key} is {tuple(stored)}, not {tuple(wanted)}"
         for key, stored, wanted in found["mismatched_keys"]
-        if not (head == "new" and is_head(key))
-    }
-    left_over = [key for key in found["unexpected_keys"] if not (another and is_head(key))]
-    if missing and adapted:
-        kinds = ", ".join(each.peft_type for each in model.peft_config.values())
-        raise ClearheadError(
-            f"{str(name)!r} has an adapter ({kinds}) without {_some(missing)}: save it again, or "
-            "merge it by PEFT's merge_and_unload() and give the merged model"
-        )
-    if missing:
-        raise ClearheadError(
-            f"{str(name)!r} lacks {_some(missing)} of a {kind}: its files are incomplete, or its "
-            f"config.json is another model's; {_MENDS}"
-        )
-    if resized:
-        raise ClearheadError(
-            f"{str(name)!r} has other sizes than its config.json says ({min(resized.values())}): "
-            f"{_MENDS}"
-        )
-    if left_over and model.config.model_type == "clearhead":
-        raise ClearheadError(
-            f"{str(name)!r} has {_some(left_over)} that a {kind} of its config.json has no place "
-            f"for: {_MENDS}"
-        )
-    if left_over:
-        say(f"{name}: {_some(left_over)} not used, for a {kind} has no place for them")
-    return model
-
-
-def _adapter(name: str, options: dict[str, Any]) -> str | None:
-    """The file of an adapter beside a model; None where there is none, or PEFT is not installed.
-
-    Raises:
-        ClearheadError: for what transformers would unpickle although `use_safetensors` is true.
-    """
-    from transformers.utils import cached_file, find_adapter_config_file, is_peft_available
-
-    if not is_peft_available():  # transformers reads no adapter then
-        return None
-    where = {key: options[key] for key in ("local_files_only", "revision") if key in options}
-    if find_adapter_config_file(name, **where) is None:
-        return None
-    missing_is_none: Any = {
-        f"_raise_exceptions_for_{cause}": False
-        for cause in ("missing_entries", "connection_errors", "gated_repo")
-    }
-    file: str | None = cached_file(name, "adapter_model.safetensors", **where, **missing_is_none)
-    if file is None:
-        raise ClearheadError(
-            f"{name!r} has an adapter without adapter_model.safetensors, and adapter_model.bin is "
-            "a pickle, which is not read: save the adapter again with safe_serialization=True"
-        )
-    return file
-
-
-def _read_by_peft(model: Any, file: str, missing: Iterable[str]) -> dict[str, Any]:
-    """Load an adapter by the names that PEFT saves; return what is missing still, or left over.
-
-    Of some kinds (DoRA, AdaLoRA) transformers looks for other names and leaves weights unread.
-    """
-    from peft import set_peft_model_state_dict
-    from safetensors.torch import load_file
-
-    with utf8_name(file) as place:
-        weights = {name.removeprefix(_ADAPTED): part for name, part in load_file(place).items()}
-    read: Any = set_peft_model_state_dict(model, weights)
-    return {
-        "missing_keys": {*missing} & {*read.missing_keys},
-        "unexpected_keys": {*read.unexpected_keys},
-    }
+        if head != "new" or key.startswith(trunk)
+    ]
+    if absent:
+        fault = f"lacks {_some(absent)} of a {kind}: its files are incomplete, or its config.json "
+        fault += "is another model's;"
+    elif resized:
+        fault = f"has other sizes than its config.json says ({min(resized)}):"
+    elif strange and model.config.model_type == "clearhead":
+        fault = f"has {_some(strange)} that a {kind} of its config.json has no place for:"
+    else:
+        if strange:
+            say(f"{name}: {_some(strange)} not used, for a {kind} has no place for them")
+        return model
+    raise ClearheadError(f"{str(name)!r} {fault} save or download it again")
 
 
 def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer in a folder or of a hub name."""
-    from transformers import AutoTokenizer
-
     with utf8_name(name) as place:
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
     if place != name:
@@ -214,17 +157,11 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 def load_config(name: str, *, trust_remote_code: bool = False, **changes: Any) -> Any:
     """The configuration in a folder or of a hub name, with changes."""
-    from transformers import AutoConfig
-
     return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **changes)
 
 
 def stored_dtypes(name: str) -> dict[str, str]:
     """{weight: dtype, such as "F8_E4M3"} of what is stored, from the headers of safetensors."""
-    from safetensors import safe_open
-    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
-    from transformers.utils.hub import get_checkpoint_shard_files
-
     files, found = list[str](), dict[str, str]()
     with explained(name), without_bars():
         if whole := cached_file(
@@ -258,8 +195,6 @@ def kind_of(name: str, *, trust_remote_code: bool = False) -> str:
 
 def auto_class(kind: str) -> Any:
     """The class of transformers that opens checkpoints of a kind."""
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
-
     return {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM, "bare": AutoModel}[kind]
 
 
@@ -297,8 +232,6 @@ def refuse_code(name: str, what: str, error: Exception, allow: str = "") -> None
 @contextmanager
 def without_bars() -> Iterator[None]:
     """Hide transformers' progress bars, which would tear through ours."""
-    from transformers.utils import logging as theirs
-
     shown = theirs.is_progress_bar_enabled()
     theirs.disable_progress_bar()
     try:
@@ -309,26 +242,17 @@ def without_bars() -> Iterator[None]:
 
 
 @contextmanager
-def _without_tables() -> Iterator[list[str]]:
-    """Hide, and collect, transformers' tables of weights: `pretrained` says what matters."""
+def _without_tables() -> Iterator[None]:
+    """Hide transformers' tables of weights: `pretrained` says what matters."""
     logger = logging.getLogger("transformers.modeling_utils")
-    tables = list[str]()
-    own, shown = logger.level, logger.getEffectiveLevel()
 
     def other(record: logging.LogRecord) -> bool:
-        is_table = "LOAD REPORT" in record.getMessage()
-        if is_table:
-            tables.append(record.getMessage())
-        return not is_table and record.levelno >= shown
+        return "LOAD REPORT" not in record.getMessage()
 
     logger.addFilter(other)
-    # Tables are made even where they would be hidden. At WARNING itself transformers would list
-    # every layer that is not sharded.
-    logger.setLevel(min(shown, logging.WARNING - 1))
     try:
-        yield tables
+        yield
     finally:
-        logger.setLevel(own)
         logger.removeFilter(other)
 
 
@@ -356,6 +280,10 @@ def resolved(name: str) -> str:
         if re.fullmatch("[^~./]+/[^/]+", name) and not near:
             hint = f"; a model of the hub is opened once `hf download {name}` has fetched it"
         raise ClearheadError(f"cannot load a model from {name!r} (no such folder{hint}): {_GIVE}")
+    if any(path.glob("shard-*.safetensors")) and (path / "config.json").exists():
+        raise ClearheadError(
+            f"{name!r} is a run's checkpoint: make a model of it by clearhead convert {name} FOLDER"
+        )
     if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
         raise ClearheadError(f"{name!r} holds adapters alone, no model: {_beside_adapters(path)}")
     return name

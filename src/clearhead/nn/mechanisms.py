@@ -35,7 +35,7 @@ for declaration in (
     differential.DECLARATION,
     differential_v2.DECLARATION,
     *shaping.DECLARATIONS,
-    gate.DECLARATION,
+    *gate.DECLARATIONS,
     xsa.DECLARATION,
     *values.DECLARATIONS,
     *rotary.DECLARATIONS,

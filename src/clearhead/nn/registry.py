@@ -1,7 +1,5 @@
 """The registry of mechanisms, which `clearhead.nn.mechanisms` fills. Other packages add theirs."""
 
-import sys
-
 from clearhead.spec import Declaration, Registry
 
 REGISTRY = Registry()
@@ -9,12 +7,11 @@ REGISTRY = Registry()
 
 
 def register(declaration: Declaration) -> None:
-    """Add a mechanism of another package; call it from a module of that package.
+    """Add a mechanism of another package, which is that of its `build`.
 
     Models with the mechanism name the package in their configuration's `requires`.
 
     Raises:
         ClearheadError: an unknown axis, or a name that is taken or not allowed.
     """
-    package = sys._getframe(1).f_globals["__name__"].partition(".")[0]
-    REGISTRY.add(declaration, package)
+    REGISTRY.add(declaration, declaration.build.__module__.partition(".")[0])

@@ -46,7 +46,7 @@ class OrthoAdam(torch.optim.Optimizer):
         rotation: "hadamard" (O(n log n) a vector) or "haar" (dense).
         sides: "right" rotates columns, the inputs of a linear layer and the width of an embedding;
             "left" rows; "both" both. Measured, columns alone cost the loss least and take the
-            outliers away (docs/findings.md).
+            outliers away (docs/log.md).
         share: "parameter": each axis of each parameter has a rotation of its own, as in the paper,
             drawn by the parameter's name (wrappers' prefixes aside), or by its place where none was
             given. "size": all axes of a size share one, another method: see docs/optimizers.md.

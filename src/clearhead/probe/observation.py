@@ -39,18 +39,12 @@ class AttentionStatistic(Statistic, Protocol):
         """Add one layer's attention."""
 
 
-class HiddenStatistic(Statistic, Protocol):
-    """A statistic of hidden states."""
+class LayerStatistic(Statistic, Protocol):
+    """A statistic of hidden states, or of the gates on the heads' outputs (`clearhead.nn.gate`)."""
 
     def observe(self, layer: int, x_BTC: Tensor) -> None:
-        """Add the output of a decoder layer, or the input of the first as layer `INPUT`."""
-
-
-class GateStatistic(Statistic, Protocol):
-    """A statistic of the gates on the heads' outputs (`clearhead.nn.gate`)."""
-
-    def observe(self, layer: int, gate_BTC: Tensor) -> None:
-        """Add one layer's gates, from 0 to 1."""
+        """Add the output of a decoder layer, or the input of the first as layer `INPUT`; or the
+        gates of a layer, from 0 to 1."""
 
 
 @contextmanager
@@ -58,8 +52,8 @@ def observe(
     model: Any,
     *,
     attention: Sequence[AttentionStatistic] = (),
-    hidden: Sequence[HiddenStatistic] = (),
-    gates: Sequence[GateStatistic] = (),
+    hidden: Sequence[LayerStatistic] = (),
+    gates: Sequence[LayerStatistic] = (),
 ) -> Iterator[None]:
     """Feed the statistics with all that `model` is run on in the body.
 
@@ -95,7 +89,7 @@ def measure(
     *,
     batch_size: int,
     attention: Sequence[AttentionStatistic] = (),
-    hidden: Sequence[HiddenStatistic] = (),
+    hidden: Sequence[LayerStatistic] = (),
 ) -> list[dict[str, Any]]:
     """Run windows of text through a model once, and return the measures of all statistics.
 
@@ -120,47 +114,44 @@ def measure(
 
 
 @contextmanager
-def _hooks(layers: list[nn.Module], statistics: Sequence[HiddenStatistic]) -> Iterator[None]:
-    def show(layer: int, x_BTC: Tensor) -> None:
-        with torch.no_grad(), without_autocast(x_BTC):
-            for statistic in statistics:
-                statistic.observe(layer, x_BTC)
-
+def _hooks(layers: list[nn.Module], statistics: Sequence[LayerStatistic]) -> Iterator[None]:
     def entered(module: nn.Module, arguments: Any, keywords: Any) -> None:
         x = arguments[0] if arguments else keywords.get("hidden_states")
         if isinstance(x, Tensor):
-            show(INPUT, x)
+            _show(statistics, INPUT, x)
 
-    def left(layer: int) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            show(layer, output[0] if isinstance(output, tuple) else output)
-
-        return hook
+    def left(layer: int, output: Any) -> None:
+        _show(statistics, layer, output[0] if isinstance(output, tuple) else output)
 
     with ExitStack() as stack:
         stack.enter_context(layers[0].register_forward_pre_hook(entered, with_kwargs=True))
         for i, layer in enumerate(layers):
-            stack.enter_context(layer.register_forward_hook(left(i)))
+            hook = layer.register_forward_hook(lambda _m, _a, output, i=i: left(i, output))
+            stack.enter_context(hook)
         yield
 
 
 @contextmanager
-def _gate_hooks(layers: list[nn.Module], statistics: Sequence[GateStatistic]) -> Iterator[None]:
-    def made(layer: int) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: Any, logit_BTC: Tensor) -> None:
-            wide = torch.promote_types(logit_BTC.dtype, torch.float32)
-            with torch.no_grad(), without_autocast(logit_BTC):
-                for statistic in statistics:
-                    statistic.observe(layer, torch.sigmoid(logit_BTC.to(wide)))
-
-        return hook
+def _gate_hooks(layers: list[nn.Module], statistics: Sequence[LayerStatistic]) -> Iterator[None]:
+    def made(layer: int, logit_BTC: Tensor) -> None:
+        wide = torch.promote_types(logit_BTC.dtype, torch.float32)
+        _show(statistics, layer, torch.sigmoid(logit_BTC.detach().to(wide)))
 
     with ExitStack() as stack:
         for i, layer in enumerate(layers):
             for module in layer.modules():
                 if isinstance(module, Gate):
-                    stack.enter_context(module.gate_proj.register_forward_hook(made(i)))
+                    hook = module.gate_proj.register_forward_hook(
+                        lambda _m, _a, logit, i=i: made(i, logit)
+                    )
+                    stack.enter_context(hook)
         yield
+
+
+def _show(statistics: Sequence[LayerStatistic], layer: int, x_BTC: Tensor) -> None:
+    with torch.no_grad(), without_autocast(x_BTC):
+        for statistic in statistics:
+            statistic.observe(layer, x_BTC)
 
 
 @dataclass(kw_only=True)

@@ -4,13 +4,12 @@ transformers takes torchao's tensor subclasses apart into plain tensors and desc
 file's header, so nothing is ever pickled; loading names the classes from a fixed list.
 """
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -171,32 +170,27 @@ def continued_elsewhere(
     """`continuation` of the model saved in `folder`, loaded by a process of its own.
 
     Raises:
-        ClearheadError: that process failed, with the last line that it wrote.
+        ClearheadError: that process failed, with its reason.
     """
-    code = "from clearhead.quantize.deploy import _main; _main()"
     load = {"device_map": device, "trust_remote_code": trust_remote_code}
-    request = json.dumps({"folder": str(folder), "ids": ids, "tokens": tokens, "load": load})
-    ran = subprocess.run(
-        [sys.executable, "-c", code], input=request, capture_output=True, text=True, check=False
-    )
-    if ran.returncode != 0:
-        last = (ran.stderr.strip().splitlines() or ["no word"])[-1]
-        raise ClearheadError(f"{folder} was saved, but a new process cannot use it: {last}")
-    found: list[int] = json.loads(ran.stdout.splitlines()[-1])
-    return found
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        try:
+            return pool.submit(_continued, folder, ids, tokens, load).result()
+        except Exception as error:  # whatever it raised there, or BrokenProcessPool
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise ClearheadError(
+                f"{folder} was saved, but a new process cannot use it: {reason}"
+            ) from error
 
 
-def _main() -> None:
-    """Body of the new process: a request on standard input, tokens on standard output."""
+def _continued(folder: Path, ids: list[int], tokens: int, load: dict[str, Any]) -> list[int]:
     from transformers import AutoModelForCausalLM
 
     import clearhead.models  # registers our model type  # noqa: F401
     from clearhead import extensions
 
     extensions.load()
-    request = json.loads(sys.stdin.read())
-    model = pretrained(AutoModelForCausalLM, request["folder"], **request["load"])
-    print(json.dumps(continuation(model.eval(), request["ids"], request["tokens"])))
+    return continuation(pretrained(AutoModelForCausalLM, folder, **load).eval(), ids, tokens)
 
 
 def _size(folder: Path) -> int:

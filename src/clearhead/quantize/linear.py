@@ -1,7 +1,7 @@
 """Linear layers with quantised weights and inputs, inside a context."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from clearhead.quantize.quantizers import absmax, grouped, mxfp4, ungrouped, zer
 from clearhead.quantize.schemes import Activations, Weights
 
 Layers = dict[str, nn.Module]
-Turn = Callable[[Tensor], Tensor]
+Turn = Callable[[Tensor], Tensor] | None
 
 
 def linear_layers(model: Any) -> Layers:
@@ -79,11 +79,11 @@ def left_out(model: Any, layers: Layers) -> dict[str, int]:
 
 
 @contextmanager
-def weights(layers: Layers, how: Weights, turn: Turn = lambda x: x) -> Iterator[None]:
+def weights(layers: Layers, how: Weights, turn: Turn = None) -> Iterator[None]:
     """Quantised weights, the same tensors as before afterwards; biases are kept.
 
     Args:
-        turn: rotates the inputs' axis, the last one, beforehand.
+        turn: rotates the inputs' axis, the last one, beforehand; None does not.
 
     Raises:
         ClearheadError: NaN or infinity in a weight, with its name; groups wider than every layer.
@@ -103,7 +103,7 @@ def weights(layers: Layers, how: Weights, turn: Turn = lambda x: x) -> Iterator[
             if weight in before:  # shared between two layers: quantised once
                 continue
             with naming(f"{name}.weight"):
-                after = quantise_weight(turn(_outputs_first(module, weight.data)), how)
+                after = quantise_weight(_turned(_outputs_first(module, weight.data), turn), how)
             before[weight] = weight.data
             weight.data = _outputs_first(module, after)
         yield
@@ -128,54 +128,45 @@ def activations(
     layers: Layers,
     how: Activations | None,
     tops: dict[str, Tensor] | None = None,
-    turn: Turn = lambda x: x,
+    turn: Turn = None,
 ) -> Iterator[set[str]]:
     """Quantised inputs, or merely turned ones; yields the names of the layers called so far.
 
     Args:
-        tops: for a scale a channel, each layer's from `calibrate`.
-        turn: rotates the channels beforehand.
+        tops: for a scale a channel, each layer's from `calibration`.
+        turn: rotates the channels beforehand; None does not.
     """
     called: set[str] = set()
 
-    def hook(name: str) -> Callable[..., Any]:
-        top = None if tops is None else tops[name]
+    def quantised(name: str, x: Tensor) -> Tensor:
+        called.add(name)
+        x = _turned(x, turn)
+        if how is None:
+            return x
+        dims = (x.ndim - 1,) if how.scale == "token" else tuple(range(x.ndim))
+        with naming(f"the input of {name}"):
+            return absmax(x, how.bits, dims, top=None if tops is None else tops[name])
 
-        def quantised(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            called.add(name)
-            x, *others = turn(inputs[0]), *inputs[1:]
-            if how is None:
-                return x, *others
-            dims = (x.ndim - 1,) if how.scale == "token" else tuple(range(x.ndim))
-            with naming(f"the input of {name}"):
-                return absmax(x, how.bits, dims, top=top), *others
-
-        return quantised
-
-    with _hooks(layers, hook):
+    with _inputs(layers, quantised):
         yield called
 
 
-def calibrate(
-    layers: Layers, run: Callable[[], None], turn: Turn = lambda x: x
-) -> dict[str, Tensor]:
-    """The largest |x| of every input channel of every layer while `run` runs the model: [I] each.
+@contextmanager
+def calibration(layers: Layers, turn: Turn = None) -> Iterator[dict[str, Tensor]]:
+    """Yields what is, after the body has run the model, the largest |x| of every input channel of
+    every layer, [I] each.
 
     Raises:
         ClearheadError: a layer that was not run, or whose inputs were not finite.
     """
     tops: dict[str, Tensor] = {}
 
-    def hook(name: str) -> Callable[..., None]:
-        def watch(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            x = turn(inputs[0].detach())
-            top = x.abs().flatten(0, -2).amax(0)
-            tops[name] = torch.maximum(tops[name], top) if name in tops else top
+    def watch(name: str, x: Tensor) -> None:
+        top = _turned(x.detach(), turn).abs().flatten(0, -2).amax(0)
+        tops[name] = torch.maximum(tops.get(name, top), top)
 
-        return watch
-
-    with _hooks(layers, hook):
-        run()
+    with _inputs(layers, watch):
+        yield tops
     for name in layers:
         if name not in tops:
             raise ClearheadError(
@@ -185,7 +176,6 @@ def calibrate(
             )
         if not bool(tops[name].isfinite().all()):
             raise ClearheadError(f"the input of {name} has NaN or infinite channels")
-    return tops
 
 
 @contextmanager
@@ -198,15 +188,24 @@ def naming(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _hooks(layers: Layers, hook: Callable[[str], Callable[..., Any]]) -> Iterator[None]:
-    handles: list[Any] = []
-    try:
+def _inputs(layers: Layers, change: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
+    """In the body `change` is shown each layer's name and input, and may give another input."""
+
+    def hook(name: str) -> Callable[..., Any]:
+        def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
+            x = change(name, inputs[0])
+            return None if x is None else (x, *inputs[1:])
+
+        return before
+
+    with ExitStack() as stack:
         for name, module in layers.items():
-            handles.append(module.register_forward_pre_hook(hook(name)))
+            stack.enter_context(module.register_forward_pre_hook(hook(name)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+def _turned(x: Tensor, turn: Turn) -> Tensor:
+    return x if turn is None else turn(x)
 
 
 def _outputs_first(module: nn.Module, weight: Tensor) -> Tensor:

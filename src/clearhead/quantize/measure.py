@@ -45,7 +45,7 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """One scheme's results; `scheme` is None for full precision.
+    """The cost of a scheme, or of full precision.
 
     Attributes:
         perplexity: None where it could not be measured.
@@ -55,7 +55,6 @@ class Cost:
         unused: quantised layers that the text never went through, such as unchosen experts.
     """
 
-    scheme: Scheme | None
     perplexity: float | None = None
     tokens: int = 0
     by_window: tuple[float, ...] = ()
@@ -74,18 +73,20 @@ def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterato
         ClearheadError: what `linear` and `logits` refuse; a calibrated scheme without texts.
     """
     layers = linear.linear_layers(model)
+    turn = rotate_channels if scheme.rotated else None
     with ExitStack() as stack:
         called: set[str] = set()
-        inputs = scheme.activations
-        turn: dict[str, linear.Turn] = {"turn": rotate_channels} if scheme.rotated else {}
-        if inputs is not None or scheme.rotated:
-            tops = None
-            if inputs is not None and inputs.scale == "channel":
-                # its scales are those of the model in full precision
-                tops = _calibrated(model, layers, texts, **turn)
-            called = stack.enter_context(linear.activations(layers, inputs, tops, **turn))
+        inputs, tops = scheme.activations, None
+        if inputs is not None and inputs.scale == "channel":
+            if texts is None or not texts.calibration:
+                raise ClearheadError("a scale a channel is calibrated: give texts to calibrate on")
+            with linear.calibration(layers, turn) as tops, evaluating(model):  # in full precision
+                for ids_1T in batches(model, texts.calibration[:CALIBRATION], 1):
+                    run_backbone(model, ids_1T)
+        if inputs is not None or turn is not None:
+            called = stack.enter_context(linear.activations(layers, inputs, tops, turn))
         if scheme.weights is not None:
-            stack.enter_context(linear.weights(layers, scheme.weights, **turn))
+            stack.enter_context(linear.weights(layers, scheme.weights, turn))
         if scheme.logits is not None:
             called = stack.enter_context(logits.logits(model, scheme.logits))
         yield called
@@ -102,44 +103,31 @@ def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
         ClearheadError: texts that do not fit the model.
     """
     if scheme is None:
-        return _measured(model, None, texts)
+        return _measured(model, texts)
     try:
         with quantized(model, scheme, texts) as called:
-            found = _measured(model, scheme, texts)
+            found = _measured(model, texts)
             if scheme.logits is not None and not called:  # accepted the name, never asked for it
                 raise ClearheadError(logits.without_interface(model))
     except ClearheadError as error:
-        return Cost(scheme=scheme, reason=str(error))
+        return Cost(reason=str(error))
     if scheme.activations is None:
         return found
     unused = tuple(name for name in linear.linear_layers(model) if name not in called)
     return replace(found, unused=unused)
 
 
-def _measured(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
+def _measured(model: Any, texts: Texts) -> Cost:
     length = len(texts.windows[0])
     found = perplexity(model, texts.windows, length=length, batch_size=1)
     if found.problem or found.perplexity is None or found.loss is None:
-        return Cost(scheme=scheme, tokens=found.tokens, reason=found.problem)
-    parts = tuple(on_perplexity(found.perplexity, found.loss, found.by_window))
-    plain = Cost(scheme=scheme, perplexity=found.perplexity, tokens=found.tokens, by_window=parts)
-    if not texts.questions:
-        return plain
-    return replace(plain, answers=accuracy(model, texts.tokenizer, texts.questions))
-
-
-def _calibrated(
-    model: Any, layers: linear.Layers, texts: Texts | None, **turn: linear.Turn
-) -> dict[str, Tensor]:
-    if texts is None or not texts.calibration:
-        raise ClearheadError("a scale a channel is calibrated: give texts to calibrate on")
-
-    def run() -> None:
-        with evaluating(model):
-            for ids_1T in batches(model, texts.calibration[:CALIBRATION], 1):
-                run_backbone(model, ids_1T)
-
-    return linear.calibrate(layers, run, **turn)
+        return Cost(tokens=found.tokens, reason=found.problem)
+    return Cost(
+        perplexity=found.perplexity,
+        tokens=found.tokens,
+        by_window=tuple(on_perplexity(found.perplexity, found.loss, found.by_window)),
+        answers=accuracy(model, texts.tokenizer, texts.questions) if texts.questions else {},
+    )
 
 
 # Of lm-eval's questions: by log-likelihood, raw and divided by the answers' characters.

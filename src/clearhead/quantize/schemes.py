@@ -22,7 +22,7 @@ matrix product), `token` the other common one (LLM.int8, arXiv 2208.07339).
 
 import re
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.quantize.quantizers import GROUP, MX_BLOCK, checked
@@ -89,10 +89,9 @@ FAMILIES: dict[str, tuple[int, ...]] = {
     **{f"w-{scale}": (8, 6, 4, 3) for scale in ("channel", "group")},
     **{f"logits-{scale}": (8, 6, 4) for scale in ("tensor", "head", "row")},
 }
+WEIGHTS, LOGITS = ("tensor", "channel", "group"), ("tensor", "head", "row")  # what shares a scale
 _NAME = re.compile(
-    r"(?:w(?P<w>\d+)a(?P<a>\d+)-(?P<both>[a-z]+)"
-    r"|w(?P<weights>\d+)-(?P<weight_scale>[a-z]+?)(?P<group>\d*)"
-    r"|logits(?P<logits>\d+)-(?P<logit_scale>[a-z]+))"
+    r"(?P<what>w|logits)(?P<bits>\d+)(?:a(?P<inputs>\d+))?-(?P<kind>[a-z]+?)(?P<group>\d*)"
 )
 
 
@@ -113,42 +112,32 @@ def scheme(name: str) -> Scheme:
     if name == "mxfp4":
         return Scheme(name=name, family="mxfp4", bits=_MXFP4.bits, weights=_MXFP4)
     match = _NAME.fullmatch(name)
-    if match is None:
+    if match is None or (match["inputs"] and (match["what"] != "w" or match["group"])):
         choose("scheme", name, [*every(), "mxfp4"])
     assert match is not None
-    if match["both"]:
-        kind = choose("granularity", match["both"], _BOTH)
-        weights, inputs = _BOTH[kind]
-        w, a = checked(int(match["w"])), checked(int(match["a"]))
+    inputs, group = match["inputs"], match["group"]
+    known = LOGITS if match["what"] == "logits" else WEIGHTS
+    kind: Any = choose("granularity", match["kind"], _BOTH if inputs else known)
+    bits = checked(int(match["bits"]))
+    if group and (kind != "group" or int(group) < 2):
+        raise ClearheadError(
+            f"scheme {name!r}: only 'group' takes a number, of 2 inputs or more: w4-group64"
+        )
+    if inputs:
+        of_weights, of_inputs = _BOTH[kind]
         return Scheme(
             name=name,
             family=f"wa-{kind}",
-            bits=w if w == a else None,
-            weights=Weights(bits=w, quantizer="absmax", scale=weights),
-            activations=Activations(bits=a, scale=inputs),
+            bits=bits if bits == checked(int(inputs)) else None,
+            weights=Weights(bits=bits, quantizer="absmax", scale=of_weights),
+            activations=Activations(bits=int(inputs), scale=of_inputs),
         )
-    if match["weights"]:
-        bits = checked(int(match["weights"]))
-        kind = choose("granularity", match["weight_scale"], ("tensor", "channel", "group"))
-        group = int(match["group"] or GROUP)
-        if match["group"] and (kind != "group" or group < 2):
-            raise ClearheadError(
-                f"scheme {name!r}: only 'group' takes a number, of 2 inputs or more: w4-group64"
-            )
-        return Scheme(
-            name=name,
-            family=f"w-{kind}" + (match["group"] or ""),
-            bits=bits,
-            weights=Weights(bits=bits, quantizer="zeropoint", scale=kind, group=group),  # type: ignore[arg-type]
-        )
-    bits = checked(int(match["logits"]))
-    kind = choose("granularity", match["logit_scale"], ("tensor", "head", "row"))
-    return Scheme(
-        name=name,
-        family=f"logits-{kind}",
-        bits=bits,
-        logits=Logits(bits=bits, scale=kind),  # type: ignore[arg-type]
-    )
+    rounded: dict[str, Any] = {"logits": Logits(bits=bits, scale=kind)}
+    if known is WEIGHTS:
+        size = int(group or GROUP)
+        of_layers = Weights(bits=bits, quantizer="zeropoint", scale=kind, group=size)
+        rounded = {"weights": of_layers}
+    return Scheme(name=name, family=f"{match['what']}-{kind}{group}", bits=bits, **rounded)
 
 
 def every() -> list[str]:

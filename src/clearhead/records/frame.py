@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from clearhead.records.runs import DIMENSIONS, Records, Run, measure_key
+from clearhead.records.runs import DIMENSIONS, Records, measure_key
 
 if TYPE_CHECKING:
     import pandas
@@ -13,12 +13,6 @@ COLUMNS = (
     *("sequence_length", "vocabulary", "learning_rate", "at_edge"),
     *DIMENSIONS,
 )
-
-
-def _vocabulary(run: Run) -> int | None:
-    model, data = (run.header.get(name) or {} for name in ("model", "data"))
-    found = model.get("vocab_size") or (data.get("tokenizer") or {}).get("vocabulary")
-    return found if isinstance(found, int) else None
 
 
 def frame(sources: Mapping[str, Records]) -> "pandas.DataFrame":
@@ -41,7 +35,7 @@ def frame(sources: Mapping[str, Records]) -> "pandas.DataFrame":
             "value": one.value,
             "measure": one,
             "sequence_length": run.sequence_length,
-            "vocabulary": _vocabulary(run),
+            "vocabulary": run.vocabulary,
             "learning_rate": (run.header.get("train") or {}).get("learning_rate"),
             "at_edge": run.at_edge,
             **dict(measure_key(one.metric, one.dimensions)[1]),

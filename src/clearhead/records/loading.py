@@ -11,9 +11,10 @@ repository converts them.
 import json
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.records import jsonl
@@ -121,26 +122,23 @@ def _records(loaded: list[Run]) -> Records:
 
 def _joined(runs: list[Run]) -> list[Run]:
     """The runs, each with the measures of its evaluations in other files."""
+
+    def place(run: Run) -> tuple[Any, ...]:
+        return run.study, run.id, run.seed, run.header.get("train")
+
     joined = [run for run in runs if not _is_evaluated(run)]
+    trained = [place(run) for run in joined]
     for run in filter(_is_evaluated, runs):
-        trained = [
-            place
-            for place, one in enumerate(joined)
-            if one.study == COMPARISON and not _is_evaluated(one)
-            if (one.id, one.seed) == (run.id, run.seed)
-            if one.header.get("train") == run.header.get("train")
-        ]
-        if len(trained) == 1:
-            one = joined[trained[0]]
-            payloads = {
-                kind: [*one.payloads.get(kind, []), *run.payloads.get(kind, [])]
-                for kind in {*one.payloads, *run.payloads}
-            }
-            joined[trained[0]] = replace(
-                one, measures={**one.measures, **run.measures}, payloads=payloads
-            )
-        else:
+        if trained.count(place(run)) != 1:
             joined.append(run)
+            continue
+        at = trained.index(place(run))
+        kinds = {**joined[at].payloads, **run.payloads}
+        payloads = {
+            kind: joined[at].payloads.get(kind, []) + run.payloads.get(kind, []) for kind in kinds
+        }
+        measures = joined[at].measures | run.measures
+        joined[at] = replace(joined[at], measures=measures, payloads=payloads)
     return joined
 
 
@@ -176,53 +174,12 @@ def _settings(run: Run) -> str:
 Entry = tuple[Line, Measure | None]
 
 
-@dataclass
-class _Lines:
-    """Lines under one run's name.
-
-    Attributes:
-        entries: what counts, in order: loose lines one by one, and those of a cell's place by cell.
-        unclosed: lines of cells whose closing line is still to come.
-    """
-
-    header: Line
-    entries: dict[str | int, dict[str, list[Entry]]] = field(default_factory=dict)
-    unclosed: dict[str, list[Entry]] = field(default_factory=dict)
-    count: int = 0
-
-    def add(self, line: Line) -> None:
-        entry = line, _measure(line) if line["kind"] == "measure" else None
-        cell = str(line.get("cell", ""))
-        if line["kind"] == "cell":
-            lines = whole(self.unclosed.pop(cell, []), line)
-            if lines is None:
-                return
-            place = json.dumps([line["task"], line["at"]], sort_keys=True)
-            setting = setting_of(line)
-            if any(setting_of({"cell": one}) != setting for one in self.entries.get(place, ())):
-                del self.entries[place]  # of other settings
-            self.entries.setdefault(place, {})[cell] = [*lines, entry]
-        elif cell:
-            self.unclosed.setdefault(cell, []).append(entry)
-        else:
-            self.count += 1
-            self.entries[self.count] = {"": [entry]}
-
-    def run(self, name: str) -> Run:
-        """The run, with all that counts."""
-        run = _run(name, self.header)
-        for cells in self.entries.values():
-            for entries in cells.values():
-                for line, measure in entries:
-                    _take(run, line, measure)
-        return run
-
-
 class _Reader:
     """Lines of one file to runs."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, _Lines] = {}
+        self._headers: dict[str, Line] = {}
+        self._entries: dict[str, list[Entry]] = {}
 
     def add(self, line: Line) -> None:
         """Add a line."""
@@ -235,21 +192,49 @@ class _Reader:
         choose("kind", kind, KINDS)
         check_line(line)
         name = str(line["run"])
-        known = self._lines.get(name)
+        known = self._headers.get(name)
         if kind == "run":
             _run(name, line)
-            if known is not None and _goes_on(line, known.header):
-                known.header = line
-            else:
-                self._lines[name] = _Lines(line)
+            if known is None or not _goes_on(line, known):
+                self._entries[name] = []
+            self._headers[name] = line
         elif known is None:
             raise ValueError(f'no line of kind "run" for {name!r} comes before it')
         else:
-            known.add(line)
+            self._entries[name].append((line, _measure(line) if kind == "measure" else None))
 
     def runs(self) -> list[Run]:
-        """The runs, in the order of their first lines."""
-        return [lines.run(name) for name, lines in self._lines.items()]
+        """The runs, with all that counts."""
+        runs = []
+        for name, header in self._headers.items():
+            runs.append(_run(name, header))
+            for line, measure in _counting(self._entries[name]):
+                _take(runs[-1], line, measure)
+        return runs
+
+
+def _counting(entries: list[Entry]) -> Iterator[Entry]:
+    """The entries that count: loose ones, and those of the latest closed cell of each place and
+    draw, where the place was first met."""
+    found: dict[str | int, dict[str, list[Entry]]] = {}
+    unclosed: dict[str, list[Entry]] = {}
+    for number, entry in enumerate(entries):
+        line, cell = entry[0], str(entry[0].get("cell", ""))
+        if line["kind"] == "cell":
+            if (lines := whole(unclosed.pop(cell, []), line)) is None:
+                continue
+            place = json.dumps([line["task"], line["at"]], sort_keys=True)
+            setting = setting_of(line)
+            if any(setting_of({"cell": one}) != setting for one in found.get(place, ())):
+                del found[place]  # of other settings
+            found.setdefault(place, {})[cell] = [*lines, entry]
+        elif cell:
+            unclosed.setdefault(cell, []).append(entry)
+        else:
+            found[number] = {"": [entry]}
+    for cells in found.values():
+        for lines in cells.values():
+            yield from lines
 
 
 def _take(run: Run, line: Line, measure: Measure | None) -> None:

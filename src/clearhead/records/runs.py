@@ -122,11 +122,6 @@ class Run:
         return self.payloads.get("cell", [])
 
     @property
-    def trained_somewhere(self) -> bool:
-        """True if the run was trained and its device is recorded; some were only evaluated."""
-        return bool(self.steps and self.header.get("device"))
-
-    @property
     def precision(self) -> str | None:
         """That of the training's products, "bf16" or "fp32"; None where it was not recorded."""
         asked = (self.header.get("train") or {}).get("precision")
@@ -152,12 +147,17 @@ class Run:
         return bool(swept) and rate is not None and not min(swept) < rate < max(swept)
 
     @property
+    def vocabulary(self) -> int | None:
+        """The number of its tokens, where the header names it."""
+        model, data = (self.header.get(name) or {} for name in ("model", "data"))
+        size = model.get("vocab_size") or (data.get("tokenizer") or {}).get("vocabulary")
+        return size if isinstance(size, int) else None
+
+    @property
     def budget(self) -> float | None:
         """Tokens that the run read, or else was to read."""
-        if self.steps and self.steps[-1].get("tokens"):
-            return float(self.steps[-1]["tokens"])
-        planned = (self.header.get("train") or {}).get("tokens")
-        return None if planned is None else float(planned)
+        read = self.steps[-1].get("tokens") if self.steps else None
+        return read or (self.header.get("train") or {}).get("tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,9 +176,7 @@ class Records:
     def given(self) -> bool:
         """True if these models came as they are, none from a training with a seed: the text that
         was read is the only sample."""
-        trained = any(
-            run.steps or (run.header.get("train") or {}).get("tokens") for run in self.runs
-        )
+        trained = any(run.steps or run.budget for run in self.runs)
         return not trained and len(self.runs) == len({(run.label, run.arm) for run in self.runs})
 
     def labels(self) -> list[str]:
@@ -194,13 +192,15 @@ class Records:
         were: times and memory do not compare between them. A device is known by its kind and its
         number of threads."""
 
-        def place(run: Run) -> tuple[str, str | None]:
-            return run.header["device"], run.precision
-
-        trained = Counter(place(run) for run in self.runs if run.trained_somewhere)
-        most = [where for where, _ in trained.most_common(1)]
-        alike = (run for run in self.runs if not run.trained_somewhere or place(run) in most)
-        return Records(runs=tuple(alike))
+        places = [
+            (run.header["device"], run.precision)
+            if run.steps and run.header.get("device")
+            else None
+            for run in self.runs
+        ]
+        most = [place for place, _ in Counter(filter(None, places)).most_common(1)]
+        alike = zip(self.runs, places, strict=True)
+        return Records(runs=tuple(run for run, place in alike if place in (None, *most)))
 
     def arms(self) -> list[str]:
         """The reference first: the first arm of the baseline, if it was compared; the others as

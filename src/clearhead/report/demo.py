@@ -7,7 +7,7 @@ from clearhead.records.runs import Measure, Records, Run
 from clearhead.report import comparison, evaluation, figures, made, narrative, style
 from clearhead.report.diagnosis import outlier
 from clearhead.report.heatmaps import SHARE
-from clearhead.report.page import Fold, Page, Panel, Panels, Section, section
+from clearhead.report.page import Fold, Page, Panel, section
 from clearhead.report.pivots import (
     Entry,
     Heading,
@@ -19,7 +19,6 @@ from clearhead.report.pivots import (
     in_header,
     seeds_in_words,
 )
-from clearhead.report.statistics import LEVEL
 
 TITLE = "Defects of the Transformer, and what repairs them"
 LEAD = (
@@ -29,17 +28,47 @@ LEAD = (
 COARSE = "w8a8-coarse"  # 8 bits, a scale a tensor
 MASS = "first_token_mass"
 BASE, SHAPED, ALIBI, COCA = "transformer", "sas-p", "alibi", "coca"
-# File in results/ → what it is called on the page, and the models shown of it.
-LONGER: dict[str, tuple[str, tuple[str, ...]]] = {
-    "passkey.jsonl": ("passkeys, 1.5 M tokens a model", (BASE, ALIBI, COCA)),
-    "blocks.jsonl": ("8.2 M tokens a model, rates tuned", (BASE, SHAPED)),
-    "backcopy-diagnoses.jsonl": ("the same made text, 4.1 M tokens a model", (BASE, "softmax1")),
-    "orthoadam.jsonl": (
-        "OrthoAdam with one rotation a size, 2 M tokens a model",
-        ("transformer · adamw", "transformer · orthoadam"),
+PARAMETERS = Quantity(
+    "parameters",
+    note="M",
+    read=in_header("parameters"),
+    scale=1e-6,
+    judged=False,
+    write=style.number,
+)
+SINK = [
+    Quantity(title, note=note, read=at(metric, map="softmax"), write=style.percent)
+    for title, note, metric in (
+        ("weight on the first token", "", MASS),
+        ("weight on no token", "", "null_mass"),
+        ("largest weight on the first token", "of all queries", SHARE),
+    )
+]
+Make = Callable[[Records], Pivot | None]
+# File in results/ → what it is called on the page, the models shown of it, and its table.
+LONGER: dict[str, tuple[str, tuple[str, ...], Make]] = {
+    "passkey.jsonl": (
+        "hidden numbers found, 1.5 M tokens a model",
+        (BASE, ALIBI, COCA),
+        lambda records: evaluation.table(records, "passkey", "accuracy"),
     ),
-    "smollm2-diagnosis.jsonl": ("SmolLM2-135M, measured before", ()),
-    "smollm2-bits.jsonl": ("SmolLM2-135M, measured before", ()),
+    "blocks.jsonl": (
+        "perplexity, 8.2 M tokens a model, rates tuned",
+        (BASE, SHAPED),
+        comparison.comparison,
+    ),
+    "backcopy-diagnoses.jsonl": (
+        "the same made text, 4.1 M tokens a model",
+        (BASE, "softmax1"),
+        lambda records: by_arm(records, "the sink", SINK),
+    ),
+    "orthoadam.jsonl": (
+        "outliers of OrthoAdam with one rotation a size, 2 M tokens a model",
+        ("transformer · adamw", "transformer · orthoadam"),
+        comparison.internals,
+    ),
+    "smollm2-diagnosis.jsonl": ("SmolLM2-135M, measured before", (), lambda records: None),
+    "smollm2-bits.jsonl": ("SmolLM2-135M, measured before", (), lambda records: None),
 }
 
 
@@ -55,15 +84,10 @@ class Parts:
 
     def beside(self, name: str) -> Records:
         """The runs of a longer record that the page shows, under its name."""
-        label, arms = LONGER[name]
+        words, arms, _ = LONGER[name]
         runs = self.longer[name].runs if name in self.longer else ()
-        return Records(
-            runs=tuple(
-                replace(run, label=f"longer record: {label}")
-                for run in runs
-                if run.arm in arms or not arms
-            )
-        )
+        shown = (run for run in runs if run.arm in arms or not arms)
+        return Records(runs=tuple(replace(run, label=f"longer record: {words}") for run in shown))
 
     @property
     def all(self) -> Records:
@@ -77,24 +101,6 @@ def only(records: Records, *arms: str) -> Records:
     return Records(runs=tuple(run for run in records.runs if run.arm in arms))
 
 
-def by_model(parts: Parts) -> dict[tuple[str, str], list[Records]]:
-    """The diagnosis and the quantisation of each model, by name and label."""
-    longer = [parts.beside(f"smollm2-{study}.jsonl") for study in ("diagnosis", "bits")]
-    found: dict[tuple[str, str], list[Records]] = {}
-    for records in (parts.bits, *parts.pretrained, *longer):
-        for place in dict.fromkeys((run.arm, run.label) for run in records.runs):
-            found.setdefault(place, []).append(only(records, place[0]))
-    return found
-
-
-def added(run: Run) -> list[Measure]:
-    """The share that 8 bits add to perplexity."""
-    full, coarse = run.value("perplexity"), run.value("perplexity", scheme=COARSE)
-    if full is None or coarse is None:
-        return []
-    return [Measure(metric="added", value=coarse / full - 1)]
-
-
 def page(parts: Parts) -> Page:
     """The page of the demo."""
     built = Page(
@@ -104,205 +110,103 @@ def page(parts: Parts) -> Page:
         judge=lambda threshold: [LEAD, *filter(None, answers)],
         warnings=narrative.warnings(parts.text),
     )
-    made_of = (_lengths(parts, built), _blocks(parts, built), _sinks(parts), _bits(parts))
-    sections = [one for one in made_of if one is not None]
-    answers = [one.answer for one in sections]
-    shown = (replace(one, answer="") for one in sections)
-    return built.with_sections(*shown, made.section(parts.all))
-
-
-# --- texts longer than in training
-
-
-def _lengths(parts: Parts, built: Page) -> Section | None:
-    shown = only(parts.text, BASE, ALIBI, COCA)
-    longest = max(shown.dimension("perplexity", "length", task=None), default=0)
-    trained = shown.sequence_length() or 0
-    what = f"Perplexity at {longest:,} tokens, after training at {trained:,},"
-    return section(
-        "demo.lengths",
-        _beside_base(shown, what, "perplexity", ("better", "worse"), length=longest),
-        (
-            _panels(figures.perplexity_by_length(shown, built.looks)),
-            by_arm(shown, "perplexity by length", _by_length(shown)),
-            _beside(parts, "passkey.jsonl", "share of hidden numbers found", _passkeys),
-        ),
-    )
-
-
-def _by_length(records: Records) -> Iterator[tuple[Heading, Quantity]]:
-    for length in records.dimension("perplexity", "length", task=None):
-        yield (
-            Heading(title=f"{length:,}", note="tokens"),
-            Quantity(read=at("perplexity", length=length)),
-        )
-
-
-def _passkeys(records: Records) -> Pivot | None:
-    """Shares of hidden numbers that are found, without a scaling of the positions."""
-    plain = Records(
-        runs=tuple(
-            replace(
-                run,
-                measures={
-                    key: one
-                    for key, one in run.measures.items()
-                    if one.dimensions.get("scaling") == evaluation.PLAIN
-                },
-            )
-            for run in records.runs
-        )
-    )
-    return evaluation.table(plain, "passkey", "accuracy")
-
-
-# --- fewer parts
-
-
-def _blocks(parts: Parts, built: Page) -> Section | None:
-    shown = only(parts.text, BASE, SHAPED)
+    lengths, blocks = (only(parts.text, BASE, *arms) for arms in ((ALIBI, COCA), (SHAPED,)))
+    longest = max(lengths.dimension("perplexity", "length", task=None), default=0)
     trained = parts.text.sequence_length()
-    columns = [
-        (
-            Heading(title="parameters", note="M"),
-            Quantity(read=in_header("parameters"), scale=1e-6, judged=False, write=style.number),
+    better = ("better", "worse")
+    answers = [
+        narrative.answer(
+            lengths,
+            f"Perplexity at {longest:,} tokens, after training at {trained or 0:,}",
+            at("perplexity", length=longest),
+            words=better,
         ),
-        (Heading(title="perplexity"), Quantity(read=at("perplexity", length=trained))),
-    ]
-    return section(
-        "demo.blocks",
-        _beside_base(shown, "Perplexity", "perplexity", ("better", "worse"), length=trained),
-        (
-            _panels(figures.loss(shown, built.looks, "tokens")),
-            by_arm(shown, "blocks", columns),
-            _beside(
-                parts,
-                "blocks.jsonl",
-                "perplexity",
-                lambda records: by_arm(records, "blocks", _by_length(records)),
-            ),
-        ),
-    )
-
-
-# --- the sink
-
-
-def _sinks(parts: Parts) -> Section | None:
-    columns = [
-        (Heading(title="weight on the first token"), _share(MASS)),
-        (Heading(title="weight on no token"), _share("null_mass")),
-        (Heading(title="largest weight on the first token", note="of all queries"), _share(SHARE)),
-        (
-            Heading(title="perplexity"),
-            Quantity(read=at("perplexity", length=parts.sinks.sequence_length())),
-        ),
-    ]
-    return section(
-        "demo.sinks",
-        _beside_base(
+        narrative.answer(blocks, "Perplexity", at("perplexity", length=trained), words=better),
+        narrative.answer(
             parts.sinks,
             "Weight on the first token",
-            MASS,
-            ("less", "more"),
-            write=style.percent,
-            map="softmax",
+            at(MASS, map="softmax"),
+            style.percent,
+            words=("less", "more"),
         ),
-        (
+    ]
+    tables = {
+        "lengths": (
+            _own_legend(figures.perplexity_by_length(lengths, built.looks)),
+            by_arm(lengths, "perplexity by length", _by_length(lengths)),
+            _beside(parts, "passkey.jsonl"),
+        ),
+        "blocks": (
+            _own_legend(figures.loss(blocks, built.looks, "tokens")),
+            by_arm(blocks, "blocks", [PARAMETERS, _perplexity(blocks)]),
+            _beside(parts, "blocks.jsonl"),
+        ),
+        "sinks": (
             *comparison.maps(parts.sinks),
-            by_arm(parts.sinks, "the sink", columns),
-            _beside(
-                parts,
-                "backcopy-diagnoses.jsonl",
-                "attention to the first token",
-                lambda records: by_arm(records, "the sink", columns[:-1]),
-            ),
+            by_arm(parts.sinks, "the sink", [*SINK, _perplexity(parts.sinks)]),
+            _beside(parts, "backcopy-diagnoses.jsonl"),
         ),
-    )
+        "bits": (_bits(parts), _beside(parts, "orthoadam.jsonl")),
+    }
+    sections = (section(f"demo.{name}", "", blocks) for name, blocks in tables.items())
+    return built.with_sections(*sections, made.section(parts.all))
 
 
-def _share(metric: str) -> Quantity:
-    return Quantity(read=at(metric, map="softmax"), write=style.percent)
+def _own_legend(panel: Panel | None) -> Panel | None:
+    """A panel whose legend has its few models, not those of the whole page."""
+    return panel and replace(panel, own_legend=True)
 
 
-# --- outliers and 8 bits
-
-
-def _bits(parts: Parts) -> Section | None:
-    columns = [
-        (Heading(title="first token a sink", note="of all queries"), _share(SHARE)),
-        (Heading(title="largest hidden number", note="in medians"), Quantity(read=outlier)),
-        (Heading(title="perplexity", note="full precision"), Quantity(read=at("perplexity"))),
-        (
-            Heading(title="in 8 bits", note="a scale a tensor"),
-            Quantity(read=at("perplexity", scheme=COARSE)),
-        ),
-        (Heading(title="change"), Quantity(read=added, write=style.percent)),
-    ]
-    models = by_model(parts)
-    rows = [
-        (Heading(title=arm, arm=arm, note=label.partition(":")[0] or "this run"), studies)
-        for (arm, label), studies in models.items()
-    ]
-
-    def fill(studies: list[Records], quantity: Quantity) -> tuple[Entry, ...]:
-        cells = (quantity.entries(one, one.arms()[0], one.arms()[0]) for one in studies)
-        return next(filter(None, cells), ())
-
-    return section(
-        "demo.bits",
-        "",
-        (
-            build("outliers and 8 bits", rows, columns, fill, corner="model"),
-            _beside(parts, "orthoadam.jsonl", "outliers of two optimizers", _kurtosis),
-        ),
-    )
-
-
-def _kurtosis(records: Records) -> Pivot | None:
-    columns = [
-        (Heading(title=f"kurtosis, {title}", note="3 is a bell curve"), Quantity(read=read))
-        for title, read in (
-            ("first token", at("kurtosis", tokens="first")),
-            ("other tokens", at("kurtosis", tokens="rest")),
-        )
-    ]
-    length = records.sequence_length()
-    columns.append((Heading(title="perplexity"), Quantity(read=at("perplexity", length=length))))
-    return by_arm(records, "outliers", columns)
-
-
-# --- sentences and blocks of sections
-
-
-def _beside_base(
-    records: Records,
-    what: str,
-    metric: str,
-    words: tuple[str, str],
-    write: Callable[[float], str] = style.number,
-    **dimensions: int | str | None,
-) -> str:
-    """Each model's number beside the baseline's, judged among these alone."""
-    return narrative.beside(records, LEVEL, what, metric, write=write, words=words, **dimensions)
-
-
-def _panels(panel: Panel | None) -> Panels | None:
-    if panel is None:
-        return None
-    panel.own_legend = True  # its few models, not those of the whole page
-    return Panels(panels=(panel,))
-
-
-def _beside(
-    parts: Parts, name: str, what: str, make: Callable[[Records], Pivot | None]
-) -> Fold | None:
+def _beside(parts: Parts, name: str) -> Fold | None:
     """A longer record, folded."""
     records = parts.beside(name)
+    words, _, make = LONGER[name]
     table = make(records) if records.runs else None
     if table is None:
         return None
     seeds = seeds_in_words(max(len(records.of(arm)) for arm in records.arms()))
-    return Fold(
-        summary=f"A longer record beside it: {what} ({LONGER[name][0]}, {seeds})", pivot=table
-    )
+    return Fold(summary=f"A longer record beside it: {words}, {seeds}", pivot=table)
+
+
+def _perplexity(records: Records) -> Quantity:
+    return Quantity("perplexity", read=at("perplexity", length=records.sequence_length()))
+
+
+def _by_length(records: Records) -> Iterator[Quantity]:
+    for length in records.dimension("perplexity", "length", task=None):
+        yield Quantity(f"{length:,}", note="tokens", read=at("perplexity", length=length))
+
+
+def _added(run: Run) -> list[Measure]:
+    """The share that 8 bits add to perplexity."""
+    full, coarse = run.value("perplexity"), run.value("perplexity", scheme=COARSE)
+    if full is None or coarse is None:
+        return []
+    return [Measure(metric="added", value=coarse / full - 1)]
+
+
+def _bits(parts: Parts) -> Pivot | None:
+    """Outliers and what 8 bits cost, of each model by its diagnosis and its quantisation."""
+    columns = [
+        replace(SINK[-1], title="first token a sink"),
+        Quantity("largest hidden number", note="in medians", read=outlier),
+        Quantity("perplexity", note="full precision", read=at("perplexity")),
+        Quantity("in 8 bits", note="a scale a tensor", read=at("perplexity", scheme=COARSE)),
+        Quantity("change", read=_added, write=style.percent),
+    ]
+    longer = [parts.beside(f"smollm2-{study}.jsonl") for study in ("diagnosis", "bits")]
+    studies: dict[tuple[str, str], list[Records]] = {}
+    for records in (parts.bits, *parts.pretrained, *longer):
+        for place in dict.fromkeys((run.arm, run.label) for run in records.runs):
+            studies.setdefault(place, []).append(only(records, place[0]))
+    rows = [
+        (Heading(title=arm, arm=arm, note=label.partition(":")[0] or "this run"), ones)
+        for (arm, label), ones in studies.items()
+    ]
+
+    def fill(ones: list[Records], quantity: Quantity) -> tuple[Entry, ...]:
+        cells = (quantity.entries(one, one.arms()[0], one.arms()[0]) for one in ones)
+        return next(filter(None, cells), ())
+
+    named = [(column, column) for column in columns]
+    return build("outliers and 8 bits", rows, named, fill, corner="model")

@@ -3,9 +3,9 @@
 import base64
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from clearhead.records.runs import Records, Run, ordered_maps
+from clearhead.records.runs import Measure, Records, Run, ordered_maps
 from clearhead.report import style
 from clearhead.report.charts import heat_map, new, some_of, with_map
 from clearhead.report.page import Panel, Scale
@@ -28,6 +28,13 @@ def largest_share(records: Records) -> float:
     return max((value for value in values if value is not None), default=1.0)
 
 
+def share_of_queries(run: Run) -> list[Measure]:
+    """The share of queries whose largest weight is on the first token: of the difference of maps,
+    where a model has one."""
+    found = (run.measure(SHARE, map=name) for name in ("difference", "softmax"))
+    return [one for one in found if one is not None and one.value is not None][:1]
+
+
 def share_scale(largest: float) -> Scale:
     """The colour scale of `first_token_share`."""
     ticks = tuple(f"{100 * largest * part:.0f} %" for part in (0, 0.5, 1))
@@ -48,40 +55,35 @@ def first_token_share(records: Records, largest: float) -> list[Panel]:
                 for one in run.select(SHARE, map=name)
                 if {"layer", "head"} <= one.dimensions.keys() and one.value is not None
             }
-            if cells:
-                figure = _cells(cells, 100 * largest)
-                title = with_map(arm, name)
-                described = f"first token’s share in {title}"
-                panels.append(Panel(title=title, figure=figure, described=described))
+            if not cells:
+                continue
+            figure = heat_map(
+                cells,
+                100 * largest,
+                titles=("head", "layer"),
+                form=".0f",
+                hover="layer %{y}, head %{x}: %{z:.2f} %",
+                names=(int, int),
+            )
+            figure.update_xaxes(tickvals=some_of(sorted({head for _, head in cells})))
+            figure.update_yaxes(tickvals=some_of(sorted({layer for layer, _ in cells})))
+            title = with_map(arm, name)
+            described = f"first token’s share in {title}"
+            panels.append(Panel(title=title, figure=figure, shape="cells", described=described))
     return panels
-
-
-def _cells(cells: dict[tuple[int, int], float], largest: float) -> "go.Figure":
-    layers = sorted({layer for layer, _ in cells})
-    heads = sorted({head for _, head in cells})
-    figure = heat_map(
-        heads,
-        layers,
-        [[cells.get((layer, head)) for head in heads] for layer in layers],
-        largest,
-        titles=("head", "layer"),
-        form=".0f",
-        hover="layer %{y}, head %{x}: %{z:.2f} %",
-    )
-    figure.update_xaxes(tickvals=some_of(heads))
-    figure.update_yaxes(tickvals=some_of(layers))
-    return figure
 
 
 def attention(records: Records) -> list[Panel]:
     """The attention maps of every arm, from its first seed that has any."""
-    panels: list[Panel] = []
-    for arm in records.arms():
-        run = next((run for run in records.of(arm) if run.attention), None)
-        if run is not None:
-            names = ordered_maps({name for _, _, name in run.attention})
-            panels.extend(_attention_panel(run, name) for name in names)
-    return panels
+    first = [
+        next((run for run in records.of(arm) if run.attention), None) for arm in records.arms()
+    ]
+    return [
+        _attention_panel(run, name)
+        for run in first
+        if run is not None
+        for name in ordered_maps({name for _, _, name in run.attention})
+    ]
 
 
 def _attention_panel(run: Run, name: str) -> Panel:
@@ -93,9 +95,7 @@ def _attention_panel(run: Run, name: str) -> Panel:
     maps = {key: line for key, line in run.attention.items() if key[2] == name}
     size = min(TOKENS, *(len(line["text"]) for line in maps.values()))
     weights = {
-        (layer, head): [
-            [float(weight or 0.0) for weight in row[:size]] for row in line["weights"][:size]
-        ]
+        (layer, head): [[float(one or 0.0) for one in row[:size]] for row in line["weights"][:size]]
         for (layer, head, _), line in sorted(maps.items())
     }
     causal = not any(any(row[i + 1 :]) for rows in weights.values() for i, row in enumerate(rows))
@@ -108,6 +108,7 @@ def _attention_panel(run: Run, name: str) -> Panel:
         title=title,
         described=f"attention map of {title}",
         figure=_attention_figure(signed=signed),
+        shape="map",
         attention={
             "signed": signed,
             "causal": causal,
@@ -131,19 +132,10 @@ def _attention_figure(*, signed: bool) -> "go.Figure":
     import plotly.graph_objects as go
 
     figure = new("token attended to", "token that attends", showlegend=False)
-    heat = go.Heatmap(
-        z=[[None]],
-        zmin=-1 if signed else 0,
-        zmax=1,
-        colorscale=style.scale(style.DIVERGING if signed else style.SEQUENTIAL),
-        showscale=False,
-        hoverinfo="text",
-    )
-    figure.add_trace(heat)
-    axis: dict[str, Any] = {
-        "showgrid": False,
-        "tickfont": {"size": 9.5, "family": "ui-monospace, monospace"},
-    }
-    figure.update_xaxes(**axis, tickangle=-90)
-    figure.update_yaxes(**axis, autorange="reversed")
+    colours = style.scale(style.DIVERGING if signed else style.SEQUENTIAL)
+    ends = {"zmin": -1 if signed else 0, "zmax": 1, "colorscale": colours, "showscale": False}
+    figure.add_trace(go.Heatmap(z=[[None]], hoverinfo="text", **ends))
+    font = {"size": 9.5, "family": "ui-monospace, monospace"}
+    figure.update_xaxes(showgrid=False, tickfont=font, tickangle=-90)
+    figure.update_yaxes(showgrid=False, tickfont=font, autorange="reversed")
     return figure

@@ -4,15 +4,16 @@ An optimizer that learns faster grows its outliers sooner: at equal steps it loo
 equal loss. So models are compared where they are equally good, pair by pair with the reference.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from clearhead.records.runs import Measure, Records, Run
-from clearhead.report.charts import Looks, Point, line, new, scale_axis, where_reached
+from clearhead.report.charts import Curves, Looks, chart, where_reached
 from clearhead.report.page import Panel
 from clearhead.report.pivots import Entry, Found, Heading, Pivot, arm_headings, build, entry
+
+_TOKENS = {"first": "first token", "rest": "other tokens"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +29,16 @@ class Milestone:
     def dimensions(self, records: Records, arm: str) -> list[dict[str, Any]]:
         """Dimensions that tell its lines apart: the first token and the rest, or the first map."""
         if self.by_tokens:
-            return [{"tokens": "first"}, {"tokens": "rest"}]
+            return [{"tokens": name} for name in _TOKENS]
         return [{"map": name} for name in records.dimension(self.metric, "map", arm)][:1]
+
+    def curve(self, run: Run, dimensions: dict[str, Any]) -> dict[int, tuple[float, float]]:
+        """{step: (validation loss, value)}, in the order of steps."""
+        losses = dict(steps_of(run, "loss", {}))
+        values = steps_of(run, self.metric, dimensions)
+        return {
+            step: (losses[step], value * self.scale) for step, value in values if step in losses
+        }
 
 
 MILESTONES = (
@@ -52,23 +61,26 @@ MILESTONES = (
 
 def against_loss(records: Records, looks: Looks, milestone: Milestone) -> Panel | None:
     """A milestone against validation loss, one line an arm, training going to the right."""
-    figure = new("validation loss (nats per token; training goes to the right)", milestone.axis)
-    figure.update_xaxes(autorange="reversed")
-    shown: list[float] = []
+    curves: Curves = {}
     for arm in records.arms():
-        for number, dimensions in enumerate(milestone.dimensions(records, arm)):
-            points = _mean_curve(records.of(arm), milestone, dimensions)
-            shown.extend(value for _, value, _ in points)
-            name, dash = (f"{arm}, other tokens", "dot") if number else (arm, "solid")
-            line(figure, name, points, looks[arm], size=5, dash=dash, legend=not number, group=arm)
-    if not shown:
-        return None
-    if milestone.by_tokens:
-        scale_axis(figure, milestone.axis, shown)
-    note = "Means over seeds at the same step."
-    if milestone.by_tokens:
-        note += " Solid: the first token; dotted: all other tokens."
-    return Panel(title=f"{milestone.title} against loss", figure=figure, note=note)
+        for dimensions in milestone.dimensions(records, arm):
+            ones = [milestone.curve(run, dimensions) for run in records.of(arm)]
+            shared = set.intersection(*map(set, ones)) if ones else set[int]()
+            curves[arm, _TOKENS.get(dimensions.get("tokens", ""), "")] = [
+                (fmean(one[step][0] for one in ones), fmean(one[step][1] for one in ones), None)
+                for step in sorted(shared)
+            ]
+    return chart(
+        f"{milestone.title} against loss",
+        curves,
+        looks,
+        "validation loss (nats per token; training goes to the right)",
+        milestone.axis,
+        across="reversed",
+        up="auto" if milestone.by_tokens else "",
+        size=5,
+        note="Means over seeds at the same step.",
+    )
 
 
 def at_equal_loss(records: Records) -> Pivot | None:
@@ -78,17 +90,14 @@ def at_equal_loss(records: Records) -> Pivot | None:
     interpolated. A seed counts only where both models were measured before and after.
     """
     reference, *_ = records.arms() or [""]
-    columns: dict[Heading, Heading] = {}
-    cells: dict[tuple[str, Heading], Entry] = {}
-    for _, arm in arm_headings(records)[1:]:
-        for heading, one in _row(records, arm, reference).items():
-            columns[heading] = heading
-            cells[arm, heading] = one
+    rows = arm_headings(records)[1:]
+    entries = {arm: _row(records, arm, reference) for _, arm in rows}
+    columns = dict.fromkeys(heading for row in entries.values() for heading in row)
     return build(
         f"at equal loss, beside {reference}",
-        arm_headings(records)[1:],
+        rows,
         [(heading, heading) for heading in columns],
-        lambda arm, heading: (cells[arm, heading],) if (arm, heading) in cells else (),
+        lambda arm, heading: (entries[arm][heading],) if heading in entries[arm] else (),
         corner="model",
     )
 
@@ -96,43 +105,37 @@ def at_equal_loss(records: Records) -> Pivot | None:
 def _row(records: Records, arm: str, reference: str) -> dict[Heading, Entry]:
     others = {run.seed: run for run in records.of(reference)}
     pairs = {run.seed: (run, others[run.seed]) for run in records.of(arm) if run.seed in others}
-    losses = {}
-    for seed, pair in pairs.items():
-        lowest = [
-            min((loss for _, loss in steps_of(run, "loss", {})), default=None) for run in pair
-        ]
-        if None not in lowest:
-            losses[seed] = max(value for value in lowest if value is not None)
+    curves = {seed: [steps_of(run, "loss", {}) for run in pair] for seed, pair in pairs.items()}
+    losses = {
+        seed: max(min(loss for _, loss in curve) for curve in both)
+        for seed, both in curves.items()
+        if all(both)
+    }
     if not losses:
         return {}
-    row = {
-        Heading(group="Loss", title="compared at", note="nats per token"): entry(
-            _found(losses), {}, reference=reference
-        )
-    }
-    tokens = {"first": ", first token", "rest": ", other tokens"}
+    at = Heading(group="Loss", title="compared at", note="nats per token")
+    row = {at: entry(_found(losses), {}, reference=reference)}
     for milestone in MILESTONES:
         for dimensions in milestone.dimensions(records, reference):
-            mine: dict[int, float] = {}
-            theirs: dict[int, float] = {}
-            for seed, loss in losses.items():
-                ours, other = (
-                    where_reached([*_by_step(run, milestone, dimensions).values()], loss)
+            reached = {
+                seed: [
+                    where_reached([*milestone.curve(run, dimensions).values()], loss)
                     for run in pairs[seed]
-                )
-                if ours is not None and other is not None:
-                    mine[seed], theirs[seed] = ours, other
-            if not mine:
+                ]
+                for seed, loss in losses.items()
+            }
+            both = {seed: pair for seed, pair in reached.items() if None not in pair}
+            here, there = (
+                _found({seed: pair[side] or 0.0 for seed, pair in both.items()}) for side in (0, 1)
+            )
+            if not both:
                 continue
-            group = milestone.title + tokens.get(dimensions.get("tokens", ""), "")
+            tokens = _TOKENS.get(dimensions.get("tokens", ""))
+            group = milestone.title + (f", {tokens}" if tokens else "")
             note = "" if milestone.by_tokens else milestone.axis
-            here, there = _found(mine), _found(theirs)
-            row[Heading(group=group, title="this model", note=note)] = entry(
-                here, there, reference=reference
-            )
-            row[Heading(group=group, title=reference, note=note)] = entry(
-                there, {}, reference=reference
-            )
+            for title, mine, theirs in (("this model", here, there), (reference, there, {})):
+                heading = Heading(group=group, title=title, note=note)
+                row[heading] = entry(mine, theirs, reference=reference)
     return row
 
 
@@ -147,28 +150,3 @@ def steps_of(run: Run, metric: str, dimensions: dict[str, Any]) -> list[tuple[in
         for one in run.select(metric, **dimensions)
         if "step" in one.dimensions and one.value is not None
     )
-
-
-def _by_step(
-    run: Run, milestone: Milestone, dimensions: dict[str, Any]
-) -> dict[int, tuple[float, float]]:
-    """{step: (loss, value)}, in the order of steps."""
-    losses = dict(steps_of(run, "loss", {}))
-    return {
-        step: (losses[step], value * milestone.scale)
-        for step, value in steps_of(run, milestone.metric, dimensions)
-        if step in losses
-    }
-
-
-def _mean_curve(
-    runs: Sequence[Run], milestone: Milestone, dimensions: dict[str, Any]
-) -> list[Point]:
-    """Mean loss and value at each step that every seed was measured at."""
-    curves = [_by_step(run, milestone, dimensions) for run in runs]
-    shared = set.intersection(*map(set, curves)) if curves else set[int]()
-    points: list[Point] = []
-    for step in sorted(shared):
-        loss, value = (fmean(one) for one in zip(*(curve[step] for curve in curves), strict=True))
-        points.append((loss, value, None))
-    return points

@@ -1,27 +1,15 @@
 """Sentences of a page: plain text built from the records, not yet escaped."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from clearhead.records.runs import Records, Run
 from clearhead.report import style
-from clearhead.report.heatmaps import SHARE
 from clearhead.report.page import Tag
-from clearhead.report.pivots import no_seed_varies, seeds_in_words, summary
-from clearhead.report.statistics import Difference, Verdict, compare, summarize
+from clearhead.report.pivots import Read, at, by_seed, found, no_seed_varies, seeds_in_words
+from clearhead.report.statistics import LEVEL, Difference, Verdict, compare, summarize
 from clearhead.report.verdicts import holds
 
-_WORDS = (
-    *("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
-    *("eleven", "twelve"),
-)
-MANY = 6  # arms: beyond, sentences give ranges instead of a number each
-
-
-def in_words(n: int) -> str:
-    """three; 31."""
-    return _WORDS[n] if n < len(_WORDS) else str(n)
+MANY = 6  # arms: beyond, a sentence names the reference and the ends alone
 
 
 def enumerate_words(words: Sequence[str]) -> str:
@@ -39,7 +27,7 @@ def title_of(records: Records) -> str:
     arms = records.arms()
     if len(arms) <= MANY:
         return enumerate_words(arms) if arms else "No records"
-    return f"{arms[0]} and {in_words(len(arms) - 1)} others"
+    return f"{arms[0]} and {len(arms) - 1} others"
 
 
 def text_in_words(records: Records) -> str:
@@ -59,133 +47,101 @@ def sets(records: Records) -> list[tuple[Tag, Records]]:
 
 
 def _tag(label: str, records: Records) -> Tag:
-    amounts = sorted({run.budget or 0.0 for run in records.runs})
-    facts = [f"{style.count(amounts[-1])} tokens a model"] if amounts and amounts[-1] else []
-    seeds = max((len(records.of(arm)) for arm in records.arms()), default=0)
-    facts += [] if records.given or no_seed_varies(records) else [seeds_in_words(seeds)]
+    amount = max((run.budget or 0.0 for run in records.runs), default=0.0)
+    facts = [f"{style.count(amount)} tokens a model"] if amount else []
+    if not (records.given or no_seed_varies(records)):
+        facts.append(seeds_in_words(max(len(records.of(arm)) for arm in records.arms())))
     return Tag(label=label, name=record_name(label), facts=" · ".join(facts))
-
-
-def extremes(means: Mapping[str, float]) -> tuple[str, str]:
-    """The names of the least and of the greatest."""
-    return min(means, key=lambda one: means[one]), max(means, key=lambda one: means[one])
-
-
-def listed(means: dict[str, float], write: Callable[[float], str], word: str) -> str:
-    """Each arm's number, or, where they are many, the least and the greatest."""
-    if not means:
-        return ""
-    if len(means) <= MANY:
-        return enumerate_words([f"{write(mean)} {word} {arm}" for arm, mean in means.items()])
-    ends = [f"{write(means[arm])} {word} {arm}" for arm in extremes(means)]
-    return f"between {' and '.join(ends)}"
-
-
-def means(records: Records, metric: str, **dimensions: Any) -> dict[str, float]:
-    """{arm: mean over seeds}, without arms that lack the measure."""
-    found = {arm: summary(records, arm, metric, **dimensions) for arm in records.arms()}
-    return {arm: over.mean for arm, over in found.items() if over is not None}
 
 
 def answer(
     records: Records,
     what: str,
-    metric: str,
+    read: Read,
     write: Callable[[float], str] = style.number,
-    **dimensions: Any,
+    *,
+    words: tuple[str, str] | None = None,
+    threshold: float = LEVEL,
+    alone: str = "",
+    more: str = "",
 ) -> str:
-    """A sentence with the least and the greatest mean of each set of records; "" without any."""
-    parts = []
+    """`WHAT: transformer 14.0; differential 13.1, 5.8 % better [3.7, 7.9].`; "" without a number.
+
+    Means over seeds, by label where there are several.
+
+    Args:
+        words: adjectives of a number below the reference's and of one above it, which stand with
+            the difference in per cent of the reference's number; None: the numbers alone.
+        threshold: the largest p of a difference that holds among all that are shown.
+        alone: the sentence of one model, whose name is the page's title: "{} of all queries".
+        more: the end of the sentence.
+    """
+    parts, alone = [], alone * (len(records.arms()) == 1)
     for label in records.labels():
-        found = means(records.labelled(label), metric, **dimensions)
-        if not found:
-            continue
-        least, greatest = extremes(found)
-        words = f"from {write(found[least])} for {least} to {write(found[greatest])} for {greatest}"
-        if len(found) == 1:
-            words = f"{write(found[least])} for {least}"
-        parts.append(words if len(records.labels()) == 1 else f"{record_name(label)}: {words}")
-    return f"{what}: {'; '.join(parts)}." if parts else ""
+        labelled = records.labelled(label)
+        measured = {arm: by_seed(found(labelled, arm, read)) for arm in labelled.arms()}
+        values = {arm: ones for arm, ones in measured.items() if ones}
+        means = {arm: sum(ones) / len(ones) for arm, ones in values.items()}
+        reference = next(iter(labelled.arms()), "")
+        named = list(means)
+        if len(means) > MANY:
+            ends = (min(means, key=means.__getitem__), max(means, key=means.__getitem__))
+            named = [arm for arm in means if arm in (reference, *ends)]
+        if alone and named:
+            return f"{alone.format(write(means[named[0]]))}{more}."
+        said = [f"{arm} {write(means[arm])}" for arm in named]
+        for place, arm in enumerate(named):
+            if words and arm != reference and means.get(reference):
+                difference = compare(values[arm], values[reference])
+                assert difference is not None
+                said[place] += f", {_change(difference, means[reference], words, threshold)}"
+        said += [f"{len(means) - len(named)} more between them"] * (len(means) > len(named))
+        where = f"{record_name(label)}: " if len(records.labels()) > 1 else ""
+        parts += [where + "; ".join(said)] if said else []
+    return f"{what}: {'. '.join(parts)}{more}." if parts else ""
+
+
+def _change(difference: Difference, base: float, words: tuple[str, str], threshold: float) -> str:
+    """A difference in per cent of the reference's number, with its interval or why it has none."""
+    share = difference.mean / base
+    said = f"{style.percent(abs(share))} {words[share > 0]}" if share else "alike"
+    if difference.interval is None:
+        return f"{said} ({difference.verdict})"
+    if not holds(difference, threshold):
+        least = style.percent((difference.decidable or 0.0) / base)
+        why = "undecided" if difference.verdict is Verdict.UNDECIDED else "alone"
+        return f"{said} ({why}, ±{least})"
+    low, high = sorted(100 * abs(end) / base for end in difference.interval)
+    return f"{said} {style.interval(low, high)}"
 
 
 def lead(records: Records, threshold: float) -> list[str]:
-    """Perplexity and training speed of each model beside the reference's, with its interval.
-
-    Args:
-        threshold: the largest p of a difference that holds among all comparisons of the page.
-    """
+    """Perplexity and training speed of each model beside the reference's, with its interval."""
     if not records.runs:
         return ["There are no records yet."]
-    labels = records.labels()
-    sentences = []
-    for label in labels:
-        labelled = records.labelled(label)
-        said = beside(
-            labelled,
-            threshold,
+
+    def perplexity(run: Run) -> Sequence:  # of the length of training
+        return at("perplexity", length=run.sequence_length)(run)
+
+    first = records.labelled(records.labels()[0]).on_one_device()
+    said = (
+        answer(
+            records,
             "Validation perplexity",
-            "perplexity",
+            perplexity,
             words=("better", "worse"),
-            length=labelled.sequence_length(),
-        )
-        where = f"{record_name(label)}: " if len(labels) > 1 else ""
-        sentences += [f"{where}{said}"] if said else []
-    cost = beside(
-        records.labelled(labels[0]).on_one_device(),
-        threshold,
-        "Training speed",
-        "tokens_per_second",
-        write=lambda speed: f"{style.count(speed)} tokens/s",
-        words=("slower", "faster"),
+            threshold=threshold,
+        ),
+        answer(
+            first,
+            "Training speed in tokens/s",
+            at("tokens_per_second"),
+            style.count,
+            words=("slower", "faster"),
+            threshold=threshold,
+        ),
     )
-    return [one for one in (" ".join(sentences), cost) if one]
-
-
-def beside(
-    records: Records,
-    threshold: float,
-    what: str,
-    metric: str,
-    *,
-    write: Callable[[float], str] = style.number,
-    words: tuple[str, str] = ("lower", "higher"),
-    **dimensions: Any,
-) -> str:
-    """A sentence with each arm's number beside the reference's, in per cent of it; of many arms the
-    least and the greatest. "" without a number.
-
-    Args:
-        words: what an arm is whose number is below the reference's, and above it.
-    """
-    numbers = means(records, metric, **dimensions)
-    reference = next(iter(records.arms()), "")
-    others = {arm: mean for arm, mean in numbers.items() if arm != reference}
-    if not numbers.get(reference) or not others:
-        return answer(records, what, metric, write, **dimensions)
-    chosen = list(others) if len(others) < MANY else dict.fromkeys(extremes(others))
-    base = list(records.values(reference, metric, **dimensions).values())
-    parts = []
-    for arm in chosen:
-        found = compare(list(records.values(arm, metric, **dimensions).values()), base)
-        assert found is not None
-        change = _change(found, numbers[reference], words, threshold)
-        parts.append(f"{arm} at {write(others[arm])}, {change}")
-    more = f"; {len(others) - len(parts)} more between them" * (len(others) > len(parts))
-    return f"{what} beside {reference} ({write(numbers[reference])}): {'; '.join(parts)}{more}."
-
-
-def _change(found: Difference, base: float, words: tuple[str, str], threshold: float) -> str:
-    """A difference in per cent of the reference's number, with its interval or why it has none."""
-    share = found.mean / base
-    said = f"{style.percent(abs(share))} {words[share > 0]}" if share else "alike"
-    if found.interval is None:
-        return f"{said} ({found.verdict})"
-    if not holds(found, threshold):
-        least = style.percent((found.decidable or 0.0) / base)
-        why = "undecided" if found.verdict is Verdict.UNDECIDED else "alone"
-        return f"{said} ({why}, ±{least})"
-    low, high = sorted(100 * abs(end) / base for end in found.interval)
-    return f"{said} (95\u00a0% interval {style.bounds(low, high)}\u00a0%)"
+    return [one for one in said if one]
 
 
 def only_evaluated(records: Records) -> bool:
@@ -198,65 +154,41 @@ def only_evaluated(records: Records) -> bool:
 
 def warnings(records: Records) -> list[str]:
     """Warnings before any number: few seeds, runs that diverged, models that have hardly learnt."""
-    found = []
+    texts = []
     for label in records.labels():
-        labelled = records.labelled(label)
-        where = "" if len(records.labels()) == 1 else f"{record_name(label)}: "
-        whole = {arm: len(labelled.whole(arm)) for arm in labelled.arms()}
-        given = labelled.given or no_seed_varies(labelled)
+        mine = records.labelled(label)
+        arms, several = mine.arms(), len(records.labels()) > 1
+        whole = {arm: len(mine.whole(arm)) for arm in arms}
+        given = len(arms) < 2 or mine.given or no_seed_varies(mine)
         few = 0 if given else min(filter(None, whole.values()), default=0)
-        if len(labelled.arms()) > 1 and few == 1:
-            several = any(n > 1 for n in whole.values())
-            who = "Some models have one seed" if several else "One seed a model"
-            found.append(f"{where}{who}: no difference of theirs to another can be decided.")
-        elif len(labelled.arms()) > 1 and few == 2:
-            found.append(
-                f"{where}Two seeds a model: only a difference many times their spread is decided."
-            )
-        runs = {arm: len(labelled.of(arm)) for arm in whole}
-        lost = [f"{runs[a] - n} of {runs[a]} runs of {a}" for a, n in whole.items() if n < runs[a]]
-        if lost:
-            found.append(f"{where}Left out, since they diverged: {enumerate_words(lost)}.")
-        edge = [arm for arm in labelled.arms() if labelled.at_edge(arm)]
-        if edge:
-            who = enumerate_words(edge) if len(edge) <= MANY else f"{len(edge)} models"
-            found.append(
-                f"{where}The learning rate of {who} is the lowest or the highest of those that "
-                "were tried: a better one may lie beyond."
-            )
-        hardly = [arm for arm in labelled.arms() if any(map(_hardly_learnt, labelled.of(arm)))]
-        if hardly:
-            who = enumerate_words(hardly) if len(hardly) <= MANY else f"{len(hardly)} models"
-            have = "has" if len(hardly) == 1 else "have"
-            found.append(
-                f"{where}{who} {have} hardly learnt: a perplexity above the square root of the "
-                "vocabulary. What mechanisms do in trained models may not show yet."
-            )
-    return found
+        who = "Some models have one seed" if max(whole.values()) > 1 else "One seed a model"
+        lost = [(arm, len(mine.of(arm))) for arm in arms if whole[arm] < len(mine.of(arm))]
+        gone = [f"{runs - whole[arm]} of {runs} runs of {arm}" for arm, runs in lost]
+        edge = [arm for arm in arms if mine.at_edge(arm)]
+        hardly = [arm for arm in arms if any(map(_hardly_learnt, mine.of(arm)))]
+        found = (
+            few == 1 and f"{who}: no difference of theirs to another can be decided.",
+            few == 2 and "Two seeds a model: only a difference many times their spread is decided.",
+            gone and f"Left out, since they diverged: {enumerate_words(gone)}.",
+            edge
+            and f"The learning rate of {_named(edge)} is the lowest or the highest of those that "
+            "were tried: a better one may lie beyond.",
+            hardly
+            and f"Hardly learnt, with a perplexity above the square root of the vocabulary: "
+            f"{_named(hardly)}. What mechanisms do in trained models may not show yet.",
+        )
+        where = f"{record_name(label)}: " if several else ""
+        texts += [f"{where}{text}" for text in found if text]
+    return texts
+
+
+def _named(arms: Sequence[str]) -> str:
+    return enumerate_words(arms) if len(arms) <= MANY else f"{len(arms)} models"
 
 
 def _hardly_learnt(run: Run) -> bool:
-    model, data = run.header.get("model"), run.header.get("data")
-    vocabulary = (model or {}).get("vocab_size") if isinstance(model, dict) else None
-    if vocabulary is None and isinstance(data, dict):
-        vocabulary = (data.get("tokenizer") or {}).get("vocabulary")
     value = run.value("perplexity", length=run.sequence_length)
-    return vocabulary is not None and value is not None and value > math.sqrt(vocabulary)
-
-
-def sink(records: Records) -> str:
-    """The share of queries whose largest weight is on the first token, against chance; "" where
-    records lack it."""
-    shares = means(records, SHARE, map="difference") | means(records, SHARE, map="softmax")
-    shares = {arm: shares[arm] for arm in records.arms() if arm in shares}
-    if not shares:
-        return ""
-    said = f"Queries that look most at the first token: {listed(shares, style.percent, 'in')}"
-    if len(shares) == 1:
-        (share,) = shares.values()
-        said = f"{style.percent(share)} of queries look most at the first token"
-    floor = chance_floor(records)
-    return f"{said}." if floor is None else f"{said}; chance {style.percent(floor)}."
+    return None not in (run.vocabulary, value) and (value or 0.0) ** 2 > (run.vocabulary or 0)
 
 
 def chance_floor(records: Records) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,10 +32,12 @@ LEGEND = 4  # arms that a figure's own legend has room for; more are told apart 
 
 
 @dataclass(kw_only=True)
-class Panel:
-    """A figure under a heading of its own; `note` says what the figure does not show.
+class Panel(Block):
+    """A figure under a heading of its own; panels that follow each other stand side by side.
 
     Attributes:
+        note: what the figure does not show.
+        shape: "curve", "cells" (a small heat-map) or "map" (of attention).
         own_legend: its lines are not the page's arms, whose key does not tell them apart.
         described: the accessible name, and that of a saved file, unless it is the title.
         attention: the packed maps that the page's script draws into it.
@@ -44,18 +47,11 @@ class Panel:
     title: str
     figure: "go.Figure"
     note: str = ""
+    shape: str = "curve"
     own_legend: bool = False
     described: str = ""
     attention: dict[str, Any] | None = None
     id: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Panels(Block):
-    """Figures side by side: curves, small heat-maps ("cells"), or attention maps ("map")."""
-
-    panels: tuple[Panel, ...]
-    shape: str = "curve"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,27 +142,31 @@ class Section:
     blocks: tuple[Block, ...]
     folded: bool = False
 
+    def groups(self) -> list[list[Block]]:
+        """The blocks, with those panels together that stand side by side."""
+        return [list(group) for _, group in groupby(self.blocks, _side)]
+
+
+def _side(block: Block) -> object:
+    return block.shape if isinstance(block, Panel) else id(block)
+
 
 def section(
-    place: str, answer: str, blocks: Iterable[Block | None], more: str = ""
+    place: str, answer: str, blocks: Iterable[Block | None], more: str = "", **words: Any
 ) -> Section | None:
-    """A section of a page in the words of sections.toml; None where no block shows a number.
+    """A section of the blocks that there are; None where none of them shows a number.
 
     Args:
-        place: the page and the section's name there.
+        place: the page and the section's name in sections.toml, which has its words.
         more: the end of its caption.
+        words: title, caption and folded of a section that is not in the file.
     """
     page, _, name = place.partition(".")
-    words = dict(declared("sections")[page][name])
+    words = words or dict(declared("sections")[page][name])
     words["caption"] = words.get("caption", "") + more
-    return titled(name, answer, blocks, **words)
-
-
-def titled(name: str, answer: str, blocks: Iterable[Block | None], **words: Any) -> Section | None:
-    """A section of the blocks that there are; `words` are its title, its caption, and folded."""
     found = tuple(block for block in blocks if block is not None)
-    tables = [block for block in found if isinstance(block, Pivot | Panels)]
-    if not tables and not any(isinstance(block, Fold) and block.pivot for block in found):
+    tables = [one.pivot if isinstance(one, Fold) else one for one in found]
+    if not any(isinstance(table, Pivot | Panel) for table in tables):
         return None
     return Section(name=name, answer=answer, blocks=found, **words)
 
@@ -251,7 +251,7 @@ def render(page: Page) -> str:
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    panels = [one for block in page.blocks() if isinstance(block, Panels) for one in block.panels]
+    panels = [block for block in page.blocks() if isinstance(block, Panel)]
     figures = {}
     for number, panel in enumerate(panels, start=1):
         panel.id = f"figure-{number}"

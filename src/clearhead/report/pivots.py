@@ -1,6 +1,6 @@
 """The generic table: arms and dimensions, over seeds, with mean, interval and verdict."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -23,7 +23,7 @@ from clearhead.report.statistics import (
 from clearhead.report.verdicts import interval_in_words
 
 Read = Callable[[Run], Sequence[Measure]]
-Found = Mapping[int, Sequence[Measure]]  # by seed, those with a value
+Found = dict[int, list[Measure]]  # by seed, those with a value
 R = TypeVar("R")
 C = TypeVar("C")
 
@@ -36,7 +36,7 @@ class Block:
         return type(self).__name__.lower()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Heading:
     """A row's or a column's name; `arm` is whose colour it has."""
 
@@ -46,7 +46,7 @@ class Heading:
     arm: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Entry:
     """One number of a cell.
 
@@ -90,9 +90,9 @@ class Pivot(Block):
         return places
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quantity:
-    """A number of every run, shown as value × scale.
+@dataclass(frozen=True)
+class Quantity(Heading):
+    """A number of every run under its heading, shown as value × scale.
 
     Attributes:
         by_map: a metric that has a number for each attention map; `read` is then not used.
@@ -110,42 +110,39 @@ class Quantity:
     def entries(self, records: Records, arm: str, reference: str) -> tuple[Entry, ...]:
         """The cell of an arm; empty where nothing was recorded."""
         if not self.by_map:
-            return tuple(self._entry(records, arm, reference, self.read, [self.read]))
-        entries: list[Entry] = []
+            return self._entries(records, arm, reference, [self.read])
+        cell: tuple[Entry, ...] = ()
         for name in records.dimension(self.by_map, "map", arm):
             # Maps that plain attention lacks are held against its only one.
-            reads = [at(self.by_map, map=name), at(self.by_map, map="softmax")]
+            reads = [at(self.by_map, map=one) for one in (name, "softmax")]
             shown = "" if name == "softmax" else name
-            entries.extend(self._entry(records, arm, reference, reads[0], reads, shown))
-        return tuple(entries)
+            cell += self._entries(records, arm, reference, reads, shown)
+        return cell
 
-    def _entry(
-        self,
-        records: Records,
-        arm: str,
-        reference: str,
-        read: Read,
-        others: Sequence[Read],
-        name: str = "",
-    ) -> Iterator[Entry]:
+    def _entries(
+        self, records: Records, arm: str, reference: str, reads: Sequence[Read], name: str = ""
+    ) -> tuple[Entry, ...]:
         alike = records.on_one_device() if self.one_device else records
-        mine = found(alike, arm, read)
+        mine, theirs = found(alike, arm, reads[0]), Found()
         if not mine:
-            lines = [one for run in records.of(arm) for one in read(run)]
-            reason = next((one.reason for one in lines if one.reason), None)
+            lines = [one for run in records.of(arm) for one in reads[0](run)]
+            reasons = [str(one.reason) for one in lines if one.reason]
             if any(one.value is not None for one in lines):
-                reason = "trained on another device"
-            if reason is not None:
-                text = NOT_FINITE if any(one.not_finite for one in lines) else "none"
-                yield Entry(name=name, text=text, note=str(reason))
-            return
-        theirs: Found = {}
+                reasons = ["trained on another device"]
+            text = NOT_FINITE if any(one.not_finite for one in lines) else "none"
+            return (Entry(text, name, note=reasons[0]),) if reasons else ()
         if self.judged and arm != reference:
-            theirs = next(filter(None, (found(alike, reference, one) for one in others)), {})
-        yield entry(
-            mine, theirs, reference=reference, scale=self.scale, write=self.write, name=name,
+            sides = (found(alike, reference, one) for one in reads)
+            theirs = next(filter(None, sides), Found())
+        shown = entry(
+            mine,
+            theirs,
+            reference=reference,
+            scale=self.scale,
+            write=self.write,
             given=records.given or no_seed_varies(records),
-        )  # fmt: skip
+        )
+        return (replace(shown, name=name),)
 
 
 def at(metric: str, **dimensions: Any) -> Read:
@@ -207,7 +204,6 @@ def entry(
     reference: str,
     scale: float = 1.0,
     write: Callable[[float], str] | None = None,
-    name: str = "",
     given: bool = False,
 ) -> Entry:
     """A number over seeds, within a seed the mean of its measures, and its difference.
@@ -216,20 +212,15 @@ def entry(
         theirs: measures of the reference; empty where there is nothing to compare with.
         given: as `Records.given`.
     """
+    unit = ""
     if write is style.percent:
-        scale *= 100
-    values = by_seed(mine, scale)
-    over = summarize(values)
+        scale, unit = 100 * scale, "\u00a0%"
+    over = summarize(by_seed(mine, scale))
     assert over is not None
-    if write is style.percent:
-        spread = style.with_spread(over.mean, over.deviation) + "\u00a0%"
-        text = spread if over.deviation else style.percent(over.mean / 100)
-    elif write is not None and not over.deviation:
-        text = write(over.mean)
-    else:
-        text = style.with_spread(over.mean, over.deviation)
-    detail = "one seed" if over.n == 1 else f"{over.n} seeds, all alike"
-    detail = "one model" if given else detail
+    text = style.with_spread(over.mean, over.deviation) + unit
+    if write is not None and not over.deviation:
+        text = write(over.mean / (100 if unit else 1))
+    detail = "one model" if given else "one seed" if over.n == 1 else f"{over.n} seeds, all alike"
     if over.interval is not None:
         low, high = (style.number(bound, 4) for bound in over.interval)
         detail = f"{over.n} seeds, 95 % interval of the mean: {low} to {high}"
@@ -238,7 +229,7 @@ def entry(
     difference = difference_of(mine, theirs, scale, given=given)
     if difference is not None:
         detail += interval_in_words(difference, f"difference to {reference}")
-    return Entry(name=name, text=text, detail=detail, difference=difference)
+    return Entry(text, detail=detail, difference=difference)
 
 
 def difference_of(
@@ -294,17 +285,12 @@ def _item_error(mine: Found, theirs: Found, scale: float, ratio: float) -> tuple
     number is its mean over seeds less `ratio` times the reference's: what both find hard is no
     error.
     """
-    strata: list[Component] = []
-    trials = True
+    strata, trials = list[Component](), True
     for key in {one.key for ones in mine.values() for one in ones}:
         means = []
         for side in (mine, theirs):
-            items = [
-                one.details.get("items", ())
-                for ones in side.values()
-                for one in ones
-                if one.key == key
-            ]
+            same = [one for ones in side.values() for one in ones if one.key == key]
+            items = [one.details.get("items", ()) for one in same]
             if not items or len({len(one) for one in items}) != 1 or len(items[0]) < 2:
                 return ()
             trials = trials and all(item in (0, 1) for one in items for item in one)
@@ -347,35 +333,34 @@ def build(
 def arm_headings(records: Records) -> list[tuple[Heading, str]]:
     """A heading for each arm; with one seed no difference of it is decided: said once, here."""
     headings = []
-    for arm in records.arms():
-        n, reference = len(records.whole(arm)), arm == records.arms()[0]
-        note = str(Verdict.ONE_SEED) if n == 1 and not reference else seeds_in_words(n)
-        note = "" if records.given or no_seed_varies(records) else note
-        if reference and len(records.arms()) > 1:
-            note = ", ".join(filter(None, ("reference", note)))
-        if records.at_edge(arm):
-            note += ", rate at the edge"
-        headings.append((Heading(title=arm, note=note, arm=arm), arm))
+    for place, arm in enumerate(records.arms()):
+        n = len(records.whole(arm))
+        seeds = str(Verdict.ONE_SEED) if n == 1 and place else seeds_in_words(n)
+        notes = ["reference"] * (place == 0 and len(records.arms()) > 1)
+        notes += [seeds] * (not (records.given or no_seed_varies(records)))
+        edge = ", rate at the edge" * records.at_edge(arm)
+        headings.append((Heading(arm, note=", ".join(notes) + edge, arm=arm), arm))
     return headings
 
 
 def by_arm(
     records: Records,
     title: str,
-    quantities: Iterable[tuple[Heading, Quantity]],
+    quantities: Iterable[Quantity],
     *,
     corner: str = "model",
     arms_across: bool = False,
 ) -> Pivot | None:
     """A table of quantities by arm, a row an arm, or a column where `arms_across`."""
     arms, reference = arm_headings(records), next(iter(records.arms()), "")
+    named = [(one, one) for one in quantities]
 
     def fill(one: Quantity, arm: str) -> tuple[Entry, ...]:
         return one.entries(records, arm, reference)
 
     if arms_across:
-        return build(title, quantities, arms, fill, corner=corner)
-    return build(title, arms, quantities, lambda arm, one: fill(one, arm), corner=corner)
+        return build(title, named, arms, fill, corner=corner)
+    return build(title, arms, named, lambda arm, one: fill(one, arm), corner=corner)
 
 
 def no_seed_varies(records: Records) -> bool:

@@ -1,14 +1,15 @@
 """The page of a quantisation: what schemes cost, and bits against perplexity."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from statistics import fmean
 
 from clearhead.errors import ClearheadError
 from clearhead.records.runs import Records, Run
 from clearhead.report import made, narrative, style
-from clearhead.report.charts import Looks, Point, categories, line, new, points_of, scale_axis
+from clearhead.report.charts import Curves, Looks, Point, chart, points_of
 from clearhead.report.costs import add_costs, all_noise, four_digits, in_percent
-from clearhead.report.page import Block, Page, Panel, Panels, Section, Title, section
+from clearhead.report.page import Block, Page, Section, Title, section
 from clearhead.report.pivots import (
     Entry,
     Heading,
@@ -19,8 +20,7 @@ from clearhead.report.pivots import (
     build,
     summary,
 )
-from clearhead.report.statistics import Verdict
-from clearhead.report.verdicts import holds
+from clearhead.report.verdicts import verdict_in_words
 
 ROTATED = "hadamard-"
 CLOSE = 0.01  # of full precision's perplexity
@@ -111,31 +111,29 @@ def scale_of(family: str) -> str:
 
 def schemes(records: Records) -> dict[str, str | None]:
     """{scheme: family} of all that any model was measured on, in order."""
-    found: dict[str, str | None] = {}
-    for run in records.runs:
-        for one in run.select("perplexity"):
-            if "scheme" in one.dimensions:
-                found.setdefault(one.dimensions["scheme"], one.details.get("family"))
-    return found
+    return {
+        one.dimensions["scheme"]: one.details.get("family")
+        for run in records.runs
+        for one in run.select("perplexity")
+        if "scheme" in one.dimensions
+    }
 
 
 def families(records: Records) -> dict[str, dict[int, str]]:
     """{family: {bits: scheme}}, most bits first, of those that any model has a perplexity in; in
     the order in which the first tried them."""
+    schemed = [
+        one
+        for run in records.runs
+        for one in run.select("perplexity")
+        if "scheme" in one.dimensions and one.details.get("family") and one.details.get("bits")
+    ]
     found: dict[str, dict[int, str]] = {}
-    measured = set()
-    for run in records.runs:
-        for one in run.select("perplexity"):
-            family, bits = one.details.get("family"), one.details.get("bits")
-            scheme = one.dimensions.get("scheme")
-            if family and bits and scheme:
-                found.setdefault(family, {})[bits] = scheme
-                measured |= {family} if one.value is not None else set()
-    return {
-        family: dict(sorted(bits.items(), reverse=True))
-        for family, bits in found.items()
-        if family in measured
-    }
+    for one in sorted(schemed, key=lambda one: -one.details["bits"]):
+        found.setdefault(one.details["family"], {})[one.details["bits"]] = one.dimensions["scheme"]
+    measured = [one.details["family"] for one in schemed if one.value is not None]
+    tried = dict.fromkeys(one.details["family"] for one in schemed)
+    return {family: found[family] for family in tried if family in measured}
 
 
 def results(records: Records) -> Pivot | None:
@@ -160,17 +158,14 @@ def results(records: Records) -> Pivot | None:
 
     def fill(scheme: str | None, column: tuple[str, str]) -> tuple[Entry, ...]:
         arm, metric = column
-        quantity = Quantity(
-            read=at(metric, scheme=scheme),
-            write=_WRITTEN.get(metric, style.percent),
-            judged=metric not in _WRITTEN,
-        )
-        entries = quantity.entries(records, arm, reference)
+        write = _WRITTEN.get(metric, style.percent)
+        quantity = Quantity("", read=at(metric, scheme=scheme), write=write)
+        entries = replace(quantity, judged=metric not in _WRITTEN).entries(records, arm, reference)
         if metric != "cost":
             return entries
         if entries and all_noise(records, arm, str(scheme)):
             entries = tuple(replace(one, text=f"{one.text}, noise") for one in entries)
-        read = Quantity(read=at("perplexity", scheme=scheme), write=four_digits, judged=False)
+        read = Quantity("", read=at("perplexity", scheme=scheme), write=four_digits, judged=False)
         found = read.entries(records, arm, reference)
         return (*entries, *(replace(one, name="perplexity") for one in found))
 
@@ -232,63 +227,52 @@ def fewest(records: Records) -> Pivot | None:
 
 
 def _verdict(records: Records, threshold: float) -> str:
-    """The dearest and the cheapest scheme; of two models, the one that loses less, and how much."""
-    full = narrative.means(records, "perplexity")
-    if not full:
-        return "No perplexity could be measured in full precision."
-    costs = {
-        scheme: found
-        for scheme in schemes(records)
-        if (found := narrative.means(records, "cost", scheme=scheme)).keys() == full.keys()
-    }
-    text = narrative.text_in_words(records)
+    """Of two models who loses less and by how much; the dearest and the cheapest scheme of all."""
+    arms, text = records.arms(), narrative.text_in_words(records)
+    costs: dict[str, dict[str, float]] = {}
+    for scheme in schemes(records):
+        values = {arm: records.values(arm, "cost", scheme=scheme).values() for arm in arms}
+        if all(values.values()):
+            costs[scheme] = {arm: fmean(ones) for arm, ones in values.items()}
     if not costs:
-        values = narrative.listed(full, four_digits, "for")
-        return f"Perplexity{text} in {_unquantised(records)}: {values}."
-    if len(full) == 2:
-        return _of_two(records, costs, threshold)
-    ends = narrative.extremes({scheme: max(found.values()) for scheme, found in costs.items()})
-    said = []
-    for scheme in dict.fromkeys(reversed(ends)):
-        rise = narrative.listed(costs[scheme], style.percent, "in")
-        if len(full) == 1:
-            rise = _exactly(records, next(iter(full)), scheme)
-        said.append(f"under {scheme} {rise}")
-    return f"Rise of perplexity{text}: {'; '.join(said)}."
+        what = f"Perplexity{text} in {_unquantised(records)}"
+        said = narrative.answer(records, what, at("perplexity"), four_digits)
+        return said or "No perplexity could be measured in full precision."
+    ends = [pick(costs, key=lambda one: max(costs[one].values())) for pick in (max, min)]
+    rises = "; ".join(f"{one} {_rise(records, one, costs[one])}" for one in dict.fromkeys(ends))
+    said = f"Rise of perplexity{text}: {rises}."
+    return f"{_less(records, costs, threshold)} {said}" if len(arms) == 2 else said
 
 
-def _of_two(records: Records, costs: dict[str, dict[str, float]], threshold: float) -> str:
-    """Who loses less, under how many schemes, and by how much where the models differ most."""
+def _less(records: Records, costs: dict[str, dict[str, float]], threshold: float) -> str:
+    """Who of two loses less, under how many schemes, and by how much where they differ most."""
     first, second = records.arms()
-    fewer = sum(found[first] < found[second] for found in costs.values())
+    fewer = sum(one[first] < one[second] for one in costs.values())
     winner, other = (first, second) if 2 * fewer > len(costs) else (second, first)
-    wins = sum(found[winner] < found[other] for found in costs.values())
-    scheme = max(costs, key=lambda one: abs(costs[one][first] - costs[one][second]))
+    wins = sum(one[winner] < one[other] for one in costs.values())
     if not wins:
-        return (
-            f"{first} and {second} lose alike: {_exactly(records, first, scheme)} under {scheme}."
-        )
-    said = " against ".join(f"{_exactly(records, one, scheme)} in {one}" for one in (winner, other))
-    cost = Quantity(read=at("cost", scheme=scheme), scale=100)
-    difference = cost.entries(records, second, first)[0].difference
+        return f"{first} and {second} lose alike."
+    scheme = max(costs, key=lambda one: abs(costs[one][first] - costs[one][second]))
     points = style.number(100 * abs(costs[scheme][first] - costs[scheme][second]), 2)
-    words = f"{points} points apart"
-    if difference is not None and difference.decidable is not None:
-        alone = "undecided" if difference.verdict is Verdict.UNDECIDED else "alone"
-        decided = "" if holds(difference, threshold) else f"{alone}, "
-        words += f" ({decided}±{style.number(difference.decidable, 2)})"
+    cost = Quantity("", read=at("cost", scheme=scheme), scale=100)
+    difference = cost.entries(records, second, first)[0].difference
+    words = verdict_in_words(difference, threshold) if difference else ""
     return (
-        f"{winner} loses less than {other} under {wins} of {len(costs)} schemes; under {scheme} "
-        f"perplexity rises by {said}, {words}."
+        f"{winner} loses less than {other} under {wins} of {len(costs)} schemes: by {points} "
+        f"points under {scheme}{f' ({second} {words})' if words else ''}."
     )
 
 
-def _exactly(records: Records, arm: str, scheme: str) -> str:
-    """A cost in per cent: with its windows' interval of one model, the mean over seeds of more."""
-    found = [one for run in records.of(arm) if (one := run.measure("cost", scheme=scheme))]
-    if len(found) == 1:
-        return in_percent(found[0])
-    return style.percent(narrative.means(records, "cost", scheme=scheme)[arm])
+def _rise(records: Records, scheme: str, means: dict[str, float]) -> str:
+    """Costs in per cent: with its windows' interval of one run, the mean over seeds of more."""
+    said = []
+    for arm, mean in means.items():
+        ones = [one for run in records.of(arm) if (one := run.measure("cost", scheme=scheme))]
+        cost = in_percent(ones[0]) if len(ones) == 1 else style.percent(mean)
+        said.append(cost if len(means) == 1 else f"{cost} in {arm}")
+    if len(means) > narrative.MANY:
+        return " to ".join(style.percent(end(means.values())) for end in (min, max))
+    return narrative.enumerate_words(said)
 
 
 def remarks_on(run: Run) -> list[str]:
@@ -334,27 +318,40 @@ def _questions(run: Run) -> str:
 def _curves(records: Records, looks: Looks) -> Section | None:
     """A panel a family, in the same scale as its kind's others."""
     found = families(records)
-    blocks: list[Block] = []
-    for kind in dict.fromkeys(map(kind_of, found)):
-        kin = {family: bits for family, bits in found.items() if kind_of(family) == kind}
-        points = {
-            family: {arm: _points(records, arm, bits) for arm in records.arms()}
-            for family, bits in kin.items()
-        }
-        shown = [
-            edge
-            for by_arm in points.values()
-            for one in by_arm.values()
-            for _, y, spread in one
-            for edge in (y - (spread or 0), y + (spread or 0))
-        ]
-        panels = (_panel(records, looks, family, points[family], kin, shown) for family in kin)
-        blocks += [Title(text=kind), Panels(panels=tuple(panels))]
-    return section(
-        "quantization.bits",
-        "",
-        blocks,
-    )
+    curves: dict[str, Curves] = {
+        family: {(arm, ""): _points(records, arm, bits) for arm in records.arms()}
+        for family, bits in found.items()
+    }
+    blocks: list[Block | None] = []
+    for kind in dict.fromkeys(map(kind_of, curves)):
+        kin = [family for family in curves if kind_of(family) == kind]
+        points = [point for family in kin for one in curves[family].values() for point in one]
+        span = [y + side * (spread or 0.0) for _, y, spread in points for side in (-1, 1)]
+        blocks.append(Title(text=kind))
+        for family in kin:
+            missing = [
+                arm
+                for arm in records.arms()
+                if any(
+                    records.reason(arm, "perplexity", scheme=one) for one in found[family].values()
+                )
+            ]
+            title = scale_of(family)
+            panel = chart(
+                title,
+                curves[family],
+                looks,
+                "bits",
+                "perplexity",
+                across=[FULL, *map(str, found[family])],
+                up="auto",
+                size=8,
+                span=span,
+                note=f"Not all measured: {', '.join(missing)}." if missing else "",
+                described=f"Perplexity by bits: {title}",
+            )
+            blocks.append(panel)
+    return section("quantization.bits", "", blocks)
 
 
 def _points(records: Records, arm: str, bits: dict[int, str]) -> list[Point]:
@@ -363,31 +360,3 @@ def _points(records: Records, arm: str, bits: dict[int, str]) -> list[Point]:
     over |= {f"{n:g}": summary(records, arm, "perplexity", scheme=one) for n, one in bits.items()}
     points = points_of(over)
     return points if any(tick != FULL for tick, *_ in points) else []
-
-
-def _panel(
-    records: Records,
-    looks: Looks,
-    family: str,
-    points: dict[str, list[Point]],
-    kin: dict[str, dict[int, str]],
-    shown: Sequence[float],
-) -> Panel:
-    figure = new("bits", "perplexity")
-    for arm, ones in points.items():
-        line(figure, arm, ones, looks[arm])
-    categories(figure, [FULL, *map(str, kin[family])])
-    low, high = min(shown), max(shown)
-    if high >= 4 * low:
-        scale_axis(figure, "perplexity", shown)
-    else:
-        margin = 0.06 * (high - low) or 0.01 * high
-        figure.update_yaxes(range=[low - margin, high + margin])
-    missing = [
-        arm
-        for arm in records.arms()
-        if any(records.reason(arm, "perplexity", scheme=one) for one in kin[family].values())
-    ]
-    note = f"Not all measured: {', '.join(missing)}." if missing else ""
-    title = scale_of(family)
-    return Panel(title=title, figure=figure, note=note, described=f"Perplexity by bits: {title}")

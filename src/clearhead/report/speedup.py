@@ -16,7 +16,7 @@ from clearhead.records.runs import Records, Run
 from clearhead.report import narrative, style
 from clearhead.report.charts import where_reached
 from clearhead.report.milestones import steps_of
-from clearhead.report.page import Block, Notes, Section, section
+from clearhead.report.page import Notes, Section, section
 from clearhead.report.pivots import Entry, Heading, Pivot, build
 from clearhead.report.power_laws import PowerLaws, fit
 from clearhead.report.statistics import Difference, Verdict, compare
@@ -31,12 +31,15 @@ PROJECTION = f"projected to {PROJECTED} × the largest cost"
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A cost of training, read from a run's steps."""
+    """A cost of training, read from a run's steps.
+
+    Attributes:
+        counter: the field of a step that the rate is of.
+    """
 
     title: str
     rate: Callable[[Run], float | None]
     counter: str
-    """The field of a step that the rate is of."""
     one_device: bool = False
 
     def comparable(self, records: Records) -> Records:
@@ -48,11 +51,8 @@ class Cost:
         rate = self.rate(run)
         if rate is None or run.diverged:
             return {}
-        return {
-            int(step["step"]): rate * step[self.counter]
-            for step in run.steps
-            if step.get(self.counter) is not None
-        }
+        counted = ((int(step["step"]), step.get(self.counter)) for step in run.steps)
+        return {step: rate * count for step, count in counted if count is not None}
 
     def curve(self, run: Run) -> list[tuple[float, float]]:
         """(validation loss on the way, cost), in the order of steps."""
@@ -97,6 +97,7 @@ WARNING = (
 
 def speedup_section(records: Records) -> Section | None:
     """A row for each arm at each size, and at ten times the largest cost; None without curves."""
+    laws = _laws(records)
     columns = [
         (Heading(group=f"Speed-up in {cost.title}", title=title), (cost.title, title))
         for cost in COSTS
@@ -104,7 +105,7 @@ def speedup_section(records: Records) -> Section | None:
     ]
     table = build(
         "effective speed-up",
-        _rows(records),
+        _rows(records, laws),
         columns,
         lambda cells, column: (cells[column],) if column in cells else (),
         corner="size",
@@ -112,31 +113,28 @@ def speedup_section(records: Records) -> Section | None:
     if table is None:
         return None
     reading = dict.fromkeys(READING[column.title] for column in table.columns)
-    fits = dict.fromkeys(one.in_words for one in _laws(records).values())
-    blocks: list[Block] = [table, Notes(texts=(*reading, *fits))]
-    return section("comparison.speed-up", _answer(table), blocks)
+    fits = dict.fromkeys(one.in_words for one in laws.values())
+    notes = Notes(texts=(*reading, *fits))
+    return section("comparison.speed-up", _answer(table), [table, notes])
 
 
 def _answer(table: Pivot) -> str:
-    """Each arm's largest size and its projection in words: by a fit that holds, else in the run."""
-    found: dict[str, dict[bool, str]] = {}
+    """Each arm's speed-ups at its largest size, in words."""
+    said: dict[str, str] = {}
     for row, cells in zip(table.rows, table.cells, strict=True):
-        said: dict[str, str] = {}
-        for column, cell in zip(table.columns, cells, strict=True):
-            cost = column.group.removeprefix("Speed-up in ")
-            poor = bool(cell) and cell[0].note == POOR
-            if cell and not (poor and cost in said):  # the fit stands after the run
-                said[cost] = cell[0].text + f" ({POOR})" * poor
-        words = [f"{text} in {cost}" for cost, text in said.items()]
-        text = f"{narrative.enumerate_words(words)} {row.title}"
-        found.setdefault(row.group, {})[row.title == PROJECTION] = text
-    arms = [f"{group}: {', and '.join(rows.values())}" for group, rows in found.items()]
-    more = "; …" * (len(arms) > narrative.MANY)
-    return f"{'; '.join(arms[: narrative.MANY])}{more}."
+        words = [
+            f"{cell[0].text}{f' ({cell[0].note})' if cell[0].note else ''} in "
+            f"{column.group.removeprefix('Speed-up in ')} {column.title}"
+            for column, cell in zip(table.columns, cells, strict=True)
+            if cell
+        ]
+        if row.title != PROJECTION:
+            said[row.group] = f"{row.group}, {row.title}: {', '.join(words)}"
+    more = "; …" * (len(said) > narrative.MANY)
+    return f"{'; '.join([*said.values()][: narrative.MANY])}{more}."
 
 
-def _rows(records: Records) -> Iterator[tuple[Heading, Cells]]:
-    laws = _laws(records)
+def _rows(records: Records, laws: "Laws") -> Iterator[tuple[Heading, Cells]]:
     found: dict[str, list[tuple[Heading, Cells]]] = {}
     projected: dict[str, Cells] = {}
     for label in records.labels():
@@ -165,8 +163,9 @@ def _rows(records: Records) -> Iterator[tuple[Heading, Cells]]:
 
 def _in_run(cost: Cost, arm: Sequence[Run], baseline: Sequence[Run]) -> Entry | None:
     """The speed-up by the curves of one size; over all pairs of seeds."""
-    ours = [curve for run in arm if (curve := cost.curve(run))]
-    theirs = [curve for run in baseline if (curve := cost.curve(run))]
+    ours, theirs = (
+        [curve for run in runs if (curve := cost.curve(run))] for runs in (arm, baseline)
+    )
     if not ours or not theirs:
         return None
     logs, bounds = list[list[float]](), set[str]()
@@ -184,13 +183,11 @@ def _in_run(cost: Cost, arm: Sequence[Run], baseline: Sequence[Run]) -> Entry | 
         logs.append(row)
     rows = [fmean(row) for row in logs]
     columns = [fmean(column) for column in zip(*logs, strict=True)]
-    ratio = math.exp(fmean(rows))
-    text = f"{_ratio(ratio)} ×"
+    text = f"{_ratio(math.exp(fmean(rows)))} ×"
     if bounds:
         final = compare([curve[-1][0] for curve in ours], [curve[-1][0] for curve in theirs])
         if final is not None and final.interval and final.verdict is Verdict.UNDECIDED:
-            assert final.decidable is not None
-            seen = f"±{style.number(final.decidable, 2)}"
+            seen = f"±{style.number(final.decidable or 0.0, 2)}"
             return Entry(
                 text="undecided", note=f"final losses differ by less than seeds decide: {seen}"
             )
@@ -202,16 +199,10 @@ def _in_run(cost: Cost, arm: Sequence[Run], baseline: Sequence[Run]) -> Entry | 
     # Seeds of both arms spread it: of the baseline as much as its columns differ, the other way.
     spread = compare(rows, [fmean(rows) - one for one in columns])
     assert spread is not None
-    difference = _as_ratio(spread)
-    if difference.interval is not None:
-        text += _interval(1 + end for end in difference.interval)
+    ends = spread.interval and (math.expm1(spread.interval[0]), math.expm1(spread.interval[1]))
+    difference = Difference(mean=math.expm1(spread.mean), interval=ends, p=spread.p)
+    text += _interval(1 + end for end in ends) if ends else ""
     return Entry(text=text, detail="mean over pairs of seeds", difference=difference)
-
-
-def _as_ratio(log: Difference) -> Difference:
-    """A difference of logarithms as that of the ratio to 1."""
-    interval = log.interval and (math.expm1(log.interval[0]), math.expm1(log.interval[1]))
-    return Difference(mean=math.expm1(log.mean), interval=interval, p=log.p)
 
 
 def _ratio(value: float) -> str:
@@ -223,9 +214,6 @@ def _ratio(value: float) -> str:
 
 def _interval(ends: Iterable[float]) -> str:
     return f" [{', '.join(map(_ratio, ends))}]"
-
-
-Sizes = tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,9 +228,7 @@ class _Law:
     def entry(self, cost: float) -> Entry:
         """The speed-up at a cost of the arm's."""
         ratio, interval = self.laws.speedup(cost), self.laws.interval_of_speedup(cost)
-        text = f"{_ratio(ratio)} ×"
-        if interval is not None:
-            text += _interval(interval)
+        text = f"{_ratio(ratio)} ×{'' if interval is None else _interval(interval)}"
         far = cost > self.paid * (1 + 1e-9) or ratio * cost > self.largest * (1 + 1e-9)
         return Entry(text=text, note=POOR if self.poor else "extrapolated" if far else "")
 
@@ -257,9 +243,8 @@ class _Law:
         alphas = []
         for variant, exponent in enumerate(self.laws.exponents):
             interval = self.laws.interval_of_exponent(bool(variant))
-            alphas.append(style.number(exponent))
-            if interval is not None:
-                alphas[-1] += f" {style.interval(*interval)}"
+            error = "" if interval is None else f" {style.interval(*interval)}"
+            alphas.append(f"{style.number(exponent)}{error}")
         return (
             f"{self.name}: E {style.number(self.laws.floor)} nats, α of the arm {alphas[1]}, of "
             f"the baseline {alphas[0]}; the law misses a size’s mean loss by up to "
@@ -267,15 +252,27 @@ class _Law:
         )
 
 
-def _laws(records: Records) -> dict[tuple[str, str, str], _Law]:
-    """By label, arm and cost, of ladders with enough sizes."""
-    found: dict[tuple[str, str, str], _Law] = {}
-    for ladder in _ladders(records):
+Laws = dict[tuple[str, str, str], _Law]  # by label, arm and cost
+Sizes = tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]
+_fitted = cache(fit)
+
+
+def _laws(records: Records) -> Laws:
+    """The laws of ladders with enough sizes: runs of one text and one recipe."""
+    by_recipe: dict[str, list[Run]] = {}
+    for run in records.runs:
+        train, data = (run.header.get(name) or {} for name in ("train", "data"))
+        recipe = [train.get(name) for name in RECIPE]
+        key = str([data.get("fingerprint"), run.header.get("objective"), *recipe])
+        by_recipe.setdefault(key, []).append(run)
+    found: Laws = {}
+    for runs in by_recipe.values():
+        ladder = Records(runs=tuple(runs))
         reference, *arms = ladder.arms()
-        for arm in arms:
+        sizes = {run.header.get("non_embedding_parameters") for run in ladder.of(reference)}
+        for arm in arms if len(sizes) >= SIZES else ():
             for cost in COSTS:
-                alike = cost.comparable(ladder)
-                sides = [_final(cost, alike, name) for name in (reference, arm)]
+                sides = [_final(cost, cost.comparable(ladder), name) for name in (reference, arm)]
                 if min(map(len, sides)) < SIZES:
                     continue
                 group = f"{arm} over {reference}"
@@ -287,27 +284,9 @@ def _laws(records: Records) -> dict[tuple[str, str, str], _Law]:
     return found
 
 
-_fitted = cache(fit)
-
-
-def _ladders(records: Records) -> Iterator[Records]:
-    """Runs of one text and one recipe whose baseline has enough sizes."""
-    found: dict[str, list[Run]] = {}
-    for run in records.runs:
-        train, data = (run.header.get(name) or {} for name in ("train", "data"))
-        recipe = [train.get(name) for name in RECIPE]
-        key = str([data.get("fingerprint"), run.header.get("objective"), *recipe])
-        found.setdefault(key, []).append(run)
-    for runs in found.values():
-        ladder = Records(runs=tuple(runs))
-        baseline = ladder.of(ladder.arms()[0])
-        if len({run.header.get("non_embedding_parameters") for run in baseline}) >= SIZES:
-            yield ladder
-
-
 def _final(cost: Cost, records: Records, arm: str) -> Sizes:
     """Costs and final losses of an arm's seeds at each size."""
-    found = []
+    sizes = []
     for label in records.labels():
         runs = [
             (whole, loss)
@@ -317,5 +296,5 @@ def _final(cost: Cost, records: Records, arm: str) -> Sizes:
         ]
         if runs:
             costs, losses = zip(*runs, strict=True)
-            found.append((costs, losses))
-    return tuple(found)
+            sizes.append((costs, losses))
+    return tuple(sizes)

@@ -20,22 +20,12 @@ _HUES = (
     ("#3d3fb5", "#a5a8ff"),  # indigo
     ("#7a4b2a", "#c9a17c"),  # brown
 )
-# Plotly's name, and the character that stands for it in a key.
+# Plotly's names, and the characters that stand for them in a key.
 _SYMBOLS = (
-    ("circle", "●"),
-    ("square", "■"),
-    ("diamond", "◆"),
-    ("triangle-up", "▲"),
-    ("cross", "✚"),
-    ("star", "★"),
-    ("triangle-down", "▼"),
-    ("hexagon", "⬢"),
-    ("x", "✖"),
-    ("triangle-right", "▶"),
-    ("triangle-left", "◀"),
-    ("pentagon", "⬟"),
-    ("star-diamond", "✦"),
+    *("circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down", "hexagon"),
+    *("x", "triangle-right", "triangle-left", "pentagon", "star-diamond"),
 )
+_GLYPHS = "●■◆▲✚★▼⬢✖▶◀⬟✦"
 _PLACES = {"transformer": 0, "differential": 1, "softmax1": 2, "gpt2": 3}
 
 # Named fonts before system-ui, which on a bare Linux is a face too wide for figures.
@@ -92,8 +82,8 @@ def looks(arms: Sequence[str]) -> dict[str, Look]:
 
 def _look(place: int) -> Look:
     colour, dark = _HUES[place % len(_HUES)]
-    symbol, glyph = _SYMBOLS[place % len(_SYMBOLS)]
-    return Look(colour=colour, dark=dark, symbol=symbol, glyph=glyph)
+    symbol = place % len(_SYMBOLS)
+    return Look(colour=colour, dark=dark, symbol=_SYMBOLS[symbol], glyph=_GLYPHS[symbol])
 
 
 def scale(stops: Sequence[tuple[str, str]]) -> list[list[float | str]]:

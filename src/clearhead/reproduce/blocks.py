@@ -9,11 +9,10 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from clearhead.data import DataConfig
-from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
 from clearhead.reproduce.long_context import BOOKS
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.trials import COSMOPEDIA, TRAINED, Table, Trial
+from clearhead.reproduce.study import COSMOPEDIA, TRAINED, Study
 from clearhead.train import TrainConfig
 
 # Layers → rates.
@@ -42,28 +41,28 @@ WIDTHS = {"tiny": (64, 128, 192), "small": (128, 256, 512)}
 NARROW = {"tiny": 102_400, "small": 2_048_000}  # tokens of the narrowest
 
 
-def blocks(scale: str) -> Iterator[Trial]:
+def blocks(scale: str) -> Iterator[Study]:
     """Every block at the depths of a scale; at the smaller depth also variants of SAS."""
     for layers, table in tables(scale).items():
-        yield table.trial("transformer", *PRE_LN[layers])
+        yield table.arm("transformer", *PRE_LN[layers])
         # The interventions: parts of the block that are left out, put side by side or reweighed.
-        yield table.trial("parallel", *PRE_LN[layers])
-        yield table.trial("skipless", *SKIPLESS[layers])
-        yield table.trial("skipless", *SKIPLESS[layers], shaping="skipinit")
-        yield table.trial("sas", *SAS[layers])
-        yield table.trial("sas-p", *SAS[layers])
-        yield table.trial("sas-p-nonorm", *NO_NORM[layers])
+        yield table.arm("parallel", *PRE_LN[layers])
+        yield table.arm("skipless", *SKIPLESS[layers])
+        yield table.arm("skipless", *SKIPLESS[layers], shaping="skipinit")
+        yield table.arm("sas", *SAS[layers])
+        yield table.arm("sas-p", *SAS[layers])
+        yield table.arm("sas-p-nonorm", *NO_NORM[layers])
         if layers in (6, 18):
             for gain in (0.05, 0.3, 1.0):
-                yield table.trial("sas", *SAS[layers], mlp_gain=gain)
-            yield table.trial("sas", *PRE_LN[layers], **VALUES)
-            yield table.trial("sas", *SAS[layers], **VALUES, value_gain=0.2)
+                yield table.arm("sas", *SAS[layers], mlp_gain=gain)
+            yield table.arm("sas", *PRE_LN[layers], **VALUES)
+            yield table.arm("sas", *SAS[layers], **VALUES, value_gain=0.2)
             # Schedules in place of shaping: the identity annealed away, branches that grow from 0.
-            yield table.trial("sas", *SAS[layers], shaping="annealed")
-            yield table.trial("transformer", *PRE_LN[layers], **GROWING)
+            yield table.arm("sas", *SAS[layers], shaping="annealed")
+            yield table.arm("transformer", *PRE_LN[layers], **GROWING)
 
 
-def depth(scale: str) -> Iterator[Trial]:
+def depth(scale: str) -> Iterator[Study]:
     """SAS-P against Pre-LN in deep models, and after three times the tokens of `blocks`."""
     wide: dict[str, Any] = {"width": 256, "batch": 64, "compile": "blocks"}
     deep, rates, layers = {
@@ -72,27 +71,27 @@ def depth(scale: str) -> Iterator[Trial]:
         "paper": (_published(72, "codeparrot-72"), 72, 18),
     }[scale]
     short = tables(scale)[layers]
-    train = replace(short.config.train, tokens=3 * short.config.train.tokens)
-    long = short.changed(train=train, label=f"{short.config.label} for longer")
+    train = replace(short.train, tokens=3 * short.train.tokens)
+    long = replace(short, train=train, label=f"{short.label} for longer")
     for table, place in ((deep, rates), (long, layers)):
-        yield table.trial("transformer", *PRE_LN[place])
-        yield table.trial("sas-p", *SAS[place])  # the intervention
+        yield table.arm("transformer", *PRE_LN[place])
+        yield table.arm("sas-p", *SAS[place])  # the intervention
 
 
-def longer(scale: str) -> Iterator[Trial]:
+def longer(scale: str) -> Iterator[Study]:
     """SAS against Pre-LN after ten tokens a parameter, on text that is read once."""
     if scale == "tiny":
         layers, table = 4, _small_table(4, 2_600_000, 400_000, width=64)
     else:
         wide: dict[str, Any] = {"width": 384, "batch": 128, "compile": "blocks"}
         layers, table = 12, _table(12, 250_000_000, 10_000_000, **wide)
-        table = table.changed(data=DataConfig(data=(COSMOPEDIA,), limit=1_200_000_000))
-    table = table.changed(label="ten tokens a parameter")
-    yield table.trial("transformer", *PRE_LN[layers])
-    yield table.trial("sas", *SAS[layers])  # the intervention
+        table = replace(table, data=DataConfig(data=(COSMOPEDIA,), limit=1_200_000_000))
+    table = replace(table, label="ten tokens a parameter")
+    yield table.arm("transformer", *PRE_LN[layers])
+    yield table.arm("sas", *SAS[layers])  # the intervention
 
 
-def outliers(scale: str) -> Iterator[Trial]:
+def outliers(scale: str) -> Iterator[Study]:
     """AdamW and OrthoAdam × Pre-LN and SAS-P in 24 layers, where SAS-P grows outliers.
 
     Norms have one gain, as OrthoAdam's argument needs; at `small` SAS-P under AdamW has a gain for
@@ -100,33 +99,33 @@ def outliers(scale: str) -> Iterator[Trial]:
     own (the paper's), and one for all axes of a size.
     """
     table = _small_table(24, 256_000, 64_000, width=64) if scale == "tiny" else tables(scale)[24]
-    shape = {**table.config.set, "norm": "rmsnorm-single"}
+    shape = {**table.set, "norm": "rmsnorm-single"}
     bits = QuantizeConfig(
         models=(TRAINED,),
         scheme=("w8a8-coarse", "w8a8-token", "w4-channel", "w3-channel"),
         length=128,
         tokens=32_768,
     )
-    table = replace(table.changed(set=shape, label="deep outliers"), questions={"bits": bits})
+    table = replace(table, set=shape, label="deep outliers", questions={"bits": bits})
     for preset, rates in (("transformer", PRE_LN[24]), ("sas-p", SAS[24])):
-        yield table.trial(preset, *rates)
-        yield table.trial(preset, *rates, **ORTHOADAM)  # the interventions
-        yield table.trial(preset, *rates, **ORTHOADAM, **{"train.rotation_share": "size"})
+        yield table.arm(preset, *rates)
+        yield table.arm(preset, *rates, **ORTHOADAM)  # the interventions
+        yield table.arm(preset, *rates, **ORTHOADAM, **{"train.rotation_share": "size"})
     if scale == "small":  # SAS-P as it grew kurtosis 100: a gain for each channel
-        yield table.trial("sas-p", *SAS[24], norm="rmsnorm")
+        yield table.arm("sas-p", *SAS[24], norm="rmsnorm")
 
 
-def books(scale: str) -> Iterator[Trial]:
+def books(scale: str) -> Iterator[Study]:
     """SAS and SAS-P against Pre-LN on books in place of code."""
     table = tables(scale)[6]
-    data = replace(table.config.data, data=(BOOKS,), limit=100_000_000)
-    table = table.changed(data=data, label="6 layers, books")
-    yield table.trial("transformer", *PRE_LN[6])
-    yield table.trial("sas", *SAS[6])  # the interventions
-    yield table.trial("sas-p", *SAS[6])
+    data = replace(table.data, data=(BOOKS,), limit=100_000_000)
+    table = replace(table, data=data, label="6 layers, books")
+    yield table.arm("transformer", *PRE_LN[6])
+    yield table.arm("sas", *SAS[6])  # the interventions
+    yield table.arm("sas-p", *SAS[6])
 
 
-def scaling(scale: str) -> Iterator[Trial]:
+def scaling(scale: str) -> Iterator[Study]:
     """SAS-P against Pre-LN at three widths, with tokens in proportion to the parameters."""
     smallest = WIDTHS[scale][0]
     for name, width in zip(("narrow", "middle", "wide"), WIDTHS[scale], strict=True):
@@ -135,23 +134,22 @@ def scaling(scale: str) -> Iterator[Trial]:
             table = _small_table(6, tokens, tokens // 4, width=width)
         else:
             table = _table(6, tokens, tokens // 4, width=width, batch=64, compile="blocks")
-        table = table.changed(label=f"{name}, {width}")
-        yield table.trial("transformer", *PRE_LN[6])
-        yield table.trial("sas-p", *SAS[6])  # the intervention
+        table = replace(table, label=f"{name}, {width}")
+        yield table.arm("transformer", *PRE_LN[6])
+        yield table.arm("sas-p", *SAS[6])  # the intervention
 
 
-def signal(scale: str) -> Iterator[Trial]:
+def signal(scale: str) -> Iterator[Study]:
     """Blocks before any training: how alike two tokens are after 24 layers."""
     table = _table(24, 1024, 0, width=256, batch=8)
-    table = table.changed(seeds=tuple(range(5)), label="signal")
     asked = DiagnoseConfig(models=(TRAINED,), length=128, windows=4, extrapolate=1)
-    table = replace(table, questions={"signal": asked})
-    yield table.trial("transformer", attention_skip="none")
+    table = replace(table, seeds=tuple(range(5)), label="signal", questions={"signal": asked})
+    yield table.arm("transformer", attention_skip="none")
     for preset in ("transformer", "skipless", "sas", "sas-p"):  # the interventions
-        yield table.trial(preset)
+        yield table.arm(preset)
 
 
-def tables(scale: str) -> dict[int, Table]:
+def tables(scale: str) -> dict[int, Study]:
     """Layers → the table that all arms of this depth share."""
     if scale == "tiny":
         return {6: _small_table(6, 307_200, 102_400, width=128)}
@@ -171,29 +169,27 @@ def _table(
     width: int,
     batch: int,
     compile: Literal["none", "blocks"] = "none",
-) -> Table:
+) -> Study:
     shape = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": 4}
     train = TrainConfig(
         tokens=tokens, sequence_length=128, batch_size=batch, compile=compile, log_every=20
     )
-    config = CompareConfig(
+    return Study(
         presets=("transformer",),
         set={**shape, "mlp": "relu", "max_position_embeddings": 128},
         seeds=(0, 1, 2),
         train=train,
         label=f"{layers} layers",
+        sweep_tokens=sweep_tokens,
         **MEASURED,
     )
-    return Table(config=config, sweep_tokens=sweep_tokens)
 
 
-def _small_table(layers: int, tokens: int, sweep_tokens: int, *, width: int) -> Table:
+def _small_table(layers: int, tokens: int, sweep_tokens: int, *, width: int) -> Study:
     """A table of `tiny`: with fewer words, half of whose cost would else be the readout's."""
     table = _table(layers, tokens, sweep_tokens, width=width, batch=8)
-    return table.changed(data=DataConfig(vocabulary=1024), evaluation_tokens=65_536)
+    return replace(table, data=DataConfig(vocabulary=1024), evaluation_tokens=65_536)
 
 
-def _published(layers: int, size: str) -> Table:
-    published = RUNS[size].config
-    config = replace(published, presets=("transformer",), label=f"{layers} layers", **MEASURED)
-    return Table(config=config)
+def _published(layers: int, size: str) -> Study:
+    return RUNS[size].study(presets=("transformer",), label=f"{layers} layers", **MEASURED)

@@ -14,10 +14,11 @@ from clearhead.report.narrative import enumerate_words
 from clearhead.report.page import Block, Fold, Page, Section, Statement, Title
 from clearhead.report.pivots import Entry, Heading, Pivot, build
 from clearhead.report.statistics import LEVEL, Difference, Verdict
-from clearhead.reproduce import EXPERIMENTS, repairs
+from clearhead.reproduce import repairs
 from clearhead.reproduce.claims import Claim, Judged, judged, threshold_over
 from clearhead.reproduce.contrasts import Contrast, Judgement, Outcome
 from clearhead.reproduce.cost import cost
+from clearhead.reproduce.experiments import EXPERIMENTS
 from clearhead.reproduce.pooling import Pooled
 
 FAMILIES = {
@@ -60,7 +61,7 @@ NAMES = {
     "w8a8-coarse, w4-channel": "weights and activations in 8 bits, one scale for each tensor; "
     "weights in 4 bits, one scale for each channel.",
     "needles, passkeys": "facts hidden in a long text, which the model is to repeat.",
-    "prefix, rotation, all turned": "repairs of a trained model (docs/repair-evidence.md).",
+    "prefix, rotation, all turned": "repairs of a trained model (docs/repair.md).",
     "16 ×": "of the length of texts in training.",
 }
 COLUMNS = ("comparison", "record", "ours", "compared with", "difference, 95 %", "verdict")
@@ -152,10 +153,8 @@ def _worth(rows: Sequence[Judged], threshold: float) -> Iterator[tuple[str, ...]
     """The table of repairs."""
     for repair, costs, buys in repairs.comparisons(rows):
         shown = [
-            "not counted"
-            if one.difference is None
-            else f"{one.contrast.words}: {_difference(one.difference)}"
-            for one in (costs, buys)
+            f"{place.words}: {_difference(one.difference) or _uncounted([one])}"
+            for place, one in ((repair.costs, costs), (repair.buys, buys))
         ]
         word = repairs.worth(costs.judgement(threshold), buys.judgement(threshold))
         yield (repair.name, repair.changes, *shown, repairs.seen_in(buys), word)
@@ -203,14 +202,19 @@ def telling(judged: Judged, threshold: float) -> str:
     _, ones, verdict = judged
     measured = [one for one in ones if one.difference is not None]
     if not measured:
-        reasons = dict.fromkeys(one.missing for row in ones for one in row.outcomes)
-        return f"not counted: {'; '.join(reasons)}" if reasons else "no record"
+        return _uncounted(ones)
     apt = [one for one in measured if one.judgement(threshold) is verdict] or measured
     one = min(apt, key=_p_value)
     parts = [f"{one.contrast.words}: {_difference(one.difference)}", *_remarks(one, threshold)]
     if len(one.counted) > 1:
         parts.append(f"{len(one.counted)} records")
     return ", ".join(parts)
+
+
+def _uncounted(ones: Iterable[Pooled]) -> str:
+    """Why no record counts."""
+    reasons = dict.fromkeys(one.missing for row in ones for one in row.outcomes)
+    return f"not counted: {'; '.join(reasons)}" if reasons else "no record"
 
 
 def _p_value(one: Pooled) -> float:

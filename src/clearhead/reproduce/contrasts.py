@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 from clearhead.report.pivots import Found, by_seed, difference_of
 from clearhead.report.statistics import LEVEL, Difference, Summary, Verdict, summarize
 from clearhead.report.verdicts import holds
-from clearhead.reproduce.readings import Place, Reading, Side, mean, shared
+from clearhead.reproduce.readings import Patterns, Place, Reading, Side, mean, shared
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+Arms = Patterns | Reading
+"""Of one side of a comparison: an arm, or a number of its own."""
 
 
 class Judgement(StrEnum):
@@ -262,3 +265,76 @@ def judgement_of(contrast: Contrast, difference: Difference, threshold: float) -
         return Judgement.UNDECIDED
     as_claimed = higher == (contrast.claimed in ("higher", "not lower"))
     return Judgement.HOLDS if as_claimed else Judgement.DOES_NOT_HOLD
+
+
+# Verbs of claims
+
+
+def number(metric: str, *, times: float | None = None, label: str = "*", **at: Any) -> Reading:
+    """A number by its metric and dimensions, of no arm yet; see `Reading`."""
+    return Reading(metric=metric, times=times, label=label, at=at)
+
+
+LOSS = number("loss", times=1)
+
+
+def lower(words: str, what: Reading, arm: Arms, than: Arms, *gates: Gate) -> Contrast:
+    """The number of `arm` is lower than that of `than`."""
+    return _contrast("lower", words, what, arm, than, gates=gates)
+
+
+def higher(words: str, what: Reading, arm: Arms, than: Arms, *gates: Gate) -> Contrast:
+    """The number of `arm` is higher than that of `than`."""
+    return _contrast("higher", words, what, arm, than, gates=gates)
+
+
+def no_worse(
+    words: str,
+    what: Reading,
+    arm: Arms,
+    than: Arms,
+    *gates: Gate,
+    by: float = 0.0,
+    better: str = "lower",
+) -> Contrast:
+    """The number of `arm` is worse than that of `than` by no more than the margin `by`."""
+    claimed = {"lower": "not higher", "higher": "not lower"}[better]
+    return _contrast(claimed, words, what, arm, than, gates=gates, margin=by)
+
+
+def ratio(
+    words: str,
+    what: Reading,
+    arm: Arms,
+    than: Arms,
+    *,
+    below: float | None = None,
+    at_most: float | None = None,
+    at_least: float | None = None,
+    counted: bool = False,
+) -> Contrast:
+    """The number of `arm` as a share of that of `than`: below 1, above 1 where no bound is given,
+    or within a bound."""
+    claimed, margin = ("higher" if below is None else "lower"), 0.0
+    if at_most is not None:
+        claimed, margin = "not higher", at_most - 1
+    if at_least is not None:
+        claimed, margin = "not lower", 1 - at_least
+    return _contrast(claimed, words, what, arm, than, margin=margin, relative=True, counted=counted)
+
+
+def blocked(contrast: Contrast) -> Contrast:
+    """The contrast of a factorial's arms, compared within each seed."""
+    return replace(contrast, blocked=True)
+
+
+def reaches(what: Reading, arm: Patterns, least: float, name: str = "") -> Gate:
+    """The gate of an arm whose number must be at least so much."""
+    return Gate(reading=what.of(arm), least=least, why=f"{name or arm} is below {least:g}")
+
+
+def _contrast(
+    claimed: str, words: str, what: Reading, arm: Arms, than: Arms, **others: Any
+) -> Contrast:
+    ours, theirs = (one if isinstance(one, Reading) else what.of(one) for one in (arm, than))
+    return Contrast(words=words, claimed=claimed, ours=ours, theirs=theirs, **others)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from clearhead.experiments.configs import CompareConfig
 from clearhead.named_models import PRESETS, SIZES
-from clearhead.reproduce.trials import BEYOND, Trial
+from clearhead.reproduce.study import BEYOND, Study
 
 # FLOP a second in training: measured in results/passkey.jsonl on two cores (1.97 M parameters and
 # 1.5 M tokens take 300 s of one), and a tenth of an H200's dense bfloat16 peak.
@@ -45,19 +45,19 @@ class Cost:
         return known + more
 
 
-def cost(trials: Sequence[Trial]) -> Cost:
+def cost(trials: Sequence[Study]) -> Cost:
     """Count the runs, sweeps of rates included."""
     runs = tokens = beyond = 0
     flops, sizes = 0.0, dict[str, int]()
     for trial in trials:
-        config, sweep = trial.config, len(trial.rates) if trial.is_swept else 0
-        trained = len(config.seeds) if trial.rates else 0
-        read = trained * config.train.tokens + sweep * trial.table.sweep_tokens
+        sweep = len(trial.tries) if trial.is_swept else 0
+        trained = len(trial.seeds) if trial.tries else 0
+        read = trained * trial.train.tokens + sweep * trial.sweep_tokens
         runs += trained + sweep
         beyond += BEYOND if trial.is_swept else 0
         tokens += read
-        size = trial.table.parameters or parameters(config)
-        flops += 6.0 * sizes.setdefault(config.label, size) * read
+        size = trial.parameters or parameters(trial)
+        flops += 6.0 * sizes.setdefault(trial.label, size) * read
     return Cost(runs=runs, tokens=tokens, flops=flops, beyond=beyond)
 
 

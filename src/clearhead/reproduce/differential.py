@@ -17,10 +17,9 @@ from clearhead.eval.options import (
     NeedlesOptions,
     ShotsOptions,
 )
-from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateConfig, QuantizeConfig
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.trials import COSMOPEDIA, TRAINED, Question, Table, Trial
+from clearhead.reproduce.study import COSMOPEDIA, TRAINED, Question, Study
 from clearhead.train import TrainConfig
 
 SHAPES: Mapping[str, dict[str, Any]] = {
@@ -48,28 +47,28 @@ DOCUMENTS = ("hf:EdinburghNLP/xsum#test",)
 WIDTHS = {"tiny": (64, 128, 192), "small": (256, 512, 1024)}
 
 
-def differential(scale: str) -> Iterator[Trial]:
+def differential(scale: str) -> Iterator[Study]:
     """V1 and V2 against one map, on text with needles in it."""
     table = _table(scale, "differential", _retrieval(scale))
-    yield table.trial("transformer", *RATES[scale])
-    yield table.trial("differential", *RATES[scale])  # the interventions: two maps, subtracted
-    yield table.trial("differential-v2", *RATES[scale])
+    yield table.arm("transformer", *RATES[scale])
+    yield table.arm("differential", *RATES[scale])  # the interventions: two maps, subtracted
+    yield table.arm("differential-v2", *RATES[scale])
 
 
-def ablations(scale: str) -> Iterator[Trial]:
+def ablations(scale: str) -> Iterator[Study]:
     """V1 without its parts, and with other numbers of heads."""
     table, heads = _table(scale, "differential ablations", {}), 16
-    yield table.trial("transformer", *RATES[scale])
-    yield table.trial("transformer", *RATES[scale], num_attention_heads=heads // 2)
-    yield table.trial("differential", *RATES[scale])
+    yield table.arm("transformer", *RATES[scale])
+    yield table.arm("transformer", *RATES[scale], num_attention_heads=heads // 2)
+    yield table.arm("differential", *RATES[scale])
     # The interventions: the norm of each head, λ's start, the number of heads.
-    yield table.trial("differential", *RATES[scale], head_norm="none")
+    yield table.arm("differential", *RATES[scale], head_norm="none")
     for start in (0.5, 0.8):
-        yield table.trial("differential", *RATES[scale], lambda_init=start)
-    yield table.trial("differential", *RATES[scale], num_attention_heads=heads // 2)
+        yield table.arm("differential", *RATES[scale], lambda_init=start)
+    yield table.arm("differential", *RATES[scale], num_attention_heads=heads // 2)
 
 
-def abilities(scale: str) -> Iterator[Trial]:
+def abilities(scale: str) -> Iterator[Study]:
     """V1 against one map: lm-eval's tasks, many-shot classification, summaries.
 
     Models of `tiny` and `small` guess. Questions come from the hub, and so do documents where
@@ -78,22 +77,22 @@ def abilities(scale: str) -> Iterator[Trial]:
     length = 4096 if scale == "paper" else LENGTHS[scale]
     table = _table(scale, "abilities", _abilities(scale, length), published="diff-3b")
     rates = (3.2e-4,) if scale == "paper" else RATES[scale]
-    yield table.trial("transformer", *rates)
-    yield table.trial("differential", *rates)  # the intervention
+    yield table.arm("transformer", *rates)
+    yield table.arm("differential", *rates)  # the intervention
 
 
-def scaling(scale: str) -> Iterator[Trial]:
+def scaling(scale: str) -> Iterator[Study]:
     """V1 and one map at three widths, with tokens in proportion to the parameters."""
     largest = WIDTHS[scale][-1]
     for width in WIDTHS[scale]:
         table = _table(scale, f"width {width}", {})
         tokens = TOKENS[scale] * width**2 // largest**2
-        train = replace(table.config.train, tokens=tokens)
-        shape = {**table.config.set, "hidden_size": width}
+        train = replace(table.train, tokens=tokens)
+        shape = {**table.set, "hidden_size": width}
         shape.pop("intermediate_size", None)  # in proportion to the width
-        table = table.changed(train=train, set=shape)
+        table = replace(table, train=train, set=shape)
         for preset in ("transformer", "differential"):  # the intervention
-            yield table.trial(preset, *RATES[scale])
+            yield table.arm(preset, *RATES[scale])
 
 
 def _retrieval(scale: str) -> Mapping[str, Question]:
@@ -136,14 +135,14 @@ def _abilities(scale: str, length: int) -> Mapping[str, Question]:
 
 def _table(
     scale: str, label: str, questions: Mapping[str, Question], published: str = "diff-1.4b"
-) -> Table:
+) -> Study:
     if scale == "paper":
-        config = replace(RUNS[published].config, presets=("transformer",), rates={}, label=label)
-        return Table(config=config, questions=questions)
+        shared: dict[str, Any] = {"presets": ("transformer",), "label": label}
+        return RUNS[published].study(questions=questions, **shared)
     length = LENGTHS[scale]
     needles = NEEDLES.format(needles=2 if scale == "tiny" else 6, characters=length * 5 // 2)
     text = "python-stdlib" if scale == "tiny" else COSMOPEDIA
-    config = CompareConfig(
+    return Study(
         presets=("transformer",),
         size="tiny" if scale == "tiny" else "small",
         set={**SHAPES[scale], "max_position_embeddings": length},
@@ -162,5 +161,6 @@ def _table(
             vocabulary=1024 if scale == "tiny" else 16_384,
         ),
         label=label,
+        sweep_tokens=SWEEPS[scale],
+        questions=questions,
     )
-    return Table(config=config, sweep_tokens=SWEEPS[scale], questions=questions)

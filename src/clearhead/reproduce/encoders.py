@@ -11,32 +11,33 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.data import DataConfig
-from clearhead.experiments.configs import CompareConfig, FinetuneJob
+from clearhead.experiments.configs import FinetuneJob
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.trials import TRAINED, Table, Trial
-from clearhead.train import FinetuneConfig, TrainConfig
+from clearhead.reproduce.study import TRAINED, Study
+from clearhead.train import FinetuneConfig
 
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 RATES = (1e-3, 2e-3, 4e-3)
+SHARED: dict[str, Any] = {"presets": ("bert",), "seeds": (0, 1, 2), "label": "encoders"}
 
 
-def encoders(scale: str) -> Iterator[Trial]:
+def encoders(scale: str) -> Iterator[Study]:
     """The crammed BERT, and its blocks simplified."""
     table = {"tiny": _tiny, "small": _small, "paper": _paper}[scale]()
     baseline, simplified = ((1e-3,), (3e-3,)) if scale == "paper" else (RATES, RATES)
-    yield table.trial("bert", *baseline)
-    yield table.trial("bert-sas", *simplified)  # the interventions: neither skips nor values,
-    yield table.trial("bert-sas-p", *simplified)  # and both halves of a block side by side
+    yield table.arm("bert", *baseline)
+    yield table.arm("bert-sas", *simplified)  # the interventions: neither skips nor values,
+    yield table.arm("bert-sas-p", *simplified)  # and both halves of a block side by side
     if scale != "paper":  # of CoCA: its authors train no encoder
         table = replace(table, questions={})
-        yield table.trial("bert", *baseline, position="rope")
-        yield table.trial("bert", *baseline, position="rope", scores="collinear")
+        yield table.arm("bert", *baseline, position="rope")
+        yield table.arm("bert", *baseline, position="rope", scores="collinear")
 
 
-def _tiny() -> Table:
-    data = DataConfig(data=("hf:Salesforce/wikitext:wikitext-2-raw-v1",))
-    return Table(
-        config=_config(_short(2_000_000), data),
+def _tiny() -> Study:
+    return _short(
+        2_000_000,
+        "wikitext-2-raw-v1",
         sweep_tokens=600_000,
         questions={
             **_tasks("rte", rate=1e-3),
@@ -45,32 +46,25 @@ def _tiny() -> Table:
     )
 
 
-def _small() -> Table:
-    data = DataConfig(data=("hf:Salesforce/wikitext:wikitext-103-raw-v1",))
-    return Table(
-        config=_config(_short(20_000_000), data),
+def _small() -> Study:
+    return _short(
+        20_000_000,
+        "wikitext-103-raw-v1",
         sweep_tokens=5_000_000,
         questions=_tasks("rte", "mrpc", "cola", "qnli", "banking77", rate=1e-3),
     )
 
 
-def _paper() -> Table:
-    config = replace(
-        RUNS["crammed"].config, presets=("bert",), rates={}, seeds=(0, 1, 2), label="encoders"
-    )
-    return Table(config=config, questions=_tasks(*GLUE, rate=1.5e-4))
+def _paper() -> Study:
+    return RUNS["crammed"].study(**SHARED, questions=_tasks(*GLUE, rate=1.5e-4))
 
 
-def _short(tokens: int) -> TrainConfig:
+def _short(tokens: int, text: str, **others: Any) -> Study:
     """The crammed recipe in steps of one batch."""
     whole: dict[str, Any] = {"accumulation": 1, "ramp": 0.0, "compile": "none", "save_every": 0}
-    return replace(RUNS["crammed"].train, tokens=tokens, **whole)
-
-
-def _config(train: TrainConfig, data: DataConfig) -> CompareConfig:
-    return CompareConfig(
-        presets=("bert",), seeds=(0, 1, 2), lengths=(1,), train=train, data=data, label="encoders"
-    )
+    train = replace(RUNS["crammed"].config.train, tokens=tokens, **whole)
+    data = DataConfig(data=(f"hf:Salesforce/wikitext:{text}",))
+    return Study(**SHARED, lengths=(1,), train=train, data=data, **others)
 
 
 def _tasks(*tasks: str, rate: float, epochs: int = 5) -> Mapping[str, FinetuneJob]:

@@ -15,10 +15,9 @@ from clearhead.eval.options import (
     PasskeyOptions,
     PerplexityOptions,
 )
-from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateConfig, EvaluateSettings
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.trials import TRAINED, Question, Table, Trial
+from clearhead.reproduce.study import TRAINED, Question, Study
 from clearhead.train import TrainConfig
 
 BOOKS = "hf:emozilla/pg19"
@@ -32,7 +31,7 @@ OTHERS = (
     "synthetic:recall:filler=1,characters=360,documents=20000@0.1",
 )
 # Best of 7.5e-4 to 6e-3 by the last tenth of training, one seed, ALiBi's within 0.01 of the best
-# (docs/findings.md). Forget gates have the rate of their rival.
+# (docs/log.md). Forget gates have the rate of their rival.
 TUNED = {"transformer": (3e-3,), "alibi": (3e-3,), "forget": (3e-3,)}
 RATES = {"tiny": (1.5e-3,), "small": (1.5e-3, 3e-3, 6e-3), "paper": (1e-4,)}
 # Attention is learnt sooner from matrices that keep the size of what they read: 192 ** -0.5.
@@ -45,7 +44,7 @@ READ: dict[str, Any] = {"lengths": (128, 256, 512, 1024, 2048), "batch_tokens": 
 SCALED: dict[str, Any] = {"rope_scaling": ("none", "dynamic"), "factors": ("2", "4", "8")}
 
 
-def long_context(scale: str) -> Iterator[Trial]:
+def long_context(scale: str) -> Iterator[Study]:
     """Positions and maps, read up to 16 times (`paper`: 64 times) as long as they were trained."""
     table = {"tiny": _tiny, "small": _small, "paper": _paper}[scale]()
     for preset in (
@@ -59,13 +58,13 @@ def long_context(scale: str) -> Iterator[Trial]:
     ):
         rates = TUNED.get(preset, RATES[scale]) if scale == "tiny" else RATES[scale]
         if preset in ("alibi", "forget"):  # have nothing to scale
-            yield _unscaled(table).trial(preset, *rates)
+            yield _unscaled(table).arm(preset, *rates)
         else:
-            yield table.trial(preset, *rates)
+            yield table.arm(preset, *rates)
 
 
-def _tiny() -> Table:
-    config = CompareConfig(
+def _tiny() -> Study:
+    return Study(
         presets=("transformer",),
         set=SHORT,
         seeds=(0, 1, 2),
@@ -75,15 +74,14 @@ def _tiny() -> Table:
         ),
         data=DataConfig(data=("python-stdlib", f"{PASSKEY}@0.5"), vocabulary=1024),
         label="long context",
+        questions={"scaled": _scaled(**READ), "order": _order(128)},
     )
-    questions: dict[str, Question] = {"scaled": _scaled(**READ), "order": _order(128)}
-    return Table(config=config, questions=questions)
 
 
-def _small() -> Table:
+def _small() -> Study:
     tiny = _tiny()
     data = DataConfig(data=(BOOKS, f"{VARIED}@0.3", *OTHERS), vocabulary=1024, limit=100_000_000)
-    train = replace(tiny.config.train, tokens=41_000_000, sequence_length=512, batch_size=32)
+    train = replace(tiny.train, tokens=41_000_000, sequence_length=512, batch_size=32)
     shape = {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 6}
     shape |= {"max_position_embeddings": 512, "initializer_range": 384**-0.5}
     passkeys = EvaluateConfig(
@@ -103,7 +101,10 @@ def _small() -> Table:
         **HELD_OUT,
     )
     return replace(
-        tiny.changed(train=train, data=data, set=shape),
+        tiny,
+        train=train,
+        data=data,
+        set=shape,
         sweep_tokens=8_000_000,
         questions={
             "scaled": replace(_scaled(**LONG, **HELD_OUT), tasks=("perplexity",)),
@@ -119,8 +120,7 @@ def _order(length: int) -> DiagnoseConfig:
     return DiagnoseConfig(models=(TRAINED,), length=length, windows=16, extrapolate=1)
 
 
-def _paper() -> Table:
-    config = replace(RUNS["coca-350m"].config, presets=("transformer",), label="long context")
+def _paper() -> Study:
     # PG-19 by strides of 512, and 100 passkeys a length, 20 at each of five depths.
     text = EvaluateConfig(
         models=(TRAINED,),
@@ -131,7 +131,9 @@ def _paper() -> Table:
         **SCALED,
         **HELD_OUT,
     )
-    return Table(config=config, questions={"text": text, "order": _order(512)})
+    questions: dict[str, Question] = {"text": text, "order": _order(512)}
+    shared: dict[str, Any] = {"presets": ("transformer",), "label": "long context"}
+    return RUNS["coca-350m"].study(questions=questions, **shared)
 
 
 def _scaled(**options: Any) -> EvaluateSettings:
@@ -148,7 +150,7 @@ def _scaled(**options: Any) -> EvaluateSettings:
     return asked
 
 
-def _unscaled(table: Table) -> Table:
+def _unscaled(table: Study) -> Study:
     questions = {
         name: replace(question, rope_scaling=("none",), factors=())
         for name, question in table.questions.items()

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.data import DataConfig
-from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.sweep_configs import QuantizeConfig
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.trials import TRAINED, Table, Trial
+from clearhead.reproduce.study import TRAINED, Study
 from clearhead.train import TrainConfig
 
 PLAIN = {"norm": "rmsnorm-single", "bias": False}
@@ -24,7 +23,7 @@ OTHERS = {"sgd": (0.1, 0.3, 1.0), "rmsprop": (3e-4, 1e-3, 3e-3), "adafactor": (1
 C4 = ("hf:allenai/c4:en",)
 
 
-def outliers(scale: str) -> Iterator[Trial]:
+def outliers(scale: str) -> Iterator[Study]:
     """AdamW and OrthoAdam × softmax and softmax-1, with one gain a norm and no biases.
 
     OrthoAdam has the paper's rotation a parameter, and once one rotation for all axes of a size.
@@ -34,8 +33,8 @@ def outliers(scale: str) -> Iterator[Trial]:
     `clearhead quantize` the cost of few bits (table 3).
     """
     table, rates = {"tiny": _tiny, "small": _small, "paper": _paper}[scale]()
-    text = DataConfig(data=table.config.data.data, limit=table.config.data.limit)
-    length = table.config.train.sequence_length
+    text = DataConfig(data=table.data.data, limit=table.data.limit)
+    length = table.train.sequence_length
     bits = QuantizeConfig(
         models=(TRAINED,), scheme=SCHEMES + ROTATED, length=length, tokens=32_768, data=text
     )
@@ -51,36 +50,37 @@ def outliers(scale: str) -> Iterator[Trial]:
         {"qk_norm": "rmsnorm"},
     ):
         muon = interventions.get("train.optimizer") == "muon" and len(rates) > 1
-        yield _trial(table, *(MUON if muon else rates), **interventions)
+        yield _arm(table, *(MUON if muon else rates), **interventions)
     if scale != "paper":  # the ablation of optimizers, for which the paper gives no rates
         for name, swept in OTHERS.items():
-            yield _trial(table, *swept, **{"train.optimizer": name})
+            yield _arm(table, *swept, **{"train.optimizer": name})
 
 
-def _trial(table: Table, *rates: float, **changes: Any) -> Trial:
+def _arm(table: Study, *rates: float, **changes: Any) -> Study:
     """An arm whose name begins with `transformer` at every scale, so that claims find it."""
-    (baseline,) = table.config.presets
-    one = table.trial(baseline, *rates, **changes)
+    (baseline,) = table.presets
+    one = table.arm(baseline, *rates, **changes)
     if baseline == "transformer":
         return one
     return replace(one, called=one.name.replace(baseline, "transformer", 1))
 
 
-def _tiny() -> tuple[Table, tuple[float, ...]]:
-    config = CompareConfig(
+def _tiny() -> tuple[Study, tuple[float, ...]]:
+    study = Study(
         presets=("transformer",),
         set={**PLAIN, "num_hidden_layers": 6, "hidden_size": 128, "num_attention_heads": 4},
         seeds=(0, 1, 2),
         evaluation_tokens=32_768,
         train=TrainConfig(tokens=2_000_000, sequence_length=128, batch_size=8, log_every=20),
         data=DataConfig(vocabulary=2048),
+        sweep_tokens=409_600,
         **(MEASURED | {"measure_every": 0.25}),
     )
-    return Table(config=config, sweep_tokens=409_600), (3e-3, 6e-3)
+    return study, (3e-3, 6e-3)
 
 
-def _small() -> tuple[Table, tuple[float, ...]]:
-    config = CompareConfig(
+def _small() -> tuple[Study, tuple[float, ...]]:
+    study = Study(
         presets=("gpt2",),
         size="small",
         set={**PLAIN, "max_position_embeddings": 1024, "intermediate_size": 2048},
@@ -89,11 +89,11 @@ def _small() -> tuple[Table, tuple[float, ...]]:
             tokens=100_000_000, sequence_length=256, batch_size=128, compile="blocks", log_every=20
         ),
         data=DataConfig(data=C4, vocabulary=16_384, limit=500_000_000),
+        sweep_tokens=20_000_000,
         **MEASURED,
     )
-    return Table(config=config, sweep_tokens=20_000_000), (5e-4, 1e-3, 2e-3)
+    return study, (5e-4, 1e-3, 2e-3)
 
 
-def _paper() -> tuple[Table, tuple[float, ...]]:
-    config = replace(RUNS["gpt2-130m"].config, vary={}, **MEASURED)
-    return Table(config=config), (1e-3,)
+def _paper() -> tuple[Study, tuple[float, ...]]:
+    return RUNS["gpt2-130m"].study(vary={}, **MEASURED), (1e-3,)

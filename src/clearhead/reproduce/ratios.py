@@ -10,12 +10,12 @@ from typing import Any
 
 from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.reproduce.blocks import PRE_LN, SAS, VALUES, tables
-from clearhead.reproduce.trials import TRAINED, Trial
+from clearhead.reproduce.study import TRAINED, Study
 
 MATRICES: dict[str, Any] = {**VALUES, "value_gain": 0.2}
 
 
-def ratios(scale: str) -> Iterator[Trial]:
+def ratios(scale: str) -> Iterator[Study]:
     """Blocks without and with the skip around attention, trained and at their start.
 
     `clearhead diagnose` measures β/α, which is of the weights alone: a little text will do.
@@ -24,6 +24,6 @@ def ratios(scale: str) -> Iterator[Trial]:
     asked = DiagnoseConfig(models=(TRAINED,), length=128, windows=4, extrapolate=1)
     for label, trained in (("ratios", True), ("ratios at the start", False)):
         pre_ln, sas = (PRE_LN[layers], SAS[layers]) if trained else ((), ())
-        one = replace(table.changed(label=label), questions={"ratios": asked})
-        yield one.trial("transformer", *pre_ln, **MATRICES)
-        yield one.trial("sas", *sas, **MATRICES)  # the intervention
+        one = replace(table, label=label, questions={"ratios": asked})
+        yield one.arm("transformer", *pre_ln, **MATRICES)
+        yield one.arm("sas", *sas, **MATRICES)  # the intervention

@@ -7,8 +7,15 @@ from clearhead.reproduce.claims import Judged
 from clearhead.reproduce.contrasts import Judgement
 from clearhead.reproduce.pooling import Pooled
 
-COLUMNS = ("repair", "changes", "costs", "buys", "seen in", "worth it?")
-Place = tuple[str, int]  # a claim, and which of its comparisons
+COLUMNS = ("repair", "what it changes", "what it costs", "what it buys", "seen in", "worth it?")
+
+
+class Place(NamedTuple):
+    """One comparison of a claim, and what the table calls its difference."""
+
+    words: str
+    claim: str
+    place: int
 
 
 class Repair(NamedTuple):
@@ -20,28 +27,35 @@ class Repair(NamedTuple):
     buys: Place
 
 
+_SPEED, _BESIDE = "change in tokens a second", "loss, beside other repairs"
+# fmt: off
 REPAIRS = (
-    Repair(
-        "prefix and rotation, trained",
-        "a token before the text, down projections turned",
-        ("retrofit/loss", 0),
-        ("retrofit/controls", 0),
-    ),
-    Repair("ALiBi", "positions", ("together/loss", 3), ("together/extrapolation", 0)),
-    Repair("CoCA, exact", "scores", ("coca/exact", 0), ("coca/table1", 1)),
-    Repair("SAS-P", "the block", ("sas/table1", 0), ("sas/figure5", 1)),
-    Repair("softmax-1", "the normaliser", ("softmax1/loss", 0), ("softmax1/share", 0)),
-    Repair("OrthoAdam, shared", "the optimizer", ("together/loss", 5), ("softmax1/kurtosis", 2)),
-    Repair("differential V1", "the maps", ("diff/speed", 0), ("diff/table2", 0)),
-    Repair("differential V2", "the maps", ("diff/speed", 1), ("diff/v2", 0)),
+    Repair("prefix and rotation, trained", "a token before the text, turned weights",
+        Place("perplexity of code, against plain training", "retrofit/loss", 0),
+        Place("perplexity saved at 8 bits, against plain training", "retrofit/controls", 0)),
+    Repair("ALiBi", "positions", Place(_BESIDE, "together/loss", 3),
+        Place("loss at 4 × the training length", "together/extrapolation", 0)),
+    Repair("CoCA, exact", "scores", Place("perplexity at the training length", "coca/exact", 0),
+        Place("perplexity at 8 × it, both with NTK", "coca/table1", 1)),
+    Repair("SAS-P", "the block", Place(_SPEED, "sas/table1", 0),
+        Place("loss, 6 layers", "sas/figure5", 1)),
+    Repair("softmax-1", "the normaliser", Place("loss on text", "softmax1/loss", 0),
+        Place("queries that look most at the first token", "softmax1/share", 0)),
+    Repair("OrthoAdam, shared", "the optimizer", Place(_BESIDE, "together/loss", 5),
+        Place("kurtosis of the first token", "softmax1/kurtosis", 2)),
+    Repair("differential V1", "the maps", Place(_SPEED, "diff/speed", 0),
+        Place("two of six needles found", "diff/table2", 0)),
+    Repair("differential V2", "the maps", Place(_SPEED, "diff/speed", 1),
+        Place("loss", "diff/v2", 0)),
 )
+# fmt: on
 
 
 def comparisons(rows: Sequence[Judged]) -> Iterator[tuple[Repair, Pooled, Pooled]]:
     """Each repair with its price and its gain, over the records that the claims were judged by."""
     known: Mapping[str, tuple[Pooled, ...]] = {claim.name: ones for claim, ones, _ in rows}
     for one in REPAIRS:
-        costs, buys = (known[name][place] for name, place in (one.costs, one.buys))
+        costs, buys = (known[at.claim][at.place] for at in (one.costs, one.buys))
         yield one, costs, buys
 
 

@@ -12,15 +12,33 @@ from typing import Any
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval.options import HallucinationOptions
 from clearhead.experiments.configs import FinetuneJob
-from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateSettings, SweepConfig
-from clearhead.reproduce import EXPERIMENTS, Experiment, rows
+from clearhead.experiments.jobs import Job
+from clearhead.experiments.sweep_configs import EvaluateSettings, SweepConfig
 from clearhead.reproduce.claims import ALL, Claim, claims, trained_arms
+from clearhead.reproduce.experiments import EXPERIMENTS, Experiment
 from clearhead.reproduce.options import Changes
-from clearhead.reproduce.trials import TEXT, WHOLE, Table, Trial
+from clearhead.reproduce.study import WHOLE, Study
 
 EVERYTHING = "all"  # claims
 READING = ("perplexity", "hits", "masked")
 """Tasks of evaluations that read text; needles and allocation do too where text is their filler."""
+LEFT_OUT = {
+    "softmax1/table1": ("a table of the paper that our notes do not have", "softmax1/cause"),
+    "softmax1/figure1": ("a figure of the paper that our notes do not have", "softmax1/share"),
+    "softmax1/table4": (
+        "kurtosis under OrthoAdam and softmax-1 with LayerNorm and with a norm of one gain",
+        "softmax1/kurtosis",
+    ),
+}
+"""Tables and figures that no experiment makes again: what each shows, and the claim nearest."""
+PROBES: Mapping[str, Any] = {
+    "seeds": (997,),
+    "tokens": 10**15,
+    "data": ("?",),
+    "test_data": ("?",),
+    "track": ("wandb",),
+}
+"""Option → a value that no experiment has. `--from` is refused where any arm begins anew."""
 
 
 def choose_studies(names: Sequence[str], scale: str) -> list[tuple[Experiment, tuple[str, ...]]]:
@@ -75,8 +93,8 @@ def has_arms(claim: Claim, scale: str) -> bool:
 
 
 @cache
-def trials(study: str, scale: str) -> tuple[Trial, ...]:
-    """The trials of an experiment; none where it has not that scale."""
+def trials(study: str, scale: str) -> tuple[Study, ...]:
+    """The arms of an experiment; none where it has not that scale."""
     experiment = EXPERIMENTS[study]
     return tuple(experiment.trials(scale)) if scale in experiment.scales else ()
 
@@ -87,10 +105,11 @@ def _claims(name: str) -> list[Claim]:
     Raises:
         ClearheadError: an unknown name, or a table or figure that no experiment makes again.
     """
-    for place in rows("left_out"):
-        if name == place["name"]:
-            nearest = f"the claim nearest to it is {place['nearest']}"
-            raise ClearheadError(f"no experiment for {name}, {place['shows']}: {nearest}")
+    if name in LEFT_OUT:
+        shows, nearest = LEFT_OUT[name]
+        raise ClearheadError(
+            f"no experiment for {name}, {shows}: the claim nearest to it is {nearest}"
+        )
     families = {claim.family for claim in claims()}
     places = [place for claim in claims() for place in (claim.name, *claim.also)]
     choose("experiment or claim", name, [*EXPERIMENTS, *families, *places, EVERYTHING])
@@ -105,68 +124,89 @@ def _claims(name: str) -> list[Claim]:
 
 
 def change(
-    studies: Mapping[str, Sequence[Trial]], by: Changes, *, say: Callable[[str], None]
-) -> dict[str, list[Trial]]:
-    """The trials of each experiment with a command's seeds, texts and questions.
+    studies: Mapping[str, Sequence[Study]], by: Changes, *, say: Callable[[str], None]
+) -> dict[str, list[Study]]:
+    """The arms of each experiment with a command's seeds, texts and questions.
 
     Raises:
         ClearheadError: for an option that has no effect on any of them; of some it is said.
     """
-    asked = {
-        study: [_asked(one, by.questions) for one in trials] for study, trials in studies.items()
-    }
-    for option, has_effect in EFFECTS.items():
-        idle = [study for study, trials in asked.items() if not any(map(has_effect, trials))]
-        if not getattr(by, option) or not idle:
+    asked = {study: [_asked(one, by.questions) for one in arms] for study, arms in studies.items()}
+    for option, probe in PROBES.items():
+        if not getattr(by, option):
             continue
-        line = f"--{option.replace('_', '-')} has no effect on {', '.join(idle)}"
-        if len(idle) < len(asked):
-            say(line)
-            continue
-        narrowed = [
-            f" {name} {' '.join(map(repr, patterns))}"
-            for name, patterns in (("--only", by.only), ("--questions", by.questions))
-            if patterns
+        other = Changes(**{option: probe})
+        idle = [
+            study
+            for study, arms in asked.items()
+            if all(_jobs(one) == _jobs(_changed(one, other)) for one in arms)
         ]
-        raise ClearheadError(f"{line}{' with' * bool(narrowed)}{''.join(narrowed)}: leave it out")
-    return {study: [_changed(one, by) for one in trials] for study, trials in asked.items()}
+        line = f"--{option.replace('_', '-')} has no effect on {', '.join(idle)}"
+        if 0 < len(idle) < len(asked):
+            say(line)
+        elif idle:
+            narrowed = [
+                f" {name} {' '.join(map(repr, patterns))}"
+                for name, patterns in (("--only", by.only), ("--questions", by.questions))
+                if patterns
+            ]
+            line += " with" * bool(narrowed) + "".join(narrowed)
+            raise ClearheadError(f"{line}: leave it out")
+    return {study: [_changed(one, by) for one in arms] for study, arms in asked.items()}
 
 
-def _asked(trial: Trial, patterns: Sequence[str]) -> Trial:
-    """The trial with those questions alone that a pattern names, where there are patterns."""
+def _jobs(one: Study) -> list[Any]:
+    """The jobs of a seed, without where they lie and what they read of each other."""
+    jobs = [*one.runs(next(iter(one.tries), None), one.seeds[0])]
+    jobs += [job.after for job in jobs if job.after is not None]
+    return [{**job.settings, **_tracked(job)} for job in jobs]
+
+
+def _tracked(job: Job) -> dict[str, Any]:
+    return {name: getattr(job.config, name) for name in ("track",) if hasattr(job.config, name)}
+
+
+def _asked(one: Study, patterns: Sequence[str]) -> Study:
+    """The arm with those questions alone that a pattern names, where there are patterns."""
     questions = {
-        name: one
-        for name, one in trial.table.questions.items()
+        name: question
+        for name, question in one.questions.items()
         if any(fnmatchcase(name, pattern) for pattern in patterns or (ALL,))
     }
-    return replace(trial, table=replace(trial.table, questions=questions))
+    return replace(one, questions=questions)
 
 
-def _is_trained(trial: Trial) -> bool:
-    return bool(trial.rates)
+def _changed(one: Study, by: Changes) -> Study:
+    settings: dict[str, Any] = {"track": by.track}
+    questions = {
+        name: replace(x, track=by.track) if isinstance(x, FinetuneJob) else x
+        for name, x in one.questions.items()
+    }
+    if by.seeds:
+        settings["seeds"] = by.seeds
+    if by.tokens is not None:
+        settings["train"] = replace(one.train, tokens=by.tokens)
+        settings["sweep_tokens"] = min(one.sweep_tokens, by.tokens)
+    if by.data:
+        settings["data"] = replace(one.data, data=by.data)
+    if by.base is not None:
+        if one.base is None:
+            raise ClearheadError(f"--from has no effect on {one.name}, which begins anew")
+        settings |= {"base": by.base, "start": None}
+    if by.test_data:
+        questions |= _on_text(one, by.test_data)
+    return replace(one, questions=questions, **settings)
 
 
-def _is_drawn(trial: Trial) -> bool:
-    """True where a seed draws something: the order of a text, a rotation, weights."""
-    rotated = trial.conversion is not None and trial.conversion.is_drawn
-    return _is_trained(trial) or rotated or _is_fresh(trial)
-
-
-def _is_fresh(trial: Trial) -> bool:
-    """True where untrained weights are diagnosed; they read the training text."""
-    questions = trial.table.questions.values()
-    begins_anew = not trial.rates and trial.config.base is None
-    return begins_anew and any(isinstance(one, DiagnoseConfig) for one in questions)
-
-
-def _reads_training_text(trial: Trial) -> bool:
-    calibrated = trial.conversion is not None and trial.conversion.calibrate == TEXT
-    return _is_trained(trial) or calibrated or _is_fresh(trial)
-
-
-def _reads_other_text(trial: Trial) -> bool:
-    questions = trial.table.questions.values()
-    return not _is_fresh(trial) and any(map(_reads, questions))
+def _on_text(study: Study, sources: tuple[str, ...]) -> dict[str, Any]:
+    """The questions on other texts: where some read the hub's, those alone."""
+    asked: dict[str, Any] = {name: one for name, one in study.questions.items() if _reads(one)}
+    hub = {
+        name: one
+        for name, one in asked.items()
+        if any(source.startswith("hf:") for source in (*one.data.data, *_documents(one)))
+    }
+    return {name: _reading(one, sources) for name, one in (hub or asked).items()}
 
 
 def _reads(question: Any) -> bool:
@@ -177,51 +217,6 @@ def _reads(question: Any) -> bool:
         name in READING or getattr(getattr(question, name, None), "filler", "") == "text"
         for name in question.tasks
     )
-
-
-EFFECTS: Mapping[str, Callable[[Trial], bool]] = {
-    "seeds": _is_drawn,
-    "tokens": _is_trained,
-    "data": _reads_training_text,
-    "test_data": _reads_other_text,
-    "track": _is_trained,
-}
-"""Option → whether it has an effect on a trial. `--from` is refused where any arm begins anew."""
-
-
-def _changed(trial: Trial, by: Changes) -> Trial:
-    table, config, begins = trial.table, trial.config, trial.base
-    settings: dict[str, Any] = {"track": by.track}
-    questions: dict[str, Any] = {
-        name: replace(one, track=by.track) if isinstance(one, FinetuneJob) else one
-        for name, one in table.questions.items()
-    }
-    if by.seeds:
-        settings["seeds"] = by.seeds
-    if by.tokens is not None:
-        settings["train"] = replace(config.train, tokens=by.tokens)
-        table = replace(table, sweep_tokens=min(table.sweep_tokens, by.tokens))
-    if by.data:
-        settings["data"] = replace(config.data, data=by.data)
-    if by.base is not None:
-        if config.base is None:
-            raise ClearheadError(f"--from has no effect on {trial.name}, which begins anew")
-        settings["base"], begins = by.base, None
-    if by.test_data:
-        questions |= _on_text(table, by.test_data)
-    table = replace(table, config=replace(config, **settings), questions=questions)
-    return replace(trial, table=table, base=begins)
-
-
-def _on_text(table: Table, sources: tuple[str, ...]) -> dict[str, Any]:
-    """The questions on other texts: where some read the hub's, those alone."""
-    asked: dict[str, Any] = {name: one for name, one in table.questions.items() if _reads(one)}
-    hub = {
-        name: one
-        for name, one in asked.items()
-        if any(source.startswith("hf:") for source in (*one.data.data, *_documents(one)))
-    }
-    return {name: _reading(one, sources) for name, one in (hub or asked).items()}
 
 
 def _documents(question: Any) -> tuple[str, ...]:

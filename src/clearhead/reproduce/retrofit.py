@@ -10,11 +10,10 @@ from typing import Any
 
 from clearhead.data import DataConfig
 from clearhead.eval.options import PasskeyOptions
-from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateConfig, QuantizeConfig
 from clearhead.reproduce.long_context import BOOKS
-from clearhead.reproduce.trials import TEXT, TRAINED, WHOLE, Question, Table, Trial
+from clearhead.reproduce.study import TEXT, TRAINED, WHOLE, Question, Study
 from clearhead.train import TrainConfig
 
 MODEL, PARAMETERS = "HuggingFaceTB/SmolLM2-135M", 134_515_008
@@ -28,15 +27,15 @@ PREFIX = {"prefix": "\\n"}
 SCHEMES = ("w8a8-coarse", "w8a8-moderate", "w8a6-token", "w8a4-token", "logits4-tensor")
 
 
-def retrofit(scale: str) -> Iterator[Trial]:
+def retrofit(scale: str) -> Iterator[Study]:
     """Controls and repairs of SmolLM2-135M, untrained and trained."""
     table, rates = {"tiny": _tiny, "small": _small}[scale](), RATES[scale]
     turned_rates = TURNED_RATES[scale]
 
-    def arm(name: str, *rates: float, preset: str = "transformer", **changes: Any) -> Trial:
-        return replace(table.trial(preset, *rates, **changes), called=name)
+    def arm(name: str, *rates: float, preset: str = "transformer", **changes: Any) -> Study:
+        return replace(table.arm(preset, *rates, **changes), called=name)
 
-    def converted(name: str, *rates: float, by: dict[str, Any], **changes: Any) -> Trial:
+    def converted(name: str, *rates: float, by: dict[str, Any], **changes: Any) -> Study:
         conversion = ConvertConfig(model=TRAINED, output=Path(), windows=4, **by)
         return replace(arm(name, *rates, **changes), conversion=conversion)
 
@@ -81,8 +80,8 @@ def retrofit(scale: str) -> Iterator[Trial]:
     yield converted("prefix", by=PREFIX)
 
 
-def _tiny() -> Table:
-    config = CompareConfig(
+def _tiny() -> Study:
+    return Study(
         presets=("transformer",),
         base=MODEL,
         lengths=(1,),
@@ -90,20 +89,15 @@ def _tiny() -> Table:
         train=TrainConfig(tokens=250_000, sequence_length=128, batch_size=4, log_every=4),
         data=DataConfig(data=(BOOKS,), limit=20_000_000),
         label="retrofit",
+        # Sweeps of 16,384 chose rates too high for 250,000 (docs/log.md).
+        sweep_tokens=62_500,
+        questions=_questions(tokens=4096),
+        parameters=PARAMETERS,
     )
-    questions = _questions(tokens=4096)
-    # Sweeps of 16,384 chose rates too high for 250,000 (docs/repair-evidence.md).
-    return Table(config=config, sweep_tokens=62_500, questions=questions, parameters=PARAMETERS)
 
 
-def _small() -> Table:
+def _small() -> Study:
     train = TrainConfig(tokens=50_000_000, sequence_length=1024, batch_size=32, log_every=20)
-    table = _tiny().changed(
-        seeds=(0, 1, 2),
-        evaluation_tokens=131_072,
-        train=train,
-        data=DataConfig(data=(BOOKS, "python-packages"), limit=400_000_000),
-    )
     found = EvaluateConfig(
         models=(TRAINED,),
         tasks=("passkey",),
@@ -112,8 +106,15 @@ def _small() -> Table:
         data=DataConfig(data=(f"{BOOKS}#test",)),
         split="all",
     )
-    questions = {**_questions(tokens=131_072), "passkeys": found}
-    return replace(table, sweep_tokens=5_000_000, questions=questions)
+    return replace(
+        _tiny(),
+        seeds=(0, 1, 2),
+        evaluation_tokens=131_072,
+        train=train,
+        data=DataConfig(data=(BOOKS, "python-packages"), limit=400_000_000),
+        sweep_tokens=5_000_000,
+        questions={**_questions(tokens=131_072), "passkeys": found},
+    )
 
 
 def _questions(*, tokens: int) -> dict[str, Question]:

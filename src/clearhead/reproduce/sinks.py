@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from clearhead.data import DataConfig
-from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.sweep_configs import DiagnoseConfig
-from clearhead.reproduce.trials import COSMOPEDIA, TRAINED, WHOLE, Table, Trial
+from clearhead.reproduce.study import COSMOPEDIA, TRAINED, WHOLE, Study
 from clearhead.train import TrainConfig
 
 RATES = (1.5e-3, 3e-3, 6e-3)
@@ -20,7 +19,7 @@ LONG = "synthetic:backcopy:documents=100,characters=3200"
 TOKENS = {"tiny": 4_096_000, "small": 20_480_000}
 
 
-def sink(scale: str) -> Iterator[Trial]:
+def sink(scale: str) -> Iterator[Study]:
     """Softmax, and everything that gives a head with nothing to do something else to look at.
 
     The weight on no key is also read by position in documents of four training lengths.
@@ -29,13 +28,13 @@ def sink(scale: str) -> Iterator[Trial]:
     longer = _documents(512, DataConfig(data=(LONG,), validation=WHOLE))
     # First, so that of what both measure the opening's counts.
     table = replace(table, questions={"longer": longer, **table.questions})
-    yield table.trial("transformer", *RATES)
+    yield table.arm("transformer", *RATES)
     # The interventions: a null key, a learned one, one with a place of its own, and a gate.
     for preset in ("softmax1", "sink", "key-bias", "gated", "xsa"):
-        yield table.trial(preset, *RATES)
+        yield table.arm(preset, *RATES)
 
 
-def text(scale: str) -> Iterator[Trial]:
+def text(scale: str) -> Iterator[Study]:
     """Softmax and softmax-1 on ordinary text, in the setting of arXiv 2410.10781 that grows sinks.
 
     It found none after 50 M unique tokens, and four per cent after 500 M.
@@ -46,7 +45,7 @@ def text(scale: str) -> Iterator[Trial]:
         text = DataConfig(vocabulary=2048)
     else:
         text = DataConfig(data=(COSMOPEDIA,), vocabulary=16_384, limit=2_500_000_000)
-    config = CompareConfig(
+    table = Study(
         presets=("transformer",),
         size=scale,
         set={**(shape if tiny else {}), "position": "learned"},
@@ -65,31 +64,31 @@ def text(scale: str) -> Iterator[Trial]:
         ),
         data=text,
         label="sink on text",
+        questions={"opening": _documents(64, DataConfig(data=text.data, limit=text.limit))},
     )
-    opening = _documents(64, DataConfig(data=text.data, limit=text.limit))
-    table = Table(config=config, questions={"opening": opening})
-    yield table.trial("transformer", 2e-3)
-    yield table.trial("softmax1", 2e-3)  # the intervention
+    yield table.arm("transformer", 2e-3)
+    yield table.arm("softmax1", 2e-3)  # the intervention
 
 
-def elimination(scale: str) -> Iterator[Trial]:
+def elimination(scale: str) -> Iterator[Study]:
     """The baseline with one part of it changed at a time."""
     table = _table(scale, "elimination")
-    yield table.trial("transformer", *RATES)
-    yield table.trial("transformer", *RATES, position="none")  # the interventions
-    yield table.trial("transformer", *RATES, position="learned")
-    yield table.trial("transformer", *RATES, bias=True)
-    yield table.trial("transformer", *RATES, norm="layernorm")
-    yield table.trial("transformer", *RATES, norm="rmsnorm-single")
-    yield table.trial("transformer", *RATES, mlp="relu")
-    yield table.trial("transformer", *RATES, qk_norm="rmsnorm")
-    yield table.trial("transformer", *RATES, normalizer="softmax1")
-    yield table.trial("transformer", *RATES, **{"train.weight_decay": 0.5})
-    yield table.trial("transformer", *RATES, **{"train.optimizer": "orthoadam"})
+    yield table.arm("transformer", *RATES)
+    yield table.arm("transformer", *RATES, position="none")  # the interventions
+    yield table.arm("transformer", *RATES, position="learned")
+    yield table.arm("transformer", *RATES, bias=True)
+    yield table.arm("transformer", *RATES, norm="layernorm")
+    yield table.arm("transformer", *RATES, norm="rmsnorm-single")
+    yield table.arm("transformer", *RATES, mlp="relu")
+    yield table.arm("transformer", *RATES, qk_norm="rmsnorm")
+    yield table.arm("transformer", *RATES, normalizer="softmax1")
+    yield table.arm("transformer", *RATES, **{"train.weight_decay": 0.5})
+    yield table.arm("transformer", *RATES, **{"train.optimizer": "orthoadam"})
 
 
-def _table(scale: str, label: str) -> Table:
-    config = CompareConfig(
+def _table(scale: str, label: str) -> Study:
+    text = ("synthetic:backcopy:documents=20000",)
+    return Study(
         presets=("transformer",),
         set={
             "num_hidden_layers": 2,
@@ -107,12 +106,12 @@ def _table(scale: str, label: str) -> Table:
             document_masks=True,
             log_every=20,
         ),
-        data=DataConfig(data=("synthetic:backcopy:documents=20000",), vocabulary=512),
+        data=DataConfig(data=text, vocabulary=512),
         label=label,
+        sweep_tokens=TOKENS[scale] // 4,
+        # Tokenised by the model's own vocabulary.
+        questions={"opening": _documents(64, DataConfig(data=text))},
     )
-    text = DataConfig(data=config.data.data)  # tokenised by the model's own vocabulary
-    questions = {"opening": _documents(64, text)}
-    return Table(config=config, sweep_tokens=TOKENS[scale] // 4, questions=questions)
 
 
 def _documents(length: int, text: DataConfig) -> DiagnoseConfig:

@@ -1,4 +1,4 @@
-"""Trials made small enough to run all in minutes: they try the machinery, and decide nothing."""
+"""Arms made small enough to run all in minutes: they try the machinery, and decide nothing."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,83 +13,62 @@ from clearhead.experiments.sweep_configs import (
     QuantizeConfig,
 )
 from clearhead.named_models import BASELINE, SIZES
-from clearhead.reproduce.trials import Measurement, Question, Table, Trial
+from clearhead.reproduce.study import Question, Study
 
 STEPS, WINDOWS, HEAD = 4, 2, 8
 TEXT = "python-stdlib"
 BYTES = 200_000
+STEP = {"batch_size": WINDOWS, "accumulation": 1, "ramp": 0.0, "compile": "none"}
+SILENT = {"log_every": 1, "save_every": 0}
 # Options of evaluations that count how much is drawn, and what is drawn here.
 FEW: dict[str, Any] = {
-    "trials": 1,
-    "samples": 1,
-    "queries": 1,
+    **dict.fromkeys(("trials", "samples", "queries"), 1),
     "depths": (0.5,),
     "grid": ("1x1",),
     "document_tokens": None,
 }
 
 
-def smoke(trial: Trial) -> Trial:
-    """The trial with one seed, one rate, four steps and two narrow layers, on text at hand.
+def smoke(one: Study) -> Study:
+    """The arm with one seed, one rate, four steps and two narrow layers, on text at hand.
 
     Where it starts from a trained model, the baseline of this size is trained for it first.
     """
-    config = trial.config
-    usual = {**SIZES[config.size], **({} if config.base else trial.arm.model)}
+    length, based = one.train.sequence_length, one.base is not None
+    usual = {**SIZES[one.size], **({} if based else one.side.model)}
     shape = {"hidden_size": HEAD * usual["num_attention_heads"], "num_hidden_layers": 2}
-    length = config.train.sequence_length
-    train = replace(
-        config.train,
-        tokens=STEPS * WINDOWS * length,
-        batch_size=WINDOWS,
-        accumulation=1,
-        ramp=0.0,
-        compile="none",
-        log_every=1,
-        save_every=0,
-    )
-    kept = {
-        key: value
-        for key, value in config.set.items()
-        if key not in ("head_dim", "intermediate_size")
-    }
-    config = replace(
-        config,
-        set=kept if config.base else {**kept, **shape},
+    kept = {key: x for key, x in one.set.items() if key not in ("head_dim", "intermediate_size")}
+    sizes: dict[str, Any] = {"tokens": STEPS * WINDOWS * length, **STEP, **SILENT}
+    text = _text(one.data)
+    own = replace(text, vocabulary=512)  # of a model that begins anew
+    little = replace(
+        one,
+        set=kept if based else {**kept, **shape},
         seeds=(0,),
-        lengths=config.lengths[:2],
+        lengths=one.lengths[:2],
         evaluation_tokens=WINDOWS * length,
         measure_every=0,
-        train=train,
-        data=_text(config.data),
+        train=replace(one.train, **sizes),
+        data=text if based else own,
+        questions={
+            name: _little(question, length)
+            for name, question in one.questions.items()
+            if not (isinstance(question, FinetuneJob) or _downloads(question))
+        },
+        parameters=None,
+        tries=one.tries[:1],
     )
-    own = replace(config.data, vocabulary=512)  # of a model that begins anew
-    base = None
-    if config.base:
-        first = replace(
-            config,
-            presets=(BASELINE,),
-            base=None,
-            set=shape,
-            vary={},
-            train=replace(config.train, only=(), freeze=(), lora=0),
-            data=own,
-            label="base",
-        )
-        base = Trial(table=Table(config=first), rates=(1e-3,))
-    else:
-        config = replace(config, data=own)
-    questions = {
-        name: question if isinstance(question, PlanConfig) else _little(question, length)
-        for name, question in trial.table.questions.items()
-        if not (isinstance(question, FinetuneJob) or _downloads(question))
-    }
-    table = replace(trial.table, config=config, questions=questions, parameters=None)
-    conversion = trial.conversion
-    if conversion is not None and conversion.prefix == "auto":
+    if one.conversion is not None and one.conversion.prefix == "auto":
         # A model of four steps has no sink that a token would take.
-        conversion = replace(conversion, prefix=r"\n", calibrate=None)
-    return replace(trial, table=table, rates=trial.rates[:1], base=base, conversion=conversion)
+        given = replace(one.conversion, prefix=r"\n", calibrate=None)
+        little = replace(little, conversion=given)
+    if not based:
+        return little
+    train = replace(little.train, only=(), freeze=(), lora=0)
+    start = replace(
+        little, base=None, set=shape, train=train, data=own, label="base", conversion=None
+    )
+    return replace(little, start=start.arm(BASELINE, 1e-3))
 
 
 def _downloads(question: Question) -> bool:
@@ -104,14 +83,16 @@ def _text(data: DataConfig) -> DataConfig:
     return DataConfig(data=tuple(sources), limit=BYTES, validation=data.validation)
 
 
-def _little(question: Measurement, length: int) -> Question:
-    text = _text(question.data)
+def _little(question: Question, length: int) -> Question:
+    if isinstance(question, FinetuneJob | PlanConfig):
+        return question
+    read: dict[str, Any] = {"data": _text(question.data)}
     if isinstance(question, DiagnoseConfig):
         if question.at == "anywhere":  # a document has the length that it has
-            question = replace(question, length=length)
-        return replace(question, windows=WINDOWS, data=text)
+            read["length"] = length
+        return replace(question, windows=WINDOWS, **read)
     if isinstance(question, QuantizeConfig):
-        return replace(question, length=length, tokens=WINDOWS * length, data=text)
+        return replace(question, length=length, tokens=WINDOWS * length, **read)
     changes: dict[str, Any] = {
         name: replace(options, **{key: FEW[key] for key in FEW if hasattr(options, key)})
         for name in question.tasks
@@ -125,5 +106,5 @@ def _little(question: Measurement, length: int) -> Question:
         tokens=2 * max(question.lengths, default=question.tokens),
         factors=question.factors[1:2] or question.factors,  # of all the one that claims name
         split="validation",
-        data=text,
+        **read,
     )

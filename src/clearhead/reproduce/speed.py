@@ -6,8 +6,7 @@ meets all arms alike. The claims compare ratios. They hold for the device that t
 
 from collections.abc import Iterator
 
-from clearhead.experiments.configs import CompareConfig
-from clearhead.reproduce.trials import Table, Trial
+from clearhead.reproduce.study import Study
 from clearhead.train import TrainConfig
 
 ROUNDS = 6
@@ -18,10 +17,10 @@ SHAPES = {
 }
 
 
-def speed(scale: str) -> Iterator[Trial]:
+def speed(scale: str) -> Iterator[Study]:
     """The baseline, differential maps and simplified blocks."""
     rows, length = {"tiny": (4, 256), "small": (16, 2048)}[scale]
-    config = CompareConfig(
+    table = Study(
         presets=("transformer",),
         size=scale,
         set={**SHAPES[scale], "max_position_embeddings": length},
@@ -36,7 +35,6 @@ def speed(scale: str) -> Iterator[Trial]:
         ),
         label="speed",
     )
-    table = Table(config=config)
-    yield table.trial("transformer", 1e-3)
+    yield table.arm("transformer", 1e-3)
     for preset in ("differential", "differential-v2", "sas", "sas-p", "clearhead"):
-        yield table.trial(preset, 1e-3)  # the intervention
+        yield table.arm(preset, 1e-3)  # the intervention

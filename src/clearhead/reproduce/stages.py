@@ -20,20 +20,20 @@ from clearhead.records.files import read_json, write_json, write_text
 from clearhead.records.identity import differences
 from clearhead.records.lock import hold_folder
 from clearhead.records.runs import COMPARISON, DIAGNOSIS, DIMENSIONS, measure_key
-from clearhead.reproduce.trials import Trial, written
+from clearhead.reproduce.study import Study, written
 
 RATES = "rates.json"
 BY_LAYER = ("similarity", "effective_rank", "beta_over_alpha_values", "beta_over_alpha_projections")
 """Measures of a diagnosis that are kept for every layer."""
 
 
-def preparations(trials: Iterable[Trial]) -> list[Job]:
+def preparations(trials: Iterable[Study]) -> list[Job]:
     """Jobs that make the models to start from, each once."""
     return [*{job.name: job for one in trials for job in one.preparations()}.values()]
 
 
 def sweeps(
-    trials: Iterable[Trial], settled: Collection[str] = (), known: Iterable[Job] = ()
+    trials: Iterable[Study], settled: Collection[str] = (), known: Iterable[Job] = ()
 ) -> list[Job]:
     """A run for each rate of every arm that has several: its own, and those beyond an edge that are
     known so far; of settled arms without those that were never tried, and none of a known name."""
@@ -43,7 +43,7 @@ def sweeps(
     return [job for job in jobs if job.name not in names]
 
 
-def rates(trials: Iterable[Trial], output: Path) -> dict[str, float]:
+def rates(trials: Iterable[Study], output: Path) -> dict[str, float]:
     """{table/arm: rate}: those of rates.json, and the best of every other complete sweep."""
     found = settled(output)
     for one in trials:
@@ -64,7 +64,7 @@ def settled(output: Path) -> dict[str, float]:
         raise ClearheadError(f"{path} is damaged, for {error}: {advice}") from error
 
 
-def check_rates(trials: Iterable[Trial], output: Path) -> None:
+def check_rates(trials: Iterable[Study], output: Path) -> None:
     """Refuse a rate of rates.json that a sweep with other settings chose, before its first run.
 
     A rate that is not the sweep's best was given by hand, and counts. Runs that are there are
@@ -78,9 +78,9 @@ def check_rates(trials: Iterable[Trial], output: Path) -> None:
         best = one.best() if one.is_swept and one.key in known else None
         if best is None or written(best) != written(known[one.key]):
             continue
-        if any(one.training(best, seed).records.exists() for seed in one.config.seeds):
+        if any(one.training(best, seed).records.exists() for seed in one.seeds):
             continue
-        for attempt in map(one.attempt, one.rates):
+        for attempt in map(one.attempt, one.tries):
             before = finished_as(attempt, output / "logs")
             if before.get("identity", attempt.identity) == attempt.identity:
                 continue
@@ -93,32 +93,32 @@ def check_rates(trials: Iterable[Trial], output: Path) -> None:
             )
 
 
-def check_models(trials: Iterable[Trial]) -> None:
+def check_models(trials: Iterable[Study]) -> None:
     """Refuse models that no job could build or open, before the first job."""
     bases = dict[str, None]()
     for one in trials:
-        one.config.check()
-        if one.base is None and one.config.base:
-            bases[one.config.base] = None
+        one.check()
+        if one.start is None and one.base:
+            bases[one.base] = None
     for name in bases:
         require_convertible(name)
 
 
-def runs(trials: Sequence[Trial], rates: dict[str, float]) -> list[Job]:
+def runs(trials: Sequence[Study], rates: dict[str, float]) -> list[Job]:
     """Trainings, each followed by its evaluations, of every arm whose rate is known or that is not
     trained, with every seed; one seed of all arms comes before the next."""
-    seeds = sorted({seed for one in trials for seed in one.config.seeds})
+    seeds = sorted({seed for one in trials for seed in one.seeds})
     return [
         job
         for seed in seeds
         for one in trials
-        if seed in one.config.seeds and (one.key in rates or not one.rates)
-        for job in one.jobs(rates.get(one.key), seed)
+        if seed in one.seeds and (one.key in rates or not one.tries)
+        for job in one.runs(rates.get(one.key), seed)
     ]
 
 
 def reproduce(
-    trials: Sequence[Trial],
+    trials: Sequence[Study],
     output: Path,
     *,
     jobs: int,
@@ -144,8 +144,8 @@ def reproduce(
     """
     check_rates(trials, output)
     # A trained model reads by its own tokenizer.
-    fresh = (one.base or one for one in trials if one.reads)
-    for text in {one.config.data: None for one in fresh if one.config.base is None}:
+    fresh = (one.start or one for one in trials if one.reads)
+    for text in {one.data: None for one in fresh if one.base is None}:
         prepare(text, progress=say)  # once, before the jobs would each
     work, logs = work or Work("job"), output / "logs"
 
@@ -157,16 +157,14 @@ def reproduce(
         known = settled(output)
         unsettled = [one for one in trials if one.key not in known]
         prepared, swept = preparations(trials), sweeps(unsettled)
-        later = sum(
-            len(one.config.seeds) * (bool(one.rates) + len(one.table.questions)) for one in trials
-        )
+        later = sum(len(one.seeds) * (bool(one.tries) + len(one.questions)) for one in trials)
         work.start(len(prepared) + len(swept) + later)
         failed = stage("models to start from", prepared) if prepared else []
         without = stage("rates", swept)
         lost = {
             one.key
             for one in unsettled
-            for rate in one.rates
+            for rate in one.tries
             if one.is_swept and not is_finished(one.attempt(rate), logs)
         }
         going = [one for one in unsettled if one.key not in lost]
@@ -183,7 +181,7 @@ def reproduce(
 
 
 def _settle(
-    trials: Iterable[Trial], output: Path, lost: Collection[str], say: Callable[[str], None]
+    trials: Iterable[Study], output: Path, lost: Collection[str], say: Callable[[str], None]
 ) -> dict[str, float]:
     """Choose every rate that can be chosen, and keep them in rates.json.
 
@@ -191,7 +189,7 @@ def _settle(
     """
     chosen = rates((one for one in trials if one.key not in lost), output)
     for one in trials:
-        if not one.rates or one.key in chosen:
+        if not one.tries or one.key in chosen:
             continue
         if one.key in lost or (best := one.best()) is None:
             say(f"{one.key}: left out, since its sweep gave no rate")

@@ -7,16 +7,16 @@ of what they claim; all other arms match.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from clearhead.data import DataConfig
-from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.sweep_configs import EvaluateConfig, EvaluateSettings, QuantizeConfig
-from clearhead.reproduce.composition import CONFIRMED_ON
-from clearhead.reproduce.trials import TRAINED, Question, Table, Trial
+from clearhead.reproduce.study import TRAINED, Study
 from clearhead.train import TrainConfig
 
+CONFIRMED_ON = (3, 4, 5)  # seeds that did not choose the composition
 TOKENS = {"tiny": 256_000, "small": 50_000_000}
 SWEEPS = {"tiny": 102_400, "small": 10_000_000}
 RATES = {"tiny": (3e-3, 6e-3), "small": (1e-3, 2e-3)}
@@ -28,12 +28,12 @@ SCHEMES = ("w8a8-coarse", "w4-channel")
 PASSKEY = "synthetic:passkey:landmark=1,documents=20000"
 
 
-def together(scale: str) -> Iterator[Trial]:
+def together(scale: str) -> Iterator[Study]:
     """Every repair with and without each of the others."""
     table = _table(scale)
     for maps, normalizer, block, optimizer in product((False, True), repeat=4):
         position, gate = maps ^ normalizer ^ block, normalizer ^ block ^ optimizer
-        yield table.trial(
+        yield table.arm(
             "sas-p" if block else "transformer",
             *RATES[scale],
             **{  # the interventions
@@ -46,14 +46,14 @@ def together(scale: str) -> Iterator[Trial]:
         )
 
 
-def composition(scale: str) -> Iterator[Trial]:
+def composition(scale: str) -> Iterator[Study]:
     """The composition that `together` chose and the baseline, under seeds that did not choose."""
-    table = _table(scale).changed(seeds=CONFIRMED_ON, label="composition")
+    table = replace(_table(scale), seeds=CONFIRMED_ON, label="composition")
     for preset in ("transformer", "clearhead"):  # the intervention
-        yield table.trial(preset, *RATES[scale])
+        yield table.arm(preset, *RATES[scale])
 
 
-def _table(scale: str) -> Table:
+def _table(scale: str) -> Study:
     tiny, length = scale == "tiny", {"tiny": 128, "small": 512}[scale]
     read: dict[str, Any] = {"lengths": (length, 4 * length), "tokens": 16_384}
     asked: EvaluateSettings = EvaluateConfig(
@@ -63,7 +63,7 @@ def _table(scale: str) -> Table:
         **read,
     )
     bits = QuantizeConfig(models=(TRAINED,), scheme=SCHEMES, length=length, tokens=16_384)
-    config = CompareConfig(
+    return Study(
         presets=("transformer",),
         size=scale,
         set={"max_position_embeddings": length, **SHAPES[scale]},
@@ -83,6 +83,6 @@ def _table(scale: str) -> Table:
             vocabulary=1024,
         ),
         label="together",
+        sweep_tokens=SWEEPS[scale],
+        questions={"text": asked, "bits": bits},
     )
-    questions: dict[str, Question] = {"text": asked, "bits": bits}
-    return Table(config=config, sweep_tokens=SWEEPS[scale], questions=questions)

@@ -1,23 +1,15 @@
 """LoRA adapters, by PEFT: added before training, kept by checkpoints, merged at the end."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from clearhead.errors import ClearheadError, require
 from clearhead.models.loading import without_bars
-from clearhead.records.files import utf8_name
 
 FOLDER = "adapter"  # in the final model's
-WEIGHTS = "adapter_model.safetensors"
-_PREFIX = "base_model.model."  # of the names in that file
-_BUFFERS = "buffers/"
 
 
 def present(model: PreTrainedModel) -> bool:
@@ -54,89 +46,25 @@ def add(model: PreTrainedModel, modules: list[str], *, rank: int, alpha: float, 
         parameter.requires_grad_(".lora_" in name)
 
 
-def weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights that a checkpoint holds: those of the adapters alone, where there are any."""
-    held = model.state_dict()
-    return {name: held[name] for name in held if ".lora_" in name or not present(model)}
-
-
-def buffers(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Tensors that a checkpoint holds beside the adapters; nothing of a model without them."""
-    if not present(model):
-        return {}
-    held = model.state_dict()
-    return {_BUFFERS + name: buffer for name, buffer in model.named_buffers() if name in held}
-
-
-def restore(folder: Path, model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
-    """Load the adapters in `folder`, and those of `tensors` that are `buffers`, in place."""
-    from peft import set_peft_model_state_dict
-
-    with utf8_name(folder / WEIGHTS) as file:
-        weights = load_file(file)
-    set_peft_model_state_dict(
-        model, {name.removeprefix(_PREFIX): weight for name, weight in weights.items()}
-    )
-    for name, buffer in model.named_buffers():
-        if (stored := tensors.get(_BUFFERS + name)) is not None:
-            buffer.copy_(stored)
-
-
 def merge(model: PreTrainedModel, folder: Path | None = None) -> None:
     """Add the adapters to the weights, in place of them; before, write them to `folder`.
 
-    Afterwards all weights can be trained, which PEFT had frozen, and the head is tied to the
-    embedding only where it still equals it. A model without adapters stays as it is, and nothing is
-    written.
-
-    Raises:
-        ClearheadError: for adapters that PEFT cannot merge, such as biases where there were none.
+    Afterwards all weights can be trained, which PEFT had frozen. A model without adapters stays as
+    it is, and nothing is written.
     """
     if not present(model):
         return
     from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import AuxiliaryTrainingWrapper
 
     if folder is not None:
         with without_bars():
             model.save_pretrained(folder)
-    layers: dict[str, Any] = dict(model.named_modules())
-    merged = list[str]()
-    try:
-        for name, layer in layers.items():
-            if any(name.startswith(f"{parent}.") for parent in merged):
-                continue  # a part of what was replaced
-            if isinstance(layer, BaseTunerLayer):
-                layer.merge()
-                model.set_submodule(name, layer.get_base_layer())
-            elif isinstance(layer, AuxiliaryTrainingWrapper):  # saved whole, or some tokens' rows
-                whole = layer.unload_and_optionally_merge_module(
-                    merge=True, safe_merge=False, adapter_names=None
-                )
-                model.set_submodule(name, whole)
-                merged.append(name)
-    except (NotImplementedError, RuntimeError, ValueError) as error:  # of kinds that PEFT refuses
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ClearheadError(
-            f"this adapter cannot be merged into its model ({reason}): give the model without it"
-        ) from error
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge()
+            model.set_submodule(name, layer.get_base_layer())
     model._hf_peft_config_loaded = False
     del model.peft_config
     # transformers saves by the names that it loaded last: the adapter's, which no model has.
     model._weight_conversions = None
     model.requires_grad_(True)
-    _settle_head(model)
-
-
-def _settle_head(model: PreTrainedModel) -> None:
-    """Untie the head in the configuration where adapters moved it or the embedding alone.
-
-    PEFT splits the two. Where both were moved alike, they are one again.
-    """
-    head = model.get_output_embeddings()
-    if head is None or not getattr(model.config, "tie_word_embeddings", False):
-        return
-    if torch.equal(head.weight, model.get_input_embeddings().weight):
-        model.tie_weights()
-    else:
-        model.config.tie_word_embeddings = False

@@ -1,30 +1,48 @@
-"""Checkpoints: whole or absent, safetensors only, and every byte of them vouched for.
+"""Checkpoints by PyTorch's Distributed Checkpoint: whole or absent, every byte vouched for.
 
 OUTPUT/checkpoints/step-00000100/
-    config.json, model.safetensors, …   what save_pretrained writes: loads with AutoModel
-    tokenizer.json, …                   where a tokenizer was given
-    optimizer.safetensors               optimizer state by parameter name, random state
-    trainer.json                        step, settings, fingerprints, what of the optimizer is not
-                                        a tensor, SHA-256 of each file
+    shard-*.safetensors     a file a process: weights and optimizer state by the parameter's name,
+                            and the state of random generators
+    config.json, tokenizer.json, …  as in any Hugging Face folder; adapter_config.json where a
+                            model has adapters, which alone are kept then
+    trainer.json            step, settings, fingerprints, what of the optimizer is not a tensor,
+                            SHA-256 of each file
 
-Of several processes (`sharded_checkpoint`) weights and state lie in shard-*.safetensors instead.
-Of a model with adapters it holds these alone (adapter_model.safetensors), not what they adapt.
+One process or many write the same format, and any number of them reads it. No pickle is written or
+read.
 """
 
 import json
 import re
 import shutil
+import warnings
 from contextlib import ExitStack
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+)
 
-from clearhead.models.loading import pretrained, save_tokenizer, without_bars
+from clearhead.errors import ClearheadError
+from clearhead.models.loading import (
+    auto_class,
+    explained,
+    kind_of,
+    load_config,
+    save_tokenizer,
+    without_bars,
+)
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, utf8_name
-from clearhead.train import adapters, optimizer_state, sharded_checkpoint
+from clearhead.train import adapters, optimizer_state
 from clearhead.train.parallel import is_sharded, plain_class
 from clearhead.train.saver import Saver
 from clearhead.train.world import ALONE, World
@@ -33,17 +51,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FOLDER = "checkpoints"
-OPTIMIZER_FILE = "optimizer.safetensors"
 TRAINER_FILE = manifest.CHECKPOINT_FILE
+SHARDS = "shard-*.safetensors"
+WEIGHTS = "model/"
 
 # The names that `save` gives: no other folder, such as a copy of one, is ever counted or removed.
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})")
+_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+# Of Distributed Checkpoint, in a single process.
+warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
 
 def folders(output: Path) -> list[Path]:
     """The published checkpoints of a run, oldest first."""
-    found = [path for path in (output / FOLDER).glob("step-*") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=_step)
+    named = [path for path in (output / FOLDER).glob("step-*") if _NAME.fullmatch(path.name)]
+    return sorted(named, key=_step)
 
 
 def newest(output: Path) -> Path | None:
@@ -56,8 +78,7 @@ def prepare(model: "PreTrainedModel", optimizer: torch.optim.Optimizer, saver: S
 
     The optimizer has its state: a step was made.
     """
-    weights, tensors, _ = _state(model, optimizer, sharded=_in_shards(model, saver.world))
-    saver.prepare(weights, tensors)
+    saver.prepare(_state(model, optimizer)[0])
 
 
 def save(
@@ -86,30 +107,21 @@ def save(
     previous = newest(output)
     safe = f"the one before, {previous}, is whole" if previous else "there is none before it"
     advice = f"{safe}; make room and resume"
-    sharded = _in_shards(model, world)
     with ExitStack() as stack:
         # Written by all, published by the first.
         folder = world.by_first(lambda: stack.enter_context(publish_folder(target, advice)))
-        weights, tensors, outline = _state(model, optimizer, sharded=sharded)
-        random = sharded_checkpoint.random_state(model.device)
-        if sharded:
-            random = {f"{name}/{world.rank}": tensor for name, tensor in random.items()}
-        beside = not last and saver.prepare(weights, tensors)
+        state, outline = _state(model, optimizer)
+        beside = not last and saver.prepare(state)
         if beside:
-            weights, tensors = saver.copies(weights), saver.copies(tensors)
+            state = saver.copies(state)
+        state |= _random_state(model.device, world)
         publishing = stack.pop_all()
 
     def write() -> Path:
         with publishing:
-            if sharded:
-                state = weights | tensors | random
-                sharded_checkpoint.write(folder, state, world, advice)
+            write_state(folder, state, world, advice)
             if world.first:
-                if sharded:
-                    sharded_checkpoint.save_config(model, tokenizer, folder)
-                else:
-                    save_pretrained(model, tokenizer, folder, weights)
-                    save_file(tensors | random, folder / OPTIMIZER_FILE)
+                save_config(model, tokenizer, folder)
                 manifest.seal(folder, {**record, "optimizer": outline}, name=TRAINER_FILE)
         for old in folders(output)[:-keep] if world.first else ():
             if old.is_dir() and not old.is_symlink():
@@ -117,6 +129,44 @@ def save(
         return target
 
     saver.start(write, beside=beside)
+
+
+def write_state(
+    folder: Path, state: dict[str, torch.Tensor], world: World = ALONE, advice: str = "make room"
+) -> None:
+    """Write named tensors; every process writes its part.
+
+    Raises:
+        ClearheadError: in all processes, where one of several cannot write.
+        OSError: where the only one cannot.
+    """
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    group, alone = world.writing, world.size == 1
+    try:
+        dcp.save(state, storage_writer=writer, process_group=group, no_dist=alone)
+    except CheckpointException as error:
+        rank, (failure, _) = next(iter(error.failures.items()))
+        if alone:
+            raise failure from None
+        reason = (str(failure).splitlines() or [type(failure).__name__])[0]
+        raise world.told(
+            ClearheadError(f"process {rank} cannot write {folder} ({reason}): {advice}")
+        ) from error
+
+
+def save_config(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: Path
+) -> None:
+    """Write what a Hugging Face folder has beside weights, so that one can be made of this."""
+    if adapters.present(model):
+        for settings in model.peft_config.values():
+            settings.save_pretrained(str(folder))
+    else:
+        config = copy(model.config)
+        config.architectures = [plain_class(model).__name__]
+        config.save_pretrained(folder)
+    if tokenizer is not None:
+        save_tokenizer(tokenizer, folder)
 
 
 def export(
@@ -127,7 +177,7 @@ def export(
     advice: str,
 ) -> None:
     """Publish the whole model as an ordinary Hugging Face folder, sealed."""
-    weights = sharded_checkpoint.whole_weights(model) if is_sharded(model) else None
+    weights = _gathered(model) if is_sharded(model) else None
 
     def write() -> None:
         with publish_folder(target, advice) as folder:
@@ -156,24 +206,41 @@ def verify(folder: Path) -> dict[str, Any]:
     """Check every file of a checkpoint against its hash; return what trainer.json records.
 
     Raises:
-        ClearheadError: as `manifest.verify`.
+        ClearheadError: as `manifest.verify`; for the format of an earlier version.
     """
     older = [path for path in folders(folder.parent.parent) if _step(path) < _step(folder)]
     start = older[-1].name if older else "the first step"
     advice = f"delete {folder} to resume from {start}"
-    return manifest.verify(folder, name=TRAINER_FILE, advice=advice)
+    record = manifest.verify(folder, name=TRAINER_FILE, advice=advice)
+    if not is_checkpoint(folder):
+        raise ClearheadError(
+            f"{folder} is of an earlier version's format: convert it by "
+            f"`python tools/migrate_checkpoint.py {folder}` of the repository, or {advice}"
+        )
+    return record
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """True if a folder holds weights as `save` writes them."""
+    return any(folder.glob(SHARDS))
 
 
 def whole(folder: Path) -> "PreTrainedModel | None":
-    """The model of a checkpoint that several processes wrote; None for any other folder.
+    """The model of a checkpoint, on the CPU in evaluation mode; None for any other folder, and for
+    adapters without their model.
 
     Raises:
         ClearheadError: as `verify`.
     """
-    if not sharded_checkpoint.is_sharded_folder(folder):
+    if not is_checkpoint(folder) or not (folder / "config.json").exists():
         return None
     verify(folder)
-    return sharded_checkpoint.load_whole(folder)
+    name = str(folder)
+    with explained(name):
+        model = auto_class(kind_of(name)).from_config(load_config(name), dtype=torch.float32)
+    with utf8_name(folder) as place:
+        _read(weights(model), HuggingFaceStorageReader(str(place)), ALONE)
+    return model.eval()
 
 
 def restore(
@@ -184,39 +251,75 @@ def restore(
     Random state is that of the process, or seeded anew where another number of them wrote it.
     """
     record = json.loads((folder / TRAINER_FILE).read_text(encoding="utf-8"))
-    sharded = sharded_checkpoint.is_sharded_folder(folder)
-    with utf8_name(folder / OPTIMIZER_FILE) as file:
-        tensors = {} if sharded else load_file(file)
-    if adapters.present(model) and not sharded:
-        adapters.restore(folder, model, tensors)
-    elif not sharded:
-        # Through from_pretrained, because only it knows each architecture's tied and renamed
-        # weights; copied over, so that the optimizer still holds the same parameters.
-        kind = plain_class(model)
-        stored = pretrained(kind, folder, dtype=torch.float32, local_files_only=True)
-        sharded_checkpoint.set_whole_weights(model, stored.state_dict())
-    names = _parameter_names(model)
-    if sharded or is_sharded(model):
-        sharded_checkpoint.read(folder, model, optimizer, names, record, world)
-        return
+    with utf8_name(folder) as place:
+        reader = HuggingFaceStorageReader(str(place))
+        stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
+        names = _parameter_names(model)
+        if is_sharded(model):
+            get_optimizer_state_dict(model, optimizer)  # an empty state, placed as the parameters
+            tensors, _ = optimizer_state.pack(names, optimizer)
+        else:
+            tensors = {
+                key: torch.empty(tensor.size, dtype=tensor.properties.dtype)
+                for key, tensor in stored.items()
+                if key.startswith(optimizer_state.PREFIX)
+            }
+        random = _random_state(model.device, world)
+        if record.get("processes", 1) != world.size:
+            random.clear()
+        state = {key: tensor for key, tensor in (tensors | random).items() if key in stored}
+        _read(state | weights(model), reader, world)
     optimizer_state.unpack(names, optimizer, tensors, record["optimizer"])
-    if record.get("processes", 1) == world.size:
-        sharded_checkpoint.set_random_state(tensors, model.device)
+    for key in state.keys() & random.keys():
+        if "cuda" in key:
+            torch.cuda.set_rng_state(random[key], model.device)
+        else:
+            torch.set_rng_state(random[key])
 
 
-def _in_shards(model: "PreTrainedModel", world: World) -> bool:
-    """True if each process writes its part of a checkpoint."""
-    return world.size > 1 or is_sharded(model)
+def _read(state: dict[str, torch.Tensor], reader: HuggingFaceStorageReader, world: World) -> None:
+    """Fill tensors in place, each process its part."""
+    dcp.load(state, storage_reader=reader, process_group=world.control, no_dist=world.size == 1)
 
 
 def _state(
-    model: "PreTrainedModel", optimizer: torch.optim.Optimizer, *, sharded: bool
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
-    """Weights, the other tensors and the optimizer's outline: of this process, where `sharded`."""
+    model: "PreTrainedModel", optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """This process's part of weights and optimizer state by name, and the optimizer's outline."""
     tensors, outline = optimizer_state.pack(_parameter_names(model), optimizer)
-    if sharded:
-        return dict(sharded_checkpoint.named_weights(model)), tensors, outline
-    return adapters.weights(model), tensors | adapters.buffers(model), outline
+    return weights(model) | tensors, outline
+
+
+def weights(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
+    """Parameters and buffers of a checkpoint, each once: tied ones share a tensor.
+
+    Of a model with adapters: those and the buffers.
+    """
+    held = model.state_dict(keep_vars=True)
+    if adapters.present(model):
+        buffers = {name for name, _ in model.named_buffers()}
+        held = {name: held[name] for name in held if ".lora_" in name or name in buffers}
+    once = {id(tensor): name for name, tensor in reversed(held.items())}
+    return {WEIGHTS + name: t.detach() for name, t in held.items() if once[id(t)] == name}
+
+
+def _gathered(model: "PreTrainedModel") -> dict[str, Any]:
+    """The weights with the parts of all processes, in the first; nothing in the others."""
+    weights = get_model_state_dict(model, options=_FULL)
+    first: dict[int, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        tied = first.setdefault(id(tensor), name)
+        if name in weights:
+            weights[name] = weights[tied]  # one tensor again, so that it is saved once
+    return weights
+
+
+def _random_state(device: torch.device, world: World) -> dict[str, torch.Tensor]:
+    """The state of this process's generators, by name."""
+    tensors = {f"random/cpu/{world.rank}": torch.get_rng_state()}
+    if device.type == "cuda":
+        tensors[f"random/cuda/{world.rank}"] = torch.cuda.get_rng_state(device)
+    return tensors
 
 
 def _parameter_names(model: "PreTrainedModel") -> dict[torch.Tensor, str]:

@@ -32,15 +32,14 @@ class Saver:
         self._stager: StateDictStager | None = None
         self._preparing: Thread | None = None
 
-    def prepare(self, *parts: dict[str, Any]) -> bool:
+    def prepare(self, tensors: dict[str, Any]) -> bool:
         """Have a thread make copies of the tensors once, so that `copies` finds memory in use.
 
         Fresh memory takes six times as long to fill. False where the copies do not fit.
         """
-        tensors = (tensor for part in parts for tensor in part.values())
-        if self._stager is None and memory.has_room_for(tensors):
-            stager = self._stager = StateDictStager()
-            self._preparing = Thread(target=lambda: [*map(stager.stage, parts)], daemon=True)
+        if self._stager is None and memory.has_room_for(tensors.values()):
+            self._stager = StateDictStager()
+            self._preparing = Thread(target=self._stager.stage, args=(tensors,), daemon=True)
             self._preparing.start()
         return self._stager is not None
 

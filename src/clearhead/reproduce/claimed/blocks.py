@@ -5,9 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.reproduce.claims import Claim
-from clearhead.reproduce.contrasts import Contrast
+from clearhead.reproduce.contrasts import (
+    LOSS,
+    Contrast,
+    higher,
+    lower,
+    no_worse,
+    number,
+    ratio,
+    reaches,
+)
 from clearhead.reproduce.readings import Reading
-from clearhead.reproduce.verbs import LOSS, higher, lower, no_worse, number, ratio, reaches
 
 BASE = "transformer"
 DEEP, DEEP_BASE = ("sas-p", "sas-p, 24 layers"), (BASE, "transformer, 24 layers")

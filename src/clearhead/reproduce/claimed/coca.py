@@ -3,8 +3,7 @@
 from typing import Any
 
 from clearhead.reproduce.claims import Claim
-from clearhead.reproduce.contrasts import Contrast
-from clearhead.reproduce.verbs import higher, lower, no_worse, number, ratio, reaches
+from clearhead.reproduce.contrasts import Contrast, higher, lower, no_worse, number, ratio, reaches
 
 EXACT, SLACK, BASE = "coca", "coca-slack", "transformer"
 _NTK: dict[str, Any] = {"scaling": "dynamic"}

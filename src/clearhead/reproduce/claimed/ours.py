@@ -4,22 +4,33 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from clearhead.reproduce.claims import Claim
-from clearhead.reproduce.composition import MEASURES, REPAIRS
-from clearhead.reproduce.contrasts import Contrast
-from clearhead.reproduce.verbs import blocked, higher, lower, no_worse, number
+from clearhead.reproduce.contrasts import Contrast, blocked, higher, lower, no_worse, number
 
+# Repair → patterns of the arms with it and without it.
+REPAIRS = {
+    "differential maps (V2)": ("*maps differential-v2*", "*maps single*"),
+    "softmax-1": ("*normalizer softmax1*", "*normalizer softmax ·*"),
+    "SAS-P's blocks": ("sas-p · *", "transformer · *"),
+    "ALiBi": ("*position alibi*", "*position rope*"),
+    "a gate": ("*epilogue gate*", "*epilogue none*"),
+    "OrthoAdam": ("* orthoadam", "* adamw"),
+}
+# All are better lower.
+MEASURES = {
+    "loss": number("loss", times=1),
+    "loss at 4 × the length": number("loss", times=4),
+    "loss of recalled tokens at 4 × the length": number("ar_hit_loss", times=4),
+    "kurtosis": number("kurtosis"),
+    "queries with a first-token sink": number("first_token_argmax_share"),
+    **{
+        f"cost of {one}": number("added_perplexity", scheme=one)
+        for one in ("w8a8-coarse", "w4-channel")
+    },
+}
 _CODE = number("perplexity", task="perplexity")
 _SINK = number("first_token_argmax_share")
 PREFIX, TRAINED, TURNED = "prefix rotated", "prefix rotated trained", "prefix turned"
-_EFFECTS = {
-    "differential maps (V2)": "maps=differential-v2",
-    "softmax-1": "normalizer=softmax1",
-    "SAS-P's blocks": "blocks of sas-p",
-    "ALiBi": "position=alibi",
-    "a gate": "epilogue=gate",
-    "OrthoAdam": "train.optimizer=orthoadam",
-}
-ALIBI = REPAIRS["position=alibi"]
+ALIBI = REPAIRS["ALiBi"]
 _TOGETHER = number("loss", times=1, label="together")
 
 
@@ -40,8 +51,8 @@ CLAIMS = (
     Claim("together/loss",
         "Each repair costs no loss, on average over the others present or absent.",
         "", "together",
-        tuple(blocked(no_worse(f"loss with {name}", _TOGETHER, *REPAIRS[repair], by=0.01)) for name,
-            repair in _EFFECTS.items())),
+        tuple(blocked(no_worse(f"loss with {name}", _TOGETHER, *arms, by=0.01)) for name, arms in
+            REPAIRS.items())),
     Claim("together/preset",
         "The composition that wins, SAS-P's blocks and a gate, is on no measure worse than the "
         "baseline.",

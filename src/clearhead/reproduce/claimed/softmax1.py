@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.reproduce.claims import Claim
-from clearhead.reproduce.contrasts import Contrast
+from clearhead.reproduce.contrasts import LOSS, Contrast, lower, no_worse, number, ratio, reaches
 from clearhead.reproduce.readings import Patterns, Reading
-from clearhead.reproduce.verbs import LOSS, lower, no_worse, number, ratio, reaches
 
 BASE, ADAMW = "transformer", ("transformer", "transformer · adamw")
 ORTHO, SHARED = "transformer · orthoadam", "transformer · orthoadam · rotation_share size"

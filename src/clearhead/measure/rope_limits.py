@@ -19,17 +19,12 @@ def follow_length(model: Any) -> bool:
     return any(kind in BY_LENGTH for kind in kinds)
 
 
-def of_the_batch(model: Any) -> bool:
-    """True if a batch shares the frequencies of its longest row, as in transformers' own models."""
-    return follow_length(model) and not isinstance(model.config, ClearheadConfig)
-
-
 def reset_dynamic_rope(model: Any) -> None:
     """Make transformers drop the frequencies of the longest text so far, which it keeps.
 
     Only a text shorter than the trained length resets them, so the model is given one.
     """
-    if of_the_batch(model):
+    if follow_length(model) and not isinstance(model.config, ClearheadConfig):
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
 
 
