@@ -15,12 +15,8 @@ from clearhead.data import DataConfig
 from clearhead.experiments.demo import Studies, run_demo, studies
 from clearhead.progress import Line, Work
 from clearhead.records.loading import load
-from clearhead.report.demo import LONGER
 
 from .conftest import call
-
-RESULTS = Path(__file__).parents[2] / "results"
-
 
 _call = partial(call, "demo")
 
@@ -73,11 +69,10 @@ def test_the_demo_trains_measures_and_shows_every_part(found, tmp_path, capsys):
             arm in ("softmax1", "key-bias")
         )
     assert len(bits.values("transformer", "perplexity", scheme="w8a8-coarse")) == 2
-    write_demo(found, {}, tmp_path / "report.html")
+    write_demo(found, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text("utf-8")
     assert re.search(r'<p class="lead">[^<]*standard Transformer', page)
     assert '<section id="sinks">' in page
-    assert "longer record" not in page
     assert "report: " in capsys.readouterr().out
 
 
@@ -110,30 +105,20 @@ def test_a_second_call_trains_nothing_and_counts_the_runs_as_done(small, found):
     assert work.share == 1
 
 
-def test_a_pretrained_model_and_longer_records_stand_beside(small, found, tmp_path):
+def test_a_pretrained_model_stands_beside(small, found, tmp_path):
     model = small.text.output / "transformer-seed0"
     more = _run(small, Work(), pretrained=str(model))
     diagnosis, bits = load(more["diagnosis"]), load(more["pretrained bits"])
     (run,) = diagnosis.runs
     assert run.value("hidden_top_1") > run.value("hidden_median") > 0
     assert bits.runs[0].value("perplexity", scheme="w8a8-coarse") is not None
-    longer = {name: load(RESULTS / name) for name in LONGER if (RESULTS / name).is_file()}
-    assert len(longer) >= 4
-    write_demo(more, longer, tmp_path / "report.html")
+    write_demo(more, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text("utf-8")
-    assert page.count("A longer record beside it") == 4
-    assert page.count("Longer record: ") >= 4  # where the page says how each was made
     assert run.arm in page
 
 
-def test_a_missing_model_and_a_damaged_record_are_refused_before_any_training(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_missing_model_is_refused_before_any_training(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "records").mkdir()
-    (tmp_path / "records/blocks.jsonl").write_text("no record\n{}\n")
-    assert _call("--beside", "records") == 2
-    assert "blocks.jsonl" in capsys.readouterr().err
     (tmp_path / "model").mkdir()
     assert _call("--pretrained", "./model") == 2
     err = capsys.readouterr().err

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from clearhead.cli.options import given
 from clearhead.cli.train import Command, _parse, _usual
 from clearhead.data.tokenizer import train as train_tokenizer
-from clearhead.experiments.commands import words_of
 from clearhead.experiments.configs import masked_recipe
+from clearhead.experiments.jobs import words_of
 from clearhead.records.identity import canonical, restored
 from clearhead.train import MetricsFile, StepMetrics
 

@@ -198,9 +198,10 @@ def test_other_content_or_options_are_another_build(folder, configure, encoded):
 def test_same_bytes_in_another_process(folder, configure):
     config = configure(folder)
     script = (
-        "from pathlib import Path; from clearhead.data import DataConfig, prepare; "
+        "import sys; from pathlib import Path; from clearhead.data import DataConfig, prepare; "
         f"print(prepare(DataConfig(data=({str(folder)!r},), vocabulary=280, validation=0.2, "
-        f"cache=Path({str(config.cache) + '2'!r}))).fingerprint)"
+        f"cache=Path({str(config.cache) + '2'!r}))).fingerprint); "
+        "assert 'datasets' not in sys.modules, 'slow to import, and needed for the hub alone'"
     )
     corpus = prepare(config)
     run = subprocess.run(

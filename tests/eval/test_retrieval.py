@@ -13,8 +13,7 @@ from clearhead.data import synthetic
 from clearhead.data.retrieval import held_out
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.eval.attention_to_answer import AllocationTask, last_row
-from clearhead.eval.haystack import haystack
-from clearhead.eval.needles import NeedlesTask
+from clearhead.eval.needles import NeedlesTask, haystack
 from clearhead.eval.passkey import PasskeyTask
 from clearhead.eval.recall import RecallTask
 from clearhead.measure.answers import Answer
@@ -120,7 +119,7 @@ def test_needles_stand_at_their_depth_and_all_lengths_are_exact(subject):
             digits=5,
             filler="text",
         )
-        prompts = stack.prompts(subject)
+        prompts = stack.prompts
         assert max(len(prompt.ids) for prompt in prompts) == 192
         context = subject.tokenizer.decode(stack.context)
         for fact in stack.asked:
@@ -199,7 +198,7 @@ def test_allocation_is_the_last_row_of_the_whole_map(make_subject, name):
         digits=5,
         filler="text",
     )
-    (prompt,) = stack.prompts(subject)
+    (prompt,) = stack.prompts
     spans = torch.zeros(3, 128, dtype=torch.bool)
     spans[0, 10:20], spans[1, 20:100], spans[2, 100:128] = True, True, True
     with torch.no_grad():

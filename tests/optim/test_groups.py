@@ -150,7 +150,7 @@ def test_orthoadam_leaves_the_vocabulary_and_what_is_named_unrotated():
     assert found["embedding.weight"] == ("OrthoAdam", "haar", "right")
     assert found["projection.weight"] == ("OrthoAdam", "haar", "right")
     assert found["other.weight"] == ("OrthoAdam", "none", "right")
-    assert {draw.seed for draw, _ in optimizer._rotations} == {3}
+    assert {axis.seed for group in optimizer._axes for axes in group for axis in axes} == {3}
     assert {group["share"] for group in optimizer.param_groups} == {"parameter"}
     shared = build_optimizer(model, TrainConfig(optimizer="orthoadam", rotation_share="size"))
     assert {group["share"] for group in shared.param_groups} == {"size"}

@@ -76,19 +76,6 @@ def test_adamws_state_is_refused_and_ours_by_adamw():
         theirs.step()
 
 
-def test_a_state_with_rotations_by_parameter_that_were_drawn_otherwise_is_refused():
-    parameters, optimizer = run(ortho(), 1)
-    saved = copy.deepcopy(optimizer.state_dict())
-    del saved["param_groups"][0]["signs"]
-    with pytest.raises(ClearheadError, match="its rotations were others: start with a fresh state"):
-        ortho()(parameters.values()).load_state_dict(saved)
-    saved["param_groups"][0]["share"] = "size"
-    resumed = ortho()(parameters.values())
-    resumed.load_state_dict(saved)
-    assert resumed.param_groups[0]["share"] == "size"
-    assert "signs" in resumed.state_dict()["param_groups"][0]
-
-
 def test_a_changed_shape_is_refused():
     _, optimizer = run(ortho(), 1)
     changed = {**make_parameters(), "wide": nn.Parameter(torch.zeros(6, 12))}
@@ -118,21 +105,15 @@ def test_what_is_not_finite_changes_nothing(value):
     before = copy.deepcopy((list(parameters.values()), optimizer.state_dict()["state"]))
     give_gradients(parameters, 2)
     parameters["twin"].grad[3, 2] = value
-    with pytest.raises(ClearheadError, match="gradient of parameter 2 of group 0 is not finite"):
+    with pytest.raises(
+        ClearheadError, match="gradient of parameter 2 of group 0 is not finite, or too"
+    ):
         optimizer.step()
     after = list(parameters.values()), optimizer.state_dict()["state"]
     for old, new in zip(before[0], after[0], strict=True):
         assert torch.equal(old, new)
     for index, entry in before[1].items():
         assert all(torch.equal(entry[key], after[1][index][key]) for key in entry)
-
-
-def test_a_gradient_too_large_to_sum_is_not_called_infinite():
-    parameters, optimizer = run(ortho(), 1)
-    give_gradients(parameters, 2)
-    parameters["twin"].grad[0, :2] = 3e38
-    with pytest.raises(ClearheadError, match=r"2 of group 0 is too large .* \(up to 3.0e\+38\)"):
-        optimizer.step()
 
 
 def test_a_sparse_gradient_is_refused_by_name():
@@ -160,7 +141,6 @@ def test_a_sparse_gradient_is_refused_by_name():
         ({"sides": "lef"}, "did you mean left"),
         ({"share": "name"}, "choose one of parameter, size"),
         ({"rotation": "hadamar"}, "did you mean hadamard"),
-        ({"rotation": "signs"}, "exactly Adam"),
         ({"rotation": "none"}, "no parameter has an axis to rotate"),
     ],
 )
@@ -174,7 +154,7 @@ def test_bad_settings(options, message):
     [
         (torch.zeros(4, 4, dtype=torch.complex64), "real floats only"),
         (torch.zeros(4, 4, dtype=torch.int64), "real floats only"),
-        (torch.zeros(4, 0), "nothing to train"),
+        (torch.zeros(4, 0), "takes filled"),
         (torch.zeros(1, 4), None),
         (torch.zeros(4, 1), "no parameter has an axis to rotate"),
     ],

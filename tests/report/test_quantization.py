@@ -178,7 +178,7 @@ def test_seeds_of_one_model_have_a_spread_and_a_verdict():
     found += [line for seed in range(3) for line in lines(f"b-seed{seed}", 30.0 + seed)]
     text = shown(page_of(parse(found)))
     assert "11.0 ± 1.0" in text
-    assert "a and b lose alike. Rise of perplexity: " in text
+    assert "a and b lose alike. Rise of perplexity under w3-channel: a " in text
 
 
 def test_the_page_shows_all_and_is_safe():
@@ -203,9 +203,9 @@ def test_of_two_models_the_verdict_is_who_loses_less_and_by_how_much():
     worse = [line for line in worse if line.get("metric") != "added_perplexity"]
     text = page_of(parse(better + worse)).verdict[0]
     assert re.match(r"better loses less than worse under \d+ of \d+ schemes: by 112 points ", text)
-    assert "125\u00a0% in better and 238\u00a0% in worse" in text
+    assert "Rise of perplexity under w3-channel: better 125\u00a0%; worse 238\u00a0%." in text
     one = page_of(parse(better)).verdict[0]
-    assert one.startswith("Rise of perplexity: w3-channel 125\u00a0%; ")
+    assert one.startswith("Rise of perplexity under w3-channel: 125\u00a0%. Rise of ")
 
 
 def test_no_seed_is_spoken_of_where_none_varies():

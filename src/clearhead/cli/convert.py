@@ -24,5 +24,5 @@ def run(words: list[str]) -> int:
     )
     from clearhead.experiments.converting import run_conversion
 
-    run_conversion(command, show)
+    run_conversion(command, say=show)
     return 0

@@ -2,15 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clearhead.arguments import OpensModels
 from clearhead.cli.options import parse
 from clearhead.metavars import Model
 from clearhead.terminal import say, show
-
-if TYPE_CHECKING:
-    from clearhead.records.runs import Records
 
 PAGE = "report.html"
 
@@ -24,9 +20,6 @@ class Command(OpensModels):
     pretrained: Model | None = None
     """A causal model to diagnose besides: a folder, or a hub name such as
     HuggingFaceTB/SmolLM2-135M. Adds a minute for 135 M parameters."""
-    beside: Path = Path("results")
-    """Folder of longer records that the page shows beside, each labelled; this repository's
-    results. Where it is not there, none are shown."""
 
 
 def run(words: list[str]) -> int:
@@ -41,11 +34,7 @@ def run(words: list[str]) -> int:
     )
     from clearhead.experiments.demo import run_demo, studies
     from clearhead.progress import Line
-    from clearhead.records.loading import load
-    from clearhead.report.demo import LONGER
 
-    files = {name: path for name in LONGER if (path := command.beside / name).is_file()}
-    longer = {name: load(path) for name, path in files.items()}  # refused before the training
     with Line() as work:
         found = run_demo(
             studies(command.output),
@@ -55,16 +44,15 @@ def run(words: list[str]) -> int:
             say=say,
             work=work,
         )
-    write_demo(found, longer, command.output / PAGE)
+    write_demo(found, command.output / PAGE)
     return 0
 
 
-def write_demo(found: dict[str, Path], longer: dict[str, "Records"], path: Path) -> None:
+def write_demo(found: dict[str, Path], path: Path) -> None:
     """Write the page, and print its first table and verdict.
 
     Args:
         found: the records of each part, as `run_demo` returns them.
-        longer: records beside them, by the name of their file.
     """
     from clearhead.cli.publishing import print_page
     from clearhead.records.loading import load
@@ -73,7 +61,7 @@ def write_demo(found: dict[str, Path], longer: dict[str, "Records"], path: Path)
 
     records = {part: load(file) for part, file in found.items()}
     this_run = {part: records.pop(part) for part in ("text", "sinks", "bits")}
-    shown = page(Parts(**this_run, pretrained=tuple(records.values()), longer=longer))
+    shown = page(Parts(**this_run, pretrained=tuple(records.values())))
     write_page(shown, path)
     print_page(shown)
     show(f"report: {path}")

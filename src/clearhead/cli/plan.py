@@ -150,10 +150,9 @@ def _settings(given: TrainConfig, own: TrainConfig, words: list[str]) -> TrainCo
     plain = TrainConfig()
     named = set(map(name_of, words))
     changed = {
-        one.name: getattr(given, one.name)
-        for one in fields(TrainConfig)
-        if getattr(given, one.name) != getattr(plain, one.name)
-        or f"--train.{one.name.replace('_', '-')}" in named
+        name: value
+        for name, value in vars(given).items()
+        if value != getattr(plain, name) or f"--train.{name.replace('_', '-')}" in named
     }
     return replace(own, **changed)
 

@@ -96,19 +96,15 @@ def _refuse_idle(command: Command) -> None:
 def _run(command: Command, chosen: "Sequence[tuple[str, Sequence[Study], Path]]") -> int:
     """Run the experiments, and write a page of each and the book."""
     from clearhead.cli.publishing import publish
-    from clearhead.experiments import processes
     from clearhead.progress import Line
     from clearhead.reproduce import stages
 
     require_extras(command)
     stages.check_models(trial for _, trials, _ in chosen for trial in trials)
     failed, sources = 0, {}
-    start = processes.starting(command.jobs)
     for name, trials, output in chosen:
         with Line(unit="job") as work:
-            records, wrong = stages.reproduce(
-                trials, output, jobs=command.jobs, start=start, say=say, work=work
-            )
+            records, wrong = stages.reproduce(trials, output, jobs=command.jobs, say=say, work=work)
         failed += wrong
         sources[name] = records
         title = f"clearhead reproduce {name}, {command.scale}"

@@ -10,8 +10,8 @@ from tyro.conf import Positional
 from clearhead import extensions
 from clearhead.cli.options import Overrides, given, parse, said_once
 from clearhead.errors import ClearheadError
-from clearhead.experiments.commands import words_of
 from clearhead.experiments.configs import TrainJob, continued_recipe, masked_recipe
+from clearhead.experiments.jobs import words_of
 from clearhead.metavars import Preset, place
 from clearhead.records.identity import canonical, differences
 from clearhead.terminal import say

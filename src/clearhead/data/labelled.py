@@ -1,6 +1,5 @@
 """Labelled texts: rows of a file to token ids, and to batches padded to their longest."""
 
-import difflib
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ import torch
 from clearhead.data import hub
 from clearhead.data.corpus import fingerprint_of
 from clearhead.data.orders import permutation
-from clearhead.data.readers import JSON_LINES, ending, json_rows, text_of
+from clearhead.data.readers import JSON_LINES, ending, json_rows, text_of, value_of
 from clearhead.data.tasks import Task
 from clearhead.data.tokenizer import Encoder
 from clearhead.errors import ClearheadError
@@ -68,16 +67,12 @@ def read_rows(
         )
     rows: list[Row] = []
     for where, row in found:
-        for kind, field in (("text", task.text), ("pair", task.pair), ("label", task.label)):
-            if field is not None and isinstance(row, dict) and field not in row:
-                near = difflib.get_close_matches(field, list(row), n=1)
-                raise ClearheadError(
-                    f"{where}: no field {field!r}, it has {', '.join(map(repr, row))}; "
-                    f"name the one meant with {options}{kind}-field {near[0] if near else 'NAME'}"
-                )
-        text = text_of(row, task.text, where)
-        pair = None if task.pair is None else text_of(row, task.pair, where)
-        rows.append(Row(text, pair, row[task.label], where))
+        text = text_of(row, task.text, where, f"{options}text-field")
+        pair = None
+        if task.pair is not None:
+            pair = text_of(row, task.pair, where, f"{options}pair-field")
+        label = value_of(row, task.label, where, f"{options}label-field")
+        rows.append(Row(text, pair, label, where))
     if not rows:
         raise ClearheadError(f"{source!r} holds no row: nothing to learn from")
     return rows

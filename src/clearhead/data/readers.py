@@ -1,5 +1,10 @@
-"""Files to texts, one reader a format. All stream; none holds more than one text and a block."""
+"""Files to texts, one reader a format. All stream; none holds more than one text and a block.
 
+The hub's rows come through `datasets` (`hub`), files do not: its JSON reader (5.2) refuses other
+fields than the first 10 MB have, and lone surrogates, and reads texts that are all dates as dates.
+"""
+
+import difflib
 import gzip
 import json
 import zlib
@@ -59,24 +64,38 @@ def read(path: Path, text_field: str, *, in_pieces: bool = False) -> Iterator[st
             yield from _text(path, _piece_size(path) if in_pieces else LONGEST_TEXT)
 
 
-def text_of(row: Any, text_field: str, where: str) -> str:
-    """The text of a row.
+def value_of(row: Any, field: str, where: str, option: str = "--data.text-field") -> Any:
+    """The value of a row's field.
+
+    Raises:
+        ClearheadError: `where` it happened, the fields that it has, the `option` for another.
+    """
+    if not isinstance(row, dict):
+        raise ClearheadError(f"{where}: expected a JSON object, found a {type(row).__name__}")
+    if field not in row:
+        near = difflib.get_close_matches(field, list(row), n=1) or ["NAME"]
+        fields = ", ".join(map(repr, row)) or "no field at all"
+        raise ClearheadError(
+            f"{where}: no field {field!r}, it has {fields}; name the one meant with {option} "
+            f"{near[0]}"
+        )
+    return row[field]
+
+
+def text_of(row: Any, field: str, where: str, option: str = "--data.text-field") -> str:
+    """The text in a row's field.
 
     A lone surrogate, which JSON can spell and UTF-8 cannot, becomes U+FFFD; null is no text.
 
     Raises:
-        ClearheadError: `where` it happened, and the fields that there are.
+        ClearheadError: as `value_of`; for a value that is no text.
     """
-    if not isinstance(row, dict):
-        raise ClearheadError(f"{where}: expected a JSON object, found a {type(row).__name__}")
-    if text_field not in row:
-        raise _no_field(list(row), text_field, where)
-    text = row[text_field]
+    text = value_of(row, field, where, option)
     if text is None:
         return ""
     if not isinstance(text, str):
         raise ClearheadError(
-            f"{where}: field {text_field!r} holds a {type(text).__name__}, not a string"
+            f"{where}: field {field!r} holds a {type(text).__name__}, not a string"
         )
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
@@ -164,9 +183,7 @@ def _parquet(path: Path, text_field: str) -> Iterator[str]:
                 name, pre_buffer=False, page_checksum_verification=True
             ) as table,
         ):
-            names = table.schema_arrow.names
-            if text_field not in names:
-                raise _no_field(names, text_field, str(path))
+            value_of(dict.fromkeys(table.schema_arrow.names), text_field, str(path))
             for batch in table.iter_batches(batch_size=64, columns=[text_field]):
                 for row in batch.to_pylist():
                     number += 1
@@ -180,14 +197,6 @@ def _parquet(path: Path, text_field: str) -> Iterator[str]:
     except pyarrow.ArrowException as error:
         line = str(error).strip().splitlines()[0]
         raise ClearheadError(f"{path}: not a whole .parquet file ({line})") from error
-
-
-def _no_field(names: list[str], text_field: str, where: str) -> ClearheadError:
-    found = ", ".join(repr(name) for name in names) or "no field at all"
-    return ClearheadError(
-        f"{where}: no field {text_field!r}, it has {found}; name the one with the text, "
-        "--data.text-field NAME"
-    )
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -6,7 +6,6 @@ token: a document that spells "<|end|>" gets the ordinary tokens of these charac
 
 import importlib.metadata
 import os
-import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,7 +25,6 @@ PAD = "<|pad|>"
 """The token that fills rows up."""
 _THREADS = "TOKENIZERS_PARALLELISM"
 _CHOSEN = os.environ.get(_THREADS)  # read once, before anything here writes it
-_lock, _inside = threading.Lock(), 0
 
 
 def train(texts: Iterable[str], vocabulary: int) -> Any:
@@ -184,18 +182,11 @@ def cut(text: str, size: int) -> Iterator[str]:
 def rust_threads() -> Iterator[None]:
     """Let tokenizers use every core, then one, so that a later fork has nothing to warn about.
 
-    A choice that the user made in TOKENIZERS_PARALLELISM stays. Threads may be inside together.
+    A choice that the user made in TOKENIZERS_PARALLELISM stays.
     """
-    global _inside
-    if _CHOSEN is not None:
-        yield
-        return
-    with _lock:
-        _inside += 1
-        os.environ[_THREADS] = "true"
+    mine = {} if _CHOSEN is not None else {_THREADS: "true"}
+    os.environ.update(mine)
     try:
         yield
     finally:
-        with _lock:
-            _inside -= 1
-            os.environ[_THREADS] = "true" if _inside else "false"
+        os.environ.update(dict.fromkeys(mine, "false"))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.seeded_choices import SeededChoices
-from clearhead.eval.haystack import Haystack, haystack
+from clearhead.eval.needles import Haystack, haystack
 from clearhead.eval.options import AllocationOptions
 from clearhead.eval.task import EvalTask, by_depth, check_count
 from clearhead.measure.answers import Prompt
@@ -50,7 +50,7 @@ class AllocationTask(EvalTask, AllocationOptions):
         counts = torch.zeros(3, dtype=torch.float64)
         for sample in range(self.samples):
             stack = self._haystack(subject, cell, sample)
-            (prompt,) = stack.prompts(subject)
+            (prompt,) = stack.prompts
             spans = _spans(stack, prompt, len(subject.begin))
             counts += spans.sum(1)
             for name, found in last_row(subject, prompt, spans).items():
@@ -76,16 +76,9 @@ class AllocationTask(EvalTask, AllocationOptions):
         }
 
     def _haystack(self, subject: Subject, cell: Cell, sample: int) -> Haystack:
-        return haystack(
-            subject,
-            SeededChoices(f"allocation {subject.seed} {cell['length']} {sample}"),
-            length=cell["length"],
-            depth=cell["depth"],
-            needles=self.needles,
-            queries=1,
-            digits=self.digits,
-            filler=self.filler,
-        )
+        label = f"allocation {subject.seed} {cell['length']} {sample}"
+        options: Any = {"needles": self.needles, "digits": self.digits, "filler": self.filler}
+        return haystack(subject, SeededChoices(label), queries=1, **cell, **options)
 
 
 def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> dict[str, Tensor]:

@@ -1,20 +1,28 @@
 """Multi-needle retrieval (arXiv 2410.05258, section 3.4, after LWM and Gemini 1.5).
 
-N cities have magic numbers in a text; R of them are asked for. The papers do not say how the R
-answers are asked for and placed: here each is asked by itself after the same context (which is read
-once), and the R needles stand together at the depth.
+N cities have magic numbers in a text, between sentences of its filler; R of them are asked for. The
+papers do not say how the R answers are asked for and placed: here each is asked by itself after the
+same context (which is read once), and the R needles stand together at the depth.
 """
 
 import re
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from typing import Any
 
+from clearhead.data.retrieval import Fact, facts, sentence
 from clearhead.data.seeded_choices import SeededChoices
+from clearhead.data.synthetic import is_synthetic
 from clearhead.errors import ClearheadError
-from clearhead.eval.haystack import Haystack, haystack, question_of
-from clearhead.eval.options import NeedlesOptions
+from clearhead.eval.options import Filler, NeedlesOptions
 from clearhead.eval.passkey import scores
 from clearhead.eval.task import EvalTask, by_depth, check_count, parted
+from clearhead.measure.answers import Ids, Prompt
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.runs import Line
+
+_ENDS = (".", "!", "?", "\n", '."', '!"', '?"', ".”", "!”", "?”")
 
 
 class NeedlesTask(EvalTask, NeedlesOptions):
@@ -22,22 +30,22 @@ class NeedlesTask(EvalTask, NeedlesOptions):
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_count(samples=self.samples, new_tokens=self.new_tokens)
-        found: list[Cell] = [
+        cells: list[Cell] = [
             {**cell, "needles": needles, "queries": queries}
             for needles, queries in map(_size, parted(self.grid))
             for cell in by_depth(subject.lengths, self.depths)
         ]
-        for cell in found:
+        for cell in cells:
             if cell["depth"] == max(self.depths):
                 self._haystack(subject, cell, 0)
                 subject.check_length(cell["length"] + self.new_tokens)
-        return found
+        return cells
 
     def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         stacks = [self._haystack(subject, cell, sample) for sample in range(self.samples)]
-        prompts = [prompt for stack in stacks for prompt in stack.prompts(subject)]
+        prompts = [prompt for stack in stacks for prompt in stack.prompts]
         numbers = [fact.number for stack in stacks for fact in stack.asked]
-        answers = [question_of(subject, fact)[1] for stack in stacks for fact in stack.asked]
+        answers = [answer for stack in stacks for _, answer in stack.questions]
         found = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens, advanced=advanced)
         by_query = scores(subject, found, numbers, [0] * len(found), cell["queries"])
         each = [
@@ -52,19 +60,127 @@ class NeedlesTask(EvalTask, NeedlesOptions):
             "trials": len(found),
         }
 
-    def _haystack(self, subject: Subject, cell: Cell, sample: int) -> Haystack:
+    def _haystack(self, subject: Subject, cell: Cell, sample: int) -> "Haystack":
         # The same sample at every depth has the same filler and facts.
         label = f"needles {subject.seed} {cell['length']} {cell['needles']} {sample}"
-        return haystack(
-            subject,
-            SeededChoices(label),
-            length=cell["length"],
-            depth=cell["depth"],
-            needles=cell["needles"],
-            queries=cell["queries"],
-            digits=self.digits,
-            filler=self.filler,
+        options: Any = {"digits": self.digits, "filler": self.filler}
+        return haystack(subject, SeededChoices(label), **cell, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Haystack:
+    """A context with needles in it, and what is asked.
+
+    Attributes:
+        context: token ids, the begin token first where there is one.
+        asked: the facts that are asked for. questions: of each, its question and answer as tokens.
+        spans: where each stated needle stands in the context, (start, stop), by city.
+    """
+
+    context: Ids
+    asked: tuple[Fact, ...]
+    questions: tuple[tuple[Ids, Ids], ...]
+    spans: dict[str, tuple[int, int]]
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """One prompt for each fact asked for."""
+        return [Prompt(self.context, question) for question, _ in self.questions]
+
+
+def haystack(
+    subject: Subject,
+    draws: SeededChoices,
+    *,
+    length: int,
+    depth: float,
+    needles: int,
+    queries: int,
+    digits: int,
+    filler: Filler,
+) -> Haystack:
+    """Filler of exactly the length that is left beside needles and question.
+
+    The needles that are asked for stand together at `depth` (a share of the filler before them, to
+    the nearest sentence); the others, each at a place of its own, drawn.
+
+    Raises:
+        ClearheadError: needles that do not fit the length, or no text long enough.
+    """
+    stated = facts(draws, needles, digits, evaluation=True)
+    asked = tuple(stated[:queries])
+    # As after filler, which is cut anywhere.
+    pieces = [subject.ids("a", f"\n{one.question}", f" {one.number}") for one in asked]
+    questions = tuple((question, answer) for _, question, answer in pieces)
+    statements = {fact.city: _sentence(subject, fact.statement) for fact in stated}
+    tail = max(len(question) for question, _ in questions)
+    needed = len(subject.begin) + sum(map(len, statements.values())) + tail
+    room = length - needed
+    if room < 0:
+        raise ClearheadError(
+            f"{needles} needles and a question take {needed} tokens, more than the length "
+            f"{length}: give longer lengths or fewer needles"
         )
+    chunks = (_sentences if filler == "sentences" else _text)(subject, draws, room)
+    ends = [0, *accumulate(map(len, chunks))]
+    nearest = min(range(len(ends)), key=lambda gap: abs(ends[gap] - depth * room))
+    places: dict[int, list[Fact]] = {nearest: list(asked)}
+    for fact in stated[queries:]:
+        places.setdefault(draws.below(len(ends)), []).append(fact)
+    context, spans = list(subject.begin), {}
+    for index, chunk in enumerate([*chunks, ()]):
+        for fact in places.get(index, ()):
+            ids = statements[fact.city]
+            spans[fact.city] = (len(context), len(context) + len(ids))
+            context += ids
+        context += chunk
+    return Haystack(context=tuple(context), asked=asked, questions=questions, spans=spans)
+
+
+def _sentence(subject: Subject, sentence: str) -> Ids:
+    """A sentence's tokens as they are after another one."""
+    return subject.ids(".", f" {sentence}")[1]
+
+
+def _sentences(subject: Subject, draws: SeededChoices, room: int) -> list[Ids]:
+    chunks: list[Ids] = []
+    while room > 0:
+        chunks.append(_sentence(subject, sentence(draws, evaluation=True))[:room])
+        room -= len(chunks[-1])
+    return chunks
+
+
+def _text(subject: Subject, draws: SeededChoices, room: int) -> list[Ids]:
+    """A stretch of some document, cut after its sentences; synthetic ones have needles already."""
+    if not room:
+        return []
+    start_of = 1 if subject.begin else 0
+    real = [document for document in subject.texts.documents if not is_synthetic(document.spec)]
+    long = [document for document in real if len(document) - start_of >= room]
+    if not long:
+        longest = max(map(len, real), default=0)
+        raise ClearheadError(
+            f"filler of {room:,} tokens is more than any document has (the longest: {longest:,}): "
+            "give longer texts, shorter lengths, or made sentences, which need no text "
+            "(--needles.filler sentences, --allocation.filler sentences)"
+        )
+    document = draws.choice(long)
+    start = start_of + draws.below(len(document) - start_of - room + 1)
+    chunks: list[list[int]] = [[]]
+    ends = _ends(subject.tokenizer)
+    for token in document.ids[start : start + room].tolist():
+        chunks[-1].append(token)
+        if token in ends:
+            chunks.append([])
+    return [tuple(chunk) for chunk in chunks if chunk]
+
+
+@cache
+def _ends(tokenizer: Any) -> frozenset[int]:
+    """The tokens after which a sentence has ended."""
+    ids = sorted(tokenizer.get_vocab().values())
+    spelt = tokenizer.batch_decode([[token] for token in ids])
+    return frozenset(i for i, text in zip(ids, spelt, strict=True) if text.endswith(_ENDS))
 
 
 def _size(word: str) -> tuple[int, int]:

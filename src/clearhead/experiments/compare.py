@@ -5,13 +5,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from clearhead.data import Corpus, prepare, with_mask_token
 from clearhead.errors import ClearheadError, require_extras
+from clearhead.experiments import processes
 from clearhead.experiments.bases import ArmModel, Base, open_base
 from clearhead.experiments.comparison_run import (
     Run,
-    Trained,
     check_optimizer,
     check_same,
     check_text,
@@ -21,7 +22,6 @@ from clearhead.experiments.comparison_run import (
     write_records,
 )
 from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun
-from clearhead.experiments.processes import run_side_by_side
 from clearhead.experiments.run_setup import data_of
 from clearhead.progress import Work
 from clearhead.records.files import write_text
@@ -86,55 +86,64 @@ def _compare(
             for arm in config.arms
         ]
 
-    def check() -> None:
-        for job in jobs:  # all before the first, which may take hours
+    def missing() -> list[int]:
+        """The runs to be made; all are checked before the first, which may take hours."""
+        for job in jobs:
             if job.records.exists():
                 check_same(job.records, header_of(job.records), job.header)
             else:
                 check_optimizer(job)
                 check_text(job)
+        return [number for number, job in enumerate(jobs) if not job.records.exists()]
 
-    world.by_first(check)
-    written, diverged = list[Path](), list[str | None]()
-
-    def publish(job: Run, made: Trained | None) -> str | None:
-        """Measure and record a run, unless that was done before; returns how it diverged."""
-        if made is not None:
-            write_records(job, made, locks)
-        written.append(job.records)
-        text = "".join(path.read_bytes().decode() for path in written)
-        write_text(config.output / RECORDS, text)
-        return header_of(job.records).get("diverged")
-
+    waiting = world.by_first(missing)
     work.start(len(jobs))
-    spread = list[Run]()
-    if config.jobs > 1:
-        spread = [job for job in jobs if not job.records.exists()]
-        for _ in range(len(jobs) - len(spread)):
-            work.skip()
-        if spread:
-            processes = [job.of_a_process() for job in spread]
-            logs = config.output / "logs"
-            run_side_by_side(processes, logs=logs, count=config.jobs, say=say, work=work)
-    for job in jobs:
-        done = None
-        if job in spread:
-            pass  # said when its process ended
-        elif world.by_first(job.records.exists):
-            if config.jobs == 1:
-                work.skip()
-            say(f"{job.called}: already done")
-        else:
-            work.begin(f"{job.called}, {job.header['parameters']:,} parameters")
-            done = train_one(job, [Progress(work=work), *make_trackers(config.track)])
-        diverged.append(world.by_first(partial(publish, job, done)))
-        if done is not None:
+    for job in (job for number, job in enumerate(jobs) if number not in waiting):
+        work.skip()
+        say(f"{job.called}: already done")
+    if config.jobs > 1 and waiting:
+        _side_by_side([jobs[number] for number in waiting], config, say, work)
+    else:
+        for number in waiting:
+            _made(jobs[number], work, world.by_first, locks)
+            world.by_first(partial(_join, jobs, config.output / RECORDS))
             work.end()
-        if diverged[-1]:
-            say(f"{job.called}: {diverged[-1]}")
+    world.by_first(partial(_join, jobs, config.output / RECORDS))
+    headers = world.by_first(lambda: [header_of(job.records) for job in jobs])
+    diverged = [header.get("diverged") for header in headers]
+    for job, reason in zip(jobs, diverged, strict=True):
+        if reason:
+            say(f"{job.called}: {reason}")
     if all(diverged):
         raise world.told(DivergedError(f"no run stayed finite: {diverged[0]}"))
     return load(config.output / RECORDS)
+
+
+def _join(jobs: list[Run], records: Path) -> None:
+    """Join the records of the runs that are done."""
+    done = (job.records.read_bytes().decode() for job in jobs if job.records.exists())
+    write_text(records, "".join(done))
+
+
+def _made(job: Run, work: Work, first: Callable[[Any], Any], locks: list[Lock]) -> None:
+    """Train a run; `first` calls what measures and records it in the first process alone."""
+    work.begin(f"{job.called}, {job.header['parameters']:,} parameters")
+    trained = train_one(job, [Progress(work=work), *make_trackers(job.config.track)])
+    first(lambda: write_records(job, trained, locks))
+
+
+def _side_by_side(
+    runs: list[Run], config: CompareConfig, say: Callable[[str], None], work: Work
+) -> None:
+    """Make runs in processes, so many at a time; refuse to go on without those that failed."""
+    count, logs = min(config.jobs, len(runs)), config.output / "logs"
+    say(f"{count} of {len(runs)} runs at once, with logs in {logs}")
+    jobs = [one.of_a_process() for one in runs]
+    if failed := processes.run(jobs, logs=logs, jobs=count, say=say, work=work):
+        raise ClearheadError(
+            f"{len(failed)} of {len(runs)} runs failed ({', '.join(one.name for one in failed)}): "
+            f"{logs} says why, and the same command tries them again"
+        )
 
 
 def make_run(one: OneRun, *, say: Callable[[str], None], work: Work) -> None:
@@ -148,9 +157,7 @@ def make_run(one: OneRun, *, say: Callable[[str], None], work: Work) -> None:
     arm = next(arm for arm in config.arms if arm.name == one.arm)
     job = Run(config, corpus, arm, one.seed, ArmModel.of(arm, config, corpus, base))
     work.start(1)
-    work.begin(f"{job.called}, {job.header['parameters']:,} parameters")
-    made = train_one(job, [Progress(work=work), *make_trackers(config.track)])
-    write_records(job, made, [])
+    _made(job, work, lambda do: do(), [])
 
 
 def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | None, Corpus]:

@@ -30,13 +30,14 @@ from clearhead.records.files import write_text
 from clearhead.records.loading import as_line, load
 from clearhead.records.lock import Lock
 from clearhead.records.provenance import KEYS
-from clearhead.train import Callback, DivergedError, precision, train_to_end
+from clearhead.train import Callback, DivergedError, TrainResult, precision, train_to_end
 from clearhead.train.callbacks import METRICS
 from clearhead.train.run_dir import read_record, refuse_changes
 from clearhead.train.trainable import choose_parameters
 
 # Of a run's header: SHA-256 of the lines that follow it in the run's own file.
 SEAL = "lines_sha256"
+UNTIMED = "the process that trained it was stopped before the measurements"
 # Of a run's header: what another request must have alike to take its records.
 _SETTINGS = (
     *("size", "from", "model", "train", "lengths", "evaluation_tokens", "measure_every"),
@@ -126,10 +127,10 @@ def check_text(job: Run) -> None:
 
 @dataclass(frozen=True)
 class Trained:
-    """The model of a run, what its training took, and how it diverged."""
+    """The model of a run, what its training took where that is known, and how it diverged."""
 
     model: Any
-    measures: dict[str, Any]
+    result: TrainResult | None
     diverged: str | None = None
 
 
@@ -144,8 +145,7 @@ def train_one(job: Run, callbacks: list[Callback]) -> Trained:
         followed = Milestones(corpus, settings, every=every, documents_apart=apart)
         callbacks = [*callbacks, followed]
     made = masked_batches if job.config.objective == "mlm" else batches
-    measures: dict[str, Any] = {}
-    diverged = None
+    result = diverged = None
     try:
         model, result = train_to_end(
             model,
@@ -157,17 +157,8 @@ def train_one(job: Run, callbacks: list[Callback]) -> Trained:
             description={"run": name, "data": job.header["data"]},
         )
     except DivergedError as error:
-        diverged = measures["reason"] = str(error)
-    else:
-        if result is None:
-            measures["reason"] = "the process that trained it was stopped before the measurements"
-        else:
-            measures = {
-                "train_seconds": result.seconds,
-                "tokens_per_second": result.tokens_per_second,
-                "peak_memory_bytes": result.peak_memory_bytes,
-            }
-    return Trained(model, measures, diverged)
+        diverged = str(error)
+    return Trained(model, result, diverged)
 
 
 def write_records(job: Run, trained: Trained, locks: list[Lock]) -> None:
@@ -183,7 +174,7 @@ def _records(job: Run, trained: Trained) -> Iterator[dict[str, Any]]:
     """Measure a trained model; yields the run's records."""
     settings, corpus, folder = job.settings, job.corpus, job.folder
     name, every = job.header["run"], job.header["measure_every"]
-    model, measures, diverged = trained.model, trained.measures, trained.diverged
+    diverged, measured = trained.diverged, {"kind": "measure", "run": name}
     apart = job.config.documents == "apart"
     record = read_record(folder)
     yield job.header | {key: record[key] for key in KEYS if key in record} | {"diverged": diverged}
@@ -191,28 +182,26 @@ def _records(job: Run, trained: Trained) -> Iterator[dict[str, Any]]:
         yield line | {"kind": "step", "run": name}
     if every:
         yield from jsonl.steps(folder / MILESTONES)
-    for metric in ("train_seconds", "tokens_per_second", "peak_memory_bytes"):
-        value = measures.get(metric)
-        reason = {} if value is not None else {"reason": measures["reason"]}
-        yield {"kind": "measure", "run": name, "metric": metric, "value": value, **reason}
+    for metric in ("seconds", "tokens_per_second", "peak_memory_bytes"):
+        value = getattr(trained.result, metric, None)
+        reason = {} if value is not None else {"reason": diverged or UNTIMED}
+        metric = "train_seconds" if metric == "seconds" else metric
+        yield {**measured, "metric": metric, "value": value, **reason}
+    lengths = job.header["lengths"]
     if diverged is not None:
-        for length in job.header["lengths"]:
-            measured = {"metric": "perplexity", "length": length, "value": None}
-            yield {"kind": "measure", "run": name, **measured, "reason": diverged}
-    if diverged is not None or not job.header["lengths"]:
+        for length in lengths:
+            none = {"metric": "perplexity", "length": length, "value": None}
+            yield {**measured, **none, "reason": diverged}
+    if diverged is not None or not lengths:
         return
+    tokens = job.config.evaluation_tokens
     for found in measure(
-        model,
-        corpus,
-        settings,
-        lengths=job.header["lengths"],
-        tokens=job.config.evaluation_tokens,
-        documents_apart=apart,
+        trained.model, corpus, settings, lengths=lengths, tokens=tokens, documents_apart=apart
     ):
-        yield {"kind": "measure", "run": name, **found}
+        yield {**measured, **found}
     if job.seed == job.config.seeds[0]:
         shown = min(HEAT_MAP_TOKENS, settings.sequence_length)
-        for found in attention_records(model, corpus, length=shown):
+        for found in attention_records(trained.model, corpus, length=shown):
             yield {"kind": "attention", "run": name, **found}
 
 

@@ -62,7 +62,9 @@ class Conversion:
     lines: list[str] = field(default_factory=list)
 
 
-def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
+def run_conversion(
+    config: ConvertConfig, *, say: Callable[[str], None], work: object = None
+) -> None:
     """Convert a model, write it with its record, and say what became of it.
 
     Raises:

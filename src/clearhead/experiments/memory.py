@@ -18,7 +18,7 @@ from clearhead.records.runs import Line
 from clearhead.train.config import TrainConfig
 
 
-def record_memory(config: PlanConfig) -> list[Line]:
+def record_memory(config: PlanConfig, **_: object) -> list[Line]:
     """Count the bytes of each preset at each length; return their records, which are in
     `config.records` too.
 

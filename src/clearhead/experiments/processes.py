@@ -9,6 +9,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,15 +23,33 @@ import torch
 from clearhead import extensions
 from clearhead.allocator import keep_freed_memory
 from clearhead.errors import ClearheadError, Stopped
-from clearhead.experiments.jobs import Job
-from clearhead.progress import Work
+from clearhead.experiments.configs import CompareConfig, FinetuneJob, OneRun
+from clearhead.experiments.convert_config import ConvertConfig
+from clearhead.experiments.jobs import Job, command
+from clearhead.experiments.sweep_configs import (
+    DiagnoseConfig,
+    EvaluateConfig,
+    PlanConfig,
+    QuantizeConfig,
+)
+from clearhead.progress import Line, Work
 from clearhead.records.files import read_json, write_json
 from clearhead.records.loading import load
-from clearhead.terminal import open_streams
+from clearhead.terminal import open_streams, say
 from clearhead.train.interrupt import StopSignals
 
-PERFORMING = "clearhead.experiments.performing"
-_IMPORTED = ["clearhead.cli", PERFORMING]  # the first silences libraries that the second imports
+# Kind of configuration → module and function that run it, and the unit of their work.
+RUN = {
+    CompareConfig: ("compare", "compare", "run"),
+    OneRun: ("compare", "make_run", "run"),
+    FinetuneJob: ("finetune", "run_finetune", "seed"),
+    ConvertConfig: ("converting", "run_conversion", "model"),
+    PlanConfig: ("memory", "record_memory", "model"),
+    DiagnoseConfig: ("diagnosing", "run_diagnosis", "cell"),
+    QuantizeConfig: ("quantization", "run_quantization", "cell"),
+    EvaluateConfig: ("evaluating", "run_evaluation", "cell"),
+}
+_MODULES = dict.fromkeys(f"{__package__}.{module}" for module, _, _ in RUN.values())
 _POLL_SECONDS = 0.2
 
 Start = Callable[[Job, Path, str | None], Any]
@@ -48,7 +67,8 @@ def gpus() -> tuple[str, ...]:
 
 def starting(jobs: int) -> Start:
     """The function that starts a job; `jobs` at once, each with its share of the CPU's threads."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED)
+    # The first silences libraries that the others import.
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["clearhead.cli", *_MODULES])
     return partial(_start, threads=max(1, torch.get_num_threads() // jobs))
 
 
@@ -71,7 +91,10 @@ def _start(job: Job, log: Path, device: str | None, *, threads: int) -> Any:
 
 
 def _perform(config: Any, log: Path, device: str | None, threads: int) -> None:
-    """Perform a job in a process of its own: its group, its log, its GPU, no input."""
+    """Perform a job in a process of its own: its group, its log, its GPU, no input.
+
+    It exits with 0, or what its interruption asks for, or 1 and one line.
+    """
     os.setpgid(0, 0)
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
@@ -82,7 +105,15 @@ def _perform(config: Any, log: Path, device: str | None, threads: int) -> None:
     keep_freed_memory()  # as the command does; a process of the fork server has not inherited it
     open_streams()
     extensions.load()
-    importlib.import_module(PERFORMING).perform(config)
+    sys.argv = command(config)  # what records say that they were made by
+    module, function, unit = RUN[type(config)]
+    run_one = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+    try:
+        run_one(config, say=say, work=Line(unit=unit))
+    except Stopped as stop:
+        raise SystemExit(stop.code) from stop
+    except ClearheadError as error:
+        raise SystemExit(f"clearhead: {error}") from error
 
 
 def run(
@@ -90,10 +121,10 @@ def run(
     *,
     logs: Path,
     jobs: int,
-    start: Start,
     say: Callable[[str], None],
     work: Work | None = None,
-    devices: Sequence[str] = (),
+    start: Start | None = None,
+    devices: Sequence[str] | None = None,
 ) -> list[Job]:
     """Run what is not finished, at most `jobs` at a time, and return those that failed.
 
@@ -103,13 +134,16 @@ def run(
 
     Args:
         work: shows how many jobs of this call, or of several, are done.
-        devices: GPUs; a job sees the one that the fewest others are on.
+        start: starts a job; a process of the fork server where not given.
+        devices: GPUs, where not given all; a job sees the one that the fewest others are on.
 
     Raises:
         Stopped: after SIGINT or SIGTERM, once every job has saved and ended. A second Ctrl-C
             kills them.
     """
     waiting = [job for job in tasks if not is_finished(job, logs)]
+    start = starting(jobs) if start is None else start
+    devices = gpus() if devices is None else devices
     work = Work("job") if work is None else work
     work.start(len(tasks))
     for _ in range(len(tasks) - len(waiting)):
@@ -157,27 +191,6 @@ def run(
     if stop.received:
         raise Stopped(stop.received)
     return failed
-
-
-def run_side_by_side(
-    jobs: Sequence[Job], *, logs: Path, count: int, say: Callable[[str], None], work: Work
-) -> None:
-    """Run jobs, so many at a time, in a folder that this process holds.
-
-    Raises:
-        ClearheadError: where some failed, once the others are done.
-        Stopped: as `run`.
-    """
-    count = min(count, len(jobs))
-    say(f"{count} of {len(jobs)} runs at once, with logs in {logs}")
-    start, devices = starting(count), gpus()
-    failed = run(jobs, logs=logs, jobs=count, start=start, say=say, work=work, devices=devices)
-    if failed:
-        names = ", ".join(one.name for one in failed)
-        raise ClearheadError(
-            f"{len(failed)} of {len(jobs)} runs failed ({names}): {logs} says why, and the same "
-            "command tries them again"
-        )
 
 
 def _next(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:

@@ -65,17 +65,11 @@ def plan(config: Any, *, length: int | None = None) -> Plan:
     output = config.vocab_size * config.hidden_size
     head = 0 if config.tie_word_embeddings else output
     total = head + parameter_count(model)
-    embedding = sum(
-        module.weight.numel()
-        for module in model.modules()
-        if isinstance(module, torch.nn.Embedding)
+    embedding, linear = (
+        sum(module.weight.numel() for module in model.modules() if isinstance(module, kind))
+        for kind in (torch.nn.Embedding, torch.nn.Linear)
     )
-    linear = 2.0 * output + sum(
-        2.0 * module.weight.numel()
-        for module in model.modules()
-        if isinstance(module, torch.nn.Linear)
-    )
-    flops, cache = linear, 0.0
+    flops, cache = 2.0 * (output + linear), 0.0
     for index in range(config.num_hidden_layers):
         layer = config.layer(index)
         window = length + 1 if layer.sliding_window is None else layer.sliding_window

@@ -8,12 +8,8 @@ from torch import nn
 
 from clearhead.errors import ClearheadError, choose, require
 from clearhead.optim.groups import decay_groups, named_groups, split_named
-from clearhead.optim.orthoadam import OrthoAdam
+from clearhead.optim.orthoadam import FUSED_DEVICES, OrthoAdam
 from clearhead.optim.recipe import Course
-
-# One kernel per step instead of one per operation. Elementwise, so its results do not depend on
-# the order of threads; other devices take PyTorch's own default.
-FUSED_DEVICES = ("cpu", "cuda")
 
 LIBRARY, EXTRA = "pytorch_optimizer", "optimizers"
 
@@ -26,10 +22,6 @@ def build_optimizer(model: nn.Module, config: Course) -> torch.optim.Optimizer:
             not installed.
     """
     return OPTIMIZERS[choose("optimizer", config.optimizer, OPTIMIZERS)](model, config)
-
-
-def _adamw(model: nn.Module, config: Course) -> torch.optim.Optimizer:
-    return _adamw_of(decay_groups(model, config.weight_decay), config)
 
 
 def _adamw_of(groups: list[dict[str, Any]], config: Course) -> torch.optim.Optimizer:
@@ -70,28 +62,6 @@ def _orthoadam(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     )
 
 
-def _sgd(model: nn.Module, config: Course) -> torch.optim.Optimizer:
-    return torch.optim.SGD(
-        decay_groups(model, config.weight_decay),
-        lr=config.learning_rate,
-        momentum=0.9 if config.momentum is None else config.momentum,
-    )
-
-
-def _rmsprop(model: nn.Module, config: Course) -> torch.optim.Optimizer:
-    return torch.optim.RMSprop(
-        decay_groups(model, config.weight_decay),
-        lr=config.learning_rate,
-        alpha=config.betas[1],
-        eps=config.epsilon,
-        momentum=config.momentum or 0.0,
-    )
-
-
-def _adafactor(model: nn.Module, config: Course) -> torch.optim.Optimizer:
-    return torch.optim.Adafactor(decay_groups(model, config.weight_decay), lr=config.learning_rate)
-
-
 def _muon(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     """Muon for the hidden matrices at AdamW's scale of updates; AdamW for all else."""
 
@@ -114,13 +84,6 @@ def _soap(model: nn.Module, config: Course) -> torch.optim.Optimizer:
         return library.SOAP(groups, lr=config.learning_rate, betas=config.betas, eps=config.epsilon)
 
     return _beside_adamw(model, config, make)
-
-
-def _lion(model: nn.Module, config: Course) -> torch.optim.Optimizer:
-    library = require(LIBRARY, EXTRA)
-    return library.Lion(
-        decay_groups(model, config.weight_decay), lr=config.learning_rate, betas=config.betas
-    )
 
 
 def _beside_adamw(
@@ -197,13 +160,27 @@ def _tables(model: nn.Module) -> set[nn.Parameter]:
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module, Course], torch.optim.Optimizer]] = {
-    "adamw": _adamw,
+    "adamw": lambda model, config: _adamw_of(decay_groups(model, config.weight_decay), config),
     "orthoadam": _orthoadam,
-    "sgd": _sgd,
-    "rmsprop": _rmsprop,
-    "adafactor": _adafactor,
+    "sgd": lambda model, config: torch.optim.SGD(
+        decay_groups(model, config.weight_decay),
+        lr=config.learning_rate,
+        momentum=0.9 if config.momentum is None else config.momentum,
+    ),
+    "rmsprop": lambda model, config: torch.optim.RMSprop(
+        decay_groups(model, config.weight_decay),
+        lr=config.learning_rate,
+        alpha=config.betas[1],
+        eps=config.epsilon,
+        momentum=config.momentum or 0.0,
+    ),
+    "adafactor": lambda model, config: torch.optim.Adafactor(
+        decay_groups(model, config.weight_decay), lr=config.learning_rate
+    ),
     "muon": _muon,
     "soap": _soap,
-    "lion": _lion,
+    "lion": lambda model, config: require(LIBRARY, EXTRA).Lion(
+        decay_groups(model, config.weight_decay), lr=config.learning_rate, betas=config.betas
+    ),
 }
 """Optimizers by name: functions of the model and its settings."""

@@ -1,4 +1,4 @@
-"""Parameter groups: weight decay, and options by a parameter's name."""
+"""Parameter groups: weight decay, options by a parameter's name, and these names."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -118,3 +118,9 @@ def _idle(pattern: str, named: Sequence[Named]) -> ClearheadError:
         f"{plain_name(named[len(named) // 2][0]) if named else 'none (all are frozen)'}, and an "
         "earlier pattern wins"
     )
+
+
+def names(group: Mapping[str, Any], number: int = 0) -> list[str]:
+    """The parameters' names where they were given, and else their places."""
+    given = group.get("param_names")
+    return given or [f"parameter {i} of group {number}" for i in range(len(group["params"]))]

@@ -1,20 +1,63 @@
 """OrthoAdam: Adam in a fixed random orthogonal basis (arXiv 2410.17174, Algorithm 1)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, overload
+from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
 
-from clearhead.errors import ClearheadError
-from clearhead.optim import sharded, update
-from clearhead.optim.options import Axis, Draw, check_group, check_rate, names, rotated_axes
-from clearhead.optim.rotations import Rotation, make_rotation
-from clearhead.optim.update import check_gradients
+from clearhead.errors import ClearheadError, choose
+from clearhead.optim import sharded
+from clearhead.optim.groups import names
+from clearhead.optim.rotations import KINDS, Rotation, make_rotation, random_signs, sign_key
+from clearhead.ranges import Betas, Length, Natural, NotNegative, Positive, check_value
 
 STATE_KEYS = ("step", "first_moment", "second_moment")
-SIGNS = "hashed"  # in each group: tells a saved state's rotations by parameter from older ones
+NONE = "none"
+SIDES = {"left": (-2,), "right": (-1,), "both": (-1, -2)}  # columns first: FSDP leaves them whole
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+# One kernel a step, elementwise, so that results do not depend on the order of threads; other
+# devices take PyTorch's own default.
+FUSED_DEVICES = ("cpu", "cuda")
+
+# Elements rotated at a time: as many as a CPU's cache holds, or as keep another device busy.
+CHUNK = {"cpu": 2**20, "cuda": 2**24}
+
+_HINTS = {
+    "eps": Positive,
+    "weight_decay": NotNegative,
+    "betas": Betas,
+    "seed": Natural,
+    "limit": Length,
+    "sides": Literal["left", "right", "both"],
+    "share": Literal["parameter", "size"],
+}
+
+
+class Axis(NamedTuple):
+    """An axis to rotate, -1 or -2; its rotation's kind, seed and size; the parameter's signs."""
+
+    dim: int
+    kind: str
+    seed: int
+    size: int
+    key: int | None
+
+
+class Member(NamedTuple):
+    """A parameter in its turn, with its state and the axes to rotate."""
+
+    parameter: torch.Tensor
+    gradient: torch.Tensor
+    first_moment: torch.Tensor
+    second_moment: torch.Tensor
+    step: torch.Tensor
+    axes: tuple[Axis, ...]
 
 
 class OrthoAdam(torch.optim.Optimizer):
@@ -24,38 +67,29 @@ class OrthoAdam(torch.optim.Optimizer):
     rotated); m and v are Adam's moments of Ḡ, m̂ and v̂ with bias
     correction, and θ ← (1 − lr·weight_decay)·θ − lr·Q_Lᵀ (m̂ / (√v̂ + eps)) Q_R. The last two axes of
     a parameter are rotated; axes longer than `limit` and of size 1 are not; vectors and scalars
-    follow plain Adam. Moments are float32 whatever the parameter's dtype, and so is the update,
-    which is rounded once, when it is added.
+    follow plain Adam. Moments and update are float32 whatever the parameter's dtype.
 
-    Rotations depend on `seed`, the axis size and, where each parameter has its own, its name, so
-    neither state nor checkpoints hold them (`clearhead.optim.rotations` says how they are made and
-    how exactly they agree elsewhere). Parameters of one shape are rotated together. Beyond AdamW's
-    state stays n signs an axis size (hadamard) or n² numbers (haar), each once per size and device.
-
-    DTensor parameters get the update of one process; what rotating the rows costs there is said in
-    `clearhead.optim.sharded`. A step can be captured by torch.compile. float32 products must be
-    float32: under `torch.set_float32_matmul_precision("high")` rotations are as coarse as TF32.
+    Rotations are functions of `seed`, the axis size and the parameter's name, so no state holds
+    them (`clearhead.optim.rotations`). DTensor parameters get the update of one process
+    (`clearhead.optim.sharded`). A step can be captured by torch.compile.
 
     Args:
-        params: parameters, groups, or `model.named_parameters()`. Every option but `lr` and
-            the like may differ by group; `rotation="none"` makes a group plain AdamW.
+        params: parameters, groups, or `model.named_parameters()`. Options may differ by group;
+            `rotation="none"` makes one plain AdamW.
         lr: learning rate, a number or a tensor, above 0.
         betas: decay of the first and second moment.
         eps: added to the root of the second moment, above 0.
         weight_decay: decoupled, in the parameter's own basis.
         rotation: "hadamard" (O(n log n) a vector) or "haar" (dense).
-        sides: "right" rotates columns, the inputs of a linear layer and the width of an embedding;
-            "left" rows; "both" both. Measured, columns alone cost the loss least and take the
-            outliers away (docs/log.md).
+        sides: "right" rotates columns, the inputs of a linear layer; "left" rows; "both" both.
         share: "parameter": each axis of each parameter has a rotation of its own, as in the paper,
-            drawn by the parameter's name (wrappers' prefixes aside), or by its place where none was
-            given. "size": all axes of a size share one, another method: see docs/optimizers.md.
+            drawn by the parameter's name, or by its place where none was given. "size": all axes of
+            a size share one, another method (docs/optimizers.md).
         seed: which rotations.
         limit: longest axis that is rotated.
 
     Raises:
-        ClearheadError: for settings or parameters that cannot work, and where nothing would be
-            rotated at all.
+        ClearheadError: for settings or parameters that cannot work, or nothing to rotate.
     """
 
     def __init__(
@@ -73,7 +107,7 @@ class OrthoAdam(torch.optim.Optimizer):
         limit: int = 8192,
     ) -> None:
         self._axes: list[list[tuple[Axis, ...]]] = []
-        self._rotations: dict[tuple[Draw, str], Rotation] = {}
+        self._rotations: dict[tuple[Any, ...], Rotation] = {}
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -84,10 +118,9 @@ class OrthoAdam(torch.optim.Optimizer):
             "share": share,
             "seed": seed,
             "limit": limit,
-            "signs": SIGNS,
         }
         super().__init__(params, defaults)
-        if not any(axes for group in self._axes for axes in group):
+        if not any(map(any, self._axes)):
             raise ClearheadError(
                 f"no parameter has an axis to rotate (matrices, of sizes 2 to {limit}): raise "
                 "limit, or use torch.optim.AdamW"
@@ -95,33 +128,26 @@ class OrthoAdam(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
+        group, rate = self.param_groups[-1], self.param_groups[-1]["lr"]
         try:
-            check_rate(self.param_groups[-1]["lr"])
-            check_group(self.param_groups[-1])
-            number = len(self.param_groups) - 1
-            self._axes.append(rotated_axes(self.param_groups[-1], number))
-            # Made now, so that a bad one is an error here and not in the first step.
-            self._make_rotations(self.param_groups[-1]["params"], self._axes[-1])
+            # A schedule may take the rate to 0 later.
+            scalar = isinstance(rate, torch.Tensor) and rate.numel() == 1 and not rate.is_meta
+            check_value("lr", rate.item() if scalar else rate, Positive)
+            _check_group(group)
         except ClearheadError:
             self.param_groups.pop()
             raise
+        self._axes.append(_rotated_axes(group, len(self.param_groups) - 1))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            check_group(group)
-            group["signs"] = SIGNS
-        self._axes = [rotated_axes(group, i) for i, group in enumerate(self.param_groups)]
+            _check_group(group)
         self._rotations = {}
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
+        self._axes = [_rotated_axes(group, i) for i, group in enumerate(self.param_groups)]
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step for every parameter that has a gradient.
 
         Raises:
@@ -133,18 +159,34 @@ class OrthoAdam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not _captured():
-            check_gradients(self.param_groups)
+        captured = torch.compiler.is_compiling()
+        captured |= torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if not captured:
+            _check_gradients(self.param_groups)
         for group, axes in zip(self.param_groups, self._axes, strict=True):
             lists: tuple[list[Any], ...] = ([], [], [], [], [], [])
             self._init_group(group, *lists)
-            for device, rotated, members in update.buckets(lists, axes):
-                rotations = [(dim, self._rotations[draw, device]) for dim, draw in rotated]
-                update.apply(group, members, rotations)
+            rows = zip(*lists, strict=True)
+            members = [Member(*(*row[:-1], axes[row[-1]])) for row in rows]
+            for bucket in _buckets(members):
+                first = bucket[0]
+                device = str(first.parameter.device)
+                rotations = [(axis.dim, self._rotations[axis[1:4], device]) for axis in first.axes]
+                if not rotations and _plain(first):
+                    values = [sharded.local(member.parameter) for member in bucket]
+                    gradients = [sharded.local(member.gradient) for member in bucket]
+                    _elementwise(group, bucket, values, gradients, group["weight_decay"])
+                    continue
+                chunk = CHUNK.get(first.parameter.device.type, CHUNK["cuda"])
+                size = max(1, chunk // first.parameter.numel())
+                for start in range(0, len(bucket), size):
+                    _rotated(group, bucket[start : start + size], rotations)
         return loss
 
     def rotation_numel(self) -> int:
         """Float32 numbers that the rotations hold: all the memory kept beyond AdamW's state."""
+        for group, axes in zip(self.param_groups, self._axes, strict=True):
+            self._make_rotations(group["params"], axes)
         return sum(rotation.numel() for rotation in self._rotations.values())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -154,53 +196,43 @@ class OrthoAdam(torch.optim.Optimizer):
             ClearheadError: for a state of another optimizer, or of parameters of other shapes.
         """
         groups = state_dict["param_groups"]
-        if any("rotation" not in group for group in groups):
-            raise _foreign("it has no rotation")
-        if any(group["share"] == "parameter" and "signs" not in group for group in groups):
-            raise ClearheadError(
-                "this state has share='parameter' and was saved before signs were hashed, so that "
-                "its rotations were others: start with a fresh state"
-            )
         pairs = [
             (parameter, state_dict["state"].get(index, {}))
             for saved, group in zip(groups, self.param_groups, strict=False)
             for index, parameter in zip(saved["params"], group["params"], strict=False)
         ]
+        pairs = [(parameter, entry) for parameter, entry in pairs if entry]
+        strange = [entry for _, entry in pairs if set(entry) != {*STATE_KEYS}]
+        if strange or any("rotation" not in group for group in groups):
+            raise ClearheadError(
+                f"this state is not OrthoAdam's ({', '.join(map(str, *strange[:1]))}), and squares "
+                "of gradients cannot be turned into another basis: start with a fresh state, and a "
+                "warmup"
+            )
         for parameter, entry in pairs:
-            if not entry:
-                continue
-            if set(entry) != set(STATE_KEYS):
-                raise _foreign(f"its entries are {', '.join(map(str, entry))}")
-            found = entry["first_moment"].shape, entry["second_moment"].shape
-            if found != (parameter.shape, parameter.shape):
+            if (shape := entry["first_moment"].shape) != parameter.shape:
                 raise ClearheadError(
                     f"the state of a parameter of shape {list(parameter.shape)} has shape "
-                    f"{list(found[0])}: load it into the model it was saved from"
+                    f"{list(shape)}: load it into the model it was saved from"
                 )
         if "param_names" in self.param_groups[0]:
             # Else PyTorch would put today's names in, and with them other rotations.
             groups = [{**group, "param_names": names(group, i)} for i, group in enumerate(groups)]
         super().load_state_dict({**state_dict, "param_groups": groups})
-        for (parameter, entry), axes in zip(pairs, chain.from_iterable(self._axes), strict=True):
+        held = chain.from_iterable(group["params"] for group in self.param_groups)
+        axes_of = dict(zip(held, chain.from_iterable(self._axes), strict=True))
+        for parameter, entry in pairs:
             # Again: PyTorch has just rounded the moments to the parameter's dtype.
             for key, value in entry.items():
                 tensor = value.to(device=parameter.device, dtype=torch.float32)
                 if isinstance(tensor, DTensor):
-                    target = sharded.layouts(parameter, [axis.dim for axis in axes])[-1]
-                    tensor = tensor.redistribute(placements=target)
+                    layouts = sharded.layouts(parameter, [axis.dim for axis in axes_of[parameter]])
+                    tensor = tensor.redistribute(placements=layouts[-1])
                 self.state[parameter][key] = tensor
 
-    def _init_group(
-        self,
-        group: dict[str, Any],
-        parameters: list[torch.Tensor],
-        gradients: list[torch.Tensor],
-        first_moments: list[torch.Tensor],
-        second_moments: list[torch.Tensor],
-        steps: list[torch.Tensor],
-        places: list[int],
-    ) -> None:
-        """Fill the lists. Under this name torch.compile runs it as it is, outside the graph."""
+    # Under this name torch.compile runs it as it is, outside the graph.
+    def _init_group(self, group: dict[str, Any], *lists: list[Any]) -> None:
+        """Fill a list for each field of `Member`, but for the last with places in the group."""
         number = next(i for i, other in enumerate(self.param_groups) if other is group)
         self._make_rotations(group["params"], self._axes[number])
         for place, parameter in enumerate(group["params"]):
@@ -213,30 +245,156 @@ class OrthoAdam(torch.optim.Optimizer):
                 state["step"] = torch.zeros((), device=parameter.device)
                 state["first_moment"] = sharded.zeros(parameter, layout)
                 state["second_moment"] = sharded.zeros(parameter, layout)
-            parameters.append(parameter)
-            gradients.append(parameter.grad)
-            first_moments.append(state["first_moment"])
-            second_moments.append(state["second_moment"])
-            steps.append(state["step"])
-            places.append(place)
+            moments = state["first_moment"], state["second_moment"], state["step"]
+            for values, value in zip(
+                lists, (parameter, parameter.grad, *moments, place), strict=True
+            ):
+                values.append(value)
 
     def _make_rotations(self, parameters: list[torch.Tensor], axes: list[tuple[Axis, ...]]) -> None:
         for parameter, rotated in zip(parameters, axes, strict=True):
-            for _, draw, _ in rotated:
-                key = (draw, str(parameter.device))
+            for _, kind, seed, size, _ in rotated:
+                key = (kind, seed, size), str(parameter.device)
                 if key not in self._rotations and not parameter.is_meta:
-                    made = make_rotation(**draw._asdict())
-                    self._rotations[key] = made.to(parameter.device)
+                    rotation = make_rotation(kind, seed=seed, size=size)
+                    self._rotations[key] = rotation.to(parameter.device)
 
 
-def _captured() -> bool:
-    if torch.compiler.is_compiling():
-        return True
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+def _rotated_axes(group: Mapping[str, Any], number: int) -> list[tuple[Axis, ...]]:
+    """The axes to rotate of each parameter of the group of that number."""
+    kind, seed, own = group["rotation"], group["seed"], group["share"] == "parameter"
+    return [
+        tuple(
+            Axis(dim, kind, seed, parameter.shape[dim], sign_key(seed, name, dim) if own else None)
+            for dim in (SIDES[group["sides"]] if kind != NONE and parameter.ndim > 1 else ())
+            if 2 <= parameter.shape[dim] <= group["limit"]
+        )
+        for name, parameter in zip(names(group, number), group["params"], strict=True)
+    ]
 
 
-def _foreign(found: str) -> ClearheadError:
-    return ClearheadError(
-        f"this state is not OrthoAdam's ({found}), and squares of gradients cannot be turned into "
-        "another basis: start with a fresh state, and a warmup"
+def _check_group(group: Mapping[str, Any]) -> None:
+    """Raise a ClearheadError for options or parameters that cannot work."""
+    for key, hint in _HINTS.items():
+        check_value(key, group[key], hint)
+    choose("rotation", group["rotation"], {*KINDS, NONE})
+    for name, parameter in zip(names(group), group["params"], strict=True):
+        if parameter.dtype not in DTYPES or not parameter.numel():
+            kind = f"{parameter.dtype} {list(parameter.shape)}"
+            raise ClearheadError(f"{name} is {kind}: OrthoAdam takes filled, real floats only")
+        sharded.check(parameter)
+
+
+def _check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a ClearheadError for the first gradient that is sparse or not finite."""
+    named = [
+        (name, parameter)
+        for number, group in enumerate(groups)
+        for name, parameter in zip(names(group, number), group["params"], strict=True)
+        if parameter.grad is not None
+    ]
+    for name, parameter in named:
+        if parameter.grad.layout != torch.strided:
+            raise ClearheadError(
+                f"the gradient of {name} is sparse, and a rotation makes it dense: use "
+                "nn.Embedding(sparse=False)"
+            )
+    if not named:
+        return
+    # One pass that any NaN or infinity comes through, and at float32 only the absurd overflows.
+    sums = [sharded.local(parameter.grad).sum(dtype=torch.float32) for _, parameter in named]
+    unfit = (~torch.stack([each.to(sums[0].device) for each in sums]).isfinite()).float()
+    for mesh in sharded.meshes([parameter for _, parameter in named]):
+        # All or none: a process that stopped alone would leave the others waiting.
+        unfit = unfit.to(mesh.device_type)
+        for group in mesh.get_all_groups():
+            dist.all_reduce(unfit, dist.ReduceOp.MAX, group=group)
+    if not isinstance(unfit, FakeTensor) and unfit.any():
+        raise ClearheadError(
+            f"the gradient of {named[int(unfit.argmax())][0]} is not finite, or too large for "
+            "float32 to sum: nothing was changed; lower the learning rate, or skip this step"
+        )
+
+
+def _buckets(members: Iterable[Member]) -> Iterable[list[Member]]:
+    """Members that can be stepped together."""
+    buckets: dict[Any, list[Member]] = {}
+    for member in members:
+        parameter, rotated = member.parameter, tuple(axis[:4] for axis in member.axes)
+        key: tuple[Any, ...] = (str(parameter.device), rotated, parameter.dtype)
+        if rotated or not _plain(member):
+            placements = sharded.layouts(parameter, ())[0]
+            key = (*key, parameter.shape, placements, *sharded.meshes([parameter]))
+        buckets.setdefault(key, []).append(member)
+    return buckets.values()
+
+
+def _plain(member: Member) -> bool:
+    """True if PyTorch's AdamW can work on the parameter itself."""
+    return member.parameter.dtype == member.gradient.dtype == torch.float32
+
+
+def _rotated(
+    group: Mapping[str, Any], members: list[Member], rotations: list[tuple[int, Rotation]]
+) -> None:
+    """One stack of parameters of equal shape: rotate, let Adam step from zero, rotate back."""
+    parameters = [sharded.local(member.parameter) for member in members]
+    gradients = [sharded.local(member.gradient).float() for member in members]
+    first = members[0].parameter
+    layouts = sharded.layouts(first, [dim for dim, _ in rotations])
+    stack = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
+    signs: list[torch.Tensor | None] = []  # the members' own; None where all share Q
+    for axis in zip(*(member.axes for member in members), strict=True):
+        dim, _, _, size, key = axis[0]
+        shape = [len(members) if place == 0 else 1 for place in range(stack.ndim)]
+        shape[dim] = size
+        own = None if key is None else random_signs([each.key for each in axis], size, stack.device)
+        signs.append(None if own is None else own.view(shape))
+    for i, ((dim, rotation), own) in enumerate(zip(rotations, signs, strict=True)):
+        stack = sharded.move(stack, first, layouts[i], layouts[i + 1])
+        stack = rotation.apply(stack if own is None else stack * own, dim)
+    update = torch.zeros_like(stack, memory_format=torch.contiguous_format)
+    _elementwise(group, members, update.unbind(), stack.unbind(), 0.0)
+    for i, (dim, rotation) in reversed(list(enumerate(rotations))):
+        update = rotation.apply(update, dim, inverse=True)
+        own = signs[i]
+        update = update if own is None else update * own
+        update = sharded.move(update, first, layouts[i + 1], layouts[i])
+    kept = 1 - group["lr"] * group["weight_decay"]
+    if first.dtype in (torch.float32, torch.float64):
+        torch._foreach_mul_(parameters, kept)
+        torch._foreach_add_(parameters, list(update.unbind()))
+    else:
+        for parameter, change in zip(parameters, update.unbind(), strict=True):
+            parameter.copy_(parameter.float() * kept + change)
+
+
+def _elementwise(
+    group: Mapping[str, Any],
+    members: list[Member],
+    values: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+    weight_decay: float,
+) -> None:
+    """PyTorch's own AdamW on `values`, with the members' moments."""
+    held = [i for i, value in enumerate(values) if value.numel()]
+    compiling = torch.compiler.is_compiling()  # which fuses, but not what already is
+    fused = not compiling and bool(held) and values[held[0]].device.type in FUSED_DEVICES
+    adamw(
+        [values[i] for i in held],
+        [gradients[i] for i in held],
+        [sharded.local(members[i].first_moment) for i in held],
+        [sharded.local(members[i].second_moment) for i in held],
+        [],
+        [members[i].step for i in held],
+        foreach=True if compiling else None,
+        capturable=compiling,
+        fused=True if fused else None,
+        amsgrad=False,
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        lr=group["lr"],
+        weight_decay=weight_decay,
+        eps=group["eps"],
+        maximize=False,
     )

@@ -28,9 +28,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
-from clearhead.errors import ClearheadError, choose
+from clearhead.errors import choose
 
 # Largest dense factor: above it products cost more than the passes over memory they save.
 LARGEST_FACTOR = 64
@@ -39,54 +38,25 @@ LARGEST_FACTOR = 64
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
-class Rotation:
-    """An orthogonal matrix Q, in whatever form; this one changes nothing, for tests."""
-
-    def apply(self, x: torch.Tensor, dim: int, *, inverse: bool = False) -> torch.Tensor:
-        """Q (inverse: Qᵀ) times every vector along `dim`, -1 or -2, of float32 `x`; x is kept."""
-        return x
-
-    def to(self, device: torch.device) -> "Rotation":
-        """The same matrix on `device`."""
-        return self
-
-    def numel(self) -> int:
-        """Number of values."""
-        return 0
-
-
-@dataclass(frozen=True, eq=False)
-class Dense(Rotation):
-    """Q itself, [n, n]."""
-
-    matrix: torch.Tensor
-
-    def apply(self, x: torch.Tensor, dim: int, *, inverse: bool = False) -> torch.Tensor:
-        matrix = self.matrix.mT if inverse else self.matrix
-        return matrix @ x if dim == -2 else x @ matrix.mT
-
-    def to(self, device: torch.device) -> "Dense":
-        return Dense(self.matrix.to(device))
-
-    def numel(self) -> int:
-        return self.matrix.numel()
-
-
 @dataclass(frozen=True, eq=False)
 class Block:
-    """(F₁ ⊗ F₂ ⊗ …)·D on the coordinates from `start` on."""
+    """(F₁ ⊗ F₂ ⊗ …)·D on the coordinates from `start` on; D is the identity without `signs`."""
 
     start: int
-    signs: torch.Tensor
+    signs: torch.Tensor | None
     factors: tuple[torch.Tensor, ...]
 
+    @property
+    def width(self) -> int:
+        """Number of coordinates."""
+        return math.prod([factor.shape[0] for factor in self.factors])
+
     def apply(self, x: torch.Tensor, dim: int, *, inverse: bool) -> torch.Tensor:
-        shape = x.shape
+        shape, after = x.shape, self.width
         columns = shape[-1] if dim == -2 else 1
-        signs = self.signs[:, None] if dim == -2 else self.signs
-        if not inverse:
+        signs = self.signs[:, None] if self.signs is not None and dim == -2 else self.signs
+        if signs is not None and not inverse:
             x = x * signs
-        after = self.signs.numel()
         for factor in self.factors:
             width = factor.shape[0]
             after //= width
@@ -96,39 +66,53 @@ class Block:
             else:
                 x = matrix @ x.reshape(-1, width, after * columns)
         x = x.reshape(shape)
-        return x.mul_(signs) if inverse else x  # fresh from the last product
+        return x.mul_(signs) if signs is not None and inverse else x  # fresh from the last product
 
 
 @dataclass(frozen=True, eq=False)
-class Hadamard(Rotation):
-    """One block over the whole axis, or two that overlap."""
+class Rotation:
+    """An orthogonal matrix Q: one block over the whole axis, or two that overlap.
 
-    blocks: tuple[Block, ...]
+    Without blocks it changes nothing, for tests.
+    """
+
+    blocks: tuple[Block, ...] = ()
 
     def apply(self, x: torch.Tensor, dim: int, *, inverse: bool = False) -> torch.Tensor:
+        """Q (inverse: Qᵀ) times every vector along `dim`, -1 or -2, of float32 `x`; x is kept."""
         for block in reversed(self.blocks) if inverse else self.blocks:
-            width = block.signs.numel()
-            rest = x.shape[dim] - width
+            rest = x.shape[dim] - block.width
+            mixed = block.apply(x.narrow(dim, block.start, block.width), dim, inverse=inverse)
             if not rest:
-                x = block.apply(x, dim, inverse=inverse)
-                continue
-            mixed = block.apply(x.narrow(dim, block.start, width), dim, inverse=inverse)
-            if block.start:
+                x = mixed
+            elif block.start:
                 x = torch.cat((x.narrow(dim, 0, rest), mixed), dim)
             else:
-                x = torch.cat((mixed, x.narrow(dim, width, rest)), dim)
+                x = torch.cat((mixed, x.narrow(dim, block.width, rest)), dim)
         return x
 
-    def to(self, device: torch.device) -> "Hadamard":
-        return Hadamard(
+    def to(self, device: torch.device) -> "Rotation":
+        """The same matrix on `device`."""
+        return Rotation(
             tuple(
-                Block(b.start, b.signs.to(device), tuple(f.to(device) for f in b.factors))
-                for b in self.blocks
+                Block(
+                    block.start,
+                    None if block.signs is None else block.signs.to(device),
+                    tuple(factor.to(device) for factor in block.factors),
+                )
+                for block in self.blocks
             )
         )
 
     def numel(self) -> int:
-        return sum(part.numel() for b in self.blocks for part in (b.signs, *b.factors))
+        """Number of values."""
+        parts = (part for block in self.blocks for part in (block.signs, *block.factors))
+        return sum(part.numel() for part in parts if part is not None)
+
+
+def dense(matrix: torch.Tensor) -> Rotation:
+    """Q itself, float32 [n, n]."""
+    return Rotation((Block(0, None, (matrix,)),))
 
 
 def haar(size: int, generator: torch.Generator) -> torch.Tensor:
@@ -136,10 +120,6 @@ def haar(size: int, generator: torch.Generator) -> torch.Tensor:
     gaussian = torch.randn(size, size, dtype=torch.float64, generator=generator)
     q, r = torch.linalg.qr(gaussian)
     return (q * torch.where(r.diagonal() < 0, -1.0, 1.0)).contiguous()
-
-
-def _haar(size: int, generator: torch.Generator) -> Rotation:
-    return Dense(haar(size, generator).float())
 
 
 def _hadamard(size: int, generator: torch.Generator) -> Rotation:
@@ -151,7 +131,7 @@ def _hadamard(size: int, generator: torch.Generator) -> Rotation:
             twos += 1
     width = size >> twos << twos
     starts = (0,) if width == size else (0, size - width)
-    return Hadamard(tuple(_block(start, width, generator) for start in starts))
+    return Rotation(tuple(_block(start, width, generator) for start in starts))
 
 
 def _block(start: int, width: int, generator: torch.Generator) -> Block:
@@ -190,7 +170,7 @@ def _sylvester(power: int) -> torch.Tensor:
 
 KINDS: dict[str, Callable[[int, torch.Generator], Rotation]] = {
     "hadamard": _hadamard,
-    "haar": _haar,
+    "haar": lambda size, generator: dense(haar(size, generator).float()),
     "identity": lambda size, generator: Rotation(),
 }
 
@@ -204,15 +184,10 @@ def make_rotation(kind: str, *, seed: int, size: int) -> Rotation:
         size: of the axis, at least 2.
 
     Raises:
-        ClearheadError: for an unknown kind, and for one that permutes coordinates and flips signs:
-            Adam treats coordinates alike and apart, so in such a basis it is exactly Adam.
+        ClearheadError: for an unknown kind.
     """
-    check_kind(kind)
     generator = torch.Generator().manual_seed(_digest(f"{seed}/{size}/") >> 1)
-    rotation = KINDS[kind](size, generator)
-    if kind != "identity" and _keeps_an_axis(rotation, size):
-        raise _is_adam(kind)
-    return rotation
+    return KINDS[choose("rotation", kind, KINDS)](size, generator)
 
 
 def sign_key(seed: int, name: str, dim: int) -> int:
@@ -238,35 +213,9 @@ def _digest(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def check_kind(kind: str) -> str:
-    """Return `kind` if it names a rotation.
-
-    Raises:
-        ClearheadError: with the reason, where it is one that changes nothing.
-    """
-    if kind in ("permutation", "signed-permutation", "signs"):
-        raise _is_adam(kind)
-    return choose("rotation", kind, KINDS)
-
-
 def plain_name(name: str) -> str:
     """A parameter's name without what torch.compile, DDP, FSDP and checkpointing put before it."""
     parts = [part for part in name.split(".") if part not in WRAPPERS]
     while len(parts) > 1 and parts[0] == "module":
         parts.pop(0)
     return ".".join(parts)
-
-
-def _keeps_an_axis(rotation: Rotation, size: int) -> bool:
-    """True if one of a few unit vectors stays on an axis, as all do under signed permutations."""
-    probes = torch.zeros(min(size, 16), size)
-    probes[range(len(probes)), torch.linspace(0, size - 1, len(probes)).long()] = 1.0
-    largest = rotation.apply(probes, -1).abs().amax(-1)
-    return not isinstance(largest, FakeTensor) and bool((largest > 1 - 1e-6).any())
-
-
-def _is_adam(kind: str) -> ClearheadError:
-    return ClearheadError(
-        f"rotation {kind!r} only permutes coordinates and flips signs, and Adam in such a basis is "
-        "exactly Adam: choose hadamard or haar, or use torch.optim.AdamW"
-    )

@@ -41,18 +41,17 @@ def append(path: Path, *records: Record) -> None:
     """
     with writing(path, "make room or choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            content = b"" if _ends_whole(file) else path.read_bytes()
+        with path.open("ab+", buffering=0) as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+            content = b"" if file.read(1) in (b"", b"\n") else path.read_bytes()
             start = content.rfind(b"\n") + 1
             if _is_torn(content[start:]):
-                os.truncate(file, start)
+                file.truncate(start)
             elif content:
-                _write(file, "\n")
-            _write(file, "".join(map(encode, records)))
-            os.fsync(file)
-        finally:
-            os.close(file)
+                _write(file.fileno(), "\n")
+            _write(file.fileno(), "".join(map(encode, records)))
+            os.fsync(file.fileno())
 
 
 class Writer:
@@ -183,11 +182,6 @@ def _is_torn(end: bytes) -> bool:
         return True
 
 
-def _ends_whole(file: int) -> bool:
-    size = os.fstat(file).st_size
-    return size == 0 or os.pread(file, 1, size - 1) == b"\n"
-
-
 def _write(file: int, text: str) -> None:
     content = text.encode("utf-8", errors="backslashreplace")
     while content:  # a write takes only a part where room ends
@@ -197,10 +191,9 @@ def _write(file: int, text: str) -> None:
 def _finite(value: Any, name: str, problems: list[str]) -> Any:
     """A copy of `value` that JSON can hold; what could not be kept is named in `problems`."""
     if isinstance(value, dict):
-        return {
-            str(key): _finite(item, f"{name}.{key}" if name else str(key), problems)
-            for key, item in value.items()
-        }
+        named = {str(key): item for key, item in value.items()}
+        at = f"{name}." if name else ""
+        return {key: _finite(item, at + key, problems) for key, item in named.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item, name, problems) for item in value]
     if hasattr(value, "tolist"):  # arrays, tensors and their scalars

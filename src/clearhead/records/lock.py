@@ -26,12 +26,13 @@ class Lock:
     def __init__(self, held: Path, place: Path) -> None:
         self._held, self._place, self._pid = held, place, os.getpid()
         self._lock = FileLock(place, fallback_to_soft=False)
-        name = f"process {self._pid} on {socket.gethostname()} since "
+        name, owner = f"process {self._pid} on {socket.gethostname()} since ", ""
         try:
             self._lock.acquire(timeout=_PATIENCE)
         except Timeout:
-            owner = _read(place) or "another process"
-            owner += ": wait for it or stop it, or choose another place"
+            with contextlib.suppress(OSError):
+                owner = place.read_text(errors="replace")[:200]
+            owner = f"{owner or 'another process'}: wait for it or stop it, or choose another place"
             if owner.startswith(name):
                 owner = "this process already: choose another place"
             raise ClearheadError(f"{held} is in use by {owner}") from None
@@ -114,10 +115,3 @@ def _hold(held: Path, place: Path) -> Iterator[Lock]:
         with contextlib.suppress(OSError):  # folders that were written into stay
             for folder in made:
                 folder.rmdir()
-
-
-def _read(place: Path) -> str:
-    try:
-        return place.read_text(errors="replace")[:200]
-    except OSError:
-        return ""

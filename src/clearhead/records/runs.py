@@ -59,12 +59,6 @@ class Measure:
         """True of a number that was measured and is NaN or too large."""
         return NOT_FINITE in (self.reason or "")
 
-    def matches(self, metric: str, dimensions: Line) -> bool:
-        """True if it is of `metric` at these dimensions, whatever its others are."""
-        return self.metric == metric and all(
-            self.dimensions.get(name) == value for name, value in dimensions.items()
-        )
-
 
 def measure_key(metric: str, dimensions: Line) -> Key:
     """The identity of a measure; dimensions that are None are absent."""
@@ -107,7 +101,9 @@ class Run:
 
     def select(self, metric: str, **dimensions: Any) -> list[Measure]:
         """All measures of `metric` at these dimensions, whatever their others are."""
-        return [one for one in self.measures.values() if one.matches(metric, dimensions)]
+        ones = (one for one in self.measures.values() if one.metric == metric)
+        asked = dimensions.items()
+        return [one for one in ones if all(one.dimensions.get(k) == v for k, v in asked)]
 
     def payload(self, kind: str, **having: Any) -> list[Line]:
         """The lines of a kind that have these values, of the first draw where there are several."""

@@ -74,7 +74,7 @@ def page(records: Records, title: str) -> Page:
             " Documents were kept apart, as in training: a longer window is a longer text only "
             "where documents are as long." * apart,
         ),
-        *evaluation.sections(records, looks, lead=not trained),
+        *evaluation.sections(records, looks),
         _few_bits(records),
         section(
             "comparison.internals",

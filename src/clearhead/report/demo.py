@@ -1,13 +1,13 @@
-"""The demo's page: a sentence and a section a defect, longer records folded beside."""
+"""The demo's page: a sentence and a section a defect."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from clearhead.records.runs import Measure, Records, Run
-from clearhead.report import comparison, evaluation, figures, made, narrative, style
+from clearhead.report import comparison, figures, made, narrative, style
 from clearhead.report.diagnosis import outlier
 from clearhead.report.heatmaps import SHARE
-from clearhead.report.page import Fold, Page, Panel, section
+from clearhead.report.page import Page, Panel, section
 from clearhead.report.pivots import (
     Entry,
     Heading,
@@ -17,7 +17,6 @@ from clearhead.report.pivots import (
     build,
     by_arm,
     in_header,
-    seeds_in_words,
 )
 
 TITLE = "Defects of the Transformer, and what repairs them"
@@ -44,55 +43,21 @@ SINK = [
         ("largest weight on the first token", "of all queries", SHARE),
     )
 ]
-Make = Callable[[Records], Pivot | None]
-# File in results/ → what it is called on the page, the models shown of it, and its table.
-LONGER: dict[str, tuple[str, tuple[str, ...], Make]] = {
-    "passkey.jsonl": (
-        "hidden numbers found, 1.5 M tokens a model",
-        (BASE, ALIBI, COCA),
-        lambda records: evaluation.table(records, "passkey", "accuracy"),
-    ),
-    "blocks.jsonl": (
-        "perplexity, 8.2 M tokens a model, rates tuned",
-        (BASE, SHAPED),
-        comparison.comparison,
-    ),
-    "backcopy-diagnoses.jsonl": (
-        "the same made text, 4.1 M tokens a model",
-        (BASE, "softmax1"),
-        lambda records: by_arm(records, "the sink", SINK),
-    ),
-    "orthoadam.jsonl": (
-        "outliers of OrthoAdam with one rotation a size, 2 M tokens a model",
-        ("transformer · adamw", "transformer · orthoadam"),
-        comparison.internals,
-    ),
-    "smollm2-diagnosis.jsonl": ("SmolLM2-135M, measured before", (), lambda records: None),
-    "smollm2-bits.jsonl": ("SmolLM2-135M, measured before", (), lambda records: None),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The records of the demo: this run's by part, and longer ones by file."""
+    """The records of the demo by part."""
 
     text: Records
     sinks: Records
     bits: Records
     pretrained: tuple[Records, ...] = ()
-    longer: Mapping[str, Records] = field(default_factory=dict)
-
-    def beside(self, name: str) -> Records:
-        """The runs of a longer record that the page shows, under its name."""
-        words, arms, _ = LONGER[name]
-        runs = self.longer[name].runs if name in self.longer else ()
-        shown = (run for run in runs if run.arm in arms or not arms)
-        return Records(runs=tuple(replace(run, label=f"longer record: {words}") for run in shown))
 
     @property
     def all(self) -> Records:
         """Every run that the page shows."""
-        records = (self.text, self.sinks, self.bits, *self.pretrained, *map(self.beside, LONGER))
+        records = (self.text, self.sinks, self.bits, *self.pretrained)
         return Records(runs=tuple(run for one in records for run in one.runs))
 
 
@@ -134,19 +99,16 @@ def page(parts: Parts) -> Page:
         "lengths": (
             _own_legend(figures.perplexity_by_length(lengths, built.looks)),
             by_arm(lengths, "perplexity by length", _by_length(lengths)),
-            _beside(parts, "passkey.jsonl"),
         ),
         "blocks": (
             _own_legend(figures.loss(blocks, built.looks, "tokens")),
             by_arm(blocks, "blocks", [PARAMETERS, _perplexity(blocks)]),
-            _beside(parts, "blocks.jsonl"),
         ),
         "sinks": (
             *comparison.maps(parts.sinks),
             by_arm(parts.sinks, "the sink", [*SINK, _perplexity(parts.sinks)]),
-            _beside(parts, "backcopy-diagnoses.jsonl"),
         ),
-        "bits": (_bits(parts), _beside(parts, "orthoadam.jsonl")),
+        "bits": (_bits(parts),),
     }
     sections = (section(f"demo.{name}", "", blocks) for name, blocks in tables.items())
     return built.with_sections(*sections, made.section(parts.all))
@@ -155,17 +117,6 @@ def page(parts: Parts) -> Page:
 def _own_legend(panel: Panel | None) -> Panel | None:
     """A panel whose legend has its few models, not those of the whole page."""
     return panel and replace(panel, own_legend=True)
-
-
-def _beside(parts: Parts, name: str) -> Fold | None:
-    """A longer record, folded."""
-    records = parts.beside(name)
-    words, _, make = LONGER[name]
-    table = make(records) if records.runs else None
-    if table is None:
-        return None
-    seeds = seeds_in_words(max(len(records.of(arm)) for arm in records.arms()))
-    return Fold(summary=f"A longer record beside it: {words}, {seeds}", pivot=table)
 
 
 def _perplexity(records: Records) -> Quantity:
@@ -194,15 +145,11 @@ def _bits(parts: Parts) -> Pivot | None:
         Quantity("in 8 bits", note="a scale a tensor", read=at("perplexity", scheme=COARSE)),
         Quantity("change", read=_added, write=style.percent),
     ]
-    longer = [parts.beside(f"smollm2-{study}.jsonl") for study in ("diagnosis", "bits")]
-    studies: dict[tuple[str, str], list[Records]] = {}
-    for records in (parts.bits, *parts.pretrained, *longer):
-        for place in dict.fromkeys((run.arm, run.label) for run in records.runs):
-            studies.setdefault(place, []).append(only(records, place[0]))
-    rows = [
-        (Heading(title=arm, arm=arm, note=label.partition(":")[0] or "this run"), ones)
-        for (arm, label), ones in studies.items()
-    ]
+    studies: dict[str, list[Records]] = {}
+    for records in (parts.bits, *parts.pretrained):
+        for arm in records.arms():
+            studies.setdefault(arm, []).append(only(records, arm))
+    rows = [(Heading(arm, arm=arm), ones) for arm, ones in studies.items()]
 
     def fill(ones: list[Records], quantity: Quantity) -> tuple[Entry, ...]:
         cells = (quantity.entries(one, one.arms()[0], one.arms()[0]) for one in ones)

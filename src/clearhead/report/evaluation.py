@@ -57,24 +57,18 @@ def tasks(records: Records) -> dict[str, list[str]]:
 def cells(
     records: Records, task: str, metric: str, *, by_depth: bool = False
 ) -> "pandas.DataFrame":
-    """A row a measure of a task's metric: arm, setting, length, depth, seed and the measure."""
+    """A row a measure of a task's metric: arm, setting, length, seed and the measure."""
     import pandas
 
     texts = len(records.dimension(metric, "longest", task=task)) > 1
     rows = [
-        {
-            "arm": arm,
-            "setting": setting(one.dimensions, by_depth=by_depth, longest=texts),
-            "length": one.dimensions.get("length", 0),
-            "depth": one.dimensions.get("depth"),
-            "seed": run.seed,
-            "measure": one,
-        }
+        (arm, setting(at, by_depth=by_depth, longest=texts), at.get("length", 0), run.seed, one)
         for arm in records.arms()
         for run in records.of(arm)
         for one in run.select(metric, task=task)
+        if (at := one.dimensions)
     ]
-    return pandas.DataFrame(rows, columns=[*_PLACE, "depth", "seed", "measure"])
+    return pandas.DataFrame(rows, columns=[*_PLACE, "seed", "measure"])
 
 
 def _found(rows: "pandas.DataFrame") -> Found:
@@ -158,14 +152,9 @@ def tables(records: Records, name: str) -> Iterator[Pivot]:
     yield from [] if pivot is None else [pivot]
 
 
-def sections(records: Records, looks: Looks, *, lead: bool) -> Iterator[Section]:
-    """A section for each task, over all sets of records.
-
-    Args:
-        lead: the page's verdict is `verdict`, which the sections do not repeat.
-    """
+def sections(records: Records, looks: Looks) -> Iterator[Section]:
+    """A section for each task, over all sets of records."""
     caption = CAPTION.format(*(("", "") if records.given else SEEDS))
-    said = _leading(records) if lead else []
     for task in tasks(records):
         blocks: list[Block | None] = []
         for tag, labelled in narrative.sets(records):
@@ -177,7 +166,7 @@ def sections(records: Records, looks: Looks, *, lead: bool) -> Iterator[Section]
         yield Section(
             name=f"evaluation-{task}",
             title=f"Evaluation: {task}",
-            answer="" if task in said else numbers(records, task),
+            answer="",
             caption=caption,
             blocks=tuple(block for block in blocks if block is not None),
         )
@@ -202,11 +191,8 @@ def _best_of(metric: str) -> Callable[[Iterable[float]], float] | None:
 
 def verdict(records: Records) -> str:
     """The numbers of the first two tasks in a sentence each."""
-    return " ".join(numbers(records, task) for task in _leading(records))
-
-
-def _leading(records: Records) -> list[str]:
-    return [task for task in tasks(records) if numbers(records, task)][:2]
+    said = (numbers(records, task) for task in tasks(records))
+    return " ".join([one for one in said if one][:2])
 
 
 def numbers(records: Records, task: str) -> str:
@@ -245,7 +231,9 @@ def scaling_name(dimensions: Mapping[str, Any]) -> str:
 
 def _heat_maps(records: Records, task: str, metric: str) -> Iterator[Block]:
     """A panel a row: depth down, length across; only for what was measured at several depths."""
-    rows = cells(records, task, metric).dropna(subset="depth")
+    rows = cells(records, task, metric)
+    rows["depth"] = [one.dimensions.get("depth") for one in rows["measure"]]
+    rows = rows.dropna(subset="depth")
     maps = {
         place: _places(some, ["depth", "length"])
         for place, some in rows.groupby(_PLACE[:2], sort=False)

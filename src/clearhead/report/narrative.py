@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from clearhead.records.runs import Records, Run
 from clearhead.report import style
 from clearhead.report.page import Tag
-from clearhead.report.pivots import Read, at, by_seed, found, no_seed_varies, seeds_in_words
+from clearhead.report.pivots import Read, at, by_seed, entry, found, no_seed_varies, seeds_in_words
 from clearhead.report.statistics import LEVEL, Difference, Verdict, compare, summarize
 from clearhead.report.verdicts import holds
 
@@ -63,6 +63,7 @@ def answer(
     words: tuple[str, str] | None = None,
     threshold: float = LEVEL,
     alone: str = "",
+    errors: bool = False,
     more: str = "",
 ) -> str:
     """`WHAT: transformer 14.0; differential 13.1, 5.8 % better [3.7, 7.9].`; "" without a number.
@@ -74,27 +75,30 @@ def answer(
             the difference in per cent of the reference's number; None: the numbers alone.
         threshold: the largest p of a difference that holds among all that are shown.
         alone: the sentence of one model, whose name is the page's title: "{} of all queries".
+        errors: numbers stand as in tables, with their spread or interval.
         more: the end of the sentence.
     """
     parts, alone = [], alone * (len(records.arms()) == 1)
     for label in records.labels():
         labelled = records.labelled(label)
-        measured = {arm: by_seed(found(labelled, arm, read)) for arm in labelled.arms()}
-        values = {arm: ones for arm, ones in measured.items() if ones}
+        every = {arm: found(labelled, arm, read) for arm in labelled.arms()}
+        values = {arm: by_seed(ones) for arm, ones in every.items() if ones}
         means = {arm: sum(ones) / len(ones) for arm, ones in values.items()}
         reference = next(iter(labelled.arms()), "")
-        named = list(means)
-        if len(means) > MANY:
-            ends = (min(means, key=means.__getitem__), max(means, key=means.__getitem__))
-            named = [arm for arm in means if arm in (reference, *ends)]
-        if alone and named:
-            return f"{alone.format(write(means[named[0]]))}{more}."
-        said = [f"{arm} {write(means[arm])}" for arm in named]
-        for place, arm in enumerate(named):
+        ends = [pick(means, key=means.__getitem__) for pick in (min, max) if means]
+        named = [arm for arm in means if len(means) <= MANY or arm in (reference, *ends)]
+        said = []
+        for arm in named:
+            text = write(means[arm])
+            if errors:
+                text = entry(every[arm], {}, reference="", write=write).text
+            if alone:
+                return f"{alone.format(text)}{more}."
             if words and arm != reference and means.get(reference):
                 difference = compare(values[arm], values[reference])
                 assert difference is not None
-                said[place] += f", {_change(difference, means[reference], words, threshold)}"
+                text += f", {_change(difference, means[reference], words, threshold)}"
+            said.append(f"{arm} {text}")
         said += [f"{len(means) - len(named)} more between them"] * (len(means) > len(named))
         where = f"{record_name(label)}: " if len(records.labels()) > 1 else ""
         parts += [where + "; ".join(said)] if said else []

@@ -58,11 +58,17 @@ class PowerLaws:
 
     def speedup(self, cost: float) -> float:
         """The cost at which the baseline has the loss that the variant has at `cost`, over it."""
-        return float(_exp(_log_speedup(self.parameters, np.log(cost / self.unit))))
+        return float(self._speedup(self.parameters, cost))
 
     def interval_of_speedup(self, cost: float) -> tuple[float, float] | None:
         """Its 95 % interval; None without draws."""
-        return _interval(_exp(_log_speedup(self.draws, np.log(cost / self.unit))))
+        return _interval(self._speedup(self.draws, cost))
+
+    def _speedup(self, parameters: Array, cost: float) -> Any:
+        """C_baseline / C, from E + A_b C_b^−α_b = E + A_v C^−α_v, within what numbers can say."""
+        _, a_b, k_b, a_v, k_v = np.moveaxis(parameters, -1, 0)
+        x = np.log(cost / self.unit)
+        return np.exp(np.clip((a_b - a_v + np.exp(k_v) * x) / np.exp(k_b) - x, -100, 100))
 
 
 def fit(
@@ -96,9 +102,9 @@ def fit(
         x_N[one] = x_N[one].mean()
     spread_N -= x_N
     found_SP = _levenberg(_starts(x_N, loss, arm), x_N, arm, y_N[None])
-    objectives = _objective(_residuals(found_SP, x_N, arm, y_N[None])).sum(-1)
+    objectives = _objective(_law(found_SP, x_N, arm)[0] - y_N).sum(-1)
     best = found_SP[np.argmin(objectives)]
-    offset_N = _residuals(best[None], x_N, arm, y_N[None])[0]
+    offset_N = _law(best[None], x_N, arm)[0][0] - y_N
     offsets = [float(offset_N[one].mean()) for one in members]
     misfit = max(map(abs, offsets))
     degrees = len(points) - len(members)
@@ -113,7 +119,7 @@ def fit(
     unexplained = max(0.0, sum(one**2 for one in offsets) / free - explained)
     for one in members:
         noise_BN[:, one] += np.sqrt(unexplained) * random.standard_normal((draws, 1))
-    drawn_BN = _losses(best[None], x_N, arm) + noise_BN
+    drawn_BN = _law(best[None], x_N, arm)[0] + noise_BN
     x_BN = np.tile(x_N, (draws, 1))
     deviation_B1 = np.sqrt((spread_N**2).sum() / random.chisquare(degrees, (draws, 1)))
     for one in members:
@@ -122,19 +128,6 @@ def fit(
     starts_BP = np.broadcast_to(best, (draws, 5))
     found_BP = _levenberg(starts_BP, x_BN, arm, drawn_BN)
     return PowerLaws(parameters=best, draws=found_BP, unit=unit, misfit=misfit)
-
-
-def _log_speedup(parameters: Array, x: Any) -> Array:
-    """log of C_baseline / C, from E + A_b C_b^−α_b = E + A_v C^−α_v; x is log C."""
-    _, a_b, k_b, a_v, k_v = np.moveaxis(parameters, -1, 0)
-    result: Array = (a_b - a_v + np.exp(k_v) * x) / np.exp(k_b) - x
-    return result
-
-
-def _exp(logs: Array) -> Array:
-    """The exponential, within what numbers can say."""
-    result: Array = np.exp(np.clip(logs, -100, 100))
-    return result
 
 
 def _interval(values: Array) -> tuple[float, float] | None:
@@ -155,22 +148,12 @@ def _starts(x_N: Array, loss_N: Array, arm_N: Array) -> Array:
     return np.array(starts)
 
 
-def _losses(theta_BP: Array, x_N: Array, arm_N: Array) -> Array:
-    """log L of every point under every row of parameters."""
-    reducible_BN, _ = _reducible(theta_BP, x_N, arm_N)
-    result: Array = np.logaddexp(theta_BP[:, :1], reducible_BN)
-    return result
-
-
-def _reducible(theta_BP: Array, x_N: Array, arm_N: Array) -> tuple[Array, Array]:
-    """log of A·C^−α, and α."""
+def _law(theta_BP: Array, x_N: Array, arm_N: Array) -> tuple[Array, Array, Array]:
+    """log L of every point under every row of parameters, log of its A·C^−α, and α."""
     of = 1 + 2 * arm_N.astype(int)
     alpha_BN = np.exp(theta_BP[:, of + 1])
-    return theta_BP[:, of] - alpha_BN * x_N, alpha_BN
-
-
-def _residuals(theta_BP: Array, x_N: Array, arm_N: Array, y_BN: Array) -> Array:
-    return _losses(theta_BP, x_N, arm_N) - y_BN
+    reducible_BN = theta_BP[:, of] - alpha_BN * x_N
+    return np.logaddexp(theta_BP[:, :1], reducible_BN), reducible_BN, alpha_BN
 
 
 def _objective(residual_BN: Array) -> Array:
@@ -183,13 +166,12 @@ def _levenberg(theta_BP: Array, x_N: Array, arm_N: Array, y_BN: Array) -> Array:
     """Minimise for all rows at once; x and y have a row for each, or one for all."""
     theta_BP = theta_BP.copy()
     damping_B = np.full(len(theta_BP), 1e-2)
-    value_B = _objective(_residuals(theta_BP, x_N, arm_N, y_BN)).sum(-1)
+    value_B = _objective(_law(theta_BP, x_N, arm_N)[0] - y_BN).sum(-1)
     low, high = np.log(_EXPONENT_RANGE)
     floor_range = (np.log(1e-6), y_BN.min(-1))
     arms_KN = np.stack([arm_N == 0, arm_N == 1]).astype(float)
     for _ in range(_STEPS):
-        reducible_BN, alpha_BN = _reducible(theta_BP, x_N, arm_N)
-        log_loss_BN = np.logaddexp(theta_BP[:, :1], reducible_BN)
+        log_loss_BN, reducible_BN, alpha_BN = _law(theta_BP, x_N, arm_N)
         residual_BN = log_loss_BN - y_BN
         share_BN = np.exp(reducible_BN - log_loss_BN)  # of the loss that training removes
         slopes = [1 - share_BN]
@@ -207,7 +189,7 @@ def _levenberg(theta_BP: Array, x_N: Array, arm_N: Array, y_BN: Array) -> Array:
         tried_BP = theta_BP + step_BP
         tried_BP[:, 0] = np.clip(tried_BP[:, 0], *floor_range)
         tried_BP[:, [2, 4]] = np.clip(tried_BP[:, [2, 4]], low, high)
-        tried_B = _objective(_residuals(tried_BP, x_N, arm_N, y_BN)).sum(-1)
+        tried_B = _objective(_law(tried_BP, x_N, arm_N)[0] - y_BN).sum(-1)
         better_B = tried_B < value_B
         done = (value_B - tried_B) <= _TOLERANCE * value_B
         theta_BP[better_B] = tried_BP[better_B]

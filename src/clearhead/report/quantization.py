@@ -1,14 +1,16 @@
 """The page of a quantisation: what schemes cost, and bits against perplexity."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 from statistics import fmean
 
 from clearhead.errors import ClearheadError
 from clearhead.records.runs import Records, Run
 from clearhead.report import made, narrative, style
 from clearhead.report.charts import Curves, Looks, Point, chart, points_of
-from clearhead.report.costs import add_costs, all_noise, four_digits, in_percent
+from clearhead.report.costs import add_costs, all_noise, four_digits
 from clearhead.report.page import Block, Page, Section, Title, section
 from clearhead.report.pivots import (
     Entry,
@@ -187,15 +189,11 @@ _WRITTEN: dict[str, Callable[[float], str]] = {
 def fewest_bits(run: Run, bits: dict[int, str]) -> int | None:
     """The fewest bits measured at which, and above which, perplexity is within `CLOSE` of full
     precision; None where there are none."""
-    few, full = None, run.value("perplexity")
-    for number, scheme in bits.items():
-        if run.measure("perplexity", scheme=scheme) is None:
-            continue
-        value = run.value("perplexity", scheme=scheme)
-        if full is None or value is None or value > full * (1 + CLOSE):
-            break
-        few = number
-    return few
+    most = (run.value("perplexity") or -math.inf) * (1 + CLOSE)
+    measures = {n: run.measure("perplexity", scheme=scheme) for n, scheme in bits.items()}
+    tried = [(n, one.value) for n, one in measures.items() if one is not None]
+    close = takewhile(lambda one: one[1] is not None and one[1] <= most, tried)
+    return min((n for n, _ in close), default=None)
 
 
 def fewest(records: Records) -> Pivot | None:
@@ -239,9 +237,13 @@ def _verdict(records: Records, threshold: float) -> str:
         said = narrative.answer(records, what, at("perplexity"), four_digits)
         return said or "No perplexity could be measured in full precision."
     ends = [pick(costs, key=lambda one: max(costs[one].values())) for pick in (max, min)]
-    rises = "; ".join(f"{one} {_rise(records, one, costs[one])}" for one in dict.fromkeys(ends))
-    said = f"Rise of perplexity{text}: {rises}."
-    return f"{_less(records, costs, threshold)} {said}" if len(arms) == 2 else said
+    sentences = [_less(records, costs, threshold)] if len(arms) == 2 else []
+    for scheme in dict.fromkeys(ends):
+        what, read = f"Rise of perplexity{text} under {scheme}", at("cost", scheme=scheme)
+        sentences.append(
+            narrative.answer(records, what, read, style.percent, alone=f"{what}: {{}}", errors=True)
+        )
+    return " ".join(sentences)
 
 
 def _less(records: Records, costs: dict[str, dict[str, float]], threshold: float) -> str:
@@ -261,18 +263,6 @@ def _less(records: Records, costs: dict[str, dict[str, float]], threshold: float
         f"{winner} loses less than {other} under {wins} of {len(costs)} schemes: by {points} "
         f"points under {scheme}{f' ({second} {words})' if words else ''}."
     )
-
-
-def _rise(records: Records, scheme: str, means: dict[str, float]) -> str:
-    """Costs in per cent: with its windows' interval of one run, the mean over seeds of more."""
-    said = []
-    for arm, mean in means.items():
-        ones = [one for run in records.of(arm) if (one := run.measure("cost", scheme=scheme))]
-        cost = in_percent(ones[0]) if len(ones) == 1 else style.percent(mean)
-        said.append(cost if len(means) == 1 else f"{cost} in {arm}")
-    if len(means) > narrative.MANY:
-        return " to ".join(style.percent(end(means.values())) for end in (min, max))
-    return narrative.enumerate_words(said)
 
 
 def remarks_on(run: Run) -> list[str]:

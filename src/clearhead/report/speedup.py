@@ -13,11 +13,11 @@ from functools import cache
 from statistics import fmean
 
 from clearhead.records.runs import Records, Run
-from clearhead.report import narrative, style
+from clearhead.report import style
 from clearhead.report.charts import where_reached
 from clearhead.report.milestones import steps_of
 from clearhead.report.page import Notes, Section, section
-from clearhead.report.pivots import Entry, Heading, Pivot, build
+from clearhead.report.pivots import Entry, Heading, build
 from clearhead.report.power_laws import PowerLaws, fit
 from clearhead.report.statistics import Difference, Verdict, compare
 
@@ -115,23 +115,7 @@ def speedup_section(records: Records) -> Section | None:
     reading = dict.fromkeys(READING[column.title] for column in table.columns)
     fits = dict.fromkeys(one.in_words for one in laws.values())
     notes = Notes(texts=(*reading, *fits))
-    return section("comparison.speed-up", _answer(table), [table, notes])
-
-
-def _answer(table: Pivot) -> str:
-    """Each arm's speed-ups at its largest size, in words."""
-    said: dict[str, str] = {}
-    for row, cells in zip(table.rows, table.cells, strict=True):
-        words = [
-            f"{cell[0].text}{f' ({cell[0].note})' if cell[0].note else ''} in "
-            f"{column.group.removeprefix('Speed-up in ')} {column.title}"
-            for column, cell in zip(table.columns, cells, strict=True)
-            if cell
-        ]
-        if row.title != PROJECTION:
-            said[row.group] = f"{row.group}, {row.title}: {', '.join(words)}"
-    more = "; …" * (len(said) > narrative.MANY)
-    return f"{'; '.join([*said.values()][: narrative.MANY])}{more}."
+    return section("comparison.speed-up", "", [table, notes])
 
 
 def _rows(records: Records, laws: "Laws") -> Iterator[tuple[Heading, Cells]]:

@@ -11,7 +11,7 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments.comparison_run import SEAL
 from clearhead.experiments.configs import RECORDS
 from clearhead.experiments.jobs import Job
-from clearhead.experiments.processes import Start, finished_as, gpus, is_finished, run
+from clearhead.experiments.processes import Start, finished_as, is_finished, run
 from clearhead.experiments.sweep_configs import DiagnoseConfig, SweepConfig
 from clearhead.models.conversion import require_convertible
 from clearhead.progress import Work
@@ -122,9 +122,9 @@ def reproduce(
     output: Path,
     *,
     jobs: int,
-    start: Start,
     say: Callable[[str], None],
     work: Work | None = None,
+    start: Start | None = None,
 ) -> tuple[Path, int]:
     """Run every stage; what is finished is not run again, and what fails is left out.
 
@@ -151,7 +151,7 @@ def reproduce(
 
     def stage(name: str, listed: list[Job]) -> list[Job]:
         say(f"{name}: {len(listed)} jobs")
-        return run(listed, logs=logs, jobs=jobs, start=start, say=say, work=work, devices=gpus())
+        return run(listed, logs=logs, jobs=jobs, start=start, say=say, work=work)
 
     with hold_folder(output):
         known = settled(output)

@@ -66,6 +66,13 @@ CLAIMS = (
             *ALIBI)),
         blocked(lower("loss of tokens that stood in the text before, at 4 × the training length, "
             "ALiBi", number("ar_hit_loss", times=4, label="together", task="hits"), *ALIBI)))),
+    Claim("position/alibi",
+        "ALiBi reads far beyond the training length, where RoPE does not, at a small cost within.",
+        "arXiv 2108.12409", "long-context",
+        tuple(verb(f"perplexity at {where} training length{bound}", number("perplexity",
+            times=times, task="perplexity", scaling="none"), "alibi", "transformer", **margin)
+            for verb, times, where, bound, margin in ((no_worse, 1, "the", ", to within 4",
+            {"by": 4}), (lower, 16, "16 × the", "", {})))),
     Claim("position/forget",
         "A learned decay (FoX) reads better than ALiBi's fixed one, at the training length and 16 "
         "times it.",
