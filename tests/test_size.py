@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_146
+LINES = 45_495
 LONGEST = 400
 
 

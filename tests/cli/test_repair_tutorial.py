@@ -24,7 +24,7 @@ SAID = {
     "convert SmolLM2-135M softmax1": r"start: KL 0\.0000(.|\n)*with equal logits: softmax1",
     "train --from softmax1": r"model: repaired/final",
     "train --from SmolLM2-135M": r"model: control/final",
-    "diagnose control repaired": r"three numbers(.|\n)*in control and(.|\n)*runs/after",
+    "diagnose control repaired": r"three numbers(.|\n)*: control (.|\n)*repaired(.|\n)*runs/after",
     "quantize control repaired": r"lose(s less)? (.|\n)*page: bits.html",
     "convert repaired served": r"GraniteSWAForCausalLM, with equal logits: served",
     "generate served": r"Once upon a time.+",

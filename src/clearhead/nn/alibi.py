@@ -16,8 +16,8 @@ LONGEST = 256**2
 class Alibi(NoPosition):
     """Scores get −slope · (i − j), from 8 more columns (`ops.alibi_columns`), never a T × T bias.
 
-    The maps of one head share its slope: differential attention subtracts what both have. Keys are
-    kept without the columns, which their positions give.
+    The maps of one head share its slope. Keys are cached without the columns, which follow from
+    their positions.
     """
 
     @staticmethod

@@ -21,7 +21,7 @@ _passes: Any = WeakSet()  # trunks in training since the last step
 
 
 def moves(trunk: nn.Module) -> bool:
-    """True where training moves parts of a trunk: then Trainers announce their steps to it."""
+    """True if a trunk has parts that move in training; Trainers then announce their steps."""
     if not _parts(trunk):
         return False
     _join_trainers()
@@ -37,14 +37,14 @@ def note(trunk: nn.Module, x: Tensor) -> None:
 def anneal(model: nn.Module, steps: int, *, first_step: int = 0) -> None:
     """Move the annealed and scheduled parts of a model over the next optimizer steps.
 
-    For a training loop of your own: clearhead's training and Trainer say so themselves.
+    For your own training loop; clearhead's training and transformers' Trainer need no call.
 
     Args:
         steps: optimizer steps of the whole training.
-        first_step: steps done before, where a training goes on.
+        first_step: steps already done, in a training that is resumed.
 
     Raises:
-        ClearheadError: for a model without such parts, and for numbers that do not fit.
+        ClearheadError: a model without such parts, or numbers that do not fit.
     """
     if not _parts(model):
         raise ClearheadError(f"this model has no part that training moves: build it with {_WAYS}")

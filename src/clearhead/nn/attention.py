@@ -36,9 +36,9 @@ class Attention(nn.Module):
     """Projections around the mechanisms that the layer's axes name; None for one that does nothing.
 
     Differential attention pairs neighbouring heads of the baseline's queries, keys and values
-    instead of adding any; V2 has twice its queries. CoCA's scores have keys of half the width.
-    The output is as wide for every choice. Where values have more heads than keys, the heads of a
-    group share its key and have a value each.
+    instead of adding any; V2 has twice its queries. CoCA's scores have keys of half the width. The
+    output width never changes. Where values have more heads than keys, the heads of a group share
+    its key and have a value each.
 
     Attributes:
         cache_unrotated: whether keys are cached as projected and prepared when read, by the
@@ -101,7 +101,7 @@ class Attention(nn.Module):
         """[B, T, C] → [B, T, C].
 
         Args:
-            tables: what the position made for these positions.
+            tables: the position's tables for these tokens.
             interface: another function in place of `ops.attention.attend_visible`.
             cache: a transformers Cache of `past` tokens; S = past + T.
             prefixes: where the cache's learned keys are kept; None where they are not.
@@ -203,10 +203,9 @@ class Attention(nn.Module):
         """The matrix [B, heads, R, S] that multiplies the values, for some of the queries.
 
         Args:
-            weights_BHRS: their maps, in the order in which `attend` has them.
-            lambdas: `maps.lambdas`, of these queries where they are by token.
-            alone: makes the maps of queries and keys with position alone in them
-                (`position_only`).
+            weights_BHRS: the queries' maps, in `attend`'s order.
+            lambdas: `maps.lambdas` of these queries.
+            alone: computes the maps from position alone (`position_only`).
             first: the key that is the first query's own token.
         """
         weights = self.maps.effective_weights(weights_BHRS, lambdas)

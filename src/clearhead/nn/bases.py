@@ -1,7 +1,7 @@
-"""Plain attention, axis by axis: the bases of the other mechanisms, and what these share.
+"""Plain attention, axis by axis: base classes of the other mechanisms.
 
-Costs, weights that go on under another mechanism (`Declaration.adopt`), and parameters that are
-read outside `forward`.
+Also what mechanisms share: costs, weights carried over to another mechanism (`Declaration.adopt`),
+and parameters that are read outside `forward`.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def numbers_per_group(layer: LayerSpec) -> int:
 
 
 def with_doubled_output(weights: Weights, layer: LayerSpec) -> Weights:
-    """The same weights with 2 W_O, for a mechanism that starts by halving the heads.
+    """The weights with 2 W_O, for a mechanism that starts by halving the heads.
 
     Raises:
         ClearheadError: a layer without W_O.
@@ -52,10 +52,9 @@ def with_doubled_output(weights: Weights, layer: LayerSpec) -> Weights:
 
 
 def with_own_parameters(method: Method) -> Method:
-    """The method of a module, its parameters in place while it runs.
+    """Wrap a method so that its module's offloaded parameters are loaded while it runs.
 
-    With a `device_map` that offloads, accelerate brings a module's own parameters for the time of
-    its `forward`, by a hook. A method that reads them beside it needs the hook as well.
+    With a `device_map` that offloads, accelerate's hook loads them for `forward` alone.
     """
 
     @wraps(method)
@@ -70,7 +69,7 @@ def with_own_parameters(method: Method) -> Method:
 
 
 class NoPosition(nn.Module):
-    """No position at all: order is known through the causal mask alone. The base of all positions.
+    """No position; base of all positions. Order is known through the causal mask alone.
 
     Without that mask a text is a bag of tokens: permuted tokens have permuted outputs.
     """
@@ -116,7 +115,7 @@ class NoPosition(nn.Module):
 
 
 class Softmax:
-    """No sink beside the keys: a row's weights sum to 1. The base of the other normalizers."""
+    """Softmax without a sink: a row's weights sum to 1. Base of the other normalizers."""
 
     places = 0
 
@@ -143,7 +142,7 @@ class Softmax:
 
 
 class SingleMaps:
-    """One map a head, nothing to combine, and so not called. The base of all maps."""
+    """One map a head; nothing is combined, so it is not called. Base of all maps."""
 
     maps: ClassVar[tuple[str, ...]] = ("softmax",)
     keys_together: ClassVar[int] = 1

@@ -65,8 +65,7 @@ class Differential(nn.Module, SingleMaps):
     def lambdas(self, x_BTC: Tensor | None = None) -> Tensor:
         """λ, a float32 scalar, whatever the input.
 
-        In evaluation a step of decoding takes the λ that was computed with the tokens before it,
-        unless weights have changed since.
+        In evaluation a decoding step reuses the λ of the tokens before it, unless weights changed.
         """
         if x_BTC is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._lambda()
@@ -80,7 +79,7 @@ class Differential(nn.Module, SingleMaps):
         return self.kept[1]
 
     def _keep(self, versions: list[Any]) -> Tensor:
-        """λ, kept beside the norm's gain times 1 − λ_init: in place, as CUDA graphs may read it."""
+        """Store λ and the gain times 1 − λ_init in place, as CUDA graphs may read them."""
         lam, gain = self._lambda(), self.constants[1]
         if type(lam) is not Tensor or (lam.is_cuda and torch.cuda.is_current_stream_capturing()):
             return lam  # without a value yet

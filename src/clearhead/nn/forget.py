@@ -13,8 +13,8 @@ from clearhead.spec import Declaration, LayerSpec
 class ForgetGates(nn.Module):
     """log f = log σ(x w + b), a gate for each token and head; w as any matrix, b from 0.
 
-    Log gates are cached beside their keys, in the keys' dtype: their sums are made when keys are
-    read, so that it does not matter which early keys a cache has dropped. Heads that share a key
+    Log gates are cached beside their keys, in the keys' dtype. They are summed when keys are read,
+    so a cache may drop early keys. Heads that share a key
     have a gate each, the two maps of one head have one gate.
     """
 
@@ -50,8 +50,8 @@ class ForgetGates(nn.Module):
 class Forget(NoPosition):
     """Scores get Σ log f_l over the tokens l after the key, up to the query: c_i − c_j.
 
-    An ALiBi whose distance is learned, f = exp(−slope) being ALiBi itself; beside it there is no
-    other position, as in the paper. Token positions have no part in it: padding fades nothing.
+    ALiBi with a learned distance: f = exp(−slope) is ALiBi. There is no other position, as in the
+    paper, and padding fades nothing.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Gains of the two branches: trained, or moved from step to step by the training run.
 
 `clearhead.nn.annealing` calls a module's `on_step_end(done)` after every step, with the part of the
-run that is done, from 0 to 1. What the module keeps of it is in buffers, which checkpoints hold.
+run that is done, from 0 to 1. The module keeps its numbers in buffers, which checkpoints hold.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,9 @@ class Trainable(nn.Module):
 
 
 class Scheduled(Trainable):
-    """x · β · t, t the part of the run that is done: the branch comes in from nothing.
+    """x · β · t, t the part of the run that is done: the branch grows from nothing.
 
-    The gain never falls, so that a model whose branches have come in can be trained again.
+    The gain never falls, so a trained model can be trained further.
     """
 
     def hold(self, gain: Tensor) -> None:
@@ -56,7 +56,7 @@ def gain(kind: Callable[[float], nn.Module], start: float | None) -> nn.Module |
 
 
 def _refuses(layer: LayerSpec) -> str | None:
-    """Why training cannot move the gains by itself."""
+    """Reason why training cannot move the gains by itself, or None."""
     gains = {"attention_gain": layer.attention_gain, "mlp_gain": layer.mlp_gain}
     given = {name: start for name, start in gains.items() if start is not None}
     if not given:
@@ -68,7 +68,7 @@ def _refuses(layer: LayerSpec) -> str | None:
 
 
 def _silent(layer: LayerSpec) -> str | None:
-    """Why nothing, not even a gradient, passes by or through a branch that starts at 0."""
+    """Reason why no gradient passes a branch that starts at 0, or None."""
     alone = "would write nothing at the start, and no skip passes by it: make that gain null"
 
     def from_zero(gain: float | None) -> bool:

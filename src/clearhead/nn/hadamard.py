@@ -1,4 +1,4 @@
-"""Rotations of what an MLP's output matrix reads."""
+"""Rotation of the input of an MLP's output matrix."""
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +10,10 @@ from clearhead.spec import Declaration, LayerSpec
 
 
 class Hadamard(nn.Module):
-    """Turns the channels of each block into sums of all of them, with signs, and back.
+    """x H: each channel becomes a signed sum of its block's channels, so none stays large.
 
-    No single channel stays large, so that few bits hold the product: the matrix behind it is turned
-    too, and the function stays (QuaRot, arXiv 2404.00456). Blocks have 512 channels, or the
-    largest power of two that divides the width.
+    The matrix behind it is rotated too, which keeps the function (QuaRot, arXiv 2404.00456). Blocks
+    have the largest power of two that divides the width, 512 at most.
     """
 
     left: Tensor

@@ -2,8 +2,7 @@
 
 - Matrices and embeddings: N(0, std²), std = `initializer_range` (0.02).
 - Matrices that write into the residual stream (attention's and the MLP's output): N(0, std² / 2L)
-  for L layers, as in GPT-2; where the branch has a gain of its own, or no skip passes by it,
-  N(0, std²), since the gain says what the depth's factor would.
+  for L layers, as in GPT-2; N(0, std²) if the branch has a gain of its own or no skip connection.
 - Biases 0, norm gains 1.
 - Parameters of a mechanism: as its paper states, in the `reset_parameters` of its own module.
 """
@@ -42,7 +41,7 @@ STARTS: dict[str, Start] = {"normal": normal, "orthogonal": orthogonal, "identit
 
 
 def starting(linear: nn.Linear, start: Start) -> nn.Linear:
-    """The same matrix, which `initialise` is to begin with `start` of it."""
+    """Mark a matrix to be initialised by `start`."""
     linear.start = start  # type: ignore[assignment]
     return linear
 
@@ -50,7 +49,7 @@ def starting(linear: nn.Linear, start: Start) -> nn.Linear:
 def residual_output(layer: LayerSpec, width: int, *, scaled: bool) -> nn.Linear:
     """The matrix by which a branch of `width` channels writes into the stream.
 
-    `scaled`: whether nothing but this matrix keeps the sum of 2L branches from growing.
+    `scaled`: its start is divided by √2L, to keep the sum of 2L branches from growing.
     """
     linear = nn.Linear(width, layer.hidden_size, bias=layer.bias)
     times = (2 * layer.depth) ** -0.5 if scaled else 1.0

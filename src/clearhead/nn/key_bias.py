@@ -13,8 +13,8 @@ from clearhead.spec import Declaration, LayerSpec
 class KeyBias(Softmax1):
     """exp(s) / (exp(q · k′ / √d) + Σ exp(s)), k′ learned for each key head (arXiv 2410.10781).
 
-    k′ has no position: it is scored against the query as projected, so that distance changes
-    nothing. It starts at 0, and the layer as softmax-1 exactly.
+    k′ has no position: its score is with the query as projected. It starts at 0, so the layer
+    starts as softmax-1 exactly.
     """
 
     def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:

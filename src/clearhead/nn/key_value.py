@@ -8,11 +8,11 @@ from clearhead.spec import Declaration, LayerSpec
 
 
 class KeyValue(nn.Module, Softmax):
-    """Softmax over N learned keys k′ beside the others, whose values v′ are learned too.
+    """Softmax over the text's keys and N learned keys k′ with learned values v′.
 
-    They take the positions 0 to N − 1 and the text begins at N, so that with a token's own keys and
-    values in them the layer is that of a text after this token. Every query sees them: no window,
-    padding or document hides them. From 0 they start as softmax-1 with a logit of log N.
+    They take the positions 0 to N − 1, and the text begins at N: filled with the keys and values of
+    tokens, they act as these tokens before the text. Every query sees them: no window, padding or
+    document hides them. From 0 they start as softmax-1 with a logit of log N.
     """
 
     def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:

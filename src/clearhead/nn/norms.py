@@ -24,7 +24,7 @@ class RMSNorm(nn.Module):
 
 
 class RMSNormSingle(RMSNorm):
-    """RMSNorm with one gain for all channels, so that no channel is privileged."""
+    """RMSNorm with one gain for all channels."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__(1, eps)

@@ -1,8 +1,8 @@
 """Positions added to the input: learned, sinusoidal; and no position.
 
-`embed` adds to the input; `tables` makes, once for all layers, what queries and keys need at
-these positions; `prepare` puts it into them, in every layer. A position that adds to the scores
-also says what they are with nothing else in them: `attention_at_init` and `position_only`.
+`embed` adds to the input; `tables` computes, once for all layers, tables of the positions;
+`prepare` applies them to queries and keys in every layer. A position that adds to the scores also
+has `attention_at_init` and `position_only`: attention by position alone.
 """
 
 import math
@@ -31,8 +31,8 @@ class Learned(NoPosition):
 class Sinusoidal(NoPosition):
     """sin and cos of position · 10000^(−2j/C), added to the embedding, in neighbouring channels.
 
-    Times `initializer_range`, the embeddings' own spread: in the paper embeddings are multiplied by
-    √C, to about 1, and waves of amplitude 1 added; on embeddings of 0.02 those would drown them.
+    Times `initializer_range`, the embeddings' own spread: the paper multiplies embeddings by √C
+    instead, to about 1, and adds waves of amplitude 1.
     """
 
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:

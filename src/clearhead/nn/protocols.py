@@ -1,8 +1,8 @@
 """Protocols of the mechanisms: the interface that the values of an axis share.
 
-A mechanism of another package implements one of these, and declares itself (`clearhead.spec`).
-C is the width of the residual stream, H the queries of a token, one a map; the heads that come out
-may be fewer. Table: what a position prepares queries or keys with, opaque to all others.
+A mechanism of another package implements one of these, and has a declaration (`clearhead.spec`). C
+is the width of the residual stream, H the queries of a token, one a map; output heads may be fewer.
+A table is opaque to all but the position that made it.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,9 @@ class PositionTables(NamedTuple):
     """Tables that prepare a layer's queries and keys.
 
     Attributes:
-        queries, keys: tables for the queries, and for the keys, whose last dimension but one is
-            theirs.
-        at_init: what `Position.attention_at_init` takes beside the values; None where scores have
-            no position in them but what is put into queries and keys, which are 0 at W_Q = 0.
+        queries, keys: tables for queries and keys; the last dimension but one counts tokens.
+        at_init: argument of `Position.attention_at_init`; None if position acts only through
+            queries and keys, whose scores are 0 at W_Q = 0.
         prefix: makes the table for the keys of a prefix (`Normalizer.prefix`), if there is one.
     """
 
@@ -32,12 +31,11 @@ class PositionTables(NamedTuple):
 
 
 class CentringTerm(NamedTuple):
-    """C x, attention's output at W_Q = 0, for a shaping that asks for it.
+    """C x, attention's output at W_Q = 0, computed on demand.
 
     Attributes:
-        make: makes it, [B, T, heads, width].
-        running: whether it is the running mean of these tokens' own values and nothing else, as in
-            `ops.shaped_causal`.
+        make: computes it, [B, T, heads, width].
+        running: True if it is the running mean of these tokens' values, as in `ops.shaped_causal`.
     """
 
     make: Callable[[], Tensor]
@@ -71,43 +69,43 @@ combine the maps, None for one map a head.
 
 
 class Decay(Protocol):
-    """A layer's decay of scores, computed from its tokens. Built for a layer and its heads."""
+    """Decay of scores, computed from a layer's tokens. Built for a layer and its heads."""
 
     def with_gates(self, k_BGTD: Tensor, x_BTC: Tensor) -> Tensor:
-        """Keys as they are cached, with what their tokens add, from attention's input."""
+        """Keys to cache: with their tokens' gates, from attention's input."""
 
     def columns(
         self, k_BGSN: Tensor, queries: int, visibility: Visibility
     ) -> tuple[Tensor, PositionTables]:
-        """Projected keys, from cached ones; the tables of all keys and of the last `queries`."""
+        """Projected keys, from cached ones, and tables of all keys and of the last `queries`."""
 
 
 class Position(Protocol):
-    """The way in which order enters. Built for a layer and its number of heads."""
+    """Position encoding. Built for a layer and its number of heads."""
 
     layer: LayerSpec
     wide_factors: bool  # True where prepared queries and keys leave the range of float16
 
     def longest(self) -> int | None:
-        """The number of positions that it can tell apart; None where there is no limit."""
+        """Largest number of positions; None for no limit."""
 
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
-        """Add what the input should know of its position."""
+        """Add position to the input embeddings."""
 
     def tables(self, queries_BT: Tensor, keys_BS: Tensor) -> PositionTables:
-        """Tables for positions of the queries, and of the keys that are prepared."""
+        """Tables for the positions of the queries, and of the keys to prepare."""
 
     @staticmethod
     def cache_unrotated(layer: LayerSpec) -> bool:
-        """True where keys are cached as projected, and prepared whenever they are read."""
+        """True if keys are cached as projected, and prepared at each read."""
 
     @staticmethod
     def decay(layer: LayerSpec, heads: int) -> Decay | None:
-        """The layer's own module that makes the tables; None where positions alone do."""
+        """The layer's module that makes the tables from its tokens; None: positions make them."""
 
     @staticmethod
     def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
-        """Put position into queries, or into keys."""
+        """Apply position to queries or keys."""
 
     @staticmethod
     def attention_at_init(
@@ -124,17 +122,16 @@ class Position(Protocol):
 
     @staticmethod
     def position_only(x_BHTN: Tensor) -> Tensor:
-        """Prepared queries or keys with nothing but position in them: their scores are C's."""
+        """Prepared queries or keys that hold position alone: their scores are those of C."""
 
 
 class Scores(Protocol):
-    """The comparison of queries with keys. Built for the position's `prepare`.
+    """Scores of queries and keys. Built for the position's `prepare`.
 
     Attributes:
         cache_unrotated: whether keys are cached as projected and prepared when read.
         attend_unrotated: attention of a lone query over such keys, called as `Attend` with the
-            keys' `rotation` and the `attend` to use where no kernel reads them so; None: keys are
-            prepared first.
+            keys' `rotation` and a fallback `attend`; None: keys are prepared first.
     """
 
     cache_unrotated: bool
@@ -148,10 +145,10 @@ class Scores(Protocol):
 
 
 class Normalizer(Protocol):
-    """The way from scores to weights. Built for a layer, H, and `Maps.keys_together`.
+    """Normalisation of scores to weights. Built for a layer, H, and `Maps.keys_together`.
 
     Attributes:
-        places: how many keys `prefix` has, which take the first positions; the text follows.
+        places: number of the prefix's keys, which take the positions before the text.
     """
 
     places: int
@@ -168,7 +165,7 @@ class Normalizer(Protocol):
     def row_sum(self, weight_BGT: Tensor) -> Tensor | None:
         """Row sums at W_Q = 0, [B, H, T, 1], from unnormalised ones; None for 1.
 
-        G divides H: neighbours weigh alike.
+        G divides H; neighbouring heads share a sum.
         """
 
 
@@ -176,26 +173,26 @@ class Maps(Protocol):
     """The combination of attention maps into heads. Built for a layer.
 
     Attributes:
-        maps: their names, in the order in which `split` gives them.
-        keys_together: how many neighbouring keys are one head's.
+        maps: names of the maps, in `split`'s order.
+        keys_together: number of neighbouring keys of one head.
     """
 
     maps: ClassVar[tuple[str, ...]]
     keys_together: ClassVar[int]
 
     def lambdas(self, x_BTC: Tensor) -> Tensor | None:
-        """The weights of the maps against each other, from attention's input."""
+        """Weights of the maps, such as λ, from attention's input."""
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, lambdas: Any, *, attend: Attend, **options: Any
     ) -> Tensor:
-        """The heads' outputs, [B, heads, T, width], by one `attend(q, k, v, **options)` or more."""
+        """The heads' outputs, [B, heads, T, width], from calls of `attend(q, k, v, **options)`."""
 
     def split(self, heads_BH: Tensor) -> tuple[Tensor, ...]:
-        """Map by map, from what `attend` has for all the queries it gets, [B, H, ...]."""
+        """Split [B, H, ...], a value for each query given to `attend`, by map."""
 
     def effective_weights(self, weights_BHTS: Tensor, lambdas: Any) -> Tensor:
-        """The matrix that multiplies the values, from the maps in the order `attend` gets them."""
+        """The matrix that multiplies the values, from the maps in `attend`'s order."""
 
     def finish(self, o_BHTD: Tensor) -> Tensor:
         """The heads' outputs, from that matrix times the values."""
@@ -208,10 +205,10 @@ class Maps(Protocol):
 
 
 class Shaping(Protocol):
-    """The meeting of the attention matrix with the identity. Built for a layer and its heads.
+    """Mix of the attention matrix and the identity. Built for a layer and its heads.
 
     Attributes:
-        zero_queries: whether W_Q is to start at 0, so that all scores do.
+        zero_queries: True if W_Q, and so every score, starts at 0.
     """
 
     zero_queries: ClassVar[bool]
@@ -222,11 +219,11 @@ class Shaping(Protocol):
     def effective_weights(
         self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]
     ) -> Tensor:
-        """The matrix that multiplies the values, from A, the identity's rows, and C as a matrix."""
+        """The matrix that multiplies the values, from A, rows of the identity, and C."""
 
 
 class Epilogue(Protocol):
-    """The step between the heads' outputs and their projection. Built for a layer and its heads."""
+    """Function of the heads' outputs before `o_proj`. Built for a layer and its heads."""
 
     def __call__(self, o_BTC: Tensor, x_BTC: Tensor, own: Callable[[], Tensor]) -> Tensor:
         """The input of `o_proj`.
@@ -234,5 +231,5 @@ class Epilogue(Protocol):
         Args:
             o_BTC: the heads' outputs, one after the other.
             x_BTC: attention's input.
-            own: makes each token's own value as its heads have it, as wide as o.
+            own: computes each token's own values by head, as wide as o.
         """

@@ -9,9 +9,9 @@ REGISTRY = Registry()
 def register(declaration: Declaration) -> None:
     """Add a mechanism of another package, which is that of its `build`.
 
-    Models with it name the package in their configuration's `requires`.
+    Models with the mechanism name the package in their configuration's `requires`.
 
     Raises:
-        ClearheadError: the axis or the name of the mechanism does not fit.
+        ClearheadError: an unknown axis, or a name that is taken or not allowed.
     """
     REGISTRY.add(declaration, declaration.build.__module__.partition(".")[0])

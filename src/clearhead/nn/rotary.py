@@ -20,10 +20,9 @@ _LARGEST = torch.finfo(torch.float32).max
 class Rotary(NoPosition):
     """Rotary position embedding, a pure function of the positions: no buffers.
 
-    "dynamic" takes its base from the length of each row, as it is now: keys are kept unrotated, so
-    that a layer is exact given its inputs and no earlier call changes a later one. Across layers
-    cached decoding still differs from a full forward, as earlier tokens' hidden states were
-    computed under earlier bases.
+    "dynamic" takes its base from each row's present length: keys are cached unrotated, so a layer
+    is exact given its inputs. Across layers cached decoding still differs from a full forward pass,
+    because earlier tokens' hidden states were computed with earlier bases.
     """
 
     @staticmethod
@@ -47,10 +46,10 @@ class Rotary(NoPosition):
 
 
 class XPos(Rotary):
-    """Rotation whose scores fade with distance, ζ_j^((m−n)/512); its centre never moves.
+    """Rotation with scores that fade with distance, by ζ_j^((m−n)/512).
 
-    The centre is the middle of `max_position_embeddings`, so that the factors stay smallest there.
-    In float16 they would overflow after a few thousand tokens: attention is float32, and its cache.
+    The factors are centred on the middle of `max_position_embeddings`. In float16 they would
+    overflow after a few thousand tokens: attention and its cache are float32.
     """
 
     wide_factors = True

@@ -14,7 +14,7 @@ Prepare = Callable[[Tensor, Any], Tensor]
 
 
 class Dot:
-    """q · k, position put into both by `prepare`, the position's own function."""
+    """q · k, both prepared by the position's `prepare`."""
 
     cache_unrotated = False
     attend_unrotated = None
@@ -24,7 +24,7 @@ class Dot:
 
 
 class Collinear:
-    """CoCA: q̃ and k̃ from the rotary tables (`ops.coca`). Keys are kept as t, unrotated."""
+    """CoCA: q̃ and k̃ from the rotary tables (`ops.coca`). Keys are cached as t, unrotated."""
 
     cache_unrotated = True
 

@@ -29,7 +29,7 @@ class SkipInit(nn.Module):
         nn.init.zeros_(self.beta)
 
     def gains(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Of the identity, of attention and of its centre: a number a head, or one for all."""
+        """Gains of the identity, of attention and of its centre: one a head, or one for all."""
         return self.alpha, self.beta, None
 
     def forward(self, x_BTC: Tensor, o_BTC: Tensor, centring: CentringTerm) -> Tensor:
@@ -55,9 +55,9 @@ class SkipInit(nn.Module):
 class Shaped(SkipInit):
     """α I + β A − γ C, three trained gains for each head, all from 1; W_Q starts at 0.
 
-    C is A at W_Q = 0: under softmax the mean over visible keys, under softmax-1 their sum over
-    n + 1, under a sink b over n + exp(b), and of several maps what they combine to; with ALiBi each
-    key weighs exp(−slope · distance) in these. So A = C at the start, and the whole is the identity
+    C is A at W_Q = 0: under softmax the mean over the n visible keys, under softmax-1 their sum
+    over n + 1, under a sink b over n + exp(b), combined as A is where a head has several maps; with
+    ALiBi a key weighs exp(−slope · distance). So A = C at the start, and the whole is the identity
     (arXiv 2311.01906, eq. 5 and footnote 3).
     """
 
@@ -77,8 +77,8 @@ class Shaped(SkipInit):
 class Annealed(SkipInit):
     """λ I + (1 − λ) A, λ = 1 − t, t the part of the run that is done: plain attention at the end.
 
-    λ is a number of the run and no weight: `on_step_end` sets it, checkpoints hold it. It never
-    rises, so that a model of plain attention can be trained again.
+    λ is a buffer that `on_step_end` sets. It never rises, so a trained model can be trained
+    further.
     """
 
     zero_queries = False
@@ -101,7 +101,7 @@ class Annealed(SkipInit):
 
 
 def _mixes_no_matrix(layer: LayerSpec) -> str | None:
-    """Why the identity cannot be mixed into this layer's attention."""
+    """Reason why the identity cannot be mixed into this layer's attention, or None."""
     if layer.num_value_heads != layer.num_attention_heads:
         return (
             "a head adds its own value to what it attends to, and "
@@ -117,7 +117,7 @@ def _mixes_no_matrix(layer: LayerSpec) -> str | None:
 
 
 def _from_zero_refuses(layer: LayerSpec) -> str | None:
-    """Why attention cannot start from W_Q = 0 beside the identity."""
+    """Reason why attention cannot start from W_Q = 0 beside the identity, or None."""
     if layer.scores != "dot" and not layer.query_range:
         return (
             f"scores={layer.scores!r} are quadratic in the queries, so that from W_Q = 0 no "

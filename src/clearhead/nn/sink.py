@@ -1,4 +1,4 @@
-"""A learned sink: softmax-1 with a logit of its own for each head."""
+"""Learned sink: softmax-1 with a learned logit for each head."""
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ class Sink(Softmax1):
 
     @property
     def rests(self) -> bool:
-        """True where every logit is so low that hardly any gradient reaches it."""
+        """True if every logit is so low that hardly any gradient reaches it."""
         return bool((self.logit <= NOTHING).all())
 
     @with_own_parameters
@@ -37,9 +37,9 @@ class Sink(Softmax1):
 
 
 def _adopt(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
-    """Logits that no row notices, or that of the fixed sink in whose place they are.
+    """Logits too low to have an effect, or the logit of the fixed sink that they replace.
 
-    An annealed start keeps them from notice by itself.
+    An annealed start needs no low logits: it has no effect at first.
     """
     logit = 0.0 if after.annealed_start or before.normalizer == "softmax1" else NOTHING
     like = weights["q_proj.weight"]

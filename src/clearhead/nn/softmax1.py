@@ -13,10 +13,9 @@ NOTHING = -40.0
 class Softmax1(nn.Module, Softmax):
     """A fixed sink of logit 0: exp(s) / (1 + Σ exp(s)). The base of learned sinks and key biases.
 
-    With `annealed_start` its logit is lowered by an offset of −40 (1 − t)², t the part of the
-    training run that is done: half of the run is spent above −10, where a null begins to count.
-    The offset is a number of the run and no weight: `on_step_end` sets it, checkpoints hold it. It
-    never falls, so that a model whose null has arrived can be trained again.
+    `annealed_start` adds −40 (1 − t)² to its logit, t the part of the training run that is done:
+    half of the run is spent above −10, where a null key begins to count. The offset is a buffer
+    that `on_step_end` sets. It never falls, so a trained model can be trained further.
     """
 
     offset: Tensor | None

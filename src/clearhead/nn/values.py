@@ -88,7 +88,7 @@ def _value_refuses(layer: LayerSpec) -> str | None:
 
 
 def _drawn_refuses(layer: LayerSpec) -> str | None:
-    """Why a matrix of heads cannot start as `value_init` says."""
+    """Reason why a matrix of heads cannot start as `value_init` says, or None."""
     if layer.value_init not in (None, *STARTS):
         return f"value_init={layer.value_init!r} is none of {', '.join(STARTS)}"
     if layer.value_init == "identity":

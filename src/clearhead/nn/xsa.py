@@ -1,4 +1,4 @@
-"""Exclusive self-attention (XSA): heads write only what a token's own value does not hold."""
+"""Exclusive self-attention (XSA): heads without the component along a token's own value."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from clearhead.spec import Declaration, LayerSpec
 def without_own(o: Tensor, v: Tensor, strength: Tensor | float = 1.0) -> Tensor:
     """o − (o · v̂) v̂ over the last dimension, v̂ = v / ‖v‖ (arXiv 2603.09078); o where v is 0.
 
-    Another `strength` takes that share of the component. The arithmetic is float32 (float64 for
+    `strength` is the share of the component that is removed. The arithmetic is float32 (float64 for
     float64); the result has the dtype of o.
     """
     exact = torch.promote_types(o.dtype, torch.float32)
@@ -21,10 +21,10 @@ def without_own(o: Tensor, v: Tensor, strength: Tensor | float = 1.0) -> Tensor:
 
 
 class ExclusiveSelfAttention(nn.Module):
-    """`without_own` of each head's output and its own token's value; no parameters.
+    """`without_own` of each head's output and the token's own value; no parameters.
 
     Heads that share a value each lose their component along it; a head of differential attention
-    (V1) has one value of twice the width. The first of causal tokens, which sees only its own
+    (V1) has one value of twice the width. A causal text's first token, which sees only its own
     value, gets nothing.
 
     With `annealed_start` its strength rises from 0 in proportion to the training run; like the

@@ -23,8 +23,8 @@ def alibi_columns(
 ) -> tuple[Tensor, Tensor]:
     """Columns for queries, float32 [B, H, T, 8], and keys, [B, 1, S, 8].
 
-    Their product times `scale` is −slope · (i − j): 0 at a token's own key, so that a sink beside
-    the keys is right too, which the usual slope · j would shift.
+    Their product times `scale` is −slope · (i − j), 0 at a token's own key. The usual slope · j
+    would shift scores against a sink.
 
     Every number has at most 8 significant bits, so that bfloat16 holds it exactly: positions are
     split in base 256 (two digits: up to 65,535), c = slope / scale is rounded to 16 bits, the

@@ -1,10 +1,9 @@
 """Attention over PyTorch's stock kernels, with an exact gradient for softmax-1 and for sinks.
 
-`clearhead.ops.dispatch` chooses the kernel: on CUDA PyTorch's own call where there is neither a
-sink nor a prefix. Other kernels return the output o of plain softmax and its log-sum-exp;
-`clearhead.ops.sinks` exchanges them for those with a sink, which the kernel's own backward pass
-then takes. Differentiating o · sigmoid(lse) instead is silently wrong, as the
-kernels' lse carries no gradient.
+`clearhead.ops.dispatch` chooses the kernel: on CUDA PyTorch's own call if there is neither a sink
+nor a prefix. Other kernels return the output o and log-sum-exp of plain softmax;
+`clearhead.ops.sinks` adds the sink to both, and the kernel's own backward pass takes the result.
+Differentiating o · sigmoid(lse) instead is silently wrong: the kernels' lse has no gradient.
 """
 
 from typing import Any
@@ -41,23 +40,23 @@ def attend(
         k_BGSD: keys, G dividing H; query head h reads group h // (H / G).
         v_BGSV: values, of any width V.
         causal: query i of T sees the keys up to S − T + i (the queries are the last of the keys).
-        window: a query sees only the keys less than so many places from its own.
-            Time and memory then grow with T · window.
+        window: a query sees only the keys less than `window` places away; time and memory grow with
+            T · window.
         sink: None for softmax; 0.0 for softmax-1 (arXiv 2410.17174); a tensor [H], a logit a head,
             or [B, H, T], a logit a query, which receives its gradient.
-        key_mask: bool [B, S], False for keys that nobody sees (padding). What their own queries
-            get is unspecified: 0 by kernels that leave them out.
+        key_mask: bool [B, S], False for keys that nobody sees (padding). The output of their own
+            queries is unspecified.
         segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
-        prefix: keys [B, G, N, D] and values [B, G, N, V] beside these, which every query sees.
+        prefix: keys [B, G, N, D] and values [B, G, N, V] that every query sees as well.
         scale: 1/√D unless given; of any sign.
-        kernel: names of `clearhead.ops.dispatch.KERNELS`, in order, with commas between; unless
-            given, the dispatch table chooses.
+        kernel: comma-separated names of `clearhead.ops.dispatch.KERNELS`, tried in order; by
+            default the dispatch table chooses.
 
     Returns:
         [B, H, T, V] in the dtype of v. A query that sees no key gets zeros, or the prefix alone.
 
     Raises:
-        ClearheadError: on shapes, dtypes or devices that do not fit, or kernels that do not serve.
+        ClearheadError: shapes, dtypes or devices that do not fit, or no named kernel serves.
     """
     visibility = Visibility(causal, window, key_mask, segments)
     options: dict[str, Any] = {"sink": sink, "prefix": prefix, "scale": scale, "kernel": kernel}
@@ -75,7 +74,7 @@ def attend_visible(
     scale: float | None = None,
     kernel: str | None = None,
 ) -> Tensor:
-    """`attend`, its masks given as one value."""
+    """`attend` with its masks as one `Visibility`."""
     check(q_BHTD, k_BGSD, v_BGSV, sink, visibility)
     queries, keys = q_BHTD.shape[2], k_BGSD.shape[2]
     if visibility.window is not None and (first := visibility.earliest(queries, keys)):
@@ -143,7 +142,7 @@ def _after_tokens(
 
 
 def at_zero_queries(sink: float | Tensor | None) -> float | Tensor | None:
-    """The sink if every query were 0: a logit by query is a product with it."""
+    """The sink at q = 0, where a logit by query (a product with q) is 0."""
     return 0.0 if isinstance(sink, Tensor) and sink.ndim == 3 else sink
 
 
@@ -217,7 +216,7 @@ class _Attend(torch.autograd.Function):
 def check(
     q: Tensor, k: Tensor, v: Tensor, sink: float | Tensor | None, visibility: Visibility
 ) -> None:
-    """Raise a ClearheadError for shapes or dtypes that do not fit, as of `attend`."""
+    """Raise a ClearheadError if shapes or dtypes do not fit `attend`."""
     causal, window, key_mask, segments = visibility
     if not q.dtype == k.dtype == v.dtype or not q.dtype.is_floating_point:
         found = f"{q.dtype}, {k.dtype}, {v.dtype}"

@@ -1,4 +1,4 @@
-"""The loss of a language model without its logits: by chunks of rows, gradient made on the way.
+"""Language-model loss in chunks of rows: logits are never held, gradients computed beside it.
 
 On CUDA one operator: liger-kernel's, where it is installed, or chunks whose body is compiled.
 """

@@ -1,9 +1,9 @@
 """Decayed mean over visible keys: the centring term C·x under ALiBi.
 
-At content scores of 0 attention's weights are exp(−slope · distance) over their sum. Such sums
-follow from each other by a factor at most 1, so that blocks of tokens are products with small
-matrices, and what came before a block is one vector: never a T × T matrix, and no exponential
-above 1 whatever the length.
+With content scores of 0, attention's weights are exp(−slope · distance) over their sum. A token's
+sum is the last one's times a factor of at most 1, plus its own term: blocks are products with small
+matrices, and one vector holds all that came before. No T × T matrix, and no exponential above 1 at
+any length.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,7 @@ def decayed_mean(
     C of arXiv 2311.01906, eq. 5, with the scores of arXiv 2108.12409 at W_Q = 0.
 
     Args:
-        x_BHSD: any float dtype. queries: T; queries are the last of the keys.
+        x_BHSD: values, any float dtype. queries: T, the last of the S keys.
         positions_BS: int64 [B or 1, S]. slopes_H: above 0.
         visibility: causal.
 

@@ -29,9 +29,9 @@ def differential(
 ) -> Tensor:
     """gain · RMSNorm(softmax(q1 k1ᵀ) v − λ softmax(q2 k2ᵀ) v) (arXiv 2410.05258, eqs. 1 and 3).
 
-    Heads come as the baseline has them and are paired by neighbours: head i owns queries 2i and
-    2i+1; kv-pair g owns keys 2g and 2g+1 and, as the halves of one value of width 2D, values 2g and
-    2g+1. Head i reads kv-pair i // (H/G), the semantics of the authors' flash files.
+    Neighbouring heads of the baseline form pairs: head i owns queries 2i and 2i+1; kv-pair g owns
+    keys 2g and 2g+1 and, as the halves of one value of width 2D, values 2g and 2g+1. Head i reads
+    kv-pair i // (H/G), as in the authors' flash files.
 
     Args:
         q_BHTD: queries, H even.
@@ -43,7 +43,7 @@ def differential(
         gain: 1 − λ_init; None where `norm_weight` holds it.
         sink: as in `attend`; a tensor has logits for each of the H maps.
         prefix: as in `attend`, its keys and values paired as the others are.
-        attend: what computes the maps, with `ops.attend`'s signature.
+        attend: attention function of the maps, with `ops.attend`'s signature.
         options: causal, window, key_mask, segments, scale, kernel, as in `attend`.
 
     Returns:
@@ -138,7 +138,7 @@ def differential_v2(
         k_BGSD: keys.
         v_BGSD: values.
         lam: λ, float32 [B, H/2, T, 1].
-        attend: what computes the maps, with `ops.attend`'s signature.
+        attend: attention function of the maps, with `ops.attend`'s signature.
         options: causal, window, sink, key_mask, segments, prefix, scale, as in `attend`.
 
     Returns:

@@ -1,8 +1,8 @@
 """The dispatch table of attention: request × device × dtype → kernel.
 
-Kernels are asked in the table's order. The first that neither refuses the request nor fails its
-test on the device (`clearhead.ops.self_test`) is taken: once for each kind of request, and logged.
-`ops.attend(kernel=…)` or the environment's CLEARHEAD_ATTENTION_KERNEL name others, in order.
+Kernels are tried in the table's order. The first that serves the request and passes its test on the
+device (`clearhead.ops.self_test`) is taken, once for each kind of request, and logged.
+`ops.attend(kernel=…)` or the environment's CLEARHEAD_ATTENTION_KERNEL give another list.
 """
 
 import logging
@@ -40,11 +40,11 @@ class Kernel(NamedTuple):
     """An entry of the table.
 
     Attributes:
-        device: on which it runs; None for every one. serves: in words, for the documentation.
+        device: type of its device; None for all. serves: in words, for the documentation.
         run: has `forward` and `backward`, or `attend`; for DIFFERENTIAL, `difference`; for
             UNROTATED, `unrotated`; for PREFIXED, `prefixed`.
-        refuses: the reason why it does not serve a request.
-        kinds: of requests that it knows.
+        refuses: reason against a request, or None.
+        kinds: kinds of requests that it computes.
     """
 
     device: str | None
@@ -104,7 +104,7 @@ KERNELS: Mapping[str, Kernel] = {
 
 
 class Choice(NamedTuple):
-    """The kernel that was taken, and why each asked before it was not."""
+    """The kernel taken, and the reason against each one before it."""
 
     name: str
     refusals: Mapping[str, str]
@@ -121,16 +121,16 @@ def select_kernel(
 ) -> str:
     """The name of the kernel in `KERNELS` that computes this.
 
-    Of a kind that is not PLAIN it may be "": then V1's maps go one by one, CoCA's keys are rotated
-    first, a prefix is joined to what the other keys give, and what comes of them is plain.
+    For a kind other than PLAIN it may be "". The caller then makes plain requests: V1 map by map,
+    CoCA with rotated keys, a prefix joined to the other keys' output.
 
     Args:
-        kernel: names of kernels, in order, with commas between; by default what the environment
-            says, or the table's own order.
+        kernel: comma-separated names, tried in order; by default CLEARHEAD_ATTENTION_KERNEL's, or
+            all of the table.
         sink: a sink or a prefix joins the log-sum-exp.
 
     Raises:
-        ClearheadError: if none of the kernels named serves the request.
+        ClearheadError: none of the named kernels serves the request.
     """
     if is_exporting():  # what serves any length, on any device
         if kind == PLAIN:
@@ -148,7 +148,7 @@ def arguments_of(
     kind: str = PLAIN,
     sink: bool = False,
 ) -> tuple[object, ...]:
-    """The arguments of `request`, each of which torch.compile takes for a constant."""
+    """Arguments of `request`, all constants under torch.compile."""
     (_, heads, queries, depth), (_, groups, keys, _) = q_BHTD.shape, k_BGSD.shape
     device, compiled = q_BHTD.device, torch.compiler.is_compiling()
     # Conditions, not comparisons: a compiler takes their outcomes for constants, and is not asked
@@ -169,7 +169,7 @@ def arguments_of(
 
 
 def request(device: str, ordinal: int | None, *rest: object) -> Request:
-    """The request of these arguments, with what its device can do."""
+    """The request, with its device's capability."""
     capability = torch.cuda.get_device_capability(ordinal) if device == "cuda" else None
     return Request(device, ordinal, capability, *rest)  # type: ignore[arg-type]
 
@@ -192,12 +192,12 @@ def _chosen(names: str, *arguments: Any) -> str:
 def resolve(
     asked: Request, names: str = "", failure: Callable[[Any, Request], str | None] | None = None
 ) -> Choice:
-    """The first kernel that serves the request; of `names`, if any are given.
+    """The first kernel that serves the request, of `names` if given.
 
-    For a kind that is not PLAIN, the names up to the first that does not know it.
+    For a kind other than PLAIN, names after the first that does not compute it are ignored.
 
     Args:
-        failure: tests a kernel on its GPU; None trusts every one.
+        failure: tests a kernel on its GPU and returns its error; None: no test.
     """
     order = _named(names)
     if asked.kind == PLAIN:

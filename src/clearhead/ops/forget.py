@@ -1,4 +1,4 @@
-"""A learned decay without a T × T bias: more columns of queries and keys carry Σ log f."""
+"""Learned decay without a T × T bias: extra columns of queries and keys carry Σ log f."""
 
 import torch
 from torch import Tensor
@@ -14,9 +14,8 @@ def forget_columns(
 ) -> tuple[Tensor, Tensor]:
     """Columns for queries, [B, P · R, T, N], and keys, [B, P, S, N], for scores of `dtype`.
 
-    Their product times `scale` is c_i − c_j, c the running sum of a head's log f: the sum of log f
-    over the keys after j up to i, and 0 at a token's own key, so that a sink beside the keys is
-    right too.
+    Their product times `scale` is c_i − c_j, c the running sum of a head's log f: the sum over the
+    keys after j up to i. It is 0 at a token's own key, so a sink's logit stays comparable.
 
     c is summed in float64, counted from the last key, and split into parts of 8 significant bits,
     which every dtype holds: 3 of them, or 7 for float64. A logit is off by about 2^−23 of the

@@ -21,7 +21,7 @@ def hadamard(size: int) -> Tensor:
 
 
 def factors(block: int) -> tuple[Tensor, Tensor]:
-    """Matrices whose Kronecker product is `hadamard(block)`, as nearly of one size as can be."""
+    """Two matrices of nearly one size, with the Kronecker product `hadamard(block)`."""
     exponent = block.bit_length() - 1
     return hadamard(1 << exponent // 2), hadamard(1 << -(-exponent // 2))
 
@@ -41,8 +41,8 @@ def rotate_blocks(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def rotate_channels(x: Tensor) -> Tensor:
-    """The last dimension turned by the largest blocks that divide it, in x's dtype.
+    """x H / √block along the last dimension with block = `block_of(width)`, in x's dtype.
 
-    Turned inputs times turned weights are the product that they were.
+    Rotating both inputs and weights leaves their product unchanged.
     """
     return rotate_blocks(x, *(one.to(x) for one in factors(block_of(x.shape[-1]))))

@@ -1,4 +1,4 @@
-"""Heads that share keys and values; widths and layouts that kernels read as they are."""
+"""Repeated key/value heads, and the widths and memory layouts that kernels require."""
 
 import torch
 from torch import Tensor
@@ -21,14 +21,12 @@ def add(x_BHSN: Tensor, groups: int) -> Tensor:
 
 
 def alike(*tensors: Tensor, multiple: int = 1) -> list[Tensor]:
-    """The same tensors, their last dimensions contiguous and as wide as the widest, by zeros.
+    """The tensors with contiguous last dimensions, zero-padded to the widest.
 
-    The kernels read rows as if a row's numbers were neighbours, and check nothing when they are
-    called below `scaled_dot_product_attention`. Padding may keep a layout whose rows are not.
+    Called below `scaled_dot_product_attention`, kernels assume contiguous rows and check nothing.
 
     Args:
-        multiple: the width is rounded up to a multiple of it, and rows begin at one: kernels that
-            ask for it load so many numbers at once.
+        multiple: width and row starts are rounded up to multiples of it, for vectorised loads.
     """
     ready = multiple == 1
     for x in tensors:

@@ -1,7 +1,7 @@
-"""Attention of a lone query, a step of decoding, by two matrix products that read the cache as it
-lies: the queries of a group are rows over its keys, and V1's maps share one reading of the value.
+"""Attention of a lone query (a decoding step) by two matrix products over the cache as stored.
 
-A CPU's flash kernel takes five times as long for it in bfloat16 (docs/performance.md).
+The queries of a group are rows over its keys, and V1's maps share one read of the value. A CPU's
+flash kernel takes five times as long in bfloat16 (docs/log.md).
 """
 
 import torch
@@ -17,7 +17,7 @@ backward = tiles.backward
 
 
 def refuses(request: Request) -> str | None:
-    """The reason why this does not compute the request, or more slowly than another."""
+    """Reason against this kernel: it cannot compute the request, or another is faster."""
     if request.device == "cpu" and request.dtype not in HALF:
         return "flash is as fast in float32"
     return refuses_differential(request)
@@ -86,7 +86,7 @@ def prefixed(
     scale: float,
     visibility: Visibility,
 ) -> Tensor:
-    """o [B, H, 1, V] over a prefix too, keys [B, G, N, D] and values [B, G, N, V]: more columns."""
+    """o [B, H, 1, V] with a prefix, keys [B, G, N, D] and values [B, G, N, V], as extra columns."""
     (batch, heads, _, _), (_, groups, number, _) = q_BH1D.shape, prefix[0].shape
     q = (widened(q_BH1D) * scale).reshape(batch * groups, -1, q_BH1D.shape[3])
     own_k, own_v, k, v = (x.flatten(0, 1) for x in (*prefix, k_BGSD, v_BGSV))
@@ -111,7 +111,7 @@ def difference(
 ) -> Tensor:
     """o1 − λ o2 before any norm, [B, H/2, 1, 2D] in the dtype of v: (P1 − λ P2) V by one product.
 
-    Arguments as of `ops.differential`; PyTorch differentiates it.
+    Arguments as in `ops.differential`; differentiable.
     """
     heads, groups = q_BH1D.shape[1], k_BGSD.shape[1]
     shared = heads // groups

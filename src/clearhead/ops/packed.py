@@ -1,4 +1,4 @@
-"""Attention in one operator each way, which torch.compile does not look into.
+"""Forward and backward attention as opaque operators for torch.compile.
 
 Padded rows and packed documents go to a kernel for texts of many lengths, and their number of
 tokens is unknown to a compiler. The efficient kernel's backward pass cannot be traced: PyTorch
@@ -21,8 +21,7 @@ _KERNELS: dict[str, Any] = {"flash": cuda_flash, "efficient": cuda_efficient}
 class Operator:
     """`forward` and `backward` as every kernel of attention has them, by one of `_KERNELS`.
 
-    A token that is hidden sees none but hidden ones, or nothing: its output is then 0, its
-    log-sum-exp −inf.
+    A hidden token sees only hidden tokens, or nothing: output 0, log-sum-exp −inf.
     """
 
     def __init__(self, kernel: str) -> None:

@@ -1,8 +1,7 @@
-"""Texts one after the other, without padding: what kernels for texts of many lengths take.
+"""Packed texts without padding, the input of variable-length kernels.
 
-The order of the tokens and the texts' ends depend on the masks alone. They are found once for the
-layers of a model, which are given the same masks: kept as long as a mask lives and is not written
-to.
+Token order and text ends depend on the masks alone. They are computed once for all layers, and kept
+while a mask lives and is not written to.
 """
 
 import weakref
@@ -21,12 +20,12 @@ HIDDEN = 128
 class Packing(NamedTuple):
     """Tokens of texts, in the order of [B, T] queries and [B, S] keys.
 
-    A text is what one row has of one document; a hidden token belongs to none, or to one of hidden
-    tokens. The queries of a text are the last of its keys, as the rows' are.
+    A text is one row's part of one document; hidden tokens belong to no text, or to texts of their
+    own. A text's queries are the last of its keys.
 
     Attributes:
-        of_queries, of_keys: places of the tokens; None if all are taken as they come.
-        places_q: of each query its text, and its place there.
+        of_queries, of_keys: places of the tokens; None for all, in order.
+        places_q: each query's text, and its place in it.
         ends_q, ends_k: cumulative lengths of the texts, int32, from 0.
         longest_q, longest_k: most tokens of a text.
         gapless: whether each text's tokens are neighbours in their row.
@@ -42,7 +41,7 @@ class Packing(NamedTuple):
     gapless: bool
 
     def serves(self, window: int | None) -> bool:
-        """True where a window means the same as in the rows."""
+        """True if a window sees the same keys as in the rows."""
         return window is None or self.gapless
 
 
@@ -51,7 +50,7 @@ _KEPT: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def packing(key_mask: Tensor | None, segments: Tensor | None, queries: int) -> Packing:
-    """The packing of rows of which the last `queries` keys are queries; needs either mask."""
+    """The packing of rows with the last `queries` keys as queries; needs a mask or segments."""
     mask, other = (segments, key_mask) if key_mask is None else (key_mask, segments)
     assert mask is not None
     if mask.is_inference() or (other is not None and other.is_inference()):
@@ -80,7 +79,7 @@ def _pack(key_mask: Tensor | None, segments: Tensor | None, queries: int) -> Pac
 
 
 def _sort(document: Tensor, key_mask: Tensor | None, queries: int) -> Packing:
-    """Texts by their first token; tokens of a text as they come, hidden ones left out."""
+    """Texts ordered by their first token, without hidden tokens."""
     batch, keys = document.shape
     place, document = torch.arange(batch * keys, device=document.device), document.flatten()
     if key_mask is not None:

@@ -1,4 +1,4 @@
-"""Modes of torch that results depend on: autocast, torch.func, export, fake tensors; RMS norms."""
+"""Torch's modes (autocast, torch.func, export, fake tensors) and the RMS norm."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -11,14 +11,14 @@ _EXACT = (torch.float32, torch.float64)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
-    """Hold off autocast on the device of x; the meta device has none."""
+    """Disable autocast on the device of x; the meta device has none."""
     if x.is_meta or not torch.is_autocast_enabled(x.device.type):
         return _NOTHING
     return torch.autocast(x.device.type, enabled=False)
 
 
 def widened(x: Tensor) -> Tensor:
-    """x in float32; float64 stays."""
+    """x as float32; float64 stays float64."""
     return x if x.dtype in _EXACT else x.float()
 
 
@@ -51,12 +51,12 @@ def is_exporting() -> bool:
 
 
 def has_numbers(x: Tensor) -> bool:
-    """False for fake tensors, by which memory is planned, under a compiler and under torch.func."""
+    """False if x has no values: fake tensors, under a compiler, under torch.func."""
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
         return False
     return not (x.is_meta or isinstance(x, FakeTensor))
 
 
 def readable(x: Tensor) -> bool:
-    """True if numbers can be read at no cost: a GPU would be waited for."""
+    """True if values can be read without waiting for a GPU."""
     return x.device.type == "cpu" and has_numbers(x)

@@ -1,4 +1,4 @@
-"""A request for attention, as the dispatch table sees it, and what its gradients are made of."""
+"""Attention requests, as the dispatch table sees them, and tensors saved for gradients."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ HALF = (torch.bfloat16, torch.float16)
 # Kinds of request: the dot product; V1's two maps at once; CoCA's keys before their rotation; a
 # prefix beside the keys.
 PLAIN, DIFFERENTIAL, UNROTATED, PREFIXED = "plain", "differential", "unrotated", "prefixed"
-# Compiled tiles beat PyTorch's CPU flash kernel up to here (docs/performance.md); beyond, unrolled
+# Compiled tiles beat PyTorch's CPU flash kernel up to here (docs/log.md); beyond, unrolled
 # tiles also take long to compile.
 SHORT = 1024
 

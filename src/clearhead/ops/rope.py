@@ -32,9 +32,9 @@ KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 class Rotation:
-    """Rotation of keys that are kept unrotated: its table is made when it is first wanted.
+    """Rotation of keys that are cached unrotated; its table is computed at first use.
 
-    A kernel that turns keys as it reads them needs positions and frequencies alone.
+    Kernels that rotate keys as they read them need only positions and frequencies.
     """
 
     def __init__(self, positions_BS: Tensor, frequency: Tensor, factor: float = 1.0) -> None:
@@ -44,7 +44,7 @@ class Rotation:
         self._indices: Tensor | None = None
 
     def table(self) -> tuple[Tensor, Tensor]:
-        """As of `rotary_table`."""
+        """`rotary_table` at these positions."""
         if self._table is None:
             self._table = rotary_table(self.positions_BS, self.frequency, self.factor)
         return self._table
@@ -64,7 +64,7 @@ def rotary_table(
     cos of position · frequency for both halves of a head's channels; −sin for the first half and
     sin for the second.
 
-    frequency: [width/2], or [B, width/2] for frequencies of each row's own.
+    frequency: [width/2], or [B, width/2] for each row's own.
     attention_factor: multiplies both, and so the scores by its square (YaRN).
     """
     frequency = frequency[None, None, None] if frequency.ndim == 1 else frequency[:, None, None]
@@ -183,9 +183,8 @@ def xpos_tables(
     """xPos's rotary tables of queries and keys, float32, times ζ_j^±((position − centre) / 512).
 
     ζ_j = (2j + 0.4 d) / (1.4 d) (arXiv 2212.10554), so that the score of pair j has the factor
-    ζ_j^((m−n)/512), whatever the centre. A fixed centre, not one of the sequence, lets keys stay
-    in a cache; centred on the middle of the positions in use, the factors stay smallest: at most
-    7e34 up to 32,768 tokens from it, which fits bfloat16 and float32, not float16.
+    ζ_j^((m−n)/512), whatever the centre. A fixed centre lets keys stay in a cache. Up to 32,768
+    tokens from it the factors are at most 7e34, which fits bfloat16 and float32, not float16.
     """
     zeta = xpos_zeta(frequency)
 

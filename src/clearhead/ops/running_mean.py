@@ -23,7 +23,7 @@ def running_mean(
     """m_t = Σ x_s / n_t over the n_t keys that query t sees (arXiv 2311.01906, C of eq. 5).
 
     Args:
-        x_BHSD: any float dtype. queries: T; queries are the last of the keys.
+        x_BHSD: values, any float dtype. queries: T, the last of the S keys.
 
     Returns:
         (mean, count): [B, H, T, D] and [B or 1, T], both float32 (float64 for float64): a sum kept
@@ -63,7 +63,7 @@ def running_mean(
 def running_sum(x_BHTD: Tensor, way: str | None = None) -> Tensor:
     """Σ_{s ≤ t} x_s over the last dimension but one, in the dtype of x.
 
-    `way` is one of WAYS, for tests and timings; unless given, the fastest here.
+    `way` is one of WAYS, for tests and timings; by default the fastest for x.
     """
     return WAYS[way or _fastest(x_BHTD)](x_BHTD)
 
@@ -105,7 +105,7 @@ def _by_unrolled(x_BHTD: Tensor) -> Tensor:
 
 
 def _over_blocks(x_BHTD: Tensor, block: int, within: Callable[[Tensor], Tensor]) -> Tensor:
-    """Running sums `within` blocks, and to each what came before its block."""
+    """Running sums: `within` blocks, plus the totals of the blocks before."""
     length = x_BHTD.shape[2]
     if length % block:
         x_BHTD = torch.nn.functional.pad(x_BHTD, (0, 0, 0, -length % block))
@@ -154,7 +154,7 @@ def windowed_mean(
 def _by_segment(
     x_BHSD: Tensor, queries: int, causal: bool, key_mask: Tensor | None, segments_BS: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """A running sum over the keys in the order of their segments, less what was before the own."""
+    """A running sum over keys sorted by segment, minus the sum before the own segment."""
     exact = torch.promote_types(x_BHSD.dtype, torch.float32)
     order = segments_BS.argsort(dim=1, stable=True)
     mask = torch.ones_like(segments_BS, dtype=torch.bool) if key_mask is None else key_mask

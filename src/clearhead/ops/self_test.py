@@ -1,8 +1,8 @@
-"""A kernel's proof on a device, before it is used there: a tiny request against the oracle.
+"""Test of a kernel on its device before first use: a tiny request against the oracle.
 
-Kernels of other libraries differ by device, version and width, and some were never run where this
-was written. So none is trusted on a GPU until output and gradients, with a sink, agree with float64
-there: once a process, for each kind of request, in milliseconds.
+Other libraries' kernels differ by device, version and width. A GPU's kernel is used once its output
+and gradients, with a sink, agree with float64: tested once a process and kind of request, in
+milliseconds.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _NAMES = ("o", "dq", "dk", "dv", "dλ", "dsink")
 
 
 def failure(kernel: Any, request: Request) -> str | None:
-    """The reason why the kernel is not to be trusted with such requests on this device."""
+    """The kernel's error with such requests on this device; None if it passes."""
     return _guarded(lambda device: _attention(kernel, request, device), request)
 
 
@@ -46,7 +46,7 @@ def _guarded(test: Callable[[torch.device], str | None], request: Request) -> st
 
 
 def _drawn(request: Request, device: torch.device) -> tuple[list[Tensor], Tensor, Visibility]:
-    """q, k and v, the output's gradient, and what is seen."""
+    """Random q, k and v, a gradient of the output, and the visibility."""
     draw = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> Tensor:

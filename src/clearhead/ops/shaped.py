@@ -1,4 +1,4 @@
-"""Shaped attention: the identity, attention and its centre, each by a gain of its own a head."""
+"""Shaped attention: the identity, attention and its centre, each times a gain a head."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ def shaped(
     """α_h x + β_h o − γ_h C x (arXiv 2311.01906, eq. 5), in the dtype of x.
 
     Args:
-        x_BTHD: what each token itself has for the heads. o_BTHD: attention's output.
+        x_BTHD: each token's own values. o_BTHD: attention's output.
         centre_BTHD: C x, attention's output at W_Q = 0; None, with gamma_H, leaves it out.
     """
     # One operation a term: uncompiled, a step of decoding is bound by their number.
@@ -33,7 +33,7 @@ def shaped_causal(
 ) -> Tensor:
     """`shaped` where C x is the running mean of x over whole rows: Σ_{s ≤ t} x_s / t, from t = 1.
 
-    On a GPU one kernel each way (`shaped_fused`), which has no second derivative.
+    On a GPU one kernel each way (`shaped_fused`), without a second derivative.
     """
     heads, width = x_BTHD.shape[2:]
     x_BTC = x_BTHD.flatten(2)

@@ -1,7 +1,7 @@
 """Shaped attention with its running mean in one pass over memory each way, on a GPU.
 
-The mean is a scan, and the gradients of the gains are sums over everything: PyTorch's compiler
-makes several kernels of them, each of which reads it all (docs/performance.md).
+The mean is a scan, and the gains' gradients are sums over all tokens; PyTorch's compiler would read
+the inputs several times.
 """
 
 import importlib.util
@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Tokens and channels of a program's tile, and its warps (others: docs/performance.md). 32 numbers
+# Tokens and channels of a program's tile, and its warps (others: docs/log.md). 32 numbers
 # of float32 are a line of the cache; four numbers a thread keep the registers few, 64 and 80 on
 # sm_90, so that several programs share a processor and hide each other's waiting.
 BLOCK_T, BLOCK_C, WARPS = 32, 32, 8
 
 
 def _startable() -> bool:
-    """True where Triton is installed (CPU builds of PyTorch lack it) and can start a kernel.
+    """True if Triton is installed (CPU builds of PyTorch lack it) and can start a kernel.
 
-    It does so through a small library that it has a C compiler make, which slim images lack.
+    That takes a C compiler, which slim images lack.
     """
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     headers = Path(sysconfig.get_config_var("INCLUDEPY") or "", "Python.h")
@@ -37,7 +37,7 @@ STARTABLE = _startable()
 
 
 def supports(x_BTHD: Tensor, o_BTHD: Tensor) -> bool:
-    """True where the kernels can be started, for these."""
+    """True if the kernels can run on these."""
     return STARTABLE and x_BTHD.is_cuda and x_BTHD.dtype in DTYPES and o_BTHD.dtype in DTYPES
 
 

@@ -1,4 +1,4 @@
-"""A null key beside every row of keys, a sink or a prefix: its exchange of (o, lse) for (o1, lse1).
+"""Adding a sink or a prefix, as a null key, to attention's output: (o, lse) → (o1, lse1).
 
 With lse1 = logaddexp(lse, s) the output is o1 = o · exp(lse − lse1), plus value · exp(s − lse1)
 where the sink has a value. Handing (o1, lse1) to a softmax kernel's *own* backward in place of
@@ -15,7 +15,7 @@ from clearhead.ops.precision import without_autocast
 def join(
     o_BHTV: Tensor, lse_BHT: Tensor, sink: Tensor, value_BHTV: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(o1, lse1) of softmax's own (o, lse), which are given up."""
+    """(o1, lse1) from softmax's (o, lse), which may be overwritten."""
     null_BHT = by_row(sink, lse_BHT)
     lse1_BHT = torch.logaddexp(lse_BHT, null_BHT)
     # In place: one pass, whose arithmetic is float32 and whose result has the dtype of o.
@@ -26,7 +26,7 @@ def join(
 
 
 def by_row(sink: Tensor, lse_BHT: Tensor) -> Tensor:
-    """A logit of all, a head, [H], or a query, [B, H, T], as it meets the log-sum-exp."""
+    """The logit (one, [H], or [B, H, T]) broadcast against the log-sum-exp."""
     sink = sink.to(lse_BHT.dtype)
     return sink[:, None] if sink.ndim == 1 else sink
 
@@ -52,11 +52,11 @@ def gradients(
 def as_null(
     q_BHTD: Tensor, prefix: tuple[Tensor, Tensor], sink: float | Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The log-sum-exp of each query's scores of a prefix, and what the prefix adds at that weight.
+    """A prefix as one null key for each query: its logit (a log-sum-exp) and its value.
 
-    With the output o and the log-sum-exp l over the other keys, attention over all of them is
-    o · exp(l − l1) + value · exp(logit − l1), l1 = logaddexp(l, logit). So the prefix is never laid
-    beside the other keys: their kernel, masks and cache stay as they are.
+    With the output o and the log-sum-exp l over the other keys, attention over all of them is o ·
+    exp(l − l1) + value · exp(logit − l1), l1 = logaddexp(l, logit). The other keys' kernel, masks
+    and cache stay as they are.
 
     Args:
         prefix: keys [B, G, N, D] and values [B, G, N, V], prepared as the others are.

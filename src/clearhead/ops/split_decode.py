@@ -1,4 +1,4 @@
-"""Attention of a lone query on a GPU by Triton kernels that read each byte of the cache once.
+"""Attention of a lone query on a GPU, by Triton kernels that read the cache once.
 
 The keys are split over the processors (`clearhead.ops.split_decode_kernels`). One body serves the
 dot product; differential attention V1, whose two maps share one reading of the value; and CoCA,
@@ -28,9 +28,9 @@ backward = tiles.backward  # of the dot product alone; the others are refused wh
 
 
 def block_of(row: int, rotated: bool) -> tuple[int, int]:
-    """Keys of a block, and the blocks on their way at a time, by the bytes of a row of values.
+    """Keys of a block, and blocks loaded ahead, by the bytes of a row of values.
 
-    By instructions a key and without a spill in registers (docs/performance.md).
+    The fewest instructions a key that spill no registers.
     """
     if rotated and row <= 128:
         return 64, 3
@@ -171,7 +171,7 @@ def _outputs(q: Tensor, v: Tensor, maps: int) -> tuple[Tensor, Tensor]:
 
 
 def part_of(programs: int, keys: int, block: int, processors: int) -> int:
-    """Keys of a part, whole blocks: so few that four programs share each processor."""
+    """Keys of a part, in whole blocks: about four programs a processor."""
     wanted = min(MOST_PARTS, max(1, 4 * processors // programs))
     return -(-keys // (wanted * block)) * block
 
@@ -183,7 +183,7 @@ def _processors(x: Tensor) -> int:
 
 
 def _by_text(x: Tensor) -> int:
-    """The stride from text to text of what all may share."""
+    """The stride from text to text; 0 if all texts share x."""
     return x.stride(0) if x.ndim == 2 and len(x) > 1 else 0
 
 

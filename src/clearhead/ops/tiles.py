@@ -3,7 +3,7 @@
 A tile holds ROWS queries against every key they may see, so memory grows with T and never with
 T × T; under a window neither memory nor time grows with what lies outside it. Under torch.compile
 the arithmetic on the scores fuses, and on a CPU the whole is about twice as fast as PyTorch's own
-flash kernel at short lengths (docs/performance.md).
+flash kernel at short lengths (docs/log.md).
 
 Scores are made in float32 whatever the inputs: rounding them to bfloat16 would put an error of
 |score| / 256 into every exponent.

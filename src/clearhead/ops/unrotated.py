@@ -1,4 +1,4 @@
-"""Attention of a lone query over CoCA's keys as they are cached: t, half as wide, unrotated."""
+"""Attention over CoCA's keys as cached: t, half as wide, unrotated."""
 
 from typing import Any
 
@@ -26,12 +26,12 @@ def attend_unrotated(
     scale: float,
     **options: Any,
 ) -> Tensor:
-    """`attend` over `coca_keys(t, rotation.table(), form)`, which a kernel may make as it reads t.
+    """`attend` over `coca_keys(t, rotation.table(), form)`; a kernel may rotate t as it reads.
 
     Args:
-        q_BHTD: as of `coca_queries`. t_BGSE: x W_T before the relu, [B, G, S, D/2].
+        q_BHTD: as in `coca_queries`. t_BGSE: x W_T before the relu, [B, G, S, D/2].
         rotation: of the last S keys, or of more.
-        attend: what computes it where no kernel does, with `options`.
+        attend: attention function, called with `options`, where no kernel reads t.
 
     Returns:
         [B, H, T, V].

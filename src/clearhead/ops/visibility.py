@@ -25,7 +25,7 @@ class Visibility(NamedTuple):
 
     Attributes:
         causal: query i sees the keys up to S − T + i.
-        window: of these only the keys less than so many places from its own; None for all.
+        window: of these only the keys less than `window` places away; None for all.
         key_mask: bool [B, S], False for keys that nobody sees (padding).
         segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
     """
@@ -41,7 +41,7 @@ class Visibility(NamedTuple):
         return self.key_mask is not None or self.segments is not None
 
     def settled(self, queries: int, keys: int) -> "Visibility":
-        """The same keys, in the form that the most kernels take."""
+        """The same keys, in the form that most kernels accept."""
         bites = self.window is not None and (is_exporting() or self.window < keys)
         # A condition: under torch.compile a comparison of lengths need be no constant.
         several = True if queries > 1 or bites else False  # noqa: SIM210
@@ -50,7 +50,7 @@ class Visibility(NamedTuple):
         return Visibility(causal, window, self.key_mask, self.segments)
 
     def earliest(self, queries: int, keys: int) -> int:
-        """The first key that any query may see: those before it may be left out."""
+        """The first key that any query may see."""
         if self.window is None or is_exporting():
             return 0
         return max(0, keys - queries - self.window + 1)
@@ -64,9 +64,9 @@ class Visibility(NamedTuple):
         return self._replace(key_mask=key_mask, segments=segments)
 
     def spans(self, queries: int, keys: int, rows: int) -> Iterator[Span]:
-        """All queries, at most `rows` at a time, with the keys of each lot.
+        """Spans of at most `rows` queries, with their keys.
 
-        An exported program has one lot: their number would fix the length of its texts.
+        An exported program has one span: their number would fix the length of its texts.
         """
         if is_exporting():
             yield Span(0, queries, 0, keys)
