@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 45_495
+LINES = 45_499
 LONGEST = 400
 
 

@@ -2,12 +2,14 @@
 
     python tools/migrate_records.py FILE ...
 
-Three forms are converted: headers of the kinds `diagnosis` and `quantization` to `run` with a
-"study"; `scheme`, one result of a quantisation, to measures; and cells that hold their "result" to
-measures, a curve and a closing line. A result's numbers that tables leave out become details of its
-first measure. A file without such lines is left as it is.
+Configurations with "scores" collinear say coca. Three forms are converted: headers of the kinds
+`diagnosis` and `quantization` to `run` with a "study"; `scheme`, one result of a quantisation, to
+measures; and cells that hold their "result" to measures, a curve and a closing line. A result's
+numbers that tables leave out become details of its first measure. A file without such lines is left
+as it is.
 """
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,6 +30,7 @@ METRICS = {
     "accuracy": "accuracy",
     "accuracy_normalised": "accuracy_normalised",
 }
+COLLINEAR = re.compile(r'("scores": ")collinear')
 DECISIVE = ("weights", "data", "splits", "tokens", "dtype")
 
 
@@ -87,10 +90,13 @@ def main(paths: list[str]) -> int:
         return 2
     for path in map(Path, paths):
         try:
+            text = path.read_text("utf-8")
+            if (renamed := COLLINEAR.sub(r"\1coca", text)) != text:
+                write_text(path, renamed)
             lines = jsonl.read(path)
             if any(map(is_old, lines)):
                 write_text(path, "".join(map(jsonl.encode, migrated(lines))))
-        except (ClearheadError, KeyError) as error:
+        except (ClearheadError, OSError, KeyError) as error:
             print(f"{path}: {error}", file=sys.stderr)
             return 2
     return 0

@@ -297,7 +297,7 @@ def test_a_preset_is_put_on_before_the_first_step(llama, going_on, tmp_path, cap
     run = tmp_path / "run"
     words = ["train", "coca", "--from", str(llama), *going_on, "--output", str(run)]
     assert call(*words, "--train.learning-rate", "1e-12") == 0
-    assert _record(run)["model"]["scores"] == "collinear"
+    assert _record(run)["model"]["scores"] == "coca"
     found = load_file(run / "final/model.safetensors")["model.layers.0.self_attn.k_proj.weight"]
     theirs = load_file(llama / "model.safetensors")["model.layers.0.self_attn.k_proj.weight"]
     assert found.shape[0] == theirs.shape[0] // 2

@@ -127,7 +127,7 @@ DECODED = [
     *(
         (form, {"scores": scores, "query_range": 0.3, "num_key_value_heads": 4})
         for form in ("skipless", "sas", "sas-p")
-        for scores in ("collinear", "collinear-strict", "collinear-slack")
+        for scores in ("coca", "coca-strict", "coca-slack")
     ),
 ]
 

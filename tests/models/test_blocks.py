@@ -216,7 +216,7 @@ def test_a_learned_gain_of_the_skip_is_the_released_code_s():
 
 
 def test_collinear_scores_shaped_from_a_stated_start():
-    config = make_config("sas", scores="collinear", query_range=0.3)
+    config = make_config("sas", scores="coca", query_range=0.3)
     model = ClearheadForCausalLM(config)
     assert (model.model.layers[0].self_attn.q_proj.weight != 0).all()
     ids = random_ids()

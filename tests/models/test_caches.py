@@ -234,7 +234,7 @@ def test_a_cache_of_another_model_is_refused(kind):
     for other in (
         {"num_key_value_heads": 4},
         {"head_dim": 4},
-        {"scores": "collinear"},
+        {"scores": "coca"},
         {"num_hidden_layers": 1},
         {"num_hidden_layers": 3},
     ):

@@ -36,7 +36,7 @@ from clearhead.spec import AXES, RANGES, LayerSpec
         ({"maps": "differential", "head_norm": "layer"}, "none of affine, plain, none"),
         ({"position": "alibi", "max_position_embeddings": 100_000}, "two digits"),
         ({"position": "xpos", "max_position_embeddings": 100_000}, "leave float32"),
-        ({"position": "alibi", "scores": "collinear"}, "rotates nothing"),
+        ({"position": "alibi", "scores": "coca"}, "rotates nothing"),
         (
             {"position": "xpos", "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
             "not defined for it",
@@ -174,7 +174,7 @@ OVERRIDES = [
     {"attention_dropout": 0.1},
     {"num_attention_heads": "9"},
     {"rope_parameters": {"rope_type": "ntk"}},
-    {"shaping": "shaped", "scores": "collinear"},
+    {"shaping": "shaped", "scores": "coca"},
     {"direction": "bidirectional"},
 ]
 
@@ -351,3 +351,14 @@ def test_a_model_and_its_layers_have_the_same_numbers_and_axes():
     assert shared >= {*AXES, "norm_eps", "dropout"}
     for name in shared:
         assert layer[name] in (MISSING, getattr(found, name)), name
+
+
+def test_a_saved_model_that_says_collinear_is_coca(tmp_path):
+    layers = [{}, {"scores": "coca-slack"}]
+    ClearheadConfig(scores="coca", num_hidden_layers=2, layer_overrides=layers).save_pretrained(
+        tmp_path
+    )
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"coca', '"collinear'))
+    read = ClearheadConfig.from_pretrained(tmp_path)
+    assert (read.scores, read.layer_overrides) == ("coca", layers)

@@ -24,7 +24,7 @@ MEETINGS = [
     {"epilogue": "xsa"},
     {"epilogue": "gate", "maps": "differential", "normalizer": "key"},
     {"epilogue": "gate", "shaping": "shaped", "query_range": 0.3, "normalizer": "key"},
-    {"epilogue": "gate", "scores": "collinear", "maps": "differential-v2"},
+    {"epilogue": "gate", "scores": "coca", "maps": "differential-v2"},
     {"epilogue": "xsa", "maps": "differential", "position": "alibi", "normalizer": "softmax1"},
     {"epilogue": "xsa", "maps": "differential-v2", "normalizer": "key", "sliding_window": 3},
     {"epilogue": "xsa", "order": "parallel", "values": "identity", "head_dim": 4},

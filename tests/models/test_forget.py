@@ -123,7 +123,7 @@ def _without_range() -> dict[str, object]:
         ({"direction": "bidirectional"}, "grows towards later keys"),
         ({"shaping": "shaped", "head_dim": 4}, "a second attention"),
         ({"normalizer": "key-value"}, "no token has a gate"),
-        ({"scores": "collinear"}, "rotates nothing"),
+        ({"scores": "coca"}, "rotates nothing"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "no effect"),
     ],
 )

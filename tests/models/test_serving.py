@@ -46,7 +46,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in FORMS] + [
     ("gated", {"normalizer": "sink", "maps": "differential-v2", "num_key_value_heads": 2}),
     ("sas", {"normalizer": "sink", "num_key_value_heads": 2}),
     ("sas-p", {"maps": "differential-v2", "normalizer": "softmax1", "mlp": "relu"}),
-    ("sas", {"scores": "collinear", "query_range": 0.3}),
+    ("sas", {"scores": "coca", "query_range": 0.3}),
     ("coca", {"maps": "differential-v2", "num_key_value_heads": 2}),
     ("gated", {"normalizer": "softmax1", "annealed_start": True}),
     ("xsa", {"num_key_value_heads": 2, "sliding_window": 5, "qk_norm": "rmsnorm"}),

@@ -183,4 +183,4 @@ def test_the_table_of_what_fits():
     for point in space.attentions():
         both_ways = space.config(direction="bidirectional", **point)
         assert (both_ways is None) == (point["position"] in ("alibi", "forget", "xpos"))
-    assert space.config(position="alibi", scores="collinear") is None
+    assert space.config(position="alibi", scores="coca") is None

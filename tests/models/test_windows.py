@@ -19,7 +19,7 @@ POINTS = {
     "sinks": {"normalizer": "sink"},
     "differential": {"maps": "differential", "normalizer": "softmax1"},
     "differential-v2": {"maps": "differential-v2"},
-    "coca": {"scores": "collinear"},
+    "coca": {"scores": "coca"},
     "alibi": {"position": "alibi"},
     "forget": {"position": "forget", "normalizer": "sink"},
     "xpos": {"position": "xpos"},
@@ -29,7 +29,7 @@ POINTS = {
     "forget in windows": {"layer_overrides": [{"position": "forget"}] * 3 + [{}]},
     "alibi in windows": {"layer_overrides": [{"position": "alibi"}] * 3 + [{}]},
     "differential in full layers": {"layer_overrides": [{}, {"maps": "differential"}]},
-    "coca in some layers": {"layer_overrides": [{"scores": "collinear"}, {}]},
+    "coca in some layers": {"layer_overrides": [{"scores": "coca"}, {}]},
     "shaped in some layers": {"layer_overrides": [{"shaping": "shaped"}, {}], "query_range": 0.3},
 }
 

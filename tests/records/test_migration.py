@@ -95,3 +95,10 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     assert migrate_records.main([str(path)]) == 2
     assert "none.jsonl" in capsys.readouterr().err
     assert migrate_records.main([]) == 2
+
+
+def test_scores_called_collinear_are_coca(tmp_path):
+    path, named = tmp_path / "records.jsonl", {**HEADER, "model": {"scores": "collinear-strict"}}
+    path.write_text(json.dumps(named) + "\n")
+    assert migrate_records.main([str(path)]) == 0
+    assert json.loads(path.read_text())["model"] == {"scores": "coca-strict"}

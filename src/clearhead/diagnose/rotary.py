@@ -72,8 +72,8 @@ def _ours(module: Attention, keys: int) -> Rotary | str:
     layer = module.layer
     if layer.position not in ("rope", "xpos"):
         return f"position={layer.position!r} rotates nothing"
-    if layer.scores == "collinear-slack":
-        return "collinear-slack scores are no function of the distance"
+    if layer.scores == "coca-slack":
+        return "coca-slack scores are no function of the distance"
     device = next(module.parameters()).device
     frequency, _ = ops.frequencies(layer.rope_parameters, layer.head_dim, device)
     if layer.position == "rope":

@@ -187,7 +187,11 @@ class ClearheadConfig(PreTrainedConfig):
         transformers would set it afterwards, unchecked.
         """
         own = {key: kwargs.pop(key) for key in cls.settings().keys() & kwargs.keys()}
-        return super().from_dict(config_dict | own, **kwargs)
+        settings = copy.deepcopy(config_dict) | own
+        for each in (settings, *(settings.get("layer_overrides") or ())):
+            if str(each.get("scores")).startswith("collinear"):  # the name of earlier versions
+                each["scores"] = each["scores"].replace("collinear", "coca")
+        return super().from_dict(settings, **kwargs)
 
     @classmethod
     def settings(cls) -> dict[str, Any]:

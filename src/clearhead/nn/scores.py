@@ -71,7 +71,7 @@ def _half(layer: LayerSpec) -> int:
     return layer.head_dim // 2
 
 
-def _collinear(form: Form, name: str, summary: str, source: str) -> Declaration:
+def _coca(form: Form, name: str, summary: str, source: str) -> Declaration:
     return Declaration(
         axis="scores",
         name=name,
@@ -89,21 +89,21 @@ def _collinear(form: Form, name: str, summary: str, source: str) -> Declaration:
 
 DECLARATIONS = (
     Declaration("scores", "dot", "q · k / √d", "arXiv 1706.03762", Dot, cache=numbers_per_group),
-    _collinear(
+    _coca(
         "exact",
-        "collinear",
+        "coca",
         "CoCA as the paper defines it: Σ t_j |q_j|² cos((m−n)θ_j) / √d",
         "arXiv 2309.08646, eqs. 9 and 17",
     ),
-    _collinear(
+    _coca(
         "strict",
-        "collinear-strict",
+        "coca-strict",
         "CoCA with both halves of q equal",
         "arXiv 2309.08646, CoCA-Strict",
     ),
-    _collinear(
+    _coca(
         "slack",
-        "collinear-slack",
+        "coca-slack",
         "CoCA as the authors trained it: (q ∘ R_m q) · R_n [t; t] / √d, not a function of distance",
         "arXiv 2309.08646, CoCA-Slack (eq. 10)",
     ),

@@ -31,7 +31,7 @@ def encoders(scale: str) -> Iterator[Study]:
     if scale != "paper":  # of CoCA: its authors train no encoder
         table = replace(table, questions={})
         yield table.arm("bert", *baseline, position="rope")
-        yield table.arm("bert", *baseline, position="rope", scores="collinear")
+        yield table.arm("bert", *baseline, position="rope", scores="coca")
 
 
 def _tiny() -> Study:

@@ -5,7 +5,7 @@ transformers and nothing of clearhead. What a mechanism adds lies before or afte
 
 | setting | queries and keys before it | heads after it |
 | --- | --- | --- |
-| `scores="collinear…"` | CoCA's (arXiv 2309.08646), keys cached rotated and at full width | |
+| `scores="coca…"` | CoCA's (arXiv 2309.08646), keys cached rotated and at full width | |
 | `maps="differential-v2"` | two queries for each head | o_2i − σ(x W_λ) o_2i+1 |
 | `shaped` | beside each query a query of 0, whose attention is C v | α v + β A v − γ C v |
 | `epilogue="gate"` | | o ∘ σ(x W_G) (arXiv 2505.06708) |
@@ -92,14 +92,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
-def collinear(query: Tensor, key: Tensor, table: Any, form: str) -> tuple[Tensor, Tensor]:
+def coca(query: Tensor, key: Tensor, table: Any, form: str) -> tuple[Tensor, Tensor]:
     """CoCA's queries and keys, whose product is the score; `key` has half the width."""
     (cos, sin), wide, t = table, query.float(), key.float().relu()
-    if form == "collinear-slack":
+    if form == "coca-slack":
         wide = wide * rotate(wide, cos, sin)
         near, far = t * (cos - sin), t * (cos + sin)
     else:
-        first, second = (wide, wide) if form == "collinear-strict" else wide.chunk(2, -1)
+        first, second = (wide, wide) if form == "coca-strict" else wide.chunk(2, -1)
         amplitude = first.square() + second.square()
         wide = torch.cat([amplitude * cos, amplitude * sin], -1)
         near, far = t * cos, t * sin
@@ -139,7 +139,7 @@ class ClearheadServingAttention(nn.Module):
         slides = config.layer_types[layer_idx] == "sliding_attention"
         self.sliding_window = config.sliding_window if slides else None
         self.key_width = self.head_dim // (1 if config.scores == "dot" else 2)
-        self.query_width = self.key_width if config.scores == "collinear-strict" else self.head_dim
+        self.query_width = self.key_width if config.scores == "coca-strict" else self.head_dim
         queries = config.num_attention_heads // (2 if config.shaped else 1)
         self.heads = queries // (2 if config.maps == "differential-v2" else 1)
         hidden, keys, width = config.hidden_size, config.num_key_value_heads, self.head_dim
@@ -178,7 +178,7 @@ class ClearheadServingAttention(nn.Module):
         own = own.view(*shape, -1, self.head_dim)
         query, key, value = (x.transpose(1, 2) for x in (query, key, own))
         if self.config.scores != "dot":
-            query, key = collinear(query, key, position_embeddings, self.config.scores)
+            query, key = coca(query, key, position_embeddings, self.config.scores)
         elif position_embeddings is not None:
             query, key = (rotate(x, *position_embeddings) for x in (query, key))
         if self.config.shaped:

@@ -77,6 +77,6 @@ CLAIMS = (
     Claim("coca/bidirectional", "CoCA works in encoders.",
         "", "encoders",
         (no_worse("loss at hidden tokens, both with rotary positions", _MASKED,
-            "bert · position rope · scores collinear", "bert · position rope", by=0.05),)),
+            "bert · position rope · scores co*", "bert · position rope", by=0.05),)),
 )
 # fmt: on
