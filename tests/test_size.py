@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 45_850
+LINES = 45_840
 LONGEST = 400
 
 
