@@ -108,7 +108,7 @@ def test_the_batch_size_changes_nothing(name):
 
 def test_diffllama_is_seen_once_a_layer_and_as_ours(tiny):
     """Its attention is called twice with the same queries; and λ and pairs are as ours."""
-    from clearhead.models.families.diffllama import DIFFLLAMA
+    from clearhead.models.families.llama import DIFFLLAMA
 
     theirs = make("DiffLlama")
     ours = DIFFLLAMA.imported(theirs).eval()

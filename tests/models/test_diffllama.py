@@ -5,7 +5,7 @@ import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
-from clearhead.models.families.diffllama import DIFFLLAMA
+from clearhead.models.families.llama import DIFFLLAMA
 
 from .space import WHOLE as SHAPE
 

@@ -1,10 +1,16 @@
 """Model families of transformers that are the same function as a point of clearhead's axes."""
 
-from clearhead.models.families.diffllama import DIFFLLAMA
 from clearhead.models.families.family import Family
 from clearhead.models.families.gpt import GPT2, GPT_NEOX
-from clearhead.models.families.granite_swa import GRANITE_SWA
-from clearhead.models.families.llama import FLINT, LLAMA, MISTRAL, QWEN2, QWEN3
+from clearhead.models.families.llama import (
+    DIFFLLAMA,
+    FLINT,
+    GRANITE_SWA,
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+)
 
 # By the name of the class for language; a model is exported to the first that suits it.
 FAMILIES: dict[str, Family] = {
