@@ -105,7 +105,7 @@ def steps(setting: Setting) -> Iterator[Ratio]:
 def _planned(base: str, name: str, size: Size, peak: int) -> Iterator[Ratio]:
     """The peak beside `clearhead plan`'s, where what that needs is installed."""
     try:
-        from clearhead.experiments.planned_memory import training_memory
+        from clearhead.experiments.bill import training_memory
         from clearhead.train import TrainConfig
     except ImportError as error:
         print(f"no plan: {error}")
