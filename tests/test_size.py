@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 45_491
+LINES = 45_372
 LONGEST = 400
 
 

@@ -122,7 +122,6 @@ class LayerSpec:
     order: str = _axis("sequential", "if the MLP reads what attention wrote, or what it read")
     attention_skip: str = _axis("identity", "what of the stream passes by attention")
     mlp_skip: str = _axis("identity", "what of the stream passes by the MLP")
-    residual_scale: str = _axis("trainable", "what moves the gains of the two branches")
 
     @property
     def width(self) -> int:

@@ -171,6 +171,14 @@ def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, c
     assert "holds a run of other settings: documents was None" in capsys.readouterr().err
 
 
+def test_a_folder_of_a_run_takes_no_comparison(words, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "run.json").write_text("{}")
+    assert "already holds a run" in refusal(capsys, "compare", "gpt2", *words)
+    assert [path.name for path in out.iterdir()] == ["run.json"]
+
+
 def test_arms_are_validated_alike(words, tmp_path):
     both = ["transformer", *words, "--vary", "train.document_masks=false,true"]
     assert _call(*both) == 0

@@ -99,6 +99,20 @@ def test_two_models_side_by_side(saved, words, tmp_path, capsys):
     assert "give each kind by itself" in capsys.readouterr().err
 
 
+def test_a_model_without_numbers_is_not_called_sound(saved, words, tokenizer, tmp_path, capsys):
+    model = GPT2LMHeadModel.from_pretrained(saved / "gpt2")
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_fc.weight[0, 0] = torch.nan
+    model.save_pretrained(tmp_path / "nan")
+    tokenizer.save_pretrained(tmp_path / "nan")
+    assert _call(str(saved / "gpt2"), str(tmp_path / "nan"), *words) == 1
+    out, err = capsys.readouterr()
+    shown = " ".join(out.split())
+    assert "Not finite: hidden states or logits in nan." in shown
+    assert "No sink, no massive activations in gpt2." in shown
+    assert "some numbers are not finite" in err
+
+
 def test_an_encoder_and_a_fresh_model(saved, words, tmp_path):
     names = [f"init:{saved / 'bert'}", str(saved / "bert")]
     assert _call(*names, *words, "--length", "20") == 0

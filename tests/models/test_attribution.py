@@ -30,7 +30,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "differential",
         {"shaping": "shaped", "head_norm": "none", "num_key_value_heads": 4},
     ),
-    "annealed": ("transformer", {"shaping": "annealed", "num_key_value_heads": 4}),
 }
 LAST = 1  # the layer whose matrix is moved
 PLACES = ((0, 0, 6, 0), (0, 1, 6, 3), (1, 1, 4, 4), (1, 0, 5, 2))
@@ -40,19 +39,13 @@ def _model(name: str) -> Any:
     name, options = MODELS[name]
     model = ClearheadForCausalLM(preset(name, **space.WHOLE | {"num_key_value_heads": 2} | options))
     space.stir(model)
-    for module in model.modules():
-        if hasattr(module, "identity"):
-            module.identity.fill_(0.3)
     model.set_attn_implementation("eager")
     return model.eval()
 
 
 def _slope(attention: Any, head: int) -> float:
     """How far the effective matrix moves where the head's first map does."""
-    if hasattr(attention.shaping, "beta"):
-        slope = attention.shaping.beta[head].item()
-    else:
-        slope = 1 - getattr(attention.shaping, "identity", torch.zeros(())).item()
+    slope = attention.shaping.beta[head].item() if attention.shaping is not None else 1.0
     without_norm = getattr(attention.maps, "head_norm", None) == "none"
     return slope * (1 - attention.maps.lambda_init) if without_norm else slope
 

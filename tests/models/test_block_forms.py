@@ -43,8 +43,6 @@ def _matrix(shaping: nn.Module, weights: Tensor, mean: Tensor, head: int) -> Ten
         return shaped - shaping.gamma[head] * mean
     if hasattr(shaping, "alpha"):
         return shaping.alpha[head] * own + shaping.beta[head] * weights
-    if hasattr(shaping, "identity"):
-        return shaping.identity * own + (1 - shaping.identity) * weights
     return weights
 
 
@@ -81,20 +79,15 @@ REPARAMETRISED = {"values": "reparametrised", "projections": "reparametrised", "
 FORMS = {
     **{name: (name, {}) for name in BLOCKS},
     "skipless-2023": ("skipless", {"shaping": "skipinit"}),
-    "annealed": ("skipless", {"shaping": "annealed", "attention_skip": "identity"}),
     "pre-ln-reparametrised": ("transformer", REPARAMETRISED | {"value_init": "orthogonal"}),
     "sas-reparametrised": ("sas", REPARAMETRISED | {"first_values": None}),
 }
 
 
 def _form(form: str, **keys: object) -> ClearheadForCausalLM:
-    """With every number stirred, and an annealed identity a quarter of the way."""
+    """With every number stirred."""
     name, changes = FORMS[form]
-    model = stirred(ClearheadForCausalLM(make_config(name, **changes | keys)))
-    for module in model.modules():
-        if hasattr(module, "on_step_end"):
-            module.on_step_end(0.25)
-    return model
+    return stirred(ClearheadForCausalLM(make_config(name, **changes | keys)))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -26,11 +26,6 @@ SHAPE = space.SHAPE | {"head_dim": 4}
         ({"order": "parallel", "attention_skip": "none"}, "one skip passes by both"),
         ({"order": "parallel", "mlp_skip_gain": 1.0}, "MLP's own skip"),
         ({"mlp_skip": "none", "mlp_skip_gain": 1.0}, "no skip to scale"),
-        ({"residual_scale": "scheduled"}, "no branch has a gain to move"),
-        (
-            {"residual_scale": "scheduled", "attention_skip": "none", "attention_gain": 1.0},
-            "would write nothing at the start",
-        ),
         ({"mlp_gain": "deep"}, "give a number, or 'depth'"),
         ({"mlp_gain": True}, "mlp_gain is True: give"),
         ({"value_gain": 0.2}, "value_gain=0.2 has no effect with values='linear'"),

@@ -120,11 +120,6 @@ YARN = {"rope_type": "yarn", "factor": 2.0}
         ({"attention_skip": "none", "attention_gain": 0.0}, "write nothing at the start"),
         ({"mlp_skip": "none", "mlp_gain": 0.0}, "write nothing at the start"),
         ({"mlp_skip_gain": 0.0, "mlp_gain": 0.0}, "write nothing at the start"),
-        *(
-            ({"residual_scale": "scheduled", key: start}, f"{key}={start}: give a start above 0")
-            for key in ("attention_gain", "mlp_gain")
-            for start in (0.0, -0.5)
-        ),
         ({"rope_parameters": {"rope_theta": math.nan}}, "rope_theta=nan .* finite number"),
         ({"rope_parameters": {"rope_theta": math.inf}}, "rope_theta=inf .* finite number"),
         ({"rope_parameters": {"rope_type": "linear", "factor": math.inf}}, "factor=inf"),
@@ -323,9 +318,8 @@ def test_plan_by_hand():
 
 def test_every_axis_is_declared_and_every_value_builds():
     for axis in AXES:
-        gains = {"mlp_gain": 0.1} if axis == "residual_scale" else {}
         for name in REGISTRY.names(axis):
-            config = ClearheadConfig(**{axis: name, **gains})
+            config = ClearheadConfig(**{axis: name})
             assert getattr(config.layer(1), axis) == name
 
 

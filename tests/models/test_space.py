@@ -73,10 +73,6 @@ def _sensible(point: dict[str, Any]) -> dict[str, Any]:
         dropped |= {"sliding_window", "layer_types"}
     if "sliding_window" not in point:
         dropped |= {"layer_types"}
-    if point["residual_scale"] == "scheduled":
-        dropped |= {"attention_skip", "mlp_skip"}
-    if not {"attention_gain", "mlp_gain"} & set(point):
-        dropped |= {"residual_scale"}
     kinds = {point["values"], point.get("first_values"), point["projections"]}
     if "reparametrised" not in kinds:
         dropped |= {"value_gain"}
@@ -108,7 +104,7 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 def _train(model: Any, ids: torch.Tensor) -> None:
     """Five steps; every gradient finite, and of every parameter one that is not zero.
 
-    What starts at 0 keeps others from moving: a scheduled gain W_Q, and that W_K.
+    What starts at 0 keeps others from moving: a gain W_Q, and that W_K.
     """
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -21,15 +21,10 @@ SHAPE = {
     "max_position_embeddings": 64,
 }
 KINDS = {
-    "annealed": ("transformer", {"shaping": "annealed"}),
     "softmax-1": ("softmax1", {"annealed_start": True}),
     "sink": ("sink", {"annealed_start": True}),
     "key": ("key-bias", {"annealed_start": True}),
     "xsa": ("xsa", {"annealed_start": True}),
-    "scheduled": (
-        "sas-p-nonorm",
-        {"residual_scale": "scheduled", "attention_gain": None, "mlp_gain": 0.1},
-    ),
 }
 
 
@@ -61,16 +56,6 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(kind, tiny, tmp_path):
         assert torch.equal(tensor, state[name]), name
     loaded = ClearheadForCausalLM.from_pretrained(tmp_path / "cut" / "final")
     assert _buffers(loaded) == _buffers(whole)
-
-
-def test_an_annealed_run_ends_as_plain_attention(tiny, tmp_path):
-    model = _model("annealed")
-    attention = model.model.layers[0].self_attn
-    assert attention.shaping.identity.item() == 1
-    train(model, tiny.Batches(), tiny.make_config(learning_rate=1e-3), output=tmp_path / "run")
-    assert attention.shaping.identity.item() == 0
-    ids = tiny.Batches().batch(0)["input_ids"]
-    assert torch.equal(model(ids).logits, _plain(model, "transformer")(ids).logits)
 
 
 def _plain(model: ClearheadForCausalLM, name: str) -> ClearheadForCausalLM:
@@ -108,17 +93,7 @@ def test_the_null_rises_by_the_square_of_what_is_left(tiny, tmp_path):
     assert normalizer.offset.item() == pytest.approx(-40 * (9 / 12) ** 2)
 
 
-def test_the_scheduled_gain_is_in_proportion_to_what_is_done(tiny, tmp_path):
-    model = _model("scheduled")
-    gain = model.model.layers[1].mlp_gain
-    assert gain.gain.item() == 0
-    config = tiny.make_config(learning_rate=1e-3)
-    stop = [tiny.SignalAt(3, signal.SIGTERM)]
-    train(model, tiny.Batches(), config, output=tmp_path / "run", callbacks=stop)
-    assert gain.gain.item() == pytest.approx(0.1 * 3 / 12)
-
-
-@pytest.mark.parametrize("kind", ["annealed", "scheduled"])
+@pytest.mark.parametrize("kind", ["softmax-1", "xsa"])
 def test_a_training_that_follows_begins_no_branch_anew(kind, tiny, tmp_path):
     model, config = _model(kind), tiny.make_config(learning_rate=1e-3)
     train(model, tiny.Batches(), config, output=tmp_path / "run")
@@ -209,7 +184,7 @@ def test_every_training_loop_moves_the_parts_alike(kind, tiny, tmp_path):
         _close(_own_loop(model, optimizers=[torch.optim.SGD, torch.optim.AdamW]), ours.courses)
 
 
-@pytest.mark.parametrize("kind", ["annealed", "scheduled"])
+@pytest.mark.parametrize("kind", ["softmax-1", "xsa"])
 def test_a_training_that_goes_on_is_the_unbroken_one(kind, tmp_path):
     whole = _model(kind)
     trainer, courses = _with_trainer(
@@ -251,7 +226,7 @@ def test_a_trainer_that_stops_early_leaves_no_course_behind(tmp_path):
         def on_step_end(self, args, state, control, **others):
             control.should_training_stop = True
 
-    model = _model("annealed")
+    model = _model("softmax-1")
     trainer, courses = _with_trainer(model, tmp_path)
     trainer.add_callback(Stop())
     trainer.train()
@@ -260,10 +235,10 @@ def test_a_trainer_that_stops_early_leaves_no_course_behind(tmp_path):
 
 
 def test_steps_of_other_models_and_of_frozen_ones_do_not_count():
-    model, other = _model("annealed"), _model("scheduled")
+    model, other = _model("softmax-1"), _model("xsa")
     anneal(model, STEPS)
     anneal(other, STEPS)
-    assert _own_loop(other)[-1] != _buffers(_model("scheduled"))
+    assert _own_loop(other)[-1] != _buffers(_model("xsa"))
     started = _buffers(model.requires_grad_(False).train())
     model(ROWS, labels=ROWS)
     _own_loop(other)
@@ -271,7 +246,7 @@ def test_steps_of_other_models_and_of_frozen_ones_do_not_count():
 
 
 def test_an_optimizer_that_steps_in_the_backward_pass_moves_them_after_it():
-    model = _model("annealed").train()
+    model = _model("softmax-1").train()
     anneal(model, STEPS)
     for parameter in model.parameters():
         optimizer = torch.optim.SGD([parameter], lr=1e-3)
@@ -279,11 +254,12 @@ def test_an_optimizer_that_steps_in_the_backward_pass_moves_them_after_it():
     for step in range(1, STEPS + 1):
         model(ROWS, labels=ROWS).loss.backward()
         model.zero_grad()
-        assert model.model.layers[0].self_attn.shaping.identity.item() == 1 - step / STEPS
+        offset = model.model.layers[0].self_attn.normalizer.offset.item()
+        assert offset == pytest.approx(-40 * (1 - step / STEPS) ** 2)
 
 
 def test_a_compiled_model_moves_in_one_graph():
-    model, other = _model("scheduled"), _model("scheduled")
+    model, other = _model("xsa"), _model("xsa")
     anneal(model, 2 * STEPS)
     wanted = _own_loop(model)
     anneal(other, 2 * STEPS)
@@ -305,7 +281,7 @@ def test_a_compiled_model_moves_in_one_graph():
 @pytest.mark.parametrize(("steps", "first_step"), [(0, 0), (4, 4), (4, -1)])
 def test_steps_that_do_not_fit_are_refused(steps, first_step):
     with pytest.raises(ClearheadError, match="steps is"):
-        anneal(_model("annealed"), steps, first_step=first_step)
+        anneal(_model("softmax-1"), steps, first_step=first_step)
 
 
 def test_a_model_that_nothing_moves_is_not_to_be_annealed():

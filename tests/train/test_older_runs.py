@@ -14,11 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clearhead import ClearheadForCausalLM
+from clearhead import ClearheadForCausalLM, preset
 from clearhead.cli import main
 from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig, checkpoint
+from clearhead.train.run_dir import refuse_changes
 
 OLDER = Path(__file__).parent / "older_run"
 _spec = importlib.util.spec_from_file_location(
@@ -76,3 +77,11 @@ def test_a_checkpoint_of_the_older_format_is_refused_until_it_is_migrated(tmp_pa
             assert torch.equal(state[f"optimizer/{name}/{key}"], optimizer.state[parameter][key])
     assert migrate_checkpoint.main([str(folder)]) == 2
     assert "no checkpoint of the older format" in capsys.readouterr().err
+
+
+def test_settings_of_an_earlier_version_go_by_their_present_names(tmp_path):
+    now = json.loads(preset("coca", "tiny").to_json_string(use_diff=False))
+    before = now | {"scores": "collinear", "residual_scale": "trainable"}
+    refuse_changes(tmp_path, {"model": before}, {"model": now})
+    with pytest.raises(ClearheadError, match="model.scores was 'coca-slack' and is now 'coca'"):
+        refuse_changes(tmp_path, {"model": before | {"scores": "collinear-slack"}}, {"model": now})

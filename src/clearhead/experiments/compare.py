@@ -29,6 +29,7 @@ from clearhead.records.loading import load
 from clearhead.records.lock import Lock, hold_folder
 from clearhead.records.runs import Records
 from clearhead.train import DivergedError, Progress, make_trackers
+from clearhead.train.run_dir import require_no_run
 from clearhead.train.world import World, joined
 
 
@@ -54,6 +55,7 @@ def compare(
     """
     config.check()
     with joined(config.train.timeout) as world, ExitStack() as stack:
+        world.by_first(lambda: require_no_run(config.output))
         locks = list[Lock]()  # of the first process
         hold = hold_folder(config.output)
         world.by_first(lambda: locks.append(stack.enter_context(hold)))

@@ -8,7 +8,7 @@ import os
 import types
 import typing
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -49,6 +49,17 @@ _ABSENT = dict.fromkeys(
 _GATED = ("swiglu", "geglu")  # the MLPs of three matrices
 
 
+def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of settings that an earlier version may have written, by their present names."""
+    now = copy.deepcopy(dict(settings))
+    for each in (now, *(now.get("layer_overrides") or ())):
+        if str(each.get("scores")).startswith("collinear"):
+            each["scores"] = each["scores"].replace("collinear", "coca")
+        if each.get("residual_scale") == "trainable":
+            del each["residual_scale"]
+    return now
+
+
 # Axes and numbers that a layer and its model have by one name and default.
 _OF_LAYERS = tuple(
     each.name
@@ -69,7 +80,7 @@ class ClearheadConfig(PreTrainedConfig):
 
     Axes (see `clearhead.spec.AXES`; `docs/mechanisms.md` lists the values): `scores`, `qk_norm`,
     `normalizer`, `maps`, `shaping`, `epilogue`, `values`, `projections`, `position`, `direction`,
-    `norm`, `mlp`, `mlp_rotation`, `order`, `attention_skip`, `mlp_skip`, `residual_scale`.
+    `norm`, `mlp`, `mlp_rotation`, `order`, `attention_skip`, `mlp_skip`.
 
     `num_attention_heads` × `head_dim` is the attention width of the *baseline*, whatever `maps` is:
     differential attention makes half as many heads of twice the value width from it.
@@ -164,7 +175,6 @@ class ClearheadConfig(PreTrainedConfig):
     order: str = "sequential"
     attention_skip: str = "identity"
     mlp_skip: str = "identity"
-    residual_scale: str = "trainable"
     tie_word_embeddings: bool = True
     use_cache: bool = True
     pad_token_id: int | None = None
@@ -187,11 +197,7 @@ class ClearheadConfig(PreTrainedConfig):
         transformers would set it afterwards, unchecked.
         """
         own = {key: kwargs.pop(key) for key in cls.settings().keys() & kwargs.keys()}
-        settings = copy.deepcopy(config_dict) | own
-        for each in (settings, *(settings.get("layer_overrides") or ())):
-            if str(each.get("scores")).startswith("collinear"):  # the name of earlier versions
-                each["scores"] = each["scores"].replace("collinear", "coca")
-        return super().from_dict(settings, **kwargs)
+        return super().from_dict(renamed(config_dict) | own, **kwargs)
 
     @classmethod
     def settings(cls) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from clearhead.nn.protocols import Interface
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import LayerSpec
 
-_SHAPINGS = ("none", "skipinit", "annealed")
+_SHAPINGS = ("none", "skipinit")
 _POSITIONS = ("rope", "xpos", "learned", "sinusoidal", "scaled-sinusoidal", "none")
 
 

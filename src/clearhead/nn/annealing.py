@@ -16,7 +16,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from clearhead.errors import ClearheadError
 
-_WAYS = "shaping='annealed', residual_scale='scheduled' or annealed_start=True"
 _passes: Any = WeakSet()  # trunks in training since the last step
 
 
@@ -35,7 +34,7 @@ def note(trunk: nn.Module, x: Tensor) -> None:
 
 
 def anneal(model: nn.Module, steps: int, *, first_step: int = 0) -> None:
-    """Move the annealed and scheduled parts of a model over the next optimizer steps.
+    """Move the annealed parts of a model over the next optimizer steps.
 
     For your own training loop; clearhead's training and transformers' Trainer need no call.
 
@@ -47,7 +46,9 @@ def anneal(model: nn.Module, steps: int, *, first_step: int = 0) -> None:
         ClearheadError: a model without such parts, or numbers that do not fit.
     """
     if not _parts(model):
-        raise ClearheadError(f"this model has no part that training moves: build it with {_WAYS}")
+        raise ClearheadError(
+            "this model has no part that training moves: build it with annealed_start=True"
+        )
     if not 0 <= first_step < steps:
         raise ClearheadError(
             f"steps is {steps} and first_step {first_step}: give a number of steps that is at "
@@ -106,8 +107,8 @@ def _move() -> None:
         step, steps = trunk.course or (0, 0)  # type: ignore[misc]
         if trunk.course is None and any(map(_waits, _parts(trunk))):
             warnings.warn(
-                f"the parts of this model that training moves ({_WAYS}) stay as they are: call "
-                "clearhead.anneal(model, steps=...) before the training loop",
+                "the parts of this model that training moves (annealed_start) stay as they are: "
+                "call clearhead.anneal(model, steps=...) before the training loop",
                 stacklevel=5,
             )
         trunk.course = None if step + 1 == steps else (step + 1, steps)  # type: ignore[assignment]

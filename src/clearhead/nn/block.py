@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from clearhead.nn.attention import Attention
-from clearhead.nn.gains import Trainable, gain
+from clearhead.nn.gains import gain, silent
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import Declaration, LayerSpec
 
@@ -31,17 +31,16 @@ class Block(nn.Module):
     def __init__(self, layer: LayerSpec) -> None:
         super().__init__()
         norm = REGISTRY.find("norm", layer.norm).build
-        scale = REGISTRY.find("residual_scale", layer.residual_scale).build
         self.input_layernorm = norm(layer.hidden_size, layer.norm_eps)
         self.self_attn = Attention(layer)
-        self.attention_gain = gain(scale, layer.attention_gain)
+        self.attention_gain = gain(layer.attention_gain)
         if self.norms == 2:
             self.post_attention_layernorm = norm(layer.hidden_size, layer.norm_eps)
         rotation = REGISTRY.find("mlp_rotation", layer.mlp_rotation).build
         mlp = REGISTRY.find("mlp", layer.mlp).build
         self.mlp = mlp(layer, rotation(layer.intermediate_size))
-        self.mlp_gain = gain(scale, layer.mlp_gain)
-        self.mlp_skip_gain = gain(Trainable, layer.mlp_skip_gain)
+        self.mlp_gain = gain(layer.mlp_gain)
+        self.mlp_skip_gain = gain(layer.mlp_skip_gain)
         self.attention_dropout, self.mlp_dropout = [
             nn.Dropout(layer.dropout) if layer.dropout and added else None for added in self.added
         ]
@@ -195,7 +194,7 @@ def _parallel_refuses(layer: LayerSpec) -> str | None:
         )
     if layer.mlp_skip_gain is not None:
         return "mlp_skip_gain is of the MLP's own skip: leave it out, or choose order='sequential'"
-    return None
+    return silent(layer)
 
 
 _PAPER = "arXiv 1706.03762"
@@ -206,6 +205,7 @@ DECLARATIONS = (
         "the MLP reads the stream after attention wrote to it; two norms",
         _PAPER,
         _sequential,
+        refuses=silent,
     ),
     Declaration(
         "order",

@@ -7,7 +7,6 @@ from clearhead.nn import (
     differential,
     differential_v2,
     forget,
-    gains,
     gate,
     hadamard,
     key_bias,
@@ -46,6 +45,5 @@ for declaration in (
     *mlps.DECLARATIONS,
     *hadamard.DECLARATIONS,
     *block.DECLARATIONS,
-    *gains.DECLARATIONS,
 ):
     REGISTRY.add(declaration)

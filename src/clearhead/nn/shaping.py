@@ -74,32 +74,6 @@ class Shaped(SkipInit):
         return self.alpha, self.beta, self.gamma
 
 
-class Annealed(SkipInit):
-    """λ I + (1 − λ) A, λ = 1 − t, t the part of the run that is done: plain attention at the end.
-
-    λ is a buffer that `on_step_end` sets. It never rises, so a trained model can be trained
-    further.
-    """
-
-    zero_queries = False
-    identity: Tensor
-
-    def __init__(self, layer: LayerSpec, heads: int) -> None:
-        nn.Module.__init__(self)
-        self.register_buffer("identity", torch.empty(1))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.identity)
-
-    def on_step_end(self, done: float) -> None:
-        """After a step: `done` of the run, from 0 to 1."""
-        self.identity.clamp_(max=1 - done)
-
-    def gains(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        return self.identity, 1 - self.identity, None
-
-
 def _mixes_no_matrix(layer: LayerSpec) -> str | None:
     """Reason why the identity cannot be mixed into this layer's attention, or None."""
     if layer.num_value_heads != layer.num_attention_heads:
@@ -144,14 +118,5 @@ DECLARATIONS = (
         Shaped,
         refuses=_from_zero_refuses,
         flops=lambda layer, length: 8.0 * layer.width,  # the running mean beside the three gains
-    ),
-    Declaration(
-        "shaping",
-        "annealed",
-        "λ I + (1 − λ) A, λ falling from 1 to 0 over the training run",
-        "a reading of arXiv 2311.01906",
-        Annealed,
-        refuses=_mixes_no_matrix,
-        flops=lambda layer, length: 3.0 * layer.width,
     ),
 )

@@ -60,6 +60,9 @@ class Measure:
         return NOT_FINITE in (self.reason or "")
 
 
+LOST = ("non_finite_tokens", "non_finite_rows")  # counts of what a diagnosis leaves out
+
+
 def measure_key(metric: str, dimensions: Line) -> Key:
     """The identity of a measure; dimensions that are None are absent."""
     given = {name: value for name, value in dimensions.items() if value is not None}
@@ -166,7 +169,11 @@ class Records:
     def finite(self) -> bool:
         """True if every number is finite that was measured of a model whose training was."""
         whole = (run for run in self.runs if not run.diverged)
-        return not any(one.not_finite for run in whole for one in run.measures.values())
+        return not any(
+            one.not_finite or (one.value and one.metric in LOST)
+            for run in whole
+            for one in run.measures.values()
+        )
 
     @property
     def given(self) -> bool:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from clearhead.records.runs import Measure, Records, Run
+from clearhead.records.runs import LOST, Measure, Records, Run
 from clearhead.report import figures, heatmaps, made, narrative, style
 from clearhead.report.charts import Curves, Looks, Point, chart, points_of
 from clearhead.report.comparison import chance
@@ -144,12 +144,21 @@ def _verdict(records: Records) -> list[str]:
     said = [one for one in said[: 3 if len(records.arms()) == 1 else 1] if one]
     if not said:
         return [f"No sink, outlier or similarity was measured of {narrative.title_of(records)}."]
-    sound = [run.arm for run in records.runs if not _has_sink(run) and not _is_massive(run)]
+    lost = [run.arm for run in records.runs if any(map(run.value, LOST))]
+    sound = [
+        run.arm
+        for run in records.runs
+        if run.arm not in lost and not _has_sink(run) and not _is_massive(run)
+    ]
+    if lost:
+        said.insert(0, f"Not finite: hidden states or logits{_where(lost, records)}.")
     if sound:
-        all_of_them = len(sound) == len(records.runs)
-        where = "" if all_of_them else f" in {narrative.enumerate_words(sound)}"
-        said.append(f"No sink, no massive activations{where}.")
+        said.append(f"No sink, no massive activations{_where(sound, records)}.")
     return [" ".join(said)]
+
+
+def _where(arms: list[str], records: Records) -> str:
+    return "" if len(arms) == len(records.runs) else f" in {narrative.enumerate_words(arms)}"
 
 
 def _has_sink(run: Run) -> bool:

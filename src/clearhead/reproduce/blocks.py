@@ -30,12 +30,6 @@ SAS = {
 NO_NORM = SAS | {24: (1e-3, 2e-3, 4e-3, 8e-3)}
 VALUES = {"values": "reparametrised", "projections": "reparametrised"}
 MATRICES: dict[str, Any] = {**VALUES, "value_gain": 0.2}
-GROWING: dict[str, Any] = {
-    "norm": "none",
-    "residual_scale": "scheduled",
-    "attention_gain": 1.0,
-    "mlp_gain": 1.0,
-}
 ORTHOADAM = {"train.optimizer": "orthoadam"}
 MEASURED: dict[str, Any] = {"lengths": (1,), "evaluation_tokens": 131_072, "measure_every": 0.1}
 WIDTHS = {"tiny": (64, 128, 192), "small": (128, 256, 512)}
@@ -58,9 +52,6 @@ def blocks(scale: str) -> Iterator[Study]:
                 yield table.arm("sas", *SAS[layers], mlp_gain=gain)
             yield table.arm("sas", *PRE_LN[layers], **VALUES)
             yield table.arm("sas", *SAS[layers], **MATRICES)
-            # Schedules in place of shaping: the identity annealed away, branches that grow from 0.
-            yield table.arm("sas", *SAS[layers], shaping="annealed")
-            yield table.arm("transformer", *PRE_LN[layers], **GROWING)
 
 
 def depth(scale: str) -> Iterator[Study]:

@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from clearhead.errors import ClearheadError
-from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.configuration import ClearheadConfig, renamed
 from clearhead.optim.groups import undecayed
 from clearhead.records.files import read_json, remove_leftovers, write_json
 from clearhead.records.identity import canonical
@@ -190,7 +190,7 @@ def refuse_changes(place: Path, asked: Mapping[str, Any], wanted: Mapping[str, A
     for section, now in wanted.items():
         before = asked.get(section)
         if isinstance(now, dict):
-            before = (usual if section == "model" else {}) | (before or {})
+            before = usual | renamed(before or {}) if section == "model" else before or {}
             keys = sorted(now.keys() - FREE_KEYS - VOLATILE_KEYS)
             pairs = {f"{section}.{key}": (before.get(key), now[key]) for key in keys}
         else:

@@ -97,16 +97,6 @@ CLAIMS = (
         "0.1 better than 0.3 and 1", "blocks",
         (lower("loss with the gain by depth against gain 1", _SHALLOW, "sas", ("sas · mlp_gain 1.0",
             "sas, β_FF 1")),), also=("sas/figure13",)),
-    Claim("sas/schedules",
-        "Schedules do not replace shaped attention: neither an identity annealed away nor "
-        "branches that grow from nothing.",
-        "", "blocks",
-        (higher("loss with attention's identity annealed away", _SHALLOW, "sas · shaping annealed",
-            "sas"),
-        higher("loss of a Pre-LN block without norms and with branches that grow from nothing",
-            _SHALLOW,
-            "transformer · norm none · residual_scale scheduled · attention_gain 1.0 · mlp_gain "
-            "1.0", "sas"))),
     Claim("sas/depth", "Shaped blocks train in deep models, and lead after three times the tokens.",
         "Pre-LN, SAS and SAS-P level at 72 layers", "depth",
         (no_worse("loss of SAS-P in the deep model", _24_LAYERS, DEEP, DEEP_BASE, by=_MARGIN),
