@@ -83,5 +83,5 @@ def test_settings_of_an_earlier_version_go_by_their_present_names(tmp_path):
     now = json.loads(preset("coca", "tiny").to_json_string(use_diff=False))
     before = now | {"scores": "collinear", "residual_scale": "trainable"}
     refuse_changes(tmp_path, {"model": before}, {"model": now})
-    with pytest.raises(ClearheadError, match="model.scores was 'coca-slack' and is now 'coca'"):
+    with pytest.raises(ClearheadError, match=r"model\.scores was 'coca-slack' and is now 'coca'"):
         refuse_changes(tmp_path, {"model": before | {"scores": "collinear-slack"}}, {"model": now})
