@@ -51,7 +51,7 @@ def choose(kind: str, word: str, options: Iterable[str]) -> str:
     Raises:
         ClearheadError: naming the near misses, or every option where none is near.
     """
-    names = sorted(options)
+    names = sorted({*options})
     if word in names:
         return word
     near = difflib.get_close_matches(word, names, n=3, cutoff=0.6)

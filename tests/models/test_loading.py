@@ -233,3 +233,9 @@ def test_a_mistyped_path_is_refused_before_any_network_is_tried(name, hint, tmp_
     with pytest.raises(ClearheadError) as refused:
         load(name)
     assert str(refused.value).startswith(f"cannot load a model from '{name}' ({hint}): give a")
+
+
+def test_a_run_that_is_not_finished_is_no_model(tmp_path):
+    tmp_path.joinpath("run.json").write_text("{}")
+    with pytest.raises(ClearheadError, match="is not finished: go on by clearhead train --resume"):
+        load(str(tmp_path))

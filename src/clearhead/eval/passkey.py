@@ -75,7 +75,7 @@ class PasskeyTask(EvalTask, PasskeyOptions):
         if bare > length:
             raise ClearheadError(
                 f"a passkey prompt takes {bare} tokens without any filler: more than the "
-                f"length {length}; give longer lengths"
+                f"length {length}; give longer lengths, or leave passkey out"
             )
         repeats = (length - bare) // each
         while repeats and tokens(repeats) > length:

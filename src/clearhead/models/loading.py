@@ -268,11 +268,16 @@ def resolved(name: str) -> str:
 
     Raises:
         ClearheadError: a path that leads nowhere: the hub is not asked for it, unless its cache has
-            a model of that name; or to adapters without their model.
+            a model of that name; to a run that is not finished; or to adapters alone.
     """
     if Path(name, "final").is_dir():
         return str(Path(name, "final"))
     path = Path(name)
+    if path.joinpath("run.json").exists():
+        raise ClearheadError(
+            f"the run in {name} is not finished: go on by clearhead train --resume {name}, or make "
+            f"a model of a checkpoint by clearhead convert {name}/checkpoints/step-… FOLDER"
+        )
     if not path.exists() and is_path(name):
         beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.6)
