@@ -8,6 +8,7 @@ from packaging.version import Version
 from torch import Tensor, nn
 from torch.export import Dim, export
 from transformers import CompileConfig, DynamicCache
+from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
 
 from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models import PRESETS
@@ -144,6 +145,18 @@ def test_a_model_is_exported_for_any_padded_batch(name):
     got = program.module()(input_ids=ids, attention_mask=mask).logits
     wanted = model(ids, attention_mask=mask).logits
     assert torch.allclose(got[mask == 1], wanted[mask == 1], atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("transformer", None), ("coca", 4), ("forget", 9)])
+def test_a_step_with_a_static_cache_is_exported_or_refused_by_the_width_of_its_keys(name, kept):
+    model, ids = _model(name).eval(), _ids(1, 1)
+    model.generation_config.cache_implementation = "static"
+    exported = TorchExportableModuleForDecoderOnlyLM(model, batch_size=1, max_cache_len=32)
+    if kept is None:
+        exported.export(ids)
+        return
+    with pytest.raises(Exception, match=f"made for 8 numbers a key, and this model keeps {kept}"):
+        exported.export(ids)
 
 
 def _skip_what_is_not_provable(name: str) -> None:
