@@ -8,7 +8,7 @@ import os
 import types
 import typing
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NoReturn
 from transformers import GenerationConfig, PreTrainedConfig
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.models.layers import SLIDING, settle_layers
+from clearhead.models.layers import SLIDING, renamed, settle_layers
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import LayerSpec, check_ranges
 
@@ -47,19 +47,6 @@ _ABSENT = dict.fromkeys(
     "choose dropout, of what branches add",
 )
 _GATED = ("swiglu", "geglu")  # the MLPs of three matrices
-
-
-def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of settings that an earlier version may have written, by their present names."""
-    now = copy.deepcopy(dict(settings))
-    for each in (now, *(now.get("layer_overrides") or ())):
-        if str(each.get("scores")).startswith("collinear"):
-            each["scores"] = each["scores"].replace("collinear", "coca")
-        if each.get("residual_scale") == "trainable":
-            del each["residual_scale"]
-    return now
-
-
 # Axes and numbers that a layer and its model have by one name and default.
 _OF_LAYERS = tuple(
     each.name

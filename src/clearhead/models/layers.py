@@ -1,5 +1,7 @@
 """Layers that are not all alike: sliding windows, and axes on which single layers differ."""
 
+import copy
+from collections.abc import Mapping
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
@@ -65,3 +67,14 @@ def _check_window(config: Any) -> None:
             f"sliding_window is of the last keys, and with direction={config.direction!r} a token "
             "sees later ones too: choose direction='causal'"
         )
+
+
+def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of settings that an earlier version may have written, by their present names."""
+    now = copy.deepcopy(dict(settings))
+    for each in (now, *(now.get("layer_overrides") or ())):
+        if str(each.get("scores")).startswith("collinear"):
+            each["scores"] = each["scores"].replace("collinear", "coca")
+        if each.get("residual_scale") == "trainable":
+            del each["residual_scale"]
+    return now

@@ -17,7 +17,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from clearhead.errors import ClearheadError
-from clearhead.models.configuration import ClearheadConfig, renamed
+from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.layers import renamed
 from clearhead.optim.groups import undecayed
 from clearhead.records.files import read_json, remove_leftovers, write_json
 from clearhead.records.identity import canonical
