@@ -46,8 +46,8 @@ def test_the_list_says_what_each_experiment_asks(capsys):
     assert _call("--list") == 0
     out = capsys.readouterr().out.splitlines()
     asked = "blocks: Which parts of a block can go? arXiv 2311.01906; smoke, tiny, small, paper; "
-    cost = "at tiny 84 runs, 17.2 M tokens, about 24 min of training on two cores"
-    cost += ", sweeps may add up to 42 runs"
+    cost = "at tiny 72 runs, 14.7 M tokens, about 21 min of training on two cores"
+    cost += ", sweeps may add up to 36 runs"
     assert asked + cost in out
     own = "blocks, at tiny 12 runs, 2.46 M tokens, about 3 min of training on two cores"
     own += ", sweeps may add up to 6 runs"
