@@ -2,10 +2,12 @@
 
 import codecs
 import io
+import logging
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -68,6 +70,18 @@ def complain(line: str) -> None:
 def show(line: str) -> None:
     """Print a line about a result."""
     print(printable(line))
+
+
+@contextmanager
+def hushed(logger: str, level: int = logging.ERROR) -> Iterator[None]:
+    """Run the body with nothing below `level` from a library's logger."""
+    log = logging.getLogger(logger)
+    before = log.level
+    log.setLevel(level)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def write(text: str) -> None:

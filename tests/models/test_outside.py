@@ -196,3 +196,23 @@ def test_what_is_taken_or_unknown_is_refused_in_one_line(code, message):
     with pytest.raises(ClearheadError, match=message) as error:
         exec(code, {"__name__": "theirs", "Declaration": Declaration, "WORDS": words, **names})
     assert "\n" not in str(error.value)
+
+
+PARTIAL = """
+from functools import partial
+import clearhead, louder_heads
+from clearhead.nn import REGISTRY
+from clearhead.spec import Declaration
+clearhead.register(Declaration(axis="epilogue", name="bound", summary="", source="a test",
+                               build=partial(louder_heads.Louder)))
+config = clearhead.preset("transformer", epilogue="bound")
+assert config.requires == ["louder_heads"], config.requires
+"""
+
+
+def test_a_mechanism_built_by_a_partial_is_of_the_package_of_its_function():
+    subprocess.run(
+        [sys.executable, "-c", PARTIAL],
+        check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(OUTSIDE), *sys.path])},
+    )

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import io
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from clearhead.models.inspection import begin_of_windows, evaluating, finite
 from clearhead.models.pretrained import CACHE
 from clearhead.records.cells import lines_of, unmeasured
 from clearhead.records.runs import Line
+from clearhead.terminal import hushed
 
 _CACHES = (CACHE, "past_key_values", "cache_params")  # of a step of generation
 # Raised by lm-eval for a task that does not fit: the model's length, a package, a metric, its data.
@@ -261,15 +261,12 @@ def harness_model(
 def quiet() -> Iterator[None]:
     """Without lm-eval's own output: lines, bars of progress, and warnings of what is meant here."""
     modules = [require(name, EXTRA) for name in ("lm_eval.api.task", "lm_eval.models.huggingface")]
-    logger, bars = logging.getLogger("lm_eval"), [vars(module)["tqdm"] for module in modules]
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    bars = [vars(module)["tqdm"] for module in modules]
     for module, bar in zip(modules, bars, strict=True):
         vars(module)["tqdm"] = partial(bar, disable=True)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), hushed("lm_eval"):
             yield
     finally:
         for module, bar in zip(modules, bars, strict=True):
             vars(module)["tqdm"] = bar
-        logger.setLevel(level)

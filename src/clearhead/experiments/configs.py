@@ -5,7 +5,7 @@ read: an experiment makes hundreds of comparisons and runs few.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -125,6 +125,10 @@ class CompareConfig(OpensModels):
     """Training of every arm; the learning rate is the best of three at `tiny`."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text, tokenizer and split."""
+
+    def settings(self) -> dict[str, Any]:
+        """What a comparison has by name; a study has more, and what was derived is left out."""
+        return {one.name: getattr(self, one.name) for one in fields(CompareConfig)}
 
     @cached_property
     def arms(self) -> tuple["Arm", ...]:

@@ -7,7 +7,6 @@ the left and masked, so that no row depends on its neighbours.
 
 import copy
 import inspect
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -24,10 +23,9 @@ from clearhead.errors import ClearheadError
 from clearhead.measure.rope_limits import check_length, follow_length, reset_dynamic_rope
 from clearhead.models.inspection import evaluating, finite
 from clearhead.models.pretrained import CACHE, cache_of
+from clearhead.terminal import hushed
 
 Ids = tuple[int, ...]
-# A reminder of the trained length, which evaluations exceed on purpose.
-logging.getLogger("transformers.generation.stopping_criteria").setLevel(logging.ERROR)
 
 
 class Prompt(NamedTuple):
@@ -269,13 +267,15 @@ class Reader:
         own = self.model.generation_config  # transformers takes from it what a call leaves out
         self.model.generation_config = GenerationConfig()
         try:
-            written = self.model.generate(
-                batch.ids,
-                attention_mask=batch.mask.long(),
-                generation_config=config,
-                logits_processor=LogitsProcessorList([finite]),
-                **({} if batch.cache is None else {CACHE: batch.cache}),
-            )[:, batch.ids.shape[1] :].tolist()
+            # The trained length, of which transformers reminds, is exceeded on purpose.
+            with hushed("transformers.generation.stopping_criteria"):
+                written = self.model.generate(
+                    batch.ids,
+                    attention_mask=batch.mask.long(),
+                    generation_config=config,
+                    logits_processor=LogitsProcessorList([finite]),
+                    **({} if batch.cache is None else {CACHE: batch.cache}),
+                )[:, batch.ids.shape[1] :].tolist()
         finally:
             self.model.generation_config = own
         ends = [[*map(self._ends.__contains__, row), True].index(True) for row in written]

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
-from transformers.utils import logging as hf_logging
 
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ClearheadModel
@@ -22,6 +21,7 @@ from clearhead.models.inspection import lack_of_positions, longest_text, paramet
 from clearhead.models.pretrained import cache_of
 from clearhead.nn import REGISTRY
 from clearhead.ops.visibility import Visibility
+from clearhead.terminal import hushed
 
 _COUNTING = "clearhead_plan"  # the key of an attention implementation
 
@@ -90,14 +90,9 @@ def plan(config: Any, *, length: int | None = None) -> Plan:
 @contextmanager
 def without_data() -> Iterator[None]:
     """Tensors without storage. What fails on them is told in one line: PyTorch logs a traceback."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            yield
-    finally:
-        log.setLevel(level)
+    quiet = hushed("torch._subclasses.fake_tensor", logging.CRITICAL)
+    with quiet, FakeTensorMode(allow_non_fake_inputs=True):
+        yield
 
 
 def _length(model: Any, given: int | None) -> int:
@@ -180,12 +175,8 @@ def _counting_attention(model: Any) -> list[float]:
 
     AttentionInterface.register(_COUNTING, attend)
     AttentionMaskInterface.register(_COUNTING, lambda *arguments, **options: None)
-    verbosity = hf_logging.get_verbosity()
-    hf_logging.set_verbosity_error()  # which models run their own is not the user's concern
-    try:
+    with hushed("transformers"):  # which models run their own is not the user's concern
         model.set_attn_implementation(_COUNTING)
-    finally:
-        hf_logging.set_verbosity(verbosity)
     return found
 
 

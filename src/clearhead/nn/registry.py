@@ -14,4 +14,5 @@ def register(declaration: Declaration) -> None:
     Raises:
         ClearheadError: an unknown axis, or a name that is taken or not allowed.
     """
-    REGISTRY.add(declaration, declaration.build.__module__.partition(".")[0])
+    build = getattr(declaration.build, "func", declaration.build)  # a partial's module is functools
+    REGISTRY.add(declaration, build.__module__.partition(".")[0])

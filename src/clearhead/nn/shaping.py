@@ -74,8 +74,13 @@ class Shaped(SkipInit):
         return self.alpha, self.beta, self.gamma
 
 
-def _mixes_no_matrix(layer: LayerSpec) -> str | None:
-    """Reason why the identity cannot be mixed into this layer's attention, or None."""
+def _refuses(layer: LayerSpec) -> str | None:
+    """Reason why attention cannot start from W_Q = 0 beside the identity, or None."""
+    if layer.scores != "dot" and not layer.query_range:
+        return (
+            f"scores={layer.scores!r} are quadratic in the queries, so that from W_Q = 0 no "
+            "gradient ever moves them: state query_range=0.02, or choose scores='dot'"
+        )
     if layer.num_value_heads != layer.num_attention_heads:
         return (
             "a head adds its own value to what it attends to, and "
@@ -90,16 +95,6 @@ def _mixes_no_matrix(layer: LayerSpec) -> str | None:
     return None
 
 
-def _from_zero_refuses(layer: LayerSpec) -> str | None:
-    """Reason why attention cannot start from W_Q = 0 beside the identity, or None."""
-    if layer.scores != "dot" and not layer.query_range:
-        return (
-            f"scores={layer.scores!r} are quadratic in the queries, so that from W_Q = 0 no "
-            "gradient ever moves them: state query_range=0.02, or choose scores='dot'"
-        )
-    return _mixes_no_matrix(layer)
-
-
 DECLARATIONS = (
     Declaration(
         "shaping",
@@ -107,7 +102,7 @@ DECLARATIONS = (
         "α I + β A, from α = 1 and β = 0, a pair for each head; W_Q from 0",
         "arXiv 2302.10322; 2311.01906, eq. 4",
         SkipInit,
-        refuses=_from_zero_refuses,
+        refuses=_refuses,
         flops=lambda layer, length: 3.0 * layer.width,
     ),
     Declaration(
@@ -116,7 +111,7 @@ DECLARATIONS = (
         "α I + β A − γ C, all from 1, three gains a head; C is A at W_Q = 0, where W_Q starts",
         "arXiv 2311.01906, eq. 5",
         Shaped,
-        refuses=_from_zero_refuses,
+        refuses=_refuses,
         flops=lambda layer, length: 8.0 * layer.width,  # the running mean beside the three gains
     ),
 )

@@ -4,7 +4,6 @@ docs/recipes.md names what each paper leaves open or contradicts, and what was c
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 from clearhead.data import DataConfig
@@ -29,8 +28,7 @@ class PublishedRun(NamedTuple):
 
     def study(self, **changes: Any) -> Study:
         """Its presets as the arms of an experiment, with other settings."""
-        own = {one.name: getattr(self.config, one.name) for one in fields(self.config)}
-        return Study(**{**own, "rates": {}, **changes})
+        return Study(**{**self.config.settings(), "rates": {}, **changes})
 
 
 RUNS: dict[str, PublishedRun] = {}

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,8 +215,7 @@ class Study(CompareConfig):
 
     def _run(self, name: str, rate: float, seed: int, start: Job | None) -> Job:
         """One run in a folder of its own, so that runs go side by side."""
-        settings = {one.name: getattr(self, one.name) for one in fields(CompareConfig)}
-        settings |= {"seeds": (seed,), "output": self.output / name}
+        settings = self.settings() | {"seeds": (seed,), "output": self.output / name}
         settings |= {"base": self._source(start) or None}
         settings |= {"train": replace(self.train, learning_rate=rate)}
         config = CompareConfig(**settings)
