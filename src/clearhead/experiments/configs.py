@@ -105,8 +105,8 @@ class CompareConfig(OpensModels):
     evaluation_tokens: Count = 65_536
     """Validation tokens read at each length."""
     held_out: Literal["validation", "training"] = "validation"
-    """The text that is not trained on, of which losses are measured: the validation split, or a
-    tenth of the training split. Rates chosen by the second are chosen on text that no result
+    """The text that losses are measured on: the validation split, or a tenth of the training split
+    that is then not trained on. Rates chosen by the second are chosen on text that no result
     reports."""
     measure_every: float = 0
     """Steps between measurements of outliers, attention and validation loss during training; below
@@ -117,8 +117,8 @@ class CompareConfig(OpensModels):
     label: Name = ""
     """Label of the records on a page that shows several sets; empty for a run just made."""
     jobs: Count = 1
-    """Runs at once, each in a process with its share of the CPU's threads and on one GPU of those
-    there are, the least used."""
+    """Runs at once, each in a process with its share of the CPU's threads and on the least used
+    GPU."""
     track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: TrainConfig = field(default_factory=lambda: TrainConfig(learning_rate=3e-3))
@@ -127,7 +127,7 @@ class CompareConfig(OpensModels):
     """Text, tokenizer and split."""
 
     def settings(self) -> dict[str, Any]:
-        """What a comparison has by name; a study has more, and what was derived is left out."""
+        """The comparison's own fields by name, without a study's and without derived values."""
         return {one.name: getattr(self, one.name) for one in fields(CompareConfig)}
 
     @cached_property
