@@ -1,7 +1,6 @@
 """Locks between real processes, some of them killed."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -80,8 +79,8 @@ def test_a_child_of_a_killed_owner_does_not_hold_its_lock(tmp_path):
         process.kill()
         process.wait()
         os.kill(child, 0)  # alive
-        with hold_folder(tmp_path / "run") as lock:
-            lock.check()
+        with hold_folder(tmp_path / "run"):
+            pass
     finally:
         os.kill(child, signal.SIGKILL)
         process.stdout.close()
@@ -109,7 +108,7 @@ def test_the_process_itself_holds_a_folder_once(tmp_path):
     with (
         hold_folder(tmp_path / "a"),
         hold_folder(tmp_path / "b"),
-        pytest.raises(ClearheadError, match="by this process already"),
+        pytest.raises(ClearheadError, match=f"in use by process {os.getpid()} on"),
         hold_folder(tmp_path / "a"),
     ):
         pass
@@ -133,31 +132,14 @@ def test_nothing_stays_after_an_error_and_a_file_that_was_written_stays(tmp_path
 def test_a_forked_child_does_not_release_its_parents_lock(tmp_path):
     child = -1
     try:
-        with hold_folder(tmp_path / "run") as lock:
+        with hold_folder(tmp_path / "run"):
             child = os.fork()
             if child:
                 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-                lock.check()
+                assert (tmp_path / "run" / ".lock").exists()
     finally:
         if child == 0:  # it has left the block too
             os._exit(0)
-
-
-@pytest.mark.parametrize("loss", ["deleted", "moved", "replaced"])
-def test_a_lock_that_is_gone_is_noticed(tmp_path, loss):
-    run = tmp_path / "run"
-    with hold_folder(run) as lock:
-        if loss == "deleted":
-            shutil.rmtree(run)
-        elif loss == "moved":
-            run.rename(tmp_path / "elsewhere")
-        else:
-            shutil.rmtree(run)
-            run.mkdir()
-            (run / ".lock").touch()
-        with pytest.raises(ClearheadError, match="was deleted, moved or replaced"):
-            lock.check()
-    assert (run / ".lock").exists() == (loss == "replaced")
 
 
 def test_of_many_processes_at_once_one_takes_over_from_a_killed_one(tmp_path):

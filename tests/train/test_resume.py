@@ -225,13 +225,11 @@ def test_a_run_in_use_is_refused_and_a_killed_ones_lock_is_not(trainer, unbroken
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved"])
-@pytest.mark.parametrize("log_every", [1, 12])
-def test_a_run_folder_that_vanishes_is_an_error(trainer, tmp_path, how, log_every):
+def test_a_run_folder_that_vanishes_is_an_error(trainer, tmp_path, how):
     output = tmp_path / "run"
-    at = 6 if log_every == 1 else 12
-    status, log = trainer(output, {"log_every": log_every}, gone=[at, how])
+    status, log = trainer(output, {"log_every": 1}, gone=[6, how])
     assert status == 2
-    assert "was deleted, moved or replaced while" in log
+    assert f"cannot write {output / 'metrics.jsonl'} (No such file or directory)" in log
     assert not output.exists()
 
 

@@ -26,7 +26,7 @@ from clearhead.experiments.run_setup import data_of
 from clearhead.progress import Work
 from clearhead.records.files import write_text
 from clearhead.records.loading import load
-from clearhead.records.lock import Lock, hold_folder
+from clearhead.records.lock import hold_folder
 from clearhead.records.runs import Records
 from clearhead.train import DivergedError, Progress, make_trackers
 from clearhead.train.run_dir import require_no_run
@@ -56,14 +56,12 @@ def compare(
     config.check()
     with joined(config.train.timeout) as world, ExitStack() as stack:
         world.by_first(lambda: require_no_run(config.output))
-        locks = list[Lock]()  # of the first process
-        hold = hold_folder(config.output)
-        world.by_first(lambda: locks.append(stack.enter_context(hold)))
-        return _compare(config, locks, world, say, Work(say=say) if work is None else work)
+        world.by_first(lambda: stack.enter_context(hold_folder(config.output)))
+        return _compare(config, world, say, Work(say=say) if work is None else work)
 
 
 def _compare(
-    config: CompareConfig, locks: list[Lock], world: World, say: Callable[[str], None], work: Work
+    config: CompareConfig, world: World, say: Callable[[str], None], work: Work
 ) -> Records:
     if config.jobs > 1 and world.size > 1:
         raise world.told(
@@ -107,7 +105,7 @@ def _compare(
         _side_by_side([jobs[number] for number in waiting], config, say, work)
     else:
         for number in waiting:
-            _made(jobs[number], work, world.by_first, locks)
+            _made(jobs[number], work, world.by_first)
             world.by_first(partial(_join, jobs, config.output / RECORDS))
             work.end()
     world.by_first(partial(_join, jobs, config.output / RECORDS))
@@ -127,11 +125,11 @@ def _join(jobs: list[Run], records: Path) -> None:
     write_text(records, "".join(done))
 
 
-def _made(job: Run, work: Work, first: Callable[[Any], Any], locks: list[Lock]) -> None:
+def _made(job: Run, work: Work, first: Callable[[Any], Any]) -> None:
     """Train a run; `first` calls what measures and records it in the first process alone."""
     work.begin(f"{job.called}, {job.header['parameters']:,} parameters")
     trained = train_one(job, [Progress(work=work), *make_trackers(job.config.track)])
-    first(lambda: write_records(job, trained, locks))
+    first(lambda: write_records(job, trained))
 
 
 def _side_by_side(
@@ -159,7 +157,7 @@ def make_run(one: OneRun, *, say: Callable[[str], None], work: Work) -> None:
     arm = next(arm for arm in config.arms if arm.name == one.arm)
     job = Run(config, corpus, arm, one.seed, ArmModel.of(arm, config, corpus, base))
     work.start(1)
-    _made(job, work, lambda do: do(), [])
+    _made(job, work, lambda do: do())
 
 
 def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | None, Corpus]:

@@ -28,7 +28,6 @@ from clearhead.optim import build_optimizer
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
 from clearhead.records.loading import as_line, load
-from clearhead.records.lock import Lock
 from clearhead.records.provenance import KEYS
 from clearhead.train import Callback, DivergedError, TrainResult, precision, train_to_end
 from clearhead.train.callbacks import METRICS
@@ -161,12 +160,10 @@ def train_one(job: Run, callbacks: list[Callback]) -> Trained:
     return Trained(model, result, diverged)
 
 
-def write_records(job: Run, trained: Trained, locks: list[Lock]) -> None:
+def write_records(job: Run, trained: Trained) -> None:
     """Measure a trained model; publish the run's records."""
     header, *lines = _records(job, trained)
     text = "".join(map(as_line, lines))
-    for lock in locks:
-        lock.check()  # measuring takes its time
     write_text(job.records, as_line(header | {SEAL: _sha256(text)}) + text)
 
 

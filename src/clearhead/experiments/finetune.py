@@ -71,7 +71,7 @@ def run_finetune(
     work = Work(say=say) if work is None else work
     require_extras(job)
     task = _Task(job, say, work)
-    with hold_folder(job.output) as lock:
+    with hold_folder(job.output):
         text = ""
         work.start(len(job.seeds))
         for number in job.seeds:
@@ -85,7 +85,6 @@ def run_finetune(
                 model = seed.trained()
                 lines = [seed.header, *seed.steps(), *task.measures(model, number)]
                 lines[0] |= describe(model, seed.name, {}) | {"model": model.config.to_diff_dict()}
-                lock.check()  # measuring takes its time
                 with publish_folder(seed.folder) as temporary:
                     save_pretrained(model, task.tokenizer, temporary)
                     found = "".join(as_line({**line, "run": seed.name}) for line in lines)

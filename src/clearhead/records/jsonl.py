@@ -8,7 +8,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -49,50 +48,9 @@ def append(path: Path, *records: Record) -> None:
             if _is_torn(content[start:]):
                 file.truncate(start)
             elif content:
-                _write(file.fileno(), "\n")
-            _write(file.fileno(), "".join(map(encode, records)))
+                put(file.fileno(), "\n")
+            put(file.fileno(), "".join(map(encode, records)))
             os.fsync(file.fileno())
-
-
-class Writer:
-    """A file of lines held open, to which each line is appended as it comes.
-
-    Unbuffered: a killed process loses no line, and closing after a failed write does not fail
-    again.
-
-    Args:
-        afterwards: what to do once there is room again, for the error.
-
-    Raises:
-        ClearheadError: from any method, naming the file and what would work.
-    """
-
-    def __init__(self, path: Path, afterwards: str) -> None:
-        self._path, self._afterwards = path, afterwards
-        with self._writing():
-            self._file = path.open("ab", buffering=0)
-
-    def write(self, lines: str) -> None:
-        """Append whole lines."""
-        try:
-            there = os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
-        except OSError:
-            there = False
-        if not there:
-            raise ClearheadError(
-                f"{self._path} was deleted, moved or replaced while it was being written: put it "
-                f"back with its folder and {self._afterwards}, or start anew in another folder"
-            )
-        with self._writing():
-            _write(self._file.fileno(), lines)
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._writing():
-            self._file.close()
-
-    def _writing(self) -> AbstractContextManager[None]:
-        return writing(self._path, f"make room and {self._afterwards}")
 
 
 def read(path: Path) -> list[Record]:
@@ -182,7 +140,7 @@ def _is_torn(end: bytes) -> bool:
         return True
 
 
-def _write(file: int, text: str) -> None:
+def put(file: int, text: str) -> None:
     content = text.encode("utf-8", errors="backslashreplace")
     while content:  # a write takes only a part where room ends
         content = content[os.write(file, content) :]

@@ -20,59 +20,18 @@ from clearhead.records.files import remove_leftovers, require_regular
 _PATIENCE = 0.2  # seconds, within which another process may be removing its lock
 
 
-class Lock:
-    """A lock that this process holds."""
-
-    def __init__(self, held: Path, place: Path) -> None:
-        self._held, self._place, self._pid = held, place, os.getpid()
-        self._lock = FileLock(place, fallback_to_soft=False)
-        name, owner = f"process {self._pid} on {socket.gethostname()} since ", ""
-        try:
-            self._lock.acquire(timeout=_PATIENCE)
-        except Timeout:
-            with contextlib.suppress(OSError):
-                owner = place.read_text(errors="replace")[:200]
-            owner = f"{owner or 'another process'}: wait for it or stop it, or choose another place"
-            if owner.startswith(name):
-                owner = "this process already: choose another place"
-            raise ClearheadError(f"{held} is in use by {owner}") from None
-        place.write_text(name + datetime.now(UTC).isoformat(timespec="seconds"))
-        self._file = place.stat()
-
-    def check(self) -> None:
-        """Raise a ClearheadError where the lock is gone: what it guards was deleted or moved."""
-        if not self._is_there():
-            raise ClearheadError(
-                f"{self._held} was deleted, moved or replaced while this process was writing to "
-                "it: put it back and give the same command again, or choose another place"
-            )
-
-    def release(self) -> None:
-        """Remove the lock, unless this is a forked child, or the lock is no longer there."""
-        if self._pid == os.getpid():
-            if self._is_there():
-                self._place.unlink()
-            self._lock.release()
-
-    def _is_there(self) -> bool:
-        try:
-            return os.path.samestat(self._place.stat(), self._file)
-        except OSError:
-            return False
-
-
 @contextmanager
-def hold_folder(folder: Path) -> Iterator[Lock]:
+def hold_folder(folder: Path) -> Iterator[None]:
     """Hold a folder, made where it is missing, and removed at the end if it is still empty.
 
     What a killed owner was still writing directly under it is removed.
 
     Raises:
-        ClearheadError: naming the owner, where another process holds it; where it cannot be made.
+        ClearheadError: naming the owner, where it is held already; where it cannot be made.
     """
-    with _hold(folder, folder / ".lock") as lock:
+    with _hold(folder, folder / ".lock"):
         remove_leftovers(folder)
-        yield lock
+        yield
 
 
 @contextmanager
@@ -91,23 +50,36 @@ def hold_file(path: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def _hold(held: Path, place: Path) -> Iterator[Lock]:
+def _hold(held: Path, place: Path) -> Iterator[None]:
     # Absolute: a change of the working directory must not leave the lock behind.
-    place = place.absolute()
+    place, owner = place.absolute(), os.getpid()
     made = [folder for folder in (place.parent, *place.parent.parents) if not folder.exists()]
+    lock = FileLock(place, fallback_to_soft=False)
     try:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            lock = Lock(held, place)
+            lock.acquire(timeout=_PATIENCE)
+        except Timeout:
+            named = ""
+            with contextlib.suppress(OSError):
+                named = place.read_text(errors="replace")[:200]
+            raise ClearheadError(
+                f"{held} is in use by {named or 'another process'}: wait for it or stop it, "
+                "or choose another place"
+            ) from None
         except OSError as error:
             why = f" ({error.strerror})"
             if isinstance(error, FileExistsError | NotADirectoryError):
                 why = ": a file is where a folder has to be"
             raise ClearheadError(f"cannot lock {held}{why}: choose another place") from error
         try:
-            yield lock
+            since = datetime.now(UTC).isoformat(timespec="seconds")
+            place.write_text(f"process {owner} on {socket.gethostname()} since {since}")
+            yield
         finally:
-            lock.release()
+            if os.getpid() == owner:  # a forked child leaves it to its parent
+                place.unlink(missing_ok=True)
+                lock.release()
     finally:
         with contextlib.suppress(OSError):  # folders that were written into stay
             for folder in made:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from clearhead.errors import require
 from clearhead.progress import Line, Work, clock
 from clearhead.records import jsonl
-from clearhead.records.files import write_text
+from clearhead.records.files import write_text, writing
 from clearhead.train.config import Tracker
 
 if TYPE_CHECKING:
@@ -94,24 +94,15 @@ class LinesFile(Callback):
     file: str
     afterwards = "resume"  # what to do once there is room again
 
-    def __init__(self) -> None:
-        self._writer: jsonl.Writer | None = None
-
     def start(self, run: Run) -> None:
-        path = run.output / self.file
-        done = jsonl.steps(path, until=run.first_step)
-        write_text(path, "".join(map(jsonl.encode, done)), f"make room and {self.afterwards}")
-        self._writer = jsonl.Writer(path, self.afterwards)
+        self._path, self._advice = run.output / self.file, f"make room and {self.afterwards}"
+        done = jsonl.steps(self._path, until=run.first_step)
+        write_text(self._path, "".join(map(jsonl.encode, done)), self._advice)
 
     def write(self, lines: str) -> None:
         """Hand whole lines to the system at once: a killed process loses none."""
-        assert self._writer is not None
-        self._writer.write(lines)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        with writing(self._path, self._advice), self._path.open("ab", buffering=0) as file:
+            jsonl.put(file.fileno(), lines)
 
 
 class MetricsFile(LinesFile):

@@ -14,7 +14,7 @@ import torch
 from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer, learning_rate
 from clearhead.records import provenance
-from clearhead.records.lock import Lock, hold_folder
+from clearhead.records.lock import hold_folder
 from clearhead.train import checkpoint, precision, run_dir
 from clearhead.train.batches import BatchSource, check, keep_begin, objective_of
 from clearhead.train.callbacks import Callback, MetricsFile, Run, StepMetrics
@@ -50,7 +50,6 @@ class TrainingRun:
     report: Run
     identity: dict[str, Any]
     """Everything that a resumed run must share with this one."""
-    locks: Sequence[Lock]
     callbacks: Sequence[Callback]
     stop: StopSignals
     alive: Callable[[], None]
@@ -143,7 +142,6 @@ class TrainingRun:
         finite = all(bool(two.isfinite().all()) for two in ends)
         if not all(self.world.gather(finite)):
             raise self.diverged(self.step, "some weights are no longer finite")
-        self.world.by_first(self.check_locks)
         checkpoint.save(
             self.report.output,
             saver=self.saver,
@@ -177,7 +175,6 @@ class TrainingRun:
         self.model.eval()
         finished = self.step == self.config.steps
         if finished:
-            self.world.by_first(self.check_locks)
             newest = checkpoint.newest(self.report.output)
             advice = f"the checkpoint {newest} is whole; make room and resume"
             target = self.report.output / run_dir.FINAL
@@ -202,11 +199,6 @@ class TrainingRun:
         if path := self.saver.published():
             for callback in self.callbacks:
                 callback.checkpoint(path)
-
-    def check_locks(self) -> None:
-        """Raise a ClearheadError where the run's folder is gone."""
-        for lock in self.locks:
-            lock.check()
 
     def diverged(self, step: int, what: str) -> DivergedError:
         """The error of a run that left the finite numbers at `step`, counted from 1."""
@@ -268,12 +260,11 @@ def opened(
         model_spread = spread(model, batches, config, processes)
         optimizer = build_optimizer(model, config)  # refuses before anything is written
     with ExitStack() as stack:
-        locks = list[Lock]()  # of the first process
         restarted = processes.restarted()
 
         def hold() -> tuple[dict[str, Any] | None, Path | None]:
             """The record and folder of the checkpoint to go on from, in a folder that is held."""
-            locks.append(stack.enter_context(hold_folder(output)))
+            stack.enter_context(hold_folder(output))
             if resume or (restarted and run_dir.holds_run(output)):
                 origin = {key: record[key] for key in ORIGIN if key in record}
                 saved = run_dir.reopen(output, record, origin, config.steps)
@@ -323,7 +314,6 @@ def opened(
             micro_batches=micro_batches,
             report=report,
             identity=identity,
-            locks=locks,
             callbacks=heard,
             stop=stack.enter_context(StopSignals()),
             alive=stack.enter_context(processes.watched(config.timeout)),
