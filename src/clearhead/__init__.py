@@ -13,6 +13,7 @@ from clearhead.lazy import lazily
 from clearhead.versions import __version__ as __version__
 
 if TYPE_CHECKING:
+    from clearhead.diagnose.attention_check import check_attention as check_attention
     from clearhead.errors import ClearheadError as ClearheadError
     from clearhead.models import ClearheadConfig as ClearheadConfig
     from clearhead.models import ClearheadForCausalLM as ClearheadForCausalLM

@@ -22,6 +22,7 @@ VERBS = {
     "finetune": ("clearhead.cli.finetune", "a checkpoint on GLUE, Banking-77, or labelled texts"),
     "eval": ("clearhead.cli.evaluate", "perplexity, retrieval, hallucination by length"),
     "diagnose": ("clearhead.cli.diagnose", "sinks, outliers, order and rank of any model"),
+    "check": ("clearhead.cli.check", "is attention computed as a model's configuration says?"),
     "view": ("clearhead.cli.view", "attention of one text, on a page to click through"),
     "generate": ("clearhead.cli.generate", "continue a text"),
     "report": ("clearhead.cli.report", "records to a page that opens offline"),

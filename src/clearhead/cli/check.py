@@ -1,0 +1,108 @@
+"""clearhead check: is a model's attention computed as its configuration says?"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tyro.conf import Positional
+
+from clearhead.arguments import OpensModels
+from clearhead.cli.options import Overrides, parse
+from clearhead.errors import ClearheadError
+from clearhead.metavars import Model, Name
+from clearhead.ranges import Natural
+from clearhead.terminal import show
+
+FRESH = "init:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(OpensModels):
+    """A model whose attention is checked."""
+
+    model: Positional[Model]
+    """A folder, a run or a hub name; init:NAME for a preset, or a model's configuration, with fresh
+    weights."""
+    attention: tuple[Name, ...] = ()
+    """Values of attn_implementation to check; those usual in the field where none is given."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """In which the implementations run; the flash kernels need half a float32."""
+    compile: bool = False
+    """Check the model under torch.compile too."""
+    timed: Natural = 128
+    """Tokens of the text by which time and memory are measured; 0 leaves that out."""
+    seed: Natural = 0
+    """Seed of the texts and of the sinks."""
+    set: Overrides = field(default_factory=dict)
+    """Changes to the configuration of init:NAME."""
+
+
+def run(words: list[str]) -> int:
+    """Print a line for each implementation; 1 where one is wrong, 0 where none is."""
+    command = parse(
+        Command,
+        words,
+        verb="check",
+        description="Compare each attention implementation that loads here with the model's eager "
+        "attention in float64: logits, loss and all gradients of texts given alone, padded, packed, "
+        "through a cache, with a window and with learned sinks.",
+        examples=(
+            "./gpt-oss-20b --attention clearhead flex_attention --dtype bfloat16",
+            "init:sink --set sliding_window=64 --compile",
+        ),
+        presets=True,
+    )
+    from clearhead.diagnose.attention_check import DTYPES, USUAL, check_attention, in_words
+
+    model = _opened(command)
+    names = command.attention or USUAL
+    found = check_attention(
+        model,
+        names,
+        dtype=DTYPES[command.dtype],
+        compile=command.compile,
+        timed=command.timed,
+        seed=command.seed,
+    )
+    if all(one.lacks for one in found):
+        raise ClearheadError(
+            f"none of {', '.join(names)} loads here ({found[0].lacks}): --attention names others, "
+            "such as eager or sdpa"
+        )
+    show(f"{type(model).__name__} in {command.dtype}, beside eager attention in float64")
+    for line in in_words(found):
+        show(line)
+    return int(any(one.wrong for one in found))
+
+
+def _opened(command: Command) -> Any:
+    from clearhead.models import ClearheadForCausalLM, ClearheadForMaskedLM, preset
+    from clearhead.models.loading import (
+        auto_class,
+        best_device,
+        explained,
+        kind_of,
+        load,
+        load_config,
+        resolved,
+    )
+    from clearhead.named_models import PRESETS
+
+    trust = command.trust_remote_code
+    if not command.model.startswith(FRESH):
+        if command.set:
+            raise ClearheadError("--set has no effect on a trained model: check init:NAME")
+        return load(command.model, ("causal", "masked"), trust_remote_code=trust)[0].to(
+            best_device()
+        )
+    name = command.model.removeprefix(FRESH)
+    if name in PRESETS:
+        config = preset(name, **command.set)
+        causal = config.direction == "causal"
+        model: Any = (ClearheadForCausalLM if causal else ClearheadForMaskedLM)(config)
+    else:
+        name = resolved(name)
+        auto = auto_class(kind_of(name, trust_remote_code=trust))
+        with explained(name):
+            config = load_config(name, trust_remote_code=trust, **command.set)
+            model = auto.from_config(config, trust_remote_code=trust)
+    return model.to(best_device())

@@ -1,0 +1,143 @@
+"""The ways in which a few texts are given to a model: alone, padded, packed, through a cache.
+
+Each gives every text the logits that it has alone, and the loss of all texts their gradients.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from clearhead.models.base_model import ClearheadModel
+from clearhead.models.pretrained import CACHE, cache_of
+
+# Lengths of the texts: odd, and each longer than the window of `attention_check`.
+LENGTHS = (23, 17, 9)
+
+
+class Answer(NamedTuple):
+    """What the model says of the texts.
+
+    Attributes:
+        logits: of each text, float64 [T, V].
+        gradients: of the mean cross-entropy of all next tokens (an encoder's own), by parameter;
+            empty where none were taken.
+    """
+
+    logits: list[Tensor]
+    gradients: dict[str, Tensor]
+
+
+def drawn_texts(model: Any, seed: int) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    known = model.get_input_embeddings().num_embeddings
+    limit = getattr(model.config, "max_position_embeddings", None) or max(LENGTHS)
+    drawn = (torch.randint(1, known, (min(n, limit),), generator=draw) for n in LENGTHS)
+    return [ids.to(model.device) for ids in drawn]
+
+
+def plain(model: Any, texts: list[Tensor]) -> Answer:
+    """Each text alone."""
+    return _answer(model, texts, [logits(model, ids[None])[0] for ids in texts])
+
+
+def compiled(model: Any, texts: list[Tensor]) -> Answer:
+    """Each text alone, under torch.compile."""
+    compiled = torch.compile(model)
+    try:
+        return _answer(model, texts, [logits(compiled, ids[None])[0] for ids in texts])
+    finally:
+        torch.compiler.reset()
+
+
+def padded(model: Any, texts: list[Tensor]) -> Answer:
+    """All texts in one batch: of a causal model all but the second are padded before they begin."""
+    causal = is_causal(model)
+    longest = max(map(len, texts))
+    ids_BT = torch.zeros(len(texts), longest, dtype=torch.int64, device=texts[0].device)
+    places = []
+    for row, ids in enumerate(texts):
+        first = longest - len(ids) if causal and row != 1 else 0
+        places.append(slice(first, first + len(ids)))
+        ids_BT[row, places[row]] = ids
+    mask_BT = torch.zeros_like(ids_BT)
+    for row, place in enumerate(places):
+        mask_BT[row, place] = 1
+    options: dict[str, Any] = {"attention_mask": mask_BT}
+    if causal:
+        options["position_ids"] = (mask_BT.cumsum(1) - 1).clamp(min=0)
+    logits_BTV = logits(model, ids_BT, **options)
+    return _answer(model, texts, [logits_BTV[row, place] for row, place in enumerate(places)])
+
+
+def packed(model: Any, texts: list[Tensor]) -> Answer:
+    """All texts in one row, told apart by positions that begin anew."""
+    positions = torch.cat([torch.arange(len(ids), device=ids.device) for ids in texts])
+    options = {"position_ids": positions[None]}
+    if _is_ours(model):
+        lengths = torch.tensor([*map(len, texts)], device=positions.device)
+        numbers = torch.arange(len(texts), device=positions.device)
+        options = {"document_ids": numbers.repeat_interleave(lengths)[None]}
+    logits_TV = logits(model, torch.cat(texts)[None], **options)[0]
+    return _answer(model, texts, list(logits_TV.split([*map(len, texts)])))
+
+
+def stepwise(model: Any, texts: list[Tensor]) -> Answer:
+    """Each text token by token through a cache, after half of it at once; no gradients."""
+    with torch.no_grad():
+        every = [_through_cache(model, ids, [len(ids) // 2, *[1] * len(ids)]) for ids in texts]
+    return _answer(model, texts, every)
+
+
+def in_chunks(model: Any, texts: list[Tensor]) -> Answer:
+    """Each text in three chunks through a cache, so that queries are fewer than keys."""
+    return _answer(model, texts, [_through_cache(model, ids, [4, 3, len(ids)]) for ids in texts])
+
+
+def _through_cache(model: Any, ids: Tensor, sizes: list[int]) -> Tensor:
+    done, cache, logits = 0, None, []
+    for size in sizes:
+        chunk = ids[done : done + size]
+        if not len(chunk):
+            break
+        options: dict[str, Any] = {} if cache is None else {CACHE: cache}
+        out = model(input_ids=chunk[None], use_cache=True, **options)
+        cache, done = cache_of(out), done + len(chunk)
+        logits.append(out.logits[0])
+    return torch.cat(logits)
+
+
+def logits(model: Any, ids_BT: Tensor, **options: Any) -> Tensor:
+    """[B, T, V], without a cache."""
+    cached = {"use_cache": False} if is_causal(model) else {}
+    logits: Tensor = model(input_ids=ids_BT, **cached, **options).logits
+    return logits
+
+
+def _answer(model: Any, texts: list[Tensor], logits: list[Tensor]) -> Answer:
+    """The logits with their loss and its gradients, in float64."""
+    wide = [one.double() for one in logits]
+    if is_causal(model):
+        pairs = [(one[:-1], ids[1:]) for one, ids in zip(wide, texts, strict=True)]
+    else:
+        pairs = list(zip(wide, texts, strict=True))
+    loss = cross_entropy(torch.cat([one for one, _ in pairs]), torch.cat([ids for _, ids in pairs]))
+    gradients: dict[str, Tensor] = {}
+    if loss.requires_grad:
+        named = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        grads = torch.autograd.grad(loss, [*named.values()], allow_unused=True)
+        zipped = zip(named, grads, strict=True)
+        gradients = {name: grad.double() for name, grad in zipped if grad is not None}
+    return Answer([one.detach() for one in wide], gradients)
+
+
+def is_causal(model: Any) -> bool:
+    """True of a model that predicts the next token, False of one for hidden tokens."""
+    if _is_ours(model):
+        return bool(model.config.direction == "causal")
+    return "ForMaskedLM" not in type(model).__name__
+
+
+def _is_ours(model: Any) -> bool:
+    return isinstance(getattr(model, "model", None), ClearheadModel)

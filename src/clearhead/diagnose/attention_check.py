@@ -1,0 +1,369 @@
+"""Is a model's attention computed as its configuration says? Every implementation that loads here,
+against the model's own eager attention in float64.
+
+The same few texts are given to the model in several ways: one by one, padded, packed, through a
+cache, in chunks. Each way must give every text the logits, the loss and the gradients that it has
+alone. Sinks and windows are set so that leaving them out shows: fused kernels have dropped both in
+silence, and a sink that is applied through a log-sum-exp without its gradient is right forward and
+wrong backward.
+"""
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.diagnose.attention_cases import (
+    LENGTHS,
+    Answer,
+    compiled,
+    drawn_texts,
+    in_chunks,
+    is_causal,
+    logits,
+    packed,
+    padded,
+    plain,
+    stepwise,
+)
+from clearhead.errors import ClearheadError
+from clearhead.nn.sink import Sink
+
+USUAL = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "clearhead")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Shorter than every text.
+WINDOW = 6
+# A logit at which a dropped sink changes everything, and one beside which keys still count.
+HIGH, LOW = 20.0, 1.0
+# Errors, ‖error‖ / ‖exact‖, that are always rounding; and those that may be, where they are no more
+# than EAGERS times what eager attention has in the same dtype.
+ROUNDING = {torch.float32: 2e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+LARGEST = {torch.float32: 5e-3, torch.bfloat16: 2e-1, torch.float16: 5e-2}
+EAGERS = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One way of giving the texts, and how an implementation did in it.
+
+    Attributes:
+        name: plain, sinks of 20, padded, packed, cached, chunks, windowed (and cached), compiled.
+        right: True, False; None where the implementation refused it.
+        output, gradient: ‖error‖ / ‖exact‖ of the logits and of the worst parameter's gradient;
+            None where there is none.
+        what: the cause of an error where it is known, else where it is; or the refusal.
+    """
+
+    name: str
+    right: bool | None
+    output: float | None = None
+    gradient: float | None = None
+    what: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """How one implementation of attention did.
+
+    Attributes:
+        name: the value of `attn_implementation`.
+        cases: none where it does not load here.
+        lacks: why it does not.
+        seconds: a forward and backward pass of one text of `timed` tokens.
+        peak_bytes: device memory that pass took beside the weights; None but on CUDA.
+    """
+
+    name: str
+    cases: tuple[Case, ...] = ()
+    lacks: str = ""
+    seconds: float | None = None
+    peak_bytes: int | None = None
+
+    @property
+    def wrong(self) -> tuple[Case, ...]:
+        """The cases in which it computes something else."""
+        return tuple(case for case in self.cases if case.right is False)
+
+
+def check_attention(
+    model: Any,
+    implementations: Sequence[str] = USUAL,
+    *,
+    dtype: torch.dtype = torch.float32,
+    compile: bool = False,
+    timed: int = 128,
+    seed: int = 0,
+) -> list[Implementation]:
+    """Compare a model's attention implementations with its eager attention in float64.
+
+    Args:
+        model: any language model of transformers, causal or masked; it is copied, not changed.
+        implementations: values of `attn_implementation`; one that does not load here says why.
+        dtype: in which they run; float32, bfloat16 or float16.
+        compile: whether the plain case is also run under `torch.compile`.
+        timed: tokens of the text by which time and memory are measured; 0 leaves that out.
+        seed: of the texts' random tokens and of the sinks.
+
+    Raises:
+        ClearheadError: for a model whose attention cannot be switched.
+    """
+    if not getattr(model, "_can_set_attn_implementation", lambda: False)():
+        raise ClearheadError(
+            f"the attention of {type(model).__name__} cannot be switched: give a model that uses "
+            "transformers' attention interface"
+        )
+    exact = _copied(model, "eager", torch.float64)
+    texts = drawn_texts(exact, seed)
+    checked = _Checked(exact, texts, dtype, seed)
+    found = []
+    for name in dict.fromkeys(("eager", *implementations)):
+        try:
+            candidate = _copied(model, name, dtype)
+        except (ImportError, ValueError, RuntimeError, ClearheadError) as error:
+            found.append(Implementation(name=name, lacks=_line(error)))
+            continue
+        cases = tuple(checked.cases(candidate, name, compile=compile))
+        seconds, peak = _timed(candidate, timed, seed) if timed else (None, None)
+        found.append(Implementation(name=name, cases=cases, seconds=seconds, peak_bytes=peak))
+    return [one for one in found if one.name in implementations]
+
+
+class _Checked:
+    """Exact answers, each computed once, and the comparison with them."""
+
+    def __init__(self, exact: Any, texts: list[Tensor], dtype: torch.dtype, seed: int) -> None:
+        self.exact, self.texts, self.dtype = exact, texts, dtype
+        self.sinks = _sinks(exact)
+        draw = torch.Generator().manual_seed(seed)
+        self.low = [LOW + torch.rand(one.shape, generator=draw) for one in self.sinks]
+        self.answers: dict[tuple[str, ...], Answer] = {}
+        self.eager: dict[str, tuple[float, float]] = {}
+        self.windows = bool(_windows(exact))
+        self.causal = is_causal(exact)
+
+    def cases(self, model: Any, name: str, *, compile: bool) -> Iterator[Case]:
+        ways: dict[str, Callable[..., Answer]] = {"plain": plain}
+        if self.sinks:
+            ways["sinks of 20"] = plain
+        ways["padded"] = padded
+        if self.causal:
+            ways |= {"packed": packed, "cached": stepwise, "chunks": in_chunks}
+        if self.windows:
+            ways["windowed"] = plain
+            ways |= {"windowed, cached": stepwise} if self.causal else {}
+        if compile:
+            ways["compiled"] = compiled
+        for way, answer in ways.items():
+            yield self._case(model, name, way, answer)
+
+    def _case(self, model: Any, name: str, way: str, answer: Callable[..., Answer]) -> Case:
+        sink = HIGH if way == "sinks of 20" else None
+        window = WINDOW if way.startswith("windowed") else None
+        lacking = ""
+        with self._set(model, sink, window):
+            for learning in (True, False):
+                try:
+                    with torch.set_grad_enabled(learning):
+                        found = answer(model, self.texts)
+                    break
+                except Exception as error:  # kernels, compilers and models each raise their own
+                    reason = _line(error)
+                    if lacking:
+                        return Case(name=way, right=None, what=reason)
+                    lacking = f"no gradients: {reason}"
+        case = self._compared(found, name, way, sink, window)
+        return replace(case, what=lacking) if case.right else case
+
+    def _compared(
+        self, found: Answer, name: str, way: str, sink: float | None, window: int | None
+    ) -> Case:
+        wanted = self._exact(sink, window)
+        output, by_name = _errors(found, wanted)
+        gradient = max(by_name.values(), default=None)
+        if name == "eager":
+            self.eager[way] = output, gradient or 0.0
+        own = self.eager.get(way, (0.0, 0.0))
+        usual, largest = ROUNDING[self.dtype], LARGEST[self.dtype]
+        bounds = [max(usual, min(EAGERS * error, largest)) for error in own]
+        errors: dict[str, Any] = {"output": output, "gradient": gradient}
+        if not output <= bounds[0]:  # NaN is not
+            cause = self._cause(found, bounds[0], sink, window) or self._place(found, wanted, way)
+            what = f"{cause}, output off by {output:.1%}" if cause else f"off by {output:.1%}"
+            return Case(name=way, right=False, what=what, **errors)
+        wrong = [one for one, error in by_name.items() if not error <= bounds[1]]
+        if wrong:
+            kinds = _of_last_layer(wrong)
+            what = f"output right, gradient of {', '.join(kinds)} off by {gradient:.1%}"
+            if self.sinks and "v_proj" not in kinds:
+                what += ", as where a sink goes through a log-sum-exp without its gradient"
+            return Case(name=way, right=False, what=what, **errors)
+        return Case(name=way, right=True, **errors)
+
+    def _exact(self, sink: float | None, window: int | None, *, dropped: bool = False) -> Answer:
+        key = (str(sink), str(window), str(dropped))
+        if key not in self.answers:
+            with self._set(self.exact, -1e4 if dropped else sink, window):
+                self.answers[key] = plain(self.exact, self.texts)
+        return self.answers[key]
+
+    def _cause(self, found: Answer, bound: float, sink: float | None, window: int | None) -> str:
+        """What was left out, where the logits are those of a model without it."""
+        without: dict[str, Answer] = {}
+        if self.sinks:
+            without["the sink is ignored"] = self._exact(None, window, dropped=True)
+        if window is not None:
+            without["the window is ignored"] = self._exact(sink, None)
+        if self.sinks and window is not None:
+            both = self._exact(None, None, dropped=True)
+            without["the sink and the window are ignored"] = both
+        near = (cause for cause, one in without.items() if _errors(found, one)[0] <= bound)
+        return next(near, "")
+
+    def _place(self, found: Answer, exact: Answer, way: str) -> str:
+        """Where an output is wrong, when another part of it is right."""
+        usual, parts = ROUNDING[self.dtype], []
+        for one, other in zip(found.logits, exact.logits, strict=True):
+            errors_T = (one - other).norm(dim=-1) / other.norm(dim=-1)
+            parts.append((bool((errors_T[:4] <= usual).all()), bool((errors_T <= usual).all())))
+        if way == "packed" and parts[0][1]:
+            return "texts see those packed before them"
+        if way == "padded" and parts[1][1]:
+            return "tokens before a text are not hidden"
+        if way in ("cached", "chunks") and all(first for first, _ in parts):
+            return "later tokens read the cache wrongly"
+        return ""
+
+    @contextmanager
+    def _set(self, model: Any, sink: float | None, window: int | None) -> Iterator[None]:
+        """The model with these sinks and this window: None for low ones and for none."""
+        before = {(id(one), key): (one, key, now) for one, key, now in _windows(model)}
+        for one, key, _ in before.values():
+            setattr(one, key, WINDOW if window is not None else sum(LENGTHS) + 1)
+        with torch.no_grad():
+            for parameter, low in zip(_sinks(model), self.low, strict=True):
+                parameter.copy_(low if sink is None else torch.full_like(low, sink))
+        try:
+            yield
+        finally:
+            for one, key, now in before.values():
+                setattr(one, key, now)
+
+
+def _errors(found: Answer, exact: Answer) -> tuple[float, dict[str, float]]:
+    """‖error‖ / ‖exact‖ of the logits, and of each parameter's gradient.
+
+    A gradient that is all but nothing, such as that of a key's bias, is measured by a thousandth of
+    the largest: its own size is rounding.
+    """
+    pairs = list(zip(found.logits, exact.logits, strict=True))
+    size = torch.cat([one for _, one in pairs]).norm().item()
+    output = torch.cat([one - other for one, other in pairs]).norm().item() / size
+    if not found.gradients:
+        return output, {}
+    least = 1e-3 * max(one.norm().item() for one in exact.gradients.values())
+    zero = torch.zeros(())
+    return output, {
+        name: (found.gradients.get(name, zero) - one).norm().item() / max(one.norm().item(), least)
+        for name, one in exact.gradients.items()
+    }
+
+
+def _timed(model: Any, length: int, seed: int) -> tuple[float | None, int | None]:
+    """Median seconds of a forward and backward pass of one text, and the memory that it takes."""
+    limit = getattr(model.config, "max_position_embeddings", None) or length
+    draw = torch.Generator().manual_seed(seed)
+    known = model.get_input_embeddings().num_embeddings
+    ids = torch.randint(known, (min(length, limit),), generator=draw).to(model.device)
+    on_cuda, seconds, before = model.device.type == "cuda", [], 0
+    try:
+        for _ in range(4):
+            if on_cuda:
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+            start = time.perf_counter()
+            logits(model, ids[None]).float().sum().backward()
+            if on_cuda:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+            model.zero_grad(set_to_none=True)
+    except Exception:  # the cases have said why
+        return None, None
+    peak = torch.cuda.max_memory_allocated() - before if on_cuda else None
+    return statistics.median(seconds[1:]), peak
+
+
+def _copied(model: Any, name: str, dtype: torch.dtype) -> Any:
+    copied = copy.deepcopy(model).to(dtype).eval()
+    if hasattr(copied, "set_experts_implementation"):  # grouped products know no float64
+        copied.set_experts_implementation("eager")
+    copied.set_attn_implementation(name)
+    if copied.config._attn_implementation != name:  # it was refused with a warning
+        raise ValueError(f"{type(model).__name__} does not take it")
+    return copied
+
+
+def _sinks(model: Any) -> list[Tensor]:
+    """The learned sinks: a logit a head, by the names that the field gives them."""
+    ours = {id(one.logit) for one in model.modules() if isinstance(one, Sink)}
+    return [
+        parameter
+        for name, parameter in model.named_parameters()
+        if id(parameter) in ours or (parameter.ndim == 1 and "sink" in name.rpartition(".")[2])
+    ]
+
+
+def _windows(model: Any) -> list[tuple[Any, str, int]]:
+    """Where a model keeps its window, as an object, an attribute and its value."""
+    configs = {id(one): one for one in (model.config, model.config.get_text_config())}
+    owners = [*configs.values(), *model.modules()]
+    names = ("sliding_window", "window")
+    found = ((one, key, vars(one).get(key)) for one in owners for key in names)
+    return [(one, key, now) for one, key, now in found if type(now) is int]
+
+
+def _of_last_layer(parameters: list[str]) -> list[str]:
+    """Names within the last layer of those, from where an error of the gradient went down."""
+
+    def layer(name: str) -> int:
+        return max((int(part) for part in name.split(".") if part.isdigit()), default=-1)
+
+    last = max(map(layer, parameters))
+    own = (name for name in parameters if layer(name) == last)
+    return sorted({name.removesuffix(".weight").rpartition(".")[2] for name in own})
+
+
+def _line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0][:200]
+
+
+def in_words(found: Sequence[Implementation]) -> list[str]:
+    """A line for each implementation, and one for each cause of its errors."""
+    eager: Mapping[str, float | None] = {one.name: one.seconds for one in found}
+    lines = []
+    for one in found:
+        if one.lacks:
+            lines.append(f"{one.name}: does not load here ({one.lacks})")
+            continue
+        causes: dict[tuple[bool | None, str], list[str]] = {}
+        for case in one.cases:
+            causes.setdefault((case.right, case.what), []).append(case.name)
+        said = []
+        for (right, what), names in causes.items():
+            word = {True: "right", False: "WRONG", None: "refused"}[right]
+            said.append(f"{word}: {', '.join(names)}" + (f" ({what})" if what else ""))
+        base = eager.get("eager")
+        if one.seconds is not None and base is not None:
+            cost = f"time {one.seconds / base:.2f} of eager's"
+            if one.peak_bytes is not None:
+                cost += f", {one.peak_bytes / 2**20:.0f} MiB"
+            said.append(cost)
+        lines.append(f"{one.name}: " + "; ".join(said))
+    return lines

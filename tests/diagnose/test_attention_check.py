@@ -1,0 +1,154 @@
+"""Each implementation of attention against exact answers: right ones, and ones broken on purpose."""
+
+import pytest
+import torch
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+    GraniteSWAConfig,
+    LlamaConfig,
+    MiMoV2FlashConfig,
+)
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.models.llama.modeling_llama import repeat_kv
+
+import clearhead
+from clearhead.diagnose.attention_check import check_attention, in_words
+from clearhead.errors import ClearheadError
+
+SHAPE = {
+    "vocab_size": 90,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def _model(config):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def _granite():
+    return _model(GraniteSWAConfig(**SHAPE, sliding_window=8))
+
+
+def broken(name, fault):
+    """Register eager attention with one fault."""
+
+    def attend(module, q, k, v, mask, scaling, dropout=0.0, s_aux=None, **options):
+        k, v = (repeat_kv(x, q.shape[1] // k.shape[1]) for x in (k, v))
+        scores = q @ k.mT * scaling
+        if fault == "padding":  # every key up to a query's own
+            hidden = torch.ones_like(scores, dtype=torch.bool).triu(k.shape[2] - q.shape[2] + 1)
+            scores = scores.masked_fill(hidden, -1e9)
+        elif mask is not None:
+            scores = scores + mask
+        if s_aux is None or fault == "sink":
+            return (scores.softmax(-1) @ v).transpose(1, 2), None
+        sink = s_aux.view(1, -1, 1)
+        lse = scores.logsumexp(-1)
+        if fault == "gradient":
+            lse = lse.detach()
+        o = (scores.softmax(-1) @ v) * torch.sigmoid(lse - sink)[..., None]
+        return o.transpose(1, 2), None
+
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, eager_mask)
+    return name
+
+
+def _by_case(found):
+    return {case.name: case for case in found.cases}
+
+
+def test_sinks_are_honoured_by_clearhead_and_by_eager():
+    eager, ours = check_attention(_granite(), ("eager", "clearhead"), timed=16)
+    for one in (eager, ours):
+        assert [case.name for case in one.cases if case.right] == [
+            *("plain", "sinks of 20", "padded", "packed", "cached", "chunks", "windowed"),
+            "windowed, cached",
+        ]
+        assert one.seconds > 0
+        assert all(case.gradient is not None for case in one.cases if "cached" not in case.name)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_a_dropped_sink_is_named(dtype):
+    (found,) = check_attention(_granite(), (broken("drops", "sink"),), dtype=dtype, timed=0)
+    cases = _by_case(found)
+    assert "the sink is ignored" in cases["sinks of 20"].what
+    assert cases["sinks of 20"].output > 0.2
+    assert not cases["sinks of 20"].right
+
+
+def test_a_gradient_that_misses_the_log_sum_exp_is_named():
+    (found,) = check_attention(_granite(), (broken("detached", "gradient"),), timed=0)
+    case = _by_case(found)["plain"]
+    assert case.right is False
+    assert case.output < 1e-5 < case.gradient
+    assert "log-sum-exp" in case.what
+    assert "k_proj" in case.what
+
+
+def test_padding_that_is_seen_is_named():
+    (found,) = check_attention(_model(LlamaConfig(**SHAPE)), (broken("sees", "padding"),), timed=0)
+    cases = _by_case(found)
+    assert cases["plain"].right
+    assert "tokens before a text are not hidden" in cases["padded"].what
+    assert "texts see those packed before them" in cases["packed"].what
+    (line,) = in_words([found])
+    assert line.startswith("sees: right: plain, cached, chunks; WRONG: padded (")
+
+
+def test_an_ignored_window_is_named():
+    (found,) = check_attention(_granite(), (broken("far", "padding"),), timed=0)
+    assert "the window is ignored" in _by_case(found)["windowed"].what
+
+
+def test_sinks_in_some_layers():
+    config = MiMoV2FlashConfig(**SHAPE, sliding_window=8, num_local_experts=2)
+    found = check_attention(_model(config), ("eager", "clearhead"), timed=0)
+    assert [one.wrong for one in found] == [(), ()]
+    assert "sinks of 20" in _by_case(found[1])
+
+
+@pytest.mark.parametrize("preset", ("sink", "differential", "coca", "sas-p"))
+def test_our_presets(preset):
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 90}
+    torch.manual_seed(0)
+    model = clearhead.ClearheadForCausalLM(clearhead.preset(preset, **shape))
+    (found,) = check_attention(model, ("sdpa",), timed=0)
+    assert {case.name: case.what for case in found.cases if not case.right} == {}
+
+
+def test_an_encoder_and_a_name_that_does_not_load():
+    names = {key: SHAPE[key] for key in ("vocab_size", "hidden_size", "num_attention_heads")}
+    model = BertForMaskedLM(BertConfig(**names, intermediate_size=48, num_hidden_layers=2))
+    sdpa, flash = check_attention(model, ("sdpa", "flash_attention_3"), timed=0)
+    assert [case.name for case in sdpa.cases if case.right] == ["plain", "padded"]
+    assert flash.lacks
+    assert "does not load here" in in_words([flash])[0]
+
+
+def test_the_model_stays_as_it_is():
+    model = _granite()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    check_attention(model, ("clearhead",), timed=0)
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert model.config.sliding_window == 8
+
+
+def test_a_model_without_the_interface_is_refused():
+    with pytest.raises(ClearheadError, match="cannot be switched"):
+        check_attention(torch.nn.Linear(2, 2))
