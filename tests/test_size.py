@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 45_318
+LINES = 45_940
 LONGEST = 400
 
 
