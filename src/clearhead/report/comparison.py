@@ -19,7 +19,6 @@ from clearhead.report.costs import add_costs, four_digits
 from clearhead.report.figures import by_token
 from clearhead.report.page import Block, Choice, Notes, Page, Panel, Section, section
 from clearhead.report.pivots import Pivot, Quantity, at, by_arm, in_header
-from clearhead.report.speedup import speedup_section
 
 _FIRST_TOKEN = "First token’s attention"
 
@@ -47,7 +46,6 @@ def page(records: Records, title: str) -> Page:
     apart = any(run.header.get("documents") == "apart" for run in records.runs)
     return built.with_sections(
         section("comparison.comparison", "", each(records, comparison)) if trained else None,
-        speedup_section(records),
         section(
             "comparison.training",
             answer("Seconds of training", at("train_seconds"), "{:,.0f}".format),
