@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 44_921
+LINES = 44_693
 LONGEST = 400
 
 

@@ -88,16 +88,6 @@ class Fold(Block):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statement(Block):
-    """A statement under a name, marked by its verdict, with what is known of it."""
-
-    mark: str
-    name: str
-    text: str
-    note: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Scale(Block):
     """A colour scale with its ticks."""
 
