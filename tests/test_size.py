@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 44_693
+LINES = 44_420
 LONGEST = 400
 
 
