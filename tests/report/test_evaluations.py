@@ -12,7 +12,7 @@ from clearhead.records.cells import lines_of
 from clearhead.records.loading import parse
 from clearhead.report import append, load, page_of, render, write_page
 from clearhead.report.evaluation import numbers, scaling_name, setting, tables
-from clearhead.report.pivots import Pivot, difference_of
+from clearhead.report.pivots import difference_of
 from clearhead.report.pivots import found as of_arm
 from clearhead.report.statistics import Verdict
 
@@ -56,7 +56,7 @@ def _figures(page, kind):
     return [f for f in payload(render(page))["figures"].values() if f["data"][0]["type"] == kind]
 
 
-def test_the_page_has_tables_heat_maps_and_the_curve(path):
+def test_the_page_has_tables_and_the_curve(path):
     page = page_of(load(path))
     text = shown(page)
     assert "ntk × 2 accuracy" not in text
@@ -65,15 +65,6 @@ def test_the_page_has_tables_heat_maps_and_the_curve(path):
     assert "158 ± 0" in text
     assert HOSTILE not in own(render(page))
     assert 'id="comparison"' not in render(page)  # nothing of it was measured
-    heat = _figures(page, "heatmap")
-    assert len(heat) == 2
-    assert heat[0]["data"][0]["z"] == [
-        pytest.approx([0.3, 0.3]),
-        pytest.approx([0.7, 0.7]),
-    ]
-    assert heat[0]["data"][0]["customdata"] == [["", ""], ["", ""]]  # of two seeds: their spread
-    assert heat[1]["data"][0]["customdata"] == 2 * [2 * [", 95 % interval 0.10 to 0.90"]]
-    assert "accuracy by depth and length 0.00 0.50 1.00" in text  # the colour scale
     accuracy, perplexity, curve = _figures(page, "scatter")
     assert len(accuracy["data"]) == 2  # models
     assert accuracy["data"][0]["x"] == [128, 256]
@@ -102,29 +93,6 @@ def test_texts_chosen_by_another_longest_length_have_a_row_of_their_own():
     (chart,) = _figures(page_of(records), "scatter")
     assert (chart["data"][0]["x"], chart["data"][0]["y"]) == ([128, 512], [20.0, 20.0])
     assert "longest" not in shown(page_of(parse(lines[:3])))
-
-
-def test_the_best_model_of_a_setting_is_bold(tmp_path):
-    """By its mean, lower or higher as the metric has it; alone or without a better end: none is."""
-    lines = []
-    for name, perplexity, accuracy in (("a", 9.0, 0.25), ("b", 8.0, 0.5)):
-        lines.append({"kind": "run", "run": name, "preset": name, "seed": 0})
-        for task, metric, value in (
-            ("perplexity", "perplexity", perplexity),
-            ("passkey", "accuracy", accuracy),
-            ("allocation", "answer_share", accuracy),
-        ):
-            cell = _cell(name, task, {"length": 128}, {metric: value}, metric)
-            lines += cell if (name, task) != ("a", "passkey") else []
-    page = page_of(parse(lines))
-    pivots = [block for block in page.blocks() if isinstance(block, Pivot)]
-    bold = {p.title: [entry.best for row in p.cells for (entry,) in row] for p in pivots}
-    assert bold == {
-        "perplexity, perplexity by length in tokens": [False, True],
-        "passkey, accuracy by length in tokens": [False],
-        "allocation, answer share by length in tokens": [False, False],
-    }
-    assert render(page).count('<span class="value best">8.00</span>') == 1
 
 
 def test_the_numbers_at_the_longest_length_stand_first(path):

@@ -1,8 +1,6 @@
 """What the figures hold, and that they survive missing pieces."""
 
-import base64
 import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,32 +134,6 @@ def test_shares_use_one_colour_scale(fake: Fake) -> None:
     assert {panel.figure.data[0].zmax for panel in panels} == {100 * largest}
 
 
-def test_attention_maps_are_packed_and_cut(fake: Fake) -> None:
-    records = load(fake(steps=1, presets=("differential",), size=70))
-    panels = heatmaps.attention(records)
-    packs = [panel.attention or {} for panel in panels]
-    assert [(p.title, pack["signed"]) for p, pack in zip(panels, packs, strict=True)] == [
-        ("differential · map 1", False),
-        ("differential · map 2", False),
-        ("differential · difference", True),
-    ]
-    difference = packs[2]
-    assert difference["causal"]
-    assert len(difference["tokens"]) == heatmaps.TOKENS
-    assert panels[2].figure.data[0].zmin == -1
-    assert panels[2].figure.data[0].zmax == 1
-    packed = base64.b64decode(difference["maps"]["0.0"])
-    steps = struct.unpack(f"<{len(packed) // 2}h", packed)
-    weights = records.runs[0].attention[0, 0, "difference"]["weights"]
-    assert len(steps) == 64 * 65 // 2
-    assert steps[1] == round(weights[1][0] * 10_000)
-
-
-def test_maps_of_both_directions_keep_all_their_weights() -> None:
-    assert len(base64.b64decode(heatmaps.pack([[0.5, 0.5], [0.5, 0.5]], causal=False))) == 8
-    assert len(base64.b64decode(heatmaps.pack([[0.5, 0.0], [0.5, 0.5]], causal=True))) == 6
-
-
 def test_tokens_are_made_visible_and_cut() -> None:
     assert style.token(" in\n") == "·in⏎"
     assert style.token("\t") == "⇥"
@@ -182,9 +154,6 @@ def test_labels_are_shown_letter_for_letter(fake: Fake) -> None:
     for trace in panel.figure.data:
         assert "transformer" not in trace.hovertemplate
         assert "x</b>" not in trace.hovertemplate
-    packed = heatmaps.attention(records)[0].attention
-    assert packed is not None
-    assert all("<" not in token for token in packed["tokens"])
 
 
 def test_of_thirty_layers_every_third_is_named(fake: Fake) -> None:

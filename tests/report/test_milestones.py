@@ -1,11 +1,11 @@
-"""Arms, and what was measured on the way: against loss, and at equal loss."""
+"""Arms, and what was measured on the way, at equal loss."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from clearhead.report import append, load, milestones, page_of, render, style
+from clearhead.report import append, load, page_of, render, style
 from clearhead.report.milestones import at_equal_loss
 from clearhead.report.statistics import Verdict
 
@@ -69,21 +69,6 @@ def test_what_was_not_measured_before_and_after_is_left_out(tmp_path: Path) -> N
     assert len(at_equal_loss(load(path)).rows) == 1  # type: ignore[union-attr]
 
 
-def test_curves_run_against_loss(path: Path) -> None:
-    records = load(path)
-    looks = style.looks(records.arms())
-    panel = milestones.against_loss(records, looks, milestones.MILESTONES[0])
-    assert panel is not None
-    traces = {trace.name: trace for trace in panel.figure.data}
-    assert list(traces[ADAMW].x) == [5.0, 4.0, 2.0]
-    assert list(traces[ADAMW].y) == [3.0, 10.0, 30.0]
-    assert list(traces[ORTHOADAM].y) == pytest.approx([3.0, 3.2, 5.0])
-    assert panel.figure.layout.xaxis.autorange == "reversed"
-    assert milestones.against_loss(records, looks, milestones.MILESTONES[1]) is None
-    page = render(page_of(records))
-    assert '<section id="equal-loss">' in page
-
-
 def test_records_without_arms_or_milestones_still_show(fake: Fake) -> None:
     records = load(fake(steps=3))
     assert records.arms() == ["transformer", "differential", "softmax1"]
@@ -97,6 +82,9 @@ def test_many_arms_stay_apart(tmp_path: Path) -> None:
     for preset in ("transformer", "softmax1"):
         for optimizer in optimizers:
             write(path, f"{preset} · {optimizer}", [[(5.0, 3.0), (4.0, 4.0)]])
+            line = {"kind": "measure", "run": f"{preset} · {optimizer}/seed0", "value": 9.0}
+            for length in (64, 128):
+                append(path, {**line, "metric": "perplexity", "length": length})
     records = load(path)
     looks = style.looks(records.arms())
     assert len(looks) == 16

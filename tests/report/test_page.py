@@ -31,7 +31,7 @@ def test_a_whole_page(fake: Fake, tmp_path: Path) -> None:
     write_page(page_of(records), path)
     page = path.read_text(encoding="utf-8")
     text = own(page)
-    for section in ("comparison", "training", "lengths", "attention", "first-token", "layers"):
+    for section in ("comparison", "training", "lengths", "first-token", "layers"):
         assert f'<section id="{section}">' in text
     assert "<h1>transformer, differential and softmax1</h1>" in text
     assert "This run" in text
@@ -118,8 +118,7 @@ def test_json_cannot_close_its_script() -> None:
     assert json.loads(text) == {"</script>": "<!--&\u2028"}
 
 
-def test_pieces_may_be_missing(fake: Fake, tmp_path: Path) -> None:
-    assert '<section id="attention">' not in render(page_of(load(fake(attention=False))))
+def test_pieces_may_be_missing(tmp_path: Path) -> None:
     assert "no records" in shown(page_of(load([])))
     bare = tmp_path / "bare.jsonl"
     append(bare, {"kind": "run", "run": "a/seed0", "preset": "a", "seed": 0})

@@ -1,62 +1,15 @@
-"""The page of the book: short enough to read, and true of each record that it joins."""
-
-import re
-from html.parser import HTMLParser
-from pathlib import Path
+"""The book: what is undecided, and true of each record that it joins."""
 
 import pytest
 
 from clearhead.records.loading import load
-from clearhead.report.page import Tag, render
 from clearhead.reproduce import book
 from clearhead.reproduce.claims import claims, evidence
 from clearhead.reproduce.contrasts import Contrast
 from clearhead.reproduce.cost import Cost
 
-from ..report.conftest import own
 from .test_claims import _records
 from .test_committed_book import RECORDS
-
-
-def test_of_each_file_the_page_says_how_it_was_made(tmp_path):
-    """Files may have one label, such as none: their seeds are not joined."""
-    sources = {}
-    for name, seeds in (("a.jsonl", 3), ("b.jsonl", 2)):
-        folder: Path = tmp_path / name
-        folder.mkdir()
-        sources[name] = _records(folder, {"transformer": [2.5] * seeds}, label="6 layers")
-    made = book.page(sources).sections[-1]
-    tags = [(one.name, one.facts) for one in made.blocks if isinstance(one, Tag)]
-    assert tags == [
-        ("Record a.jsonl, 6 layers", "3 seeds"),
-        ("Record b.jsonl, 6 layers", "2 seeds"),
-    ]
-
-
-class _Unfolded(HTMLParser):
-    """The words that are seen before anything is opened."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.folds, self.words = 0, list[str]()
-        self.feed(re.sub(r"<style.*?</style>", "", own(page), flags=re.DOTALL))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.folds += tag == "details"
-
-    def handle_endtag(self, tag: str) -> None:
-        self.folds -= tag == "details"
-
-    def handle_data(self, data: str) -> None:
-        if not self.folds:
-            self.words += data.split()
-
-
-def test_the_page_is_read_in_ten_minutes():
-    """At 250 words a minute; without figures no library is sent."""
-    page = render(book.page({path.name: load([path]) for path in RECORDS}))
-    assert len(page) < 1_500_000
-    assert 1_000 < len(_Unfolded(page).words) < 2_500
 
 
 def test_what_is_undecided_has_the_command_for_small_and_its_cost(tmp_path):

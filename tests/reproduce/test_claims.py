@@ -268,7 +268,7 @@ def test_a_pattern_of_arms_is_a_main_effect(tmp_path):
 
 
 def test_a_contrast_of_differences_and_one_in_shares(tmp_path):
-    """A swing is the distance to the number elsewhere within a seed, whichever is the higher;
+    """A distance is that to the number elsewhere within a seed, whichever is the higher;
     `relative` divides by the baseline."""
     lines = []
     for arm, slope in {"transformer": -10.0, "coca": 1.0}.items():
@@ -282,7 +282,7 @@ def test_a_contrast_of_differences_and_one_in_shares(tmp_path):
     path = tmp_path / "records.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     two, eight = (number("perplexity", factor=factor) for factor in (2.0, 8.0))
-    sides = (two.of(one, swing=eight.at) for one in ("coca", "transformer"))
+    sides = (two.of(one, less=eight.of(one), distance=True) for one in ("coca", "transformer"))
     fall = lower("", two, *sides)
     (outcome,) = fall.outcomes(evidence({"a": load([path])}))
     assert outcome.arm.mean == pytest.approx(6 - 0.06)

@@ -1,7 +1,6 @@
 """Every experiment has arms at each of its scales, and measures there what its claims compare."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import product
@@ -78,14 +77,7 @@ def _is_judged(claim: Claim, contrast: Contrast, scale: str) -> bool:
         )
 
     readings = [contrast.ours, contrast.theirs, *(one.reading for one in contrast.gates)]
-    sides = [(one.label, one.arm, one) for one in readings]
-    sides += [(one.label, one.less, one) for one in readings if one.less]
-    sides += [
-        (one.label, one.arm, replace(one, at={**one.at, **one.swing}))
-        for one in readings
-        if one.swing
-    ]
-    return all(there(*side) for side in sides)
+    return all(there(part.label, part.arm, part) for one in readings for part in one.parts)
 
 
 def _has(length: int, numbers: Sequence[Numbers], reading: Reading) -> bool:

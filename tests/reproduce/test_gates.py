@@ -118,7 +118,7 @@ def test_a_lead_is_marked_where_the_rate_of_what_it_is_taken_from_is_at_an_edge(
         head = {"arm": arm, "preset": arm, "seed": 0, "train": {"learning_rate": rate}}
         lines.append({"kind": "run", "run": arm, **head, "swept": [1e-3, 2e-3, 4e-3]})
         lines.append({"kind": "measure", "run": arm, "metric": "loss", "value": 2.0})
-    what = Reading(metric="loss", less=("differential",))
+    what = Reading(metric="loss", less=number("loss").of("differential"))
     contrast = lower("", what, "sas-p", "transformer")
     (outcome,) = contrast.outcomes(evidence({"r": parse(lines)}))
     assert outcome.at_edge == (edge, edge)

@@ -31,13 +31,11 @@ def run(words: list[str]) -> int:
     from clearhead.records.loading import load
     from clearhead.records.loading import parse as parse_records
     from clearhead.report import page_of, write_page
-    from clearhead.report.costs import Outcomes
-
-    outcome = Outcomes()
+    from clearhead.report.costs import outcome
 
     def told(done: "list[Line]") -> None:
         if done[0]["kind"] != "run":
-            work.say(outcome(done))
+            work.say(outcome(done[0]))
 
     with progress.Line(unit="cell") as work:
         lines = run_quantization(command, say=say, work=work, told=told)

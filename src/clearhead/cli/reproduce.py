@@ -35,8 +35,7 @@ class Command(Changes):
     """Print every claim with the experiment that decides it, and every experiment with its cost at
     the scale."""
     judge: tuple[File, ...] = ()
-    """Records to judge the claims by; nothing is run. --output names the page, or a text where it
-    ends in .md."""
+    """Records to judge the claims by; nothing is run. --output names the book (Markdown)."""
     scale: Literal["smoke", "tiny", "small", "paper"] = "tiny"
     """smoke tries the machinery in a few steps, tiny runs on two CPU cores, small takes minutes a
     model on one GPU, paper is the published recipe, with a GPU for each of --jobs. Commands that
@@ -66,7 +65,7 @@ def run(words: list[str]) -> int:
         return 0
     if command.judge:
         judged = {Path(one).name: Path(one) for one in command.judge}
-        _publish_book(judged, command.output or Path("claims.html"))
+        _publish_book(judged, command.output or Path("claims.md"))
         return 0
     chosen = _chosen(command)
     if command.dry_run:
@@ -97,7 +96,7 @@ def _refuse_idle(command: Command) -> None:
 
 
 def _run(command: Command, chosen: "Mapping[str, Sequence[Study]]") -> int:
-    """Run the experiments, and write a page of each and the book."""
+    """Run the experiments, and write a page of each and the book of claims."""
     from clearhead.cli.publishing import publish
     from clearhead.progress import Line
     from clearhead.reproduce import stages
@@ -113,7 +112,7 @@ def _run(command: Command, chosen: "Mapping[str, Sequence[Study]]") -> int:
         sources[name] = records
         title = f"clearhead reproduce {name}, {command.scale}"
         publish([records], output / "report.html", title=title)
-    _publish_book(sources, (command.output or Path("runs")) / "claims.html")
+    _publish_book(sources, (command.output or Path("runs")) / "claims.md")
     if failed:
         say(f"{failed} jobs failed: the same command tries them again")
     return 1 if failed else 0
@@ -146,16 +145,12 @@ def _list(scale: str) -> None:
 
 def _publish_book(sources: dict[str, Path], output: Path) -> None:
     from clearhead.records.files import write_text
-    from clearhead.report import load, write_page
+    from clearhead.report import load
     from clearhead.reproduce import book
 
-    records = {name: load([path]) for name, path in sources.items()}
-    if output.suffix == ".md":
-        write_text(output, "\n".join(book.markdown(records)) + "\n")
-    else:
-        page = book.page(records)
-        write_page(page, output)
-        write("\n".join([page.verdict[0], *book.table_of(page)]))
+    text = "\n".join(book.markdown({name: load([path]) for name, path in sources.items()}))
+    write_text(output, f"{text}\n")
+    write(text.partition("\n\n## The claims")[0])
     show(f"claims: {output}")
 
 

@@ -57,7 +57,7 @@ def chart(
 
     Args:
         x, y: names of the axes.
-        across: the x axis: "" by number, "log", "layers", "reversed", or names in their order.
+        across: the x axis: "" by number, "log", "layers", or names in their order.
         up: the y axis: "" by number, "auto" (logarithmic where it spans a factor of four), "log",
             "zero" (from 0), or "share" (from 0 to 1).
         size: of a marker; 0 draws none.
@@ -190,8 +190,6 @@ def _scale_x(figure: "go.Figure", across: str | Sequence[str], places: Iterable[
         ticks = sorted({*some_of(sorted(ticks)), *({INPUT} & {*ticks})})
         names = ["in" if place == INPUT else str(place) for place in ticks]
         figure.update_xaxes(tickvals=ticks, ticktext=names)
-    elif across == "reversed":
-        figure.update_xaxes(autorange="reversed")
     elif across:
         figure.update_xaxes(type="category", categoryarray=[*across], categoryorder="array")
 

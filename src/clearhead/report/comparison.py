@@ -1,6 +1,6 @@
 """The page of a comparison: cost and perplexity first, what models do inside folded below."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from clearhead.records.runs import Records
@@ -17,11 +17,50 @@ from clearhead.report import (
 from clearhead.report.charts import Looks
 from clearhead.report.costs import add_costs, four_digits
 from clearhead.report.figures import by_token
-from clearhead.report.page import Block, Choice, Notes, Page, Panel, Section, section
+from clearhead.report.page import Block, Notes, Page, Panel, Section, section
 from clearhead.report.pivots import Pivot, Quantity, at, by_arm, in_header
-from clearhead.report.speedup import speedup_section
 
+Made = Block | list[Block] | None
 _FIRST_TOKEN = "First token’s attention"
+CAPTION = (
+    "Mean ± standard deviation over seeds; below it the difference to the first row where its 95 % "
+    "interval (Welch’s t) excludes zero, else “undecided” with the smallest effect that these "
+    "seeds could have decided. “Alone”: decided by itself, but not among all comparisons of the "
+    "page. Point at a number to see its interval."
+)
+LEARNING = (
+    "Lower is better: the loss is the surprise at the next token. By tokens, a lower curve learns "
+    "more from the same text; by time, it also pays for its own cost a step."
+)
+LENGTHS = (
+    "Perplexity is the number of equally likely next tokens that would surprise as much. A line "
+    "that stays flat or falls to the right of the mark copes with texts longer than it was trained "
+    "on; one that rises does not."
+)
+APART = (
+    " Documents were kept apart, as in training: a longer window is a longer text only where "
+    "documents are as long."
+)
+BITS = (
+    "The rise of perplexity in per cent of that in full precision, with its 95 % interval over the "
+    "windows read where records have it; and the perplexity itself. A cost below zero, or with "
+    "zero in its interval, is noise."
+)
+EQUAL = (
+    "Outliers grow as a model learns, so each model stands beside the first one where both had the "
+    "same validation loss."
+)
+HEADS = (
+    "For how many queries (in %) the first token gets the largest weight of all. Heads far above "
+    "chance use it as a sink: a place to put attention when there is nothing to attend to. One "
+    "colour scale serves all models."
+)
+LAYERS = (
+    "Kurtosis says how far single channels stand out (3 is a bell curve), the largest activation "
+    "how large they get: lines that climb above the others make a model hard to quantise. In "
+    "OrthoAdam’s basis means after its random rotation, the same for every model of a seed: "
+    "outliers that an optimizer only moved would show there."
+)
 
 
 def page(records: Records, title: str) -> Page:
@@ -42,82 +81,80 @@ def page(records: Records, title: str) -> Page:
         warnings=narrative.warnings(records),
     )
     looks = built.looks
-    answer = partial(narrative.answer, records)
-    longest = max(records.dimension("perplexity", "length", task=None), default=0)
     apart = any(run.header.get("documents") == "apart" for run in records.runs)
+    largest = heatmaps.largest_share(records)
+    sink = narrative.answer(
+        records,
+        "Queries that look most at the first token",
+        heatmaps.share_of_queries,
+        style.percent,
+        more=chance(records),
+    )
+
+    def show(
+        name: str,
+        title: str,
+        caption: str,
+        *makers: Callable[[Records], Made],
+        answer: str = "",
+        folded: bool = True,
+    ) -> Section | None:
+        place, blocks = f"comparison.{name}", each(records, *makers)
+        return section(place, answer, blocks, title=title, caption=caption, folded=folded)
+
     return built.with_sections(
-        section("comparison.comparison", "", each(records, comparison)) if trained else None,
-        speedup_section(records),
-        section(
-            "comparison.training",
-            answer("Seconds of training", at("train_seconds"), "{:,.0f}".format),
-            each(
-                records,
-                lambda mine: figures.loss(mine, looks, "tokens"),
-                lambda mine: figures.loss(mine, looks, "seconds"),
-            ),
+        show("comparison", "The comparison", CAPTION, comparison, folded=False)
+        if trained
+        else None,
+        show(
+            "training",
+            "Learning",
+            LEARNING,
+            lambda mine: figures.loss(mine, looks, "tokens"),
+            lambda mine: figures.loss(mine, looks, "seconds"),
+            folded=False,
         ),
-        section(
-            "comparison.lengths",
-            answer(f"Mean perplexity at {longest:,} tokens", at("perplexity", length=longest)),
-            each(records, lambda mine: figures.perplexity_by_length(mine, looks)),
-            " Documents were kept apart, as in training: a longer window is a longer text only "
-            "where documents are as long." * apart,
+        show(
+            "lengths",
+            "Texts longer than in training",
+            LENGTHS + APART * apart,
+            lambda mine: figures.perplexity_by_length(mine, looks),
+            folded=False,
         ),
         *evaluation.sections(records, looks),
-        _few_bits(records),
-        section(
-            "comparison.internals",
-            narrative.answer(
-                records,
-                "Queries that look most at the first token",
-                heatmaps.share_of_queries,
-                style.percent,
-                more=chance(records),
-            ),
-            each(records, internals),
+        show("bits", "What few bits cost", BITS, _bits, folded=False)
+        if quantization.schemes(records)
+        else None,
+        show("internals", "Inside the models", "", internals, answer=sink),
+        show(
+            "equal-loss",
+            "Outliers at equal loss",
+            EQUAL,
+            milestones.at_equal_loss,
         ),
-        section(
-            "comparison.equal-loss",
-            "Outliers grow as a model learns, so models are compared where both were equally good.",
-            each(
-                records,
-                milestones.at_equal_loss,
-                *(
-                    partial(milestones.against_loss, looks=looks, milestone=one)
-                    for one in milestones.MILESTONES
-                ),
-            ),
+        show(
+            "first-token",
+            "The first token’s share, head by head",
+            HEADS,
+            partial(_heads, largest=largest),
+            answer=f"The head that looks there most does so for {style.percent(largest)} of its "
+            "queries.",
         ),
-        section(
-            "comparison.attention",
-            "All models read the same text; a strong first column is attention parked on the first "
-            "token.",
-            maps(records),
-        ),
-        _first_token(records),
-        section(
-            "comparison.layers",
-            answer(
-                "Mean largest activation of the first token",
-                at("largest_activation", tokens="first"),
-            ),
-            each(
-                records,
-                *(
-                    partial(_by_layer, looks=looks, one=one)
-                    for one in milestones.MILESTONES
-                    if one.by_tokens
-                ),
+        show(
+            "layers",
+            "Outliers in the hidden states",
+            LAYERS,
+            *(
+                partial(_by_layer, looks=looks, one=one)
+                for one in milestones.MILESTONES
+                if one.by_tokens
             ),
         ),
         made.section(records) if records.runs else None,
     )
 
 
-def each(
-    records: Records, *makers: Callable[[Records], Block | list[Block] | None]
-) -> Iterator[Block]:
+def each(records: Records, *makers: Callable[[Records], Made]) -> Iterator[Block]:
     """The tables and figures of each set of records, under its mark."""
     for tag, labelled in narrative.sets(records):
         made = [make(labelled) for make in makers]
@@ -191,40 +228,17 @@ def _inside(records: Records) -> Iterator[Quantity]:
             yield Quantity(title, group, read=at(metric, tokens=tokens))
 
 
-def maps(records: Records) -> Iterable[Block]:
-    """The attention maps of all sets of records, under what chooses layer and head."""
-    blocks = list(each(records, lambda mine: [*heatmaps.attention(mine)]))
-    packed = [one.attention for one in blocks if isinstance(one, Panel) and one.attention]
-    if not packed:
-        return []
-    layers = tuple(sorted({layer for one in packed for layer in one["layers"]}))
-    choice = Choice(layers=layers, heads=max(len(one["heads"]) for one in packed))
-    signed = [heatmaps.SIGNED] * any(one["signed"] for one in packed)
-    note = Notes(texts=("Colour steps follow the square root of the weight.",))
-    return [choice, heatmaps.WEIGHTS, *signed, note, *blocks]
-
-
-def _first_token(records: Records) -> Section | None:
-    largest = heatmaps.largest_share(records)
-
-    def panels(labelled: Records) -> list[Block]:
-        seeds = sorted({labelled.of(arm)[0].seed for arm in labelled.arms()})
-        words = f"Seed {', '.join(map(str, seeds))}{chance(labelled)}."
-        found = heatmaps.first_token_share(labelled, largest)
-        return [Notes(texts=(words,)), *found] if found else []
-
-    return section(
-        "comparison.first-token",
-        f"The head that looks there most does so for {style.percent(largest)} of its queries.",
-        (heatmaps.share_scale(largest), *each(records, panels)),
-    )
-
-
-def _few_bits(records: Records) -> Section | None:
+def _bits(records: Records) -> Pivot | None:
     for run in records.runs:
         add_costs(run)
-    bits = quantization.schemes(records)
-    return section("comparison.bits", "", each(records, quantization.results)) if bits else None
+    return quantization.results(records)
+
+
+def _heads(records: Records, largest: float) -> list[Block]:
+    seeds = sorted({records.of(arm)[0].seed for arm in records.arms()})
+    words = f"Seed {', '.join(map(str, seeds))}{chance(records)}."
+    found = heatmaps.first_token_share(records, largest)
+    return [Notes(texts=(words,)), heatmaps.share_scale(largest), *found] if found else []
 
 
 def _by_layer(records: Records, looks: Looks, one: milestones.Milestone) -> Panel | None:

@@ -43,7 +43,6 @@ def tables(pivot: Pivot, threshold: float, width: int = 100) -> "Iterator[Table 
         name = f"{entry.name}: " if entry.name else ""
         words = entry.difference and verdict_in_words(entry.difference, threshold)
         shown = escape(name + entry.text)
-        shown = f"[bold]{shown}[/bold]" if entry.best else shown
         return "\n".join(filter(None, (shown, escape(words or entry.note))))
 
     shown = max(1, width // WIDTH - 2)

@@ -1,8 +1,6 @@
 """Costs of schemes: the perplexity that they add to full precision, and when that is noise."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from clearhead.records.cells import added
 from clearhead.records.runs import Line, Measure, Records, Run
@@ -50,35 +48,12 @@ def all_noise(records: Records, arm: str, scheme: str) -> bool:
     return all(cost is None or is_noise(cost) for cost in costs)
 
 
-def in_percent(cost: Measure) -> str:
-    """A cost in per cent, with the interval of the windows where records have it."""
-    assert cost.value is not None
-    interval = cost.details.get("interval")
-    error = "" if interval is None else f" {style.interval(*(100 * end for end in interval))}"
-    return f"{style.percent(cost.value)}{error}{', noise' * is_noise(cost)}"
-
-
-class Outcomes:
-    """A line for each scheme as it is done, with what it adds to full precision."""
-
-    def __init__(self) -> None:
-        self._full: dict[Any, Measure] = {}
-
-    def __call__(self, lines: Sequence[Line]) -> str:
-        first, place = lines[0], (lines[0]["run"], lines[0].get("draw"))
-        details = {name: first.get(name) for name in ("items", "interval")}
-        one = Measure(metric="perplexity", value=first["value"], details=details)
-        name = f"{first['run']}: {first.get('scheme', 'full precision')}"
-        if one.value is None:
-            return f"{name}, none: {first.get('reason')}"
-        said = f"{name}, perplexity {four_digits(one.value)}"
-        if "scheme" not in first:
-            self._full[place] = one
-        full = self._full[place]
-        cost = added(one, full)
-        if "scheme" not in first or cost is None or cost.value is None:
-            return said
-        return f"{said}, {in_percent(_share(cost, full.value))} more"
+def outcome(line: Line) -> str:
+    """A scheme of a model as it is done, in a line."""
+    name = f"{line['run']}: {line.get('scheme', 'full precision')}"
+    if line["value"] is None:
+        return f"{name}, none: {line.get('reason')}"
+    return f"{name}, perplexity {four_digits(line['value'])}"
 
 
 def four_digits(value: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from clearhead.records.runs import Measure, Records, Run
-from clearhead.report import comparison, figures, made, narrative, style
+from clearhead.report import figures, heatmaps, made, narrative, style
 from clearhead.report.diagnosis import outlier
 from clearhead.report.heatmaps import SHARE
 from clearhead.report.page import Page, Panel, section
@@ -95,6 +95,7 @@ def page(parts: Parts) -> Page:
             words=("less", "more"),
         ),
     ]
+    largest = heatmaps.largest_share(parts.sinks)
     tables = {
         "lengths": (
             _own_legend(figures.perplexity_by_length(lengths, built.looks)),
@@ -105,7 +106,8 @@ def page(parts: Parts) -> Page:
             by_arm(blocks, "blocks", [PARAMETERS, _perplexity(blocks)]),
         ),
         "sinks": (
-            *comparison.maps(parts.sinks),
+            heatmaps.share_scale(largest),
+            *heatmaps.first_token_share(parts.sinks, largest),
             by_arm(parts.sinks, "the sink", [*SINK, _perplexity(parts.sinks)]),
         ),
         "bits": (_bits(parts),),

@@ -1,10 +1,10 @@
-"""Evaluations on a page: a section a task, with tables, heat-maps of depth and loss by position.
+"""Evaluations on a page: a section a task, with tables and curves by length and position.
 
 A number is the mean over seeds, and in tables and curves over depths; ± is one standard deviation
 over seeds.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from clearhead.errors import NOT_FINITE
 from clearhead.records.runs import Measure, Records, Run
 from clearhead.report import figures, narrative, style
-from clearhead.report.charts import Curves, Looks, heat_map
-from clearhead.report.page import Block, Panel, Scale, Section
+from clearhead.report.charts import Curves, Looks
+from clearhead.report.page import Block, Panel, Section
 from clearhead.report.pivots import Entry, Found, Heading, Pivot, build, by_seed, entry
 from clearhead.report.statistics import summarize
 
@@ -25,19 +25,13 @@ FEW = 3  # models whose scalings a chart by length shows too
 DOCUMENTS = "document_perplexity"
 CAPTION = (
     "Above the lengths stand the scaling of the rotary frequencies and the setting; numbers are "
-    "means over depths{}, the best model’s in bold. Under a number stands its difference to the "
-    "first model’s{}; the error of drawing keys or documents is in its interval where records have "
-    "them singly."
+    "means over depths{}. Under a number stands its difference to the first model’s{}; the error "
+    "of drawing keys or documents is in its interval where records have them singly."
 )
 SEEDS = (" and seeds", ", by Welch’s t over seeds")
 _READ = ("perplexity", "hits", "masked")  # tasks whose number is one of the text
 # Dimensions that name no row: the column, and what only decides which text is read.
 _SILENT = ("task", "scaling", "factor", "length", "longest", "digest", "depth")
-_LOWER = ("perplexity", "loss", "bytes")  # parts of a metric's name
-_HIGHER = (
-    *("accuracy", "accuracy_norm", "masked_accuracy", "forced_tokens", "answer_contained"),
-    *("acc", "acc_norm", "f1", "token_f1", "exact_match"),
-)
 _PLACE = ["arm", "setting", "length"]
 Places = dict[tuple[str, str, int], Found]  # empty where a number is missing or not finite
 
@@ -91,7 +85,6 @@ def table(records: Records, task: str, metric: str, *, by_depth: bool = False) -
     rows = cells(records, task, metric, by_depth=by_depth)
     lost = {tuple(place) for *place, one in rows[[*_PLACE, "measure"]].values if one.not_finite}
     places: Places = _places(rows, _PLACE)
-    bests = _bests(places, metric)
     arms, reference = records.arms(), next(iter(records.arms()), "")
 
     def fill(arm: str, words: str, length: int) -> tuple[Entry, ...]:
@@ -100,8 +93,7 @@ def table(records: Records, task: str, metric: str, *, by_depth: bool = False) -
             text = NOT_FINITE if (arm, words, length) in lost else "none"
             return () if mine is None else (Entry(text=text),)
         theirs = {} if arm == reference else places.get((reference, words, length), {})
-        shown = entry(mine, theirs, reference=reference, given=records.given)
-        return (replace(shown, best=_mean(mine) == bests.get((words, length))),)
+        return (entry(mine, theirs, reference=reference, given=records.given),)
 
     chances = (
         cells(records, task, "chance", by_depth=by_depth) if metric == "accuracy" else rows[:0]
@@ -160,7 +152,6 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
         for tag, labelled in narrative.sets(records):
             if metrics := tasks(labelled).get(task):
                 blocks += [tag, *(table(labelled, task, metric) for metric in metrics)]
-                blocks += _heat_maps(labelled, task, metrics[0])
                 blocks.append(_by_length(labelled, looks, task, metrics[0]))
                 blocks.append(figures.loss_by_position(labelled, looks, task, scaling=PLAIN))
         yield Section(
@@ -171,22 +162,6 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
             blocks=tuple(block for block in blocks if block is not None),
         )
         caption = ""
-
-
-def _bests(places: Places, metric: str) -> dict[tuple[str, int], float]:
-    """The best mean by setting and length, where models differ."""
-    best, means = _best_of(metric), dict[tuple[str, int], list[float]]()
-    for (_, words, length), mine in places.items():
-        means.setdefault((words, length), []).extend([_mean(mine)] if mine else [])
-    several = {place: ones for place, ones in means.items() if len(set(ones)) > 1}
-    return {} if best is None else {place: best(ones) for place, ones in several.items()}
-
-
-def _best_of(metric: str) -> Callable[[Iterable[float]], float] | None:
-    """The better end of a metric; None where it has none."""
-    if any(word in metric for word in _LOWER):
-        return min
-    return max if metric in _HIGHER else None
 
 
 def verdict(records: Records) -> str:
@@ -229,53 +204,8 @@ def scaling_name(dimensions: Mapping[str, Any]) -> str:
     return str(dimensions.get("scaling", PLAIN)) + (f" × {factor:g}" if factor is not None else "")
 
 
-def _heat_maps(records: Records, task: str, metric: str) -> Iterator[Block]:
-    """A panel a row: depth down, length across; only for what was measured at several depths."""
-    rows = cells(records, task, metric)
-    rows["depth"] = [one.dimensions.get("depth") for one in rows["measure"]]
-    rows = rows.dropna(subset="depth")
-    maps = {
-        place: _places(some, ["depth", "length"])
-        for place, some in rows.groupby(_PLACE[:2], sort=False)
-    }
-    maps = {place: one for place, one in maps.items() if len({depth for depth, _ in one}) > 1}
-    means = {
-        place: {at: _mean(by_seed) for at, by_seed in one.items() if by_seed}
-        for place, one in maps.items()
-    }
-    largest = max([1.0, *(value for one in means.values() for value in one.values())])
-    panels = []
-    for (arm, words), values in means.items():
-        figure = heat_map(
-            values,
-            largest,
-            titles=("length in tokens", "depth"),
-            form=".2f",
-            hover="%{y} deep in %{x} tokens: %{z:.3f}%{customdata}",
-            names=("{:,}".format, lambda depth: f"{100 * depth:g} %"),
-            details={at: _interval(by_seed) for at, by_seed in maps[arm, words].items()},
-        )
-        figure.update_xaxes(type="category")
-        figure.update_yaxes(type="category", title_standoff=10)
-        name = f"{arm} · {words}"
-        described = f"{metric} of {name} by depth and length"
-        panels.append(Panel(title=name, figure=figure, shape="cells", described=described))
-    if panels:
-        ticks = tuple(f"{largest * part:.2f}" for part in (0, 0.5, 1))
-        yield Scale(name=f"{metric} by depth and length", ticks=ticks)
-        yield from panels
-
-
 def _mean(measures: Found) -> float:
     return fmean(by_seed(measures))
-
-
-def _interval(measures: Found) -> str:
-    """A cell's 95 % interval, of one seed; several have a spread instead."""
-    ones = [one for some in measures.values() for one in some]
-    if len(ones) != 1 or (interval := ones[0].details.get("interval")) is None:
-        return ""
-    return f", 95 % interval {interval[0]:.2f} to {interval[1]:.2f}"
 
 
 def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel | None:

@@ -1,25 +1,10 @@
-"""Heat-maps: the first token's share by layer and head, and attention maps of several models."""
-
-import base64
-import struct
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+"""Heat-maps of the first token's share by layer and head."""
 
 from clearhead.records.runs import Measure, Records, Run, ordered_maps
-from clearhead.report import style
-from clearhead.report.charts import heat_map, new, some_of, with_map
+from clearhead.report.charts import heat_map, some_of, with_map
 from clearhead.report.page import Panel, Scale
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-TOKENS = 64  # of an attention map; longer texts are cut
-RESOLUTION = 10_000  # weights travel as 16-bit integers in steps of 1/RESOLUTION
 SHARE = "first_token_argmax_share"
-WEIGHTS = Scale(name="weight", ticks=("0", "0.06", "0.25", "0.56", "1"))
-SIGNED = Scale(
-    name="signed difference, centred at 0", ticks=("−1", "−0.25", "0", "0.25", "1"), signed=True
-)
 
 
 def largest_share(records: Records) -> float:
@@ -71,71 +56,3 @@ def first_token_share(records: Records, largest: float) -> list[Panel]:
             described = f"first token’s share in {title}"
             panels.append(Panel(title=title, figure=figure, shape="cells", described=described))
     return panels
-
-
-def attention(records: Records) -> list[Panel]:
-    """The attention maps of every arm, from its first seed that has any."""
-    first = [
-        next((run for run in records.of(arm) if run.attention), None) for arm in records.arms()
-    ]
-    return [
-        _attention_panel(run, name)
-        for run in first
-        if run is not None
-        for name in ordered_maps({name for _, _, name in run.attention})
-    ]
-
-
-def _attention_panel(run: Run, name: str) -> Panel:
-    """An empty figure, and the maps that the page's script draws into it.
-
-    They stand under "layer.head": weights row by row as base64 of little-endian int16; only j <= i
-    of row i where `causal`, else all.
-    """
-    maps = {key: line for key, line in run.attention.items() if key[2] == name}
-    size = min(TOKENS, *(len(line["text"]) for line in maps.values()))
-    weights = {
-        (layer, head): [[float(one or 0.0) for one in row[:size]] for row in line["weights"][:size]]
-        for (layer, head, _), line in sorted(maps.items())
-    }
-    causal = not any(any(row[i + 1 :]) for rows in weights.values() for i, row in enumerate(rows))
-    signed = name == "difference" or any(
-        weight < 0 for rows in weights.values() for row in rows for weight in row
-    )
-    text = next(iter(maps.values()))["text"][:size]
-    title = with_map(run.arm, name)
-    return Panel(
-        title=title,
-        described=f"attention map of {title}",
-        figure=_attention_figure(signed=signed),
-        shape="map",
-        attention={
-            "signed": signed,
-            "causal": causal,
-            "tokens": [style.plain(style.token(str(token))) for token in text],
-            "maps": {f"{i}.{j}": pack(rows, causal=causal) for (i, j), rows in weights.items()},
-            "layers": sorted({layer for layer, _ in weights}),
-            "heads": sorted({head for _, head in weights}),
-        },
-    )
-
-
-def pack(rows: Sequence[Sequence[float]], *, causal: bool) -> str:
-    """Weights as base64 of int16 in steps of 1/RESOLUTION; where `causal`, i + 1 of row i."""
-    flat = [weight for i, row in enumerate(rows) for weight in (row[: i + 1] if causal else row)]
-    steps = [max(-32768, min(32767, round(weight * RESOLUTION))) for weight in flat]
-    return base64.b64encode(struct.pack(f"<{len(steps)}h", *steps)).decode("ascii")
-
-
-def _attention_figure(*, signed: bool) -> "go.Figure":
-    """Colour follows the (signed) square root of the weight, so that small weights stay visible."""
-    import plotly.graph_objects as go
-
-    figure = new("token attended to", "token that attends", showlegend=False)
-    colours = style.scale(style.DIVERGING if signed else style.SEQUENTIAL)
-    ends = {"zmin": -1 if signed else 0, "zmax": 1, "colorscale": colours, "showscale": False}
-    figure.add_trace(go.Heatmap(z=[[None]], hoverinfo="text", **ends))
-    font = {"size": 9.5, "family": "ui-monospace, monospace"}
-    figure.update_xaxes(showgrid=False, tickfont=font, tickangle=-90)
-    figure.update_yaxes(showgrid=False, tickfont=font, autorange="reversed")
-    return figure

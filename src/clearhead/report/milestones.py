@@ -1,16 +1,15 @@
-"""Measures taken during training, against the loss at that time.
+"""Measures taken during training, at equal loss.
 
 An optimizer that learns faster grows its outliers sooner: at equal steps it looks worse than at
 equal loss. So models are compared where they are equally good, pair by pair with the reference.
 """
 
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clearhead.records.runs import Measure, Records, Run
-from clearhead.report.charts import Curves, Looks, chart, where_reached
-from clearhead.report.page import Panel
+from clearhead.report.charts import where_reached
 from clearhead.report.pivots import Entry, Found, Heading, Pivot, arm_headings, build, entry
 
 _TOKENS = {"first": "first token", "rest": "other tokens"}
@@ -32,13 +31,13 @@ class Milestone:
             return [{"tokens": name} for name in _TOKENS]
         return [{"map": name} for name in records.dimension(self.metric, "map", arm)][:1]
 
-    def curve(self, run: Run, dimensions: dict[str, Any]) -> dict[int, tuple[float, float]]:
-        """{step: (validation loss, value)}, in the order of steps."""
+    def at(self, loss: float, run: Run, dimensions: dict[str, Any]) -> float | None:
+        """The value where the run had this validation loss, interpolated; None where it was not
+        measured before and after."""
         losses = dict(steps_of(run, "loss", {}))
         values = steps_of(run, self.metric, dimensions)
-        return {
-            step: (losses[step], value * self.scale) for step, value in values if step in losses
-        }
+        curve = [(losses[step], value * self.scale) for step, value in values if step in losses]
+        return where_reached(curve, loss)
 
 
 MILESTONES = (
@@ -57,30 +56,6 @@ MILESTONES = (
         scale=100,
     ),
 )
-
-
-def against_loss(records: Records, looks: Looks, milestone: Milestone) -> Panel | None:
-    """A milestone against validation loss, one line an arm, training going to the right."""
-    curves: Curves = {}
-    for arm in records.arms():
-        for dimensions in milestone.dimensions(records, arm):
-            ones = [milestone.curve(run, dimensions) for run in records.of(arm)]
-            shared = set.intersection(*map(set, ones)) if ones else set[int]()
-            curves[arm, _TOKENS.get(dimensions.get("tokens", ""), "")] = [
-                (fmean(one[step][0] for one in ones), fmean(one[step][1] for one in ones), None)
-                for step in sorted(shared)
-            ]
-    return chart(
-        f"{milestone.title} against loss",
-        curves,
-        looks,
-        "validation loss (nats per token; training goes to the right)",
-        milestone.axis,
-        across="reversed",
-        up="auto" if milestone.by_tokens else "",
-        size=5,
-        note="Means over seeds at the same step.",
-    )
 
 
 def at_equal_loss(records: Records) -> Pivot | None:
@@ -105,41 +80,35 @@ def at_equal_loss(records: Records) -> Pivot | None:
 def _row(records: Records, arm: str, reference: str) -> dict[Heading, Entry]:
     others = {run.seed: run for run in records.of(reference)}
     pairs = {run.seed: (run, others[run.seed]) for run in records.of(arm) if run.seed in others}
-    curves = {seed: [steps_of(run, "loss", {}) for run in pair] for seed, pair in pairs.items()}
-    losses = {
-        seed: max(min(loss for _, loss in curve) for curve in both)
-        for seed, both in curves.items()
-        if all(both)
-    }
+    losses = {}
+    for seed, pair in pairs.items():
+        curves = [steps_of(run, "loss", {}) for run in pair]
+        if all(curves):
+            losses[seed] = max(min(loss for _, loss in curve) for curve in curves)
     if not losses:
         return {}
     at = Heading(group="Loss", title="compared at", note="nats per token")
     row = {at: entry(_found(losses), {}, reference=reference)}
     for milestone in MILESTONES:
         for dimensions in milestone.dimensions(records, reference):
-            reached = {
-                seed: [
-                    where_reached([*milestone.curve(run, dimensions).values()], loss)
-                    for run in pairs[seed]
-                ]
-                for seed, loss in losses.items()
-            }
-            both = {seed: pair for seed, pair in reached.items() if None not in pair}
-            here, there = (
-                _found({seed: pair[side] or 0.0 for seed, pair in both.items()}) for side in (0, 1)
-            )
-            if not both:
+            sides: tuple[Found, Found] = {}, {}
+            for seed, loss in losses.items():
+                values = [milestone.at(loss, run, dimensions) for run in pairs[seed]]
+                for side, value in zip(sides, values, strict=True):
+                    side |= {} if None in values else _found({seed: value})
+            mine, theirs = sides
+            if not mine:
                 continue
             tokens = _TOKENS.get(dimensions.get("tokens", ""))
             group = milestone.title + (f", {tokens}" if tokens else "")
             note = "" if milestone.by_tokens else milestone.axis
-            for title, mine, theirs in (("this model", here, there), (reference, there, {})):
-                heading = Heading(group=group, title=title, note=note)
-                row[heading] = entry(mine, theirs, reference=reference)
+            heading = Heading(group=group, title="this model", note=note)
+            row[heading] = entry(mine, theirs, reference=reference)
+            row[replace(heading, title=reference)] = entry(theirs, {}, reference=reference)
     return row
 
 
-def _found(values: dict[int, float]) -> Found:
+def _found(values: Mapping[int, float | None]) -> Found:
     return {seed: [Measure(metric="", value=value)] for seed, value in values.items()}
 
 

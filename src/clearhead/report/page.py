@@ -37,10 +37,9 @@ class Panel(Block):
 
     Attributes:
         note: what the figure does not show.
-        shape: "curve", "cells" (a small heat-map) or "map" (of attention).
+        shape: "curve" or "cells" (a small heat-map).
         own_legend: its lines are not the page's arms, whose key does not tell them apart.
         described: the accessible name, and that of a saved file, unless it is the title.
-        attention: the packed maps that the page's script draws into it.
         id: of its element, given when the page is rendered.
     """
 
@@ -50,7 +49,6 @@ class Panel(Block):
     shape: str = "curve"
     own_legend: bool = False
     described: str = ""
-    attention: dict[str, Any] | None = None
     id: str = ""
 
 
@@ -88,36 +86,17 @@ class Fold(Block):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statement(Block):
-    """A statement under a name, marked by its verdict, with what is known of it."""
-
-    mark: str
-    name: str
-    text: str
-    note: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Scale(Block):
     """A colour scale with its ticks."""
 
     name: str
     ticks: tuple[str, ...]
-    signed: bool = False
 
     @property
     def gradients(self) -> list[str]:
         """The colours of a light and of a dark page, as CSS."""
-        stops = style.DIVERGING if self.signed else style.SEQUENTIAL
-        return [f"linear-gradient(to right, {', '.join(one)})" for one in zip(*stops, strict=True)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice(Block):
-    """The layer and head that all attention maps show."""
-
-    layers: tuple[int, ...]
-    heads: int
+        ends = zip(*style.SEQUENTIAL, strict=True)
+        return [f"linear-gradient(to right, {', '.join(one)})" for one in ends]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +238,6 @@ def render(page: Page) -> str:
     data = {
         "figures": figures,
         "key": page.key,
-        "attention": [{"figure": one.id, **one.attention} for one in panels if one.attention],
         "dark": style.LIGHT_TO_DARK,
     }
     scripts = [_script(_part("page.js"))]

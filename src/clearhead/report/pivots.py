@@ -55,7 +55,6 @@ class Entry:
         detail: shown when one points at the number.
         difference: to the reference.
         note: shown under the number where no verdict is: why it is missing.
-        best: of all models under the same setting.
     """
 
     text: str
@@ -63,7 +62,6 @@ class Entry:
     detail: str = ""
     difference: Difference | None = None
     note: str = ""
-    best: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

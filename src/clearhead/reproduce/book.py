@@ -1,18 +1,14 @@
-"""The book of results: every claim with its published numbers, ours, and the verdict.
+"""The book of results as Markdown: every claim with its published numbers, ours, and the verdict.
 
 A line a claim comes first; then each claim with its comparisons, over all records and in each.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from clearhead.records.runs import Records
 from clearhead.report import style
-from clearhead.report.made import section as provenance
 from clearhead.report.narrative import enumerate_words
-from clearhead.report.page import Block, Fold, Page, Section, Statement, Title
-from clearhead.report.pivots import Entry, Heading, Pivot, build
 from clearhead.report.statistics import LEVEL, Difference, Verdict
 from clearhead.reproduce import repairs
 from clearhead.reproduce.claims import Claim, Judged, Pooled, judged, threshold_over
@@ -30,16 +26,7 @@ FAMILIES = {
     "retrofit": "Repair of a trained model (ours)",
 }
 EDGE, BAR = "†", "\\|"
-CAPTION = (
-    "A claim holds where each of its comparisons is decided on its side of zero, or of the margin "
-    "that it allows, over all comparable records together (Stouffer, by the square root of the "
-    "runs), at a false discovery rate of 5 % over the whole book; it does not hold where one is "
-    "decided on the other side, and is untested where no record counts. Beside a claim stands its "
-    "most telling comparison: the difference with its 95 % interval. “Alone”: decided by itself, "
-    "but not among all. “Records differ”: not all have the same difference (p, Cochran's Q). “†”: "
-    "the lowest or the highest learning rate of those tried, so that a better one may lie beyond. "
-    "Published numbers are of much larger models. Names: see the end of this part."
-)
+PLURAL = {Judgement.HOLDS: "hold", Judgement.DOES_NOT_HOLD: "do not hold"}
 # Names in claims and comparisons that a reader may not know, with what they mean.
 NAMES = {
     "baseline, Pre-LN": "a Transformer with a norm before attention and before the MLP.",
@@ -64,91 +51,36 @@ NAMES = {
     "16 ×": "of the length of texts in training.",
 }
 COLUMNS = ("comparison", "record", "ours", "compared with", "difference, 95 %", "verdict")
-
-
-def page(sources: Mapping[str, Records]) -> Page:
-    """All claims as a page."""
-    rows = judged(sources)
-    threshold = threshold_over(ones for _, ones, _ in rows)
-    meanings = tuple(f"{name}: {meaning}" for name, meaning in NAMES.items())
-    blocks: list[Block] = []
-    if table := _pivot("Is a repair worth having?", repairs.COLUMNS, _worth(rows, threshold)):
-        blocks.append(table)
-    for verdict, chosen in _by_verdict(rows):
-        blocks.append(Title(text=f"{verdict.capitalize()}: {len(chosen)}"))
-        blocks += [_statement(one, telling(one, threshold)) for one in chosen]
-    summary = Section(
-        name="summary",
-        title="In short",
-        answer="",
-        caption=CAPTION,
-        blocks=(*blocks, Fold(summary="Names and measures", lines=meanings)),
-    )
-    records = Records(
-        runs=tuple(
-            replace(run, label=", ".join(filter(None, (f"record {name}", run.label))))
-            for name, files in sources.items()
-            for run in files.runs
-        )
-    )
-    return Page(
-        title="The claims of four papers, and what our records say",
-        kicker="clearhead · book of results",
-        records=records,
-        judge=lambda threshold: [_counted(rows)],
-        sections=[
-            summary,
-            *(
-                Section(
-                    name=family,
-                    title=title,
-                    answer=_counted(chosen),
-                    blocks=tuple(block for one in chosen for block in _shown(one, threshold)),
-                    folded=True,
-                )
-                for family, title, chosen in _families(rows)
-            ),
-            *([provenance(records)] if records.runs else []),
-        ],
-    )
+SUMMARY = ("claim", "what it says", "most telling comparison", "verdict")
 
 
 def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
-    """The book as lines of Markdown: a line a claim, then every comparison by record."""
+    """The book as lines: repairs, a line a claim, then every comparison by record."""
     rows = judged(sources)
     threshold = threshold_over(ones for _, ones, _ in rows)
     yield "## Is a repair worth having?\n"
-    yield from _table(repairs.COLUMNS)
-    yield from (_line(cells) for cells in _worth(rows, threshold))
+    yield from _table(repairs.COLUMNS, _worth(rows, threshold))
     yield f"\n{_counted(rows)}\n\n## The claims\n"
-    yield from _table(("claim", "what it says", "most telling comparison", "verdict"))
-    for one in rows:
-        sure = ", by construction" * one[0].by_construction
-        cells = f"`{one[0].name}`", one[0].says, telling(one, threshold), f"{one[2]}{sure}"
-        yield _line(cells)
+    yield from _table(SUMMARY, (_summary(one, threshold) for one in rows))
     yield "\n## Names and measures\n"
     yield from (f"- {name}: {meaning}" for name, meaning in NAMES.items())
-    for _, title, chosen in _families(rows):
+    for family, title in FAMILIES.items():
+        chosen = [one for one in rows if one[0].family == family]
         yield f"\n## {title}\n\n{_counted(chosen)}"
         for claim, ones, verdict in chosen:
             context = f"{claim.says} {_context(claim, ones, verdict)}".strip()
             yield f"\n### {claim.name}: {verdict}\n\n{context}"
             if any(one.outcomes for one in ones):
                 yield ""
-                yield from _table(COLUMNS)
-                yield from (_line(cells) for cells in _rows(ones, threshold))
+                yield from _table(COLUMNS, _rows(ones, threshold))
 
 
-def table_of(page: Page) -> Iterator[str]:
-    """The table of repairs that a page opens with, as lines of text."""
-    tables = (one for one in page.sections[0].blocks if isinstance(one, Pivot))
-    for table in tables:
-        yield _line([table.corner, *(one.title for one in table.columns)])
-        for row, cells in zip(table.rows, table.cells, strict=True):
-            yield _line([row.title, *(one.text for cell in cells for one in cell)])
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    for cells in (columns, ["---"] * len(columns), *rows):
+        yield f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
 
 
-def _worth(rows: Sequence[Judged], threshold: float) -> Iterator[tuple[str, ...]]:
+def _worth(rows: Sequence[Judged], threshold: float) -> Iterator[Sequence[str]]:
     """The table of repairs."""
     for repair, costs, buys in repairs.comparisons(rows):
         shown = [
@@ -156,58 +88,23 @@ def _worth(rows: Sequence[Judged], threshold: float) -> Iterator[tuple[str, ...]
             for place, one in ((repair.costs, costs), (repair.buys, buys))
         ]
         word = repairs.worth(costs.judgement(threshold), buys.judgement(threshold))
-        yield (repair.name, repair.changes, *shown, repairs.seen_in(buys), word)
+        yield repair.name, repair.changes, *shown, repairs.seen_in(buys), word
 
 
-def _pivot(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Pivot | None:
-    """A table of texts, the first column its rows' names."""
-    return build(
-        title,
-        [(Heading(title=cells[0]), cells) for cells in rows],
-        [(Heading(title=name), place) for place, name in enumerate(columns) if place],
-        lambda cells, at: (Entry(text=cells[at]),),
-        corner=columns[0],
-    )
-
-
-def _table(columns: Sequence[str]) -> Iterator[str]:
-    yield _line(columns)
-    yield f"|{' --- |' * len(columns)}"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
-
-
-def _families(rows: Sequence[Judged]) -> Iterator[tuple[str, str, list[Judged]]]:
-    for family, title in FAMILIES.items():
-        if chosen := [one for one in rows if one[0].family == family]:
-            yield family, title, chosen
-
-
-def _by_verdict(rows: Sequence[Judged]) -> Iterator[tuple[Judgement, list[Judged]]]:
-    for verdict in Judgement:
-        if chosen := [one for one in rows if one[2] is verdict]:
-            yield verdict, chosen
-
-
-def _statement(judged: Judged, note: str) -> Statement:
-    claim, _, verdict = judged
-    return Statement(mark=verdict, name=claim.name, text=claim.says, note=note)
-
-
-def telling(judged: Judged, threshold: float) -> str:
-    """The comparison with the smallest p-value of those that make the verdict what it is."""
-    _, ones, verdict = judged
+def _summary(judged: Judged, threshold: float) -> Sequence[str]:
+    """The line of a claim, with the comparison of the smallest p-value of those that make the
+    verdict what it is."""
+    claim, ones, verdict = judged
     measured = [one for one in ones if one.difference is not None]
-    if not measured:
-        return _uncounted(ones)
-    apt = [one for one in measured if one.judgement(threshold) is verdict] or measured
-    one = min(apt, key=_p_value)
-    parts = [f"{one.contrast.words}: {_difference(one.difference)}", *_remarks(one, threshold)]
-    if len(one.counted) > 1:
-        parts.append(f"{len(one.counted)} records")
-    return ", ".join(parts)
+    telling = _uncounted(ones)
+    if measured:
+        apt = [one for one in measured if one.judgement(threshold) is verdict] or measured
+        one = min(apt, key=_p_value)
+        parts = [f"{one.contrast.words}: {_difference(one.difference)}", *_remarks(one, threshold)]
+        parts += [f"{len(one.counted)} records"] * (len(one.counted) > 1)
+        telling = ", ".join(parts)
+    sure = ", by construction" * claim.by_construction
+    return f"`{claim.name}`", claim.says, telling, f"{verdict}{sure}"
 
 
 def _uncounted(ones: Iterable[Pooled]) -> str:
@@ -222,21 +119,28 @@ def _p_value(one: Pooled) -> float:
     return 2.0 if p is None else p
 
 
-def _rows(ones: Sequence[Pooled], threshold: float) -> Iterator[tuple[str, ...]]:
+def _rows(ones: Sequence[Pooled], threshold: float) -> Iterator[Sequence[str]]:
     """A line for each comparison over all records, and below it one for each record."""
     for one in ones:
         verdict = ", ".join((str(one.judgement(threshold)), *_remarks(one, threshold)))
         if len(one.outcomes) == 1 and one.counted:
-            (only,) = one.outcomes
-            numbers = *_means(only), _difference(only.difference)
-            yield one.contrast.words, only.source, *numbers, verdict
+            yield one.contrast.words, *_numbers(one.outcomes[0]), verdict
             continue
         which = f"{len(one.counted)} of {len(one.outcomes)} records"
         which += ", which differ" * _differ(one)
         yield one.contrast.words, which, "", "", _difference(one.difference), verdict
         for each in one.outcomes:
-            numbers = *_means(each), _difference(each.difference)
-            yield "", each.source, *numbers, _of_one(each, one)
+            yield "", *_numbers(each), _of_one(each, one)
+
+
+def _numbers(one: Outcome) -> Sequence[str]:
+    """The record, both numbers with their spread, marked where a better learning rate may be had,
+    and the difference."""
+    means = [
+        style.with_spread(over.mean, over.deviation or None) + f" {EDGE}" * at_edge
+        for over, at_edge in zip((one.arm, one.than), one.at_edge, strict=True)
+    ]
+    return one.source, *means, _difference(one.difference)
 
 
 def _of_one(one: Outcome, row: Pooled) -> str:
@@ -281,29 +185,15 @@ def _untestable(contrast: Contrast, difference: Difference) -> str:
     return "" if difference.decidable else "the number compared with may be zero"
 
 
-def _shown(judged: Judged, threshold: float) -> Iterator[Block]:
-    claim, ones, verdict = judged
-    yield _statement(judged, _context(claim, ones, verdict).replace("`", ""))
-    lines = [
-        (Heading(title=cells[0] or "·", note=cells[1]), cells) for cells in _rows(ones, threshold)
-    ]
-    columns = [(Heading(title=name), place) for place, name in enumerate(COLUMNS) if place > 1]
-    table = build(
-        claim.name, lines, columns, lambda cells, at: (Entry(text=cells[at]),), corner=COLUMNS[0]
-    )
-    if isinstance(table, Pivot):
-        yield table
-
-
 def _context(claim: Claim, ones: Sequence[Pooled], verdict: Judgement) -> str:
     """The published numbers, and the command that may decide a claim."""
-    parts = [f"Published: {claim.published}" if claim.published else ""]
+    parts = [f"Published: {claim.published}"] * bool(claim.published)
     parts += ["Holds by construction"] * claim.by_construction
     if not any(one.outcomes for one in ones):
         parts.append(f"No record yet: `clearhead reproduce {claim.name}`")
     elif verdict in (Judgement.UNDECIDED, Judgement.UNTESTED) and (bill := _bill_of(claim)):
         parts.append(f"At `small`: `clearhead reproduce {claim.name} --scale small`, {bill}")
-    return " ".join(f"{part}." for part in parts if part)
+    return " ".join(f"{part}." for part in parts)
 
 
 def _bill_of(claim: Claim) -> str:
@@ -326,22 +216,13 @@ def _difference(difference: Difference | None) -> str:
     return f"{style.signed(difference.mean, high - low)} ({style.bounds(low, high)})"
 
 
-def _means(one: Outcome) -> list[str]:
-    """Both numbers with their spread, marked where a better learning rate may be had."""
-    return [
-        style.with_spread(over.mean, over.deviation or None) + f" {EDGE}" * at_edge
-        for over, at_edge in zip((one.arm, one.than), one.at_edge, strict=True)
-    ]
-
-
 def _counted(rows: Sequence[Judged]) -> str:
     """Numbers of claims by verdict."""
-    parts = [f"{len(chosen)} {_plural(one, len(chosen))}" for one, chosen in _by_verdict(rows)]
+    parts = []
+    for verdict in Judgement:
+        n = sum(one is verdict for _, _, one in rows)
+        words = f"{'is' if n == 1 else 'are'} {verdict}"
+        if verdict in PLURAL:
+            words = str(verdict) if n == 1 else PLURAL[verdict]
+        parts += [f"{n} {words}"] * bool(n)
     return f"Of {len(rows)} claims {enumerate_words(parts)}."
-
-
-def _plural(verdict: Judgement, n: int) -> str:
-    many = {Judgement.HOLDS: "hold", Judgement.DOES_NOT_HOLD: "do not hold"}
-    if verdict in many and n != 1:
-        return many[verdict]
-    return str(verdict) if verdict in many else f"{'is' if n == 1 else 'are'} {verdict}"

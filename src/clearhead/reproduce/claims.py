@@ -8,8 +8,9 @@ reject.
 
 import importlib
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -85,15 +86,11 @@ class Pooled:
     @property
     def tested(self) -> bool:
         """True where the p-value makes a verdict, so that it counts among those of the book."""
-        return (
-            not self.contrast.counted
-            and self.difference is not None
-            and self.difference.p is not None
-        )
+        return self.difference is not None and not self.contrast.counted
 
     def judgement(self, threshold: float) -> Judgement:
         """The verdict, where `threshold` is the largest p that holds among all of the book."""
-        if not self.counted or self.difference is None:
+        if self.difference is None:
             return Judgement.UNTESTED
         if self.contrast.counted:
             verdicts = {one.judgement(threshold) for one in self.counted}
@@ -113,16 +110,16 @@ def pool(contrast: Contrast, outcomes: Sequence[Outcome]) -> Pooled:
     for one in sorted(testing, key=lambda one: -one.weight):
         if not any(one.repeats(other) for other in counted):
             counted.append(one)
-    found = Pooled(
-        contrast=contrast, outcomes=tuple(outcomes), counted=tuple(counted), difference=None
+    difference, agreement = counted[0].difference if counted else None, None
+    if len(counted) > 1 and difference is not None and difference.p and not contrast.counted:
+        difference, agreement = _together(counted, contrast.bound)
+    return Pooled(
+        contrast=contrast,
+        outcomes=tuple(outcomes),
+        counted=tuple(counted),
+        difference=difference,
+        agreement=agreement,
     )
-    if not counted:
-        return found
-    first = counted[0].difference
-    if len(counted) == 1 or not first.p or contrast.counted:
-        return replace(found, difference=first)
-    difference, agreement = _together(counted, contrast.bound)
-    return replace(found, difference=difference, agreement=agreement)
 
 
 def _together(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, float]:
@@ -130,7 +127,6 @@ def _together(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, fl
     from scipy.stats import chi2, norm
 
     weights = [math.sqrt(one.weight) for one in outcomes]
-    norm_of_weights = math.sqrt(math.fsum(one**2 for one in weights))
 
     def scores(against: float) -> list[float]:
         tests = [test for one in outcomes if (test := one.test(against)) is not None]
@@ -139,24 +135,21 @@ def _together(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, fl
             for one in tests
         ]
 
-    def z(against: float) -> float:
-        pairs = zip(weights, scores(against), strict=True)
-        return math.fsum(weight * score for weight, score in pairs) / norm_of_weights
+    def z(against: float, less: float = 0.0) -> float:
+        weighted = math.fsum(map(operator.mul, weights, scores(against)))
+        return weighted / math.hypot(*weights) - less
 
     means = [one.difference.mean for one in outcomes]
-    widths = [one.difference.decidable for one in outcomes]
-    reach = max(one for one in widths if one is not None) + 1e-12
+    reach = max(one.difference.decidable or 0.0 for one in outcomes) + 1e-12
     low, high = min(means) - 2 * reach, max(means) + 2 * reach
-    middle = brentq(z, low, high, xtol=1e-12)
-    ends = [brentq(lambda x, side=side: z(x) - side, low, high, xtol=1e-12) for side in (_Z, -_Z)]
+    middle, start, end = (brentq(z, low, high, (one,), xtol=1e-12) for one in (0.0, _Z, -_Z))
     q = math.fsum(one**2 for one in scores(middle))
-    compared = frozenset(one.difference.compared for one in outcomes)
     difference = Difference(
         mean=middle,
-        interval=(ends[0], ends[1]),
+        interval=(start, end),
         p=float(2 * norm.sf(abs(z(bound)))),
         against=bound,
-        compared=compared,
+        compared=frozenset(one.difference.compared for one in outcomes),
     )
     return difference, float(chi2.sf(q, len(outcomes) - 1))
 
@@ -199,18 +192,13 @@ def judged(sources: Mapping[str, Records]) -> list[Judged]:
     untested where no record counts for any of them.
     """
     numbers = evidence(sources)
-    rows = {
-        claim.name: tuple(pool(one, [*one.outcomes(numbers)]) for one in claim.contrasts)
-        for claim in claims()
-    }
-    threshold = threshold_over(rows.values())
+    rows = [
+        tuple(pool(one, [*one.outcomes(numbers)]) for one in claim.contrasts) for claim in claims()
+    ]
+    threshold = threshold_over(rows)
     return [
-        (
-            claim,
-            rows[claim.name],
-            verdict_of([one.judgement(threshold) for one in rows[claim.name]]),
-        )
-        for claim in claims()
+        (claim, ones, verdict_of([one.judgement(threshold) for one in ones]))
+        for claim, ones in zip(claims(), rows, strict=True)
     ]
 
 

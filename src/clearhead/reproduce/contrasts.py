@@ -1,7 +1,7 @@
 """Comparisons that claims make of the numbers of two arms."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -17,8 +17,8 @@ from clearhead.reproduce.readings import Patterns, Place, Reading, Side, mean, s
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Arms = Patterns | Reading
-"""Of one side of a comparison: an arm, or a number of its own."""
+OF_RATE = ("kurtosis", "kurtosis_rotated", "largest_activation")
+"""Measures that grow with the learning rate, whatever the architecture."""
 
 
 class Judgement(StrEnum):
@@ -28,10 +28,6 @@ class Judgement(StrEnum):
     DOES_NOT_HOLD = "does not hold"
     UNDECIDED = "undecided"
     UNTESTED = "untested"
-
-
-OF_RATE = ("kurtosis", "kurtosis_rotated", "largest_activation")
-"""Measures that grow with the learning rate, whatever the architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,125 +81,96 @@ class Contrast:
     def arms(self) -> set[str]:
         """Patterns of all arms that it reads."""
         readings = (self.ours, self.theirs, *(one.reading for one in self.gates))
-        return {name for one in readings for name in (*one.arm, *one.less)}
+        return {name for one in readings for part in one.parts for name in part.arm}
 
     def outcomes(self, frame: "DataFrame") -> "Iterator[Outcome]":
         """The difference in each source and under each label where both arms have a number."""
-        mine, theirs = (one.side(frame) for one in (self.ours, self.theirs))
-        gates = [(one, one.reading.side(frame)) for one in self.gates]
+        mine, theirs = (one.sides(frame) for one in (self.ours, self.theirs))
+        gates = [(one, one.reading.sides(frame)) for one in self.gates]
         within = [
-            one.within.side(frame) for one in (self.ours, self.theirs) if one.within is not None
+            one.within.sides(frame) for one in (self.ours, self.theirs) if one.within is not None
         ]
-        for source in dict.fromkeys(one.source for one in mine.rows):
-            for label in mine.labels(source):
-                there: str | None = label
-                if self.theirs.label != self.ours.label:
-                    there = next(iter(theirs.labels(source)), None)
-                if there is not None:
-                    places = (source, label), (source, there)
-                    chosen = mine.at(places[0]), theirs.at(places[1])
-                    found = self._outcome(places, chosen, gates, within)
-                    if found is not None:
-                        yield found
+        for place in mine:
+            there: Place | None = place
+            if self.theirs.label != self.ours.label:
+                there = next((one for one in theirs if one[0] == place[0]), None)
+            if there not in theirs:
+                continue
+            missing = [gate.why for gate, sides in gates if not _passes(gate, sides, place, there)]
+            learnt = zip(within, (place, there), strict=False)
+            if not all(_has_learnt(sides[at]) for sides, at in learnt if at in sides):
+                missing.append("a perplexity is not below √vocabulary")
+            outcome = self._outcome(place, mine[place], theirs[there], missing)
+            if outcome is not None:
+                yield outcome
 
     def _outcome(
-        self,
-        places: Sequence[Place],
-        chosen: Sequence[Side],
-        gates: Sequence[tuple[Gate, Side]],
-        within: Sequence[Side],
+        self, place: Place, ours: Side, than: Side, missing: list[str]
     ) -> "Outcome | None":
-        places_of_all = shared(chosen, self._apart)
-        mine, theirs = (one.by_seed(places_of_all, self._apart) for one in chosen)
-        test = partial(_blocked, mine, theirs)
-        if not self.blocked:
-            test = partial(_test, mine, theirs, self.relative)
+        places = shared((ours, than), self._apart)
+        sides = [one.by_seed(places, self._apart) for one in (ours, than)]
+        test = partial(_test, self, sides[0], sides[1])
         difference = test(self.bound)
         if difference is None:
             return None
-        scale = 1 / fmean(by_seed(theirs)) if self.relative else 1.0
-        arm, than = (summarize(by_seed(side, scale)) for side in (mine, theirs))
-        assert arm is not None
-        assert than is not None
-        source, label = places[0]
+        scale = 1 / fmean(by_seed(sides[1])) if self.relative else 1.0
+        means = [summarize(by_seed(side, scale)) for side in sides]
+        rates = {one.learning_rate for one in (*ours.rows, *than.rows)}
+        rates = {one for one in rates if not math.isnan(one)}  # of models trained here
+        if self.ours.metric in OF_RATE and not self.own_rates and len(rates) > 1:
+            missing.append(f"the rates differ ({', '.join(f'{one:g}' for one in sorted(rates))})")
         return Outcome(
             contrast=self,
-            source=f"{source}, {label}" if label else source,
-            arm=arm,
-            than=than,
+            source=", ".join(filter(None, place)),
+            arm=cast("Summary", means[0]),
+            than=cast("Summary", means[1]),
             difference=difference,
             test=test,
-            missing=next(self._missing(places, chosen, gates, within), ""),
-            at_edge=(chosen[0].at_edge, chosen[1].at_edge),
+            missing=next(iter(missing), ""),
+            at_edge=tuple(any(row.at_edge for row in one.all) for one in (ours, than)),
         )
-
-    def _missing(
-        self,
-        places: Sequence[Place],
-        chosen: Sequence[Side],
-        gates: Sequence[tuple[Gate, Side]],
-        within: Sequence[Side],
-    ) -> Iterator[str]:
-        """Reasons why the records do not count."""
-        yield from (gate.why for gate, side in gates if not _passes(gate, side, places))
-        for side, place in zip(within, places, strict=False):
-            if not _has_learnt(side.at(place)):
-                yield "a perplexity is not below √vocabulary"
-        rates = chosen[0].rates | chosen[1].rates
-        if self.ours.metric in OF_RATE and not self.own_rates and len(rates) > 1:
-            yield f"the rates differ ({', '.join(f'{one:g}' for one in sorted(rates))})"
 
     @property
     def _apart(self) -> Set[str]:
         """Dimensions in which the two sides may differ: the map, a length in training lengths, and
-        those that one reading has otherwise than the other."""
-        ours, theirs = self.ours.at, self.theirs.at
-        named = {name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)}
-        return {"map", *named, *(() if self.ours.times is None else ("length",))}
+        those that one reading has otherwise than another."""
+        ats = [part.at for one in (self.ours, self.theirs) for part in one.parts]
+        names = {name for at in ats for name in at if len({one.get(name) for one in ats}) > 1}
+        return {"map", *names, *(() if self.ours.times is None else ("length",))}
 
 
-def _test(mine: Found, theirs: Found, relative: bool, against: float) -> Difference | None:
-    return difference_of(mine, theirs, against=against, relative=relative)
-
-
-def _blocked(mine: Found, theirs: Found, against: float) -> Difference | None:
-    """The mean difference within a seed: compositions of one seed share its data and much of its
-    luck, so that seeds are blocks."""
+def _test(contrast: Contrast, mine: Found, theirs: Found, against: float) -> Difference | None:
+    """The difference; of a blocked contrast its mean within a seed: compositions of one seed share
+    its data and much of its luck."""
     from scipy.stats import ttest_1samp
 
-    found = difference_of(mine, theirs, against=against)
-    seeds = [seed for seed in mine if seed in theirs]
-    apart = [mean(mine[seed]) - mean(theirs[seed]) for seed in seeds]
-    if found is None or len(seeds) < 2 or max(apart) == min(apart):
+    found = difference_of(mine, theirs, against=against, relative=contrast.relative)
+    apart = [mean(mine[seed]) - mean(theirs[seed]) for seed in mine if seed in theirs]
+    if not contrast.blocked or found is None or len(apart) < 2 or max(apart) == min(apart):
         return found
     test = ttest_1samp(apart, against)
-    interval = test.confidence_interval(1 - LEVEL)
-    return replace(
-        found,
-        mean=fmean(apart),
-        interval=(float(interval.low), float(interval.high)),
-        p=float(test.pvalue),
-    )
+    ends = test.confidence_interval(1 - LEVEL)
+    interval = float(ends.low), float(ends.high)
+    return replace(found, mean=fmean(apart), interval=interval, p=float(test.pvalue))
 
 
 def _has_learnt(side: Side) -> bool:
     """True if the mean perplexity is below √vocabulary, or is not known."""
-    found = side.by_seed(shared([side], ()), ())
+    level = side.level
     sizes = [one.vocabulary for one in side.rows if not math.isnan(one.vocabulary)]
-    if not found or not sizes:
+    if level is None or not sizes:
         return True
-    level = fmean(by_seed(found))
     if side.rows[0].measure.metric.endswith("loss"):
         level = math.exp(level)
     return level < math.sqrt(min(sizes))
 
 
-def _passes(gate: Gate, side: Side, places: Sequence[Place]) -> bool:
+def _passes(gate: Gate, sides: "Mapping[Place, Side]", *places: Place) -> bool:
     """True if the mean under the first of these labels that the gate reads is high enough."""
-    fitting = (place for place in places if fnmatchcase(place[1], gate.reading.label))
-    side = side.at(next(fitting, places[0]))
-    found = side.by_seed(shared([side], ()), ())
-    return bool(found) and fmean(by_seed(found)) >= gate.least
+    fitting = (one for one in places if fnmatchcase(one[1], gate.reading.label))
+    side = sides.get(next(fitting, places[0]))
+    level = None if side is None else side.level
+    return level is not None and level >= gate.least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +191,7 @@ class Outcome:
     difference: Difference
     test: Callable[[float], Difference | None]
     missing: str = ""
-    at_edge: tuple[bool, bool] = (False, False)
+    at_edge: tuple[bool, ...] = (False, False)
 
     @property
     def applies(self) -> bool:
@@ -267,9 +234,6 @@ def judgement_of(contrast: Contrast, difference: Difference, threshold: float) -
     return Judgement.HOLDS if as_claimed else Judgement.DOES_NOT_HOLD
 
 
-# Verbs of claims
-
-
 def number(metric: str, *, times: float | None = None, label: str = "*", **at: Any) -> Reading:
     """A number by its metric and dimensions, of no arm yet; see `Reading`."""
     return Reading(metric=metric, times=times, label=label, at=at)
@@ -278,36 +242,31 @@ def number(metric: str, *, times: float | None = None, label: str = "*", **at: A
 LOSS = number("loss", times=1)
 
 
-def lower(words: str, what: Reading, arm: Arms, than: Arms, *gates: Gate) -> Contrast:
-    """The number of `arm` is lower than that of `than`."""
-    return _contrast("lower", words, what, arm, than, gates=gates)
-
-
-def higher(words: str, what: Reading, arm: Arms, than: Arms, *gates: Gate) -> Contrast:
-    """The number of `arm` is higher than that of `than`."""
-    return _contrast("higher", words, what, arm, than, gates=gates)
-
-
-def no_worse(
+def lower(
     words: str,
     what: Reading,
-    arm: Arms,
-    than: Arms,
+    arm: Patterns | Reading,
+    than: Patterns | Reading,
     *gates: Gate,
-    by: float = 0.0,
-    better: str = "lower",
+    claimed: str = "lower",
+    **options: Any,
 ) -> Contrast:
-    """The number of `arm` is worse than that of `than` by no more than the margin `by`."""
+    """The number of `arm` is lower than that of `than`; either may be a number of its own."""
+    ours, theirs = (one if isinstance(one, Reading) else what.of(one) for one in (arm, than))
+    return Contrast(words=words, claimed=claimed, ours=ours, theirs=theirs, gates=gates, **options)
+
+
+higher = partial(lower, claimed="higher")
+
+
+def no_worse(*given: Any, by: float = 0.0, better: str = "lower") -> Contrast:
+    """As `lower`, by no more than the margin `by` on the other side."""
     claimed = {"lower": "not higher", "higher": "not lower"}[better]
-    return _contrast(claimed, words, what, arm, than, gates=gates, margin=by)
+    return lower(*given, claimed=claimed, margin=by)
 
 
 def ratio(
-    words: str,
-    what: Reading,
-    arm: Arms,
-    than: Arms,
-    *,
+    *given: Any,
     below: float | None = None,
     at_most: float | None = None,
     at_least: float | None = None,
@@ -320,7 +279,7 @@ def ratio(
         claimed, margin = "not higher", at_most - 1
     if at_least is not None:
         claimed, margin = "not lower", 1 - at_least
-    return _contrast(claimed, words, what, arm, than, margin=margin, relative=True, counted=counted)
+    return lower(*given, claimed=claimed, margin=margin, relative=True, counted=counted)
 
 
 def blocked(contrast: Contrast) -> Contrast:
@@ -331,10 +290,3 @@ def blocked(contrast: Contrast) -> Contrast:
 def reaches(what: Reading, arm: Patterns, least: float, name: str = "") -> Gate:
     """The gate of an arm whose number must be at least so much."""
     return Gate(reading=what.of(arm), least=least, why=f"{name or arm} is below {least:g}")
-
-
-def _contrast(
-    claimed: str, words: str, what: Reading, arm: Arms, than: Arms, **others: Any
-) -> Contrast:
-    ours, theirs = (one if isinstance(one, Reading) else what.of(one) for one in (arm, than))
-    return Contrast(words=words, claimed=claimed, ours=ours, theirs=theirs, **others)

@@ -1,14 +1,13 @@
 """Numbers of runs, read from a frame of records (`records.frame`)."""
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from clearhead.records.runs import MAPS, Key, Measure, measure_key
-from clearhead.report.pivots import Found
+from clearhead.report.pivots import Found, by_seed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -18,6 +17,10 @@ Place = tuple[str, str]
 Patterns = str | tuple[str, ...]
 """Patterns of an arm's name, in order of preference: the first with numbers counts (committed
 records have other names than new ones)."""
+Row = Any
+"""A row of the frame (`itertuples`)."""
+COLUMNS = ["source", "label", "run", "arm", "seed", "measure"]
+COLUMNS += ["vocabulary", "learning_rate", "at_edge"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +32,8 @@ class Reading:
             the pattern, so that the main effects of a factorial are contrasts.
         times: length of the text in training lengths; None is any.
         label: pattern of the labels of the records to read.
-        swing: dimensions at which the number is read once more; the number is then how far the two
-            lie apart.
-        less: arm whose number is taken away within a seed; the number is then a lead.
+        less: a number that is taken away within each seed.
+        distance: the absolute value of what then remains.
     """
 
     arm: tuple[str, ...] = ()
@@ -39,8 +41,13 @@ class Reading:
     at: Mapping[str, Any] = field(default_factory=dict)
     times: float | None = None
     label: str = "*"
-    swing: Mapping[str, Any] = field(default_factory=dict)
-    less: tuple[str, ...] = ()
+    less: "Reading | None" = None
+    distance: bool = False
+
+    @property
+    def parts(self) -> "tuple[Reading, ...]":
+        """The number itself, and the one taken away."""
+        return (self,) if self.less is None else (self, self.less)
 
     @property
     def within(self) -> "Reading | None":
@@ -51,87 +58,51 @@ class Reading:
             return None
         at = {} if metric == "loss" else self.at
         times = None if self.times is None else 1.0
-        return replace(self, metric=metric, at=at, times=times, swing={}, less=())
+        return replace(self, metric=metric, at=at, times=times, less=None)
 
     def of(self, arm: Patterns, **changes: Any) -> "Reading":
         """The same number of an arm."""
         return replace(self, arm=(arm,) if isinstance(arm, str) else arm, **changes)
 
-    def side(self, frame: "DataFrame") -> "Side":
-        """Its numbers, and those of what is taken away."""
-        less = replace(self, arm=self.less, less=()) if self.less else None
-        return Side(rows=self.rows(frame), taken=None if less is None else less.rows(frame))
+    def sides(self, frame: "DataFrame") -> "dict[Place, Side]":
+        """Its numbers by source and label, the run just made ("") before the labels of a source."""
+        mine, less = self._rows(frame), self.less._rows(frame) if self.less else None
+        sources = [*dict.fromkeys(source for source, _ in mine)]
+        order = sorted(mine, key=lambda one: (sources.index(one[0]), one[1] != ""))
+        return {
+            place: Side(mine[place], None if less is None else less.get(place, []), self.distance)
+            for place in order
+        }
 
-    def rows(self, frame: "DataFrame") -> "list[Row]":
-        """The final numbers: milestones of a training and missing values are none.
-
-        A number that a task measured aside has the name of another text's: it counts where it is
-        alone. So does one of windows that open documents (`at`), unless it is asked for. Of several
-        maps the one that multiplies the values counts, which is the last.
-        """
+    def _rows(self, frame: "DataFrame") -> dict[Place, list[Row]]:
+        """The final numbers: milestones of a training and missing values are none."""
         fits = (frame["metric"] == self.metric) & frame["step"].isna() & frame["value"].notna()
         if self.times is not None:
             fits &= frame["length"] == (self.times * frame["sequence_length"]).round()
-        rows = frame[fits]
-        ranks = {
-            arm: next(n for n, one in enumerate(self.arm) if fnmatchcase(arm, one))
-            for arm in rows["arm"].unique()
-            if any(fnmatchcase(arm, one) for one in self.arm)
-        }
-        found = self._selected(rows, self.at, ranks)
-        if self.swing:
-            found = self._swings(found, self._selected(rows, {**self.at, **self.swing}, ranks))
-        best: dict[Place, int] = {}
-        for one in found:
-            best[one.place] = min(best.get(one.place, len(ranks)), ranks[one.arm])
-        return [one for one in found if ranks[one.arm] == best[one.place]]
-
-    def _selected(
-        self, rows: "DataFrame", at: Mapping[str, Any], arms: Collection[str]
-    ) -> "list[Row]":
-        for name, value in at.items():
-            rows = rows[rows[name] == value]
+        for name, value in self.at.items():
+            fits &= frame[name] == value
         runs: dict[Any, list[Row]] = {}
-        for one in map(Row._make, rows[[*Row._fields]].itertuples(index=False)):
-            if one.arm in arms and fnmatchcase(one.label, self.label):
-                runs.setdefault((one.source, one.label, one.run), []).append(one)
-        return [one for found in runs.values() for one in _counting(found, at)]
-
-    def _swings(self, first: "list[Row]", second: "list[Row]") -> "list[Row]":
-        sides: list[dict[Any, list[Row]]] = [{}, {}]
-        for side, rows in zip(sides, (first, second), strict=True):
-            for one in rows:
-                side.setdefault((one.source, one.run), []).append(one)
-        means = [{run: mean([m.measure for m in ones]) for run, ones in x.items()} for x in sides]
-        return [
-            ones[0]._replace(
-                measure=Measure(metric=self.metric, value=abs(means[0][run] - means[1][run]))
-            )
-            for run, ones in sides[0].items()
-            if run in means[1]
-        ]
+        for one in frame.loc[fits, COLUMNS].itertuples(index=False):
+            rank = next((n for n, each in enumerate(self.arm) if fnmatchcase(one.arm, each)), None)
+            if rank is not None and fnmatchcase(one.label, self.label):
+                runs.setdefault(((one.source, one.label), rank, one.run), []).append(one)
+        best: dict[Place, int] = {}
+        for place, rank, _ in runs:
+            best[place] = min(rank, best.get(place, rank))
+        found: dict[Place, list[Row]] = {}
+        for (place, rank, _), rows in runs.items():
+            if rank == best[place]:
+                found.setdefault(place, []).extend(_counting(rows, self.at))
+        return found
 
 
-class Row(NamedTuple):
-    """A number of a run."""
+def _counting(rows: list[Row], at: Mapping[str, Any]) -> list[Row]:
+    """The rows of one run that count.
 
-    source: str
-    label: str
-    run: str
-    arm: str
-    seed: int
-    at_edge: bool
-    vocabulary: float
-    learning_rate: float
-    measure: Measure
-
-    @property
-    def place(self) -> Place:
-        return self.source, self.label
-
-
-def _counting(rows: "list[Row]", at: Mapping[str, Any]) -> "list[Row]":
-    """Those of one run that count."""
+    A number that a task measured aside has the name of another text's: it counts where it is
+    alone. So does one of windows that open documents (`at`), unless it is asked for. Of several
+    maps the one that multiplies the values counts, which is the last.
+    """
     maps = {one.measure.dimensions.get("map") for one in rows}
     if last := next((name for name in reversed(MAPS) if name in maps), None):
         rows = [one for one in rows if one.measure.dimensions.get("map", last) == last]
@@ -140,77 +111,68 @@ def _counting(rows: "list[Row]", at: Mapping[str, Any]) -> "list[Row]":
     return [one for one in rows if not one.measure.details.get("aside")] or rows
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Side:
-    """The numbers of a reading; `taken` are those of the arm whose number is taken away."""
+    """The numbers of a reading in one source and label.
+
+    Attributes:
+        taken: those that are taken away; None where nothing is.
+    """
 
     rows: list[Row]
     taken: list[Row] | None = None
-
-    def at(self, place: Place) -> "Side":
-        """Those of one source and label."""
-        rows, taken = (
-            None if ones is None else [one for one in ones if one.place == place]
-            for ones in (self.rows, self.taken)
-        )
-        return Side(rows=rows or [], taken=taken)
-
-    def labels(self, source: str) -> list[str]:
-        """The labels of a source: of the run just made ("") first."""
-        labels = dict.fromkeys(one.label for one in self.rows if one.source == source)
-        return sorted(labels, key=lambda one: one != "")
+    distance: bool = False
 
     @property
-    def rates(self) -> set[float]:
-        """The learning rates of its runs; none of models that were not trained here."""
-        return {one.learning_rate for one in self.rows if not math.isnan(one.learning_rate)}
+    def all(self) -> list[Row]:
+        return [*self.rows, *(self.taken or ())]
 
     @property
-    def at_edge(self) -> bool:
-        """True if a better learning rate may be had for one of the runs."""
-        return any(one.at_edge for one in (*self.rows, *(self.taken or ())))
+    def level(self) -> float | None:
+        """The mean over seeds; None where a run has no number that the others have."""
+        found = self.by_seed(shared([self], ()), ())
+        return fmean(by_seed(found)) if found else None
 
-    def by_seed(self, shared: Set[Key], apart: Collection[str]) -> Found:
-        """By seed, the measures at the shared places. A seed that lacks one of the pattern's arms
-        is left out: its mean would be another mean."""
-        found = _by_seed(self.rows, shared, apart)
+    def by_seed(self, places: Set[Key], apart: Collection[str]) -> Found:
+        """By seed, the measures at the shared places."""
+        found = _by_seed(self.rows, places, apart)
         if self.taken is None:
             return found
-        taken = _by_seed(self.taken, shared, apart)
+        taken = _by_seed(self.taken, places, apart)
+        both = [seed for seed in found if seed in taken]
+        left = {seed: mean(found[seed]) - mean(taken[seed]) for seed in both}
+        metric = self.rows[0].measure.metric
         return {
-            seed: [Measure(metric=ones[0].metric, value=mean(ones) - mean(taken[seed]))]
-            for seed, ones in found.items()
-            if seed in taken
+            seed: [Measure(metric=metric, value=abs(one) if self.distance else one)]
+            for seed, one in left.items()
         }
 
 
-def _by_seed(rows: Sequence[Row], shared: Set[Key], apart: Collection[str]) -> Found:
-    seeds: dict[int, list[Row]] = {}
-    for one in rows:
-        seeds.setdefault(one.seed, []).append(one)
+def _by_seed(rows: Sequence[Row], places: Set[Key], apart: Collection[str]) -> Found:
+    """A seed that lacks one of the pattern's arms is left out: its mean would be another mean."""
     arms = {one.arm for one in rows}
-    found = {
-        seed: [one.measure for one in ones if _place(one.measure, apart) in shared]
-        for seed, ones in seeds.items()
-        if {one.arm for one in ones} == arms
-    }
-    return {seed: ones for seed, ones in found.items() if ones}
+    found: Found = {}
+    for seed in dict.fromkeys(one.seed for one in rows):
+        ones = [one for one in rows if one.seed == seed]
+        measures = [one.measure for one in ones if _key(one.measure, apart) in places]
+        if measures and {one.arm for one in ones} == arms:
+            found[seed] = measures
+    return found
 
 
 def shared(sides: Iterable[Side], apart: Collection[str]) -> Set[Key]:
     """The places at which all runs of these have a number."""
     places: dict[Any, set[Key]] = {}
-    for side in sides:
-        for one in (*side.rows, *(side.taken or ())):
-            places.setdefault((one.place, one.run), set()).add(_place(one.measure, apart))
+    for one in (one for side in sides for one in side.all):
+        run = one.source, one.label, one.run
+        places.setdefault(run, set()).add(_key(one.measure, apart))
     return set.intersection(*places.values()) if places else set()
 
 
-def _place(measure: Measure, apart: Collection[str]) -> Key:
+def _key(measure: Measure, apart: Collection[str]) -> Key:
     kept = {name: one for name, one in measure.dimensions.items() if name not in apart}
     return measure_key(measure.metric, kept)
 
 
 def mean(measures: Sequence[Measure]) -> float:
-    """The mean of the values."""
     return fmean(one.value for one in measures if one.value is not None)

@@ -45,7 +45,8 @@ def _from_start(
 
 def _lead(label: str) -> Reading:
     """The lead of SAS-P over Pre-LN."""
-    return replace(LOSS, label=label).of(BASE, less=("sas-p",))
+    loss = replace(LOSS, label=label)
+    return loss.of(BASE, less=loss.of("sas-p"))
 
 
 def _tuned(preset: str) -> tuple[str, str]:
@@ -109,8 +110,8 @@ CLAIMS = (
     Claim("sas/scaling", "The lead of simplified blocks shrinks as models and tokens grow.",
         "", "blocks-scaling",
         (lower("loss of Pre-LN less SAS-P's, the widest model against the narrowest", LOSS,
-            _lead("wide, *"), _lead("narrow, *"), reaches(replace(LOSS, label="narrow, *",
-            less=("sas-p",)), BASE, 0.02, "the lead compared with")),)),
+            _lead("wide, *"), _lead("narrow, *"), reaches(_lead("narrow, *"), BASE, 0.02,
+            "the lead compared with")),)),
     Claim("sas/longer", "Ours: the lead of SAS survives ten tokens a parameter.",
         "", "blocks-longer",
         (lower("loss after ten tokens a parameter", replace(LOSS, label="ten tokens*"), "sas",

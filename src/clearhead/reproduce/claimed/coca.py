@@ -27,8 +27,10 @@ def _perplexity(words: str, arm: str, times: int, **at: Any) -> Contrast:
 
 def _factors(form: str, arm: str) -> Contrast:
     """Distance between the perplexities at two factors of NTK."""
-    at_2 = number("perplexity", times=16, task="perplexity", **_NTK, factor=2.0)
-    ours, theirs = (at_2.of(one, swing={"factor": 8.0}) for one in (arm, BASE))
+    at_2, at_8 = (
+        number("perplexity", times=16, task="perplexity", **_NTK, factor=one) for one in (2.0, 8.0)
+    )
+    ours, theirs = (at_2.of(one, less=at_8.of(one), distance=True) for one in (arm, BASE))
     words = f"difference in perplexity at 16 × between factors 2 and 8, {form}"
     return lower(words, at_2, ours, theirs)
 

@@ -31,6 +31,9 @@ _CODE = number("perplexity", task="perplexity")
 _SINK = number("first_token_argmax_share")
 PREFIX, TRAINED, TURNED = "prefix rotated", "prefix rotated trained", "prefix turned"
 ALIBI = REPAIRS["ALiBi"]
+_WITHIN, _BEYOND = (
+    number("perplexity", times=times, task="perplexity", scaling="none") for times in (1, 16)
+)
 _TOGETHER = number("loss", times=1, label="together")
 
 
@@ -69,17 +72,15 @@ CLAIMS = (
     Claim("position/alibi",
         "ALiBi reads far beyond the training length, where RoPE does not, at a small cost within.",
         "arXiv 2108.12409", "long-context",
-        tuple(verb(f"perplexity at {where} training length{bound}", number("perplexity",
-            times=times, task="perplexity", scaling="none"), "alibi", "transformer", **margin)
-            for verb, times, where, bound, margin in ((no_worse, 1, "the", ", to within 4",
-            {"by": 4}), (lower, 16, "16 × the", "", {})))),
+        (no_worse("perplexity at the training length, to within 4", _WITHIN, "alibi", "transformer",
+            by=4),
+        lower("perplexity at 16 × the training length", _BEYOND, "alibi", "transformer"))),
     Claim("position/forget",
         "A learned decay (FoX) reads better than ALiBi's fixed one, at the training length and 16 "
         "times it.",
         "", "long-context",
-        tuple(lower(f"perplexity at {where} training length", number("perplexity", times=times,
-            task="perplexity", scaling="none"), "forget", "alibi") for times, where in ((16,
-            "16 × the"), (1, "the")))),
+        (lower("perplexity at 16 × the training length", _BEYOND, "forget", "alibi"),
+        lower("perplexity at the training length", _WITHIN, "forget", "alibi"))),
     Claim("retrofit/quantisation",
         "Trained repairs of SmolLM2-135M lose less at 8 bits than a prefix and a rotation "
         "untrained.",
