@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 44_947
+LINES = 44_680
 LONGEST = 400
 
 

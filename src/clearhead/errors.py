@@ -8,15 +8,13 @@ from types import ModuleType
 from typing import Any
 
 _TRACKERS = {name: (name, name) for name in ("trackio", "wandb")}
-_LM_EVAL = ("lm_eval", "lm-eval")
 # Option → its words that need a module, "" for any word → the module, and the extra that brings it.
 _NEEDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "track": {"tensorboard": ("torch.utils.tensorboard", "tensorboard"), **_TRACKERS},
     "optimizer": dict.fromkeys(("soap", "lion"), ("pytorch_optimizer", "optimizers")),
     "lora": {"": ("peft", "peft")},
     "deploy": {"": ("torchao", "torchao")},
-    "choices": {"": _LM_EVAL},
-    "tasks": dict.fromkeys(("choices", "lm_eval"), _LM_EVAL),
+    "tasks": {"lm_eval": ("lm_eval", "lm-eval")},
 }
 
 

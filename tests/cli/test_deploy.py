@@ -154,7 +154,7 @@ class TestDeployment:
         out = ("--output", str(tmp_path / "few"))
         assert "--output" in refusal(capsys, "quantize", str(model), *given)
         assert "--deploy and --output" in refusal(capsys, "quantize", str(model), *out)
-        for option in ("--scheme", "--records", "--choices"):
+        for option in ("--scheme", "--records"):
             message = refusal(capsys, "quantize", str(model), *given, *out, option, "w4-channel")
             assert f"{option} would have no effect" in message
 

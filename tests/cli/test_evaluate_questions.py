@@ -1,45 +1,15 @@
-"""clearhead eval on questions: of files, of the harness, and with a judge."""
+"""clearhead eval on questions of the harness, and with a judge."""
 
 import json
 
 import pytest
 import tests_judge_server as served
 
-from .conftest import call, cells_of, changed, lines_of
-
-
-def test_choices_from_files(trained, tmp_path, capsys):
-    pytest.importorskip("lm_eval")
-    path, records = tmp_path / "asked.jsonl", tmp_path / "records.jsonl"
-    rows = [{"question": "Which?", "choices": ["query", "key"], "label": n % 2} for n in range(3)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    words = ["eval", str(trained), "--tasks", "choices", "--records", str(records)]
-    words += ["--choices.files", str(path)]
-    assert call(*words) == 0
-    assert call(*words) == 0  # all known
-    out = " ".join(capsys.readouterr().out.split())
-    assert "accuracy norm, none, file asked.jsonl" in out
-    assert "file asked.jsonl" in out
-    assert "by length" not in out
-    (cell,) = cells_of(tmp_path)
-    assert cell["numbers"]["items"] == 3
-    assert cell["made"]["data"] is None
-    assert call("report", str(records), "--output", str(tmp_path / "page.html")) == 0
-    assert "none, file asked.jsonl" in (tmp_path / "page.html").read_text("utf-8")
-    path.write_text(json.dumps(rows[0]))  # another file under the same name
-    assert call(*words) == 0
-    assert [cell["numbers"]["items"] for cell in cells_of(tmp_path)] == [3, 1]
-    capsys.readouterr()
-    for extra, message in (
-        (["--lengths", "64"], "lengths have no effect on choices"),
-        (["--choices.files", str(tmp_path / "none.jsonl")], "none.jsonl"),
-    ):
-        assert call(*changed(words, *extra)) == 2
-        assert message in capsys.readouterr().err.strip().splitlines()[-1]
+from .conftest import call, cells_of, lines_of
 
 
 def test_tasks_of_the_harness(trained, tmp_path, capsys):
-    """Beside a task of ours, from a folder; where one cannot be had, what is done is shown."""
+    """From a folder; where one cannot be had, what is done is shown."""
     pytest.importorskip("lm_eval")
     data, records = tmp_path / "rows.jsonl", tmp_path / "records.jsonl"
     rows = [{"question": "Which?", "choices": ["query", "key"], "label": n % 2} for n in range(3)]
@@ -61,23 +31,24 @@ def test_tasks_of_the_harness(trained, tmp_path, capsys):
     for one in (task, lost):  # JSON is YAML
         (tmp_path / "tasks" / f"{one['task']}.yaml").write_text(json.dumps(one), "utf-8")
     words = ["eval", str(trained), "--lm-eval.include-path", str(tmp_path / "tasks")]
-    words += ["--records", str(records), "--choices.files", str(data), "--tasks"]
-    assert call(*words, "choices,asked") == 0
+    words += ["--records", str(records), "--tasks"]
+    assert call(*words, "asked") == 0
     capsys.readouterr()
-    ours, theirs = cells_of(tmp_path)
+    (theirs,) = cells_of(tmp_path)
+    assert theirs["numbers"]["items"] == 3
+    assert theirs["made"]["data"] is None
     assert (theirs["task"], theirs["at"]["task"]) == ("lm_eval", "asked")
     shown = [
         x["metric"] for x in lines_of(tmp_path) if x.get("task") == "asked" and "aside" not in x
     ]
     assert shown == ["acc"]
-    assert theirs["numbers"]["acc"] == ours["numbers"]["accuracy"]
     assert "tasks" not in theirs["options"]
-    assert call(*words, "choices", "asked", "lost") == 2  # what is known is not measured again
+    assert call(*words, "asked", "lost") == 2  # what is known is not measured again
     said = capsys.readouterr()
     assert "cannot load the task lost" in said.err.strip().splitlines()[-1]
-    assert len(cells_of(tmp_path)) == 2
+    assert len(cells_of(tmp_path)) == 1
     without = [word for word in words if word not in ("--records", str(records))]
-    assert call(*without, "asked", "lost", "choices") == 2
+    assert call(*without, "asked", "lost") == 2
     out = " ".join(capsys.readouterr().out.split())
     assert "acc, none, version 1.0, shots 0" in out
     assert "±" in out

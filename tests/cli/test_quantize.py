@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,10 @@ from clearhead.report import load
 from .conftest import call, changed, refusal, saved
 
 
-def _questions(folder: Path) -> Path:
-    row = {"question": "Which?", "choices": ["query", "key", "value"], "label": 1}
-    path = folder / "q.jsonl"
-    path.write_text("\n".join([json.dumps(row)] * 3))
-    return path
-
-
 def test_a_model_under_every_scheme(model, windows, tmp_path, capsys):
     records, page = tmp_path / "r.jsonl", tmp_path / "p.html"
-    pytest.importorskip("lm_eval")
-    asked = ("--choices", str(_questions(tmp_path)), "--questions", "2")
     kept = ("--records", str(records), "--page", str(page))
-    assert call("quantize", str(model), *windows, "--scheme", "all", *asked, *kept) == 0
+    assert call("quantize", str(model), *windows, "--scheme", "all", *kept) == 0
     shown = capsys.readouterr()
     assert "w8a8-coarse" in shown.out
     assert "logits4-row" in shown.out
@@ -40,9 +30,6 @@ def test_a_model_under_every_scheme(model, windows, tmp_path, capsys):
     (found,) = load(records).runs
     assert found.id == "mine"
     assert found.header["tokens"] == 48
-    assert found.header["questions"] == 2
-    assert found.header["chance"] == pytest.approx(1 / 3)
-    assert found.value("accuracy") in (0.0, 1.0)
     assert found.value("perplexity", scheme="w8a8-fine") != found.value("perplexity")
     assert found.header["calibration"] == "16 windows of the training split"
     assert page.read_text().count('<div class="plot') == 8  # the families that had results
@@ -57,31 +44,6 @@ def test_a_model_under_every_scheme(model, windows, tmp_path, capsys):
     again = tmp_path / "again.html"
     assert call("report", str(records), "--output", str(again)) == 0
     assert again.read_text() == page.read_text()
-
-
-def test_accuracy_is_that_of_eval(model, windows, tmp_path):
-    """One file, one model: the same questions answered right by both verbs."""
-    pytest.importorskip("lm_eval")
-    asked = [("Which of them?", ["query", "key", "the value of it"]), ("Why?", ["attention", "no"])]
-    questions = tmp_path / "asked.jsonl"
-    rows = [
-        {"question": f"{question} {n}", "choices": choices, "label": n % len(choices)}
-        for n in range(8)
-        for question, choices in asked
-    ]
-    questions.write_text("\n".join(map(json.dumps, rows)))
-    few, records = tmp_path / "few.jsonl", tmp_path / "eval.jsonl"
-    options = ("--scheme", "w4-channel", "--choices", str(questions), "--records", str(few))
-    assert call("quantize", str(model), *windows, *options) == 0
-    options = ("--tasks", "choices", "--choices.files", str(questions), "--records", str(records))
-    assert call("eval", str(model), *options) == 0
-    (other,), (found,) = load(records).runs, load(few).runs
-    ours = {one.metric: one.value for one in other.select("accuracy") + other.select("chance")}
-    (by_length,) = other.select("accuracy_norm")
-    assert found.value("accuracy") == ours["accuracy"]
-    assert found.value("accuracy_normalised") == by_length.value
-    assert found.header["chance"] == ours["chance"]
-    assert 0 < ours["accuracy"] < 1
 
 
 def _tokenizer(model: Path) -> Any:
@@ -100,10 +62,7 @@ def test_results_do_not_depend_on_what_ran_before(model, windows, tmp_path):
     assert first.measures == second.measures
 
 
-def test_requests_that_cannot_be_met(
-    model, windows, tmp_path, capsys, tokenizer, text, monkeypatch
-):
-    pytest.importorskip("lm_eval")
+def test_requests_that_cannot_be_met(model, windows, tmp_path, capsys, tokenizer, text):
     folder, other = str(model), text / "00.txt"
     long = changed(windows, "--length", "100000", "--tokens", "100000")
     longer = changed(windows, "--length", "128", "--tokens", "128", "--scheme", "w4-channel")
@@ -115,19 +74,14 @@ def test_requests_that_cannot_be_met(
         ((folder, "--scheme", "w8a8-corse"), "did you mean"),
         ((folder, folder), "each once"),
         ((folder, "--length", "1"), "length is 1: give a whole number"),
-        ((folder, "--title", "x"), "no effect"),
-        ((folder, "--questions", "3"), "no effect"),
         ((folder, "--data.tokenizer", folder), "the model's own"),
         ((tmp_path / "none",), "cannot load a model"),
         ((folder, *long), "enough for one window of 100000"),
         ((learned, *longer), "64 learned positions"),
         ((small, *windows, "--scheme", "w4-channel"), "use the tokenizer"),
         ((folder, *windows, "--records", other), "not a record"),
-        ((folder, *windows, "--choices", other), "not JSON"),
     ):
         assert said in refusal(capsys, "quantize", *words)
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert "clearhead[lm-eval]" in refusal(capsys, "quantize", folder, "--choices", str(other))
 
 
 def test_an_encoder_decoder_is_refused(windows, tmp_path, capsys, tokenizer):

@@ -118,8 +118,7 @@ def test_version_and_empty_call(capsys):
         ("peft", "train --from none --train.lora 2"),
         ("peft", "compare --from none --vary train.lora=0,4"),
         ("torchao", "quantize none --deploy int8-dynamic --output new"),
-        ("lm-eval", "quantize none --choices none.jsonl"),
-        ("lm-eval", "eval none --tasks perplexity,choices"),
+        ("lm-eval", "eval none --tasks perplexity,lm_eval"),
     ],
 )
 def test_an_extra_that_is_not_there_is_named_before_any_model_or_text_is_opened(

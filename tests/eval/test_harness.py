@@ -11,7 +11,6 @@ import torch
 
 from clearhead import ClearheadError
 from clearhead.eval import check_names
-from clearhead.eval.choices import ChoicesTask
 from clearhead.eval.harness import HarnessTask
 from clearhead.measure import Portion
 from clearhead.measure.sweep import sweep
@@ -80,7 +79,27 @@ def _measured(task: Any, subject: Any) -> dict[str, Any]:
     return numbers(task.measure(subject, cell, lambda _count: None))
 
 
-def test_a_task_on_a_local_file_gives_what_choices_gives(folder, make_subject):
+def _by_hand(subject: Any) -> list[tuple[bool, bool]]:
+    """Of each row whether the likeliest answer is right, and the likeliest by character: each alone
+    and whole, in float64."""
+    found = []
+    for row in ROWS:
+        scores = []
+        for choice in row["choices"]:
+            context = subject.tokenizer(f"Question: {row['question']}\nAnswer:")["input_ids"]
+            ids = subject.tokenizer(f"Question: {row['question']}\nAnswer: {choice}")["input_ids"]
+            with torch.no_grad():
+                logits = subject.model(torch.tensor([ids[:-1]]), use_cache=False).logits[0]
+            count = len(ids) - len(context)
+            target = torch.tensor(ids[-count:])[:, None]
+            scores.append(float(logits.double().log_softmax(-1)[-count:].gather(1, target).sum()))
+        by_length = [s / len(c) for s, c in zip(scores, row["choices"], strict=True)]
+        label = row["label"]
+        found.append(tuple(x.index(max(x)) == label for x in (scores, by_length)))
+    return found
+
+
+def test_a_task_on_a_local_file_gives_what_is_found_by_hand(folder, make_subject):
     done: list[int] = []
     for subject in (make_subject(), make_subject("differential", batch_tokens=1)):
         task = HarnessTask(tasks=("asked",), include_path=str(folder))
@@ -91,10 +110,10 @@ def test_a_task_on_a_local_file_gives_what_choices_gives(folder, make_subject):
             "shots": 0,
         }
         found = numbers(task.measure(subject, cell, done.append))
-        ours = _measured(ChoicesTask(files=(str(folder.parent / "rows.jsonl"),)), subject)
-        assert found["acc"] == ours["accuracy"]
-        assert found["acc_norm"] == ours["accuracy_norm"]
-        assert found["items"] == ours["items"] == len(ROWS)
+        right, by_length = zip(*_by_hand(subject), strict=True)
+        assert found["acc"] == sum(right) / len(ROWS)
+        assert found["acc_norm"] == sum(by_length) / len(ROWS)
+        assert found["items"] == len(ROWS)
         share = found["acc"]
         assert found["acc_stderr"] == pytest.approx(
             math.sqrt(share * (1 - share) / (len(ROWS) - 1))

@@ -1,13 +1,10 @@
-"""Evaluations: perplexity, retrieval, masked tokens, multiple choice, and tasks of lm-eval."""
+"""Evaluations: perplexity, retrieval, masked tokens, and tasks of lm-eval."""
 
 from typing import TYPE_CHECKING
 
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.eval.choices import Questions as Questions
-    from clearhead.eval.choices import accuracy as accuracy
-    from clearhead.eval.choices import load_questions as load_questions
     from clearhead.eval.classification import METRICS as METRICS
     from clearhead.eval.classification import predict as predict
     from clearhead.eval.harness_tasks import check_names as check_names

@@ -90,7 +90,7 @@ class Catalogue:
             reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
             advice = (
                 ": where the hub cannot be reached, give --lm-eval.include-path, a folder of "
-                "tasks on local files, or --tasks choices"
+                "tasks on local files"
             )
             raise ClearheadError(
                 f"lm-eval cannot load the task {name} ({reason})"

@@ -40,16 +40,6 @@ class AllocationOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoicesOptions:
-    """Multiple choice from files: HellaSwag, ARC, PIQA, WinoGrande, BoolQ, by lm-eval."""
-
-    files: tuple[File, ...] = field(default=(), metadata=LISTED)
-    """.jsonl or .jsonl.gz, a cell each; the fields of the rows decide the prompt."""
-    limit: int | None = None
-    """Number of items of each file, from its first; all where not given."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class HallucinationOptions:
     """Answers and summaries that hold to their documents, by a judge or by their words."""
 
@@ -184,7 +174,6 @@ OPTIONS: Mapping[str, type] = {
     "allocation": AllocationOptions,
     "shots": ShotsOptions,
     "masked": MaskedOptions,
-    "choices": ChoicesOptions,
     "lm_eval": HarnessOptions,
     "hallucination": HallucinationOptions,
 }

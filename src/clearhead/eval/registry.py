@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from clearhead.eval.ar_hits import HitsTask
 from clearhead.eval.attention_to_answer import AllocationTask
-from clearhead.eval.choices import ChoicesTask
 from clearhead.eval.hallucination import HallucinationTask
 from clearhead.eval.harness import HarnessTask
 from clearhead.eval.masked_lm import MaskedTask
@@ -24,10 +23,9 @@ TASKS: Mapping[str, type[Task]] = {
     "allocation": AllocationTask,
     "shots": ShotsTask,
     "masked": MaskedTask,
-    "choices": ChoicesTask,
     "lm_eval": HarnessTask,
     "hallucination": HallucinationTask,
 }
 """Tasks of `clearhead eval` by name."""
-WITHOUT_LENGTH = ("choices", "lm_eval")
+WITHOUT_LENGTH = ("lm_eval",)
 """Tasks whose texts have a length of their own: `--lengths` would have no effect."""

@@ -12,7 +12,6 @@ from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError, NotFinite
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.cells import lines_of, unmeasured
-from clearhead.records.files import sha256_of
 from clearhead.records.runs import Line
 from clearhead.terminal import say
 
@@ -86,11 +85,6 @@ def check_count(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise ClearheadError(f"{name} is {count}: at least 1")
-
-
-def file_digest(path: Path) -> str:
-    """A hash of a file's bytes, as 12 hex digits."""
-    return sha256_of(path)[:12]
 
 
 def check_files(task: str, files: Sequence[str], example: str) -> None:

@@ -45,7 +45,7 @@ def run_deployment(
             model does not come back as it was.
     """
     refuse_tokenizer(config.data)
-    idle = config.given("scheme", "seeds", "choices", "questions", "records")
+    idle = config.given("scheme", "seeds", "records")
     if not config.deploy or config.output is None or idle:
         raise ClearheadError(
             "a model to keep takes --deploy and --output"

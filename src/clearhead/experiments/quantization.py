@@ -73,9 +73,7 @@ def _portion(
         batch_tokens=config.length,  # a scale of a batch would be no one text's
         seed=config.seeds[0],
     )
-    task = QuantizationTask(
-        schemes=schemes, length=config.length, choices=config.choices, questions=config.questions
-    )
+    task = QuantizationTask(schemes=schemes, length=config.length)
     return Portion(
         header=_header(config, task, subject, name, source),
         subjects=[({}, subject)],
@@ -92,7 +90,7 @@ def _header(
     model, layers = subject.model, linear_layers(subject.model)
     weights = {id(p): p for layer in layers.values() for p in (layer.get_parameter("weight"),)}
     read = task.texts(subject)
-    calibration, asked = len(read.calibration), read.questions
+    calibration = len(read.calibration)
     return {
         "study": QUANTIZATION,
         "run": name,
@@ -105,7 +103,4 @@ def _header(
         "length": config.length,
         "tokens": sum(map(len, read.windows)),
         "calibration": f"{calibration} windows of the training split" if calibration else None,
-        "choices": None if config.choices is None else config.choices.name,
-        "questions": 0 if asked is None else len(asked.documents),
-        "chance": None if asked is None else asked.chance,
     }

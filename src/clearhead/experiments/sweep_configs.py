@@ -43,8 +43,8 @@ class EvaluateSettings(SweepConfig):
 
     verb: ClassVar[str] = "eval"
     tasks: tuple[TaskName, ...] = ()
-    """Tasks: perplexity, passkey, needles, recall, hits, allocation, choices, shots, hallucination;
-    masked for a masked model. Any other name is a task of lm-eval. Where none is given, perplexity
+    """Tasks: perplexity, passkey, needles, recall, hits, allocation, shots, hallucination; masked
+    for a masked model. Any other name is a task of lm-eval. Where none is given, perplexity
     or masked."""
     lengths: tuple[Length, ...] = ()
     """Lengths in tokens; 1, 2, 4 and 8 times max_position_embeddings where none is given."""
@@ -142,11 +142,6 @@ class QuantizeConfig(SweepConfig):
     """Tokens in a window of text."""
     tokens: int = 32_768
     """Validation tokens read under each scheme."""
-    choices: Path | None = None
-    """Questions to answer too (extra lm-eval), a .jsonl(.gz) file as for eval --tasks choices:
-    HellaSwag, ARC, PIQA, WinoGrande, BoolQ or your own (question, choices, label)."""
-    questions: Count = 200
-    """Number of questions to ask: the first ones of the file."""
     records: Path | None = None
     """File to which each scheme is appended as it is measured; the same command goes on where it
     stopped, and the page then shows all that it holds."""
@@ -157,12 +152,6 @@ class QuantizeConfig(SweepConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        idle = [] if self.choices else self.given("questions")
-        idle += [] if self.page else self.given("title")
-        if idle:
-            raise ClearheadError(
-                f"{', '.join(idle)} would have no effect without --choices or --page"
-            )
         if self.tokens < self.length:
             raise ClearheadError(
                 f"tokens is {self.tokens}: give one length, {self.length}, or more"

@@ -1,21 +1,19 @@
-"""Cost of a scheme: perplexity and accuracy with it, beside those of full precision.
+"""Cost of a scheme: perplexity with it, beside that of full precision.
 
 As a task of a sweep: a cell for full precision, and one for each scheme.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from clearhead.data import windows
 from clearhead.errors import ClearheadError
-from clearhead.eval import Questions, accuracy, load_questions, perplexity
+from clearhead.eval import perplexity
 from clearhead.eval.options import LISTED
-from clearhead.eval.task import file_digest
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import batches, evaluating, run_backbone
 from clearhead.ops.hadamard import rotate_channels
@@ -34,13 +32,10 @@ class Texts:
     Attributes:
         windows: int64 [length] each, for perplexity.
         calibration: int64 [length] each, of other text, for the scales of `fine`.
-        questions: for accuracy, with the model's tokenizer.
     """
 
     windows: Sequence[Tensor]
     calibration: Sequence[Tensor] = ()
-    questions: Questions | None = None
-    tokenizer: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +45,6 @@ class Cost:
     Attributes:
         perplexity: None where it could not be measured.
         by_window: the perplexity's parts, one a window, their mean.
-        answers: accuracies on the questions, as `clearhead.eval.accuracy` gives them.
         reason: why there is no perplexity.
         unused: quantised layers that the text never went through, such as unchosen experts.
     """
@@ -58,7 +52,6 @@ class Cost:
     perplexity: float | None = None
     tokens: int = 0
     by_window: tuple[float, ...] = ()
-    answers: Mapping[str, Any] = field(default_factory=dict)
     reason: str | None = None
     unused: tuple[str, ...] = ()
 
@@ -95,8 +88,8 @@ def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterato
 def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
     """Measure one scheme, or full precision where it is None.
 
-    Windows and answers are run one at a time: a dynamic scale that a tensor shares would else
-    depend on what else is in the batch. Whatever of the scheme cannot be done with this model is a
+    Windows are run one at a time: a dynamic scale that a tensor shares would else depend on what
+    else is in the batch. Whatever of the scheme cannot be done with this model is a
     result with a reason.
 
     Raises:
@@ -126,34 +119,21 @@ def _measured(model: Any, texts: Texts) -> Cost:
         perplexity=found.perplexity,
         tokens=found.tokens,
         by_window=tuple(on_perplexity(found.perplexity, found.loss, found.by_window)),
-        answers=accuracy(model, texts.tokenizer, texts.questions) if texts.questions else {},
     )
-
-
-# Of lm-eval's questions: by log-likelihood, raw and divided by the answers' characters.
-_ACCURACIES = {"accuracy": "accuracy", "accuracy_norm": "accuracy_normalised"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationTask:
-    """Perplexity under each scheme, and the accuracy on questions where some are given.
-
-    Attributes:
-        length: tokens in a window.
-        choices: a file of questions; the first `questions` of them are asked.
-    """
+    """Perplexity under each scheme, on windows of `length` tokens."""
 
     schemes: tuple[Scheme, ...] = field(metadata=LISTED)
     length: int
-    choices: Path | None = field(metadata=LISTED)  # its digest tells which they were
-    questions: int
     drawn: ClassVar[bool] = True
 
     def cells(self, subject: Subject) -> list[Cell]:
         linear.linear_layers(subject.model)  # refuses what is quantised already
-        self.texts(subject)  # refuses what is too short, or no question
-        digest = {} if self.choices is None else {"digest": file_digest(self.choices)}
-        return [digest, *({"scheme": one.name, **digest} for one in self.schemes)]
+        self.texts(subject)  # refuses what is too short
+        return [{}, *({"scheme": one.name} for one in self.schemes)]
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> Iterable[Line]:
         scheme = next((one for one in self.schemes if one.name == cell.get("scheme")), None)
@@ -164,19 +144,11 @@ class QuantizationTask:
         details = {**family, "predicted_tokens": found.tokens, "unused": list(found.unused)}
         if found.perplexity is None:
             return [{"metric": "perplexity", "value": None, "reason": found.reason, **details}]
-        lines = [of_items("perplexity", found.perplexity, found.by_window, **details)]
-        answers = found.answers
-        for name, metric in _ACCURACIES.items():
-            if name in answers:
-                asked = {"questions": answers["items"], "chance": answers["chance"]}
-                asked |= {"requests_cut": cut} if (cut := answers["requests_cut"]) else {}
-                error = {"stderr": answers.get(f"{name}_stderr")}
-                lines.append({"metric": metric, "value": answers[name], **error, **family, **asked})
-        return lines
+        return [of_items("perplexity", found.perplexity, found.by_window, **details)]
 
     def texts(self, subject: Subject) -> Texts:
         """Windows of the validation split and, where a scheme is calibrated, of the training split
-        for its scales; the questions.
+        for its scales.
 
         Raises:
             ClearheadError: a split is shorter than a window.
@@ -190,8 +162,4 @@ class QuantizationTask:
                 if calibrated
                 else ()
             ),
-            questions=None
-            if self.choices is None
-            else load_questions(self.choices, self.questions),
-            tokenizer=subject.tokenizer,
         )
