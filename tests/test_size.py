@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 45_413
+LINES = 45160
 LONGEST = 400
 
 
