@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 45160
+LINES = 44991
 LONGEST = 400
 
 
