@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 44991
+LINES = 44977
 LONGEST = 400
 
 
