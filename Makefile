@@ -17,8 +17,7 @@ test: $(VENV)/.installed
 # PyTorch's builds for GPUs, 5 GB each, once; they run on a CPU here. Triton's kernels are of `make kernels`.
 oldest newest: %: build/%/.installed
 	CUDA_VISIBLE_DEVICES= build/$@/bin/python -m pytest -n logical --dist loadfile -m "not gpu and not browser" \
-		--ignore tests/servers --ignore tests/attack --ignore-glob 'tests/ops/test_split_decode*' \
-		--ignore tests/ops/test_kernels.py
+		--ignore tests/servers --ignore tests/attack --ignore-glob 'tests/ops/test_split_decode*'
 
 # A newcomer of today: README's two lines without constraints, then its own commands.
 fresh:
@@ -39,9 +38,8 @@ attack: $(VENV)/.installed
 # The GPU's kernels without one: in Triton's interpreter, then through its compilers. Triton lies apart,
 # so that everything else meets what a CPU build of PyTorch has.
 kernels: $(VENV)/triton
-	TRITON_INTERPRET=1 PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_shaped.py \
-		tests/ops/test_split_decode.py
-	PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_kernels.py tests/ops/test_split_decode_compiled.py
+	TRITON_INTERPRET=1 PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_split_decode.py
+	PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_split_decode_compiled.py
 
 # vLLM on a CPU and llama.cpp, on models as `convert --for` writes them; writes results/servers.json.
 # Some 4 GB, and ten minutes of a C++ compiler.

@@ -37,7 +37,7 @@ SLOW = (
     *("data/test_scale.py", "data/test_synthetic.py"),
     *("models/test_blocks.py", "models/test_caches.py", "models/test_checkpoints.py"),
     *("models/test_compiled.py", "models/test_conventions.py", "models/test_encoders.py"),
-    *("models/test_outside.py", "models/test_paged.py", "models/test_serving.py"),
+    *("models/test_outside.py", "models/test_serving.py"),
     *("models/test_sink_models.py", "models/test_space.py"),
 )
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 44_680
+LINES = 44_244
 LONGEST = 400
 
 

@@ -26,8 +26,8 @@ from clearhead import (
 )
 from clearhead.models import plan
 from clearhead.models.base_model import ClearheadModel
-from clearhead.nn.mlps import MLP
 from clearhead.nn.positions import ScaledSinusoidal, Sinusoidal
+from clearhead.nn.positionwise import MLP
 
 from .space import WHOLE as SHAPE
 

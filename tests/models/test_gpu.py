@@ -9,7 +9,6 @@ from transformers import DynamicCache
 
 from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models import presets
-from clearhead.ops import shaped_fused
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig, precision
 from clearhead.train.compiling import compiled
@@ -118,33 +117,6 @@ def test_compiled_steps_in_bfloat16_learn_alike(name):
                 losses[mode].append(loss.item())
     assert losses["fp32"][-1] < losses["fp32"][0] - 0.05
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
-
-
-@pytest.mark.parametrize("mode", ["fp32", "bf16"])
-@pytest.mark.parametrize("how", ["none", "blocks", "checkpointed"])
-@pytest.mark.parametrize("name", ["sas", "sas-p"])
-def test_the_fused_shaping_is_the_plain_one(name, how, mode, monkeypatch):
-    """Loss and every gradient, whichever computes it."""
-    ids = _ids(3, 77).cuda()
-    start, supports = _model(name, max_position_embeddings=96), shaped_fused.supports
-    found = []
-    assert shaped_fused.STARTABLE
-    for fused in (True, False):
-        torch._dynamo.reset()
-        # By a module attribute, which compiled layers look up as they are traced.
-        monkeypatch.setattr(shaped_fused, "supports", supports if fused else lambda x, o: False)
-        model = copy.deepcopy(start).cuda().train()
-        if how == "checkpointed":
-            model.gradient_checkpointing_enable()
-        with (
-            compiled(model, "blocks" if how == "blocks" else "none"),
-            precision.autocast(mode, ids.device),
-        ):
-            loss = model(input_ids=ids, labels=ids).loss
-            found.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
-    largest = max(float(b.abs().max()) for b in found[1][1:])
-    for a, b in zip(*found, strict=True):
-        assert (a - b).abs().max() <= (FAR if mode == "fp32" else 3e-2) * largest
 
 
 @pytest.mark.parametrize("name", [n for n in presets() if not n.startswith("bert")])

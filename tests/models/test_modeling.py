@@ -98,7 +98,6 @@ def test_padding_on_either_side_changes_nothing(name):
     assert torch.allclose(logits, model(ids).logits, atol=2e-5)
 
 
-ENDS = torch.tensor([0, 6, 13], dtype=torch.int32)
 DOCUMENTS = torch.tensor([[0] * 6 + [1] * 7])
 RESTARTING = torch.tensor([[*range(6), *range(7)]])
 # All of these say that a row holds a text of 6 and one of 7 tokens.
@@ -107,11 +106,6 @@ PACKINGS = {
     "documents and positions": {"document_ids": DOCUMENTS, "position_ids": RESTARTING},
     "positions": {"position_ids": RESTARTING},
     "positions and a mask": {"position_ids": RESTARTING, "attention_mask": DOCUMENTS * 0 + 1},
-    "a numbered mask": {"attention_mask": DOCUMENTS + 1},
-    "a numbered mask and positions": {"attention_mask": DOCUMENTS + 1, "position_ids": RESTARTING},
-    "flash": {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "max_length_q": 7, "max_length_k": 7},
-    "flash and positions": {"cu_seq_lens_q": ENDS, "position_ids": RESTARTING},
-    "seq_idx": {"seq_idx": DOCUMENTS.int()},
 }
 
 
@@ -132,7 +126,6 @@ def test_packed_documents_are_texts_of_their_own_however_they_are_told(name):
     padded = [
         {key: pad(x, (0, 3)) for key, x in {"attention_mask": DOCUMENTS * 0 + 1, **form}.items()}
         for form in PACKINGS.values()
-        if "cu_seq_lens_q" not in form
     ]
     for row, forms in ((ids, [*PACKINGS.values()]), (pad(ids, (0, 3)), padded)):
         wanted = run({"input_ids": row} | forms[0])
@@ -156,8 +149,7 @@ def test_a_row_of_documents_may_be_longer_than_any_text():
     model, ids = _model("gpt2", max_position_embeddings=8), _ids(1, 15)
     documents = torch.tensor([[0] * 8 + [1] * 7])
     wanted = torch.cat([model(part).logits for part in ids.split([8, 7], 1)], 1)
-    for inputs in ({"document_ids": documents}, {"attention_mask": documents + 1}):
-        assert torch.allclose(model(ids, **inputs).logits, wanted, atol=2e-5)
+    assert torch.allclose(model(ids, document_ids=documents).logits, wanted, atol=2e-5)
     with pytest.raises(ClearheadError, match="position_ids has 9, outside"):
         model(ids, document_ids=torch.tensor([[0] * 10 + [1] * 5]))
 

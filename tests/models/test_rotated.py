@@ -7,7 +7,7 @@ import torch
 
 from clearhead import ClearheadError
 from clearhead.models.rotated import rotated
-from clearhead.nn.norms import RMSNorm
+from clearhead.nn.positionwise import RMSNorm
 
 from . import space
 

@@ -11,20 +11,23 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, GraniteSWAForCausalLM, LlamaForCausalLM
+from transformers import (
+    AttentionInterface,
+    ContinuousBatchingConfig,
+    GraniteSWAForCausalLM,
+    LlamaForCausalLM,
+)
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
 from clearhead.models import PRESETS
 from clearhead.models.conversion import for_serving, logit_difference
-from clearhead.models.paged import require_pageable
 from clearhead.models.serving import modeling_clearhead_serving as form
 from clearhead.models.serving import served
 from clearhead.ops import oracles
 
 from . import serving_page
 from .space import WHOLE, YARN, displaced
-from .test_paged import BATCHED, IN_THE_FORM
 
 SHAPE = {key: value for key, value in WHOLE.items() if key != "intermediate_size"}
 FORMS = [
@@ -285,10 +288,10 @@ def test_the_page_on_serving_says_what_holds_for_every_preset():
     told = serving_page.table()
     assert told.keys() == PRESETS.keys()
     names = {"LlamaForCausalLM": "Llama", "ClearheadServingForCausalLM": "form"}
-    for name, (written, own, batched, _, _, onnx, exported, size) in told.items():
+    for name, (written, own, _, _, onnx, exported, size) in told.items():
         assert own == "works"
         if preset(name).direction != "causal":
-            assert written == batched == "refused: not causal"
+            assert written == "refused: not causal"
             assert (onnx, exported, size) == ("untested", "untested", "none")
             continue
         assert onnx == exported == "works"  # test_compiled.py has every causal preset
@@ -304,16 +307,33 @@ def test_the_page_on_serving_says_what_holds_for_every_preset():
             assert _numbers_cached(made) == 1
         gates = 1 / SHAPE["hidden_size"] * 2 if "a gate a head" in size else 0
         assert _numbers_cached(model) == (0.75 if size.startswith("¾") else 1) + gates
-        try:
-            require_pageable(model.config, model.dtype)
-        except ClearheadError as error:
-            expected = "works, in the form" if name in IN_THE_FORM else "refused: "
-            if "a transformers newer than" in str(error):  # the page is about later versions
-                expected = "works"
-            assert batched.startswith(expected)
-        else:
-            assert batched == "works"
-        assert (batched == "works") == (name in BATCHED)
+
+
+@pytest.mark.parametrize("name", ["skipless", "sas", "sas-p", "sas-p-nonorm", "clearhead"])
+def test_a_batch_of_requests_gets_what_each_gets_alone_in_the_form(name):
+    """transformers' continuous batching; fewer tokens a batch than the prompts have."""
+    torch.manual_seed(0)
+    model = ClearheadForCausalLM(preset(name, **WHOLE, query_range=0.3)).eval()
+    prompts = [[3, 1, 4, 1, 5, 9], [2, 7], list(range(20, 37))]
+    wanted = {}
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        tokens = model.generate(
+            ids, max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=60
+        )
+        wanted[tuple(prompt)] = tokens[0, len(prompt) :].tolist()
+    page = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"
+    how = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=16, **{page: 4})
+    batched = served(model)
+    batched.generation_config.update(pad_token_id=0, eos_token_id=60, do_sample=False)
+    out = batched.generate_batch(prompts, continuous_batching_config=how, max_new_tokens=6)
+    assert all(each.error is None for each in out.values())
+    assert {tuple(each.prompt_ids): each.generated_tokens for each in out.values()} == wanted
+
+
+def test_clearhead_s_own_classes_refuse_continuous_batching_before_any_thread_starts():
+    with pytest.raises(ClearheadError, match="the form that `clearhead convert"):
+        ClearheadForCausalLM(preset("transformer", **WHOLE)).generate_batch([[1, 2]])
 
 
 def _numbers_cached(model: Any) -> float:

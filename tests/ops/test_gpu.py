@@ -14,8 +14,6 @@ from clearhead.ops import (
     oracles,
     running_mean,
     self_test,
-    shaped_causal,
-    shaped_fused,
 )
 from clearhead.ops.dispatch import arguments_of, request
 from clearhead.ops.running_mean import WAYS, running_sum
@@ -134,68 +132,6 @@ def test_attention_takes_any_layout_and_is_compiled_in_one_graph(kernel):
         runs.append([out, *torch.autograd.grad(out.square().sum(), q)])
     for a, b in zip(*runs, strict=True):
         assert (a - b).float().norm() <= 1e-2 * b.float().norm()
-
-
-@pytest.mark.parametrize(
-    ("run", "length", "width"),
-    [
-        *itertools.product(["eager"], [1, 7, 63, 129, 1000], [8, 32, 64, 96]),
-        *(("compiled", 129, 64), ("compiled", 1000, 96)),
-    ],
-)
-@pytest.mark.parametrize(
-    ("x", "o"),
-    [
-        (torch.float32, torch.float32),
-        (torch.float32, torch.bfloat16),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.float32, torch.float16),
-    ],
-    ids=str,
-)
-def test_shaped_attention_matches_oracle(run, length, width, x, o):
-    """Odd lengths, widths that fill no tile; gains in float32, gradients of them too."""
-    torch.manual_seed(length + width)
-    inputs = [torch.randn(3, length, 5, width, device="cuda").to(dtype) for dtype in (x, o)]
-    inputs += [torch.randn(5, device="cuda") for _ in range(3)]
-    inputs = [tensor.requires_grad_() for tensor in inputs]
-    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    assert shaped_fused.supports(*inputs[:2])
-    if run == "compiled":
-        torch._dynamo.reset()
-    job = shaped_causal if run == "eager" else torch.compile(shaped_causal, fullgraph=True)
-    got, want = job(*inputs), oracles.shaped_causal(*exact)
-    grad = torch.randn_like(got)
-    found = [got, *torch.autograd.grad(got, inputs, grad)]
-    expected = [want, *torch.autograd.grad(want, exact, grad.double())]
-    for a, b, like in zip(found, expected, (inputs[0], *inputs), strict=True):
-        assert a.dtype == like.dtype
-        # One rounding at the end, of what is kept in fewer bits; float32 sums before it.
-        bound = 1e-5 if like.dtype == torch.float32 else BOUND[like.dtype] / 2
-        assert (a.double() - b).norm() <= bound * b.norm()
-
-
-def test_shaped_attention_is_the_same_every_time_and_takes_any_strides():
-    x, o = torch.randn(2, 4, 12, 300, 64, device="cuda").transpose(2, 3).requires_grad_()
-    gains = [torch.randn(24, device="cuda")[::2].requires_grad_() for _ in range(3)]
-    inputs = [x, o, *gains]
-    runs = []
-    for _ in range(2):
-        out = shaped_causal(*inputs)
-        runs.append([out, *torch.autograd.grad(out.sum(), inputs)])
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-    want = oracles.shaped_causal(*inputs)
-    for a, b in zip(runs[0], [want, *torch.autograd.grad(want.sum(), inputs)], strict=True):
-        assert (a - b).norm() <= 1e-5 * b.norm()
-
-
-def test_shaped_attention_has_no_second_derivative():
-    x = torch.randn(2, 9, 3, 8, device="cuda", requires_grad=True)
-    gains = [torch.ones(3, device="cuda") for _ in range(3)]
-    once = shaped_causal(x, x, *gains).square().sum()
-    (gradient,) = torch.autograd.grad(once, x, create_graph=True)
-    with pytest.raises(RuntimeError, match="no autograd formula"):
-        gradient.sum().backward()
 
 
 @pytest.mark.parametrize("way", WAYS)

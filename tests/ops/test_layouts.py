@@ -68,7 +68,6 @@ POSITIONS = torch.stack([torch.arange(LENGTH), torch.arange(LENGTH) * 3 + 2])
 SEGMENTS = torch.arange(LENGTH).expand(2, -1).contiguous() // 4
 MASK = torch.arange(LENGTH).expand(2, -1) >= torch.tensor([[0], [3]])
 Q, K, WIDE = (2, 4, LENGTH, 8), (2, 2, LENGTH, 8), (2, 2, LENGTH, 12)
-TOKENS = (2, LENGTH, 3, 4)
 
 
 def _attending(**options: object) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
@@ -202,7 +201,6 @@ CASES = {
     "running mean, padded": Case(_mean(ops), _mean(oracles), [Q], [MASK]),
     "running mean, packed": Case(_mean(ops), _mean(oracles), [Q], [MASK, SEGMENTS]),
     "fading mean": Case(_fading(ops), _fading(oracles), [Q], [POSITIONS, MASK, SEGMENTS]),
-    "shaped": Case(ops.shaped_causal, oracles.shaped_causal, [TOKENS, TOKENS, (3,), (3,), (3,)]),
     "rms norm": Case(lambda x, weight: ops.rms_norm(x, weight, 1e-2), _rms_norm, [Q, (8,)]),
     "cross entropy": Case(
         lambda x, weight, target: ops.linear_cross_entropy(x, weight, target[:, 0]),

@@ -1,13 +1,45 @@
-"""Kernels of a lone query by the compilers of several GPUs, beside those of `test_kernels.py`."""
+"""Kernels of a lone query by the compilers of several GPUs, none of which is needed for that."""
 
 import inspect
+import re
+import subprocess
+import tempfile
+from typing import Any
 
 import pytest
 
 from clearhead.ops import split_decode
 
-pytest.importorskip("triton", reason="CPU builds of PyTorch lack Triton: `make kernels`")
-from tests.ops.test_kernels import GPUS, LENT, resources
+triton = pytest.importorskip("triton", reason="CPU builds of PyTorch lack Triton: `make kernels`")
+
+GPUS = {
+    "A100": ("cuda", 80, 32),
+    "L4": ("cuda", 89, 32),
+    "H100": ("cuda", 90, 32),
+    "B200": ("cuda", 100, 32),
+    "MI300": ("hip", "gfx942", 64),
+}
+FOUND = re.compile(r"REG:(\d+) STACK:(\d+)")
+AMD = (re.compile(r"\.vgpr_count:\s+(\d+)"), re.compile(r"\.vgpr_spill_count:\s+(\d+)"))
+# Bytes that a program may be lent.
+LENT = {"A100": 163, "L4": 99, "H100": 227, "B200": 227, "MI300": 64}
+
+
+def resources(
+    function: Any, signature: dict, constants: dict, even: dict, gpu: str, options: dict
+) -> tuple[Any, int, int]:
+    """A kernel as a GPU's compiler makes it, its registers, and bytes of them that it spills."""
+    source = triton.compiler.ASTSource(function, signature, constants, even)
+    built = triton.compile(source, triton.backends.compiler.GPUTarget(*GPUS[gpu]), options)
+    if GPUS[gpu][0] != "cuda":
+        return built, *(int(x.search(built.asm["amdgcn"])[1]) for x in AMD)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(built.asm["cubin"])
+        cubin.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin.name]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return built, *map(int, FOUND.search(told).groups())
+
 
 TYPES = {"mask": "*u8", "position": "*i32", "frequency": "*fp32", "sink": "*fp32", "lam": "*fp32"}
 EVEN = ("part", "qb", "qh", "kb", "kh", "ks", "vb", "vh", "vs")

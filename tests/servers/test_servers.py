@@ -72,7 +72,7 @@ SERVERS = {"vllm": (for_serving, IN_VLLM), "llama.cpp": (for_llama_cpp, IN_LLAMA
 
 def cases(server: str) -> list[Case]:
     """The presets that the page gives the server a folder of, and other points of the axes."""
-    column = 3 if server == "vllm" else 4
+    column = 2 if server == "vllm" else 3
     kept = [name for name, cells in serving_page.table().items() if cells[column] != "no"]
     return [(name, {}) for name in kept] + SERVERS[server][1]
 
@@ -178,7 +178,7 @@ def test_the_page_says_what_the_record_has():
     plain = {(row["server"], row["preset"]): row for row in rows if not row["changes"]}
     page, text = serving_page.table(), serving_page.TEXT
     assert page.keys() == PRESETS.keys()
-    for name, (written, _, _, vllm, llama_cpp, *_) in page.items():
+    for name, (written, _, vllm, llama_cpp, *_) in page.items():
         if written.startswith("refused"):
             assert vllm == "no"
         else:

@@ -15,7 +15,6 @@ from transformers.utils import can_return_tuple
 from clearhead.models.attention_interface import interface_of
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inputs import ARGUMENTS, Inputs, Needs, settle
-from clearhead.models.paged import paged_attention
 from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
 from clearhead.nn import REGISTRY, Block, block_of
 from clearhead.nn.annealing import moves, note
@@ -108,7 +107,6 @@ class ClearheadModel(ClearheadPreTrainedModel):
             input_ids: int64 [B, T], or inputs_embeds: [B, T, C].
             attention_mask: [B, S], 0 for padding, on either side; S counts cached tokens too. With
                 a static cache S may be all its room: what is said of tokens to come is not read.
-                Without a cache the documents of a row may be numbered, from 1.
             position_ids: int64 [B, T]; by default counted from the first token not padded. Where
                 they begin anew, a document begins.
             past_key_values: a transformers Cache. A lone token after a StaticCache, its mask of
@@ -119,8 +117,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
                 multiply the values: for differential attention the signed difference. The output's
                 gradient passes through them, for attribution (`attentions[i].retain_grad()`).
-            **unknown: `return_dict=False` for a tuple; documents of one row as flash kernels take
-                them, cu_seq_lens_q, cu_seq_lens_k and what goes with these, or as seq_idx.
+            **unknown: `return_dict=False` for a tuple.
 
         Raises:
             ClearheadError: arguments that do not fit, and any other that would have no effect.
@@ -150,9 +147,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             others=unknown,
         )
         interface, implementation = None, self.config._attn_implementation or "sdpa"
-        if inputs.requests is not None:
-            interface = paged_attention(inputs.requests)
-        elif maps is not None or implementation != "sdpa":
+        if maps is not None or implementation != "sdpa":
             interface = interface_of(implementation, maps)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self._adds_position:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
-from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from clearhead.errors import ClearheadError
 from clearhead.nn.attention import Prefixes
@@ -31,11 +30,6 @@ def prefixes_of(cache: Cache) -> Prefixes | None:
     if torch.compiler.is_compiling() or getattr(cache, "is_compileable", True):
         return None
     return _PREFIXES.setdefault(cache, {})
-
-
-def is_batch(cache: Any) -> bool:
-    """True for the cache of continuous batching, named `cache` in every version."""
-    return isinstance(cache, PagedAttentionCache)
 
 
 def the_cache(past_key_values: Any, cache: Any) -> Any:
@@ -143,7 +137,7 @@ def seen_slots(cache: Cache, attention_mask: Tensor | None, x_B1C: Tensor) -> tu
         if length > slots:
             raise ClearheadError(f"the cache has no room for {length} tokens: start a new one")
         if attention_mask is not None:
-            check_mask(attention_mask, cached=True)
+            check_mask(attention_mask)
     seen = (torch.arange(slots, device=x_B1C.device) <= past).expand(x_B1C.shape[0], -1)
     return length, seen if attention_mask is None else seen & attention_mask.bool()
 
@@ -199,12 +193,11 @@ def _earlier_offsets(cache: Any, offset_BT: Tensor, past: int, rows: int) -> Ten
     return known
 
 
-def check_mask(attention_mask: Tensor, cached: bool) -> None:
-    """Whole numbers from 0, which is padding; beside a cache no other than 0 and 1."""
-    low, high = attention_mask.aminmax()
-    whole = bool((attention_mask == attention_mask.long()).all())
-    if low < 0 or not whole or (cached and high > 1):
+def check_mask(attention_mask: Tensor) -> None:
+    """Refuse other numbers than 0 and 1."""
+    if not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
+        low, high = attention_mask.aminmax()
         raise ClearheadError(
-            "attention_mask must be of 1, for a token, and 0, for padding (or, without a cache, "
-            f"number a row's texts from 1); found {low.item():g} to {high.item():g}"
+            "attention_mask must be of 1, for a token, and 0, for padding; found "
+            f"{low.item():g} to {high.item():g}: document_ids number the texts of a row"
         )

@@ -14,7 +14,6 @@ from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ClearheadModel
 from clearhead.models.caches import steps_on_device, the_cache
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.paged import require_pageable
 from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
 from clearhead.ops.precision import readable
 
@@ -142,9 +141,11 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             self.config.num_hidden_layers = layers
 
     def init_continuous_batching(self, *arguments: Any, **options: Any) -> Any:
-        """transformers' hook, which its threads come through: there errors would only be logged."""
-        require_pageable(self.config, self.dtype)
-        return super().init_continuous_batching(*arguments, **options)
+        """transformers' hook, refused: its paged cache has one shape for all layers and heads."""
+        raise ClearheadError(
+            "continuous batching is for the form that `clearhead convert MODEL FOLDER --for "
+            "serving` writes: convert the model, or call generate()"
+        )
 
     @can_return_tuple
     def forward(

@@ -83,9 +83,9 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
             **arguments,
         )
         x_BTC = out.last_hidden_state
-        masks = read_mask(attention_mask, x_BTC.shape[0], x_BTC.shape[1], cached=False)
-        told = arguments.get("document_ids")
-        documents = documents_of(x_BTC, position_ids, masks, told, arguments, cached=False)
+        key_mask = read_mask(attention_mask, x_BTC.shape[0], x_BTC.shape[1], cached=False)
+        given = arguments.get("document_ids")
+        documents = documents_of(x_BTC, position_ids, key_mask, given, cached=False)
         if documents is not None and has_numbers(x_BTC):
             raise ClearheadError("a row has several texts and one class: give each text a row")
         place_B = self._place(attention_mask, x_BTC)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import Cache, DynamicCache
-from transformers.generation.continuous_batching.input_outputs import PagedAttentionArgs
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.models.caches import (
@@ -14,7 +13,6 @@ from clearhead.models.caches import (
     check_cache,
     check_mask,
     check_recomputation,
-    is_batch,
     key_positions,
     prefixes_of,
     room_of,
@@ -29,16 +27,12 @@ from clearhead.ops.visibility import Visibility
 
 # transformers 5 before 5.23 passes where in the cache the tokens go, which the cache knows.
 _HARMLESS = ("cache_position",)
-# Arguments of continuous batching beside the model's own; its masks say what its lengths say too.
-PAGED_ARGUMENTS = frozenset(PagedAttentionArgs.__annotations__) - {"input_ids", "position_ids"}
-# Packed texts as flash kernels, and transformers' and TRL's collators, tell them.
-PACKED_ARGUMENTS = frozenset(
-    ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+ARGUMENTS = frozenset(
+    (
+        *("input_ids", "inputs_embeds", "attention_mask", "position_ids", "document_ids"),
+        *("past_key_values", "cache", "use_cache", "output_hidden_states", "output_attentions"),
+    )
 )
-ARGUMENTS = PACKED_ARGUMENTS | {
-    *("input_ids", "inputs_embeds", "attention_mask", "position_ids", "document_ids"),
-    *("past_key_values", "cache", "use_cache", "output_hidden_states", "output_attentions"),
-}
 _WHOLE = (torch.int64, torch.int32)  # the dtypes that an embedding takes
 
 
@@ -74,7 +68,6 @@ class Inputs(NamedTuple):
         cache: a transformers Cache, or None.
         past: tokens in the cache.
         prefixes: learned keys that the cache has; None where they are made anew at each call.
-        requests: the arguments of continuous batching; None for any other call.
     """
 
     positions: Tensor
@@ -83,7 +76,6 @@ class Inputs(NamedTuple):
     cache: Cache | None
     past: int
     prefixes: Prefixes | None
-    requests: dict[str, Any] | None
 
 
 def settle(
@@ -107,8 +99,7 @@ def settle(
     """Check the arguments of `ClearheadModel.forward`, and say what its layers read of them.
 
     Args:
-        past_key_values, cache: a transformers Cache by either name; by the second, one of
-            continuous batching too.
+        past_key_values, cache: a transformers Cache by either name.
         layers: how many are run. training: the model's mode.
         recording: attention matrices are wanted.
         checkpoint: transformers' function, where gradients are checkpointed.
@@ -117,15 +108,12 @@ def settle(
     Raises:
         ClearheadError: arguments that do not fit, and any other that would have no effect.
     """
-    batched = cache is not None and is_batch(cache)
-    _check_others(others, needs.arguments, batched)
+    for key, value in others.items():
+        if value is not None and key not in _HARMLESS:
+            choose("argument of the model", key, needs.arguments - {key})
     tokens = check_inputs(input_ids, inputs_embeds, config.vocab_size)
     (batch, new), causal = tokens.shape[:2], config.direction == "causal"
-    requests = None
-    if batched:  # what a request sees, its lengths say
-        requests = others | {"cache": cache}
-        cache, attention_mask = None, None
-    elif past_key_values is not None:
+    if past_key_values is not None:
         cache = the_cache(past_key_values, cache)
     cached = cache is not None
     if cached:
@@ -140,7 +128,7 @@ def settle(
     if position_ids is not None:
         check_whole(position_ids, "position_ids", batch, new)
     past, length, on_device = 0, new, False
-    key_mask = numbers = None
+    key_mask = None
     if cached:
         room = room_of(cache)
         whole = attention_mask is not None and attention_mask.shape == (batch, room)
@@ -156,17 +144,14 @@ def settle(
             if whole:
                 attention_mask = attention_mask[:, :length]  # type: ignore[index]
     if attention_mask is not None and not on_device:
-        key_mask, numbers = read_mask(attention_mask, batch, length, cached)
-    given = position_ids is not None
-    told = document_ids is not None or not PACKED_ARGUMENTS.isdisjoint(others)
-    documents = None
-    if not batched and (told or given or numbers is not None):
-        masks = key_mask, numbers
-        documents = documents_of(tokens, position_ids, masks, document_ids, others, cached)
+        key_mask = read_mask(attention_mask, batch, length, cached)
+    given, documents = position_ids is not None, None
+    if given or document_ids is not None:
+        documents = documents_of(tokens, position_ids, key_mask, document_ids, cached)
     # Those that a compiler cannot rule out leave the cache, and the length, as of one text.
-    packed = documents is not None and (told or has_numbers(tokens))
+    packed = documents is not None and (document_ids is not None or has_numbers(tokens))
     use_cache = config.use_cache if use_cache is None else use_cache
-    if use_cache and causal and not (cached or batched or packed or training):
+    if use_cache and causal and not (cached or packed or training):
         cache = DynamicCache(config=config if config.sliding_window is not None else None)
     places, positions = needs.places, position_ids
     if positions is None:
@@ -174,7 +159,7 @@ def settle(
     if needs.longest is not None and (packed or given):
         what = "the positions that the model tells apart"
         check_below(needs.longest - places, positions, "position_ids", what)
-    if not (batched or packed):  # then a row is many texts
+    if not packed:  # else a row is many texts
         _check_length(places + length, needs)
     positions = positions + places if places else positions
     keys = positions
@@ -183,7 +168,7 @@ def settle(
         keys = key_positions(positions, key_mask, cache, past, places, rows)
     visibility = Visibility(causal, None, key_mask, documents)
     prefixes = prefixes_of(cache) if places and cache is not None else None
-    return Inputs(positions, keys, visibility, cache, past, prefixes, requests)
+    return Inputs(positions, keys, visibility, cache, past, prefixes)
 
 
 def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, vocabulary: int) -> Tensor:
@@ -218,15 +203,13 @@ def check_whole(numbers: Tensor | None, name: str, batch: int, tokens: int) -> N
         )
 
 
-def read_mask(
-    attention_mask: Tensor | None, batch: int, keys: int, cached: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Mask of keys that are no padding, bool [B, S], None for all; the mask if it numbers texts.
+def read_mask(attention_mask: Tensor | None, batch: int, keys: int, cached: bool) -> Tensor | None:
+    """Mask of keys that are no padding, bool [B, S]; None for all.
 
     `cached`: a cache was given, so that a row's tokens may follow a whole chunk of padding.
     """
     if attention_mask is None:
-        return None, None
+        return None
     if attention_mask.shape != (batch, keys):
         raise ClearheadError(
             f"attention_mask must be [batch, past + new tokens] = [{batch}, {keys}]; "
@@ -234,69 +217,56 @@ def read_mask(
         )
     mask = attention_mask != 0
     if not has_numbers(attention_mask):
-        ones = cached or is_exporting() or attention_mask.dtype == torch.bool
-        return mask, None if ones else attention_mask
+        return mask
     if bool((attention_mask == 1).all()):
-        return None, None  # the unpadded kernels are faster
-    check_mask(attention_mask, cached)
+        return None  # the unpadded kernels are faster
+    check_mask(attention_mask)
     if not cached and not bool(mask.any(-1).all()):
         row = int(mask.any(-1).int().argmin())
         raise ClearheadError(
             f"row {row} of attention_mask is all zero: a text without a token; leave it out"
         )
-    numbers = attention_mask if bool((attention_mask > 1).any()) else None
-    return None if bool(mask.all()) else mask, numbers
+    return mask
 
 
 def documents_of(
     x_BTC: Tensor,
     position_ids: Tensor | None,
-    masks: tuple[Tensor | None, Tensor | None],
+    key_mask: Tensor | None,
     document_ids: Tensor | None,
-    packed: dict[str, Any],
     cached: bool,
 ) -> Tensor | None:
     """The document of each token, int [B, T]; None where every row is one text.
 
-    `document_ids` (or `seq_idx`) are what they are. Else a document begins where `position_ids`
-    begin anew, where the mask has another number, and at `cu_seq_lens_q`; padding begins none.
-    While compiling nothing can be read, so that arguments which may say it make documents, if only
-    one.
+    `document_ids` are what they are. Else a document begins where `position_ids` begin anew;
+    padding begins none. While compiling nothing can be read, so that positions make documents, if
+    only one.
 
     Args:
-        masks: as `read_mask` has them.
+        key_mask: as `read_mask` has it.
 
     Raises:
         ClearheadError: arguments that do not fit, and documents beside a cache.
     """
     (batch, tokens), device = x_BTC.shape[:2], x_BTC.device
-    given = packed.get("seq_idx") if document_ids is None else document_ids
-    ends = check_ends(packed, batch, tokens)
-    check_whole(given, "document_ids", batch, tokens)
-    if cached and (given is not None or ends is not None):
-        raise ClearheadError("packed documents cannot be used with a key-value cache: give either")
-    if given is not None:
-        return given.expand(batch, -1)
-    key_mask, numbers = masks
+    check_whole(document_ids, "document_ids", batch, tokens)
+    if document_ids is not None:
+        if cached:
+            raise ClearheadError(
+                "packed documents cannot be used with a key-value cache: give either"
+            )
+        return document_ids.expand(batch, -1)
     unread = tokens == 1 or (cached and not has_numbers(x_BTC))
     if position_ids is None or unread or is_exporting():
-        position_ids = None
-        if numbers is None and ends is None:
-            return None
+        return None
     own = torch.arange(tokens, device=device)
     seen = (own >= 0)[None] if key_mask is None else key_mask[:, -tokens:]
     last = torch.where(seen, own, -1).cummax(1).values
     last = pad(last[:, :-1], (1, 0), value=-1).expand(batch, -1)  # the token before, padding apart
-    opens = torch.zeros(batch, tokens, dtype=torch.bool, device=device)
-    for values, differ in ((position_ids, torch.le), (numbers, torch.ne)):
-        if values is not None:
-            values = values.expand(batch, -1)
-            opens = opens | differ(values, values.gather(1, last.clamp_min(0)))
-    opens = opens & seen & (last >= 0)
-    if ends is not None:
-        opens = opens | torch.isin(own, ends.to(device))[None]
+    position_BT = position_ids.expand(batch, -1)
+    opens = (position_BT <= position_BT.gather(1, last.clamp_min(0))) & seen & (last >= 0)
     if has_numbers(opens):
-        if not bool(opens[:, 1:].any()):
+        if not bool(opens.any()):
             return None
         if cached:
             row, place = (int(number) for number in opens.nonzero()[0])
@@ -305,29 +275,6 @@ def documents_of(
                 "cannot be used with a key-value cache: give each text a row, or no cache"
             )
     return opens.cumsum(1)
-
-
-def check_ends(packed: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
-    """The texts' ends in one row, from 0 on, as cu_seq_lens_q and cu_seq_lens_k; None if not given.
-
-    max_length_q and max_length_k go with them and are not needed.
-    """
-    given = {
-        key: packed[key] for key in PACKED_ARGUMENTS - {"seq_idx"} if packed.get(key) is not None
-    }
-    if not given:
-        return None
-    ends = torch.as_tensor(given.get("cu_seq_lens_q", [])).flatten()
-    others = torch.as_tensor(given.get("cu_seq_lens_k", ends)).flatten()
-    if has_numbers(ends):
-        rising = bool((ends.diff() >= 0).all()) and ends[:1].tolist() == [0]
-        if batch > 1 or not rising or ends[-1] != tokens or not torch.equal(ends, others):
-            raise ClearheadError(
-                f"cu_seq_lens_q and cu_seq_lens_k must rise alike from 0 to the {tokens} tokens of "
-                f"one row; found them end in {ends[-1:].tolist()} and {others[-1:].tolist()} for "
-                f"{batch} rows: give document_ids"
-            )
-    return ends
 
 
 def positions_of(
@@ -363,11 +310,3 @@ def _check_length(length: int, needs: Needs) -> None:
                 f"{length} tokens are more than the {limit} positions that this model can tell "
                 f"apart (position={position!r}): shorten the text, or train with position='rope'"
             )
-
-
-def _check_others(others: dict[str, Any], offered: frozenset[str], batched: bool) -> None:
-    """Refuse an argument that would change nothing; of `offered`, near misses are named."""
-    for key, value in others.items():
-        known = key in PACKED_ARGUMENTS or (batched and key in PAGED_ARGUMENTS)
-        if value is not None and key not in _HARMLESS and not known:
-            choose("argument of the model", key, offered - {key})

@@ -20,8 +20,8 @@ from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.families.family import filled
 from clearhead.models.learned_rotation import learned_rotation
-from clearhead.nn.norms import RMSNorm
 from clearhead.nn.positions import NoPosition
+from clearhead.nn.positionwise import RMSNorm
 from clearhead.nn.registry import REGISTRY
 
 Part = Literal["residual", "values"]

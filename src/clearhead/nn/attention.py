@@ -12,7 +12,6 @@ from clearhead.nn.bases import SingleMaps
 from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.protocols import (
     Attend,
-    CentringTerm,
     Decay,
     Epilogue,
     Interface,
@@ -129,7 +128,8 @@ class Attention(nn.Module):
             v = v_BTC.view(batch, new, self.value_heads, -1).transpose(1, 2)
         else:
             k, v = self._remembered(cache, k, v_BTC, past + new)
-        if dropped := past + new - k.shape[2]:  # early keys, by a sliding cache
+        dropped = past + new - k.shape[2]  # early keys, by a sliding cache
+        if dropped:
             visibility = visibility.of_keys(dropped)
         if visibility.window != self.window:
             visibility = visibility._replace(window=self.window)
@@ -164,10 +164,9 @@ class Attention(nn.Module):
         o_BTC = o_BHTD.transpose(1, 2).flatten(2).to(dtype)
 
         if self.shaping is not None:
-            values = v_BTC if cache is None else v
-            centring = partial(self._centring, values, new, tables, visibility, lambdas)
-            running = past == 0 and self._runs(tables, visibility.settled(new, k.shape[2]))
-            o_BTC = self.shaping(own_BTC, o_BTC, CentringTerm(centring, running))
+            cached = v if past or dropped else None
+            centring = partial(self._centring, cached, tables, visibility, lambdas)
+            o_BTC = self.shaping(own_BTC, o_BTC, centring)
         if matrices is not None and torch.is_grad_enabled():
             product = self._product(matrices[-1], v).to(o_BTC.dtype)
             o_BTC = o_BTC.detach() + (product - product.detach())
@@ -177,15 +176,16 @@ class Attention(nn.Module):
 
     def _centring(
         self,
-        values: Tensor,
-        new: int,
+        cached: Tensor | None,
         tables: PositionTables,
         visibility: Visibility,
         lambdas: Tensor | None,
+        x_BTHD: Tensor,
     ) -> Tensor:
-        """C x, [B, T, heads, width], of cached values [B, G, S, D] or of new ones [B, T, C]."""
-        if values.ndim == 3:  # side by side, the heads are one: their sums need no copy
-            values = values[:, None]
+        """C x, [B, T, heads, width], over `cached` values [B, G, S, D], or the tokens' own x."""
+        new = x_BTHD.shape[1]
+        # Side by side, the heads are one: their sums need no copy.
+        values = x_BTHD.flatten(2)[:, None] if cached is None else cached
         mean, weight = self.attention_at_init(values, new, tables.at_init, visibility)
         mass = None if self.normalizer is None else self.normalizer.row_sum(weight)
         mass = self.maps.row_sum(mass, lambdas)
@@ -225,12 +225,6 @@ class Attention(nn.Module):
         v = layouts.repeat(v_BGSD, self.layer.num_attention_heads, self.maps.keys_together)
         v_BHSD = v.transpose(1, 2).flatten(2).unflatten(-1, (heads, -1)).transpose(1, 2)
         return self.maps.finish(matrix_BHTS @ v_BHSD).transpose(1, 2).flatten(2)
-
-    def _runs(self, tables: PositionTables, visibility: Visibility) -> bool:
-        """True where C·x is the values' running mean: no mask, no sink, no decay, one map."""
-        plain = visibility.window is None and not visibility.masked
-        whole = self.normalizer is None and not self.combines
-        return self.causal and plain and tables.at_init is None and whole
 
     def _prefix(
         self, tables: PositionTables, v_BGSD: Tensor, past: int, prefixes: Prefixes | None

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from clearhead.nn.attention import Attention
-from clearhead.nn.gains import gain, silent
+from clearhead.nn.positionwise import gain, silent
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import Declaration, LayerSpec
 

@@ -30,18 +30,6 @@ class PositionTables(NamedTuple):
     prefix: Callable[[], Any] | None = None
 
 
-class CentringTerm(NamedTuple):
-    """C x, attention's output at W_Q = 0, computed on demand.
-
-    Attributes:
-        make: computes it, [B, T, heads, width].
-        running: True if it is the running mean of these tokens' values, as in `ops.shaped_causal`.
-    """
-
-    make: Callable[[], Tensor]
-    running: bool
-
-
 class Attend(Protocol):
     """Attention: `ops.attention.attend_visible`, or an `Interface` of a layer."""
 
@@ -213,8 +201,13 @@ class Shaping(Protocol):
 
     zero_queries: ClassVar[bool]
 
-    def __call__(self, x_BTC: Tensor, o_BTC: Tensor, centring: CentringTerm) -> Tensor:
-        """The heads' outputs, from these tokens' values x and attention's output o over all."""
+    def __call__(
+        self, x_BTC: Tensor, o_BTC: Tensor, centring: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The heads' outputs, from these tokens' values x and attention's output o over all.
+
+        `centring` computes C x, attention's output at W_Q = 0, from x by head, [B, T, H, D].
+        """
 
     def effective_weights(
         self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]

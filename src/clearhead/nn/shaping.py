@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.nn.protocols import CentringTerm
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -32,14 +31,11 @@ class SkipInit(nn.Module):
         """Gains of the identity, of attention and of its centre: one a head, or one for all."""
         return self.alpha, self.beta, None
 
-    def forward(self, x_BTC: Tensor, o_BTC: Tensor, centring: CentringTerm) -> Tensor:
+    def forward(self, x_BTC: Tensor, o_BTC: Tensor, centring: Callable[[Tensor], Tensor]) -> Tensor:
         alpha, beta, gamma = self.gains()
         x, o = (each.unflatten(-1, (len(alpha), -1)) for each in (x_BTC, o_BTC))
-        if gamma is None:
-            return ops.shaped(x, o, None, alpha, beta, None).flatten(2)
-        if centring.running:
-            return ops.shaped_causal(x, o, alpha, beta, gamma).flatten(2)
-        return ops.shaped(x, o, centring.make(), alpha, beta, gamma).flatten(2)
+        centre = None if gamma is None else centring(x)
+        return ops.shaped(x, o, centre, alpha, beta, gamma).flatten(2)
 
     def effective_weights(
         self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]

@@ -22,7 +22,7 @@ from clearhead.ops.rope import (
     xpos_tables,
 )
 from clearhead.ops.running_mean import running_mean
-from clearhead.ops.shaped import shaped, shaped_causal
+from clearhead.ops.shaped import shaped
 from clearhead.ops.unrotated import attend_unrotated
 
 __all__ = [
@@ -47,7 +47,6 @@ __all__ = [
     "rotate",
     "running_mean",
     "shaped",
-    "shaped_causal",
     "with_columns",
     "xpos_tables",
 ]

@@ -41,9 +41,13 @@ def forward(
     A row that sees no key has output 0 and log-sum-exp 0, the kernel's own convention.
     """
     width, mask = v_BGSV.shape[3], visibility.key_mask
-    q_BHTD, k_BGSD, v_BGSD = alike(q_BHTD, k_BGSD, v_BGSV)
+    if (
+        width != q_BHTD.shape[3]
+        or not q_BHTD.stride(3) == k_BGSD.stride(3) == v_BGSV.stride(3) == 1
+    ):
+        q_BHTD, k_BGSD, v_BGSV = alike(q_BHTD, k_BGSD, v_BGSV)
     o, lse = _flash(
-        *(q_BHTD, k_BGSD, v_BGSD, 0.0, visibility.causal),
+        *(q_BHTD, k_BGSD, v_BGSV, 0.0, visibility.causal),
         attn_mask=None if mask is None else _padding_bias(q_BHTD, mask),
         scale=scale,
     )

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from clearhead.ops import higher_order, oracles
-from clearhead.ops.precision import transformed, without_autocast
+from clearhead.ops.precision import STARTABLE, transformed, without_autocast
 from clearhead.ops.requests import HALF
-from clearhead.ops.shaped_fused import STARTABLE
 
 # Logits of one chunk stay near a core's caches at a vocabulary of some thousands.
 ROWS = 1024

@@ -209,15 +209,6 @@ def shaped_weights(
     return alpha * own + beta * weights_BHTS.double() - gamma * centre_BHTS.double()
 
 
-def shaped_causal(
-    x_BTHD: Tensor, o_BTHD: Tensor, alpha_H: Tensor, beta_H: Tensor, gamma_H: Tensor
-) -> Tensor:
-    """α x + β o − γ C x, float64, C a T × T matrix (arXiv 2311.01906, eq. 5)."""
-    mean, _ = running_mean(x_BTHD.transpose(1, 2), x_BTHD.shape[1])
-    alpha, beta, gamma = (g.double()[:, None] for g in (alpha_H, beta_H, gamma_H))
-    return alpha * x_BTHD.double() + beta * o_BTHD.double() - gamma * mean.transpose(1, 2)
-
-
 def rotate(x_BHTD: Tensor, positions_BT: Tensor, theta: float) -> Tensor:
     """Rotary positions as complex numbers, float64: z_j · exp(i · position · theta^(−2j/D)).
 

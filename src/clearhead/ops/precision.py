@@ -1,6 +1,11 @@
-"""Torch's modes (autocast, torch.func, export, fake tensors) and the RMS norm."""
+"""Torch's modes (autocast, torch.func, export, fake tensors), Triton, and the RMS norm."""
 
+import importlib.util
+import os
+import shutil
+import sysconfig
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -8,6 +13,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 _NOTHING = nullcontext()
 _EXACT = (torch.float32, torch.float64)
+
+
+def _startable() -> bool:
+    """True if Triton is installed (CPU builds of PyTorch lack it) and can start a kernel.
+
+    That takes a C compiler, which slim images lack.
+    """
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    headers = Path(sysconfig.get_config_var("INCLUDEPY") or "", "Python.h")
+    triton = importlib.util.find_spec("triton")
+    return triton is not None and compiler is not None and headers.exists()
+
+
+# Evaluated at import: torch.compile cannot trace this check.
+STARTABLE = _startable()
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from clearhead.ops import tiles
 from clearhead.ops.layouts import alike
+from clearhead.ops.precision import STARTABLE
 from clearhead.ops.requests import HALF, PLAIN, Request
 from clearhead.ops.rope import Rotation
-from clearhead.ops.shaped_fused import STARTABLE
 from clearhead.ops.sinks import by_row, join
 from clearhead.ops.visibility import Visibility
 

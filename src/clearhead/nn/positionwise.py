@@ -1,0 +1,200 @@
+"""Layers that act on each position alone: norms, gains of a block's branches, and MLPs."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead.nn.init import residual_output
+from clearhead.ops import rms_norm
+from clearhead.ops.precision import without_autocast
+from clearhead.spec import Declaration, LayerSpec
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x), times a gain for each channel; float32 inside, the input's dtype outside."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class RMSNormSingle(RMSNorm):
+    """RMSNorm with one gain for all channels."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__(1, eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm with gain and bias, in float32 under autocast too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with without_autocast(x):
+            return super().forward(x)
+
+
+def _qk_refuses(layer: LayerSpec) -> str | None:
+    from_zero = layer.shaping in ("shaped", "skipinit")
+    if layer.query_range == 0 or (layer.query_range is None and from_zero):
+        return (
+            "beside W_Q = 0 it would multiply the gradient of W_Q by 1/eps: choose "
+            "qk_norm='none', or a query_range above 0"
+        )
+    if layer.scores != "dot":
+        return (
+            f"scores={layer.scores!r} read lengths of queries and keys, which it takes out: choose "
+            "scores='dot'"
+        )
+    return None
+
+
+def _qk_flops(layer: LayerSpec, length: int) -> float:
+    return 4.0 * (layer.num_attention_heads + layer.num_key_value_heads) * layer.head_dim
+
+
+class Gain(nn.Module):
+    """x · β, β a trained number (arXiv 2311.01906, section 4.1)."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.start = start
+        self.gain = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.gain, self.start)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return x_BTC * self.gain
+
+
+def gain(start: float | None) -> Gain | None:
+    """The gain of a branch; None where it has none."""
+    return None if start is None else Gain(start)
+
+
+def silent(layer: LayerSpec) -> str | None:
+    """Reason why no gradient passes a branch that starts at 0, or None."""
+    alone = "would write nothing at the start, and no skip passes by it: make that gain null"
+    if layer.attention_skip == "none" and layer.attention_gain == 0:
+        return f"attention with attention_gain={layer.attention_gain} {alone}"
+    skipped = layer.mlp_skip == "identity" and layer.mlp_skip_gain != 0
+    if layer.order == "sequential" and not skipped and layer.mlp_gain == 0:
+        return f"the MLP with mlp_gain={layer.mlp_gain} {alone}"
+    return None
+
+
+class MLP(nn.Module):
+    """f(x W_up) W_down, or where it is gated (f(x W_gate) ∘ x W_up) W_down."""
+
+    def __init__(
+        self,
+        layer: LayerSpec,
+        rotation: nn.Module | None,
+        *,
+        function: Callable[[Tensor], Tensor],
+        gated: bool,
+    ) -> None:
+        super().__init__()
+        width = layer.intermediate_size
+        if gated:
+            self.gate_proj = nn.Linear(layer.hidden_size, width, bias=layer.bias)
+        self.up_proj = nn.Linear(layer.hidden_size, width, bias=layer.bias)
+        self.rotation = rotation
+        scaled = layer.mlp_skip == "identity" and layer.mlp_gain is None
+        self.down_proj = residual_output(layer, width, scaled=scaled)
+        self.function, self.gated = function, gated
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        if self.gated:
+            gate, wide = self.function(self.gate_proj(x_BTC)), self.up_proj(x_BTC)
+            # In the gate's memory where no gradient needs it: fresh memory costs a CPU most of it.
+            wide = gate * wide if torch.is_grad_enabled() else gate.mul_(wide)
+        else:
+            wide = self.function(self.up_proj(x_BTC))
+        return self.down_proj(wide if self.rotation is None else self.rotation(wide))
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _relu(x: Tensor) -> Tensor:
+    """ReLU of rows, [N, C]: their compiled gradient reads the output that the next product keeps.
+
+    Of [B, T, C] the compiler keeps the signs besides, as booleans, and a CPU stores and loads those
+    one at a time: a third of the MLP's time.
+    """
+    return F.relu(x.flatten(0, -2)).view_as(x)
+
+
+def _mlp(
+    name: str, summary: str, source: str, function: Callable[[Tensor], Tensor], *, gated: bool
+) -> Declaration:
+    return Declaration("mlp", name, summary, source, partial(MLP, function=function, gated=gated))
+
+
+_GATED, _TWO = "gate times a linear branch; three matrices", "two matrices"
+DECLARATIONS = (
+    Declaration(
+        "norm", "rmsnorm", "root mean square, a gain for each channel", "arXiv 1910.07467", RMSNorm
+    ),
+    Declaration(
+        "norm",
+        "rmsnorm-single",
+        "root mean square, one gain for all channels (part of the OrthoAdam recipe)",
+        "arXiv 2410.17174, RMSNorm-S",
+        RMSNormSingle,
+    ),
+    Declaration(
+        "norm",
+        "layernorm",
+        "mean and variance, gain and bias for each channel",
+        "arXiv 1607.06450",
+        LayerNorm,
+    ),
+    Declaration(
+        "norm",
+        "none",
+        "nothing, but LayerNorm in the first layer and after the last",
+        "arXiv 2311.01906, section 4.4, as its authors' code does",
+        lambda width, eps: nn.Identity(),
+    ),
+    Declaration(
+        "qk_norm",
+        "none",
+        "queries and keys as projected",
+        "arXiv 1706.03762",
+        lambda layer, width: None,
+    ),
+    Declaration(
+        "qk_norm",
+        "rmsnorm",
+        "each head's queries and keys by root mean square, one gain a channel for all heads",
+        "arXiv 2010.04245, as Qwen3 has it",
+        lambda layer, width: RMSNorm(width, layer.norm_eps),
+        refuses=_qk_refuses,
+        flops=_qk_flops,
+    ),
+    _mlp("swiglu", f"silu {_GATED}", "arXiv 2002.05202", F.silu, gated=True),
+    _mlp("geglu", f"exact GELU {_GATED}", "arXiv 2002.05202", F.gelu, gated=True),
+    _mlp("gelu", f"GELU in GPT-2's tanh form; {_TWO}", "arXiv 1606.08415", _gelu, gated=False),
+    _mlp(
+        "gelu-exact",
+        f"GELU by the error function; {_TWO}",
+        "arXiv 1606.08415, as GPT-NeoX has it",
+        F.gelu,
+        gated=False,
+    ),
+    _mlp("relu", f"ReLU; {_TWO}", "arXiv 1706.03762", _relu, gated=False),
+)
