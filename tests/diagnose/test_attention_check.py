@@ -1,4 +1,4 @@
-"""Each implementation of attention against exact answers: right ones, and ones broken on purpose."""
+"""Implementations of attention against exact answers: right ones, and ones broken on purpose."""
 
 import pytest
 import torch
@@ -83,7 +83,7 @@ def test_sinks_are_honoured_by_clearhead_and_by_eager():
         assert all(case.gradient is not None for case in one.cases if "cached" not in case.name)
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_dropped_sink_is_named(dtype):
     (found,) = check_attention(_granite(), (broken("drops", "sink"),), dtype=dtype, timed=0)
     cases = _by_case(found)
@@ -123,7 +123,7 @@ def test_sinks_in_some_layers():
     assert "sinks of 20" in _by_case(found[1])
 
 
-@pytest.mark.parametrize("preset", ("sink", "differential", "coca", "sas-p"))
+@pytest.mark.parametrize("preset", ["sink", "differential", "coca", "sas-p"])
 def test_our_presets(preset):
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 90}
     torch.manual_seed(0)

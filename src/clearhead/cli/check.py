@@ -43,7 +43,7 @@ def run(words: list[str]) -> int:
         words,
         verb="check",
         description="Compare each attention implementation that loads here with the model's eager "
-        "attention in float64: logits, loss and all gradients of texts given alone, padded, packed, "
+        "attention in float64: logits and all gradients of texts given alone, padded, packed, "
         "through a cache, with a window and with learned sinks.",
         examples=(
             "./gpt-oss-20b --attention clearhead flex_attention --dtype bfloat16",

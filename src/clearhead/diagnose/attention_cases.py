@@ -17,7 +17,7 @@ LENGTHS = (23, 17, 9)
 
 
 class Answer(NamedTuple):
-    """What the model says of the texts.
+    """Logits of the texts, and gradients.
 
     Attributes:
         logits: of each text, float64 [T, V].

@@ -69,7 +69,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """How one implementation of attention did.
+    """The cases of one implementation of attention.
 
     Attributes:
         name: the value of `attn_implementation`.
@@ -213,7 +213,7 @@ class _Checked:
         return self.answers[key]
 
     def _cause(self, found: Answer, bound: float, sink: float | None, window: int | None) -> str:
-        """What was left out, where the logits are those of a model without it."""
+        """The part left out, where the logits are those of a model without it."""
         without: dict[str, Answer] = {}
         if self.sinks:
             without["the sink is ignored"] = self._exact(None, window, dropped=True)
