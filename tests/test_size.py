@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 44_259
+LINES = 44_233
 LONGEST = 400
 
 
