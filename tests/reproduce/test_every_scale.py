@@ -11,8 +11,8 @@ import pytest
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import FinetuneJob
 from clearhead.experiments.sweep_configs import DiagnoseConfig, PlanConfig, QuantizeConfig
-from clearhead.reproduce.claims import Claim, claims
-from clearhead.reproduce.contrasts import Contrast
+from clearhead.reproduce.claims import claims
+from clearhead.reproduce.contrasts import Claim, Contrast
 from clearhead.reproduce.experiments import EXPERIMENTS
 from clearhead.reproduce.readings import Reading
 from clearhead.reproduce.requests import choose_studies, has_arms

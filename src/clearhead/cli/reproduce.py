@@ -156,7 +156,7 @@ def _publish_book(sources: dict[str, Path], output: Path) -> None:
 
 def _chosen(command: Command) -> "dict[str, list[Study]]":
     """The arms of the experiments asked for, each with the experiment's folder."""
-    from clearhead.reproduce.claims import ALL
+    from clearhead.reproduce.contrasts import ALL
     from clearhead.reproduce.requests import change, choose_studies, without_arms
 
     studies = choose_studies(command.names, command.scale)

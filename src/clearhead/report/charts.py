@@ -224,46 +224,28 @@ def some_of(places: Sequence[int]) -> list[int]:
     return [place for place in places if every == 1 or place % every == 0]
 
 
-def heat_map(
-    cells: Mapping[tuple[Any, Any], float],
-    largest: float,
-    *,
-    titles: tuple[str, str],
-    form: str,
-    hover: str,
-    names: Sequence[Any] = (str, str),
-    details: Mapping[tuple[Any, Any], str] | None = None,
-) -> "go.Figure":
-    """Cells by (y, x) on one colour scale from 0 to `largest`, with numbers where there is room.
-
-    Args:
-        titles, names: of the axes, x and y, and what writes their ticks.
-        details: more words on a cell, `customdata` of the hover template.
-    """
-    import plotly.graph_objects as go
+def heads_map(cells: Mapping[tuple[int, int], float], largest: float) -> "go.Figure":
+    """Shares in per cent by (layer, head) on one colour scale from 0 to `largest`, with numbers
+    where there is room."""
 
     rows, columns = (sorted({place[axis] for place in cells}) for axis in (0, 1))
     few = len(columns) <= 8 and len(rows) <= TICKS
-    gap = 2 if few else 1
-    heat = go.Heatmap(
-        x=[*map(names[0], columns)],
-        y=[*map(names[1], rows)],
+    figure = new("head", "layer", showlegend=False)
+    figure.add_heatmap(
+        x=columns,
+        y=rows,
         z=[[cells.get((row, column)) for column in columns] for row in rows],
         zmin=0,
         zmax=largest or 1.0,
         colorscale=style.scale(style.SEQUENTIAL),
         showscale=False,
-        xgap=gap,
-        ygap=gap,
-        texttemplate=f"%{{z:{form}}}" if few else "",
-        hovertemplate=hover + "<extra></extra>",
+        xgap=2 if few else 1,
+        ygap=2 if few else 1,
+        texttemplate="%{z:.0f}" if few else "",
+        hovertemplate="layer %{y}, head %{x}: %{z:.2f} %<extra></extra>",
     )
-    if details is not None:
-        heat.customdata = [[details.get((row, column), "") for column in columns] for row in rows]
-    figure = new(*titles, showlegend=False)
-    figure.add_trace(heat)
-    figure.update_xaxes(showgrid=False)
-    figure.update_yaxes(showgrid=False, autorange="reversed")
+    figure.update_xaxes(showgrid=False, tickvals=some_of(columns))
+    figure.update_yaxes(showgrid=False, tickvals=some_of(rows), autorange="reversed")
     return figure
 
 

@@ -24,18 +24,16 @@ Made = Block | list[Block] | None
 _FIRST_TOKEN = "First token’s attention"
 CAPTION = (
     "Mean ± standard deviation over seeds; below it the difference to the first row where its 95 % "
-    "interval (Welch’s t) excludes zero, else “undecided” with the smallest effect that these "
-    "seeds could have decided. “Alone”: decided by itself, but not among all comparisons of the "
-    "page. Point at a number to see its interval."
+    "interval (Welch’s t) excludes zero, “alone” where it does not hold among all comparisons of "
+    "the page, else “undecided” with the smallest effect that these seeds could have decided."
 )
 LEARNING = (
-    "Lower is better: the loss is the surprise at the next token. By tokens, a lower curve learns "
-    "more from the same text; by time, it also pays for its own cost a step."
+    "By tokens, a lower curve learns more from the same text; by time, it also pays for its own "
+    "cost a step."
 )
 LENGTHS = (
-    "Perplexity is the number of equally likely next tokens that would surprise as much. A line "
-    "that stays flat or falls to the right of the mark copes with texts longer than it was trained "
-    "on; one that rises does not."
+    "A line that stays flat or falls to the right of the mark copes with texts longer than it was "
+    "trained on."
 )
 APART = (
     " Documents were kept apart, as in training: a longer window is a longer text only where "
@@ -51,15 +49,13 @@ EQUAL = (
     "same validation loss."
 )
 HEADS = (
-    "For how many queries (in %) the first token gets the largest weight of all. Heads far above "
-    "chance use it as a sink: a place to put attention when there is nothing to attend to. One "
-    "colour scale serves all models."
+    "For how many queries (in %) the first token gets the largest weight. Heads far above chance "
+    "use it as a sink: a place to put attention when there is nothing to attend to."
 )
 LAYERS = (
     "Kurtosis says how far single channels stand out (3 is a bell curve), the largest activation "
-    "how large they get: lines that climb above the others make a model hard to quantise. In "
-    "OrthoAdam’s basis means after its random rotation, the same for every model of a seed: "
-    "outliers that an optimizer only moved would show there."
+    "how large they get. In OrthoAdam’s basis means after its random rotation, the same for every "
+    "model of a seed: outliers that an optimizer only moved would show there."
 )
 
 

@@ -1,7 +1,7 @@
 """Heat-maps of the first token's share by layer and head."""
 
 from clearhead.records.runs import Measure, Records, Run, ordered_maps
-from clearhead.report.charts import heat_map, some_of, with_map
+from clearhead.report.charts import heads_map, with_map
 from clearhead.report.page import Panel, Scale
 
 SHARE = "first_token_argmax_share"
@@ -42,16 +42,7 @@ def first_token_share(records: Records, largest: float) -> list[Panel]:
             }
             if not cells:
                 continue
-            figure = heat_map(
-                cells,
-                100 * largest,
-                titles=("head", "layer"),
-                form=".0f",
-                hover="layer %{y}, head %{x}: %{z:.2f} %",
-                names=(int, int),
-            )
-            figure.update_xaxes(tickvals=some_of(sorted({head for _, head in cells})))
-            figure.update_yaxes(tickvals=some_of(sorted({layer for layer, _ in cells})))
+            figure = heads_map(cells, 100 * largest)
             title = with_map(arm, name)
             described = f"first token’s share in {title}"
             panels.append(Panel(title=title, figure=figure, shape="cells", described=described))

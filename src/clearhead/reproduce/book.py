@@ -11,8 +11,8 @@ from clearhead.report import style
 from clearhead.report.narrative import enumerate_words
 from clearhead.report.statistics import LEVEL, Difference, Verdict
 from clearhead.reproduce import repairs
-from clearhead.reproduce.claims import Claim, Judged, Pooled, judged, threshold_over
-from clearhead.reproduce.contrasts import Contrast, Judgement, Outcome
+from clearhead.reproduce.claims import Judged, Pooled, judged, threshold_over
+from clearhead.reproduce.contrasts import Claim, Contrast, Judgement, Outcome
 from clearhead.reproduce.cost import cost
 from clearhead.reproduce.experiments import EXPERIMENTS
 

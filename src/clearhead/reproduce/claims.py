@@ -6,12 +6,10 @@ own few degrees of freedom. The interval holds every difference that the pooled 
 reject.
 """
 
-import importlib
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 from clearhead.records.frame import frame
@@ -19,51 +17,13 @@ from clearhead.records.runs import Records
 from clearhead.report.costs import add_costs
 from clearhead.report.statistics import Difference
 from clearhead.report.verdicts import threshold_of
-from clearhead.reproduce.contrasts import Contrast, Judgement, Outcome, judgement_of
+from clearhead.reproduce.claimed import blocks, coca, differential, ours, softmax1
+from clearhead.reproduce.contrasts import Claim, Contrast, Judgement, Outcome, judgement_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-ALL = "*"  # arms
 _Z = 1.959963984540054
-FILES = ("differential", "coca", "blocks", "softmax1", "ours")
-"""Modules of `claimed`, in the order of the book."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A table, figure or sentence of a paper.
-
-    Attributes:
-        name: FAMILY/PLACE, such as diff/table2.
-        says: the claim in one sentence.
-        published: its numbers in the paper; empty for a claim of ours.
-        study: the experiment that trains and measures its models.
-        contrasts: the comparisons that it makes.
-        also: names of other tables and figures that show the same.
-        by_construction: it follows from the formulas; a record shows that the code has them.
-    """
-
-    name: str
-    says: str
-    published: str
-    study: str
-    contrasts: tuple[Contrast, ...]
-    also: tuple[str, ...] = ()
-    by_construction: bool = False
-
-    @property
-    def family(self) -> str:
-        return self.name.partition("/")[0]
-
-    @property
-    def arms(self) -> set[str]:
-        """Patterns of the arms that its experiment runs for it."""
-        return trained_arms(name for one in self.contrasts for name in one.arms) or {ALL}
-
-    def outcomes(self, frame: "DataFrame") -> list[Outcome]:
-        """Outcomes of the contrasts in each source; those without numbers are left out."""
-        return [one for each in self.contrasts for one in each.outcomes(frame)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,17 +117,10 @@ def _together(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, fl
 Judged = tuple[Claim, tuple[Pooled, ...], Judgement]
 
 
-def trained_arms(patterns: Iterable[str]) -> set[str]:
-    """Patterns of arms without the task that their models are fine-tuned on."""
-    return {name.partition(" on ")[0] for name in patterns}
-
-
-@cache
 def claims() -> tuple[Claim, ...]:
     """All claims, in the order of the book."""
-    package = f"{__package__}.claimed"
-    modules = (importlib.import_module(f"{package}.{name}") for name in FILES)
-    return tuple(claim for one in modules for claim in one.CLAIMS)
+    files = (differential, coca, blocks, softmax1, ours)
+    return tuple(claim for one in files for claim in one.CLAIMS)
 
 
 def evidence(sources: Mapping[str, Records]) -> "DataFrame":

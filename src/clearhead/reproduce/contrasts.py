@@ -1,7 +1,7 @@
 """Comparisons that claims make of the numbers of two arms."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -17,6 +17,7 @@ from clearhead.reproduce.readings import Patterns, Place, Reading, Side, mean, s
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+ALL = "*"  # arms
 OF_RATE = ("kurtosis", "kurtosis_rotated", "largest_activation")
 """Measures that grow with the learning rate, whatever the architecture."""
 
@@ -232,6 +233,47 @@ def judgement_of(contrast: Contrast, difference: Difference, threshold: float) -
         return Judgement.UNDECIDED
     as_claimed = higher == (contrast.claimed in ("higher", "not lower"))
     return Judgement.HOLDS if as_claimed else Judgement.DOES_NOT_HOLD
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A table, figure or sentence of a paper.
+
+    Attributes:
+        name: FAMILY/PLACE, such as diff/table2.
+        says: the claim in one sentence.
+        published: its numbers in the paper; empty for a claim of ours.
+        study: the experiment that trains and measures its models.
+        contrasts: the comparisons that it makes.
+        also: names of other tables and figures that show the same.
+        by_construction: it follows from the formulas; a record shows that the code has them.
+    """
+
+    name: str
+    says: str
+    published: str
+    study: str
+    contrasts: tuple[Contrast, ...]
+    also: tuple[str, ...] = ()
+    by_construction: bool = False
+
+    @property
+    def family(self) -> str:
+        return self.name.partition("/")[0]
+
+    @property
+    def arms(self) -> set[str]:
+        """Patterns of the arms that its experiment runs for it."""
+        return trained_arms(name for one in self.contrasts for name in one.arms) or {ALL}
+
+    def outcomes(self, frame: "DataFrame") -> list[Outcome]:
+        """Outcomes of the contrasts in each source; those without numbers are left out."""
+        return [one for each in self.contrasts for one in each.outcomes(frame)]
+
+
+def trained_arms(patterns: Iterable[str]) -> set[str]:
+    """Patterns of arms without the task that their models are fine-tuned on."""
+    return {name.partition(" on ")[0] for name in patterns}
 
 
 def number(metric: str, *, times: float | None = None, label: str = "*", **at: Any) -> Reading:

@@ -13,7 +13,8 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.eval.options import HallucinationOptions
 from clearhead.experiments.configs import FinetuneJob
 from clearhead.experiments.sweep_configs import EvaluateSettings, SweepConfig
-from clearhead.reproduce.claims import ALL, Claim, claims, trained_arms
+from clearhead.reproduce.claims import claims
+from clearhead.reproduce.contrasts import ALL, Claim, trained_arms
 from clearhead.reproduce.experiments import EXPERIMENTS, Experiment
 from clearhead.reproduce.options import Changes
 from clearhead.reproduce.study import WHOLE, Study

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from clearhead.reproduce.claims import Claim
 from clearhead.reproduce.contrasts import (
     LOSS,
+    Claim,
     Contrast,
     higher,
     lower,

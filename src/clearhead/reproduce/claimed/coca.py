@@ -2,8 +2,16 @@
 
 from typing import Any
 
-from clearhead.reproduce.claims import Claim
-from clearhead.reproduce.contrasts import Contrast, higher, lower, no_worse, number, ratio, reaches
+from clearhead.reproduce.contrasts import (
+    Claim,
+    Contrast,
+    higher,
+    lower,
+    no_worse,
+    number,
+    ratio,
+    reaches,
+)
 
 EXACT, SLACK, BASE = "coca", "coca-slack", "transformer"
 _NTK: dict[str, Any] = {"scaling": "dynamic"}

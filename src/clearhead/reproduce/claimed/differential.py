@@ -2,8 +2,16 @@
 
 from typing import Any
 
-from clearhead.reproduce.claims import Claim
-from clearhead.reproduce.contrasts import LOSS, higher, lower, no_worse, number, ratio, reaches
+from clearhead.reproduce.contrasts import (
+    LOSS,
+    Claim,
+    higher,
+    lower,
+    no_worse,
+    number,
+    ratio,
+    reaches,
+)
 
 V1, V2, BASE = "differential", "differential-v2", "transformer"
 _SHOTS: dict[str, Any] = {"task": "shots", "order": "random"}

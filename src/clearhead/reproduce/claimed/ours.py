@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from clearhead.reproduce.claims import Claim
-from clearhead.reproduce.contrasts import Contrast, blocked, higher, lower, no_worse, number
+from clearhead.reproduce.contrasts import Claim, Contrast, blocked, higher, lower, no_worse, number
 
 # Repair → patterns of the arms with it and without it.
 REPAIRS = {

@@ -4,8 +4,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from clearhead.reproduce.claims import Claim
-from clearhead.reproduce.contrasts import LOSS, Contrast, lower, no_worse, number, ratio, reaches
+from clearhead.reproduce.contrasts import (
+    LOSS,
+    Claim,
+    Contrast,
+    lower,
+    no_worse,
+    number,
+    ratio,
+    reaches,
+)
 from clearhead.reproduce.readings import Patterns, Reading
 
 BASE, ADAMW = "transformer", ("transformer", "transformer · adamw")
