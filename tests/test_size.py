@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 44_244
+LINES = 43_781
 LONGEST = 400
 
 
