@@ -46,7 +46,7 @@ SHAPE = ("--set", "hidden_size=24", "num_hidden_layers=1", "num_attention_heads=
         (4000, STEP, ("compare", "transformer", "softmax1", *SHAPE)),
         (
             5000,
-            "eval/token_losses.py:Losses.__call__",
+            "eval/sliding.py:Losses.__call__",
             ("eval", "run", "--lengths", "16", "--tokens", "64"),
         ),
         (20_000, "experiments/processes.py:_start", ("reproduce", "sas/figure2", *SMOKE)),

@@ -224,10 +224,6 @@ def test_a_cell_says_how_it_was_made(words, tmp_path):
             ],
             "no effect on --perplexity.text stream",
         ),
-        (
-            ["--tasks", "passkey,needles", "--lengths", "9999"],
-            "made sentences, which need no text (--needles.filler sentences",
-        ),
         (["--tasks", "passkey,perplexity", "--perplexity.stride", "150"], "stride is 150"),
         (
             ["--tasks", "passkey,perplexity", "--data.data", "rows.jsonl"],
@@ -259,7 +255,7 @@ def test_half_of_the_stride_and_streams(words, tmp_path, capsys):
     assert "others loss, none" in " ".join(capsys.readouterr().out.split())
 
 
-def test_shots_by_order_and_a_file_that_changed(words, tmp_path, capsys):
+def test_shots_and_a_file_that_changed(words, tmp_path, capsys):
     def write(word: str) -> None:
         rows = [{"text": f"{word} {n}", "label": ["one", "two"][n % 2]} for n in range(40)]
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -270,16 +266,13 @@ def test_shots_by_order_and_a_file_that_changed(words, tmp_path, capsys):
     words += ["--shots.queries", "3", "--shots.permutations", "2", "--shots.counts", "1,4"]
     assert call(*words) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert all(part in out for part in ("margin, none", "shots 4", "alternating"))
-    assert len(cells_of(tmp_path)) == 2 * 2 * 2
+    assert all(part in out for part in ("margin, none", "shots 4"))
+    assert len(cells_of(tmp_path)) == 2 * 2
     assert call(*words) == 0
-    assert len(cells_of(tmp_path)) == 8  # all known
+    assert len(cells_of(tmp_path)) == 4  # all known
     write("row")
     assert call(*words) == 0
-    assert len(cells_of(tmp_path)) == 16
-    html = tmp_path / "report.html"
-    assert call("report", str(tmp_path / "records.jsonl"), "--output", str(html)) == 0
-    assert "order alternating" in html.read_text("utf-8")
+    assert len(cells_of(tmp_path)) == 8
 
 
 def _with(folder: Path, trained: Path, value: float) -> Path:
@@ -312,8 +305,7 @@ def test_a_number_that_is_not_finite_is_said_and_ends_in_1(words, trained, tmp_p
 def test_answers_of_a_model_without_numbers_are_not_wrong(words, trained, tmp_path, capsys):
     broken, (_, _, *options) = _with(tmp_path / "broken", trained, math.nan), words
     tasks = ["passkey", "needles", "recall", "hits"]
-    extra = ["--needles.filler", "sentences", "--needles.samples", "1"]
-    extra += ["--recall.pairs", "3", "--needles.grid", "1x1"]
+    extra = ["--needles.samples", "1", "--recall.pairs", "3", "--needles.grid", "1x1"]
     assert call("eval", str(broken), *options, *extra, "--tasks", *tasks) == 1
     shown = [line for line in lines_of(tmp_path) if line["kind"] == "measure"]
     assert {line["task"] for line in shown} == set(tasks)

@@ -84,7 +84,6 @@ def test_eval(model, words, tmp_path):
         *("--passkey.wording", "landmark", "--passkey.new-tokens", "4", "--tokens", "4096"),
         *("--perplexity.text", "stream"),
         *("--recall.samples", "2", "--recall.pairs", "2", "--allocation.samples", "2"),
-        *("--allocation.filler", "sentences"),
     )
     assert len(_lines(records)) > 10
 

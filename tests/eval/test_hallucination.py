@@ -8,8 +8,8 @@ import tests_judge_server as served
 import torch
 
 from clearhead import ClearheadError
-from clearhead.eval.hallucination import HallucinationTask, bigrams, contains, grounding, names
-from clearhead.eval.judge import Judge, JudgeConfig
+from clearhead.eval.hallucination import HallucinationTask, grounding, names
+from clearhead.eval.judge import JudgeConfig, verdicts
 from clearhead.records.intervals import wilson
 
 from .conftest import numbers
@@ -21,30 +21,15 @@ def _ignore(steps):
 
 @pytest.fixture
 def task(tmp_path):
-    """Six questions on documents of unlike lengths."""
+    """Six documents of unlike lengths, the last ones too long."""
     rows = [
-        {
-            "question": f"who left {n}",
-            "answers": ["the ship", "Ann"],
-            "passage": "The ship left the harbour in the morning. " * (1 + 5 * n % 7),
-        }
+        {"passage": f"{n} The old woman knew, and was silent. " * (1 + 5 * n), "short": f"Ann {n}"}
         for n in range(6)
     ]
-    path = tmp_path / "answers.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    fields = {"text_field": "passage", "label_field": "answers", "pair_field": "question"}
-    return HallucinationTask(files=(str(path),), answer_tokens=7, **fields)
-
-
-@pytest.fixture
-def summaries(tmp_path):
     path = tmp_path / "stories.jsonl"
-    rows = [
-        {"document": f"{n} The old woman knew, and was silent. " * 30, "summary": "x"}
-        for n in range(2)
-    ]
     path.write_text("\n".join(map(json.dumps, rows)))
-    return HallucinationTask(files=(str(path),), summary_tokens=9)
+    fields = {"text_field": "passage", "label_field": "short"}
+    return HallucinationTask(files=(str(path),), summary_tokens=9, **fields)
 
 
 @pytest.fixture
@@ -66,46 +51,32 @@ def _by_hand(subject, ids, new_tokens):
     return subject.decode(ids[start:])
 
 
-def test_texts_and_measures_are_what_is_found_by_hand(subject, task, summaries):
-    for one, new_tokens, stop in ((task, 7, "\n"), (summaries, 9, "\n\n")):
-        (cell,) = one.cells(subject)
-        advanced = []
-        found = numbers(one.measure(subject, cell, advanced.append))
-        rows, documents, prompts = one._asked(subject, one.files[0], 192)
-        texts = [
-            _by_hand(subject, prompt.ids, new_tokens).strip().partition(stop)[0].rstrip()
-            for prompt in prompts
-        ]
-        assert found["texts"] == texts
-        assert sum(advanced) == len(rows) == found["items"]
-        counts = grounding(texts, documents)
-        assert {key: found[key] for key in counts} == pytest.approx(counts)
-        assert ("answer_contained" in found) == (one is task)
-        assert "accuracy" not in found
-        for row, prompt in zip(rows, prompts, strict=True):
-            asked = subject.decode(prompt.ids)
-            assert row.text[:20] in asked
-            assert asked.endswith("Answer:" if one is task else "\n\nSummary:")
-            if one is task:
-                assert f"\n\nQuestion: {row.pair}\n" in asked
-
-
-def test_a_document_that_is_too_long_loses_its_end(subject, summaries):
-    (cell,) = summaries.cells(subject)
-    assert numbers(summaries.measure(subject, cell, _ignore))["cut"] == 1
-    rows, documents, prompts = summaries._asked(subject, summaries.files[0], 192)
+def test_texts_and_measures_are_what_is_found_by_hand(subject, task):
+    (cell,) = task.cells(subject)
+    advanced = []
+    found = numbers(task.measure(subject, cell, advanced.append))
+    rows, documents, prompts = task._asked(subject, task.files[0], 192)
+    written = [_by_hand(subject, prompt.ids, 9).strip() for prompt in prompts]
+    assert found["texts"] == [text.partition("\n\n")[0].rstrip() for text in written]
+    assert sum(advanced) == len(rows) == found["items"] == 6
+    counts = grounding(found["texts"], documents)
+    assert {key: found[key] for key in counts} == pytest.approx(counts)
+    assert "accuracy" not in found
     for row, document, prompt in zip(rows, documents, prompts, strict=True):
-        assert len(prompt.ids) == 192 - 9
-        assert row.text.startswith(document)
-        assert len(document) > 100
-        assert document in subject.decode(prompt.ids)
+        asked = subject.decode(prompt.ids)
+        assert document in asked
+        assert asked.endswith("\n\nSummary:")
+        if document != row.text:  # one that is too long loses its end
+            assert len(prompt.ids) == 192 - 9
+            assert row.text.startswith(document)
+    assert found["cut"] == sum(a.text != b for a, b in zip(rows, documents, strict=True)) / 6 > 0
 
 
 def test_samples_are_drawn_by_the_seed_alone(make_subject, task):
     def asked(seed, samples):
         subject = make_subject(lengths=(192,), seed=seed)
         rows, _, _ = replace(task, samples=samples)._asked(subject, task.files[0], 192)
-        return [row.pair for row in rows]
+        return [row.label for row in rows]
 
     assert len(asked(0, 100)) == 6
     assert len(set(asked(0, 4))) == 4
@@ -120,10 +91,10 @@ def test_samples_are_drawn_by_the_seed_alone(make_subject, task):
         ({"files": ("a/x.jsonl", "b/x.jsonl")}, "two files are called x.jsonl"),
         ({"files": ("none.jsonl",)}, "no such file"),
         ({"samples": 0}, "samples is 0"),
-        ({"answer_tokens": 0}, "tokens is 0"),
-        ({"answer_tokens": 190}, r"takes \d+ tokens without it, its answer 190; give longer"),
+        ({"summary_tokens": 0}, "summary_tokens is 0"),
+        ({"summary_tokens": 190}, r"takes \d+ tokens without it, its summary 190; give longer"),
         ({"text_field": "story"}, "no field 'story', it has .*--hallucination.text-field"),
-        ({"label_field": "answer"}, "--hallucination.label-field answers"),
+        ({"label_field": "shorts"}, "--hallucination.label-field short"),
         ({"judge": JudgeConfig(endpoint="http://127.0.0.1:1/v1")}, "a judge needs a judge.model"),
     ],
 )
@@ -138,7 +109,7 @@ def test_refuses_at_once_what_cannot_be_measured(subject, task, changes, message
 )
 def test_refuses_rows_that_say_nothing(subject, tmp_path, row):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    with pytest.raises(ClearheadError, match="line 1: give a document and a reference, not empty"):
+    with pytest.raises(ClearheadError, match="line 1: give a document and a summary, not empty"):
         HallucinationTask(files=(str(tmp_path / "rows.jsonl"),)).cells(subject)
 
 
@@ -147,27 +118,17 @@ def test_refuses_lengths_beyond_learned_positions(make_subject, task):
         task.cells(make_subject("gpt2"))
 
 
-def test_words_are_counted():
+def test_names_are_counted():
     found = grounding(
         ["Then Ann saw the ship.", "A ship, and Tom"],
         ["Ann saw a ship in 1900.", "the Ship and Bea"],
     )
-    # "then ann", "ann saw", "saw the", "the ship"; "a ship", "ship and", "and tom"
-    assert found["bigram_support"] == 2 / 7
     assert found["unsupported_names"] == 1 / 2  # Tom of Ann, Tom
     assert found["names_above_chance"] == 1 - 1 / 2
-    nothing = grounding([""], ["a b"])
-    assert nothing["bigram_support"] is nothing["unsupported_names"] is None
-    assert nothing["names_above_chance"] is None
-
-
-def test_names_follow_a_word_of_their_sentence():
+    assert set(grounding([""], ["a b"]).values()) == {None}
     assert names("Tom met Ann, Bea's aunt. Later I'm at NASA (Paris) in May") == {
         *("ann", "bea", "nasa", "may")
     }
-    assert bigrams("A b, a B.") == {("a", "b"), ("b", "a")}
-    assert contains("It was THE ship.", ["Ann", "the Ship"])
-    assert not contains("It was shipped", ["ship", "", "?"])
 
 
 def _judged(task, server, **changes):
@@ -175,9 +136,9 @@ def _judged(task, server, **changes):
 
 
 def _verdict(prompt):
-    """By the question's number: four supported, one not, one undecided."""
+    """By the reference's number: four supported, one not, one undecided."""
     for number, said in ((1, "Conclusion: False"), (4, "who knows")):
-        if f"who left {number}" in prompt:
+        if f"Ann {number}" in prompt:
             return served.completion(said)
     return served.completion("So it is.\n**Conclusion: True**")
 
@@ -191,12 +152,12 @@ def test_a_judge_gives_the_accuracy(subject, task, judge):
     assert found["accuracy"] == 4 / 5
     assert (found["low"], found["high"]) == wilson(4, 5)
     assert (found["undecided"], found["unjudged"], found["items"]) == (1, 0, 6)
-    assert (found["judged_by"], found["judge_failures"]) == (["judge-2026"], [])
+    assert found["judge_failures"] == []
     rows, documents, _ = task._asked(subject, task.files[0], 192)
     for asked, row, document, text in zip(
         judge.prompts, rows, documents, found["texts"], strict=True
     ):
-        for part in (document, row.pair, "the ship; Ann", f"Proposed text:\n{text}\n"):
+        for part in (document, row.label, f"Proposed text:\n{text}\n"):
             assert part in asked
 
 
@@ -212,7 +173,7 @@ def test_a_judge_that_goes_away_leaves_what_is_measured(subject, task, judge, ca
     found = numbers(task.measure(subject, cell, _ignore))
     assert found["unjudged"] == 4
     assert found["undecided"] + len(found["accuracy_by_item"]) == 2
-    assert "bigram_support" in found
+    assert "unsupported_names" in found
     assert found["judge_failures"]
     assert "4 of 6 texts are unjudged: " in capsys.readouterr().err
     assert len(judge.requests) == 2 + 3 * 3  # and then it is asked no more
@@ -249,7 +210,7 @@ def test_a_conclusion_is_read_strictly(judge, reply, verdict):
 
 def _ask(server, *prompts, **changes):
     config = JudgeConfig(endpoint=server.url, model="gpt-x", **changes)
-    return Judge(config).verdicts(prompts or ["one"])
+    return verdicts(config, prompts or ["one"])
 
 
 def test_a_server_is_asked_at_temperature_0_with_its_key(judge, monkeypatch):
@@ -258,7 +219,6 @@ def test_a_server_is_asked_at_temperature_0_with_its_key(judge, monkeypatch):
     judge.answer = lambda prompt: served.completion(f"{prompt} to sk-secret", model="x sk-secret")
     found = _ask(judge, "one", "two é", key_variable="MY_KEY", new_tokens=7)
     assert found["replies"] == ["one to [key]", "two é to [key]"]
-    assert found["judged_by"] == ["x [key]"]
     _ask(judge, "three")
     (path, first, body), _, (_, last, _) = judge.requests
     assert path == "/v1/chat/completions"

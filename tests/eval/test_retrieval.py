@@ -25,9 +25,8 @@ TASKS = {
     "passkey": PasskeyTask(trials=3, depths=(0.0, 0.5, 1.0), new_tokens=4),
     "landmark": PasskeyTask(trials=3, depths=(0.5,), wording="landmark", new_tokens=4),
     "needles": NeedlesTask(grid=("1x1", "3x2"), samples=2, depths=(0.0, 1.0), new_tokens=4),
-    "sentences": NeedlesTask(grid=("2x1",), samples=2, depths=(0.5,), filler="sentences"),
     "recall": RecallTask(pairs=(3, 6), queries=4, samples=3),
-    "allocation": AllocationTask(samples=2, depths=(0.0, 1.0), needles=2),
+    "allocation": AllocationTask(samples=2, depths=(0.0, 1.0)),
 }
 
 
@@ -62,7 +61,7 @@ def _asked(subject, task, cell, answer=_knowing):
     return found, texts, oracle
 
 
-@pytest.mark.parametrize("name", ["passkey", "landmark", "needles", "sentences", "recall"])
+@pytest.mark.parametrize("name", ["passkey", "landmark", "needles", "recall"])
 def test_one_who_knows_scores_one_and_who_does_not_zero(subject, name):
     task = TASKS[name]
     for cell in task.cells(subject):
@@ -116,8 +115,6 @@ def test_needles_stand_at_their_depth_and_all_lengths_are_exact(subject):
             depth=depth,
             needles=3,
             queries=2,
-            digits=5,
-            filler="text",
         )
         prompts = stack.prompts
         assert max(len(prompt.ids) for prompt in prompts) == 192
@@ -164,13 +161,10 @@ def test_scores_do_not_depend_on_the_batch(make_subject, name):
             alone, together = (
                 numbers(task.measure(s, cell, lambda steps: None)) for s in (one, many)
             )
-            if "maps" not in alone:
-                by_item = [
-                    {k: r.pop(k) for k in list(r) if "by_item" in k} for r in (alone, together)
-                ]
-                assert by_item[0] == by_item[1]
-                assert alone.pop("headlines") == together.pop("headlines")
-                assert alone == pytest.approx(together, rel=1e-5)
+            by_item = [{k: r.pop(k) for k in list(r) if "by_item" in k} for r in (alone, together)]
+            assert by_item[0] == by_item[1]
+            assert alone.pop("headlines") == together.pop("headlines")
+            assert alone == pytest.approx(together, rel=1e-5)
 
 
 def test_wilson_against_published_values():
@@ -195,8 +189,6 @@ def test_allocation_is_the_last_row_of_the_whole_map(make_subject, name):
         depth=0.5,
         needles=2,
         queries=1,
-        digits=5,
-        filler="text",
     )
     (prompt,) = stack.prompts
     spans = torch.zeros(3, 128, dtype=torch.bool)
@@ -204,28 +196,10 @@ def test_allocation_is_the_last_row_of_the_whole_map(make_subject, name):
     with torch.no_grad():
         ids = torch.tensor([prompt.ids])
         maps = subject.model(ids, output_attentions=True, use_cache=False).attentions
-    row_S = torch.stack([layer[0, :, -1].double().sum(0) for layer in maps]).sum(0)
     absolute_S = torch.stack([layer[0, :, -1].double().abs().sum(0) for layer in maps]).sum(0)
-    expected = torch.stack([row_S, absolute_S]) @ spans.double().T
     subject.model.set_attn_implementation("sdpa")
-    *_, effective = last_row(subject, prompt, spans).values()
-    torch.testing.assert_close(effective, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_shares_of_attention_add_up_under_both_normalisations(make_subject):
-    subject = make_subject("differential", lengths=(128,))
-    task = TASKS["allocation"]
-    found = numbers(task.measure(subject, task.cells(subject)[0], lambda steps: None))
-    assert [one["map"] for one in found["maps"]] == ["map 1", "map 2", "difference"]
-    for one in found["maps"]:
-        assert sum(one["signed"].values()) == pytest.approx(1)
-        assert sum(one["absolute"].values()) == pytest.approx(1)
-        if one["map"] != "difference":
-            assert one["signed"] == pytest.approx(one["absolute"])
-        assert one["lift"] == pytest.approx(
-            one["absolute"]["answer"] / found["token_shares"]["answer"]
-        )
-    assert found["answer_share"] == found["maps"][-1]["absolute"]["answer"]
+    effective = last_row(subject, prompt, spans)
+    torch.testing.assert_close(effective, absolute_S @ spans.double().T, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +213,6 @@ def test_shares_of_attention_add_up_under_both_normalisations(make_subject):
         (NeedlesTask(grid=("2by1",)), (128,), "grid '2by1' is not NxR"),
         (NeedlesTask(grid=("1x2",)), (128,), "from 1 to 1 of 1"),
         (NeedlesTask(grid=("6x1",)), (40,), "6 needles and a question take"),
-        (NeedlesTask(), (128, 90_000), "more than any document has"),
         (RecallTask(pairs=(40,)), (64,), "tokens, more than the length 64"),
         (RecallTask(pairs=(0,)), (128,), "pairs is 0"),
     ],
@@ -259,7 +232,7 @@ def test_learned_positions_are_refused_at_once(make_subject, name):
 def test_positions_that_cannot_be_told_apart_are_refused_at_once(make_subject, name, limit):
     """Not after reading 64K tokens: what is written after the prompt counts too."""
     limit = limit or make_subject(name).model.model.position.longest()
-    task = NeedlesTask(grid=("1x1",), filler="sentences", depths=(0.5,), new_tokens=10)
+    task = NeedlesTask(grid=("1x1",), depths=(0.5,), new_tokens=10)
     make_subject(name).check_length(limit)
     with pytest.raises(ClearheadError, match=f"{name} can tell apart: ask for at most {limit:,}"):
         task.cells(make_subject(name, lengths=(limit - 9,)))
@@ -288,7 +261,7 @@ def test_an_answer_has_the_tokens_that_it_has_in_the_text(make_subject, kind):
     texts = [t for k in ("needle", "recall", "passkey") for t in synthetic.texts(f"synthetic:{k}")]
     changes = {} if kind == "byte-level" else {"tokenizer": _spelling(kind, texts[::9])}
     subject = make_subject(lengths=(600,), **changes)
-    for name in ("passkey", "landmark", "sentences", "recall"):
+    for name in ("passkey", "landmark", "needles", "recall"):
         for cell in TASKS[name].cells(subject):
             _, _, oracle = _asked(subject, TASKS[name], cell)
             for prompt, answer in zip(oracle.prompts, oracle.answers, strict=True):

@@ -6,14 +6,14 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from statistics import variance
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from clearhead import ClearheadError
 from clearhead.data.seeded_choices import SeededChoices
-from clearhead.eval.demonstrations import ORDERS, Example, Wording, fill
-from clearhead.eval.shots import ShotsTask, _Setting
+from clearhead.eval.shots import Setting, ShotsTask
 from clearhead.records.intervals import wilson
 
 from .conftest import numbers
@@ -55,7 +55,7 @@ def _by_hand(subject, setting, context):
     found = []
     for question in setting.questions:
         scores = []
-        for answer in setting.wording.answers:
+        for answer in setting.answers:
             ids = torch.tensor([(*context, *question, *answer)])
             with torch.no_grad():
                 logp = subject.model(ids, use_cache=False).logits[0].double().log_softmax(-1)
@@ -69,14 +69,14 @@ def _by_hand(subject, setting, context):
 def test_a_cell_is_what_is_found_by_hand(make_subject, task, name):
     subject = make_subject(name, lengths=(192,))
     subject.model.double()
-    setting = _Setting(task, subject)
-    labels = [query.label for query in setting.examples.queries]
+    setting = Setting(task, subject)
+    labels = [query.label for query in setting.queries]
     for cell in task.cells(subject):
         found = numbers(task.measure(subject, cell, lambda steps: None))
         shown = setting.shown(192, None if cell["shots"] == "fill" else 1)
         accuracies = []
         for number in range(2):
-            order = ORDERS[cell["order"]](shown, SeededChoices(f"shots 0 {cell['order']} {number}"))
+            order = SeededChoices(f"shots 0 random {number}").sample(shown, len(shown))
             answers = _by_hand(subject, setting, setting.context(order))
             accuracies.append(sum(a == b for a, b in zip(answers, labels, strict=True)) / 7)
         assert found["accuracies"] == accuracies
@@ -92,10 +92,10 @@ def test_a_cell_is_what_is_found_by_hand(make_subject, task, name):
 
 
 def test_prompts_fit_the_length_and_never_show_a_query(subject, task):
-    setting = _Setting(task, subject)
-    asked = {query.text for query in setting.examples.queries}
+    setting = Setting(task, subject)
+    asked = {query.text for query in setting.queries}
     assert asked & {row["text"].replace("  ", " ").replace("\n", " ") for row in _rows(60)}
-    longest = max(map(len, setting.questions)) + max(map(len, setting.wording.answers))
+    longest = max(map(len, setting.questions)) + max(map(len, setting.answers))
     before = []
     for length in (128, 192, 256):
         shown = setting.shown(length, None)
@@ -110,57 +110,41 @@ def test_prompts_fit_the_length_and_never_show_a_query(subject, task):
 
 
 def test_draws_follow_the_seed_alone(make_subject, task):
-    first, again, other = (_Setting(task, make_subject(seed=seed)) for seed in (0, 0, 1))
-    assert first.examples == again.examples
-    assert first.examples.digest == again.examples.digest != other.examples.digest
+    first, again, other = (Setting(task, make_subject(seed=seed)) for seed in (0, 0, 1))
+    assert first.digest == again.digest != other.digest
     assert first.shown(192, None) == again.shown(192, None) != other.shown(192, None)
 
 
 def test_without_a_test_file_the_queries_are_held_out(subject, task):
-    setting = _Setting(replace(task, test="", queries=20), subject)
-    queries, pool = setting.examples.queries, setting.examples.pool
+    setting = Setting(replace(task, test="", queries=20), subject)
+    queries, pool = setting.queries, setting.pool
     assert (len(queries), len(pool)) == (20, 40)
     assert not set(queries) & set(pool)
-
-
-def test_orders_permute_and_labels_alternate():
-    shown = [Example(f"text {n}", label) for n, label in enumerate((0,) * 5 + (1,) * 3 + (2,))]
-    for kind, order in ORDERS.items():
-        orders = [order(shown, SeededChoices(f"{kind} {n}")) for n in range(4)]
-        assert all(sorted(one) == sorted(shown) for one in orders)
-        assert len({tuple(one) for one in orders}) == 4
-    for one in orders:  # the last kind: alternating
-        labels = [example.label for example in one]
-        assert sorted(labels[:3]) == [0, 1, 2]
-        without = [label for label in labels[:3] if label != 2]
-        assert labels[3:] == [*without, *without, 0, 0]
 
 
 def _letters(text):
     return tuple(map(ord, text))
 
 
-def _pieces(encode):
-    return lambda *pieces: [encode(piece) for piece in pieces]
-
-
-def test_a_label_that_starts_another_is_told_apart_by_the_end_of_its_line():
-    wording = Wording(_pieces(_letters), (), LABELS)
-    assert wording.answers == tuple(_letters(f" {name}\n") for name in LABELS)
-
-
 @pytest.mark.parametrize(
     ("encode", "labels", "message"),
     [
-        (_letters, ("a", ""), "label '' tokenises to nothing"),
-        (lambda t: _letters(t.replace("q", "").replace(" ", "")), ("a", "q"), "'q' tokenises to"),
-        (lambda t: _letters(t.lower()), ("Ab", "aB"), "'Ab' and 'aB' are the same tokens"),
+        (_letters, ("a", ""), "label '' has no token"),
+        (lambda t: _letters(t.replace("q", "").replace(" ", "")), ("a", "q"), "'q' has no token"),
+        (lambda t: _letters(t.lower()), ("Ab", "aB"), "'Ab' has the tokens of another label"),
         (lambda t: _letters(t.strip()), ("a", "b"), "end of a line no token"),
     ],
 )
-def test_labels_that_cannot_be_scored_are_refused(encode, labels, message):
+def test_labels_that_cannot_be_scored_are_refused(write, encode, labels, message):
+    rows = [{"text": f"{n}", "label": labels[n % 2]} for n in range(4)]
+    subject = SimpleNamespace(ids=lambda *pieces: [*map(encode, pieces)], begin=(), seed=0)
     with pytest.raises(ClearheadError, match=message):
-        Wording(_pieces(encode), (), labels)
+        Setting(ShotsTask(data=write(rows), queries=1), subject)
+
+
+def test_a_label_that_starts_another_is_told_apart_by_the_end_of_its_line(subject, task):
+    answers = Setting(task, subject).answers
+    assert [subject.decode(answer) for answer in answers] == [f" {name}\n" for name in LABELS]
 
 
 def test_labelled_texts_of_a_data_set_are_those_of_a_file(
@@ -171,7 +155,7 @@ def test_labelled_texts_of_a_data_set_are_those_of_a_file(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     file = Path(write(_rows(30), "train.jsonl"))
     of_file, of_set = (
-        _Setting(ShotsTask(data=data, queries=4), make_subject()).examples
+        Setting(ShotsTask(data=data, queries=4), make_subject()).digest
         for data in (str(file), f"hf:{file.parent}")
     )
     assert of_set == of_file
@@ -185,14 +169,17 @@ def test_labelled_texts_of_a_data_set_are_those_of_a_file(
         ({}, [*_rows(9), {"text": "a", "label": ["b"]}], r"line 10: a label is a name .*\['b'\]"),
         ({}, _rows(1) * 3, "all 3 training rows are of class"),
         ({"queries": 31}, _rows(30), "queries is 31, and .* has 30 rows"),
-        ({"queries": 30}, _rows(30), "shots: 1 asked for, and 0 examples are left"),
-        ({"counts": ("9",)}, _rows(12), "shots: 9 asked for, and 8 examples are left"),
-        ({"counts": ("20",)}, _rows(60), r"shots: 20 take more than the \d+ tokens that query"),
-        ({}, _rows(8), r"all 4 examples take \d+ of the \d+ tokens"),
-        ({}, [{"text": f"{n} " * 300, "label": n % 2} for n in range(8)], "more than the 0 tokens"),
+        ({"queries": 30}, _rows(30), "shots: fill asked for, and 0 of 0 examples fit"),
+        ({"counts": ("9",)}, _rows(12), "shots: 9 asked for, and 4 of 8 examples fit"),
+        (
+            {"counts": ("20",)},
+            _rows(60),
+            r"shots: 20 asked for, and \d of 56 examples fit the",
+        ),
+        ({}, _rows(8), r"shots: fill asked for, and 4 of 4 examples fit"),
+        ({}, [{"text": f"{n} " * 300, "label": n % 2} for n in range(8)], "fit the 0 tokens"),
         ({"counts": ("two",)}, _rows(30), "'two' is no whole number above 0, nor fill"),
-        ({"counts": ()}, _rows(30), "counts and orders of shots are none"),
-        ({"orders": ("randm",)}, _rows(30), "did you mean random"),
+        ({"counts": ()}, _rows(30), "counts of shots are none"),
         ({"permutations": 0}, _rows(30), "permutations is 0"),
         ({"data": ""}, _rows(3), "give a .jsonl"),
         ({"data": "no.jsonl"}, _rows(3), "'no.jsonl': no such file"),
@@ -211,9 +198,3 @@ def test_refuses_labels_that_are_not_shown_and_learned_positions(make_subject, w
         odd.cells(make_subject())
     with pytest.raises(ClearheadError, match="64 learned positions of this model"):
         task.cells(make_subject("gpt2"))
-
-
-def test_a_number_that_is_asked_for_is_shown(subject):
-    wording = Wording(_pieces(_letters), (), LABELS)
-    pool = [Example(f"text {n}", n % 4) for n in range(20)]
-    assert len(fill(pool, wording, room=9999, count=20, draws=SeededChoices("x"))) == 20

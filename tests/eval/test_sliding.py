@@ -8,8 +8,7 @@ import torch
 from clearhead import ClearheadError
 from clearhead.eval.ar_hits import HitsTask, hits
 from clearhead.eval.perplexity_task import PerplexityTask, profile
-from clearhead.eval.sliding import sliding, windows_of
-from clearhead.eval.token_losses import Losses
+from clearhead.eval.sliding import Losses, sliding, windows_of
 from clearhead.models import with_scaled_rope
 
 from .conftest import numbers

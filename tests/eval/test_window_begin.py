@@ -181,7 +181,8 @@ def test_a_begin_token_that_is_none_is_refused(wrong, models, texts):
 
 def _harness(model, corpus):
     pytest.importorskip("lm_eval")
-    return harness_model(model, corpus.tokenizer, 64, lambda count: None)
+    subject = SimpleNamespace(model=model, tokenizer=corpus.tokenizer, batch_tokens=64)
+    return harness_model(subject, lambda count: None)
 
 
 @pytest.fixture

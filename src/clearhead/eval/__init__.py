@@ -7,7 +7,7 @@ from clearhead.lazy import lazily
 if TYPE_CHECKING:
     from clearhead.eval.classification import METRICS as METRICS
     from clearhead.eval.classification import predict as predict
-    from clearhead.eval.harness_tasks import check_names as check_names
+    from clearhead.eval.harness import check_names as check_names
     from clearhead.eval.masked_lm import masked_loss as masked_loss
     from clearhead.eval.registry import TASKS as TASKS
     from clearhead.eval.registry import WITHOUT_LENGTH as WITHOUT_LENGTH

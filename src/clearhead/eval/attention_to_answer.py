@@ -1,19 +1,12 @@
 """Shares of attention on the answer and on noise (arXiv 2410.05258, table 3).
 
-The last token of a needle prompt, which should find the number, attends to the needle asked for
-(`answer`), to all other text before the question, other needles included (`noise`), and to the
-begin token and the question itself (`other`). Weights are summed over the span, all heads and all
-layers, and divided by a sum over all keys, heads and layers. The paper does not say which; here are
-both, the same for a softmax map:
-
-- `signed`: the weights as they are, over their sum. Of a difference of maps that sum is 1 − λ a
-  row, so shares add up to 1, but one may be negative and another above 1.
-- `absolute`: |weights| over the sum of |weights|: shares of all that moves the output.
-
-`lift` is the absolute share of the answer over its share of the visible tokens: 1 is no preference.
+The last token of a needle prompt, which should find the number, attends to the needle (the answer),
+to all other text before the question (noise), and to the begin token and the question itself.
+Weights are summed over the span, all heads and all layers, and divided by the sum over all keys,
+heads and layers. The paper does not say how it normalises; here the sums are of |weights|, so that
+of a difference of maps, too, each share is between 0 and 1.
 """
 
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -31,8 +24,6 @@ from clearhead.probe.observation import observe
 from clearhead.probe.tiles import AttentionTile, ByTile
 from clearhead.records.runs import Line
 
-SPANS = ("answer", "noise", "other")
-
 
 class AllocationTask(EvalTask, AllocationOptions):
     headlines = ("answer_share", "noise_share")
@@ -46,43 +37,22 @@ class AllocationTask(EvalTask, AllocationOptions):
         return cells
 
     def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
-        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, 3, dtype=torch.float64))
-        counts = torch.zeros(3, dtype=torch.float64)
+        weights = torch.zeros(3, dtype=torch.float64)
         for sample in range(self.samples):
             stack = self._haystack(subject, cell, sample)
             (prompt,) = stack.prompts
-            spans = _spans(stack, prompt, len(subject.begin))
-            counts += spans.sum(1)
-            for name, found in last_row(subject, prompt, spans).items():
-                sums[name] += found
+            weights += last_row(subject, prompt, _spans(stack, prompt, len(subject.begin)))
             advanced(1)
-        tokens = (counts / counts.sum()).tolist()
-        *_, effective = sums.values()  # what multiplies the values comes last
-        share = (effective[1] / effective[1].sum()).tolist()
-        return {
-            "answer_share": share[0],
-            "noise_share": share[1],
-            "maps": [
-                {
-                    "map": name,
-                    "signed": dict(zip(SPANS, (one[0] / one[0].sum()).tolist(), strict=True)),
-                    "absolute": dict(zip(SPANS, (one[1] / one[1].sum()).tolist(), strict=True)),
-                    "lift": float(one[1, 0] / one[1].sum()) / tokens[0],
-                }
-                for name, one in sums.items()
-            ],
-            "token_shares": dict(zip(SPANS, tokens, strict=True)),
-            "samples": self.samples,
-        }
+        answer, noise, _ = (weights / weights.sum()).tolist()
+        return {"answer_share": answer, "noise_share": noise, "samples": self.samples}
 
     def _haystack(self, subject: Subject, cell: Cell, sample: int) -> Haystack:
         label = f"allocation {subject.seed} {cell['length']} {sample}"
-        options: Any = {"needles": self.needles, "digits": self.digits, "filler": self.filler}
-        return haystack(subject, SeededChoices(label), queries=1, **cell, **options)
+        return haystack(subject, SeededChoices(label), needles=1, queries=1, **cell)
 
 
-def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> dict[str, Tensor]:
-    """Attention of a prompt's last token, by map, summed over heads and layers.
+def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> Tensor:
+    """Absolute attention of a prompt's last token, summed over heads and layers.
 
     The prompt is read but for its last token, and only that one is observed.
 
@@ -90,28 +60,27 @@ def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> dict[str, Te
         spans_3S: bool, for each of the spans the keys in it.
 
     Returns:
-        Float64 [2, 3]: signed and absolute weights, over the spans.
+        Float64 [3], over the spans, of the map that multiplies the values.
     """
     last_row = _LastRow(spans_3S)
     with evaluating(subject.model):
         batch = subject.reader.read([prompt])
         with observe(subject.model, attention=[ByTile(weights=[last_row])]):
-            finite(subject.reader.forward(batch)[0])
-    return dict(last_row.sums)
+            finite(subject.reader.forward(batch.unread, batch.cache)[0])
+    return last_row.sums
 
 
 class _LastRow:
     def __init__(self, spans_3S: Tensor) -> None:
         self._spans_S3 = spans_3S.double().T
-        self.sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, 3, dtype=torch.float64))
+        self.sums = torch.zeros(3, dtype=torch.float64)
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
         if tile.start + tile.visible.shape[2] < call.q.shape[2]:
             return
-        for part in tile.maps:
-            row_HS = part.weights[0, :, -1].double().cpu()
-            both = torch.stack([row_HS, row_HS.abs()]).sum(1)
-            self.sums[part.name] += both @ self._spans_S3
+        *_, effective = tile.maps  # what multiplies the values comes last
+        row_HS = effective.weights[0, :, -1].double().cpu()
+        self.sums += row_HS.abs().sum(0) @ self._spans_S3
 
     def measures(self) -> list[dict[str, Any]]:
         return []

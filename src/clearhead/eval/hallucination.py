@@ -1,44 +1,48 @@
-"""Contextual hallucination: statements of a generated text that its document does not support.
+"""Contextual hallucination: statements of a summary that its document does not support.
 
 After the Differential Transformer (arXiv 2410.05258, section 3.6) and Lookback Lens (2407.07071):
-answers to questions on documents, and summaries, by greedy decoding. Beside a judge's verdicts
-stand counts, which find words and not meaning: a paraphrase lowers the support of bigrams, and a
-false sentence made of the document's own words passes.
+summaries by greedy decoding. Beside a judge's verdicts stands a count of names, which finds words
+and not meaning: a false sentence made of the document's own words passes.
 """
 
 import re
-from collections.abc import Collection, Sequence
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from clearhead.data import labelled
 from clearhead.data.corpus import fingerprint_of
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
-from clearhead.eval.judge import PROMPT, Judge
+from clearhead.eval.judge import PROMPT, verdicts
 from clearhead.eval.options import HallucinationOptions
-from clearhead.eval.task import EvalTask, check_count, check_files, labelled_rows
+from clearhead.eval.task import EvalTask, check_count, labelled_rows
 from clearhead.measure.answers import Prompt
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.runs import Line
 
-_ANSWER = "Answer the question from the document alone, in a few words."
-_SUMMARY = "Summarize the document in a few sentences, with nothing that it does not say."
+_OPENING = (
+    "Summarize the document in a few sentences, with nothing that it does not say.\n\nDocument:\n"
+)
 _NAME = re.compile(r"(?<=[\w,;)] )[^\W\d_]\w*")
 
 
 class HallucinationTask(EvalTask, HallucinationOptions):
-    headlines = (
-        *("accuracy", "undecided", "unjudged"),
-        *("answer_contained", "bigram_support", "unsupported_names"),
-    )
+    headlines = ("accuracy", "undecided", "unjudged", "unsupported_names")
 
     def cells(self, subject: Subject) -> list[Cell]:
-        check_files("hallucination", self.files, "summaries.jsonl.gz")
-        check_count(samples=self.samples, tokens=self._new_tokens)
+        if not self.files:
+            raise ClearheadError(
+                "hallucination needs files: for example --hallucination.files summaries.jsonl.gz"
+            )
+        names = Counter(Path(file).name for file in self.files)
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise ClearheadError(
+                f"two files are called {twice[0]}: tables name them so; rename one"
+            )
+        check_count(samples=self.samples, summary_tokens=self.summary_tokens)
         self.judge.check()
         for length in subject.lengths:
             subject.check_length(length)
@@ -56,21 +60,16 @@ class HallucinationTask(EvalTask, HallucinationOptions):
         (file,) = [file for file in self.files if Path(file).name == cell["file"]]
         rows, documents, prompts = self._asked(subject, file, cell["length"])
         answers = subject.reader.ask(
-            prompts, [()] * len(prompts), new_tokens=self._new_tokens, advanced=advanced
+            prompts, [()] * len(prompts), new_tokens=self.summary_tokens, advanced=advanced
         )
-        # Models that only continue texts go on to the next question or document by themselves.
-        stop = "\n" if self.pair_field else "\n\n"
+        # Models that only continue texts go on to the next document by themselves.
         written = [subject.decode(answer.written).strip() for answer in answers]
-        texts = [text.partition(stop)[0].rstrip() for text in written]
-        references = [row.label if isinstance(row.label, list) else [row.label] for row in rows]
+        texts = [text.partition("\n\n")[0].rstrip() for text in written]
         judged: Line = {}
-        if self.pair_field:
-            judged["answer_contained"] = fmean(map(contains, texts, references))
         if self.judge.model:
-            each = zip(documents, rows, references, texts, strict=True)
-            judged |= Judge(self.judge).verdicts(
-                [PROMPT.format(a, b.pair or _SUMMARY, "; ".join(c), d) for a, b, c, d in each]
-            )
+            each = zip(documents, rows, texts, strict=True)
+            prompts_of_judge = [PROMPT.format(one, row.label, text) for one, row, text in each]
+            judged = verdicts(self.judge, prompts_of_judge)
         return {
             **judged,
             **grounding(texts, documents),
@@ -79,18 +78,12 @@ class HallucinationTask(EvalTask, HallucinationOptions):
             "texts": texts,
         }
 
-    @property
-    def _new_tokens(self) -> int:
-        return self.answer_tokens if self.pair_field else self.summary_tokens
-
     def _rows(self, file: str) -> list[labelled.Row]:
-        pair, label = self.pair_field or None, self.label_field
-        fields = Task(name=file, text=self.text_field, pair=pair, label=label)
+        fields = Task(name=file, text=self.text_field, label=self.label_field)
         rows = labelled_rows(file, fields, "--hallucination.")
         for row in rows:
-            right = row.label if isinstance(row.label, list) else [row.label]
-            if not row.text.strip() or not right or not all(isinstance(x, str) for x in right):
-                raise ClearheadError(f"{row.where}: give a document and a reference, not empty")
+            if not row.text.strip() or not isinstance(row.label, str):
+                raise ClearheadError(f"{row.where}: give a document and a summary, not empty")
         return rows
 
     def _asked(
@@ -102,14 +95,12 @@ class HallucinationTask(EvalTask, HallucinationOptions):
             rows = SeededChoices(f"hallucination {subject.seed}").sample(rows, self.samples)
         rows.sort(key=lambda row: (len(row.text), row.text))  # like ones run together
         for row in rows:
-            opening = f"{_SUMMARY if row.pair is None else _ANSWER}\n\nDocument:\n"
-            last = "\n\nSummary:" if row.pair is None else f"\n\nQuestion: {row.pair}\nAnswer:"
-            start, middle, end = subject.ids(opening, row.text, last)
-            room = length - self._new_tokens - len(start) - len(end)
+            start, middle, end = subject.ids(_OPENING, row.text, "\n\nSummary:")
+            room = length - self.summary_tokens - len(start) - len(end)
             if room < 1:
                 raise ClearheadError(
                     f"length {length} has no room for a document: a prompt takes {len(start + end)}"
-                    f" tokens without it, its answer {self._new_tokens}; give longer lengths"
+                    f" tokens without it, its summary {self.summary_tokens}; give longer lengths"
                 )
             documents.append(row.text if len(middle) <= room else subject.decode(middle[:room]))
             prompts.append(Prompt((*start, *middle[:room]), end))
@@ -117,49 +108,26 @@ class HallucinationTask(EvalTask, HallucinationOptions):
 
 
 def grounding(texts: Sequence[str], documents: Sequence[str]) -> dict[str, float | None]:
-    """Counts over all texts together; a share of nothing is None.
+    """Counts over all texts together; None where they have no name.
 
-    `bigram_support` is the share of the texts' bigrams that their documents have;
-    `unsupported_names` that of their names that their documents lack, and `names_above_chance` how
-    many more another document lacks, the next one.
+    `unsupported_names` is the share of the texts' names that their documents lack, and
+    `names_above_chance` how many more another document lacks, the next one.
     """
-    named, pairs = list(map(names, texts)), list(map(bigrams, texts))
-    known = [set(_words(document)) for document in documents]
+    known = [set(re.findall(r"\w+", document.casefold())) for document in documents]
     others = [
         next((other for other in (*known[n:], *known[:n]) if other != mine), mine)
         for n, mine in enumerate(known)
     ]
-    missing, chance = _missing(named, known), _missing(named, others)
-    novel = _missing(pairs, list(map(bigrams, documents)))
-    return {
-        "unsupported_names": missing,
-        "names_above_chance": None if missing is None or chance is None else chance - missing,
-        "bigram_support": None if novel is None else 1 - novel,
-    }
-
-
-def contains(text: str, answers: Sequence[str]) -> bool:
-    """True if an answer's words stand in the text's side by side, in any case."""
-    words, *others = (f" {' '.join(_words(one))} " for one in (text, *answers))
-    return any(other in words for other in others if other.strip())
-
-
-def bigrams(text: str) -> set[tuple[str, str]]:
-    """The different pairs of neighbouring words, in lower case (arXiv 1704.04368, section 6)."""
-    return set(pairwise(_words(text)))
+    named = list(map(names, texts))
+    if not (count := sum(map(len, named))):
+        return dict.fromkeys(("unsupported_names", "names_above_chance"))
+    missing, chance = (
+        sum(len(some - words) for some, words in zip(named, side, strict=True)) / count
+        for side in (known, others)
+    )
+    return {"unsupported_names": missing, "names_above_chance": chance - missing}
 
 
 def names(text: str) -> set[str]:
     """Capitalised words that follow a word or comma of their sentence, in lower case; never I."""
     return {one.casefold() for one in _NAME.findall(text) if one[0].isupper() and one != "I"}
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.casefold())
-
-
-def _missing(parts: Sequence[set[Any]], wholes: Sequence[Collection[Any]]) -> float | None:
-    """The share of all members of the parts that their wholes lack."""
-    count = sum(map(len, parts))
-    lost = [len(part.difference(whole)) for part, whole in zip(parts, wholes, strict=True)]
-    return sum(lost) / count if count else None

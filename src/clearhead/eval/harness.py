@@ -2,18 +2,25 @@
 
 import contextlib
 import copy
+import difflib
+import hashlib
 import io
-from collections.abc import Iterator, Mapping
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
+from glob import glob
 from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 from tokenizers.processors import TemplateProcessing
 from transformers import set_seed
 
 from clearhead.errors import ClearheadError, NotFinite, require
-from clearhead.eval.harness_tasks import EXTRA, Catalogue, check_names, no_downloaded_code
 from clearhead.eval.options import HarnessOptions
 from clearhead.eval.task import check_count
 from clearhead.measure.rope_limits import follow_length, reset_dynamic_rope
@@ -24,6 +31,7 @@ from clearhead.records.cells import lines_of, unmeasured
 from clearhead.records.runs import Line
 from clearhead.terminal import hushed
 
+EXTRA = "lm-eval"
 _CACHES = (CACHE, "past_key_values", "cache_params")  # of a step of generation
 # Raised by lm-eval for a task that does not fit: the model's length, a package, a metric, its data.
 _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, ValueError)
@@ -31,7 +39,7 @@ _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, Value
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessTask(HarnessOptions):
-    """Tasks of lm-eval by their names there, on its prompts, its data and its metrics."""
+    """Tasks, groups and tags of lm-eval by their names there: a cell each."""
 
     drawn: ClassVar[bool] = True
 
@@ -43,102 +51,156 @@ class HarnessTask(HarnessOptions):
             check_count(limit=self.limit)
         if self.shots is not None and self.shots < 0:
             raise ClearheadError(f"shots are {self.shots}: 0 or more")
-        known = Catalogue(self.include_path, self.tasks)
-        names = dict.fromkeys(one for name in self.tasks for one in known.expanded(name))
-        return [self._cell(known, name) for name in names]
+        return list(map(self._cell, dict.fromkeys(self.tasks)))
 
-    def _cell(self, known: Catalogue, name: str) -> Cell:
-        config = known.config(name)
-        said = config.get("num_fewshot")
-        if self.shots and said == 0:
-            raise ClearheadError(
-                f"shots have no effect on {name}, which lm-eval defines without: leave them out"
-            )
-        shots = said if self.shots is None else self.shots
-        stated = (config.get("metadata") or {}).get("version")
+    def _cell(self, name: str) -> Cell:
+        entry = _manager(self.include_path, self.tasks).task_index[name]
+        config = entry.cfg or {}
+        stated, own = (config.get("metadata") or {}).get("version"), config.get("num_fewshot")
+        shots = own if own == 0 or self.shots is None else self.shots
         return {
             "task": name,
             **({} if stated is None else {"version": str(stated)}),
             # Of a group each member may say its own.
-            "shots": shots if shots is not None else "as defined" if "group" in config else 0,
-            "digest": known.digest(name),
+            "shots": (0 if _is_task(entry) else "as defined") if shots is None else shots,
+            "digest": _digest(self.include_path),
         }
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
-        """Every metric by lm-eval's name for it, with `NAME_stderr` where lm-eval gives one."""
+        """Every metric by lm-eval's name for it, with `NAME_stderr` where lm-eval gives one: of a
+        group that has numbers of its own those, of others and of tags each task's."""
         name = str(cell["task"])
-        known = Catalogue(self.include_path, self.tasks)
-        with quiet(), no_downloaded_code(name):
-            loaded = known.load(name)
+        manager = _manager(self.include_path, self.tasks)
+        with _quiet(), _no_downloaded_code(name):
             try:
-                found = evaluate_tasks(
-                    subject.model,
-                    subject.tokenizer,
-                    loaded,
-                    name,
-                    batch_tokens=subject.batch_tokens,
-                    advanced=advanced,
-                    limit=self.limit,
-                    shots=self.shots,
-                    seed=subject.seed,
-                )
+                found = self._evaluated(subject, _loaded(manager, name), name, advanced)
             except NotFinite as error:
-                stated = known.config(name).get("metric_list") or [{"metric": "acc"}]
-                return unmeasured([str(one["metric"]) for one in stated], error)
-        cut = found["requests_cut"]
-        numbers = {one: metrics_of(row) for one, row in found["results"].items()}
-        own = numbers.pop(name, {})
-        counts = [one["effective"] for one in found["n-samples"].values()]
-        shown = [key for key in own if not key.endswith("_stderr")]
-        result = {
-            **own,
-            "requests_cut": cut,
-            "items": sum(counts),
-            **({"shots_of": found["n-shot"]} if numbers else {"shots": found["n-shot"].get(name)}),
-            "lm_eval": version("lm_eval"),
-            **({"members": numbers} if numbers else {}),
-        }
-        # Prompts too long for the model lose their beginning, shots first: then it is shown.
-        return lines_of([*shown, "requests_cut"] if cut else shown, result)
+                stated = (manager.task_index[name].cfg or {}).get("metric_list") or ()
+                return unmeasured([str(x["metric"]) for x in stated] or ["acc"], error)
+        numbers = {one: _metrics(row) for one, row in found["results"].items()}
+        if numbers.get(name):
+            numbers = {name: numbers[name]}
+        items = {one: counts["effective"] for one, counts in found["n-samples"].items()}
+        lines = []
+        for one, row in numbers.items():
+            # Prompts too long for the model lose their beginning, shots first: then it is shown.
+            cut = found["requests_cut"]
+            shown = [*(x for x in row if not x.endswith("_stderr")), *["requests_cut"] * bool(cut)]
+            details = {"items": items.get(one, sum(items.values())), "requests_cut": cut}
+            where = {"task": one} | ({} if one == name else {"shots": found["n-shot"].get(one)})
+            result = {**row, **details, "lm_eval": version("lm_eval")}
+            lines += [{**line, **where} for line in lines_of(shown, result)]
+        return lines
+
+    def _evaluated(
+        self, subject: Subject, loaded: Any, name: str, advanced: Advanced
+    ) -> dict[str, Any]:
+        """lm-eval's results, and "requests_cut", the number of prompts that lost their beginning.
+
+        Raises:
+            ClearheadError: what lm-eval refuses; logits that are not finite.
+        """
+        evaluator = require("lm_eval.evaluator", EXTRA)
+        with evaluating(subject.model), harness_model(subject, advanced) as lm:
+            try:
+                set_seed(subject.seed)
+                # As lm-eval's `simple_evaluate` does, which also asks git and pip.
+                for task in loaded["tasks"].values():
+                    own = task.get_config("num_fewshot")
+                    if own is None or (self.shots is not None and own != 0):
+                        task.set_config(key="num_fewshot", value=self.shots or 0)
+                    task.set_fewshot_seed(seed=subject.seed)
+                found = evaluator.evaluate(
+                    lm=lm, task_dict=loaded, limit=self.limit, log_samples=True
+                )
+            except _REFUSALS as error:
+                reason = _first_line(error) or "an answer that the model has no room for"
+                raise ClearheadError(f"lm-eval cannot run the task {name}: {reason}") from error
+            return {**found, "requests_cut": _cut(lm, found["samples"])}
 
 
-def evaluate_tasks(
-    model: Any,
-    tokenizer: Any,
-    loaded: Mapping[str, Any],
-    name: str,
-    *,
-    batch_tokens: int,
-    advanced: Advanced,
-    limit: int | None = None,
-    shots: int | None = None,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Run loaded tasks by lm-eval's evaluator.
-
-    Args:
-        name: of what is evaluated, for errors.
-        batch_tokens, advanced: as `harness_model` takes them.
-        limit: items of each task, its first.
-        shots: examples before each question; None leaves the number to the task.
-
-    Returns:
-        lm-eval's results, and "requests_cut", the number of prompts that lost their beginning.
+@cache
+def _manager(folder: str, names: tuple[str, ...]) -> Any:
+    """lm-eval's index of tasks: a folder's alone where it has all names as tasks, for lm-eval reads
+    its own 14,000 files in seconds.
 
     Raises:
-        ClearheadError: what lm-eval refuses; logits that are not finite.
+        ClearheadError: where lm-eval is not installed, or there is no such folder.
     """
-    evaluator = require("lm_eval.evaluator", EXTRA)
-    with quiet(), evaluating(model), harness_model(model, tokenizer, batch_tokens, advanced) as lm:
-        try:
-            set_seed(seed)
-            for task in loaded["tasks"].values():
-                _prepare(task, shots, seed)
-            found = evaluator.evaluate(lm=lm, task_dict=loaded, limit=limit, log_samples=True)
-        except _REFUSALS as error:
-            reason = next(iter(str(error).splitlines()), "an answer that the model has no room for")
-            raise ClearheadError(f"lm-eval cannot run the task {name}: {reason}") from error
-        return {**found, "requests_cut": _cut(lm, found["samples"])}
+    if folder and not Path(folder).is_dir():
+        raise ClearheadError(f"include path {folder!r} is no folder of lm-eval's task files")
+    make = require("lm_eval.tasks", EXTRA).TaskManager
+    if folder:
+        own = make(include_path=folder, include_defaults=False)
+        if all(name in own.task_index and _is_task(own.task_index[name]) for name in names):
+            return own
+    return make(include_path=folder or None)
+
+
+def _is_task(entry: Any) -> bool:
+    return bool(entry.kind.name in ("TASK", "PY_TASK"))
+
+
+def _loaded(manager: Any, name: str) -> Any:
+    """A task or group, with its data, as lm-eval's evaluator takes it.
+
+    Raises:
+        ClearheadError: where its data cannot be had, or its files are wrong.
+    """
+    try:
+        return manager.load([name])
+    except Exception as error:  # datasets, the hub and lm-eval each raise their own
+        advice = (
+            ": where the hub cannot be reached, give --lm-eval.include-path, a folder of tasks on "
+            "local files"
+        )
+        raise ClearheadError(
+            f"lm-eval cannot load the task {name} ({_first_line(error) or repr(error)})"
+            + (advice if isinstance(error, OSError) else "")
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "")
+
+
+def _digest(folder: str) -> str:
+    """A hash of lm-eval's version and, for a folder, of its files and the local data they name.
+
+    Data on the hub have no part in it: they are unknown before they are loaded.
+    """
+    digest = hashlib.sha256(version("lm_eval").encode())
+    paths = set[str](glob(f"{folder}/**", recursive=True) if folder else ())
+    for path in sorted(path for path in paths if path.endswith(".yaml")):
+        words = re.findall(r"[^\s,:{}\[\]\"']+", Path(path).read_text("utf-8"))
+        paths.update(found for word in words if "." in word for found in glob(word))
+    for path in sorted(filter(os.path.isfile, paths)):
+        digest.update(Path(path).read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def check_names(names: Sequence[str], folder: str, others: Iterable[str] = ()) -> None:
+    """Refuse names that lm-eval does not know.
+
+    Args:
+        others: names that would have done as well, for the advice.
+
+    Raises:
+        ClearheadError: naming what is near; or how to install lm-eval.
+    """
+    ours = sorted(others)
+    if find_spec("lm_eval") is None:
+        raise ClearheadError(
+            f"task {names[0]!r} is none of clearhead's own ({', '.join(ours)}), and lm-eval is not "
+            f"installed; it comes with an extra: pip install 'clearhead[{EXTRA}]'"
+        )
+    known = _manager(folder, tuple(names)).all_tasks
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, [*ours, *known], n=3, cutoff=0.6)
+            listed = f"`lm-eval ls tasks` lists the {len(known):,} of lm-eval"
+            hint = f"did you mean {' or '.join(near)}?" if near else listed
+            raise ClearheadError(f"unknown task {name!r}: {hint}")
 
 
 def _cut(lm: Any, samples: Mapping[str, list[dict[str, Any]]]) -> int:
@@ -159,15 +221,7 @@ def _cut(lm: Any, samples: Mapping[str, list[dict[str, Any]]]) -> int:
     return cut
 
 
-def _prepare(task: Any, shots: int | None, seed: int) -> None:
-    """Set shots and seed as lm-eval's `simple_evaluate` does, which also asks git and pip."""
-    stated = task.get_config("num_fewshot")
-    if stated is None or (shots is not None and stated != 0):
-        task.set_config(key="num_fewshot", value=shots or 0)
-    task.set_fewshot_seed(seed=seed)
-
-
-def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
+def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
     """lm-eval's "acc,none" as "acc", "exact_match,strict-match" as it is; no "N/A".
 
     The standard error of NAME is NAME_stderr.
@@ -183,27 +237,24 @@ def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def harness_model(
-    model: Any, tokenizer: Any, batch_tokens: int, advanced: Advanced
-) -> Iterator[Any]:
+def harness_model(subject: Subject, advanced: Advanced) -> Iterator[Any]:
     """A model as lm-eval takes it (`HFLM`), its log-softmax in float32.
 
     The begin token of a model that was trained with one first in every window stands before each
     prompt, and in place of the first token of what is cut: windows of a text, prompts too long.
 
     Args:
-        batch_tokens: tokens in a batch, at the model's longest text.
+        subject: its batch_tokens are those of a batch, at the model's longest text.
         advanced: called with the number of rows of each batch.
     """
-    huggingface = require("lm_eval.models.huggingface", EXTRA)
-    begin = begin_of_windows(model)
-    tokenizer = copy.deepcopy(tokenizer)  # it is given a token for padding
+    model, begin = subject.model, begin_of_windows(subject.model)
+    tokenizer = copy.deepcopy(subject.tokenizer)  # it is given a token for padding
     if begin is not None:
         token = tokenizer.convert_ids_to_tokens(begin)
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
             single=[token, "$A"], special_tokens=[(token, begin)]
         )
-    lm = huggingface.HFLM(
+    lm = require("lm_eval.models.huggingface", EXTRA).HFLM(
         pretrained=model,
         tokenizer=tokenizer,
         softmax_dtype="float32",
@@ -211,17 +262,14 @@ def harness_model(
         add_bos_token=None if begin is None else True,
         prefix_token_id=begin,
     )
-    rows = max(1, batch_tokens // lm.max_length)
+    rows = max(1, subject.batch_tokens // lm.max_length)
     lm.batch_size_per_gpu = 1 if follow_length(model) else rows  # padding is not exact there
     if begin is not None:
         score_texts = lm.loglikelihood_rolling
 
         def rolling(requests: Any) -> Any:  # whose first window has the begin token already
-            lm.add_bos_token = False
-            try:
+            with patch.object(lm, "add_bos_token", False):
                 return score_texts(requests)
-            finally:
-                lm.add_bos_token = True
 
         lm.loglikelihood_rolling = rolling
 
@@ -258,15 +306,45 @@ def harness_model(
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without lm-eval's own output: lines, bars of progress, and warnings of what is meant here."""
-    modules = [require(name, EXTRA) for name in ("lm_eval.api.task", "lm_eval.models.huggingface")]
-    bars = [vars(module)["tqdm"] for module in modules]
-    for module, bar in zip(modules, bars, strict=True):
-        vars(module)["tqdm"] = partial(bar, disable=True)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), hushed("lm_eval"):
+def _no_downloaded_code(name: str) -> Iterator[None]:
+    """Refuse the metrics of Hugging Face's `evaluate`, which are programs that it downloads.
+
+    Some tasks of lm-eval hide the refusal, so it is raised again at the end.
+    """
+    require("evaluate.loading", EXTRA)
+    refusals: list[ClearheadError] = []
+
+    def refuse(path: str, *_args: Any, **_kwargs: Any) -> Any:
+        refusals.append(
+            ClearheadError(
+                f"the task {name} computes {Path(path).name} by a program that `evaluate` "
+                "downloads, which clearhead does not run: leave it out, or run lm-eval itself"
+            )
+        )
+        raise refusals[0]
+
+    with patch("evaluate.loading.evaluation_module_factory", refuse):
+        try:
             yield
-    finally:
-        for module, bar in zip(modules, bars, strict=True):
-            vars(module)["tqdm"] = bar
+        except Exception as error:
+            if not refusals:
+                raise
+            raise refusals[0] from error
+    if refusals:
+        raise refusals[0]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without lm-eval's own output: lines, bars of progress, and warnings of what is meant here."""
+    tqdm = require("tqdm", EXTRA).tqdm
+
+    def bar(*words: Any, **options: Any) -> Any:
+        return tqdm(*words, **{**options, "disable": True})
+
+    with contextlib.ExitStack() as stack:
+        for module in ("lm_eval.api.task", "lm_eval.api.model", "lm_eval.models.huggingface"):
+            stack.enter_context(patch(f"{module}.tqdm", bar))
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        stack.enter_context(hushed("lm_eval"))
+        yield

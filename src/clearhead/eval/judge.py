@@ -19,11 +19,12 @@ from clearhead.terminal import say
 
 TRIES, PAUSE = 3, 2.0  # requests for a verdict; seconds before the second, then twice that
 PROMPT = """\
-Below are a document, a task and a proposed text. Decide whether everything that the text says
-follows from the document. Go by the document alone, not by what else you know. A text that differs
-from the reference may still be right, as long as nothing in it is wrong or not in the document.
+Below are a document, a summary as reference and a proposed summary. Decide whether everything that
+the proposed summary says follows from the document. Go by the document alone, not by what else you
+know. A text that differs from the reference may still be right, as long as nothing in it is wrong
+or not in the document.
 
-Document:\n{}\n\nTask: {}\n\nReference:\n{}\n\nProposed text:\n{}
+Document:\n{}\n\nReference:\n{}\n\nProposed text:\n{}
 
 First explain in a few sentences. Then write a last line, which is "Conclusion: True" if the
 document supports all of the proposed text, or "Conclusion: False" if any of it is not in there.
@@ -60,57 +61,49 @@ class JudgeConfig:
             raise ClearheadError(f"judge.key-variable: set ${self.key_variable} to the key")
 
 
-class Judge:
-    """Asks a server. One that fails is counted and named, never an error."""
+def verdicts(config: JudgeConfig, prompts: Sequence[str]) -> dict[str, Any]:
+    """`accuracy`, the share of supported texts among the decided, with its items; and the rest.
 
-    def __init__(self, config: JudgeConfig) -> None:
-        from huggingface_hub import InferenceClient
+    A reply decides by a line of its own, "Conclusion: True" or "Conclusion: False", in any case and
+    with any marks; with neither or both it is `undecided`. No reply in three requests is
+    `unjudged`, which is counted and never an error; after three such texts in a row the server is
+    asked no more.
+    """
+    from huggingface_hub import InferenceClient
 
-        # Without a key the client would send the user's Hugging Face token.
-        self._key = os.environ.get(config.key_variable, "").strip() or "none"
-        self._client = InferenceClient(
-            base_url=config.endpoint, api_key=self._key, timeout=config.timeout
-        )
-        self._asked: dict[str, Any] = {"model": config.model, "max_tokens": config.new_tokens}
-        self._lost, self._names, self._failures = 0, set[str](), set[str]()
+    # Without a key the client would send the user's Hugging Face token.
+    key = os.environ.get(config.key_variable, "").strip() or "none"
+    client = InferenceClient(base_url=config.endpoint, api_key=key, timeout=config.timeout)
+    settings: dict[str, Any] = {"model": config.model, "max_tokens": config.new_tokens}
+    failures: dict[str, None] = {}
 
-    def verdicts(self, prompts: Sequence[str]) -> dict[str, Any]:
-        """`accuracy`, the share of supported texts among the decided, with its items; and the rest.
+    def clean(words: str) -> str:  # a server may echo its key
+        return words if key == "none" else words.replace(key, "[key]")
 
-        A reply decides by a line of its own, "Conclusion: True" or "Conclusion: False", in any case
-        and with any marks; with neither or both it is `undecided`. No reply is `unjudged`.
-        """
-        replies = list(map(self._reply, prompts))
-        said = [{one.lower() for one in _CONCLUSION.findall(reply or "")} for reply in replies]
-        decided = [float("true" in one) for one in said if len(one) == 1]
-        if unjudged := replies.count(None):
-            say(f"{unjudged} of {len(replies)} texts are unjudged: {'; '.join(self._failures)}")
-        return {
-            **({"accuracy": fmean(decided), "accuracy_by_item": decided} if decided else {}),
-            "undecided": len(replies) - len(decided) - unjudged,
-            "unjudged": unjudged,
-            "judged_by": sorted(self._names),
-            "judge_failures": sorted(self._failures),
-            "replies": replies,
-        }
-
-    def _reply(self, prompt: str) -> str | None:
-        """None where there is none; after three such in a row the server is asked no more."""
-        for attempt in range(TRIES if self._lost < TRIES else 0):
+    def reply(prompt: str) -> str | None:
+        for attempt in range(TRIES):
             time.sleep(PAUSE * attempt)
             try:
                 message = {"role": "user", "content": prompt}
-                answer = self._client.chat_completion([message], temperature=0, **self._asked)
-                content = answer.choices[0].message.content
+                answer = client.chat_completion([message], temperature=0, **settings)
+                return clean(str(answer.choices[0].message.content or ""))
             except Exception as error:  # the client's, the network's: they share no base class
-                words = self._clean(f"{type(error).__name__}: {' '.join(str(error).split())}")
-                self._failures.add(words[:200])
-                continue
-            self._lost = 0
-            self._names.add(self._clean(answer.model))
-            return self._clean(content) if isinstance(content, str) else ""
-        self._lost += 1
+                words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                failures[clean(words)[:200]] = None
         return None
 
-    def _clean(self, words: Any) -> str:  # a server may echo its key
-        return str(words).replace(self._key, "[key]") if self._key != "none" else str(words)
+    replies: list[str | None] = []
+    for prompt in prompts:
+        gone = len(replies) >= TRIES and not any(one is not None for one in replies[-TRIES:])
+        replies.append(None if gone else reply(prompt))
+    conclusions = [{one.lower() for one in _CONCLUSION.findall(one or "")} for one in replies]
+    decided = [float("true" in one) for one in conclusions if len(one) == 1]
+    if unjudged := replies.count(None):
+        say(f"{unjudged} of {len(replies)} texts are unjudged: {'; '.join(failures)}")
+    return {
+        **({"accuracy": fmean(decided), "accuracy_by_item": decided} if decided else {}),
+        "undecided": len(replies) - len(decided) - unjudged,
+        "unjudged": unjudged,
+        "judge_failures": [*failures],
+        "replies": replies,
+    }

@@ -1,28 +1,23 @@
 """Multi-needle retrieval (arXiv 2410.05258, section 3.4, after LWM and Gemini 1.5).
 
-N cities have magic numbers in a text, between sentences of its filler; R of them are asked for. The
+N cities have magic numbers in a text, between generated sentences; R of them are asked for. The
 papers do not say how the R answers are asked for and placed: here each is asked by itself after the
 same context (which is read once), and the R needles stand together at the depth.
 """
 
 import re
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
-from typing import Any
 
 from clearhead.data.retrieval import Fact, facts, sentence
 from clearhead.data.seeded_choices import SeededChoices
-from clearhead.data.synthetic import is_synthetic
 from clearhead.errors import ClearheadError
-from clearhead.eval.options import Filler, NeedlesOptions
+from clearhead.eval.options import NeedlesOptions
 from clearhead.eval.passkey import scores
 from clearhead.eval.task import EvalTask, by_depth, check_count, parted
 from clearhead.measure.answers import Ids, Prompt
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.runs import Line
-
-_ENDS = (".", "!", "?", "\n", '."', '!"', '?"', ".”", "!”", "?”")
 
 
 class NeedlesTask(EvalTask, NeedlesOptions):
@@ -48,23 +43,12 @@ class NeedlesTask(EvalTask, NeedlesOptions):
         answers = [answer for stack in stacks for _, answer in stack.questions]
         found = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens, advanced=advanced)
         by_query = scores(subject, found, numbers, [0] * len(found), cell["queries"])
-        each = [
-            re.findall(r"\d+", subject.decode(answer.written))[:1] == [number]
-            for answer, number in zip(found, numbers, strict=True)
-        ]
-        rows = [each[i : i + cell["queries"]] for i in range(0, len(each), cell["queries"])]
-        return {
-            **by_query,
-            "all_first": sum(map(all, rows)) / len(rows),
-            "samples": self.samples,
-            "trials": len(found),
-        }
+        return {**by_query, "samples": self.samples, "trials": len(found)}
 
     def _haystack(self, subject: Subject, cell: Cell, sample: int) -> "Haystack":
         # The same sample at every depth has the same filler and facts.
         label = f"needles {subject.seed} {cell['length']} {cell['needles']} {sample}"
-        options: Any = {"digits": self.digits, "filler": self.filler}
-        return haystack(subject, SeededChoices(label), **cell, **options)
+        return haystack(subject, SeededChoices(label), digits=self.digits, **cell)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,20 +80,18 @@ def haystack(
     depth: float,
     needles: int,
     queries: int,
-    digits: int,
-    filler: Filler,
+    digits: int = 5,
 ) -> Haystack:
-    """Filler of exactly the length that is left beside needles and question.
+    """Sentences of exactly the length that is left beside needles and question.
 
     The needles that are asked for stand together at `depth` (a share of the filler before them, to
     the nearest sentence); the others, each at a place of its own, drawn.
 
     Raises:
-        ClearheadError: needles that do not fit the length, or no text long enough.
+        ClearheadError: needles that do not fit the length.
     """
     stated = facts(draws, needles, digits, evaluation=True)
     asked = tuple(stated[:queries])
-    # As after filler, which is cut anywhere.
     pieces = [subject.ids("a", f"\n{one.question}", f" {one.number}") for one in asked]
     questions = tuple((question, answer) for _, question, answer in pieces)
     statements = {fact.city: _sentence(subject, fact.statement) for fact in stated}
@@ -121,7 +103,9 @@ def haystack(
             f"{needles} needles and a question take {needed} tokens, more than the length "
             f"{length}: give longer lengths or fewer needles"
         )
-    chunks = (_sentences if filler == "sentences" else _text)(subject, draws, room)
+    chunks: list[Ids] = []
+    while (left := room - sum(map(len, chunks))) > 0:
+        chunks.append(_sentence(subject, sentence(draws, evaluation=True))[:left])
     ends = [0, *accumulate(map(len, chunks))]
     nearest = min(range(len(ends)), key=lambda gap: abs(ends[gap] - depth * room))
     places: dict[int, list[Fact]] = {nearest: list(asked)}
@@ -140,47 +124,6 @@ def haystack(
 def _sentence(subject: Subject, sentence: str) -> Ids:
     """A sentence's tokens as they are after another one."""
     return subject.ids(".", f" {sentence}")[1]
-
-
-def _sentences(subject: Subject, draws: SeededChoices, room: int) -> list[Ids]:
-    chunks: list[Ids] = []
-    while room > 0:
-        chunks.append(_sentence(subject, sentence(draws, evaluation=True))[:room])
-        room -= len(chunks[-1])
-    return chunks
-
-
-def _text(subject: Subject, draws: SeededChoices, room: int) -> list[Ids]:
-    """A stretch of some document, cut after its sentences; synthetic ones have needles already."""
-    if not room:
-        return []
-    start_of = 1 if subject.begin else 0
-    real = [document for document in subject.texts.documents if not is_synthetic(document.spec)]
-    long = [document for document in real if len(document) - start_of >= room]
-    if not long:
-        longest = max(map(len, real), default=0)
-        raise ClearheadError(
-            f"filler of {room:,} tokens is more than any document has (the longest: {longest:,}): "
-            "give longer texts, shorter lengths, or made sentences, which need no text "
-            "(--needles.filler sentences, --allocation.filler sentences)"
-        )
-    document = draws.choice(long)
-    start = start_of + draws.below(len(document) - start_of - room + 1)
-    chunks: list[list[int]] = [[]]
-    ends = _ends(subject.tokenizer)
-    for token in document.ids[start : start + room].tolist():
-        chunks[-1].append(token)
-        if token in ends:
-            chunks.append([])
-    return [tuple(chunk) for chunk in chunks if chunk]
-
-
-@cache
-def _ends(tokenizer: Any) -> frozenset[int]:
-    """The tokens after which a sentence has ended."""
-    ids = sorted(tokenizer.get_vocab().values())
-    spelt = tokenizer.batch_decode([[token] for token in ids])
-    return frozenset(i for i, text in zip(ids, spelt, strict=True) if text.endswith(_ENDS))
 
 
 def _size(word: str) -> tuple[int, int]:

@@ -6,13 +6,12 @@ from typing import Literal
 
 from clearhead.data.config import SHARE
 from clearhead.eval.judge import JudgeConfig
-from clearhead.metavars import Field, File, Folder, Grid, Number, Order, TaskName
+from clearhead.metavars import Field, File, Folder, Grid, Number, TaskName
 
 # Marks an option that only lists cells: cells name its values, so more may be added later.
 LISTED = {"listed": True}
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FILL = "fill"
-Filler = Literal["text", "sentences"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,36 +24,26 @@ class HitsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationOptions:
-    """Attention of the last token to the needle that is asked for, by length and depth."""
+    """Attention of the last token to a needle, by length and depth."""
 
     depths: tuple[float, ...] = DEPTHS
-    """Shares of the filler that come before the needle asked for."""
+    """Shares of the filler that come before the needle."""
     samples: int = 20
     """Contexts at each length and depth."""
-    needles: int = 1
-    """Needles in a context; one is asked for."""
-    digits: int = 5
-    """Digits of a magic number."""
-    filler: Filler = "text"
-    """Filler: held-out documents, or generated sentences."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HallucinationOptions:
-    """Answers and summaries that hold to their documents, by a judge or by their words."""
+    """Summaries that hold to their documents, by a judge or by their names."""
 
     files: tuple[File, ...] = field(default=(), metadata=LISTED)
     """.jsonl(.gz) files or hf:NAME[:CONFIG][#SPLIT], a cell each at each length."""
     text_field: Field = "document"
     """Field of a row that holds the document."""
     label_field: Field = "summary"
-    """Field of a row that holds a person's summary, or the right answers."""
-    pair_field: Field = ""
-    """Field of a row that holds a question on the document; a summary is asked for without it."""
+    """Field of a row that holds a person's summary."""
     samples: int = 100
     """Rows of each file, drawn; all of a file that has fewer."""
-    answer_tokens: int = 32
-    """Tokens of an answer, at most."""
     summary_tokens: int = 128
     """Tokens of a summary, at most."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
@@ -95,8 +84,6 @@ class NeedlesOptions:
     """Contexts at each length and depth."""
     digits: int = 5
     """Digits of a magic number."""
-    filler: Filler = "text"
-    """Filler: held-out documents, or generated sentences."""
     new_tokens: int = 10
     """Tokens to generate for an answer."""
 
@@ -144,7 +131,7 @@ class RecallOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ShotsOptions:
-    """Classification by demonstrations in the context, by length, shots and order."""
+    """Classification by demonstrations in the context, by length and shots."""
 
     data: File = ""
     """Labelled texts to show: rows with a text and a label, of a .jsonl(.gz) file or
@@ -159,10 +146,8 @@ class ShotsOptions:
     """Demonstrations: whole numbers, or fill, as many as fit each length."""
     queries: int = 100
     """Texts asked for in a cell."""
-    orders: tuple[Order, ...] = ("random", "alternating")
-    """Orders of demonstrations: random, or alternating, labels in rotation."""
     permutations: int = 5
-    """Orders drawn of each kind, of the same demonstrations."""
+    """Orders drawn of the same demonstrations."""
 
 
 OPTIONS: Mapping[str, type] = {

@@ -1,9 +1,9 @@
 """Passkey retrieval: a number somewhere in repeated filler, asked for at the end.
 
 The CoCA paper's prompt (arXiv 2309.08646v3, appendix B.1) or landmark attention's. Neither the rule
-for scoring nor where the key stood is in the CoCA paper, so both are told apart here: `accuracy`
-counts an answer that has the key anywhere in it, `first_number` one whose first number it is, and
-`forced` one whose tokens are each the likeliest (teacher forcing after the answer's lead).
+for scoring nor where the key stood is in the CoCA paper. Here `accuracy` counts an answer that has
+the key anywhere in it, and `forced` one whose tokens are each the likeliest (teacher forcing after
+the answer's lead).
 """
 
 import re
@@ -97,15 +97,13 @@ def scores(
         leads: tokens of a forced answer that come before its number.
         together: neighbouring numbers that were asked of one text: they make one item.
     """
-    numbers = [re.findall(r"\d+", subject.decode(answer.written)) for answer in found]
-    named = [key in some for key, some in zip(keys, numbers, strict=True)]
-    first = sum(some[:1] == [key] for key, some in zip(keys, numbers, strict=True))
+    written = [re.findall(r"\d+", subject.decode(answer.written)) for answer in found]
+    named = [key in numbers for key, numbers in zip(keys, written, strict=True)]
     by_number = [a.right[lead:] for a, lead in zip(found, leads, strict=True)]
     tokens = [one for right_tokens in by_number for one in right_tokens]
     starts = range(0, len(found), together)
     return {
         "accuracy": sum(named) / len(found),
-        "first_number": first / len(found),
         "forced": sum(map(all, by_number)) / len(found),
         "forced_tokens": fmean(tokens),
         "answer_loss": fmean(sum(a.loss[n:]) for a, n in zip(found, leads, strict=True)),

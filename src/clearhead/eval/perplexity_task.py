@@ -8,9 +8,8 @@ import numpy as np
 
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import PerplexityOptions
-from clearhead.eval.sliding import sliding, windows_of
+from clearhead.eval.sliding import perplexity_of, sliding, windows_of
 from clearhead.eval.task import EvalTask
-from clearhead.eval.token_losses import perplexity_of
 from clearhead.measure.documents import Document, at_least
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.runs import Line

@@ -5,29 +5,31 @@ After Bertsch et al. (arXiv 2405.00200) and the Differential Transformer (arXiv 
 names. Constrained decoding is exact here: every label is scored by the log-likelihood of its name
 and the end of line, summed over its tokens, and the likeliest is the answer. Orders permute one set
 of demonstrations, which a cell draws once.
+
+A demonstration is "text: …", "label: …" and an empty line. It is tokenised in three pieces (up to
+"label:", the label, the end of line), so that a label has the same tokens in every demonstration
+and as an answer, and a prompt's length does not depend on the order.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, variance
+from typing import NamedTuple
 
+from clearhead.data import labelled
+from clearhead.data.corpus import fingerprint_of
 from clearhead.data.seeded_choices import SeededChoices
-from clearhead.errors import ClearheadError, choose
-from clearhead.eval.demonstrations import (
-    ORDERS,
-    Example,
-    Tokens,
-    Wording,
-    fill,
-    load_examples,
-)
+from clearhead.data.tasks import Task
+from clearhead.errors import ClearheadError
 from clearhead.eval.options import FILL, ShotsOptions
-from clearhead.eval.task import EvalTask, check_count, parted
-from clearhead.measure.answers import Prompt
+from clearhead.eval.task import EvalTask, check_count, labelled_rows, parted
+from clearhead.measure.answers import Ids, Prompt
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.intervals import wilson
 from clearhead.records.runs import Line
+
+ORDER = "random"
 
 
 class ShotsTask(EvalTask, ShotsOptions):
@@ -35,43 +37,44 @@ class ShotsTask(EvalTask, ShotsOptions):
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_count(queries=self.queries, permutations=self.permutations)
-        words, orders = parted(self.counts), parted(self.orders)
-        for order in orders:
-            choose("order", order, ORDERS)
-        counts = [_count(word) for word in words]
-        if not counts or not orders:
-            raise ClearheadError("counts and orders of shots are none: give at least one of each")
-        setting = _Setting(self, subject)
+        words = parted(self.counts)
+        if not words:
+            raise ClearheadError("counts of shots are none: give at least one")
+        setting = Setting(self, subject)
         for length in subject.lengths:
-            for count in counts:
-                setting.shown(length, count)
+            for word in words:
+                setting.shown(length, _count(word))
             subject.check_length(length)
-        data, digest = Path(self.data).name.partition(".")[0], setting.examples.digest
         return [
-            {"data": data, "digest": digest, "shots": word, "order": order, "length": length}
+            {
+                "data": Path(self.data).name.partition(".")[0],
+                "digest": setting.digest,
+                "shots": word,
+                "order": ORDER,
+                "length": length,
+            }
             for word in words
-            for order in orders
             for length in subject.lengths
         ]
 
     def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
-        setting = _Setting(self, subject)
-        queries, labels = setting.examples.queries, setting.examples.labels
+        setting = Setting(self, subject)
         shown = setting.shown(cell["length"], _count(cell["shots"]))
-        known: dict[Tokens, list[int]] = {}
+        known: dict[Ids, list[int]] = {}
         right = []  # [permutations][queries]
         for number in range(self.permutations):
-            draws = SeededChoices(f"shots {subject.seed} {cell['order']} {number}")
-            context = setting.context(ORDERS[cell["order"]](shown, draws))
+            draws = SeededChoices(f"shots {subject.seed} {ORDER} {number}")
+            context = setting.context(draws.sample(shown, len(shown)))
             if context not in known:  # of few shots some orders are the same
-                known[context] = setting.answers(context, advanced)
-            pairs = zip(known[context], queries, strict=True)
+                known[context] = setting.answers_to(context, advanced)
+            pairs = zip(known[context], setting.queries, strict=True)
             right.append([answer == query.label for answer, query in pairs])
         accuracies = [fmean(one) for one in right]
         by_query = [fmean(one) for one in zip(*right, strict=True)]
         # Orders ask the same queries: those are the trials, not their repetitions.
         low, high = wilson(sum(by_query), self.queries)
         several = len(known) > 1
+        commonest = max(Counter(query.label for query in setting.queries).values())
         return {
             "accuracy": fmean(accuracies),
             "low": low,
@@ -80,9 +83,9 @@ class ShotsTask(EvalTask, ShotsOptions):
             "margin": max(accuracies) - min(accuracies) if several else None,
             "variance": variance(accuracies) if several else None,
             "accuracies": accuracies,
-            "chance": 1 / len(labels),
-            "commonest": max(Counter(query.label for query in queries).values()) / self.queries,
-            "labels": len(labels),
+            "chance": 1 / len(setting.labels),
+            "commonest": commonest / self.queries,
+            "labels": len(setting.labels),
             "labels_shown": len({example.label for example in shown}),
             "demonstrations": len(shown),
             "prompt_tokens": len(context) + fmean(map(len, setting.questions)),
@@ -90,44 +93,129 @@ class ShotsTask(EvalTask, ShotsOptions):
         }
 
 
-class _Setting:
-    """A task's examples as a subject's tokens."""
+class Example(NamedTuple):
+    """A text on one line, and the number of its label."""
+
+    text: str
+    label: int
+
+
+class Setting:
+    """A task's examples as a subject's tokens.
+
+    White space in texts and labels becomes single spaces. Labels are those of `data`.
+
+    Attributes:
+        labels: their names, in their order.
+        queries: drawn from `test`, or where that is empty from `data`.
+        pool: what demonstrations are drawn from, with no text of a query in it.
+        digest: a hex hash of all of these.
+        questions: of each query, up to where the label follows.
+        answers: of each label, a space before and the end of line after it, so that one label's
+            likelihood is no part of another's.
+
+    Raises:
+        ClearheadError: no file, a file that cannot be read, a row that lacks a field, a label of
+            `test` that `data` lacks, fewer rows than queries; labels that tokenise to nothing, or
+            to the same tokens.
+    """
 
     def __init__(self, task: ShotsTask, subject: Subject) -> None:
         self._subject = subject
-        self.examples = load_examples(
-            task.data,
-            task.test,
-            text_field=task.text_field,
-            label_field=task.label_field,
-            queries=task.queries,
-            draws=SeededChoices(f"shots {subject.seed} queries"),
-        )
-        self.wording = Wording(subject.ids, subject.begin, self.examples.labels)
-        self.questions = [self.wording.question(query.text) for query in self.examples.queries]
+        self.labels, self.pool, self.queries = _drawn(task, subject.seed)
+        self.digest = fingerprint_of(self.labels, self.pool, self.queries)[:8]
+        _, self._gap = subject.ids("label: x", "\n")
+        spelt = [subject.ids("label:", f" {name}")[1] if name else () for name in self.labels]
+        if not self._gap:
+            raise ClearheadError(
+                "the tokenizer gives the end of a line no token, and nothing else ends a label"
+            )
+        for name, ids in zip(self.labels, spelt, strict=True):
+            if not ids or spelt.count(ids) > 1:
+                found = "the tokens of another label" if ids else "no token"
+                raise ClearheadError(f"label {name!r} has {found}: rename it")
+        self.answers: list[Ids] = [(*ids, *self._gap) for ids in spelt]
+        self.questions = [self._question(query.text) for query in self.queries]
 
     def shown(self, length: int, count: int | None) -> list[Example]:
         """The demonstrations beside which the longest query and label still fit the length.
 
-        One draw for all lengths: the demonstrations of a shorter one are among a longer one's.
-        """
-        wording, draws = self.wording, SeededChoices(f"shots {self._subject.seed} demonstrations")
-        rest = max(map(len, self.questions)) + max(map(len, wording.answers)) + len(wording.begin)
-        return fill(self.examples.pool, wording, room=length - rest, count=count, draws=draws)
+        One draw for all lengths: those of a shorter one are among a longer one's.
 
-    def context(self, shown: Sequence[Example]) -> Tokens:
+        Args:
+            count: how many; None for as many as fit.
+
+        Raises:
+            ClearheadError: where not so many fit, or there are not so many.
+        """
+        rest = max(map(len, self.questions)) + max(map(len, self.answers))
+        room = length - rest - len(self._subject.begin)
+        draws = SeededChoices(f"shots {self._subject.seed} demonstrations")
+        left, shown, taken = list(self.pool), list[Example](), 0
+        while left and (count is None or len(shown) < count):
+            place = draws.below(len(left))
+            left[place], left[-1] = left[-1], left[place]
+            taken += len(self._demonstration(left[-1]))
+            if taken > room:
+                break
+            shown.append(left.pop())
+        if len(shown) < (count or 1) or (count is None and not left):
+            raise ClearheadError(
+                f"shots: {count or FILL} asked for, and {len(shown)} of {len(self.pool)} examples "
+                f"fit the {max(0, room):,} tokens that query and label leave of length {length:,}: "
+                "give another length, fewer shots, or more examples"
+            )
+        return shown
+
+    def context(self, shown: Sequence[Example]) -> Ids:
         """Everything before the query."""
-        pieces = [self.wording.begin, *map(self.wording.demonstration, shown)]
+        pieces = [self._subject.begin, *map(self._demonstration, shown)]
         return tuple(token for piece in pieces for token in piece)
 
-    def answers(self, context: Tokens, advanced: Advanced) -> list[int]:
+    def answers_to(self, context: Ids, advanced: Advanced) -> list[int]:
         """The likeliest label of each query; of equally likely ones the first."""
         labels = []
         for question in self.questions:
-            scores = self._subject.reader.weigh(Prompt(context, question), self.wording.answers)
-            labels.append(max(range(len(scores)), key=scores.__getitem__))
+            scores = self._subject.reader.weigh(Prompt(context, question), self.answers)
+            labels.append(scores.index(max(scores)))
             advanced(1)
         return labels
+
+    def _question(self, text: str) -> Ids:
+        return self._subject.ids("label: x\n", f"text: {text}\nlabel:")[1]
+
+    def _demonstration(self, example: Example) -> Ids:
+        return (*self._question(example.text), *self.answers[example.label], *self._gap)
+
+
+def _drawn(
+    task: ShotsTask, seed: int
+) -> tuple[tuple[str, ...], tuple[Example, ...], tuple[Example, ...]]:
+    """Labels, pool and queries."""
+    if not task.data:
+        raise ClearheadError(
+            "shots needs labelled texts to show: give a .jsonl(.gz) file, --shots.data FILE"
+        )
+    fields = Task(name=task.data, text=task.text_field, label=task.label_field)
+    rows = labelled_rows(task.data, fields, "--shots.")
+    classes = labelled.classes_of(rows, fields)
+
+    def examples(rows: Sequence[labelled.Row]) -> list[Example]:
+        texts = [" ".join(row.text.split()) for row in rows]
+        numbers = map(int, labelled.labels_of(rows, classes, fields))
+        return list(map(Example, texts, numbers))
+
+    shown = examples(rows)
+    asked = examples(labelled_rows(task.test, fields, "--shots.")) if task.test else shown
+    if len(asked) < task.queries:
+        raise ClearheadError(
+            f"queries is {task.queries}, and {task.test or task.data!r} has {len(asked)} rows: ask "
+            "for at most those"
+        )
+    queries = SeededChoices(f"shots {seed} queries").sample(asked, task.queries)
+    texts = {query.text for query in queries}
+    pool = tuple(example for example in shown if example.text not in texts)
+    return tuple(" ".join(name.split()) for name in classes), pool, tuple(queries)
 
 
 def _count(word: str) -> int | None:

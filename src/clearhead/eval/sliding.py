@@ -12,21 +12,25 @@ of a document to `length` come out of its first window (`Scored.position` tells 
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.data import Corpus, windows
 from clearhead.data.batches import IGNORED, document_inputs, document_starts
 from clearhead.errors import NOT_FINITE, ClearheadError
-from clearhead.eval.token_losses import Losses, perplexity_of
-from clearhead.models.inspection import batches, evaluating, lack_of_positions
+from clearhead.measure.rope_limits import reset_dynamic_rope
+from clearhead.models.inspection import backbone, batches, evaluating, lack_of_positions
 
 BATCH = 4096  # tokens run together by `lengths`
+LOGITS = 1 << 24  # held at once where the head can be called by itself: 64 MiB in float32
+_LARGEST = math.log(sys.float_info.max)
 
 
 class Window(NamedTuple):
@@ -88,7 +92,7 @@ def sliding(
     batch_tokens: int,
     prefix: Sequence[int] = (),
     tokenizer: Any = None,
-    advanced: Callable[[int], None] | None = None,
+    advanced: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Scored]:
     """The loss of every predicted token of every document.
 
@@ -124,8 +128,7 @@ def sliding(
             before_BP = ids_BT.new_tensor(prefix).expand(len(ids_BT), -1)
             loss_BN = losses(torch.cat([before_BP, ids_BT], 1), len(prefix) + place, **inputs)
             loss_BN = loss_BN.double().masked_fill(~counted_BN, 0.0)
-        if advanced is not None:
-            advanced(len(group))
+        advanced(len(group))
         numbers = zip(group, loss_BN.cpu().numpy(), counted_BN.cpu().numpy(), strict=True)
         return [Scored(n, window.start, place, *rest) for (n, window, _), *rest in numbers]
 
@@ -141,26 +144,85 @@ def sliding(
         yield from run(group)
 
 
+class Losses:
+    """−log p of tokens, by a causal language model of transformers.
+
+    The logarithm of the softmax is taken in float32 at least, whatever the model's dtype: in
+    float16 a sum over a window overflows at 65,504. Where the logits are the head applied to the
+    last hidden state (tried on a few tokens: some models scale or cap them), the head is applied to
+    predicted places only, a part at a time, and [B, T, vocabulary] is never held.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._by_parts: bool | None = None
+
+    def __call__(self, ids_BT: Tensor, first: int = 1, **inputs: Tensor) -> Tensor:
+        """The loss of the tokens from `first` on, given all before them in their row.
+
+        Args:
+            ids_BT: int64, on the model's device.
+            first: from 1 to T − 1.
+            inputs: what else the model takes, such as position_ids.
+
+        Returns:
+            Float32 (float64 for such a model), [B, T − first], nats.
+        """
+        if self._by_parts is None:
+            self._by_parts = self._plain_head(ids_BT[:1, :16])
+        reset_dynamic_rope(self._model)
+        targets, losses = ids_BT[:, first:].flatten(), []
+        for logits_NV in self._logits(ids_BT, first, inputs):
+            target_N, targets = targets[: len(logits_NV)], targets[len(logits_NV) :]
+            wide = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+            losses.append(F.cross_entropy(wide, target_N, reduction="none"))
+        return torch.cat(losses).view(len(ids_BT), -1)
+
+    def _logits(self, ids_BT: Tensor, first: int, inputs: dict[str, Tensor]) -> Iterable[Tensor]:
+        if not self._by_parts:
+            for row_TV in self._model(input_ids=ids_BT, use_cache=False, **inputs).logits:
+                yield from row_TV[first - 1 : -1].split(max(1, LOGITS // row_TV.shape[-1]))
+            return
+        head = self._model.get_output_embeddings()
+        hidden_BTC = backbone(self._model)(input_ids=ids_BT, use_cache=False, **inputs)[0]
+        hidden_NC = hidden_BTC[:, first - 1 : -1].flatten(0, 1)
+        yield from map(head, hidden_NC.split(max(1, LOGITS // len(head.weight))))
+
+    def _plain_head(self, ids_BT: Tensor) -> bool:
+        head = self._model.get_output_embeddings()
+        if head is None or backbone(self._model) is self._model:
+            return False
+        logits = self._model(input_ids=ids_BT, use_cache=False).logits
+        hidden = backbone(self._model)(input_ids=ids_BT, use_cache=False)[0]
+        return torch.equal(head(hidden).to(logits.dtype), logits)
+
+
+def perplexity_of(loss: float) -> float:
+    """exp(loss); infinite where that is beyond float64."""
+    return math.inf if loss > _LARGEST else math.exp(loss)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
     """Loss and perplexity of a text.
 
     Attributes:
-        length: tokens in a window.
         tokens: predicted tokens, length − 1 a window, less those that begin another document
             where documents are told apart.
         loss: mean cross-entropy, nats a predicted token; None where the model cannot read the text.
-        perplexity: exp(loss), or None.
         reason: why there is no loss.
         by_window: the loss of each window that has a predicted token.
     """
 
-    length: int
-    tokens: int
-    loss: float | None
-    perplexity: float | None
+    tokens: int = 0
+    loss: float | None = None
     reason: str | None = None
     by_window: tuple[float, ...] = ()
+
+    @property
+    def perplexity(self) -> float | None:
+        """exp(loss), or None."""
+        return None if self.loss is None else perplexity_of(self.loss)
 
     @property
     def problem(self) -> str | None:
@@ -183,22 +245,18 @@ def perplexity(
 
     Args:
         windows: int64 [length] each.
-        length: beyond the learned positions of a model the result has a reason instead of a value.
+        length: beyond the positions of a model the result has a reason instead of a value.
         batch_size: windows run together.
         tokenizer: as of `sliding`. prefix: tokens before every window, as of `sliding`.
 
     Raises:
         ClearheadError: no windows, other lengths, or token ids unknown to the model.
     """
-
-    def cannot(reason: str) -> Perplexity:
-        return Perplexity(length=length, tokens=0, loss=None, perplexity=None, reason=reason)
-
     texts = list(windows)
     if other := [len(window) for window in texts if window.shape != (length,)]:
         raise ClearheadError(f"length is {length}, but the windows have {other[0]}")
     if reason := lack_of_positions(model, len(prefix) + length):
-        return cannot(reason)
+        return Perplexity(reason=reason)
     scored = sliding(
         model,
         texts,
@@ -210,21 +268,18 @@ def perplexity(
     )
     try:
         sums = [(float(one.loss.sum()), int(one.counted.sum())) for one in scored]
-    except (ClearheadError, IndexError) as error:
+    except (ClearheadError, IndexError) as error:  # a limit that only the model knows
         if length <= getattr(model.config, "max_position_embeddings", length):
             raise
-        return cannot(str(error))
+        return Perplexity(reason=str(error))
     if not sums:
         raise ClearheadError("no windows to measure on: give at least one")
     count = sum(counted for _, counted in sums)
     if not count:
-        return cannot("no window holds a token that another of its document foretells")
-    loss = math.fsum(total for total, _ in sums) / count
+        return Perplexity(reason="no window holds a token that another of its document foretells")
     return Perplexity(
-        length=length,
         tokens=count,
-        loss=loss,
-        perplexity=perplexity_of(loss),
+        loss=math.fsum(total for total, _ in sums) / count,
         by_window=tuple(total / counted for total, counted in sums if counted),
     )
 
@@ -249,28 +304,26 @@ def lengths(
         "predicted_tokens"; the value None with a "reason" where the model or the text is too short.
     """
     held = [len(stream) for stream in corpus.split("validation")]
-    available = {
-        length: min(tokens, sum(size // length * length for size in held)) for length in lengths
-    }
-    fitting = [length for length in lengths if available[length] >= length]
-    budget = min((available[length] for length in fitting), default=0)
+    room = {size: min(tokens, sum(x // size * size for x in held)) for size in lengths}
+    fitting = [size for size in lengths if room[size] >= size]
+    budget = min((room[size] for size in fitting), default=0)
     budget -= budget % max(fitting, default=1)
-    tokenizer = corpus.tokenizer if documents_apart else None
-    out: list[dict[str, Any]] = []
-    for length in lengths:
-        loss, value, read = None, None, {"predicted_tokens": 0}
-        reason: str | None = (
-            f"{tokens:,} tokens of {sum(held):,} in the validation split hold no window of "
-            f"{length:,}"
+    lines: list[dict[str, Any]] = []
+    for size in lengths:
+        found = Perplexity(
+            reason=f"{tokens:,} tokens of {sum(held):,} in the validation split hold no window of "
+            f"{size:,}"
         )
-        if length in fitting:
-            text = windows(corpus, length=length, count=budget // length)
-            size = max(1, BATCH // length)
-            found = perplexity(model, text, length=length, batch_size=size, tokenizer=tokenizer)
-            loss, value, reason = found.loss, found.perplexity, found.problem
-            read = {"predicted_tokens": found.tokens}
-        line = {"split": "validation", "length": length, **read}
-        line |= {} if reason is None else {"reason": reason}
-        out.append({"metric": "loss", "value": loss, **line})
-        out.append({"metric": "perplexity", "value": value, **line})
-    return out
+        if size in fitting:
+            found = perplexity(
+                model,
+                windows(corpus, length=size, count=budget // size),
+                length=size,
+                batch_size=max(1, BATCH // size),
+                tokenizer=corpus.tokenizer if documents_apart else None,
+            )
+        line = {"split": "validation", "length": size, "predicted_tokens": found.tokens}
+        line |= {} if found.problem is None else {"reason": found.problem}
+        lines.append({"metric": "loss", "value": found.loss, **line})
+        lines.append({"metric": "perplexity", "value": found.perplexity, **line})
+    return lines

@@ -1,10 +1,8 @@
 """The base of evaluation tasks, and checks of their options and files."""
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import ClassVar
 
 from clearhead.data import DataConfig, hub, labelled
@@ -85,12 +83,3 @@ def check_count(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise ClearheadError(f"{name} is {count}: at least 1")
-
-
-def check_files(task: str, files: Sequence[str], example: str) -> None:
-    """Refuse an empty list of files, and two files of one name: tables name them so."""
-    if not files:
-        raise ClearheadError(f"{task} needs files: for example --{task}.files {example}")
-    names = Counter(Path(file).name for file in files)
-    if twice := [name for name, count in names.items() if count > 1]:
-        raise ClearheadError(f"two files are called {twice[0]}: tables name them so; rename one")

@@ -209,7 +209,7 @@ def to_other_mechanisms(
     def measure(what: str, **inputs: Any) -> float:
         with within_memory(f"give a smaller --length than {length}"):
             found = distance(first, made, windows, **inputs)
-        measures.append({"what": what, **found.record()})
+        measures.append({"what": what, **asdict(found)})
         # After a prefix logits are others by intent: how far says nothing of a fault.
         largest = "" if chosen else f", largest difference of a logit {found.largest:.2g}"
         lines.append(

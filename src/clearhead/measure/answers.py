@@ -1,8 +1,7 @@
 """Answers of a model: transformers' greedy generation, and log-likelihoods of given answers.
 
-Prompts share the cached keys and values of a common start, where a token's state depends neither on
-later tokens nor on the length of its row. Rows of a batch end together: shorter ones are padded on
-the left and masked, so that no row depends on its neighbours.
+Prompts of one length run together, without padding, so that no row depends on its neighbours. A
+start that they share is read once and its cache copied, where every layer keeps all its keys.
 """
 
 import copy
@@ -11,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -56,17 +54,17 @@ class Answer:
 
 
 class Batch(NamedTuple):
-    """Prompts as left-padded rows.
+    """Prompts of one length.
 
     Attributes:
-        ids: int64 [B, S]. mask: bool [B, S], False where padded.
-        cache: of the first `held` columns; None where nothing is shared.
+        ids: int64 [B, S].
+        unread: int64 [B, S − held], the columns that the cache does not hold.
+        cache: None where prompts share none.
     """
 
     ids: Tensor
-    mask: Tensor
-    cache: Any = None
-    held: int = 0
+    unread: Tensor
+    cache: Any
 
 
 class Reader:
@@ -80,19 +78,18 @@ class Reader:
 
     Attributes:
         shares: True if prompts share a cached start: every layer keeps all its keys, and no
-            frequency follows the length of the row. Elsewhere every prompt is read in full, and
-            only prompts of one length run together.
+            frequency follows the length of the row. Elsewhere every prompt is read in full.
     """
 
     def __init__(self, model: Any, *, batch_tokens: int, ends: Collection[int] = ()) -> None:
         self.model = model
         self._batch_tokens = batch_tokens
         self._ends = list(ends)
-        self._names = inspect.signature(model.forward).parameters
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         with evaluating(model):
             self.shares = _keeps_all(_cache_of(model)) and not follow_length(model)
-        self._prefix: tuple[Ids, Any] = ((), DynamicCache())
-        self._last: Any = None  # a prompt read whole, its logits and cache
+        self._start: tuple[Ids, Any] = ((), DynamicCache())  # tokens read, and their cache
+        self._last: Any = ((),)  # a prompt read whole, its logits and cache
 
     def ask(
         self,
@@ -105,7 +102,7 @@ class Reader:
         """Answers to the prompts, in their order.
 
         Args:
-            prompts: those that share a context, or a long start, best stand together.
+            prompts: those that share a long start best stand together.
             answers: the right one of each, scored; may be empty.
             new_tokens: how many tokens greedy decoding writes; 0 leaves it out.
             advanced: called with the size of each batch.
@@ -137,74 +134,49 @@ class Reader:
         return [-math.fsum(answer.loss) for answer in found]
 
     def read(self, prompts: Sequence[Prompt]) -> Batch:
-        """Read all but the last token of each prompt, where prompts share a start."""
+        """Read all but the last token of prompts of one length, where prompts share a start."""
         rows = [prompt.ids for prompt in prompts]
-        slots = max(map(len, rows))
-        ids_BS = torch.tensor([[0] * (slots - len(row)) + list(row) for row in rows])
-        padding_B = slots - torch.tensor(list(map(len, rows)))
-        mask_BS = torch.arange(slots) >= padding_B[:, None]
-        ids_BS, mask_BS = ids_BS.to(self.model.device), mask_BS.to(self.model.device)
+        ids_BS = torch.tensor(rows, device=self.model.device)
         if not self.shares:
-            return Batch(ids_BS, mask_BS)
+            return Batch(ids_BS, ids_BS, None)
         shared = _common([row[:-1] for row in rows])
-        # All rows run as many new tokens as the one that needs most, so that all padding is on the
-        # left of everything.
-        new = slots - len(shared)
-        cache = _first(self._start(shared), [max(0, len(row) - new) for row in rows])
-        if new > 1:
-            self.forward(Batch(ids_BS[:, :-1], mask_BS[:, :-1], cache, slots - new))
-        return Batch(ids_BS, mask_BS, cache, slots - 1)
+        cache = self._started(shared)
+        cache.reorder_cache(torch.zeros(len(rows), dtype=torch.int64))
+        if len(shared) < len(rows[0]) - 1:
+            self.forward(ids_BS[:, len(shared) : -1], cache)
+        return Batch(ids_BS, ids_BS[:, -1:], cache)
 
-    def forward(self, batch: Batch, keep: int = 1) -> tuple[Tensor, Any]:
-        """Run the columns that the cache does not hold: logits [B, keep, V] of the last ones, and
-        the cache of all."""
-        options: dict[str, Any] = {}
-        if "position_ids" in self._names:
-            position_BS = (batch.mask.long().cumsum(-1) - 1).clamp_min(0)
-            options["position_ids"] = position_BS[:, batch.held :]
-        if "logits_to_keep" in self._names:
+    def forward(self, ids_BT: Tensor, cache: Any, keep: int = 1) -> tuple[Tensor, Any]:
+        """Read tokens after those of the cache: the last logits [B, keep, V], and the new cache."""
+        options: dict[str, Any] = {CACHE: cache, "use_cache": True}
+        if self._keeps:
             options["logits_to_keep"] = keep
-        output = self.model(
-            input_ids=batch.ids[:, batch.held :],
-            attention_mask=batch.mask.long(),
-            use_cache=True,
-            **{CACHE: batch.cache},
-            **options,
-        )
+        output = self.model(input_ids=ids_BT, **options)
         return output.logits[:, -keep:], cache_of(output)
 
     def _groups(self, prompts: Sequence[Prompt], lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Batches: neighbours; a context that several have is a batch's only one."""
+        """Batches of prompts of one length; a context that several have is a batch's only one."""
         contexts = Counter(prompt.context for prompt in prompts)
+        groups: dict[tuple[int, Ids], list[int]] = {}
+        for index, prompt in enumerate(prompts):
+            own = prompt.context if self.shares and contexts[prompt.context] > 1 else ()
+            groups.setdefault((len(prompt.ids), own), []).append(index)
+        for group in groups.values():
+            rows = max(1, self._batch_tokens // max(lengths[index] for index in group))
+            yield from (group[start : start + rows] for start in range(0, len(group), rows))
 
-        def alike(index: int) -> Any:
-            context = prompts[index].context if contexts[prompts[index].context] > 1 else None
-            return context if self.shares else len(prompts[index].ids)
-
-        order = range(len(prompts))
-        for _, neighbours in groupby(order if self.shares else sorted(order, key=alike), alike):
-            group: list[int] = []
-            for index in neighbours:
-                longest = max(lengths[one] for one in (*group, index))
-                if group and longest * (len(group) + 1) > self._batch_tokens:
-                    yield group
-                    group = []
-                group.append(index)
-            yield group
-
-    def _start(self, shared: Ids) -> Any:
-        """A cache of one row that begins with these tokens; the longest is kept."""
-        prefix, kept = self._prefix
-        known = len(_common([prefix, shared]))
-        if known == len(shared):
-            return kept
-        cache = _first(kept, [known])
-        ids_1S = torch.tensor([shared], device=self.model.device)
-        self.forward(Batch(ids_1S, torch.ones_like(ids_1S, dtype=torch.bool), cache, known))
-        # A passkey's filler grows from cell to cell, but the next length begins with a short start
-        # that leaves it early: the long one stays, unless it is of little use here.
-        if len(shared) > len(prefix) or known < len(shared) / 2:
-            self._prefix = shared, cache
+    def _started(self, shared: Ids) -> Any:
+        """A cache of one row that begins with these tokens: a copy of the one that is kept."""
+        tokens, cache = self._start
+        known = len(_common([tokens, shared]))
+        if known < len(shared):
+            cache.crop(known - len(tokens))
+            cache = cache if known else DynamicCache()
+            self.forward(torch.tensor([shared[known:]], device=self.model.device), cache)
+            tokens = shared
+            self._start = tokens, cache
+        cache = copy.deepcopy(cache) if shared else DynamicCache()
+        cache.crop(len(shared) - len(tokens))
         return cache
 
     def _forced(
@@ -214,47 +186,39 @@ class Reader:
         longest = max(map(len, answers))
         if not longest:
             return [((), ())] * len(answers)
+        # Padded on the right, where no earlier token sees it.
         target_BT = torch.tensor([[*answer, *[0] * (longest - len(answer))] for answer in answers])
         target_BT = target_BT.to(batch.ids.device)
-        if self.shares:  # padding on the right: no earlier token sees it
-            ids_BS = torch.cat([batch.ids, target_BT[:, :-1]], 1)
-            mask_BS = torch.cat([batch.mask, torch.ones_like(target_BT[:, :-1]).bool()], 1)
-            logits_BTV, _ = self.forward(batch._replace(ids=ids_BS, mask=mask_BS), longest)
+        if self.shares:
+            read_BT = torch.cat([batch.unread, target_BT[:, :-1]], 1)
+            logits_BTV, _ = self.forward(read_BT, batch.cache, longest)
             batch.cache.crop(-longest)
         else:
-            logits_BTV = self._stepped(batch, target_BT)
+            logits_BTV = self._stepped(batch.ids, target_BT)
         wide = finite(logits_BTV)
         wide = wide.to(torch.promote_types(wide.dtype, torch.float32))
         loss_BT = -wide.log_softmax(-1).gather(2, target_BT[..., None])[..., 0]
         right_BT = wide.argmax(-1) == target_BT
-        return [
-            (tuple(loss[: len(answer)]), tuple(right[: len(answer)]))
-            for loss, right, answer in zip(
-                loss_BT.tolist(), right_BT.tolist(), answers, strict=True
-            )
-        ]
+        scored = zip(loss_BT.tolist(), right_BT.tolist(), map(len, answers), strict=True)
+        return [(tuple(loss[:size]), tuple(right[:size])) for loss, right, size in scored]
 
-    def _stepped(self, batch: Batch, target_BT: Tensor) -> Tensor:
+    def _stepped(self, ids_BS: Tensor, target_BT: Tensor) -> Tensor:
         """Logits before each target, read one by one: each at the length that the text then has."""
-        rows = len(batch.ids)
-        row = tuple(batch.ids[0].tolist())
         reset_dynamic_rope(self.model)
-        if bool((batch.ids == batch.ids[0]).all()):  # one prompt: read once for all its answers
-            if self._last is None or self._last[0] != row:
-                self._last = row, *self.forward(Batch(batch.ids[:1], batch.mask[:1]))
+        row = tuple(ids_BS[0].tolist())
+        if bool((ids_BS == ids_BS[0]).all()):  # one prompt: read once for all its answers
+            if self._last[0] != row:
+                self._last = row, *self.forward(ids_BS[:1], None)
             _, logits_B1V, cache = copy.deepcopy(self._last)
-            if rows > 1:
-                cache.reorder_cache(torch.zeros(rows, dtype=torch.int64))
-                logits_B1V = logits_B1V.expand(rows, -1, -1)
+            cache.reorder_cache(torch.zeros(len(ids_BS), dtype=torch.int64))
+            logits_B1V = logits_B1V.expand(len(ids_BS), -1, -1)
         else:
-            logits_B1V, cache = self.forward(batch)
-        found = [logits_B1V]
-        for place in range(target_BT.shape[1] - 1):
-            ids_BS = torch.cat([batch.ids, target_BT[:, place : place + 1]], 1)
-            batch = Batch(ids_BS, torch.ones_like(ids_BS).bool(), cache, batch.ids.shape[1])
-            logits_B1V, cache = self.forward(batch)
-            found.append(logits_B1V)
-        return torch.cat(found, 1)
+            logits_B1V, cache = self.forward(ids_BS, None)
+        steps = [logits_B1V]
+        for token_B in target_BT[:, :-1].unbind(1):
+            logits_B1V, cache = self.forward(token_B[:, None], cache)
+            steps.append(logits_B1V)
+        return torch.cat(steps, 1)
 
     def _greedy(self, batch: Batch, new_tokens: int) -> list[Ids]:
         """Tokens by transformers' `generate`, up to an end."""
@@ -271,7 +235,7 @@ class Reader:
             with hushed("transformers.generation.stopping_criteria"):
                 written = self.model.generate(
                     batch.ids,
-                    attention_mask=batch.mask.long(),
+                    attention_mask=torch.ones_like(batch.ids),
                     generation_config=config,
                     logits_processor=LogitsProcessorList([finite]),
                     **({} if batch.cache is None else {CACHE: batch.cache}),
@@ -297,20 +261,6 @@ def _common(rows: Sequence[Ids]) -> Ids:
     one, other = min(rows), max(rows)
     pairs = enumerate(zip(one, other, strict=False))
     return one[: next((place for place, (a, b) in pairs if a != b), len(one))]
-
-
-def _first(cache: Any, counts: Sequence[int]) -> DynamicCache:
-    """A copy of a cache's one row as several, each its first so many tokens, right-aligned."""
-    rows = DynamicCache()
-    longest = max(counts)
-    for index, layer in enumerate(cache.layers if longest else ()):
-        device = layer.keys.device
-        padding_B1 = longest - torch.tensor(counts, device=device)[:, None]
-        # Padding takes the first token or other: the mask hides it.
-        slot_BS = (torch.arange(longest, device=device) - padding_B1).clamp_min(0)
-        keys, values = (x[0][:, slot_BS].transpose(0, 1) for x in (layer.keys, layer.values))
-        rows.update(keys, values, index)
-    return rows
 
 
 def _cache_of(model: Any) -> Any:

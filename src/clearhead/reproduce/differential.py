@@ -101,10 +101,8 @@ def _retrieval(scale: str) -> Mapping[str, Question]:
         tasks=("perplexity", "needles", "allocation"),
         lengths=(LENGTHS[scale], 2 * LENGTHS[scale]),
         tokens=16_384,
-        needles=NeedlesOptions(
-            grid=("1x1", "2x2", "6x2"), depths=(0.0, 0.5, 1.0), filler="sentences"
-        ),
-        allocation=AllocationOptions(depths=(0.0, 0.5, 1.0), filler="sentences"),
+        needles=NeedlesOptions(grid=("1x1", "2x2", "6x2"), depths=(0.0, 0.5, 1.0)),
+        allocation=AllocationOptions(depths=(0.0, 0.5, 1.0)),
     )
     schemes = tuple(f"logits{bits}-tensor" for bits in (8, 6, 4))
     bits = QuantizeConfig(models=(TRAINED,), scheme=schemes, length=LENGTHS[scale], tokens=16_384)

@@ -10,7 +10,6 @@ from typing import Any
 
 from clearhead.data import DataConfig
 from clearhead.eval.options import (
-    AllocationOptions,
     NeedlesOptions,
     PasskeyOptions,
     PerplexityOptions,
@@ -95,8 +94,7 @@ def _small() -> Study:
     retrieval = EvaluateConfig(
         models=(TRAINED,),
         tasks=("hits", "recall", "needles", "allocation"),
-        needles=NeedlesOptions(grid=("1x1", "4x2"), depths=DEPTHS, filler="sentences"),
-        allocation=AllocationOptions(filler="sentences"),
+        needles=NeedlesOptions(grid=("1x1", "4x2"), depths=DEPTHS),
         **LONG,
         **HELD_OUT,
     )

@@ -21,7 +21,7 @@ from clearhead.reproduce.study import WHOLE, Study
 
 EVERYTHING = "all"  # claims
 READING = ("perplexity", "hits", "masked")
-"""Tasks of evaluations that read text; needles and allocation do too where text is their filler."""
+"""Tasks of evaluations that read text."""
 LEFT_OUT = {
     "softmax1/table1": ("a table of the paper that our notes do not have", "softmax1/cause"),
     "softmax1/figure1": ("a figure of the paper that our notes do not have", "softmax1/share"),
@@ -209,10 +209,7 @@ def _reads(question: Any) -> bool:
     """True where a question is about text or documents, which others may take the place of."""
     if not isinstance(question, EvaluateSettings):
         return isinstance(question, SweepConfig)
-    return bool(_documents(question)) or any(
-        name in READING or getattr(getattr(question, name, None), "filler", "") == "text"
-        for name in question.tasks
-    )
+    return bool(_documents(question)) or any(name in READING for name in question.tasks)
 
 
 def _documents(question: Any) -> tuple[str, ...]:
