@@ -7,10 +7,12 @@ from dataclasses import fields, is_dataclass
 from types import ModuleType
 from typing import Any
 
-_TRACKERS = {name: (name, name) for name in ("trackio", "wandb")}
 # Option → its words that need a module, "" for any word → the module, and the extra that brings it.
 _NEEDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "track": {"tensorboard": ("torch.utils.tensorboard", "tensorboard"), **_TRACKERS},
+    "track": {
+        "tensorboard": ("torch.utils.tensorboard", "tensorboard"),
+        "wandb": ("wandb", "wandb"),
+    },
     "optimizer": dict.fromkeys(("soap", "lion"), ("pytorch_optimizer", "optimizers")),
     "lora": {"": ("peft", "peft")},
     "deploy": {"": ("torchao", "torchao")},

@@ -85,7 +85,7 @@ def going_on(settings: list[str], text: Path) -> list[str]:
         "--train.document-masks --train.betas 0.8 0.9 --data.data a 'b c@0.5' --data.limit 7",
         "bert --objective mlm --mask 0.15 --train.schedule linear --train.momentum None",
         "sink --from my/model --set 'layer_overrides=[{}]' --train.only '*attn*' --train.lora 4",
-        "--from x --train.optimizer muon --train.adamw-patterns a b --track trackio tensorboard",
+        "--from x --train.optimizer muon --train.adamw-patterns a b --track wandb tensorboard",
     ],
 )
 def test_a_command_is_written_as_it_is_read(words):

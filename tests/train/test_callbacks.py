@@ -12,7 +12,6 @@ from clearhead.train import (
     Run,
     StepMetrics,
     TensorBoard,
-    Trackio,
     TrainResult,
     WandB,
     make_trackers,
@@ -111,25 +110,6 @@ def test_tensorboard_writes_the_scalars(run, tmp_path):
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 4.0), (2, 2.0)]
 
 
-def test_trackio_is_given_the_run_and_its_steps(run, monkeypatch):
-    calls = []
-    fake = SimpleNamespace(
-        init=lambda **kwargs: calls.append(kwargs),
-        log=lambda values, step: calls.append((step, values["train/loss"])),
-        finish=lambda: calls.append("finish"),
-    )
-    monkeypatch.setitem(sys.modules, "trackio", fake)
-    callback = Trackio()
-    callback.start(run)
-    callback.step(metrics(2))
-    callback.close()
-    assert calls == [
-        {"project": "clearhead", "name": "[bold]llama", "config": {"seed": 3}, "resume": "never"},
-        (2, 2.0),
-        "finish",
-    ]
-
-
 def test_wandb_goes_on_with_a_resumed_run_and_begins_a_new_one_otherwise(run, monkeypatch):
     calls, ids = [], iter(["first", "second"])
     fake = SimpleNamespace(
@@ -154,7 +134,7 @@ def test_wandb_goes_on_with_a_resumed_run_and_begins_a_new_one_otherwise(run, mo
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [("trackio", "trackio"), ("torch.utils.tensorboard", "tensorboard"), ("wandb", "wandb")],
+    [("torch.utils.tensorboard", "tensorboard"), ("wandb", "wandb")],
 )
 def test_a_missing_extra_is_named(monkeypatch, module, name):
     monkeypatch.setitem(sys.modules, module, None)

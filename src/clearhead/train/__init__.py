@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from clearhead.train.callbacks import Run as Run
     from clearhead.train.callbacks import StepMetrics as StepMetrics
     from clearhead.train.callbacks import TensorBoard as TensorBoard
-    from clearhead.train.callbacks import Trackio as Trackio
     from clearhead.train.callbacks import WandB as WandB
     from clearhead.train.callbacks import make_trackers as make_trackers
     from clearhead.train.config import FinetuneConfig as FinetuneConfig

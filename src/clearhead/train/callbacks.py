@@ -201,41 +201,8 @@ class TensorBoard(Callback):
             self._writer.close()
 
 
-class Trackio(Callback):
-    """Logs to the local Trackio project `project`, under the run's name.
-
-    Raises:
-        ClearheadError: when made, where the extra "trackio" is not installed.
-    """
-
-    module = "trackio"  # and its extra's name
-
-    def __init__(self, project: str = "clearhead") -> None:
-        self._module = require(self.module, self.module)
-        self._project = project
-        self._started = False
-
-    def start(self, run: Run) -> None:
-        self._module.init(
-            project=self._project, name=run.name, config=run.record["config"], **self._resumed(run)
-        )
-        self._started = True
-
-    def _resumed(self, run: Run) -> dict[str, Any]:
-        return {"resume": "allow" if run.first_step else "never"}
-
-    def step(self, metrics: StepMetrics) -> None:
-        self._module.log(
-            {f"train/{name}": getattr(metrics, name) for name in LOGGED}, step=metrics.step
-        )
-
-    def close(self) -> None:
-        if self._started:
-            self._module.finish()
-
-
-class WandB(Trackio):
-    """Logs to the Weights & Biases project `project`, under the run's name.
+class WandB(Callback):
+    """Logs to the Weights & Biases project "clearhead", under the run's name.
 
     Its account and mode are those of wandb's own settings, such as WANDB_MODE=offline. The run's
     id is kept in OUTPUT/wandb-id, so that a resumed run goes on with it.
@@ -244,20 +211,34 @@ class WandB(Trackio):
         ClearheadError: when made, where the extra "wandb" is not installed.
     """
 
-    module = "wandb"
+    def __init__(self) -> None:
+        self._module = require("wandb", "wandb")
+        self._started = False
 
-    def _resumed(self, run: Run) -> dict[str, Any]:
+    def start(self, run: Run) -> None:
         path = run.output / "wandb-id"
         if not (run.first_step and path.exists()):
             write_text(path, self._module.util.generate_id())
-        return {"id": path.read_text("utf-8"), "resume": "allow", "dir": str(run.output)}
+        self._module.init(
+            project="clearhead",
+            name=run.name,
+            config=run.record["config"],
+            id=path.read_text("utf-8"),
+            resume="allow",
+            dir=str(run.output),
+        )
+        self._started = True
+
+    def step(self, metrics: StepMetrics) -> None:
+        values = {f"train/{name}": getattr(metrics, name) for name in LOGGED}
+        self._module.log(values, step=metrics.step)
+
+    def close(self) -> None:
+        if self._started:
+            self._module.finish()
 
 
-_TRACKERS: dict[Tracker, type[Callback]] = {
-    "tensorboard": TensorBoard,
-    "trackio": Trackio,
-    "wandb": WandB,
-}
+_TRACKERS: dict[Tracker, type[Callback]] = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
 def make_trackers(names: Iterable[Tracker]) -> list[Callback]:

@@ -17,7 +17,7 @@ from clearhead.ranges import (
     Share,
 )
 
-Tracker = Literal["tensorboard", "trackio", "wandb"]
+Tracker = Literal["tensorboard", "wandb"]
 
 
 # Ways of spreading a model that are not on offer, and the reason.

@@ -3,7 +3,7 @@
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,8 +52,6 @@ class TrainingRun:
     """Everything that a resumed run must share with this one."""
     callbacks: Sequence[Callback]
     stop: StopSignals
-    alive: Callable[[], None]
-    """Says that this process has not hung; called with every step."""
     step: int = 0
     seconds: float = 0.0
     loss: float = math.nan
@@ -72,7 +70,6 @@ class TrainingRun:
     @contextmanager
     def timed(self) -> Iterator[None]:
         """Count the seconds of a step."""
-        self.alive()
         started = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - started
@@ -316,7 +313,6 @@ def opened(
             identity=identity,
             callbacks=heard,
             stop=stack.enter_context(StopSignals()),
-            alive=stack.enter_context(processes.watched(config.timeout)),
             **({key: saved[key] for key in ("step", "seconds", "loss")} if saved else {}),
         )
         with run.saver:

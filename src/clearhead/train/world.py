@@ -5,7 +5,6 @@ by gloo else; decisions travel by gloo everywhere, so that none of them waits fo
 """
 
 import contextlib
-import faulthandler
 import os
 import re
 import socket
@@ -31,10 +30,6 @@ _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LOST = re.compile(
     r"gloo|NCCL|TCPStore|[Cc]onnection (closed|reset|refused)|[Tt]imed out|not connected"
 )
-
-
-class LostError(ClearheadError):
-    """Another process of the run ended or hangs."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ class World:
         finally:
             dist.broadcast_object_list(answer, src=0, group=self.control)
         if answer[1] is not None:
-            raise said_elsewhere(ClearheadError(answer[1]))
+            raise self.told(ClearheadError(answer[1]))
         return answer[0]
 
     def in_turn(self, call: Callable[[], T]) -> T:
@@ -122,7 +117,9 @@ class World:
         if failed and failed[0] == self.rank and error is not None:
             raise error
         if failed:
-            raise said_elsewhere(ClearheadError(found[failed[0]]))
+            shared = ClearheadError(found[failed[0]])
+            shared.printed_elsewhere = True
+            raise shared
 
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Compare what every process has with what the first has.
@@ -148,7 +145,8 @@ class World:
 
     def told(self, error: ClearheadError) -> ClearheadError:
         """An error that all processes raise alike: only the first prints it."""
-        return error if self.first else said_elsewhere(error)
+        error.printed_elsewhere = error.printed_elsewhere or not self.first
+        return error
 
     @contextmanager
     def alike(self) -> Iterator[None]:
@@ -159,24 +157,6 @@ class World:
             raise self.told(error) from error.__cause__
 
     @contextmanager
-    def watched(self, seconds: float) -> Iterator[Callable[[], None]]:
-        """Yield a function to be called with every step.
-
-        A process that does not call it again within `seconds` prints its stack.
-        """
-
-        def alive() -> None:
-            if self.size > 1:
-                # Those that only wait for the hanging one have given up by then.
-                faulthandler.dump_traceback_later(seconds + 2 * _ANSWER_SECONDS, file=2)
-
-        try:
-            yield alive
-        finally:
-            if self.size > 1:
-                faulthandler.cancel_dump_traceback_later()
-
-    @contextmanager
     def losses_told(self) -> Iterator[None]:
         """Turn the loss of another process into one line that names it."""
         try:
@@ -184,7 +164,7 @@ class World:
         except RuntimeError as error:
             if not _LOST.search(str(error)):
                 raise
-            raise LostError(
+            raise ClearheadError(
                 f"process {self.rank} of {self.size} gave up: {self._silent()} ({_line(error)}); "
                 "start the run again with --resume, or have torchrun do it: --max-restarts 3"
             ) from error
@@ -204,12 +184,6 @@ class World:
 
 
 ALONE = World()
-
-
-def said_elsewhere(error: ClearheadError) -> ClearheadError:
-    """Mark an error that another process prints."""
-    error.printed_elsewhere = True
-    return error
 
 
 _worlds: list[World] = []  # the one joined, where one is
