@@ -44,7 +44,6 @@ def test_a_page_of_the_text_in_a_file(saved, tmp_path, capsys):
     [
         (("a", "b", "c"), "one model or two side by side; found 3"),
         (("x", "--set", "a=1"), "no effect on a trained model: view init:NAME"),
-        (("x", "--port", "8000"), "--port has no effect without --live"),
         (
             ("x", "--text", "missing.txt"),
             "missing.txt: no such file or folder: give one that there is, or a text",

@@ -1,4 +1,4 @@
-// One view a model, the choices that all share, and the box of a live page.
+// One view a model, and the choices that all share.
 
 class ModelView {
   constructor(page, model, index) {
@@ -120,7 +120,6 @@ class Page {
     document.addEventListener("keydown", (event) => this.key(event));
     darkness.addEventListener("change", () => this.redraw());
     addEventListener("resize", () => this.views.forEach((view) => view.grid.draw()));
-    document.getElementById("live")?.addEventListener("submit", (event) => this.ask(event));
   }
   show(models, chunks) {
     this.chunks = chunks;
@@ -139,7 +138,7 @@ class Page {
   controls() {
     const { views } = this;
     const metrics = Object.keys(METRICS).filter((name) => views.some((view) => view.model.statistics[name]));
-    if (!metrics.includes(this.metric)) [this.metric] = metrics; // another text may come with others
+    if (!metrics.includes(this.metric)) [this.metric] = metrics;
     const choice = (label, options, value, change) => {
       const select = make("select", { onchange: (event) => change(event.target.value) },
         ...options.map(([name, words]) => make("option", { value: name, selected: name === value }, words)));
@@ -188,7 +187,7 @@ class Page {
     }
   }
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || /TEXTAREA|SELECT|INPUT/.test(event.target.tagName)) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || /SELECT|INPUT/.test(event.target.tagName)) return;
     const inside = this.views.find((view) => view.element.contains(document.activeElement)) ?? this.views[0];
     const target = {
       h: inside.grid.canvas, t: inside.text.body, m: inside.mapPanel.element,
@@ -197,21 +196,6 @@ class Page {
     if (!target) return;
     event.preventDefault();
     target.focus();
-  }
-  async ask(event) {
-    event.preventDefault();
-    const state = document.getElementById("state");
-    state.textContent = "reading…";
-    try {
-      const answer = await fetch("observe", { method: "POST", headers: { "Content-Type": "text/plain" }, body: document.getElementById("typed").value });
-      if (!answer.ok) throw new Error(await answer.text());
-      const { models, chunks } = await answer.json();
-      this.show(models, () => chunks);
-      await this.start();
-      state.textContent = "";
-    } catch (error) {
-      state.textContent = error.message;
-    }
   }
 }
 
