@@ -78,9 +78,9 @@ async function use(page, view) {
   metric.dispatchEvent(new view.Event("change"));
   await pause();
   seen.small = state().grids;
-  const named = page.querySelector(".name");
+  const named = page.querySelector(".pick");
   if (named) { named.click(); await pause(); seen.named = state(); }
-  seen.names = all(".one .name").map((e) => e.textContent);
+  seen.names = all(".one .pick").map((e) => e.textContent);
   const by = page.getElementById("textby");
   by.value = "surprise";
   by.dispatchEvent(new view.Event("change"));
@@ -92,7 +92,7 @@ async function use(page, view) {
   }));
   const style = view.getComputedStyle(page.body);
   seen.body = [style.color, style.backgroundColor];
-  seen.room = all(".room").map((e) => e.textContent);
+  seen.room = all(".warning").map((e) => e.textContent);
   seen.images = all("img, a, main b b, iframe, object").length;
   seen.end = page.title;
   return seen;
@@ -188,7 +188,7 @@ def test_dark_is_dark_and_as_legible(
         name: use(chromium, tmp_path, 900, f"--blink-settings=preferredColorScheme={scheme}")
         for name, scheme in (("dark", 0), ("light", 1))
     }
-    assert seen["dark"]["body"] == ["rgb(221, 226, 233)", "rgb(20, 23, 28)"]
+    assert seen["dark"]["body"] == ["rgb(221, 226, 233)", "rgb(22, 25, 30)"]
     assert seen["light"]["body"] == ["rgb(34, 38, 44)", "rgb(253, 252, 249)"]
     assert seen["dark"]["contrast"] >= 4.5
     assert seen["dark"]["start"]["maps"] != seen["light"]["start"]["maps"]

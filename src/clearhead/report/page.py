@@ -115,8 +115,8 @@ class Section:
     """
 
     name: str
-    title: str
-    answer: str
+    title: str = ""
+    answer: str = ""
     caption: str = ""
     blocks: tuple[Block, ...]
     folded: bool = False
@@ -163,15 +163,20 @@ class Page:
     Attributes:
         judge: the verdict in plain sentences, by the largest p of a difference that holds.
         next: commands that act on the verdict.
+        script: JavaScript of this page alone, which finds `data` in the page's data and `late`
+            (JSON of any size, parsed by itself) in the element of that name.
     """
 
     title: str
     kicker: str
-    records: Records
-    judge: Callable[[float], list[str]]
+    records: Records = field(default_factory=lambda: Records(runs=()))
+    judge: Callable[[float], list[str]] = lambda threshold: []
     sections: list[Section] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     next: tuple[str, ...] = ()
+    script: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+    late: Any = None
 
     @cached_property
     def looks(self) -> dict[str, style.Look]:
@@ -239,8 +244,9 @@ def render(page: Page) -> str:
         "figures": figures,
         "key": page.key,
         "dark": style.LIGHT_TO_DARK,
+        **page.data,
     }
-    scripts = [_script(_part("page.js"))]
+    scripts = [_script(_part("page.js") + page.script)]
     if figures:
         scripts.insert(0, _script(get_plotlyjs()))  # 5 MB
     environment = Environment(
@@ -257,6 +263,7 @@ def render(page: Page) -> str:
         # Ours, or made safe: everything else is escaped by the template.
         css=Markup(_part("page.css")),
         data=Markup(embed(data)),
+        late=None if page.late is None else Markup(embed(page.late)),
         scripts=[Markup(script) for script in scripts],
     )
 

@@ -50,7 +50,7 @@ DIVERGING = (
 )
 PAPER = ("#fdfcf9", "#16191e")
 INK = ("#22262c", "#dde2e9")
-MUTED = ("#6a707a", "#949daa")
+MUTED = ("#5f656f", "#a0a8b3")
 GRID = ("#e5e2da", "#2a2f37")
 
 LIGHT_TO_DARK = dict((*_HUES, *SEQUENTIAL, *DIVERGING, PAPER, INK, MUTED, GRID))
