@@ -136,11 +136,12 @@ def section(
     """A section of the blocks that there are; None where none of them shows a number.
 
     Args:
-        place: the page and the section's name in sections.toml, which has its words.
+        place: the page and the section's name in sections.toml, which has its words; or only the
+            name, of a section whose words are given.
         more: the end of its caption.
-        words: title, caption and folded of a section that is not in the file.
+        words: its title, caption and whether it is folded.
     """
-    page, _, name = place.partition(".")
+    page, _, name = place.rpartition(".")
     words = words or dict(declared("sections")[page][name])
     words["caption"] = words.get("caption", "") + more
     found = tuple(block for block in blocks if block is not None)
