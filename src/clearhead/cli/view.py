@@ -1,7 +1,5 @@
 """clearhead view: one text through one or two models, on a page to click through."""
 
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +38,6 @@ class Command(OpensModels):
     tokens: Length = 2048
     """Tokens read at most, the first of the text. Of a text longer than about 256 tokens the page
     has the maps of some heads only."""
-    open: bool = True
-    """Open the page in a browser, where there is a display."""
     size: Size = "tiny"
     """Size of an init: preset, such as tiny or small."""
     set: tuple[Pair, ...] = ()
@@ -84,7 +80,6 @@ def run(words: list[str]) -> int:
         if one.lost:
             say(f"clearhead: {name} is {NOT_FINITE} {one.lost}")
     say(f"wrote {command.output}")
-    _open(command.output.resolve().as_uri(), command)
     return int(any(one.lost for one in observations))
 
 
@@ -108,13 +103,3 @@ def _loaded(source: str, command: Command) -> tuple[Any, Any]:
     return load_model(
         source, kinds=("causal", "masked", "bare"), trust_remote_code=command.trust_remote_code
     )
-
-
-def _open(url: str, command: Command) -> None:
-    import webbrowser
-
-    shown = sys.platform in ("darwin", "win32") or any(
-        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
-    )
-    if command.open and shown:
-        webbrowser.open(url)

@@ -3,10 +3,9 @@
 import base64
 import hashlib
 import json
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
@@ -77,12 +76,11 @@ class Title(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class Fold(Block):
-    """Lines, a text of fixed width or a table that a reader may open."""
+    """Lines, or a text of fixed width, that a reader may open."""
 
     summary: str
     lines: tuple[str, ...] = ()
     text: str = ""
-    pivot: Pivot | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,31 +128,16 @@ def _side(block: Block) -> object:
     return block.shape if isinstance(block, Panel) else id(block)
 
 
-def section(
-    place: str, answer: str, blocks: Iterable[Block | None], more: str = "", **words: Any
-) -> Section | None:
+def section(name: str, answer: str, blocks: Iterable[Block | None], **words: Any) -> Section | None:
     """A section of the blocks that there are; None where none of them shows a number.
 
     Args:
-        place: the page and the section's name in sections.toml, which has its words; or only the
-            name, of a section whose words are given.
-        more: the end of its caption.
         words: its title, caption and whether it is folded.
     """
-    page, _, name = place.rpartition(".")
-    words = words or dict(declared("sections")[page][name])
-    words["caption"] = words.get("caption", "") + more
     found = tuple(block for block in blocks if block is not None)
-    tables = [one.pivot if isinstance(one, Fold) else one for one in found]
-    if not any(isinstance(table, Pivot | Panel) for table in tables):
+    if not any(isinstance(block, Pivot | Panel) for block in found):
         return None
     return Section(name=name, answer=answer, blocks=found, **words)
-
-
-@cache
-def declared(name: str) -> dict[str, Any]:
-    """The tables of NAME.toml, beside this module."""
-    return tomllib.loads(_part(f"{name}.toml"))
 
 
 @dataclass(kw_only=True)

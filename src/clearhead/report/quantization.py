@@ -42,12 +42,8 @@ BITS = (
 COSTS = (
     "The rise of perplexity in per cent of that in full precision, with its 95 % interval over the "
     "windows read where records have it; and the perplexity itself. A cost below zero, or with "
-    "zero in its interval, is noise."
-)
-ACCURACY = (
-    " Accuracy is the share of multiple-choice questions answered right, by the log-likelihood of "
-    "the answers and, where the lm-evaluation-harness does so too, by that divided by their "
-    "characters: "
+    "zero in its interval, is noise. Accuracy is that of multiple-choice questions, by the "
+    "log-likelihood of the answers; by length, divided by their characters."
 )
 ROUNDED = (
     "Linear layers only, or attention logits only; embeddings, the output matrix, norms and hidden "
@@ -87,13 +83,11 @@ def page(records: Records, title: str) -> Page:
         judge=lambda threshold: [_verdict(records, threshold)],
         warnings=[*narrative.warnings(records), *remarks],
     )
-    asked = "; ".join(dict.fromkeys(filter(None, map(_questions, records.runs))))
-    caption = COSTS + (f"{ACCURACY}{asked}." if asked else "")
     return built.with_sections(
         section(
             "bits", "", _charts(records, built.looks), title="Bits against perplexity", caption=BITS
         ),
-        section("numbers", "", [results(records)], title="What schemes cost", caption=caption),
+        section("numbers", "", [results(records)], title="What schemes cost", caption=COSTS),
         made.section(records, ROUNDED),
     )
 
@@ -209,12 +203,6 @@ def remarks_on(run: Run) -> list[str]:
             name = one.dimensions.get("scheme", "full precision")
             reasons.setdefault(one.reason, []).append(name)
     found = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    cut = max((one.details.get("requests_cut", 0) for one in run.select("accuracy")), default=0)
-    if cut:
-        found.append(
-            f"longer than the model reads, and asked without the beginning: {cut:,} answers with "
-            "their prompts"
-        )
     if left_out := run.header.get("left_out") or {}:
         total = sum(left_out.values()) + int(run.header.get("quantized_parameters", 0))
         share = style.percent(sum(left_out.values()) / total)
@@ -228,13 +216,6 @@ def remarks_on(run: Run) -> list[str]:
             f"no text went through {len(unused)} of the quantised layers, such as {min(unused)}"
         )
     return found
-
-
-def _questions(run: Run) -> str:
-    """Questions asked, and the accuracy of guessing."""
-    asked, chance = run.header.get("questions") or 0, run.header.get("chance")
-    by_guessing = "" if chance is None else f", chance {style.percent(chance)}"
-    return f"{asked:,} questions of {run.header.get('choices')}{by_guessing}" if asked else ""
 
 
 def _charts(records: Records, looks: Looks) -> Iterator[Block | None]:
