@@ -89,7 +89,7 @@ def _page() -> str:
     )
     model = LlamaForCausalLM(config).eval()
     found = observe_text(model, tokenizer, words * 30, name="30 layers", longest=LENGTH)
-    return render([found], title="30 layers", text="")
+    return render([found], title="30 layers")
 
 
 def _in_chromium(page: str, rounds: int) -> dict[str, list[float]]:

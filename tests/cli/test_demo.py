@@ -1,7 +1,6 @@
 """`clearhead demo`, at the smallest scale: its parts, its page, and what it refuses."""
 
 import io
-import json
 import logging
 import re
 from dataclasses import replace
@@ -81,13 +80,6 @@ def test_a_log_says_which_run_is_at_hand(found, log):
     assert lines[0].startswith("run 1 of 18: transformer, seed 0, ")
     assert any(re.match(r"run 9 of 18, \d+ s left: the models in 8 bits", line) for line in lines)
     assert lines[-1].startswith("run 18 of 18, ")
-
-
-def test_attention_is_measured_where_documents_begin(found):
-    lines = [json.loads(line) for line in found["sinks"].read_text("utf-8").splitlines()]
-    maps = [line for line in lines if line["kind"] == "attention"]
-    assert maps
-    assert {line["text"][0] for line in maps} == {"<|begin|>"}
 
 
 def test_a_second_call_trains_nothing_and_counts_the_runs_as_done(small, found):

@@ -31,7 +31,7 @@ _call = partial(call, "view")
 def test_a_page_of_the_text_in_a_file(saved, tmp_path, capsys):
     page, file = tmp_path / "page.html", tmp_path / "text.txt"
     file.write_text("to be </script> or not", "utf-8")
-    assert _call(saved, "--text", file, "--output", page, "--no-open") == 0
+    assert _call(saved, "--text", file, "--output", page) == 0
     html = page.read_text("utf-8")
     assert f"wrote {page}" in capsys.readouterr().err
     assert html.count("</script>") == 3
@@ -44,7 +44,6 @@ def test_a_page_of_the_text_in_a_file(saved, tmp_path, capsys):
     [
         (("a", "b", "c"), "one model or two side by side; found 3"),
         (("x", "--set", "a=1"), "no effect on a trained model: view init:NAME"),
-        (("x", "--port", "8000"), "--port has no effect without --live"),
         (
             ("x", "--text", "missing.txt"),
             "missing.txt: no such file or folder: give one that there is, or a text",
@@ -80,9 +79,9 @@ def test_a_text_is_read_by_the_rules_of_data(name, saved, tmp_path, monkeypatch)
     packed = gzip.compress if name.endswith(".gz") else bytes
     path.write_bytes(packed(b"\xef\xbb\xbf" + content.encode()))
     given = name if name.startswith("~") else tmp_path / name
-    assert _call(saved, "--text", given, "--output", page, "--no-open") == 0
+    assert _call(saved, "--text", given, "--output", page) == 0
     read = _tokens(page)
-    assert _call(saved, "--text", text, "--output", page, "--no-open") == 0
+    assert _call(saved, "--text", text, "--output", page) == 0
     assert read == _tokens(page)
 
 
@@ -106,7 +105,7 @@ def test_a_word_with_a_dot_or_a_slash_is_a_text(text, saved, tmp_path):
     file.write_text(text, "utf-8")
     read = []
     for given in (text, file):
-        words = ("--text", given, "--tokens", "8", "--output", page, "--no-open")
+        words = ("--text", given, "--tokens", "8", "--output", page)
         assert _call(saved, *words) == 0
         read.append(_tokens(page))
     assert read[0] == read[1]
@@ -114,6 +113,6 @@ def test_a_word_with_a_dot_or_a_slash_is_a_text(text, saved, tmp_path):
 
 def test_nothing_is_written_where_the_text_is_too_long(saved, tmp_path, capsys):
     page = tmp_path / "page.html"
-    assert _call(saved, "--text", "to be " * 40, "--output", page, "--no-open") == 2
+    assert _call(saved, "--text", "to be " * 40, "--output", page) == 2
     assert "gpt2 has 32 learned positions" in capsys.readouterr().err
     assert not page.exists()

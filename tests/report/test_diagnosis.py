@@ -9,7 +9,7 @@ import pytest
 
 from clearhead.records.loading import as_line
 from clearhead.report import load, page_of, render, write_page
-from clearhead.report.diagnosis import numbers
+from clearhead.report.diagnosis import MASSIVE, SINK, numbers
 
 from .conftest import own, payload, printed, shown
 
@@ -25,10 +25,7 @@ def records_of(name: str, *, maps: tuple[str, ...] = ("softmax",), layers: int =
             for metric in ("first_token_argmax_share", "first_token_mass", "sink_rate_0.3"):
                 lines.append({"metric": metric, "map": map, **place, "value": 0.1 + number / 20})
             lines.append({"metric": "entropy", "map": map, **place, "value": 2.0})
-        for metric in (
-            *("kurtosis_excess", "kurtosis_excess_relu", "kurtosis_pooled", "kurtosis_flattened"),
-            *("kurtosis_neurons", "anomalous_before", "order_broken_before", "logit_top_1"),
-        ):
+        for metric in ("kurtosis_excess", "anomalous_before", "order_broken_before", "logit_top_1"):
             lines.append({"metric": metric, **place, "value": 0.5 + number})
         for tokens in ("first", "rest"):
             for metric in ("kurtosis", "largest_activation"):
@@ -75,7 +72,7 @@ def records_of(name: str, *, maps: tuple[str, ...] = ("softmax",), layers: int =
         ),
     ]
     channel = {"channel": 7, "first_layer": -1, "layer": 2, "largest": 88.0, "medians": 120.0}
-    advice = {"finding": "a sink", "advice": "do this", "metric": "m", "value": 0.5}
+    advice = {"finding": "a sink", "advice": "do this", "metric": MASSIVE, "value": 0.5}
     header = {"windows": 8, "length": 128, "command": "clearhead diagnose", "parameters": 10_000}
     return [
         {
@@ -126,11 +123,11 @@ def test_many_models_are_told_apart(tmp_path):
     key = stream.split('<ul class="key">')[1].split("</ul>")[0]
     assert [f"model {n}" in key for n in range(6)] == [True] * 6
     assert "Solid: first token; dotted: other tokens." in stream
-    assert '<ul class="key">' not in page.split('id="longer"')[1].split("</section>")[0]
+    assert '<ul class="key">' not in page.split('id="curves"')[1].split("</section>")[0]
     data = payload(page)
     own_legends = [figure["ownLegend"] for figure in data["figures"].values()]
     assert data["key"]
-    assert own_legends.count(True) == 6 * 3, "a spectrum and two curves by position each"
+    assert own_legends.count(True) == 6 * 5, "the curves of each"
 
 
 def test_a_terminal_shows_as_many_models_as_fit(tmp_path):
@@ -152,14 +149,14 @@ def test_the_table(two):
     }
     assert rows["weight on the first token"] == ("10.0 %", "–")
     assert rows["weight on the first token, difference"] == ("–", "10.0 %")
-    assert rows["per token, first token"] == ("30.0", "30.0")
+    assert rows["kurtosis of the first token"] == ("30.0", "30.0")
     assert rows["hidden states, top 100"] == ("9.00", "9.00")
     assert rows["norm of the others"] == ("5.00", "5.00")
     assert rows["weight on near keys, at the end"] == ("20.0 %", "20.0 %")
     assert rows["outlier channels"] == ("3.00", "3.00")
     text = shown(page)
     assert "Not measured: order: it has none" in text
-    assert "A sink. Do this. [m 0.500: at least 0.3]" in text
+    assert "A sink. Do this. [hidden_top_1 / hidden_median 0.500: at least 0.3]" in text
     assert "32 MiB" in text
     assert "channel 7: up to 88.0 (120 × the median) after layer 2, in the first token" in text
 
@@ -198,28 +195,23 @@ CONVERT = "clearhead convert 'my model' repaired --prefix '\\n'"
 
 
 @pytest.mark.parametrize(
-    ("share", "largest", "command"),
+    ("found", "command"),
     [
-        (
-            0.64,
-            900.0,
-            f"{CONVERT} --rotate residual values down",
-        ),
-        (0.64, 9.0, CONVERT),
-        (0.05, 9.0, ""),
+        ((SINK, MASSIVE), f"{CONVERT} --rotate residual values down"),
+        ((SINK,), CONVERT),
+        (("kurtosis",), ""),
     ],
 )
-def test_the_next_command_is_the_one_that_repairs(tmp_path, share, largest, command):
+def test_the_next_command_is_the_one_that_repairs(tmp_path, found, command):
     """Without a sink and massive activations the page says so."""
     header = {"kind": "run", "study": "diagnosis", "run": "my model"}
     header["architecture"] = "LlamaForCausalLM"
-    numbers = {"hidden_top_1": largest, "hidden_median": 0.5, "chance_floor": 0.02}
-    lines = [{"metric": name, "value": value} for name, value in numbers.items()]
-    lines.append({"metric": "first_token_argmax_share", "map": "softmax", "value": share})
+    of = {"run": "my model", "value": 0.5}
+    words = {"kind": "advice", "finding": "a", "advice": "b", "threshold": 0.3}
+    lines = [{"kind": "measure", "metric": SINK, "map": "softmax", **of}]
+    lines += [{**words, "metric": metric, **of} for metric in found]
     path = tmp_path / "r.jsonl"
-    path.write_text(
-        encode([header, *({"kind": "measure", "run": "my model", **line} for line in lines)])
-    )
+    path.write_text(encode([header, *lines]))
     page = page_of(load(path))
     assert list(page.next) == ([command] if command else [])
     assert ("No sink, no massive activations." in page.verdict[0]) == (not command)
@@ -229,11 +221,11 @@ def test_the_next_command_is_the_one_that_repairs(tmp_path, share, largest, comm
 
 def test_the_page_has_a_place_for_each_figure(two, tmp_path):
     text = render(page_of(load(two)))
-    for section in ("attention", "hidden", "order", "stream", "longer", "numbers", "made"):
+    for section in ("comparison", "first", "findings", "layers", "curves", "numbers", "made"):
         assert f'<section id="{section}">' in text
     places = re.findall(r'class="plot [a-z]+" id="([^"]+)"', own(text))
     assert places == list(payload(text)["figures"])
-    for title in ("plain", "doubled · map 2", "Sink rate", "Spectrum of attention: doubled"):
+    for title in ("plain", "doubled · map 2", "sink rate at 0.3", "Spectrum of attention: doubled"):
         assert f"<h3>{title}</h3>" in text
     lines = encode(records_of("plain"))
     (tmp_path / "one.jsonl").write_text(lines, "utf-8")

@@ -134,14 +134,6 @@ def test_shares_use_one_colour_scale(fake: Fake) -> None:
     assert {panel.figure.data[0].zmax for panel in panels} == {100 * largest}
 
 
-def test_tokens_are_made_visible_and_cut() -> None:
-    assert style.token(" in\n") == "·in⏎"
-    assert style.token("\t") == "⇥"
-    assert style.token(" " * 8) == "·×8"
-    assert style.token("a" * 40) == "a" * 13 + "…"
-    assert style.token("\u202e\x00\ud800") == "\ufffd" * 3
-
-
 def test_labels_are_shown_letter_for_letter(fake: Fake) -> None:
     records = load(fake(steps=3, presets=("transformer", HOSTILE), tokens=[HOSTILE, "%{x}"]))
     looks = style.looks(records.arms())

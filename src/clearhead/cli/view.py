@@ -1,11 +1,8 @@
 """clearhead view: one text through one or two models, on a page to click through."""
 
-import os
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from tyro.conf import Positional
 
@@ -14,7 +11,7 @@ from clearhead.cli.options import overrides, parse
 from clearhead.errors import NOT_FINITE, ClearheadError
 from clearhead.experiments.sweep_configs import short_names
 from clearhead.metavars import Model, Pair, Passage, Size
-from clearhead.ranges import Length, Range
+from clearhead.ranges import Length
 from clearhead.terminal import say
 
 TEXT = (
@@ -41,12 +38,6 @@ class Command(OpensModels):
     tokens: Length = 2048
     """Tokens read at most, the first of the text. Of a text longer than about 256 tokens the page
     has the maps of some heads only."""
-    open: bool = True
-    """Open the page in a browser, where there is a display."""
-    live: bool = False
-    """Serve the page on 127.0.0.1 with a box to type in, until Ctrl-C; no file is written."""
-    port: Annotated[int, Range("a port, or 0 for a free one", lambda n: 0 <= n < 65536)] = 0
-    """Port of --live; 0 is any free one."""
     size: Size = "tiny"
     """Size of an init: preset, such as tiny or small."""
     set: tuple[Pair, ...] = ()
@@ -71,8 +62,6 @@ def run(words: list[str]) -> int:
     fresh = [name for name in command.models if name.startswith("init:")]
     if (command.set or command.size != Command.size) and not fresh:
         raise ClearheadError("--set and --size have no effect on a trained model: view init:NAME")
-    if command.port and not command.live:
-        raise ClearheadError("--port has no effect without --live")
     names = short_names(command.models)
     from clearhead.data.sources import passages
     from clearhead.records.files import write_text
@@ -80,40 +69,18 @@ def run(words: list[str]) -> int:
 
     text = next(passages(command.text, say))
     models = [_loaded(source, command) for source in command.models]
-
-    def observe(text: str) -> list[Any]:
-        found = []
-        for name, (model, tokenizer) in zip(names, models, strict=True):
-            say(f"{name} reads the text")
-            found.append(observe_text(model, tokenizer, text, name=name, longest=command.tokens))
-        return found
-
-    title = " and ".join(names)
-    if command.live:
-        return _serve(observe, title, text, command)
-    found = observe(text)
-    write_text(command.output, render(found, title=title, text=text))
-    for name, one in zip(names, found, strict=True):
+    observations = []
+    for name, (model, tokenizer) in zip(names, models, strict=True):
+        say(f"{name} reads the text")
+        observations.append(observe_text(model, tokenizer, text, name=name, longest=command.tokens))
+    write_text(command.output, render(observations, title=" and ".join(names)))
+    for name, one in zip(names, observations, strict=True):
         if one.kept < one.heads:
             say(f"{name}: maps of {one.kept} of {one.heads} heads fit on the page")
         if one.lost:
             say(f"clearhead: {name} is {NOT_FINITE} {one.lost}")
     say(f"wrote {command.output}")
-    _open(command.output.resolve().as_uri(), command)
-    return int(any(one.lost for one in found))
-
-
-def _serve(observe: Callable[[str], list[Any]], title: str, text: str, command: Command) -> int:
-    from clearhead.view.live import LiveServer
-
-    with LiveServer(observe, title=title, text=text, port=command.port) as server:
-        say(f"{server.url} (Ctrl-C ends)")
-        _open(server.url, command)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            say("")
-    return 0
+    return int(any(one.lost for one in observations))
 
 
 def _loaded(source: str, command: Command) -> tuple[Any, Any]:
@@ -136,13 +103,3 @@ def _loaded(source: str, command: Command) -> tuple[Any, Any]:
     return load_model(
         source, kinds=("causal", "masked", "bare"), trust_remote_code=command.trust_remote_code
     )
-
-
-def _open(url: str, command: Command) -> None:
-    import webbrowser
-
-    shown = sys.platform in ("darwin", "win32") or any(
-        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
-    )
-    if command.open and shown:
-        webbrowser.open(url)

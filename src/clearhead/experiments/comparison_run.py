@@ -15,10 +15,8 @@ from clearhead.experiments.arms import Arm
 from clearhead.experiments.bases import ArmModel
 from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun, milestone_steps
 from clearhead.experiments.final_measures import (
-    HEAT_MAP_TOKENS,
     MILESTONES,
     Milestones,
-    attention_records,
     measure,
 )
 from clearhead.experiments.jobs import Job
@@ -196,10 +194,6 @@ def _records(job: Run, trained: Trained) -> Iterator[dict[str, Any]]:
         trained.model, corpus, settings, lengths=lengths, tokens=tokens, documents_apart=apart
     ):
         yield {**measured, **found}
-    if job.seed == job.config.seeds[0]:
-        shown = min(HEAT_MAP_TOKENS, settings.sequence_length)
-        for found in attention_records(trained.model, corpus, length=shown):
-            yield {"kind": "attention", "run": name, **found}
 
 
 def header_of(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from clearhead.experiments.compare import compare
 from clearhead.experiments.comparison_run import SEAL, folder_of
 from clearhead.experiments.configs import RECORDS, CompareConfig
 from clearhead.experiments.diagnosing import run_diagnosis
-from clearhead.experiments.final_measures import attention_records, states
+from clearhead.experiments.final_measures import states
 from clearhead.experiments.quantization import run_quantization
 from clearhead.experiments.run_setup import load_model
 from clearhead.experiments.sweep_configs import DIAGNOSIS_FILE, DiagnoseConfig, QuantizeConfig
@@ -184,6 +184,3 @@ def _sinks(config: CompareConfig, corpus: Corpus) -> Iterator[dict[str, Any]]:
         yield from (line for line in lines if line.get("metric") == "perplexity")
         for found in states(model, read, settings, batch_size=len(read)):
             yield {"kind": "measure", **run, **found}
-        if made["seed"] == config.seeds[0]:
-            for found in attention_records(model, corpus, at="documents"):
-                yield {"kind": "attention", **run, **found}

@@ -1,15 +1,14 @@
 """Measures of every model of a comparison, at the end and during training, as records."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from clearhead.data import Corpus, windows
-from clearhead.diagnose import HiddenStatistics, RotatedKurtosis, RowMeans, attention_maps
+from clearhead.diagnose import HiddenStatistics, RotatedKurtosis, RowMeans
 from clearhead.eval import lengths as perplexity_by_length
 from clearhead.eval import masked_loss, perplexity
-from clearhead.models.inspection import opened
 from clearhead.probe import ByTile
 from clearhead.probe import measure as measure_inside
 from clearhead.records.loading import as_line
@@ -17,7 +16,6 @@ from clearhead.train import Run, StepMetrics, TrainConfig
 from clearhead.train.callbacks import LinesFile
 
 DIAGNOSED_WINDOWS = 32
-HEAT_MAP_TOKENS = 48
 TOKENS_IN_A_BATCH = 4096
 MILESTONES = "milestones.jsonl"
 WINDOWS = 16  # of a milestone
@@ -81,20 +79,6 @@ def states(
         attention=[ByTile(weights=[RowMeans()])],
         hidden=[HiddenStatistics(), rotated],
     )
-
-
-def attention_records(
-    model: Any,
-    corpus: Corpus,
-    at: Literal["anywhere", "documents"] = "anywhere",
-    length: int = HEAT_MAP_TOKENS,
-) -> Iterator[dict[str, Any]]:
-    """Heat-maps of one validation text, with its tokens spelt out; of a document's beginning, or
-    of wherever the split begins."""
-    text = opened(model, next(iter(windows(corpus, length=length, count=1, at=at))))
-    spelt = [corpus.tokenizer.decode([token]) for token in text.tolist()]
-    for line in attention_maps(model, torch.as_tensor(text)):
-        yield {**line, "text": spelt}
 
 
 class Milestones(LinesFile):

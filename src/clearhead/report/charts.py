@@ -114,6 +114,7 @@ def new(x: str, y: str, **layout: Any) -> "go.Figure":
                 "namelength": -1,
             },
             "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+            "modebar": {"bgcolor": "rgba(0,0,0,0)", **_MUTED},
             "showlegend": True,
             "hovermode": "closest",
             **layout,

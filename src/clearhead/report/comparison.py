@@ -95,8 +95,8 @@ def page(records: Records, title: str) -> Page:
         answer: str = "",
         folded: bool = True,
     ) -> Section | None:
-        place, blocks = f"comparison.{name}", each(records, *makers)
-        return section(place, answer, blocks, title=title, caption=caption, folded=folded)
+        words = {"title": title, "caption": caption, "folded": folded}
+        return section(name, answer, each(records, *makers), **words)
 
     return built.with_sections(
         show("comparison", "The comparison", CAPTION, comparison, folded=False)

@@ -24,6 +24,32 @@ LEAD = (
     "What the standard Transformer gets wrong, and what each repair does to it, in small models "
     "that train in minutes."
 )
+WORDS = (
+    (
+        "Texts longer than in training",
+        "Perplexity is the number of next tokens that would surprise as much if all were equally "
+        "likely: lower is better. A line that rises to the right of the mark belongs to a model "
+        "that copes badly with texts longer than it was trained on.",
+    ),
+    (
+        "A block without skips, values and projections",
+        "A lower curve learns more from the same text. SAS-P leaves out the skip connections and "
+        "the matrices for values and projections; shaped attention, which starts as the identity, "
+        "makes up for them.",
+    ),
+    (
+        "The attention sink",
+        "In this made text three words are followed by a copy of the word before them. A head that "
+        "copies has nothing to do at all other words, and parks its weights on the first token. A "
+        "null key (softmax1, or learned: key-bias) is another place to park them, a gate (gated) "
+        "can switch the head off. Heads are the first seed’s, the table is of all seeds.",
+    ),
+    (
+        "Outliers, and the cost of 8 bits",
+        "Where one scale serves a whole tensor, its largest number decides how finely all others "
+        "are written. Small models trained for a minute have no outliers; larger ones do.",
+    ),
+)
 COARSE = "w8a8-coarse"  # 8 bits, a scale a tensor
 MASS = "first_token_mass"
 BASE, SHAPED, ALIBI, COCA = "transformer", "sas-p", "alibi", "coca"
@@ -112,8 +138,13 @@ def page(parts: Parts) -> Page:
         ),
         "bits": (_bits(parts),),
     }
-    sections = (section(f"demo.{name}", "", blocks) for name, blocks in tables.items())
-    return built.with_sections(*sections, made.section(parts.all))
+    return built.with_sections(
+        *(
+            section(name, "", blocks, title=title, caption=caption)
+            for (name, blocks), (title, caption) in zip(tables.items(), WORDS, strict=True)
+        ),
+        made.section(parts.all),
+    )
 
 
 def _own_legend(panel: Panel | None) -> Panel | None:

@@ -1,46 +1,87 @@
-"""The page of a diagnosis: three numbers, heads and norms; all other numbers folded below."""
+"""The page of a diagnosis: three numbers, heads and norms; the rest folded below."""
 
-import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from clearhead.records.runs import LOST, Measure, Records, Run
 from clearhead.report import figures, heatmaps, made, narrative, style
-from clearhead.report.charts import Curves, Looks, Point, chart, points_of
+from clearhead.report.charts import Curves, Looks, chart
 from clearhead.report.comparison import chance
 from clearhead.report.figures import Line
-from clearhead.report.page import (
-    Block,
-    Fold,
-    Notes,
-    Page,
-    Panel,
-    Section,
-    Title,
-    declared,
-    section,
-)
-from clearhead.report.pivots import (
-    Pivot,
-    Quantity,
-    Read,
-    along,
-    at,
-    at_end,
-    by_arm,
-    summary,
-)
+from clearhead.report.page import Block, Fold, Notes, Page, Panel, Section, Title, section
+from clearhead.report.pivots import Pivot, Quantity, Read, at, at_end, by_arm
 
-CHANNELS = "outlier_channels"
 SAMPLED = (
     "Every number is over all queries, heads and tokens read, but for what is named as sampled: "
     "the median (one number in 8, one query in 16), the effective rank (4 texts) and the order "
     "with content held (64 pairs a text and layer)."
 )
-DISTINCT = (
-    "Every number by a definition of its own name; those of one kind do not compare across "
-    "definitions."
+FIRST = (
+    "The share of a head’s queries (in %) whose largest weight is on the first token; and the norm "
+    "of the hidden states, first token and others apart."
+)
+# The findings of the advice that a repair without training removes.
+SINK, MASSIVE = "first_token_argmax_share", "hidden_top_1 / hidden_median"
+CHANNELS = "outlier_channels"
+RANKS = ("top 1", "top 2", "top 3", "top 10", "top 100", "median")
+KURTOSIS, LARGEST, ORDER = "Kurtosis of the hidden states", "Largest magnitudes", "Order"
+GAINS, STREAM = "Values and projections W = α W_init + β ΔW", "Stream, after the last layer"
+LONGER = "Beyond the training length"
+# Group, title, metric, how it is read, and its unit or note. "map": a number for each attention
+# map. "first" and "last": that layer's; "layer": by layer alone. "rest" and "start": of these
+# tokens. "%": in per cent. Whatever is recorded by layer has a chart, "log" on a log scale.
+NUMBERS = (
+    ("Attention", "largest weight on the first token", SINK, "map %", "of (query, head) pairs"),
+    ("Attention", "weight on the first token", "first_token_mass", "map %", ""),
+    ("Attention", "sink rate at 0.3", "sink_rate_0.3", "map %", "of (text, head) pairs"),
+    ("Attention", "weight on no key", "null_mass", "map %", ""),
+    ("Attention", "weight on learned keys and values", "prefix_mass", "map %", ""),
+    ("Attention", "entropy", "entropy", "map", "nats"),
+    ("Attention", "largest weight by chance", "chance_floor", "%", "on the first token"),
+    ("Attention", "entropy of equal weights", "entropy_ceiling", "", "nats"),
+    ("Attention", "λ, first layer", "lambda", "first", ""),
+    ("Attention", "λ, last layer", "lambda", "last", ""),
+    ("Attention", "negative share of the difference", "negative_share", "layer", ""),
+    (KURTOSIS, "kurtosis of the first token", "kurtosis", "start log", "3 for a Gaussian"),
+    (KURTOSIS, "kurtosis of other tokens", "kurtosis", "rest log", "3 for a Gaussian"),
+    (KURTOSIS, "excess over all tokens", "kurtosis_excess", "", "0 for a Gaussian"),
+    (LARGEST, "mean of the largest |x|, first token", "largest_activation", "layer start log", ""),
+    (LARGEST, "mean of the largest |x|, others", "largest_activation", "layer rest log", ""),
+    *(
+        (LARGEST, f"{words}, {rank}", f"{kind}_{rank.replace(' ', '_')}", "log", "")
+        for kind, words in (("hidden", "hidden states"), ("logit", "attention logits"))
+        for rank in RANKS
+    ),
+    (LARGEST, "outlier channels", CHANNELS, "", "at least 30 × the layer’s median"),
+    (LARGEST, "hidden states that are not finite", "non_finite_tokens", "", ""),
+    (LARGEST, "rows of logits that are not finite", "non_finite_rows", "", ""),
+    (ORDER, "rotary pairs in the anomalous zone", "anomalous_before", "%", "of earlier keys"),
+    (ORDER, "rotary pairs, of later keys", "anomalous_after", "%", ""),
+    (ORDER, "rotary pairs, by amplitude", "anomalous_weight_before", "%", ""),
+    (ORDER, "keys that score lower when moved nearer", "order_broken_content", "%", "sampled"),
+    (ORDER, "queries whose 4 nearest keys score lower", "order_broken_before", "%", ""),
+    (ORDER, "the same, of later keys", "order_broken_after", "%", ""),
+    (GAINS, "|β/α| of values, first layer", "beta_over_alpha_values", "first", ""),
+    (GAINS, "|β/α| of all others, mean", "beta_over_alpha", "", ""),
+    (GAINS, "|β/α| of projections", "beta_over_alpha_projections", "layer", ""),
+    (STREAM, "token similarity", "similarity", "last", "mean cosine"),
+    (STREAM, "effective rank", "effective_rank", "last", "first 4 texts"),
+    (STREAM, "without first tokens", "effective_rank_without_first", "last", "effective rank"),
+    (STREAM, "effective rank of attention", "matrix_rank", "layer", "share of the tokens"),
+    (STREAM, "norm of the first token", "norm_first", "last log", ""),
+    (STREAM, "norm of the others", "norm_rest", "last log", ""),
+    (LONGER, "weight on 64 nearest keys, within it", "near_weight_trained", "last %", "last layer"),
+    (LONGER, "weight on near keys, at the end", "near_weight_beyond", "last %", ""),
+)
+BANDED = "share_by_distance"  # by bands of distance, which have names
+# Curve, title, x and y.
+CURVES = (
+    (BANDED, "How far attention reaches", "distance (tokens)", "share of the weight"),
+    ("decay", "Score by distance, and its bound", "distance (tokens)", "score"),
+    ("spectrum", "Spectrum of attention", "number", "singular value"),
+    ("largest_logit_by_position", "Largest logit by query", "position (tokens)", "|logit|"),
+    ("logit_by_position", "Logits of the last queries by key", "position (tokens)", "mean logit"),
 )
 
 
@@ -54,29 +95,31 @@ def page(records: Records, title: str) -> Page:
         next=tuple(dict.fromkeys(filter(None, map(_next, records.runs)))),
         warnings=narrative.warnings(records),
     )
-    held = max((run.header.get("probes_hold_bytes") or 0 for run in records.runs), default=0)
-    beside = Notes(texts=(f"The probes held at most {held / 2**20:,.0f} MiB beside a model.",))
+    looks = built.looks
     three = [by_arm(records, "three numbers", THREE, corner="", arms_across=True)]
+    compared = section("comparison", "", three, title="Three numbers")
     return built.with_sections(
-        section("diagnosis.comparison", "", three) if len(records.arms()) > 1 else None,
-        section("diagnosis.first", "", _first_screen(records, built.looks)),
+        compared if len(records.arms()) > 1 else None,
+        section("first", "", _first(records, looks), title="Heads and layers", caption=FIRST),
         _findings(records),
-        *(_section(records, built.looks, one) for one in declared("diagnosis")["sections"]),
-        section("diagnosis.numbers", DISTINCT, [numbers(records), beside if held else None]),
+        section("layers", "", _by_layer(records, looks), title="By layer", folded=True),
+        section("curves", "", _curves(records), title="By distance and position", folded=True),
+        section("numbers", "", [numbers(records)], title="All the numbers", folded=True),
         made.section(records, SAMPLED),
     )
 
 
-def _first_screen(records: Records, looks: Looks) -> list[Block | None]:
+def _first(records: Records, looks: Looks) -> Iterator[Block | None]:
     """The map of heads beside the norms by layer."""
     largest = max(0.1, heatmaps.largest_share(records))
     heads = heatmaps.first_token_share(records, largest)
-    lines = [Line("norm_first", "first token"), Line("norm_rest", "other tokens")]
-    norms = figures.by_layer(records, looks, "Norm of the stream by layer", "√Σx²", lines, log=True)
     if len(heads) == 1:  # of one model, without a name over it
         heads[0].shape = "curve"
         heads[0].title = "Queries that look most at the first token, by head"
-    return [heatmaps.share_scale(largest) if heads else None, *heads, norms]
+    yield heatmaps.share_scale(largest) if heads else None
+    yield from heads
+    lines = [Line("norm_first", "first token"), Line("norm_rest", "other tokens")]
+    yield figures.by_layer(records, looks, "Norm of the stream by layer", "√Σx²", lines, log=True)
 
 
 def numbers(records: Records) -> Pivot | None:
@@ -85,18 +128,37 @@ def numbers(records: Records) -> Pivot | None:
 
 
 def _quantities(records: Records) -> Iterator[Quantity]:
-    maps = records.dimension(heatmaps.SHARE, "map")
-    for group, title, metric, note, of in declared("diagnosis")["numbers"]:
-        for name in maps if "map" in of else (None,):
-            words = title if name in (None, "softmax") else f"{title}, {name}"
-            tokens = {"first token": "first", "other tokens": "rest"}
-            read: Read = at(metric, map=name, tokens=next(filter(None, map(tokens.get, of)), None))
+    for group, title, metric, words, note in NUMBERS:
+        how = words.split()
+        for line in _lines(records, metric, how) if "layer" not in how else ():
+            read: Read = at(metric, **line.dimensions)
             if metric == CHANNELS:
                 read = _channel_count
-            elif "last" in of or "first" in of:
-                read = at_end(metric, first="first" in of)
-            write = style.percent if "%" in of else None
-            yield Quantity(words, group, note, read=read, write=write)
+            elif {"first", "last"} & {*how}:
+                read = at_end(metric, first="first" in how)
+            named = f"{title}, {line.name}" if line.name else title
+            yield Quantity(
+                named, group, note, read=read, write=style.percent if "%" in how else None
+            )
+
+
+def _lines(records: Records, metric: str, how: Sequence[str]) -> list[Line]:
+    """A metric of each attention map, of the first token or of others, or once."""
+    if "map" in how:
+        maps = records.dimension(SINK, "map")
+        return [Line(metric, "" if one == "softmax" else one, {"map": one}) for one in maps]
+    tokens = "first" if "start" in how else "rest" if "rest" in how else None
+    return [Line(metric, dimensions={"tokens": tokens} if tokens else {})]
+
+
+def _by_layer(records: Records, looks: Looks) -> Iterator[Panel | None]:
+    drawn = set()
+    for group, title, metric, words, note in NUMBERS:
+        lines, log = _lines(records, metric, words.split()), "log" in words
+        measured = (one for run in records.runs for one in run.select(metric))
+        if any("layer" in one.dimensions for one in measured) and str(lines) not in drawn:
+            drawn.add(str(lines))
+            yield figures.by_layer(records, looks, title, note or group, lines, log=log)
 
 
 def _channel_count(run: Run) -> list[Measure]:
@@ -117,7 +179,7 @@ THREE = (
     Quantity(
         "queries whose largest weight is on the first token",
         note="sink",
-        by_map=heatmaps.SHARE,
+        by_map=SINK,
         write=style.percent,
     ),
     Quantity("largest hidden number, in medians", note="outliers", read=outlier),
@@ -145,11 +207,7 @@ def _verdict(records: Records) -> list[str]:
     if not said:
         return [f"No sink, outlier or similarity was measured of {narrative.title_of(records)}."]
     lost = [run.arm for run in records.runs if any(map(run.value, LOST))]
-    sound = [
-        run.arm
-        for run in records.runs
-        if run.arm not in lost and not _has_sink(run) and not _is_massive(run)
-    ]
+    sound = [run.arm for run in records.runs if run.arm not in lost and not _symptoms(run)]
     if lost:
         said.insert(0, f"Not finite: hidden states or logits{_where(lost, records)}.")
     if sound:
@@ -161,31 +219,24 @@ def _where(arms: list[str], records: Records) -> str:
     return "" if len(arms) == len(records.runs) else f" in {narrative.enumerate_words(arms)}"
 
 
-def _has_sink(run: Run) -> bool:
-    """True if at least 30 % of all queries look most at the first token, and 5 times chance."""
-    shares = [run.value(heatmaps.SHARE, map=name) for name in ("softmax", "difference")]
-    share = next((one for one in shares if one is not None), 0.0)
-    return share >= max(0.3, 5 * (run.value("chance_floor") or 0.0))
-
-
-def _is_massive(run: Run) -> bool:
-    """True if the largest hidden number is at least 1,000 medians."""
-    return any((one.value or 0.0) >= 1000 for one in outlier(run))
+def _symptoms(run: Run) -> set[str]:
+    """Those of `SINK` and `MASSIVE` that the diagnosis gives advice on."""
+    return {line["metric"] for line in run.payload("advice")} & {SINK, MASSIVE}
 
 
 def _next(run: Run) -> str:
     """The command that takes massive activations, or only a sink, away; "" where it does not."""
     own_null = bool(run.select("null_mass") or run.select("prefix_mass"))
     language = str(run.header.get("architecture", "")).endswith("ForCausalLM")
-    symptoms = _has_sink(run) or _is_massive(run)
+    symptoms = _symptoms(run)
     if own_null or not language or run.id.startswith("init:") or not symptoms:
         return ""
-    turned = " --rotate residual values down" if _is_massive(run) else ""
+    turned = " --rotate residual values down" if MASSIVE in symptoms else ""
     return f"clearhead convert {shlex.quote(run.id)} repaired --prefix '\\n'{turned}"
 
 
 def _findings(records: Records) -> Section | None:
-    """Advice with its support, and what could not be measured."""
+    """Advice with its support, outlier channels, and what could not be measured."""
     blocks: list[Block] = []
     for run in records.runs:
         texts = []
@@ -197,146 +248,53 @@ def _findings(records: Records) -> Section | None:
             texts.append(f"{_sentence(line['finding'])} {_sentence(line['advice'])} [{support}]")
         texts += [f"Not measured: {line['part']}: {line['reason']}" for line in run.payload("note")]
         blocks += [Title(text=run.id), Notes(texts=tuple(texts))] if texts else []
-    words = declared("sections")["diagnosis"]["findings"]
-    return Section(name="findings", answer="", blocks=tuple(blocks), **words) if blocks else None
+        if lines := run.payload("channel"):
+            words = f"{run.id}: {lines[0]['of']:,} outlier channels, the largest first"
+            blocks.append(Fold(summary=words, lines=tuple(map(_channel, lines))))
+    title = "What was found, and what to do"
+    if not blocks:
+        return None
+    return Section(name="findings", title=title, blocks=tuple(blocks), folded=True)
 
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _section(records: Records, looks: Looks, spec: dict[str, Any]) -> Section | None:
-    """A section as declared, with the figures that only it has."""
-    name, blocks, answer = spec["name"], list[Block | None](), ""
-    for one in spec["charts"]:
-        if "of_layers" in one:
-            blocks += (_of_layers(run, one) for run in records.runs)
-        else:
-            draw = _recorded if "curve" in one else _by_layer
-            blocks.append(draw(records, looks, one))
-    if name == "attention":
-        blocks.append(_null_mass(records, looks))
-    elif name == "hidden":
-        blocks.append(_ranks(records, looks, "hidden", "Hidden states by magnitude"))
-        blocks.append(_ranks(records, looks, "logit", "Attention logits by magnitude"))
-        blocks += _channels(records)
-    elif name == "order":
-        what = "Queries whose nearest keys score lower than farther ones"
-        answer = narrative.answer(records, what, at("order_broken_before"), style.percent)
-    words = {"title": spec["title"], "caption": spec["caption"], "folded": True}
-    return section(f"diagnosis.{name}", answer, blocks, **words)
-
-
-def _by_layer(records: Records, looks: Looks, spec: dict[str, Any]) -> Panel | None:
-    lines = [
-        Line(metric=metric, name=name, dimensions={"tokens": tokens[0]} if tokens else {})
-        for metric, name, *tokens in spec.get("lines", ())
-    ]
-    for name in records.dimension(heatmaps.SHARE, "map") if "by_map" in spec else ():
-        shown = "" if name == "softmax" else name
-        lines.append(Line(metric=spec["by_map"], name=shown, dimensions={"map": name}))
-    words = {"log": spec.get("log", False), "note": spec.get("note", "")}
-    return figures.by_layer(records, looks, spec["title"], spec["axis"], lines, **words)
-
-
-def _recorded(records: Records, looks: Looks, spec: dict[str, Any]) -> Panel | None:
-    """A recorded curve of each model's first seed, whose places others do not share: by map."""
-    curves: Curves = {}
-    for arm in records.arms():
-        run = records.of(arm)[0]
-        lines = {one["map"]: one for one in run.payload("curve", curve=spec["curve"], layer=None)}
-        shown = {"difference": lines["difference"]} if "difference" in lines else lines
-        for name, one in shown.items():
-            curves[arm, name] = [(f"{x}", y, None) for x, y, _ in _points(one, spec)]
-    names = max(([x for x, *_ in points] for points in curves.values()), key=len, default=[])
-    axes, up = (spec["x"], spec["axis"]), spec.get("up", "")
-    return chart(spec["title"], curves, looks, *axes, across=names, up=up, note=spec["note"])
-
-
-def _of_layers(run: Run, spec: dict[str, Any]) -> Panel | None:
-    """A recorded curve of a run, a line a layer, or one for the first layer at W_Q = 0."""
-    lines = {
-        f"layer {one['layer']}" if "layer" in one else "C: the first layer at W_Q = 0": one
-        for one in run.payload("curve", curve=spec["of_layers"])
-    }
-    trained = run.value("trained_length") if "position" in spec["x"] else None
-    return chart(
-        f"{spec['title']}: {run.id}",
-        {(name, ""): _points(one, spec) for name, one in lines.items()},
-        style.looks([*lines]),
-        spec["x"],
-        spec["axis"],
-        up=spec.get("up", ""),
-        size=0,
-        note=spec.get("note", ""),
-        mark=None if trained is None else (trained, "training length"),
-        own_legend=True,
-    )
-
-
-def _points(one: dict[str, Any], spec: dict[str, Any]) -> list[Point]:
-    least = spec.get("above", -math.inf)
-    pairs = zip(one["x"], one["y"], strict=True)
-    return [(x, y, None) for x, y in pairs if y is not None and y > least]
-
-
-def _null_mass(records: Records, looks: Looks) -> Panel | None:
-    """The weight on no key by the query's position; of gates, how far they are closed."""
-    curves: Curves = {}
-    bands: set[int] = set()
-    for arm in records.arms():
-        for metric, kind in (("null_mass", "no key"), ("gate_closed", "gate")):
-            for name in records.dimension(metric, "map", arm):
-                found = along(records, arm, metric, "position", map=name)
-                points = points_of({_band(low): one for low, one in found.items()})
-                curves[arm, kind if name in ("softmax", "gate") else f"{kind}, {name}"] = points
-                bands |= found.keys()
-    return chart(
-        "Weight on no key, by position",
-        curves,
-        looks,
-        "position of the query (tokens)",
-        "mean weight",
-        across=[_band(low) for low in sorted(bands)],
-        up="zero",
-        note="All layers and heads. Of a gate, one minus its mean over channels.",
-    )
-
-
-def _band(low: int) -> str:
-    """The positions of a band: 0, 1, 2–3, 4–7."""
-    return str(low) if low < 2 else f"{low}–{2 * low - 1}"
-
-
-def _ranks(records: Records, looks: Looks, kind: str, title: str) -> Panel | None:
-    """The largest magnitudes by rank, and the median; `kind` is "hidden" or "logit"."""
-    places = {place: f"{kind}_top_{place}" for place in ("1", "2", "3", "10", "100")}
-    places["median"] = f"{kind}_median"
-    curves: Curves = {
-        (arm, ""): points_of({x: summary(records, arm, metric) for x, metric in places.items()})
-        for arm in records.arms()
-    }
-    return chart(title, curves, looks, "rank", "magnitude", across=[*places], up="auto")
-
-
-def _channels(records: Records) -> Iterator[Block]:
-    for run in records.runs:
-        lines = run.payload("channel")
-        if lines:
-            summary = f"{run.id}: {lines[0]['of']:,} outlier channels, the largest first"
-            yield Fold(summary=summary, lines=tuple(map(_channel, lines)))
-        elif _channel_count(run):
-            yield Notes(texts=(f"{run.id}: no channel reaches 30 × its layer’s median.",))
-
-
 def _channel(line: dict[str, Any]) -> str:
+    where = "the first token" if line["tokens"] == "first" else "tokens after the first"
+    largest, medians = (style.number(line[name]) for name in ("largest", "medians"))
     return (
-        f"channel {line['channel']}: up to {style.number(line['largest'])} "
-        f"({style.number(line['medians'])} × the median) after {_layer(line['layer'])}, "
-        f"in {'the first token' if line['tokens'] == 'first' else 'tokens after the first'}; "
-        f"an outlier from {_layer(line['first_layer'])} on"
+        f"channel {line['channel']}: up to {largest} ({medians} × the median) after layer "
+        f"{line['layer']}, in {where}; an outlier from layer {line['first_layer']} on"
     )
 
 
-def _layer(layer: int) -> str:
-    return "the embeddings" if layer < 0 else f"layer {layer}"
+def _curves(records: Records) -> Iterator[Panel | None]:
+    """The curves of each model, a line a layer or attention map."""
+    for run in records.runs:
+        trained = run.value("trained_length")
+        for curve, title, x, y in CURVES:
+            up = "log" if curve in ("decay", "spectrum") else ""
+            curves: Curves = {}
+            for one in run.payload("curve", curve=curve):
+                parts = one.get("map", ""), f"layer {one['layer']}" if "layer" in one else ""
+                pairs = zip(one["x"], one["y"], strict=True)
+                curves[", ".join(filter(None, parts)), ""] = [
+                    (at, value, None)
+                    for at, value in pairs
+                    if value is not None and (value > 1e-6 or not up)
+                ]
+            places = [at for points in curves.values() for at, *_ in points]
+            yield chart(
+                f"{title}: {run.id}",
+                curves,
+                style.looks([name for name, _ in curves]),
+                x,
+                y,
+                across=[*dict.fromkeys(map(str, places))] if curve == BANDED else "",
+                up=up,
+                size=0,
+                mark=(trained, "training length") if trained and "position" in x else None,
+                own_legend=True,
+            )

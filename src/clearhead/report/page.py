@@ -3,10 +3,9 @@
 import base64
 import hashlib
 import json
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
@@ -77,12 +76,11 @@ class Title(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class Fold(Block):
-    """Lines, a text of fixed width or a table that a reader may open."""
+    """Lines, or a text of fixed width, that a reader may open."""
 
     summary: str
     lines: tuple[str, ...] = ()
     text: str = ""
-    pivot: Pivot | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +113,8 @@ class Section:
     """
 
     name: str
-    title: str
-    answer: str
+    title: str = ""
+    answer: str = ""
     caption: str = ""
     blocks: tuple[Block, ...]
     folded: bool = False
@@ -130,30 +128,16 @@ def _side(block: Block) -> object:
     return block.shape if isinstance(block, Panel) else id(block)
 
 
-def section(
-    place: str, answer: str, blocks: Iterable[Block | None], more: str = "", **words: Any
-) -> Section | None:
+def section(name: str, answer: str, blocks: Iterable[Block | None], **words: Any) -> Section | None:
     """A section of the blocks that there are; None where none of them shows a number.
 
     Args:
-        place: the page and the section's name in sections.toml, which has its words.
-        more: the end of its caption.
-        words: title, caption and folded of a section that is not in the file.
+        words: its title, caption and whether it is folded.
     """
-    page, _, name = place.partition(".")
-    words = words or dict(declared("sections")[page][name])
-    words["caption"] = words.get("caption", "") + more
     found = tuple(block for block in blocks if block is not None)
-    tables = [one.pivot if isinstance(one, Fold) else one for one in found]
-    if not any(isinstance(table, Pivot | Panel) for table in tables):
+    if not any(isinstance(block, Pivot | Panel) for block in found):
         return None
     return Section(name=name, answer=answer, blocks=found, **words)
-
-
-@cache
-def declared(name: str) -> dict[str, Any]:
-    """The tables of NAME.toml, beside this module."""
-    return tomllib.loads(_part(f"{name}.toml"))
 
 
 @dataclass(kw_only=True)
@@ -163,15 +147,20 @@ class Page:
     Attributes:
         judge: the verdict in plain sentences, by the largest p of a difference that holds.
         next: commands that act on the verdict.
+        script: JavaScript of this page alone, which finds `data` in the page's data and `late`
+            (JSON of any size, parsed by itself) in the element of that name.
     """
 
     title: str
     kicker: str
-    records: Records
-    judge: Callable[[float], list[str]]
+    records: Records = field(default_factory=lambda: Records(runs=()))
+    judge: Callable[[float], list[str]] = lambda threshold: []
     sections: list[Section] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     next: tuple[str, ...] = ()
+    script: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+    late: Any = None
 
     @cached_property
     def looks(self) -> dict[str, style.Look]:
@@ -239,8 +228,9 @@ def render(page: Page) -> str:
         "figures": figures,
         "key": page.key,
         "dark": style.LIGHT_TO_DARK,
+        **page.data,
     }
-    scripts = [_script(_part("page.js"))]
+    scripts = [_script(_part("page.js") + page.script)]
     if figures:
         scripts.insert(0, _script(get_plotlyjs()))  # 5 MB
     environment = Environment(
@@ -257,6 +247,7 @@ def render(page: Page) -> str:
         # Ours, or made safe: everything else is escaped by the template.
         css=Markup(_part("page.css")),
         data=Markup(embed(data)),
+        late=None if page.late is None else Markup(embed(page.late)),
         scripts=[Markup(script) for script in scripts],
     )
 

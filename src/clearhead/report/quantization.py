@@ -1,31 +1,19 @@
-"""The page of a quantisation: what schemes cost, and bits against perplexity."""
+"""The page of a quantisation: who loses how much, bits against perplexity, a table of schemes."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import takewhile
 from statistics import fmean
 
 from clearhead.errors import ClearheadError
 from clearhead.records.runs import Records, Run
 from clearhead.report import made, narrative, style
-from clearhead.report.charts import Curves, Looks, Point, chart, points_of
+from clearhead.report.charts import Curves, Looks, chart, points_of
 from clearhead.report.costs import add_costs, all_noise, four_digits
-from clearhead.report.page import Block, Page, Section, Title, section
-from clearhead.report.pivots import (
-    Entry,
-    Heading,
-    Pivot,
-    Quantity,
-    arm_headings,
-    at,
-    build,
-    summary,
-)
+from clearhead.report.page import Block, Page, Title, section
+from clearhead.report.pivots import Entry, Heading, Pivot, Quantity, at, build, summary
 from clearhead.report.verdicts import verdict_in_words
 
 ROTATED = "hadamard-"
-CLOSE = 0.01  # of full precision's perplexity
 FULL = "full"  # the tick of full precision
 # Family -> (heading of its kind, what shares a scale).
 KINDS = {
@@ -47,6 +35,32 @@ SCALES = {
     "logits-head": "a scale a head",
     "logits-row": "a scale a query",
 }
+BITS = (
+    "Full precision at the left, fewer bits to the right; lower is better. The panels under one "
+    "heading share their scale."
+)
+COSTS = (
+    "The rise of perplexity in per cent of that in full precision, with its 95 % interval over the "
+    "windows read where records have it; and the perplexity itself. A cost below zero, or with "
+    "zero in its interval, is noise. Accuracy is that of multiple-choice questions, by the "
+    "log-likelihood of the answers; by length, divided by their characters."
+)
+ROUNDED = (
+    "Linear layers only, or attention logits only; embeddings, the output matrix, norms and hidden "
+    "states in full precision. One text at a time, so that no scale is shared between texts."
+)
+# Metric of a column and its title.
+COLUMNS = {
+    "cost": "cost in perplexity",
+    "accuracy": "accuracy",
+    "accuracy_normalised": "by length",
+    "bytes": "bytes",
+    "tokens_per_second": "tokens/s",
+}
+_WRITTEN: dict[str, Callable[[float], str]] = {
+    "bytes": "{:,.0f}".format,
+    "tokens_per_second": four_digits,
+}
 
 
 def check(records: Records) -> Records:
@@ -59,39 +73,22 @@ def check(records: Records) -> Records:
 
 def page(records: Records, title: str) -> Page:
     """The page of one model, or of several side by side."""
-    check(records)
-    for run in records.runs:
+    for run in check(records).runs:
         add_costs(run)
+    remarks = [f"{run.id}: {remark}." for run in records.runs for remark in remarks_on(run)]
     built = Page(
         title=title,
         kicker="clearhead quantize",
         records=records,
         judge=lambda threshold: [_verdict(records, threshold)],
-        warnings=[
-            *narrative.warnings(records),
-            *(f"{run.id}: {remark}." for run in records.runs for remark in remarks_on(run)),
-        ],
+        warnings=[*narrative.warnings(records), *remarks],
     )
-    more = ""
-    if any(run.measure("accuracy") is not None for run in records.runs):
-        asked = dict.fromkeys(
-            _questions(run) for run in records.runs if run.header.get("questions")
-        )
-        more = (
-            " Accuracy is the share of multiple-choice questions answered right, by the "
-            "log-likelihood of the answers and, where the lm-evaluation-harness does so too, by "
-            f"that divided by their characters: {'; '.join(asked)}."
-        )
     return built.with_sections(
-        _curves(records, built.looks),
-        section("quantization.numbers", "", [results(records)], more),
-        section("quantization.fewest", "", [fewest(records)]),
-        made.section(
-            records,
-            "Linear layers only, or attention logits only; embeddings, the output matrix, norms "
-            "and hidden states in full precision. One text at a time, so that no scale is shared "
-            "between texts.",
+        section(
+            "bits", "", _charts(records, built.looks), title="Bits against perplexity", caption=BITS
         ),
+        section("numbers", "", [results(records)], title="What schemes cost", caption=COSTS),
+        made.section(records, ROUNDED),
     )
 
 
@@ -111,51 +108,27 @@ def scale_of(family: str) -> str:
     return SCALES.get(family, family)
 
 
-def schemes(records: Records) -> dict[str, str | None]:
-    """{scheme: family} of all that any model was measured on, in order."""
+def schemes(records: Records) -> dict[str, tuple[str, int | None]]:
+    """{scheme: (family, bits)} of all that any model was measured on, in order."""
     return {
-        one.dimensions["scheme"]: one.details.get("family")
+        one.dimensions["scheme"]: (one.details.get("family") or "", one.details.get("bits"))
         for run in records.runs
         for one in run.select("perplexity")
         if "scheme" in one.dimensions
     }
 
 
-def families(records: Records) -> dict[str, dict[int, str]]:
-    """{family: {bits: scheme}}, most bits first, of those that any model has a perplexity in; in
-    the order in which the first tried them."""
-    schemed = [
-        one
-        for run in records.runs
-        for one in run.select("perplexity")
-        if "scheme" in one.dimensions and one.details.get("family") and one.details.get("bits")
-    ]
-    found: dict[str, dict[int, str]] = {}
-    for one in sorted(schemed, key=lambda one: -one.details["bits"]):
-        found.setdefault(one.details["family"], {})[one.details["bits"]] = one.dimensions["scheme"]
-    measured = [one.details["family"] for one in schemed if one.value is not None]
-    tried = dict.fromkeys(one.details["family"] for one in schemed)
-    return {family: found[family] for family in tried if family in measured}
-
-
 def results(records: Records) -> Pivot | None:
     """A row a scheme; for each model its perplexity, what the scheme adds, and accuracies."""
     rows: list[tuple[Heading, str | None]] = [(Heading(title=_unquantised(records)), None)]
-    for scheme, family in schemes(records).items():
-        group = "" if family is None else kind_of(family)
-        note = "" if family is None else scale_of(family)
+    for scheme, (family, _) in schemes(records).items():
+        group, note = (kind_of(family), scale_of(family)) if family else ("", "")
         rows.append((Heading(title=scheme, group=group, note=note), scheme))
     reference = next(iter(records.arms()), "")
     columns = [
         (Heading(title=title, group=arm, arm=arm), (arm, metric))
         for arm in records.arms()
-        for metric, title in (
-            ("cost", "cost in perplexity"),
-            ("accuracy", "accuracy"),
-            ("accuracy_normalised", "by length"),
-            ("bytes", "bytes"),
-            ("tokens_per_second", "tokens/s"),
-        )
+        for metric, title in COLUMNS.items()
     ]
 
     def fill(scheme: str | None, column: tuple[str, str]) -> tuple[Entry, ...]:
@@ -178,50 +151,6 @@ def _unquantised(records: Records) -> str:
     """Name of what schemes are compared with. Saved models are compared with bfloat16."""
     saved = any(run.measure("bytes") is not None for run in records.runs)
     return "bfloat16" if saved else "full precision"
-
-
-_WRITTEN: dict[str, Callable[[float], str]] = {
-    "bytes": "{:,.0f}".format,
-    "tokens_per_second": four_digits,
-}
-
-
-def fewest_bits(run: Run, bits: dict[int, str]) -> int | None:
-    """The fewest bits measured at which, and above which, perplexity is within `CLOSE` of full
-    precision; None where there are none."""
-    most = (run.value("perplexity") or -math.inf) * (1 + CLOSE)
-    measures = {n: run.measure("perplexity", scheme=scheme) for n, scheme in bits.items()}
-    tried = [(n, one.value) for n, one in measures.items() if one is not None]
-    close = takewhile(lambda one: one[1] is not None and one[1] <= most, tried)
-    return min((n for n, _ in close), default=None)
-
-
-def fewest(records: Records) -> Pivot | None:
-    """A row a family, a column a model."""
-    rows = [
-        (Heading(title=scale_of(family), group=kind_of(family)), bits)
-        for family, bits in families(records).items()
-    ]
-
-    def fill(bits: dict[int, str], arm: str) -> tuple[Entry, ...]:
-        words = []
-        for run in records.of(arm):
-            tried = [
-                n for n, one in bits.items() if run.value("perplexity", scheme=one) is not None
-            ]
-            if tried:
-                few = fewest_bits(run, bits)
-                words.append(str(few) if few else f"more than {max(tried)}")
-        distinct = list(dict.fromkeys(words))
-        return (Entry(text=" or ".join(distinct)),) if distinct else ()
-
-    return build(
-        f"fewest bits within {CLOSE * 100:g} %",
-        rows,
-        arm_headings(records),
-        fill,
-        corner="what is quantised",
-    )
 
 
 def _verdict(records: Records, threshold: float) -> str:
@@ -247,21 +176,20 @@ def _verdict(records: Records, threshold: float) -> str:
 
 
 def _less(records: Records, costs: dict[str, dict[str, float]], threshold: float) -> str:
-    """Who of two loses less, under how many schemes, and by how much where they differ most."""
+    """Who of two loses less where they differ most, and under how many schemes."""
     first, second = records.arms()
-    fewer = sum(one[first] < one[second] for one in costs.values())
-    winner, other = (first, second) if 2 * fewer > len(costs) else (second, first)
-    wins = sum(one[winner] < one[other] for one in costs.values())
-    if not wins:
-        return f"{first} and {second} lose alike."
     scheme = max(costs, key=lambda one: abs(costs[one][first] - costs[one][second]))
-    points = style.number(100 * abs(costs[scheme][first] - costs[scheme][second]), 2)
+    winner, other = sorted((first, second), key=costs[scheme].__getitem__)
+    wins = sum(one[winner] < one[other] for one in costs.values())
+    points = 100 * (costs[scheme][other] - costs[scheme][winner])
+    if points < 1e-9:
+        return f"{first} and {second} lose alike."
     cost = Quantity("", read=at("cost", scheme=scheme), scale=100)
     difference = cost.entries(records, second, first)[0].difference
     words = verdict_in_words(difference, threshold) if difference else ""
     return (
-        f"{winner} loses less than {other} under {wins} of {len(costs)} schemes: by {points} "
-        f"points under {scheme}{f' ({second} {words})' if words else ''}."
+        f"{winner} loses less than {other} under {wins} of {len(costs)} schemes: by "
+        f"{style.number(points, 2)} points under {scheme}{f' ({second} {words})' if words else ''}."
     )
 
 
@@ -275,20 +203,13 @@ def remarks_on(run: Run) -> list[str]:
             name = one.dimensions.get("scheme", "full precision")
             reasons.setdefault(one.reason, []).append(name)
     found = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    cut = [one.details.get("requests_cut", 0) for one in run.select("accuracy")]
-    if any(cut):
-        found.append(
-            f"longer than the model reads, and asked without the beginning: {max(cut):,} answers "
-            "with their prompts"
-        )
-    left_out = run.header.get("left_out") or {}
-    if left_out:
+    if left_out := run.header.get("left_out") or {}:
         total = sum(left_out.values()) + int(run.header.get("quantized_parameters", 0))
         share = style.percent(sum(left_out.values()) / total)
-        example = next(iter(left_out))
         found.append(
             f"not in linear layers, so in full precision under every scheme: {len(left_out)} "
-            f"tensors such as {example}, {share} of the matrices beside embeddings and head"
+            f"tensors such as {next(iter(left_out))}, {share} of the matrices beside embeddings "
+            "and head"
         )
     if unused:
         found.append(
@@ -297,56 +218,45 @@ def remarks_on(run: Run) -> list[str]:
     return found
 
 
-def _questions(run: Run) -> str:
-    """Questions asked, and the accuracy of guessing."""
-    asked, file = run.header.get("questions") or 0, run.header.get("choices")
-    chance = run.header.get("chance")
-    by_guessing = "" if chance is None else f", chance {style.percent(chance)}"
-    return f"{asked:,} questions of {file}{by_guessing}"
-
-
-def _curves(records: Records, looks: Looks) -> Section | None:
+def _charts(records: Records, looks: Looks) -> Iterator[Block | None]:
     """A panel a family, in the same scale as its kind's others."""
-    found = families(records)
-    curves: dict[str, Curves] = {
-        family: {(arm, ""): _points(records, arm, bits) for arm in records.arms()}
-        for family, bits in found.items()
-    }
-    blocks: list[Block | None] = []
-    for kind in dict.fromkeys(map(kind_of, curves)):
-        kin = [family for family in curves if kind_of(family) == kind]
-        points = [point for family in kin for one in curves[family].values() for point in one]
-        span = [y + side * (spread or 0.0) for _, y, spread in points for side in (-1, 1)]
-        blocks.append(Title(text=kind))
-        for family in kin:
-            missing = [
-                arm
-                for arm in records.arms()
-                if any(
-                    records.reason(arm, "perplexity", scheme=one) for one in found[family].values()
-                )
-            ]
+    kinds: dict[str, dict[str, dict[int, str]]] = {}
+    for scheme, (family, count) in schemes(records).items():
+        if family and count:
+            kinds.setdefault(kind_of(family), {}).setdefault(family, {})[count] = scheme
+    for kind, families in kinds.items():
+        curves = {family: _curves(records, bits) for family, bits in families.items()}
+        points = [point for one in curves.values() for line in one.values() for point in line]
+        yield Title(text=kind) if points else None
+        for family, bits in families.items():
+            missing = [arm for arm in records.arms() if _missing(records, arm, bits)]
             title = scale_of(family)
-            panel = chart(
+            yield chart(
                 title,
                 curves[family],
                 looks,
                 "bits",
                 "perplexity",
-                across=[FULL, *map(str, found[family])],
+                across=[FULL, *map(str, sorted(bits, reverse=True))],
                 up="auto",
                 size=8,
-                span=span,
+                span=[y + side * (spread or 0.0) for _, y, spread in points for side in (-1, 1)],
                 note=f"Not all measured: {', '.join(missing)}." if missing else "",
                 described=f"Perplexity by bits: {title}",
             )
-            blocks.append(panel)
-    return section("quantization.bits", "", blocks)
 
 
-def _points(records: Records, arm: str, bits: dict[int, str]) -> list[Point]:
-    """(tick, mean perplexity, deviation), full precision first; none where nothing was measured."""
-    over = {FULL: summary(records, arm, "perplexity")}
-    over |= {f"{n:g}": summary(records, arm, "perplexity", scheme=one) for n, one in bits.items()}
-    points = points_of(over)
-    return points if any(tick != FULL for tick, *_ in points) else []
+def _missing(records: Records, arm: str, bits: dict[int, str]) -> bool:
+    return any(records.reason(arm, "perplexity", scheme=scheme) for scheme in bits.values())
+
+
+def _curves(records: Records, bits: dict[int, str]) -> Curves:
+    """Mean perplexity by bits, full precision first; no line where nothing else was measured."""
+    curves: Curves = {}
+    for arm in records.arms():
+        over = {FULL: summary(records, arm, "perplexity")}
+        for one in sorted(bits, reverse=True):
+            over[f"{one:g}"] = summary(records, arm, "perplexity", scheme=bits[one])
+        points = points_of(over)
+        curves[arm, ""] = points if any(tick != FULL for tick, *_ in points) else []
+    return curves

@@ -41,19 +41,12 @@ SEQUENTIAL = (
     ("#2c73ad", "#64b0e6"),
     ("#0b3763", "#e6f4ff"),
 )
-DIVERGING = (
-    ("#1d5ba3", "#6fb7f6"),
-    ("#9cbedf", "#2c5784"),
-    ("#f7f5ef", "#1e2127"),
-    ("#edb287", "#86491b"),
-    ("#b1480a", "#f6a15b"),
-)
 PAPER = ("#fdfcf9", "#16191e")
 INK = ("#22262c", "#dde2e9")
-MUTED = ("#6a707a", "#949daa")
+MUTED = ("#5f656f", "#a0a8b3")
 GRID = ("#e5e2da", "#2a2f37")
 
-LIGHT_TO_DARK = dict((*_HUES, *SEQUENTIAL, *DIVERGING, PAPER, INK, MUTED, GRID))
+LIGHT_TO_DARK = dict((*_HUES, *SEQUENTIAL, PAPER, INK, MUTED, GRID))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,16 +88,6 @@ def plain(text: object) -> str:
     """`text` as plotly will show it letter for letter (it reads tags and entities in labels)."""
     shown = _printable(str(text))
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def token(text: str) -> str:
-    """A token made visible: · for a space (·×8 for eight), ⏎ for a newline, ⇥ for a tab; long ones
-    are cut."""
-    if len(text) > 3 and not text.strip(" "):
-        return f"·×{len(text)}"
-    text = text.replace(" ", "·").replace("\r\n", "⏎").replace("\n", "⏎").replace("\t", "⇥")
-    text = _printable(text)
-    return text if len(text) <= 14 else text[:13] + "…"
 
 
 def _printable(text: str) -> str:

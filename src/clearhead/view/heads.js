@@ -24,7 +24,7 @@ class HeadGrid {
     this.canvas = make("canvas", {
       className: "grid", tabIndex: 0, role: "group", "aria-label": `Heads of ${view.model.name}: arrow keys choose one`,
     });
-    this.legend = make("p", { className: "legend" });
+    this.legend = make("p", { className: "note" });
     this.element = make("figure", { className: "panel heads" },
       make("h3", {}, "Heads"), this.canvas, this.legend);
     this.canvas.addEventListener("click", (event) => {

@@ -9,7 +9,7 @@ class HiddenPanel {
     this.choice = make("select", { "aria-label": "Hidden states by" },
       make("option", { value: "norms" }, "norm"), make("option", { value: "largest" }, "largest channel ÷ median"));
     this.choice.addEventListener("change", () => this.draw());
-    this.note = make("p", { className: "legend" });
+    this.note = make("p", { className: "note" });
     this.element = make("figure", { className: "panel hidden-states" },
       make("h3", {}, "Hidden states: ", this.choice), this.canvas, this.note);
     this.canvas.addEventListener("click", (event) => view.chooseToken(this.at(event)[1]));
@@ -85,7 +85,7 @@ class LensPanel {
     this.element = make("section", { className: "panel lens" }, make("h3", {}, "Predictions by layer"),
       view.model.lens
         ? make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": "Predictions by layer" }, make("table", {}, this.body))
-        : make("p", { className: "legend" }, view.model.causal
+        : make("p", { className: "note" }, view.model.causal
           ? "No logit lens: the final norm and head alone do not give this model's own predictions."
           : "No logit lens: this model does not predict the next token."));
   }

@@ -33,7 +33,7 @@ class MapPanel {
     this.view = view;
     this.title = make("h3");
     this.row = make("div", { className: "maps" });
-    this.note = make("p", { className: "legend" });
+    this.note = make("p", { className: "note" });
     this.element = make("figure", {
       className: "panel map", tabIndex: 0, role: "group",
       "aria-label": `Attention map of ${view.model.name}: up and down choose a token`,
@@ -72,7 +72,7 @@ class MapPanel {
       });
       this.frames.push({ across, down, map });
       const label = several
-        ? make("button", { className: "name", "aria-pressed": name === view.map, onclick: () => view.chooseMap(name) }, `${sign} ${name}`)
+        ? make("button", { className: "pick", "aria-pressed": name === view.map, onclick: () => view.chooseMap(name) }, `${sign} ${name}`)
         : null;
       parts.push(make("div", { className: "one" }, label, square));
     });

@@ -1,4 +1,4 @@
-// One view a model, the choices that all share, and the box of a live page.
+// One view a model, and the choices that all share.
 
 class ModelView {
   constructor(page, model, index) {
@@ -17,9 +17,9 @@ class ModelView {
     const kept = Object.keys(model.maps).length;
     const facts = [`${this.layers.length} layers, ${heads} heads, ${model.tokens.length.toLocaleString("en")} tokens`];
     if (model.tokens.length < model.total) facts.push(`the first of ${model.total.toLocaleString("en")}`);
-    const room = kept < heads ? make("p", { className: "room" },
+    const room = kept < heads ? make("p", { className: "warning" },
       `Maps of ${kept} of ${heads} heads are on this page, chosen for the largest and smallest values of each statistic: all would not fit into 3 MB. The grid, the hidden states and the predictions are complete.`) : null;
-    const lost = model.lost ? make("p", { className: "room" }, `Not finite ${model.lost}: NaN or infinite numbers of this text are left out.`) : null;
+    const lost = model.lost ? make("p", { className: "warning" }, `Not finite ${model.lost}: NaN or infinite numbers of this text are left out.`) : null;
     this.element = make("section", { className: "model" },
       make("h2", {}, make("span", {}, model.name), make("small", {}, facts.join(", "))), lost, room,
       make("div", { className: "sides" },
@@ -115,12 +115,14 @@ class ModelView {
 class Page {
   constructor() {
     Object.assign(this, { metric: "first_token_share", text: "attention", linked: true });
-    this.status = document.getElementById("said");
-    this.main = document.getElementById("models");
+    this.bar = make("div", { className: "choice", role: "toolbar", "aria-label": "Contents" });
+    this.main = make("div", { className: "models" });
+    this.status = make("p", { className: "said", "aria-live": "polite" });
+    document.body.classList.add("viewer");
+    document.getElementById("viewer").prepend(this.bar, this.main, this.status);
     document.addEventListener("keydown", (event) => this.key(event));
     darkness.addEventListener("change", () => this.redraw());
     addEventListener("resize", () => this.views.forEach((view) => view.grid.draw()));
-    document.getElementById("live")?.addEventListener("submit", (event) => this.ask(event));
   }
   show(models, chunks) {
     this.chunks = chunks;
@@ -139,7 +141,7 @@ class Page {
   controls() {
     const { views } = this;
     const metrics = Object.keys(METRICS).filter((name) => views.some((view) => view.model.statistics[name]));
-    if (!metrics.includes(this.metric)) [this.metric] = metrics; // another text may come with others
+    if (!metrics.includes(this.metric)) [this.metric] = metrics;
     const choice = (label, options, value, change) => {
       const select = make("select", { onchange: (event) => change(event.target.value) },
         ...options.map(([name, words]) => make("option", { value: name, selected: name === value }, words)));
@@ -162,7 +164,7 @@ class Page {
       const box = make("input", { type: "checkbox", checked: this.linked, onchange: () => (this.linked = box.checked) });
       parts.push(make("label", {}, box, " choose in both"));
     }
-    document.getElementById("controls").replaceChildren(...parts);
+    this.bar.replaceChildren(...parts);
   }
   // The view itself, and the other one where both are linked.
   each(view, change) {
@@ -188,37 +190,22 @@ class Page {
     }
   }
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || /TEXTAREA|SELECT|INPUT/.test(event.target.tagName)) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || /SELECT|INPUT/.test(event.target.tagName)) return;
     const inside = this.views.find((view) => view.element.contains(document.activeElement)) ?? this.views[0];
     const target = {
       h: inside.grid.canvas, t: inside.text.body, m: inside.mapPanel.element,
-      c: document.querySelector("#controls select"),
+      c: this.bar.querySelector("select"),
     }[event.key.toLowerCase()];
     if (!target) return;
     event.preventDefault();
     target.focus();
-  }
-  async ask(event) {
-    event.preventDefault();
-    const state = document.getElementById("state");
-    state.textContent = "reading…";
-    try {
-      const answer = await fetch("observe", { method: "POST", headers: { "Content-Type": "text/plain" }, body: document.getElementById("typed").value });
-      if (!answer.ok) throw new Error(await answer.text());
-      const { models, chunks } = await answer.json();
-      this.show(models, () => chunks);
-      await this.start();
-      state.textContent = "";
-    } catch (error) {
-      state.textContent = error.message;
-    }
   }
 }
 
 const page = new Page();
 let parsed = null;
 page.show(JSON.parse(document.getElementById("data").textContent).models,
-  () => (parsed ??= JSON.parse(document.getElementById("chunks").textContent)));
+  () => (parsed ??= JSON.parse(document.getElementById("late").textContent)));
 requestAnimationFrame(() => setTimeout(() => (document.documentElement.dataset.painted = Math.round(performance.now()))));
 if (document.readyState === "loading") addEventListener("DOMContentLoaded", () => page.start());
 else page.start();

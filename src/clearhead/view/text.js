@@ -15,7 +15,7 @@ class TextPanel {
       return span;
     });
     this.body.append(...this.tokens);
-    this.legend = make("p", { className: "legend" });
+    this.legend = make("p", { className: "note" });
     this.lists = make("div", { className: "lists" });
     this.element = make("section", { className: "panel words" }, make("h3", {}, "Text"), this.body, this.legend);
     this.reading = make("section", { className: "panel reading" }, this.lists);
@@ -89,9 +89,9 @@ class TextPanel {
     const bits = surprise?.[i];
     const head = make("h3", {}, "Token ", make("b", { className: "word" }, visible(tokens[i])), ` (${i})`);
     const parts = [head];
-    if (bits === null && i) parts.push(make("p", { className: "legend" }, "Surprise: not finite."));
+    if (bits === null && i) parts.push(make("p", { className: "note" }, "Surprise: not finite."));
     else if (bits !== undefined && bits !== null) {
-      parts.push(make("p", { className: "legend" }, `Surprise ${shown(bits)} bits: the model gave it ${shown(100 * 2 ** -bits)} %.`));
+      parts.push(make("p", { className: "note" }, `Surprise ${shown(bits)} bits: the model gave it ${shown(100 * 2 ** -bits)} %.`));
     }
     if (map) {
       const row = Array.from({ length: map.length }, (_, j) => [j, map.at(i, j)]);
@@ -115,7 +115,7 @@ class TextPanel {
         make("span", { className: "word" }, word), make("span", { className: "bar" }, bar), make("span", { className: "number" }, shown(map.value(level))));
       return make("li", {}, button);
     });
-    if (!rows.length) rows.push(make("li", { className: "legend" }, "nothing that can be seen"));
+    if (!rows.length) rows.push(make("li", { className: "note" }, "nothing that can be seen"));
     return make("div", {}, make("h4", {}, title), make("ul", {}, ...rows));
   }
 }

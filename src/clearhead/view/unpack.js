@@ -1,4 +1,3 @@
-"use strict";
 // Numbers from the page's packed text: see packing.py.
 
 async function inflate(text) {
