@@ -7,7 +7,7 @@ over seeds.
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clearhead.errors import NOT_FINITE
 from clearhead.records.runs import Measure, Records, Run
@@ -16,9 +16,6 @@ from clearhead.report.charts import Curves, Looks
 from clearhead.report.page import Block, Panel, Section
 from clearhead.report.pivots import Entry, Found, Heading, Pivot, build, by_seed, entry
 from clearhead.report.statistics import summarize
-
-if TYPE_CHECKING:
-    import pandas
 
 PLAIN = "none"  # the scaling that a curve shows
 FEW = 3  # models whose scalings a chart by length shows too
@@ -32,8 +29,7 @@ SEEDS = (" and seeds", ", by Welch’s t over seeds")
 _READ = ("perplexity", "hits", "masked")  # tasks whose number is one of the text
 # Dimensions that name no row: the column, and what only decides which text is read.
 _SILENT = ("task", "scaling", "factor", "length", "longest", "digest", "depth")
-_PLACE = ["arm", "setting", "length"]
-Places = dict[tuple[str, str, int], Found]  # empty where a number is missing or not finite
+Places = dict[tuple[str, str, int], Found]  # by arm, setting and length
 
 
 def tasks(records: Records) -> dict[str, list[str]]:
@@ -48,63 +44,52 @@ def tasks(records: Records) -> dict[str, list[str]]:
     return {task: list(names) for task, names in metrics.items()}
 
 
-def cells(
-    records: Records, task: str, metric: str, *, by_depth: bool = False
-) -> "pandas.DataFrame":
-    """A row a measure of a task's metric: arm, setting, length, seed and the measure."""
-    import pandas
-
+def places_of(records: Records, task: str, metric: str, *, by_depth: bool = False) -> Places:
+    """The measures of a task's metric by arm, setting and length, and by seed."""
     texts = len(records.dimension(metric, "longest", task=task)) > 1
-    rows = [
-        (arm, setting(at, by_depth=by_depth, longest=texts), at.get("length", 0), run.seed, one)
-        for arm in records.arms()
-        for run in records.of(arm)
-        for one in run.select(metric, task=task)
-        if (at := one.dimensions)
-    ]
-    return pandas.DataFrame(rows, columns=[*_PLACE, "seed", "measure"])
+    places: Places = {}
+    for arm in records.arms():
+        for run in records.of(arm):
+            for one in run.select(metric, task=task):
+                at = one.dimensions
+                words = setting(at, by_depth=by_depth, longest=texts)
+                place = places.setdefault((arm, words, at.get("length", 0)), {})
+                place.setdefault(run.seed, []).append(one)
+    return places
 
 
-def _found(rows: "pandas.DataFrame") -> Found:
-    """The measures that have a value by seed; none where one is not finite."""
-    ones: dict[int, list[Measure]] = {}
-    for seed, one in zip(rows["seed"], rows["measure"], strict=True):
-        if one.not_finite:
-            return {}
-        if one.value is not None:
-            ones.setdefault(seed, []).append(one)
-    return ones
-
-
-def _places(rows: "pandas.DataFrame", by: list[str]) -> Any:
-    return {place: _found(some) for place, some in rows.groupby(by, sort=False)}
+def _finite(measures: Found | None) -> Found:
+    """Those that have a value; none where one is not finite."""
+    by_seed = (measures or {}).items()
+    if any(one.not_finite for _, ones in by_seed for one in ones):
+        return {}
+    found = {seed: [one for one in ones if one.value is not None] for seed, ones in by_seed}
+    return {seed: ones for seed, ones in found.items() if ones}
 
 
 def table(records: Records, task: str, metric: str, *, by_depth: bool = False) -> Pivot | None:
     """A row a model, a column a setting and length; of one model a row a setting."""
-    rows = cells(records, task, metric, by_depth=by_depth)
-    lost = {tuple(place) for *place, one in rows[[*_PLACE, "measure"]].values if one.not_finite}
-    places: Places = _places(rows, _PLACE)
+    places = places_of(records, task, metric, by_depth=by_depth)
     arms, reference = records.arms(), next(iter(records.arms()), "")
 
     def fill(arm: str, words: str, length: int) -> tuple[Entry, ...]:
-        mine = places.get((arm, words, length))
-        if not mine:
-            text = NOT_FINITE if (arm, words, length) in lost else "none"
-            return () if mine is None else (Entry(text=text),)
-        theirs = {} if arm == reference else places.get((reference, words, length), {})
+        measures = places.get((arm, words, length))
+        if measures is None:
+            return ()
+        if not (mine := _finite(measures)):
+            lost = any(one.not_finite for ones in measures.values() for one in ones)
+            return (Entry(text=NOT_FINITE if lost else "none"),)
+        theirs = {} if arm == reference else _finite(places.get((reference, words, length)))
         return (entry(mine, theirs, reference=reference, given=records.given),)
 
-    chances = (
-        cells(records, task, "chance", by_depth=by_depth) if metric == "accuracy" else rows[:0]
-    )
-    guesses = {
-        words: f"chance {style.percent(fmean(map(_mean, known)))}"
-        for words, some in chances.groupby("setting", sort=False)
-        if (known := [*filter(None, _places(some, _PLACE).values())])
-    }
-    settings = list(dict.fromkeys(rows["setting"]))
-    lengths = sorted({*rows["length"]})
+    guesses: dict[str, list[float]] = {}
+    if metric == "accuracy":
+        for (_, words, _), known in places_of(records, task, "chance", by_depth=by_depth).items():
+            if finite := _finite(known):
+                guesses.setdefault(words, []).append(fmean(by_seed(finite)))
+    notes = {words: f"chance {style.percent(fmean(ones))}" for words, ones in guesses.items()}
+    settings = list(dict.fromkeys(words for _, words, _ in places))
+    lengths = sorted({length for *_, length in places})
     names = {length: f"{length:,}" if length else "" for length in lengths}
     by = " by length in tokens" if any(lengths) else ""
     words = metric.replace("_", " ")
@@ -112,10 +97,10 @@ def table(records: Records, task: str, metric: str, *, by_depth: bool = False) -
     title, corner = f"{task}, {words}{by}{of}", f"{words}{by}"
     across = [(Heading(title=name), length) for length, name in names.items()]
     if len(arms) == 1:
-        down = [(Heading(title=one, note=guesses.get(one, "")), one) for one in settings]
+        down = [(Heading(title=one, note=notes.get(one, "")), one) for one in settings]
         return build(title, down, across, lambda *place: fill(reference, *place), corner=corner)
     columns = [
-        (replace(name, group=one, note=guesses.get(one, "")), (one, length))
+        (replace(name, group=one, note=notes.get(one, "")), (one, length))
         for one in settings
         for name, length in across
     ]
@@ -204,27 +189,26 @@ def scaling_name(dimensions: Mapping[str, Any]) -> str:
     return str(dimensions.get("scaling", PLAIN)) + (f" × {factor:g}" if factor is not None else "")
 
 
-def _mean(measures: Found) -> float:
-    return fmean(by_seed(measures))
-
-
 def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel | None:
     """A line a model and scaling of a task's first metric, over depths and settings, of one text.
 
     Of many models only what was measured without scaling: more lines could not be told apart.
     """
     few, texts = len(records.arms()) <= FEW, records.dimension(metric, "longest", task=task)
-    rows = cells(records, task, metric)
-    rows["name"] = rows["setting"].str.partition(",")[0]
-    if len(texts) > 1:
-        rows = rows[rows["setting"].str.contains(f"longest {texts[-1]:g}", regex=False)]
-    rows = rows if few else rows[rows["name"] == PLAIN]
-    curves: Curves = {}
-    for (arm, name, length), measures in _places(rows, ["arm", "name", "length"]).items():
-        if over := summarize(by_seed(measures)):
-            curves.setdefault((arm, name), []).append((length, over.mean, over.deviation))
-    if rows["length"].nunique() < 2:
+    together: Places = {}
+    for (arm, words, length), measures in places_of(records, task, metric).items():
+        name = words.partition(",")[0]
+        of_text = len(texts) < 2 or f"longest {texts[-1]:g}" in words
+        if of_text and (few or name == PLAIN):
+            place = together.setdefault((arm, name, length), {})
+            for seed, ones in measures.items():
+                place.setdefault(seed, []).extend(ones)
+    if len({length for *_, length in together}) < 2:
         return None
+    curves: Curves = {}
+    for (arm, name, length), measures in together.items():
+        if over := summarize(by_seed(_finite(measures))):
+            curves.setdefault((arm, name), []).append((length, over.mean, over.deviation))
     words = metric.replace("_", " ")
     title = f"{words[:1].upper()}{words[1:]} by length of text"
     curves = {place: sorted(points) for place, points in curves.items()}
