@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 43_170
+LINES = 43_168
 LONGEST = 400
 
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from clearhead.eval.masked_lm import masked_loss as masked_loss
     from clearhead.eval.registry import TASKS as TASKS
     from clearhead.eval.registry import WITHOUT_LENGTH as WITHOUT_LENGTH
-    from clearhead.eval.sliding import Perplexity as Perplexity
     from clearhead.eval.sliding import lengths as lengths
     from clearhead.eval.sliding import perplexity as perplexity
     from clearhead.eval.task import parted as parted

@@ -45,8 +45,7 @@ def distance(before: Any, after: Any, windows: Iterable[Tensor], **inputs: Any) 
         ClearheadError: no windows, of one token, of different lengths, or with tokens unknown to
             the model.
     """
-    tokens, sums = 0, np.zeros(5)
-    largest = 0.0
+    tokens, largest, sums = 0, 0.0, np.zeros(5)
     with evaluating(before), evaluating(after):
         for ids_BT in batches(before, windows, 1):
             if ids_BT.shape[1] == 1:

@@ -119,8 +119,7 @@ class HarnessTask(HarnessOptions):
             return {**found, "requests_cut": _cut(lm, found["samples"])}
 
 
-@cache
-def _manager(folder: str, names: tuple[str, ...]) -> Any:
+def _manager(folder: str, names: Sequence[str]) -> Any:
     """lm-eval's index of tasks: a folder's alone where it has all names as tasks, for lm-eval reads
     its own 14,000 files in seconds.
 
@@ -129,12 +128,17 @@ def _manager(folder: str, names: tuple[str, ...]) -> Any:
     """
     if folder and not Path(folder).is_dir():
         raise ClearheadError(f"include path {folder!r} is no folder of lm-eval's task files")
-    make = require("lm_eval.tasks", EXTRA).TaskManager
     if folder:
+        make = require("lm_eval.tasks", EXTRA).TaskManager
         own = make(include_path=folder, include_defaults=False)
         if all(name in own.task_index and _is_task(own.task_index[name]) for name in names):
             return own
-    return make(include_path=folder or None)
+    return _all_tasks(folder)
+
+
+@cache
+def _all_tasks(folder: str) -> Any:
+    return require("lm_eval.tasks", EXTRA).TaskManager(include_path=folder or None)
 
 
 def _is_task(entry: Any) -> bool:
@@ -194,7 +198,7 @@ def check_names(names: Sequence[str], folder: str, others: Iterable[str] = ()) -
             f"task {names[0]!r} is none of clearhead's own ({', '.join(ours)}), and lm-eval is not "
             f"installed; it comes with an extra: pip install 'clearhead[{EXTRA}]'"
         )
-    known = _manager(folder, tuple(names)).all_tasks
+    known = _manager(folder, names).all_tasks
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, [*ours, *known], n=3, cutoff=0.6)

@@ -42,12 +42,8 @@ class MaskedTask(EvalTask, MaskedOptions):
             tokens=subject.tokens,
             share=self.mask,
         )
-        return {
-            "masked_loss": loss["value"],
-            "masked_accuracy": accuracy["value"],
-            "predicted_tokens": loss.get("predicted_tokens", 0),
-            "reason": loss.get("reason"),
-        }
+        read = {"predicted_tokens": loss.get("predicted_tokens", 0), "reason": loss.get("reason")}
+        return {"masked_loss": loss["value"], "masked_accuracy": accuracy["value"], **read}
 
 
 def masked_loss(
