@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 44_244
+LINES = 44_010
 LONGEST = 400
 
 

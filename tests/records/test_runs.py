@@ -172,22 +172,17 @@ def test_a_cell_under_other_settings_takes_all_that_was_measured_in_its_place() 
     assert [one.dimensions["document"] for one in run.select("document_perplexity")] == ["y"]
 
 
-def _evaluated(name: str, seed: int, **model: int) -> list[dict[str, Any]]:
-    header = {"kind": "run", "run": name, "preset": "transformer", "seed": seed}
-    train = {"tokens": 1000, "seed": seed}
-    header |= {"model": {"from": f"runs/{name}/final", **model}, "train": train, "evaluation": {}}
-    measure = {"kind": "measure", "run": name, "metric": "m", "value": float(seed)}
-    return [header, measure]
+def test_the_arm_of_an_evaluated_run_is_its_name_without_its_seed() -> None:
+    def evaluated(name: str, seed: int) -> list[dict[str, Any]]:
+        header = {"kind": "run", "run": name, "preset": "transformer", "seed": seed}
+        measure = {"kind": "measure", "run": name, "metric": "m", "value": float(seed)}
+        return [{**header, "evaluation": {}}, measure]
 
-
-def test_evaluated_runs_of_a_preset_share_an_arm_only_where_their_seeds_alone_differ() -> None:
-    seeds = [*_evaluated("a", 0), *_evaluated("b", 1)]
-    assert parse(seeds).values("transformer", "m") == {0: 0.0, 1: 1.0}
-    twice = parse([*_evaluated("a", 0), *_evaluated("b", 0)])
-    assert twice.arms() == ["a", "b"]
-    deeper = parse([*_evaluated("a", 0), *_evaluated("b", 1, num_hidden_layers=9)])
-    assert deeper.arms() == ["a", "b"]
-    assert [run.preset for run in deeper.runs] == ["transformer", "transformer"]
+    seeds = parse([*evaluated("a/seed0", 0), *evaluated("a-seed1", 1)])
+    assert seeds.values("a", "m") == {0: 0.0, 1: 1.0}
+    others = parse([*evaluated("a", 0), *evaluated("b", 1)])
+    assert others.arms() == ["a", "b"]
+    assert [run.preset for run in others.runs] == ["transformer", "transformer"]
 
 
 def test_an_evaluation_of_a_run_beside_the_runs_own_records_adds_to_them(tmp_path: Path) -> None:

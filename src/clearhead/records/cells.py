@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from clearhead.errors import NOT_FINITE
 from clearhead.records import intervals
@@ -12,7 +12,6 @@ from clearhead.records.runs import Line, Measure
 
 _PARTS = ("low", "high", "documents", "positions", "reason")
 _ERRORS = ("interval", "stderr", "items")
-T = TypeVar("T")
 OfItems = Callable[[Sequence[float], float | None], intervals.Interval | None]
 FEWEST = 5  # texts whose losses tell the spread of a perplexity
 _BY_ITEM, _STDERR = "_by_item", "_stderr"
@@ -60,17 +59,6 @@ def of_items(metric: str, value: float, items: Sequence[float], **details: Any) 
     interval = _interval(metric, items, value, intervals.of_numbers)
     error = {} if interval is None else {"interval": interval}
     return {"metric": metric, "value": value, **error, "items": list(items), **details}
-
-
-def whole(lines: list[T], closing: Line) -> list[T] | None:
-    """The lines of a cell; None where some are lost.
-
-    Args:
-        lines: all before the `closing` one that name the cell: those of a write that was cut short
-            come first, and do not count.
-    """
-    start = len(lines) - int(closing["lines"])
-    return None if start < 0 else lines[start:]
 
 
 def setting_of(details: Line) -> str:
