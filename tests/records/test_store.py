@@ -20,10 +20,10 @@ def test_a_result_is_known_to_the_next_store_and_its_header_is_written_once(tmp_
     store.add("two", HEADER, [{"metric": "kurtosis", "value": 2.0}], task="states")
     assert path.read_text("utf-8").count('"kind": "run"') == 1
     again = Store(path)
-    assert again.has("a/seed0", "one")
-    assert not again.has("b", "one")
-    assert not again.has("a/seed0", "three")
-    assert again.rows("a/seed0", "one") == lines
+    assert again.has("one", HEADER)
+    assert not again.has("one", {**HEADER, "run": "b"})
+    assert not again.has("three", HEADER)
+    assert again.rows("one", HEADER) == lines
     assert [line["kind"] for line in lines] == ["measure", "measure", "cell"]
     for kept in (store, again):
         table = kept.frame()
@@ -43,8 +43,8 @@ def test_a_kill_at_any_byte_loses_at_most_the_result_being_written(tmp_path: Pat
     for end in range(kept, len(whole), 7):
         path.write_bytes(whole[:end])
         store = Store(path)
-        assert store.has("a/seed0", "one")
-        done = store.has("a/seed0", "two")
+        assert store.has("one", HEADER)
+        done = store.has("two", HEADER)
         assert done == (end == len(whole) - 1)  # all but the newline
         assert store.records().values("a", "kurtosis") == ({0: 2.0} if done else {})
         store.add("two", HEADER, [{"metric": "kurtosis", "value": 3.0}], task="states")
@@ -57,9 +57,19 @@ def test_a_result_under_other_settings_takes_the_place_of_the_first(tmp_path: Pa
     store.add("one", HEADER, ROWS, task="loss", at={"length": 8})
     store.add("two", HEADER, ROWS[:1], task="loss", at={"length": 8})
     again = Store(tmp_path / "records.jsonl")
-    assert not again.has("a/seed0", "one")
-    assert again.has("a/seed0", "two")
+    assert not again.has("one", HEADER)
+    assert again.has("two", HEADER)
     assert again.records().values("a", "loss") == {}
+
+
+def test_a_result_of_other_weights_is_not_known(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    one, two = ({**HEADER, "weights": name} for name in ("one", "two"))
+    Store(path).add("cell", one, ROWS)
+    assert Store(path).has("cell", one)
+    assert not Store(path).has("cell", two)
+    Store(path).add("other", two, ROWS)
+    assert not Store(path).has("cell", one)
 
 
 def test_other_studies_and_damaged_lines_are_refused_by_name(tmp_path: Path) -> None:

@@ -87,7 +87,11 @@ def _portion(
         changed = model if factor is None else with_scaled_rope(model, kind, factor)
         subjects.append(({"scaling": kind, "factor": factor}, replace(subject, model=changed)))
     return Portion(
-        header={**run, "model": {"from": name, **model.config.to_diff_dict()}},
+        header={
+            **run,
+            "weights": subject.weights,  # those of a scaled variant differ
+            "model": {"from": name, **model.config.to_diff_dict()},
+        },
         subjects=subjects,
         tasks=tasks,
         seeds=config.seeds,

@@ -73,7 +73,7 @@ def run_finetune(
         for seed in job.seeds:
             header, folder = task.header(seed), job.output / f"seed{seed}"
             cell = digest_of(canonical([header[key] for key in _DECISIVE]))[:16]
-            if store.has(header["run"], cell) and is_finished(folder):
+            if store.has(cell, header) and is_finished(folder):
                 work.skip()
                 say(f"seed {seed}: already done")
                 continue

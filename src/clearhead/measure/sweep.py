@@ -106,7 +106,7 @@ def _swept(
     at_hand = portion.subjects[0][1]
     origin, read = provenance(at_hand.model.device), at_hand.texts.read
     text = {"weights": at_hand.weights, "data": read and read.describe()}
-    header = {"kind": "run", **portion.header, "study": study, **origin, **text}
+    header = {"kind": "run", **text, **portion.header, "study": study, **origin}
     less = portion.less
     if store.path is not None:
         less += f"; what is done is in {store.path}, and the same command goes on"
@@ -116,9 +116,9 @@ def _swept(
         if one.subject is not at_hand:
             at_hand.release()
             at_hand = one.subject
-        if store.has(run, one.key):
+        if store.has(one.key, header):
             work.skip()
-            yield store.rows(run, one.key)
+            yield store.rows(one.key, header)
             continue
         work.begin(f"{run}, {one}")
         with within_memory(less):

@@ -61,11 +61,6 @@ def of_items(metric: str, value: float, items: Sequence[float], **details: Any) 
     return {"metric": metric, "value": value, **error, "items": list(items), **details}
 
 
-def setting_of(details: Line) -> str:
-    """The settings under which a line was measured, without its draw; "" of one of no cell."""
-    return str(details.get("cell", "")).partition("-")[0]
-
-
 def pooled(
     new: Measure, draw: int, before: Measure | None, of_items: OfItems = intervals.of_items
 ) -> Measure:
@@ -74,12 +69,10 @@ def pooled(
     The interval is over all items where every draw has its own, else over the draws.
 
     Args:
-        before: the measure of earlier draws; those under other settings do not count.
+        before: the measure of earlier draws.
         of_items: the interval of items and their mean.
     """
     draws = {} if before is None else dict(before.draws)
-    setting = setting_of(new.details)
-    draws = {n: one for n, one in draws.items() if setting_of(one.details) == setting}
     draws = dict(sorted({**draws, draw: new}.items()))
     found = [one for one in draws.values() if one.value is not None]
     if lost := next((one for one in draws.values() if one.not_finite), None):

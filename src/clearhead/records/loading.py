@@ -14,11 +14,10 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.records import jsonl
-from clearhead.records.cells import pooled, setting_of
+from clearhead.records.cells import pooled
 from clearhead.records.runs import (
     COMPARISON,
     DIAGNOSIS,
@@ -74,48 +73,34 @@ def records_of(loaded: list[Run]) -> Records:
     """Records of runs, each arm, seed and label once; raises as `load`."""
     runs: dict[tuple[str, str, int], Run] = {}
     sizes: dict[tuple[str, str], str] = {}
-    for run in _joined(loaded):
+    for run in sorted(loaded, key=_is_evaluated):
         place = run.label, run.arm, run.seed
-        if run.study == DIAGNOSIS and place in runs:
+        known = runs.get(place)
+        if run.study == DIAGNOSIS and known is not None:
             raise ClearheadError(
                 f"a second diagnosis named {run.id!r}: give each a name of its own"
             )
-        if place in runs and _is_evaluated(run) != _is_evaluated(runs[place]):
-            raise ClearheadError(
-                f"{run.id} was evaluated and {runs[place].id} trained, under other settings but "
-                "as one arm, seed and label: report these files apart"
-            )
+        if known is not None and _is_evaluated(run) and not _is_evaluated(known):
+            if run.header.get("train") != known.header.get("train"):
+                raise ClearheadError(
+                    f"{run.id} was evaluated and {known.id} trained, under other settings but as "
+                    "one arm, seed and label: report these files apart"
+                )
+            kinds = {**known.payloads, **run.payloads}
+            both = {
+                kind: known.payloads.get(kind, []) + run.payloads.get(kind, []) for kind in kinds
+            }
+            run = replace(known, measures=known.measures | run.measures, payloads=both)
         runs[place] = run
+    for run in runs.values():
         size = str(run.header.get("size", ""))
-        known = sizes.setdefault((run.label, run.arm), size)
-        if known != size:
+        first = sizes.setdefault((run.label, run.arm), size)
+        if first != size:
             raise ClearheadError(
-                f"{run.arm} is recorded at sizes {known!r} and {size!r} under one label "
+                f"{run.arm} is recorded at sizes {first!r} and {size!r} under one label "
                 f"({run.label!r}): give the sizes labels of their own"
             )
     return Records(runs=tuple(runs.values()))
-
-
-def _joined(runs: list[Run]) -> list[Run]:
-    """The runs, each with the measures of its evaluations in other files."""
-
-    def place(run: Run) -> tuple[Any, ...]:
-        return run.study, run.id, run.seed, run.header.get("train")
-
-    joined = [run for run in runs if not _is_evaluated(run)]
-    trained = [place(run) for run in joined]
-    for run in filter(_is_evaluated, runs):
-        if trained.count(place(run)) != 1:
-            joined.append(run)
-            continue
-        at = trained.index(place(run))
-        kinds = {**joined[at].payloads, **run.payloads}
-        payloads = {
-            kind: joined[at].payloads.get(kind, []) + run.payloads.get(kind, []) for kind in kinds
-        }
-        measures = joined[at].measures | run.measures
-        joined[at] = replace(joined[at], measures=measures, payloads=payloads)
-    return joined
 
 
 def _is_evaluated(run: Run) -> bool:
@@ -150,7 +135,7 @@ class Reader:
         known = self.headers.get(name)
         if kind == "run":
             _run(name, line)
-            if known is None or not _goes_on(line, known):
+            if known is None or not goes_on(line, known):
                 self._entries[name] = []
             self.headers[name] = line
         elif known is None:
@@ -190,9 +175,9 @@ def _counting(entries: list[Entry]) -> Iterator[Entry]:
                 continue
             lines = lines[start:]
             place = json.dumps([line["task"], line["at"]], sort_keys=True)
-            setting = setting_of(line)
-            if any(setting_of({"cell": one}) != setting for one in found.get(place, ())):
-                del found[place]  # of other settings
+            setting = cell.partition("-")[0]  # without its draw
+            if any(one.partition("-")[0] != setting for one in found.get(place, ())):
+                del found[place]
             found.setdefault(place, {})[cell] = [*lines, entry]
         elif cell:
             unclosed.setdefault(cell, []).append(entry)
@@ -238,20 +223,13 @@ def _run(name: str, header: Line) -> Run:
     )
 
 
-def _goes_on(header: Line, old: Line) -> bool:
+def goes_on(header: Line, old: Line) -> bool:
     """True of the header of a resumed run, whose measures stay. Another model that is measured
     under the same name replaces the first one's results, and so does another text of a
     quantisation, for what schemes add is a difference on one text."""
-    weights = header.get("weights"), old.get("weights")
-    if header.get("study", COMPARISON) == COMPARISON:
-        # A rope scaling changes the weights, which are those of a model's first variant.
-        sources = [(one.get("model") or {}).get("from") for one in (header, old)]
-        evaluated = all("evaluation" in one for one in (header, old))
-        named = None not in (*weights, *sources)
-        return not (evaluated and named and len({*weights}) == len({*sources}) == 2)
-    if header["study"] == QUANTIZATION and _text(header) != _text(old):
-        return False
-    return weights[0] is not None and weights[0] == weights[1]
+    weights = {header.get("weights"), old.get("weights")} - {None}
+    on_one_text = header.get("study") != QUANTIZATION or _text(header) == _text(old)
+    return len(weights) < 2 and on_one_text
 
 
 def _text(header: Line) -> Line:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from clearhead.errors import ClearheadError
 from clearhead.records import jsonl
 from clearhead.records.frame import frame
-from clearhead.records.loading import Reader, records_of
+from clearhead.records.loading import Reader, goes_on, records_of
 from clearhead.records.runs import COMPARISON, Line, Records
 
 if TYPE_CHECKING:
@@ -45,13 +45,14 @@ class Store:
         }
         self._begun = set[str]()
 
-    def has(self, run: str, cell: str) -> bool:
-        """True if the result of a cell of a run is there, and counts."""
-        return (run, cell) in self._rows
+    def has(self, cell: str, header: Line) -> bool:
+        """True if the result of a cell is there, and counts beside others of the run's `header`."""
+        run = header["run"]
+        return (run, cell) in self._rows and goes_on(header, self._reader.headers[run])
 
-    def rows(self, run: str, cell: str) -> list[Line]:
+    def rows(self, cell: str, header: Line) -> list[Line]:
         """The rows of a result and its closing line, as they are read from the file."""
-        return self._rows[run, cell]
+        return self._rows[header["run"], cell]
 
     def add(self, cell: str, header: Line, rows: Iterable[Line], **closing: object) -> list[Line]:
         """Append a result; return its `rows` with the closing line.
