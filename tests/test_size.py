@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 43_168
+LINES = 42_910
 LONGEST = 400
 
 

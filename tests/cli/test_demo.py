@@ -72,7 +72,7 @@ def test_the_demo_trains_measures_and_shows_every_part(found, tmp_path, capsys):
     page = (tmp_path / "report.html").read_text("utf-8")
     assert re.search(r'<p class="lead">[^<]*standard Transformer', page)
     assert '<section id="sinks">' in page
-    assert "report: " in capsys.readouterr().out
+    assert "page: " in capsys.readouterr().out
 
 
 def test_a_log_says_which_run_is_at_hand(found, log):

@@ -149,8 +149,6 @@ def test_a_preset_at_initialisation_at_any_depth(words, tmp_path):
     [
         (["t5"], [], "is an encoder-decoder (t5)"),
         (["small"], [], "use the tokenizer that the model was trained with"),
-        (["gpt2"], ["--data.tokenizer", "gpt2"], "data.tokenizer has no effect here"),
-        (["gpt2"], ["--data.vocabulary", "300"], "data.vocabulary has no effect here"),
         (["gpt2"], ["--length", "9999"], "enough for one window of 9999"),
         (["gpt2"], ["--length", "40"], "the model has 32 learned positions"),
         (["gpt2", "gpt2"], [], "each once"),

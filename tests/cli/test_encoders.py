@@ -26,6 +26,7 @@ from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import FinetuneJob
 from clearhead.experiments.finetune import run_finetune
+from clearhead.progress import Work
 from clearhead.report import load
 from clearhead.train import FinetuneConfig, InterruptedRun
 
@@ -118,7 +119,7 @@ def test_a_checkpoint_of_any_kind_learns_a_task_and_reloads(
     shown = capsys.readouterr().out
     assert "accuracy" in shown
 
-    folder = out / "seed0"
+    folder = out / "seed0/final"
     again = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     reader = AutoTokenizer.from_pretrained(folder)
     assert again.config.id2label == {0: "no", 1: "yes"}
@@ -156,7 +157,7 @@ def test_the_same_seed_gives_the_same_bits_and_a_finished_one_is_kept(
     for name in ("one", "two"):
         out = tmp_path / name
         assert call("finetune", model, *_words(rows), "--output", str(out)) == 0
-        weights.append((out / "seed0/model.safetensors").read_bytes())
+        weights.append((out / "seed0/final/model.safetensors").read_bytes())
     assert weights[0] == weights[1]
     capsys.readouterr()
     assert call("finetune", model, *_words(rows), "--output", str(out), "--seeds", "0") == 0
@@ -185,11 +186,11 @@ def test_a_regression_of_glue_is_streamed_from_the_hub_at_a_recorded_revision(
     assert recorded == dict.fromkeys(sources, "a1b2")
     records = load(out / "records.jsonl")
     assert records.values("masked on stsb", "pearson")[0] > 0.8
-    again = AutoModelForSequenceClassification.from_pretrained(out / "seed0")
+    again = AutoModelForSequenceClassification.from_pretrained(out / "seed0/final")
     assert again.config.problem_type == "regression"
 
 
-@pytest.mark.parametrize("where", ["epoch 2 of 3", "seed 1, validation"])
+@pytest.mark.parametrize("where", ["while it trains", "seed 1, validation"])
 def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_path):
     """After a signal while it trains; after an end of the process while it is measured."""
     whole = FinetuneJob(
@@ -202,43 +203,48 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_pat
         train=FinetuneConfig(epochs=3, batch_size=10, max_length=16),
     )
     run_finetune(whole, say=str)
-    job, said = replace(whole, output=tmp_path / "stopped"), list[str]()
+    job = replace(whole, output=tmp_path / "stopped")
 
-    def stop(line: str) -> None:
-        if where in line and any("seed 1" in earlier for earlier in said):
-            os.kill(os.getpid(), signal.SIGINT)
-        said.append(line)
+    class Stopping(Work):
+        def update(self, share: float, detail: str = "") -> None:
+            if where == "while it trains" and (self.name, detail[:7]) == ("seed 1", "step 14"):
+                os.kill(os.getpid(), signal.SIGINT)
 
+        def say(self, line: str) -> None:
+            if line.startswith(where):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    stopping = Stopping()
     ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     try:
         with pytest.raises((InterruptedRun, KeyboardInterrupt)) as stopped:
-            run_finetune(job, say=stop)
+            run_finetune(job, say=stopping.say, work=stopping)
     finally:
         signal.signal(signal.SIGINT, ours)
     assert getattr(stopped.value, "code", 130) == 130
     left = sorted(path.name for path in job.output.iterdir())
-    assert left == ["records.jsonl", "seed0", "seed1-training"]
+    assert left == ["records.jsonl", "seed0", "seed1"]
     assert [run.seed for run in load(job.output / "records.jsonl").runs] == [0]
     other = replace(job, train=replace(job.train, warmup=0.5))
     with pytest.raises(ClearheadError, match=r"seed0 holds .*: train\.warmup was"):
         run_finetune(other, say=str)
-    with pytest.raises(ClearheadError, match=r"seed1-training holds .*: train\.warmup was"):
+    with pytest.raises(ClearheadError, match=r"seed1 holds .*: train\.warmup was"):
         run_finetune(replace(other, seeds=(1,)), say=str)
     model = Path(job.model) / "final/model.safetensors"
     weights = model.read_bytes()
     _checkpoint(tmp_path, "masked", tokenizer)
-    with pytest.raises(ClearheadError, match=r"seed1-training holds .*: from\.parameters was"):
+    with pytest.raises(ClearheadError, match=r"seed1 holds .*: from\.parameters was"):
         run_finetune(replace(job, seeds=(1,)), say=str)
     model.write_bytes(weights)
 
-    said.clear()
+    said = list[str]()
     often = replace(job, train=replace(job.train, save_every=9))  # which changes no result
     records = run_finetune(often, say=said.append)
     assert said[0] == "seed 0: already done"
     resumed = any(line.endswith("training 21 steps from step 14") for line in said)
-    assert resumed == (where == "epoch 2 of 3")
+    assert resumed == (where == "while it trains")
     assert sorted(path.name for path in job.output.iterdir()) == ["records.jsonl", "seed0", "seed1"]
-    for file in ("seed1/model.safetensors", "seed1/config.json"):
+    for file in ("seed1/final/model.safetensors", "seed1/final/config.json"):
         assert (job.output / file).read_bytes() == (whole.output / file).read_bytes()
     expected = load(whole.output / "records.jsonl")
     for run, other in zip(records.runs, expected.runs, strict=True):
@@ -294,7 +300,7 @@ def test_a_learning_rate_that_diverges_stops_with_advice(rows, tokenizer, tmp_pa
     words = changed(_words(rows), "--train.learning-rate", "1e30", "--train.warmup", "0")
     told = refusal(capsys, "finetune", model, *words, "--output", str(out))
     assert "start another run with a lower learning_rate (it is 1e+30)" in told
-    assert not (out / "seed0").exists()
+    assert not (out / "seed0/final").exists()
 
 
 @pytest.fixture

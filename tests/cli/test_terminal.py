@@ -158,21 +158,9 @@ def test_words_that_are_not_utf8_are_refused(words, capsys):
     assert r"is not UTF-8 (byte 0xe9)" in refusal(capsys, *words)
 
 
-def test_files_whose_names_are_not_utf8_are_read_and_written(settings, text, tmp_path, capsys):
-    corpus, run, made = (tmp_path / f"{name}\udce9" for name in ("corpus", "run", "made"))
-    corpus.symlink_to(text)
-    words = changed(settings, "--data.data", str(corpus))
-    small = ("hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2")
-    words = ["--set", *small, *words, "--data.cache", str(tmp_path / "cache\udce9")]
-    assert call("train", *words, "--output", run) == 0
-    assert call("train", "--resume", run, "--train.tokens", "128") == 0
-    assert call("generate", run, "noise", "--tokens", "1") == 0
-    assert capsys.readouterr().out.startswith("noise")
-    assert call("convert", run / "final", made, "--to", "softmax1") == 0
-    measured = ["--data.data", str(corpus), "--windows", "1", "--length", "16"]
-    assert call("diagnose", made, *measured, "--output", tmp_path / "diagnosis\udce9") == 0
-    assert call("view", made, "--text", text / "00.txt", "--output", made / "a.html") == 0
-    assert call("compare", *words, "--output", tmp_path / "compared\udce9") == 0
+def test_a_file_whose_name_is_not_utf8_is_refused_in_a_line(tmp_path, llama, capsys):
+    (tmp_path / "m\udce9").symlink_to(llama)
+    assert "not valid UTF-8" in refusal(capsys, "generate", tmp_path / "m\udce9", "noise")
 
 
 def test_ctrl_c_within_an_import_ends_the_command_whatever_the_library_does(tmp_path):

@@ -207,9 +207,7 @@ def test_every_verb_that_trains_refuses_a_tracker_that_is_not_there(
         (["diagnose", "nowhere/model", "--extrapolate", "nan"], "extrapolate is nan"),
         (["diagnose", "nowhere/model", "--extrapolate", "inf"], "extrapolate is inf"),
         (["diagnose", "nowhere/model", "--trained-length", "0"], "trained_length is 0"),
-        (["diagnose", "nowhere/model", "--size", "tiny"], "--size has no effect"),
         (["diagnose", "nowhere/model", "--data.vocabulary", "-1"], "vocabulary is -1"),
-        (["eval", "nowhere/model", "--data.vocabulary", "300"], "vocabulary has no effect"),
         (["generate", "nowhere/model"], "cannot load a model"),
         (
             ["generate", "nowhere/model", "--temperature", "-1"],

@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 
 from clearhead.errors import ClearheadError
 from clearhead.records import manifest
-from clearhead.records.files import publish_folder, read_json, utf8_name, write_json, write_text
+from clearhead.records.files import publish_folder, read_json, write_json, write_text
 
 
 def test_a_failed_write_leaves_the_old_file_and_names_it(tmp_path, room):
@@ -57,17 +57,6 @@ def test_a_name_that_is_not_utf8_is_kept_by_json_and_manifest(tmp_path):
     assert read_json(folder / "run.json", "")["path"] == name
     manifest.seal(folder, {"of": name})
     assert manifest.verify(folder, name=manifest.FILE, advice="")["of"] == name
-
-
-@pytest.mark.parametrize("name", ["plain", "caf\udce9"])
-def test_a_library_gets_a_name_in_utf8(name, tmp_path):
-    folder = tmp_path / name
-    folder.mkdir()
-    with utf8_name(folder) as alias:
-        Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(alias / "tokenizer.json"))
-        assert alias == folder or name != "plain"
-    assert not alias.exists() or alias == folder
-    assert (folder / "tokenizer.json").exists()
 
 
 def test_an_error_of_another_kind_stays_what_it_is(tmp_path):

@@ -1,7 +1,5 @@
 """JSON lines: torn ends, damaged lines, files that vanish."""
 
-import json
-
 import pytest
 
 from clearhead.errors import ClearheadError
@@ -80,13 +78,3 @@ def test_a_file_of_something_else_is_no_torn_record(tmp_path):
     path.write_bytes(b'{"a": 1}\n\0\0\0')  # as a power cut leaves it
     jsonl.append(path, {"b": 2})
     assert jsonl.read(path) == [{"a": 1}, {"b": 2}]
-
-
-def test_the_first_record_tells_a_files_kind(tmp_path):
-    path = tmp_path / "records.jsonl"
-    path.write_text(json.dumps({"kind": "run"}) + "\n{")
-    assert jsonl.first(path) == {"kind": "run"}
-    for content in ("", "[]\n", "{\n"):
-        path.write_text(content)
-        assert jsonl.first(path) is None
-    assert jsonl.first(tmp_path / "none") is None

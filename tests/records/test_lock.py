@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -140,43 +139,3 @@ def test_a_forked_child_does_not_release_its_parents_lock(tmp_path):
     finally:
         if child == 0:  # it has left the block too
             os._exit(0)
-
-
-def test_of_many_processes_at_once_one_takes_over_from_a_killed_one(tmp_path):
-    run = tmp_path / "run"
-    for _ in range(5):
-        killed = os.fork()
-        if killed == 0:
-            with hold_folder(run):
-                os.kill(os.getpid(), signal.SIGKILL)
-        os.waitpid(killed, 0)
-        assert (run / ".lock").is_file()
-        stay, leave = os.pipe()
-        children = {fork_holder(run, stay, leave) for _ in range(6)}
-        refused = set()
-        deadline = time.monotonic() + 20
-        while len(refused) < 5 and time.monotonic() < deadline:
-            ended = {pid for pid in children - refused if os.waitpid(pid, os.WNOHANG)[0]}
-            refused |= ended
-            time.sleep(0.01)
-        os.close(leave)
-        os.close(stay)
-        assert len(refused) == 5
-        (owner,) = children - refused
-        assert os.waitstatus_to_exitcode(os.waitpid(owner, 0)[1]) == 0
-        assert not run.exists() or not list(run.iterdir())
-
-
-def fork_holder(folder, stay, leave):
-    """A child that takes the lock and keeps it until `leave` is closed, or is refused."""
-    child = os.fork()
-    if child:
-        return child
-    os.close(leave)
-    code = 1
-    try:
-        with hold_folder(folder):
-            os.read(stay, 1)
-        code = 0
-    finally:
-        os._exit(code)

@@ -1,4 +1,4 @@
-"""The source that made a record: a commit, a wheel, or nothing known."""
+"""The source that made a record: a commit, or nothing known."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def code_of(package):
 
 
 def test_a_checkout_is_known_by_its_commit_and_a_change_marks_it(copy):
-    assert code_of(copy) == {}  # in another project's repository, and no wheel
+    assert code_of(copy) == {}  # in another project's repository
     git(copy, "add", ".")
     git(copy, "commit", "-q", "-m", "ours")
     commit = git(copy, "rev-parse", "HEAD")
@@ -62,23 +62,6 @@ def test_a_checkout_is_known_by_its_commit_and_a_change_marks_it(copy):
     with (copy / "errors.py").open("a") as file:
         file.write("# a change\n")
     assert code_of(copy) == {"commit": commit, "dirty": True}
-
-
-def test_an_installed_wheel_is_known_by_its_files(copy):
-    information = copy.parent / "clearhead-0.1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: clearhead\nVersion: 0.1.0\n"
-    )
-    record = "clearhead/errors.py,sha256=abc,100\n"
-    found = []
-    for others in ("../../bin/clearhead,sha256=x,1\n", "../bin/clearhead,sha256=y,2\n"):
-        (information / "RECORD").write_text(others + record)
-        found.append(code_of(copy))
-    assert found[0] == found[1]
-    assert len(found[0]["wheel"]) == 64
-    (information / "RECORD").write_text(record.replace("abc", "xyz"))
-    assert code_of(copy) != found[0]
 
 
 def test_a_record_says_what_made_it():
@@ -93,7 +76,6 @@ def test_a_record_says_what_made_it():
 def test_a_source_in_words():
     assert source_of({"commit": "abc", "dirty": True}) == "commit abc, with changes"
     assert source_of({"commit": "abc"}) == "commit abc"
-    assert source_of({"wheel": "def"}) == "wheel def"
     assert source_of({"versions": {}}) == ""
 
 

@@ -172,59 +172,53 @@ def test_a_cell_under_other_settings_takes_all_that_was_measured_in_its_place() 
     assert [one.dimensions["document"] for one in run.select("document_perplexity")] == ["y"]
 
 
-def _evaluated(name: str, seed: int, **model: int) -> list[dict[str, Any]]:
-    header = {"kind": "run", "run": name, "preset": "transformer", "seed": seed}
-    train = {"tokens": 1000, "seed": seed}
-    header |= {"model": {"from": f"runs/{name}/final", **model}, "train": train, "evaluation": {}}
-    measure = {"kind": "measure", "run": name, "metric": "m", "value": float(seed)}
-    return [header, measure]
+def test_the_arm_of_an_evaluated_run_is_its_name_without_its_seed() -> None:
+    def evaluated(name: str, seed: int) -> list[dict[str, Any]]:
+        header = {"kind": "run", "run": name, "preset": "transformer", "seed": seed}
+        measure = {"kind": "measure", "run": name, "metric": "m", "value": float(seed)}
+        return [{**header, "evaluation": {}}, measure]
 
-
-def test_evaluated_runs_of_a_preset_share_an_arm_only_where_their_seeds_alone_differ() -> None:
-    seeds = [*_evaluated("a", 0), *_evaluated("b", 1)]
-    assert parse(seeds).values("transformer", "m") == {0: 0.0, 1: 1.0}
-    twice = parse([*_evaluated("a", 0), *_evaluated("b", 0)])
-    assert twice.arms() == ["a", "b"]
-    deeper = parse([*_evaluated("a", 0), *_evaluated("b", 1, num_hidden_layers=9)])
-    assert deeper.arms() == ["a", "b"]
-    assert [run.preset for run in deeper.runs] == ["transformer", "transformer"]
+    seeds = parse([*evaluated("a/seed0", 0), *evaluated("a-seed1", 1)])
+    assert seeds.values("a", "m") == {0: 0.0, 1: 1.0}
+    others = parse([*evaluated("a", 0), *evaluated("b", 1)])
+    assert others.arms() == ["a", "b"]
+    assert [run.preset for run in others.runs] == ["transformer", "transformer"]
 
 
 def test_an_evaluation_of_a_run_beside_the_runs_own_records_adds_to_them(tmp_path: Path) -> None:
     """`compare` and `eval` write a file each: the first names arm and size, the second neither."""
     train = {"tokens": 1000, "seed": 0}
-    header = {"kind": "run", "run": "sas/seed0", "preset": "sas", "seed": 0, "train": train}
+    run = {"run": "sas norm=none/seed0"}
+    header = {"kind": "run", **run, "preset": "sas", "seed": 0, "train": train}
     trained = [
         {**header, "arm": "sas norm=none", "size": "tiny"},
-        {"kind": "measure", "run": "sas/seed0", "metric": "loss", "value": 3.0},
+        {"kind": "measure", **run, "metric": "loss", "value": 3.0},
     ]
     evaluated = [
         {**header, "size": "", "evaluation": {}, "label": ""},
-        {"kind": "measure", "run": "sas/seed0", "metric": "accuracy", "task": "a", "value": 0.5},
+        {"kind": "measure", **run, "metric": "accuracy", "task": "a", "value": 0.5},
     ]
     other = [{**evaluated[0], "train": {**train, "tokens": 2000}}, evaluated[1]]
-    files = [tmp_path / name for name in ("trained", "evaluated", "other", "plain")]
-    plain = [{**trained[0], "arm": "sas", "size": ""}, trained[1]]
-    for file, lines in zip(files, (trained, evaluated, other, plain), strict=True):
+    files = [tmp_path / name for name in ("trained", "evaluated", "other")]
+    for file, lines in zip(files, (trained, evaluated, other), strict=True):
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     for order in (files[:2], files[1::-1]):
-        (run,) = load(order).runs
-        assert (run.arm, run.header["size"]) == ("sas norm=none", "tiny")
-        assert (run.value("loss"), run.value("accuracy", task="a")) == (3.0, 0.5)
+        (found,) = load(order).runs
+        assert (found.arm, found.header["size"]) == ("sas norm=none", "tiny")
+        assert (found.value("loss"), found.value("accuracy", task="a")) == (3.0, 0.5)
     with pytest.raises(ClearheadError, match="report these files apart"):
-        load([files[3], files[2]])  # a run of that name, trained for longer
+        load([files[0], files[2]])  # a run of that name, trained for longer
 
 
 def test_another_model_evaluated_under_the_same_name_replaces_the_first_ones_results() -> None:
-    def header(source: str, weights: str) -> dict[str, Any]:
-        one = {"kind": "run", "run": "final", "preset": "final", "seed": 0, "weights": weights}
-        return {**one, "evaluation": {}, "model": {"from": source}}
+    def header(weights: str | None) -> dict[str, Any]:
+        return {"kind": "run", "run": "final", "preset": "final", "seed": 0, "weights": weights}
 
     measure = {"kind": "measure", "run": "final", "metric": "m", "value": 1}
-    for again in (header("a/final", "a, scaled"), header("moved/final", "a")):
-        (run,) = parse([header("a/final", "a"), measure, again]).runs
+    for again in (header("a"), header(None)):
+        (run,) = parse([header("a"), measure, again]).runs
         assert run.value("m") == 1
-    (run,) = parse([header("a/final", "a"), measure, header("b/final", "b")]).runs
+    (run,) = parse([header("a"), measure, header("b")]).runs
     assert run.value("m") is None
 
 

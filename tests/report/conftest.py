@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from clearhead.report import Page, append, render, to_console
+from clearhead.records.jsonl import append
+from clearhead.report import Page, render, to_console
 
 TEXT = (
     "def read(path):\n    with open(path) as file:\n        return file.read()\n\n"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clearhead.records.loading import as_line
+from clearhead.records import jsonl
 from clearhead.report import load, page_of, render, write_page
 from clearhead.report.diagnosis import MASSIVE, SINK, numbers
 
@@ -92,7 +92,7 @@ def records_of(name: str, *, maps: tuple[str, ...] = ("softmax",), layers: int =
 
 
 def encode(lines: list[Any]) -> str:
-    return "".join(map(as_line, lines))
+    return "".join(map(jsonl.encode, lines))
 
 
 @pytest.fixture

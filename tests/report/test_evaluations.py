@@ -9,8 +9,9 @@ import scipy.stats
 
 from clearhead.cli.publishing import publish
 from clearhead.records.cells import lines_of
+from clearhead.records.jsonl import append
 from clearhead.records.loading import parse
-from clearhead.report import append, load, page_of, render, write_page
+from clearhead.report import load, page_of, render, write_page
 from clearhead.report.evaluation import numbers, scaling_name, setting, tables
 from clearhead.report.pivots import difference_of
 from clearhead.report.pivots import found as of_arm

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.report import append, load, page_of, render, style
+from clearhead.records.jsonl import append
+from clearhead.report import load, page_of, render, style
 from clearhead.report.milestones import at_equal_loss
 from clearhead.report.statistics import Verdict
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from clearhead.errors import ClearheadError
-from clearhead.report import append, load, narrative, page_of, render, write_page
+from clearhead.records.jsonl import append
+from clearhead.report import load, narrative, page_of, render, write_page
 from clearhead.report.page import embed
 
 from .conftest import own, payload, shown

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.report import append, load, narrative, page_of, render, style
+from clearhead.records.jsonl import append
+from clearhead.report import load, narrative, page_of, render, style
 from clearhead.report.comparison import comparison, internals
 from clearhead.report.statistics import Verdict
 

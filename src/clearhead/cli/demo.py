@@ -64,4 +64,4 @@ def write_demo(found: dict[str, Path], path: Path) -> None:
     shown = page(Parts(**this_run, pretrained=tuple(records.values())))
     write_page(shown, path)
     print_page(shown)
-    show(f"report: {path}")
+    show(f"page: {path}")

@@ -12,7 +12,7 @@ def run(words: list[str]) -> int:
         words,
         verb="finetune",
         description="Fine-tune a checkpoint on a GLUE task, on Banking-77 or on labelled texts of "
-        "your own; OUTPUT/seed0 is then an ordinary Hugging Face classifier.",
+        "your own; OUTPUT/seed0/final is then an ordinary Hugging Face classifier.",
         examples=(
             "runs/bert/final --task wnli --output runs/wnli",
             "MODEL --train-file train.jsonl --validation-file test.jsonl --seeds 0 1 2",
@@ -26,5 +26,5 @@ def run(words: list[str]) -> int:
     with Line(unit="seed") as work:
         records = run_finetune(command, say=say, work=work)
     print_page(page_of(records))
-    say(f"models: {command.output}/seed…; records: {command.output / RECORDS}")
+    say(f"models: {command.output}/seed…/final; records: {command.output / RECORDS}")
     return 0

@@ -8,12 +8,15 @@ from clearhead.report import Page, load, page_of, to_console, write_page
 from clearhead.terminal import console, say, show
 
 
-def publish(records: Records | Sequence[Path], output: Path, *, title: str = "") -> int:
-    """Write the page of the records, print its first table and verdict; return as `print_page`."""
+def publish(records: Records | Sequence[Path], output: Path | None, *, title: str = "") -> int:
+    """Write the page of the records where a file is given, print its first table and verdict;
+    return as `print_page`."""
     page = page_of(records if isinstance(records, Records) else load(records), title)
-    write_page(page, output)
+    if output is not None:
+        write_page(page, output)
     status = print_page(page)
-    show(f"report: {output}")
+    if output is not None:
+        show(f"page: {output}")
     return status
 
 

@@ -1,13 +1,8 @@
 """clearhead quantize: the cost of few bits, simulated; and models saved in few bits."""
 
-from typing import TYPE_CHECKING
-
 from clearhead.cli.options import parse
 from clearhead.experiments.sweep_configs import QuantizeConfig as Command
 from clearhead.terminal import say, show
-
-if TYPE_CHECKING:
-    from clearhead.records.runs import Line
 
 
 def run(words: list[str]) -> int:
@@ -25,38 +20,24 @@ def run(words: list[str]) -> int:
     )
     if command.deploy or command.output is not None:
         return _deploy(command)
-    from clearhead import progress
-    from clearhead.cli.publishing import print_page
+    from clearhead.cli.publishing import publish
     from clearhead.experiments.quantization import run_quantization
-    from clearhead.records.loading import load
+    from clearhead.progress import Line
     from clearhead.records.loading import parse as parse_records
-    from clearhead.report import page_of, write_page
-    from clearhead.report.costs import outcome
 
-    def told(done: "list[Line]") -> None:
-        if done[0]["kind"] != "run":
-            work.say(outcome(done[0]))
-
-    with progress.Line(unit="cell") as work:
-        lines = run_quantization(command, say=say, work=work, told=told)
-    shown = parse_records(lines)
-    status = print_page(page_of(shown))
-    if command.page is not None:
-        kept = shown if command.records is None else load(command.records)
-        write_page(page_of(kept, command.title), command.page)
-        show(f"page: {command.page}")
-    return status
+    with Line(unit="cell") as work:
+        lines = run_quantization(command, say=say, work=work)
+    records = parse_records(lines) if command.records is None else [command.records]
+    return publish(records, command.page, title=command.title)
 
 
 def _deploy(command: Command) -> int:
-    from clearhead.cli.publishing import print_page
+    from clearhead.cli.publishing import publish
     from clearhead.experiments.deployment import not_smaller, records_of, run_deployment
     from clearhead.records.loading import parse as parse_records
-    from clearhead.report import page_of, write_page
 
     deployed = run_deployment(command, say=say)
-    page = page_of(parse_records(records_of(deployed)), command.title)
-    print_page(page)
+    publish(parse_records(records_of(deployed)), command.page, title=command.title)
     for folder, found in deployed.items():
         if found["other_linear_layers"]:
             others = ", ".join(found["other_linear_layers"])
@@ -64,7 +45,4 @@ def _deploy(command: Command) -> int:
         if (remark := not_smaller(found)) is not None:
             show(remark)
         show(f"saved: {folder}; loaded and run by a new process")
-    if command.page is not None:
-        write_page(page, command.page)
-        show(f"page: {command.page}")
     return 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from clearhead.errors import ClearheadError
-from clearhead.records.files import SAVE, require_regular, utf8_name
+from clearhead.records.files import SAVE, require_regular
 
 TEXT = (".txt", ".md", ".py")
 JSON_LINES = (".jsonl",)
@@ -177,12 +177,9 @@ def _parquet(path: Path, text_field: str) -> Iterator[str]:
     number = 0
     try:
         # Without pre_buffer a row group is not loaded whole before its first batch.
-        with (
-            utf8_name(path) as name,
-            pyarrow.parquet.ParquetFile(
-                name, pre_buffer=False, page_checksum_verification=True
-            ) as table,
-        ):
+        with pyarrow.parquet.ParquetFile(
+            path, pre_buffer=False, page_checksum_verification=True
+        ) as table:
             value_of(dict.fromkeys(table.schema_arrow.names), text_field, str(path))
             for batch in table.iter_batches(batch_size=64, columns=[text_field]):
                 for row in batch.to_pylist():

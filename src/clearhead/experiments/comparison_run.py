@@ -1,7 +1,6 @@
 """One run of a comparison: an arm with a seed, trained, measured, and recorded in its folder."""
 
 import copy
-import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,15 +24,13 @@ from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
-from clearhead.records.loading import as_line, load
+from clearhead.records.loading import load
 from clearhead.records.provenance import KEYS
 from clearhead.train import Callback, DivergedError, TrainResult, precision, train_to_end
 from clearhead.train.callbacks import METRICS
 from clearhead.train.run_dir import read_record, refuse_changes
 from clearhead.train.trainable import choose_parameters
 
-# Of a run's header: SHA-256 of the lines that follow it in the run's own file.
-SEAL = "lines_sha256"
 UNTIMED = "the process that trained it was stopped before the measurements"
 # Of a run's header: what another request must have alike to take its records.
 _SETTINGS = (
@@ -160,9 +157,7 @@ def train_one(job: Run, callbacks: list[Callback]) -> Trained:
 
 def write_records(job: Run, trained: Trained) -> None:
     """Measure a trained model; publish the run's records."""
-    header, *lines = _records(job, trained)
-    text = "".join(map(as_line, lines))
-    write_text(job.records, as_line(header | {SEAL: _sha256(text)}) + text)
+    write_text(job.records, "".join(map(jsonl.encode, _records(job, trained))))
 
 
 def _records(job: Run, trained: Trained) -> Iterator[dict[str, Any]]:
@@ -200,22 +195,16 @@ def header_of(path: Path) -> dict[str, Any]:
     """The header of a finished run's records.
 
     Raises:
-        ClearheadError: naming the file, where it is not what was written whole.
+        ClearheadError: naming the file, where it is damaged.
     """
     advice = "restore it, or delete it to have the trained model measured again"
     try:
-        runs = load(path).runs
+        (run,) = load(path).runs
     except ClearheadError as error:
         raise ClearheadError(f"{error}: {advice}") from error
-    content = path.read_bytes()
-    whole = len(runs) == 1 and content.endswith(b"\n")
-    if not whole or runs[0].header.get(SEAL) != _sha256(content.partition(b"\n")[2]):
-        raise ClearheadError(f"{path} is damaged, cut short or changed: {advice}")
-    return runs[0].header
-
-
-def _sha256(text: str | bytes) -> str:
-    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
+    except ValueError as error:
+        raise ClearheadError(f"{path} holds no run, or several: {advice}") from error
+    return run.header
 
 
 def check_same(path: Path, found: dict[str, Any], header: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from clearhead.data import Corpus, DataConfig, prepare, windows
 from clearhead.experiments.compare import compare
-from clearhead.experiments.comparison_run import SEAL, folder_of
+from clearhead.experiments.comparison_run import folder_of
 from clearhead.experiments.configs import RECORDS, CompareConfig
 from clearhead.experiments.diagnosing import run_diagnosis
 from clearhead.experiments.final_measures import states
@@ -18,7 +18,6 @@ from clearhead.models.loading import kind_of, resolved
 from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
-from clearhead.records.loading import as_line
 from clearhead.train import TrainConfig
 from clearhead.train.run_dir import FINAL
 
@@ -118,7 +117,7 @@ def run_demo(
     work.begin("the first token's attention")
     lines = _sinks(asked.sinks, prepare(asked.sinks.data))
     found["sinks"] = output / "sinks.jsonl"
-    write_text(found["sinks"], "".join(map(as_line, lines)))
+    write_text(found["sinks"], "".join(map(jsonl.encode, lines)))
     work.end()
     if pretrained is not None:
         work.begin(pretrained)
@@ -177,7 +176,6 @@ def _sinks(config: CompareConfig, corpus: Corpus) -> Iterator[dict[str, Any]]:
     read = list(windows(corpus, length=length, count=_READ, at="documents"))
     for folder in _folders(config, config.presets):
         made, *lines = jsonl.read(folder / RECORDS)
-        del made[SEAL]  # of the lines in that file
         model, _ = load_model(str(folder), trust_remote_code=False)
         run, settings = {"run": made["run"]}, replace(config.train, seed=made["seed"])
         yield made

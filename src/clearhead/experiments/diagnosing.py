@@ -11,10 +11,8 @@ from clearhead.data import Corpus
 from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask, bytes_held
 from clearhead.errors import ClearheadError
 from clearhead.experiments.run_setup import (
-    is_preset,
     load_model,
     own_text,
-    refuse_tokenizer,
     text_of,
     untrained,
 )
@@ -42,7 +40,8 @@ def run_diagnosis(
     Raises:
         ClearheadError: for a model, a text or options that do not work.
     """
-    _refuse_idle(config)
+    if config.set and not any(one.startswith(FRESH) for one in config.models):
+        raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
     config = replace(config, data=text_of(config.data, config.models))
     for source in config.models:
         if not source.startswith(FRESH):
@@ -51,7 +50,7 @@ def run_diagnosis(
         partial(_portion, source, name, config, say)
         for source, name in zip(config.models, short_names(config.models), strict=True)
     ]
-    return sweep(portions, records=config.output / DIAGNOSIS_FILE, work=work)
+    return sweep(portions, records=config.output / DIAGNOSIS_FILE, study=DIAGNOSIS, work=work)
 
 
 def _portion(source: str, name: str, config: DiagnoseConfig, say: Callable[[str], None]) -> Portion:
@@ -79,7 +78,6 @@ def _portion(source: str, name: str, config: DiagnoseConfig, say: Callable[[str]
         seed=config.seeds[0],
     )
     header = {
-        "study": DIAGNOSIS,
         "run": name,
         "parameters": parameter_count(model),
         "architecture": type(model).__name__,
@@ -112,17 +110,3 @@ def _loaded(source: str, config: DiagnoseConfig, say: Callable[[str], None]) -> 
         source, kinds=("causal", "masked", "bare"), trust_remote_code=config.trust_remote_code
     )
     return model, own_text(config.data, tokenizer, progress=say)
-
-
-def _refuse_idle(config: DiagnoseConfig) -> None:
-    """Refuse options of presets where none is diagnosed, and a tokenizer beside a model's own."""
-    fresh = [one.removeprefix(FRESH) for one in config.models if one.startswith(FRESH)]
-    if config.set and not fresh:
-        raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
-    presets = [name for name in fresh if is_preset(name)]
-    if not presets:
-        refuse_tokenizer(config.data)
-        if config.size is not None:
-            raise ClearheadError("--size has no effect on a checkpoint: diagnose init:PRESET")
-    elif len(presets) < len(config.models) and config.data.tokenizer is not None:
-        refuse_tokenizer(config.data)

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError, choose, require_extras
 from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names, parted
-from clearhead.eval.options import OPTIONS
-from clearhead.experiments.run_setup import load_model, refuse_tokenizer, run_of, text_of
+from clearhead.experiments.run_setup import load_model, run_of, text_of
 from clearhead.experiments.sweep_configs import short_names
 from clearhead.measure import Portion
 from clearhead.measure.sweep import sweep
@@ -47,7 +46,6 @@ def run_evaluation(
     require_extras(config)
     named, config = _named(config)
     variants = _variants(config)
-    refuse_tokenizer(config.data)
     runs = [_header(config, model) for model in map(resolved, config.models)]
     names = [run["run"] for run in runs]
     if len(set(names)) < len(names):
@@ -89,7 +87,11 @@ def _portion(
         changed = model if factor is None else with_scaled_rope(model, kind, factor)
         subjects.append(({"scaling": kind, "factor": factor}, replace(subject, model=changed)))
     return Portion(
-        header={**run, "model": {"from": name, **model.config.to_diff_dict()}},
+        header={
+            **run,
+            "weights": subject.weights,  # those of a scaled variant differ
+            "model": {"from": name, **model.config.to_diff_dict()},
+        },
         subjects=subjects,
         tasks=tasks,
         seeds=config.seeds,
@@ -110,17 +112,12 @@ def _named(config: Any) -> tuple[list[str], Any]:
 
 
 def _tasks(config: Any, source: str, named: list[str], model: Any) -> dict[str, EvalTask]:
-    """The tasks with their options, where all that is asked for has an effect."""
+    """The tasks with their options, where the model can do them."""
     masked = "MaskedLM" in type(model).__name__
     names = named or [MASKED if masked else "perplexity"]
     if misfits := [name for name in names if (name == MASKED) != masked]:
         does = "hidden tokens: its task is masked" if masked else "the next token: leave masked out"
         raise ClearheadError(f"{misfits[0]} is not for {source}, which predicts {does}")
-    for name, kind in OPTIONS.items():
-        if name not in names and getattr(config, name) != kind():
-            raise ClearheadError(
-                f"options of {name} have no effect without it: add it to --tasks, or leave them out"
-            )
     return {name: TASKS[name](**vars(getattr(config, name))) for name in names}
 
 
@@ -135,11 +132,6 @@ def _variants(config: Any) -> list[Scaling]:
         except ValueError:
             raise ClearheadError(f"factor {word!r} is not a number above 1") from None
     takes = [kind for kind in kinds if kind != NONE]
-    if factors and not takes:
-        raise ClearheadError(
-            "factors have no effect without a scaling: give some, for example "
-            "--rope-scaling none ntk yarn"
-        )
     if takes and not factors:
         raise ClearheadError(f"rope scaling {takes[0]} takes a factor: for example --factors 2 4 8")
     found = [Scaling(NONE)] if NONE in kinds else []
@@ -148,11 +140,6 @@ def _variants(config: Any) -> list[Scaling]:
 
 def _lengths(given: tuple[int, ...], model: Any, tasks: Mapping[str, EvalTask]) -> tuple[int, ...]:
     if all(name in WITHOUT_LENGTH for name in tasks):
-        if given:
-            raise ClearheadError(
-                f"lengths have no effect on {', '.join(tasks)}, whose texts are as long as they "
-                "are: leave them out"
-            )
         return ()
     if given:
         return tuple(sorted(set(given)))

@@ -11,7 +11,7 @@ from clearhead.eval import lengths as perplexity_by_length
 from clearhead.eval import masked_loss, perplexity
 from clearhead.probe import ByTile
 from clearhead.probe import measure as measure_inside
-from clearhead.records.loading import as_line
+from clearhead.records.jsonl import encode
 from clearhead.train import Run, StepMetrics, TrainConfig
 from clearhead.train.callbacks import LinesFile
 
@@ -118,7 +118,7 @@ class Milestones(LinesFile):
         if metrics.step % self.every and metrics.step != self._run.steps:
             return
         common = {"kind": "measure", "run": self._run.name, "step": metrics.step}
-        lines = [as_line({**common, **found}) for found in self._measured(self._run.model)]
+        lines = [encode({**common, **found}) for found in self._measured(self._run.model)]
         self.write("".join(lines))
 
     def _measured(self, model: Any) -> list[dict[str, Any]]:

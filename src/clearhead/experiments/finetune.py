@@ -1,8 +1,7 @@
 """Fine-tuning one checkpoint on one task, with every seed, and asking it the validation texts.
 
-OUTPUT/seedN/            a seed's model and its records, there only whole
-OUTPUT/seedN-training/   its run folder (`clearhead.train.run_dir`), until then
-OUTPUT/records.jsonl     the records of all finished seeds
+OUTPUT/seedN/           a seed's run folder (`clearhead.train.run_dir`); its model is in seedN/final
+OUTPUT/records.jsonl    the records of all finished seeds
 """
 
 import shutil
@@ -31,27 +30,24 @@ from clearhead.models.loading import (
 )
 from clearhead.progress import Work
 from clearhead.records import jsonl, manifest
-from clearhead.records.files import publish_folder, write_text
-from clearhead.records.loading import as_line, load
+from clearhead.records.identity import canonical, digest_of
 from clearhead.records.lock import hold_folder
 from clearhead.records.runs import Records
-from clearhead.train import (
-    Callback,
-    FinetuneConfig,
-    Progress,
-    Run,
-    StepMetrics,
-    holds_run,
-    make_trackers,
-    precision,
-    train_to_end,
-)
+from clearhead.records.store import Store
+from clearhead.train import Progress, holds_run, make_trackers, precision, train_to_end
 from clearhead.train.callbacks import METRICS as STEPS
-from clearhead.train.checkpoint import save_pretrained
-from clearhead.train.run_dir import FREE_KEYS, RUN_FILE, describe, read_record, refuse_changes
+from clearhead.train.checkpoint import FOLDER
+from clearhead.train.run_dir import (
+    FREE_KEYS,
+    describe,
+    is_finished,
+    read_record,
+    refuse_changes,
+)
 
 DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 HELD_OUT = "training rows held out"  # a split, in records
+_DECISIVE = ("arm", "task", "train", "data", "from")  # of a header: what decides the results
 
 
 def run_finetune(
@@ -72,30 +68,23 @@ def run_finetune(
     require_extras(job)
     task = _Task(job, say, work)
     with hold_folder(job.output):
-        text = ""
+        store = Store(job.output / RECORDS)
         work.start(len(job.seeds))
-        for number in job.seeds:
-            seed = _Seed(task, number)
-            if (seed.folder / RECORDS).exists():
-                seed.check_finished()
+        for seed in job.seeds:
+            header, folder = task.header(seed), job.output / f"seed{seed}"
+            cell = digest_of(canonical([header[key] for key in _DECISIVE]))[:16]
+            if store.has(cell, header) and is_finished(folder):
                 work.skip()
-                say(f"seed {number}: already done")
-            else:
-                work.begin(f"seed {number}")
-                model = seed.trained()
-                lines = [seed.header, *seed.steps(), *task.measures(model, number)]
-                lines[0] |= describe(model, seed.name, {}) | {"model": model.config.to_diff_dict()}
-                with publish_folder(seed.folder) as temporary:
-                    save_pretrained(model, task.tokenizer, temporary)
-                    found = "".join(as_line({**line, "run": seed.name}) for line in lines)
-                    write_text(temporary / RECORDS, found)
-                    manifest.seal(temporary)
-                work.end()
-            if holds_run(seed.run):
-                shutil.rmtree(seed.run)
-            text += (seed.folder / RECORDS).read_bytes().decode()
-            write_text(job.output / RECORDS, text)
-        return load(job.output / RECORDS)
+                say(f"seed {seed}: already done")
+                continue
+            work.begin(f"seed {seed}")
+            model = task.trained(seed, header, folder)
+            rows = [*task.steps(folder), *task.measures(model, seed)]
+            header |= describe(model, header["run"], {}) | {"model": model.config.to_diff_dict()}
+            store.add(cell, header, rows, task="finetune")
+            shutil.rmtree(folder / FOLDER, ignore_errors=True)
+            work.end()
+        return store.records()
 
 
 def model_name(name: str) -> str:
@@ -213,111 +202,65 @@ class _Task:
                 for whose, given in answers.items():
                     value = METRICS[name](given, labels)
                     self.say(f"seed {seed}, {split}: {name}{whose} {value:.4f}")
-                    yield {
-                        "kind": "measure",
-                        "split": split,
-                        "metric": name + whose,
-                        "value": value,
-                    }
+                    yield {"split": split, "metric": name + whose, "value": value}
 
-
-class _Seed:
-    """One seed: its folders and its training."""
-
-    def __init__(self, task: _Task, seed: int) -> None:
-        self.task, self.seed, job = task, seed, task.job
-        self.folder = job.output / f"seed{seed}"
-        self.run = job.output / f"seed{seed}-training"
-        self.batches = task.batches("train", seed)
-        preset, known = model_name(job.model), task.task
-        arm = f"{preset} on {known.name}"
-        self.name = f"{arm}/seed{seed}"
-        self.header: dict[str, Any] = {
-            "kind": "run",
-            "run": self.name,
+    def header(self, seed: int) -> dict[str, Any]:
+        """The line of a seed's run."""
+        preset, job = model_name(self.job.model), self.job
+        arm = f"{preset} on {self.task.name}"
+        train = {name: value for name, value in asdict(job.train).items() if name not in FREE_KEYS}
+        # As it will be computed: records have no "auto".
+        train["precision"] = precision.resolve(job.train.precision, best_device())
+        described = {
+            "run": f"{arm}/seed{seed}",
             "arm": arm,
             "preset": preset,
             "size": "",
             "seed": seed,
             "label": job.label,
-            "task": {"name": known.name, "classes": task.classes, "metrics": known.metrics},
-            "from": task.start,
-            "train": _settings(job.train),
+            "task": {
+                "name": self.task.name,
+                "classes": self.classes,
+                "metrics": self.task.metrics,
+            },
+            "from": self.start,
+            "train": train,
             "data": {
                 split: {"texts": len(found), "fingerprint": found.fingerprint}
-                for split, found in task.texts.items()
+                for split, found in self.texts.items()
             },
-            **({"revisions": task.revisions} if task.revisions else {}),
         }
+        return described | ({"revisions": self.revisions} if self.revisions else {})
 
-    def check_finished(self) -> None:
-        """Refuse a finished seed that is damaged, or was made with other settings or weights."""
-        manifest.verify_model(self.folder)
-        asked = jsonl.first(self.folder / RECORDS) or {}
-        wanted = {key: self.header[key] for key in ("arm", "task", "train", "data", "from")}
-        refuse_changes(self.folder, asked, wanted)
-
-    def trained(self) -> Any:
-        """The model after all steps; those that remain are done.
+    def trained(self, seed: int, header: dict[str, Any], folder: Path) -> Any:
+        """The model of a seed after all steps; those that remain are done.
 
         Raises:
             InterruptedRun: after SIGINT or SIGTERM.
         """
-        task = self.task
-        if (self.run / RUN_FILE).exists():
-            begun = read_record(self.run)["description"]
-            refuse_changes(self.run, begun, {"from": task.start})
-        count, kinds = len(task.texts["train"]), len(task.classes) or "a number"
-        task.say(f"seed {self.seed}: {count:,} texts, {kinds} classes")
-        torch.manual_seed(self.seed)
+        if holds_run(folder):
+            begun = read_record(folder)["description"]
+            refuse_changes(folder, begun, {key: header[key] for key in ("task", "train", "from")})
+        count, kinds = len(self.texts["train"]), len(self.classes) or "a number"
+        self.say(f"seed {seed}: {count:,} texts, {kinds} classes")
+        torch.manual_seed(seed)
+        batches = self.batches("train", seed)
         model, _ = train_to_end(
-            task.classifier(task.job.model).to(best_device()),
-            self.batches,
-            task.job.train.run(self.batches.per_epoch, self.seed),
-            output=self.run,
-            tokenizer=task.tokenizer,
-            callbacks=[
-                Progress(work=task.work),
-                _Epochs(self.batches.per_epoch, task.say),
-                *make_trackers(task.job.track),
-            ],
-            description=self.header,
+            self.classifier(self.job.model).to(best_device()),
+            batches,
+            self.job.train.run(batches.per_epoch, seed),
+            output=folder,
+            tokenizer=self.tokenizer,
+            callbacks=[Progress(work=self.work), *make_trackers(self.job.track)],
+            description=header,
         )
         return model
 
-    def steps(self) -> Iterator[dict[str, Any]]:
-        """The lines of the training, with their epoch, and how long it took."""
+    def steps(self, folder: Path) -> Iterator[dict[str, Any]]:
+        """The lines of a training, with their epoch, and how long it took."""
+        per_epoch = self.batches("train").per_epoch
         line: dict[str, Any] = {}
-        for line in jsonl.steps(self.run / STEPS):
+        for line in jsonl.steps(folder / STEPS):
             del line["tokens"], line["tokens_per_second"]  # texts are not as long as they may be
-            yield {**line, "epoch": (line["step"] - 1) // self.batches.per_epoch + 1}
-        yield {"kind": "measure", "metric": "train_seconds", "value": line.get("seconds")}
-
-
-def _settings(config: FinetuneConfig) -> dict[str, Any]:
-    """Settings that decide the result, the precision as it will be computed."""
-    found = {name: value for name, value in asdict(config).items() if name not in FREE_KEYS}
-    return found | {"precision": precision.resolve(config.precision, best_device())}
-
-
-class _Epochs(Callback):
-    """Says the mean loss of every epoch."""
-
-    def __init__(self, per_epoch: int, say: Callable[[str], None]) -> None:
-        self._per_epoch = per_epoch
-        self._say = say
-
-    def start(self, run: Run) -> None:
-        self._run = run
-
-    def step(self, metrics: StepMetrics) -> None:
-        epoch, rest = divmod(metrics.step, self._per_epoch)
-        if rest:
-            return
-        first = metrics.step - self._per_epoch
-        steps = jsonl.steps(self._run.output / STEPS)  # some may be of a process before
-        loss = np.mean([line["loss"] for line in steps if line["step"] > first])
-        self._say(
-            f"epoch {epoch} of {self._run.steps // self._per_epoch}: training loss {loss:.4f}, "
-            f"{metrics.seconds:.0f} s"
-        )
+            yield {**line, "epoch": (line["step"] - 1) // per_epoch + 1}
+        yield {"metric": "train_seconds", "value": line.get("seconds")}

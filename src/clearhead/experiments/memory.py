@@ -11,7 +11,7 @@ from clearhead.models import ClearheadConfig, ClearheadForCausalLM, plan, preset
 from clearhead.models.planning import without_data
 from clearhead.models.pretrained import cache_of
 from clearhead.records.files import write_text
-from clearhead.records.loading import as_line
+from clearhead.records.jsonl import encode
 from clearhead.records.provenance import provenance
 from clearhead.records.runs import Line
 from clearhead.train.config import TrainConfig
@@ -59,7 +59,7 @@ def record_memory(config: PlanConfig, **_: object) -> list[Line]:
             of = {"kind": "measure", "run": name, "task": "memory", "length": length}
             lines += [{**of, "metric": metric, "value": one} for metric, one in counts.items()]
     assert config.records is not None
-    write_text(config.records, "".join(map(as_line, lines)))
+    write_text(config.records, "".join(map(encode, lines)))
     return lines
 
 

@@ -9,7 +9,7 @@ from transformers.utils import logging
 
 from clearhead.data import prepare
 from clearhead.errors import require_extras
-from clearhead.experiments.run_setup import load_model, refuse_tokenizer, text_of
+from clearhead.experiments.run_setup import load_model, text_of
 from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
 from clearhead.measure import Portion, Subject, Texts
 from clearhead.measure.sweep import sweep
@@ -28,17 +28,15 @@ def run_quantization(
     *,
     say: Callable[[str], None],
     work: Work | None = None,
-    told: Callable[[list[Line]], object] | None = None,
 ) -> list[Line]:
     """Measure the models in full precision and under each scheme; return their records.
 
-    `work` and `told` are those of `sweep`.
+    `work` is that of `sweep`.
 
     Raises:
         ClearheadError: for a model, a text or options that do not work; a perplexity in full
             precision that cannot be measured.
     """
-    refuse_tokenizer(config.data)
     config = replace(config, data=text_of(config.data, config.models))
     names = [name for word in config.scheme for name in (every() if word == ALL else [word])]
     schemes = tuple(scheme(name) for name in dict.fromkeys(names))
@@ -49,7 +47,7 @@ def run_quantization(
         partial(_portion, config, source, name, schemes, say)
         for source, name in zip(config.models, short_names(config.models), strict=True)
     ]
-    return sweep(portions, records=config.records, work=work, told=told)
+    return sweep(portions, records=config.records, study=QUANTIZATION, work=work)
 
 
 def _portion(
@@ -92,7 +90,6 @@ def _header(
     read = task.texts(subject)
     calibration = len(read.calibration)
     return {
-        "study": QUANTIZATION,
         "run": name,
         "path": source,
         "class": type(model).__name__,

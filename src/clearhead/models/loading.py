@@ -32,7 +32,6 @@ from transformers.utils.hub import get_checkpoint_shard_files
 
 from clearhead.errors import ClearheadError
 from clearhead.models.hub import is_path, reachable
-from clearhead.records.files import utf8_name
 from clearhead.records.manifest import verify_model
 from clearhead.terminal import say
 
@@ -100,9 +99,9 @@ def pretrained(
             f"{str(name)!r} has an adapter: merge it by PEFT's merge_and_unload(), and give the "
             "merged model"
         )
-    with without_bars(), _without_tables(), utf8_name(name) as place:
+    with without_bars(), _without_tables():
         model, found = auto.from_pretrained(
-            place,
+            name,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             ignore_mismatched_sizes=True,  # refused below, with the sizes
@@ -141,18 +140,13 @@ def pretrained(
 
 def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer in a folder or of a hub name."""
-    with utf8_name(name) as place:
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-    if place != name:
-        tokenizer.name_or_path = str(name)
-    return tokenizer
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Write a tokenizer's files."""
     folder.mkdir(exist_ok=True)
-    with utf8_name(folder) as place:
-        tokenizer.save_pretrained(place)
+    tokenizer.save_pretrained(folder)
 
 
 def load_config(name: str, *, trust_remote_code: bool = False, **changes: Any) -> Any:
@@ -173,7 +167,7 @@ def stored_dtypes(name: str) -> dict[str, str]:
         ):
             files = get_checkpoint_shard_files(name, index)[0]
         for file in files:
-            with utf8_name(file) as place, safe_open(place, "pt") as tensors:
+            with safe_open(file, "pt") as tensors:
                 found |= {key: tensors.get_slice(key).get_dtype() for key in tensors.keys()}  # noqa: SIM118
     return found
 

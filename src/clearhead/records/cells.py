@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from clearhead.errors import NOT_FINITE
 from clearhead.records import intervals
@@ -12,7 +12,6 @@ from clearhead.records.runs import Line, Measure
 
 _PARTS = ("low", "high", "documents", "positions", "reason")
 _ERRORS = ("interval", "stderr", "items")
-T = TypeVar("T")
 OfItems = Callable[[Sequence[float], float | None], intervals.Interval | None]
 FEWEST = 5  # texts whose losses tell the spread of a perplexity
 _BY_ITEM, _STDERR = "_by_item", "_stderr"
@@ -62,22 +61,6 @@ def of_items(metric: str, value: float, items: Sequence[float], **details: Any) 
     return {"metric": metric, "value": value, **error, "items": list(items), **details}
 
 
-def whole(lines: list[T], closing: Line) -> list[T] | None:
-    """The lines of a cell; None where some are lost.
-
-    Args:
-        lines: all before the `closing` one that name the cell: those of a write that was cut short
-            come first, and do not count.
-    """
-    start = len(lines) - int(closing["lines"])
-    return None if start < 0 else lines[start:]
-
-
-def setting_of(details: Line) -> str:
-    """The settings under which a line was measured, without its draw; "" of one of no cell."""
-    return str(details.get("cell", "")).partition("-")[0]
-
-
 def pooled(
     new: Measure, draw: int, before: Measure | None, of_items: OfItems = intervals.of_items
 ) -> Measure:
@@ -86,12 +69,10 @@ def pooled(
     The interval is over all items where every draw has its own, else over the draws.
 
     Args:
-        before: the measure of earlier draws; those under other settings do not count.
+        before: the measure of earlier draws.
         of_items: the interval of items and their mean.
     """
     draws = {} if before is None else dict(before.draws)
-    setting = setting_of(new.details)
-    draws = {n: one for n, one in draws.items() if setting_of(one.details) == setting}
     draws = dict(sorted({**draws, draw: new}.items()))
     found = [one for one in draws.values() if one.value is not None]
     if lost := next((one for one in draws.values() if one.not_finite), None):

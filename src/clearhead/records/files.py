@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from clearhead.errors import ClearheadError
@@ -51,21 +50,6 @@ def require_new(target: Path) -> None:
     """Raise a ClearheadError where a folder exists: before work that `publish_folder` publishes."""
     if target.exists():
         raise ClearheadError(f"{target} exists: give the folder of a model not made yet")
-
-
-@contextmanager
-def utf8_name(path: str | Path) -> Iterator[str | Path]:
-    """Yield a path by a name in UTF-8, through a link where its own is not.
-
-    For what is written in Rust and C++, such as tokenizers and safetensors, which take no other.
-    """
-    if os.fsencode(path) == str(path).encode("utf-8", "replace"):
-        yield path
-        return
-    with TemporaryDirectory() as folder:
-        link = Path(folder, "linked").with_suffix(Path(path).suffix)
-        link.symlink_to(Path(path).absolute())
-        yield link
 
 
 @contextmanager

@@ -80,14 +80,6 @@ def steps(path: Path, until: int | None = None) -> list[Record]:
     return [line for line in records if until is None or line["step"] <= until]
 
 
-def first(path: Path) -> Record | None:
-    """A file's first record, by which files of one kind are known; None where there is none."""
-    try:
-        return _record(next(_lines(path))[1])
-    except (ClearheadError, StopIteration, ValueError, RecursionError):
-        return None
-
-
 def each(paths: Iterable[Path], add: Callable[[Record], None], *, what: str = "record") -> None:
     """Hand every record of the files to `add`.
 

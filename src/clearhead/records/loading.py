@@ -14,11 +14,10 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.records import jsonl
-from clearhead.records.cells import pooled, setting_of, whole
+from clearhead.records.cells import pooled
 from clearhead.records.runs import (
     COMPARISON,
     DIAGNOSIS,
@@ -38,33 +37,8 @@ STUDIES = (COMPARISON, DIAGNOSIS, QUANTIZATION)
 _OLDER = (DIAGNOSIS, QUANTIZATION, "scheme")
 # Keys of a measure's line that are no details.
 _IDENTITY = (*DIMENSIONS, DRAW, "kind", "run", "metric", "value")
-# Keys of a header's model that are no settings of it.
-_OF_ONE_MODEL = ("from", "_name_or_path", "architectures", "dtype", "transformers_version")
-# A folder of `clearhead compare` is named by its arm and seed.
+# A run of `clearhead compare` and its folder are named by arm and seed.
 _SEED = re.compile(r"(?P<arm>.+)[-/]seed(?P<seed>\d+)")
-
-
-def as_line(record: Line) -> str:
-    """A record as its line, newline and all; see `jsonl.encode`.
-
-    Raises:
-        ClearheadError: the record has no known "kind" or no "run".
-    """
-    choose("kind of record", str(record.get("kind")), KINDS)
-    if not isinstance(record.get("run"), str):
-        raise ClearheadError(f'a record needs the name of its "run", found {record.get("run")!r}')
-    return jsonl.encode(record)
-
-
-def append(path: Path, *records: Line) -> None:
-    """Append the lines of records to `path`; see `jsonl.append`.
-
-    Raises:
-        ClearheadError: as `as_line`, or the file cannot be written.
-    """
-    for record in records:
-        as_line(record)
-    jsonl.append(path, *records)
 
 
 def load(paths: Path | Iterable[Path]) -> Records:
@@ -81,104 +55,70 @@ def load(paths: Path | Iterable[Path]) -> Records:
     """
     runs: list[Run] = []
     for path in [paths] if isinstance(paths, Path) else paths:
-        reader = _Reader()
+        reader = Reader()
         jsonl.each([path], reader.add)
         runs += reader.runs()
-    return _records(runs)
+    return records_of(runs)
 
 
 def parse(lines: Iterable[Line]) -> Records:
     """Records from lines that are not in a file."""
-    reader = _Reader()
+    reader = Reader()
     for line in lines:
         reader.add(line)
-    return _records(reader.runs())
+    return records_of(reader.runs())
 
 
-def _records(loaded: list[Run]) -> Records:
+def records_of(loaded: list[Run]) -> Records:
+    """Records of runs, each arm, seed and label once; raises as `load`."""
     runs: dict[tuple[str, str, int], Run] = {}
     sizes: dict[tuple[str, str], str] = {}
-    for run in _told_apart(_joined(loaded)):
+    for run in sorted(loaded, key=_is_evaluated):
         place = run.label, run.arm, run.seed
-        if run.study == DIAGNOSIS and place in runs:
+        known = runs.get(place)
+        if run.study == DIAGNOSIS and known is not None:
             raise ClearheadError(
                 f"a second diagnosis named {run.id!r}: give each a name of its own"
             )
-        if place in runs and _is_evaluated(run) != _is_evaluated(runs[place]):
-            raise ClearheadError(
-                f"{run.id} was evaluated and {runs[place].id} trained, under other settings but "
-                "as one arm, seed and label: report these files apart"
-            )
+        if known is not None and _is_evaluated(run) and not _is_evaluated(known):
+            if run.header.get("train") != known.header.get("train"):
+                raise ClearheadError(
+                    f"{run.id} was evaluated and {known.id} trained, under other settings but as "
+                    "one arm, seed and label: report these files apart"
+                )
+            kinds = {**known.payloads, **run.payloads}
+            both = {
+                kind: known.payloads.get(kind, []) + run.payloads.get(kind, []) for kind in kinds
+            }
+            run = replace(known, measures=known.measures | run.measures, payloads=both)
         runs[place] = run
+    for run in runs.values():
         size = str(run.header.get("size", ""))
-        known = sizes.setdefault((run.label, run.arm), size)
-        if known != size:
+        first = sizes.setdefault((run.label, run.arm), size)
+        if first != size:
             raise ClearheadError(
-                f"{run.arm} is recorded at sizes {known!r} and {size!r} under one label "
+                f"{run.arm} is recorded at sizes {first!r} and {size!r} under one label "
                 f"({run.label!r}): give the sizes labels of their own"
             )
     return Records(runs=tuple(runs.values()))
-
-
-def _joined(runs: list[Run]) -> list[Run]:
-    """The runs, each with the measures of its evaluations in other files."""
-
-    def place(run: Run) -> tuple[Any, ...]:
-        return run.study, run.id, run.seed, run.header.get("train")
-
-    joined = [run for run in runs if not _is_evaluated(run)]
-    trained = [place(run) for run in joined]
-    for run in filter(_is_evaluated, runs):
-        if trained.count(place(run)) != 1:
-            joined.append(run)
-            continue
-        at = trained.index(place(run))
-        kinds = {**joined[at].payloads, **run.payloads}
-        payloads = {
-            kind: joined[at].payloads.get(kind, []) + run.payloads.get(kind, []) for kind in kinds
-        }
-        measures = joined[at].measures | run.measures
-        joined[at] = replace(joined[at], measures=measures, payloads=payloads)
-    return joined
-
-
-def _told_apart(runs: list[Run]) -> list[Run]:
-    """Evaluated runs of a preset, whose headers name no arm: one arm where they differ in their
-    seeds alone, else each by its own name."""
-    groups: dict[tuple[str, str], list[Run]] = {}
-    for run in filter(_is_evaluated, runs):
-        groups.setdefault((run.label, run.arm), []).append(run)
-    mixed = {
-        place
-        for place, group in groups.items()
-        if len({*map(_settings, group)}) > 1
-        or len({run.seed for run in group}) < len({run.id for run in group})
-    }
-    return [
-        replace(run, arm=run.id) if _is_evaluated(run) and (run.label, run.arm) in mixed else run
-        for run in runs
-    ]
 
 
 def _is_evaluated(run: Run) -> bool:
     return "evaluation" in run.header and "arm" not in run.header
 
 
-def _settings(run: Run) -> str:
-    """Settings of a model and of its training, but for its seed, its place and its library."""
-    model, train = (run.header.get(name) or {} for name in ("model", "train"))
-    kept = {key: value for key, value in model.items() if key not in _OF_ONE_MODEL}
-    return json.dumps([kept, {**train, "seed": None}], sort_keys=True)
-
-
 Entry = tuple[Line, Measure | None]
 
 
-class _Reader:
-    """Lines of one file to runs."""
+class Reader:
+    """Lines of one file to runs.
+
+    Attributes:
+        headers: the latest line of each run, by its name.
+    """
 
     def __init__(self) -> None:
-        self._headers: dict[str, Line] = {}
+        self.headers: dict[str, Line] = {}
         self._entries: dict[str, list[Entry]] = {}
 
     def add(self, line: Line) -> None:
@@ -192,12 +132,12 @@ class _Reader:
         choose("kind", kind, KINDS)
         check_line(line)
         name = str(line["run"])
-        known = self._headers.get(name)
+        known = self.headers.get(name)
         if kind == "run":
             _run(name, line)
-            if known is None or not _goes_on(line, known):
+            if known is None or not goes_on(line, known):
                 self._entries[name] = []
-            self._headers[name] = line
+            self.headers[name] = line
         elif known is None:
             raise ValueError(f'no line of kind "run" for {name!r} comes before it')
         else:
@@ -206,11 +146,19 @@ class _Reader:
     def runs(self) -> list[Run]:
         """The runs, with all that counts."""
         runs = []
-        for name, header in self._headers.items():
+        for name, header in self.headers.items():
             runs.append(_run(name, header))
             for line, measure in _counting(self._entries[name]):
                 _take(runs[-1], line, measure)
         return runs
+
+    def cells(self, run: str) -> dict[str, list[Line]]:
+        """The lines of each result of a run that counts, by its cell."""
+        found: dict[str, list[Line]] = {}
+        for line, _ in _counting(self._entries[run]):
+            if "cell" in line:
+                found.setdefault(str(line["cell"]), []).append(line)
+        return found
 
 
 def _counting(entries: list[Entry]) -> Iterator[Entry]:
@@ -221,12 +169,15 @@ def _counting(entries: list[Entry]) -> Iterator[Entry]:
     for number, entry in enumerate(entries):
         line, cell = entry[0], str(entry[0].get("cell", ""))
         if line["kind"] == "cell":
-            if (lines := whole(unclosed.pop(cell, []), line)) is None:
+            lines = unclosed.pop(cell, [])
+            start = len(lines) - line["lines"]  # those of a write that was cut short come first
+            if start < 0:
                 continue
+            lines = lines[start:]
             place = json.dumps([line["task"], line["at"]], sort_keys=True)
-            setting = setting_of(line)
-            if any(setting_of({"cell": one}) != setting for one in found.get(place, ())):
-                del found[place]  # of other settings
+            setting = cell.partition("-")[0]  # without its draw
+            if any(one.partition("-")[0] != setting for one in found.get(place, ())):
+                del found[place]
             found.setdefault(place, {})[cell] = [*lines, entry]
         elif cell:
             unclosed.setdefault(cell, []).append(entry)
@@ -256,12 +207,11 @@ def _take(run: Run, line: Line, measure: Measure | None) -> None:
 
 def _run(name: str, header: Line) -> Run:
     study = choose("study", str(header.get("study", COMPARISON)), STUDIES)
+    named = _SEED.fullmatch(name)
+    arm, seed = (named["arm"], int(named["seed"])) if named else (name, 0)
     if study == COMPARISON:
-        arm, seed = str(header.get("arm", header["preset"])), int(header["seed"])
-    elif (named := _SEED.fullmatch(name)) is not None:
-        arm, seed = named["arm"], int(named["seed"])
-    else:
-        arm, seed = name, 0
+        usual = arm if "evaluation" in header else header["preset"]
+        arm, seed = str(header.get("arm", usual)), int(header["seed"])
     return Run(
         id=name,
         arm=arm,
@@ -273,20 +223,13 @@ def _run(name: str, header: Line) -> Run:
     )
 
 
-def _goes_on(header: Line, old: Line) -> bool:
+def goes_on(header: Line, old: Line) -> bool:
     """True of the header of a resumed run, whose measures stay. Another model that is measured
     under the same name replaces the first one's results, and so does another text of a
     quantisation, for what schemes add is a difference on one text."""
-    weights = header.get("weights"), old.get("weights")
-    if header.get("study", COMPARISON) == COMPARISON:
-        # A rope scaling changes the weights, which are those of a model's first variant.
-        sources = [(one.get("model") or {}).get("from") for one in (header, old)]
-        evaluated = all("evaluation" in one for one in (header, old))
-        named = None not in (*weights, *sources)
-        return not (evaluated and named and len({*weights}) == len({*sources}) == 2)
-    if header["study"] == QUANTIZATION and _text(header) != _text(old):
-        return False
-    return weights[0] is not None and weights[0] == weights[1]
+    weights = {header.get("weights"), old.get("weights")} - {None}
+    on_one_text = header.get("study") != QUANTIZATION or _text(header) == _text(old)
+    return len(weights) < 2 and on_one_text
 
 
 def _text(header: Line) -> Line:

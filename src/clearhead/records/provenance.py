@@ -1,6 +1,5 @@
 """Provenance: the software, hardware and command that made a record."""
 
-import hashlib
 import os
 import shlex
 import subprocess
@@ -8,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 _SOURCE = Path(__file__).resolve().parents[1]
 # What `provenance` may tell. Records of before lack some.
-KEYS = ("versions", "commit", "dirty", "wheel", "device", "threads", "command", "date")
+KEYS = ("versions", "commit", "dirty", "device", "threads", "command", "date")
 
 
 def provenance(device: "torch.device") -> dict[str, Any]:
@@ -55,25 +53,20 @@ def source() -> dict[str, Any]:
 
     Returns:
         {"commit", "dirty"} in a git checkout, "dirty" where files of the package differ from the
-        commit; {"wheel"}, a SHA-256 over the files that an installed wheel's RECORD lists; nothing
-        where there is neither.
+        commit; nothing of an installed wheel, whose version is among `versions`.
     """
-    return _commit() or _wheel()
-
-
-def source_of(record: Mapping[str, Any]) -> str:
-    """The source that made a record, in words; "" where it does not say."""
-    if record.get("commit"):
-        return f"commit {record['commit']}" + ", with changes" * bool(record.get("dirty"))
-    return f"wheel {record['wheel']}" if record.get("wheel") else ""
-
-
-def _commit() -> dict[str, Any]:
     # The package may lie, ignored, in another project's checkout: only tracked files count.
     if _git("ls-files", "--error-unmatch", "versions.py") is None:
         return {}
     commit, changed = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")
     return {"commit": commit.strip(), "dirty": changed != ""} if commit else {}
+
+
+def source_of(record: Mapping[str, Any]) -> str:
+    """The source that made a record, in words; "" where it does not say."""
+    if not record.get("commit"):
+        return ""
+    return f"commit {record['commit']}" + ", with changes" * bool(record.get("dirty"))
 
 
 def _git(*words: str) -> str | None:
@@ -92,16 +85,3 @@ def _git(*words: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return ran.stdout if ran.returncode == 0 else None
-
-
-def _wheel() -> dict[str, Any]:
-    try:
-        installed = distribution("clearhead")
-    except PackageNotFoundError:
-        return {}
-    listed = (installed.read_text("RECORD") or "").splitlines()
-    # Other lines of RECORD, such as scripts', differ from machine to machine.
-    ours = [line for line in listed if line.startswith("clearhead/") and "__pycache__" not in line]
-    if not ours or Path(str(installed.locate_file("clearhead"))).resolve() != _SOURCE:
-        return {}
-    return {"wheel": hashlib.sha256("\n".join(sorted(ours)).encode()).hexdigest()}

@@ -118,7 +118,7 @@ class Run:
     @property
     def cells(self) -> list[Line]:
         """Cells of its sweep: task, dimensions, options and how it was made."""
-        return self.payloads.get("cell", [])
+        return [cell for cell in self.payloads.get("cell", []) if "made" in cell]
 
     @property
     def precision(self) -> str | None:

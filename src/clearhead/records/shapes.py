@@ -65,10 +65,8 @@ _SHAPES: dict[str, tuple[Shape, Shape]] = {
             **_each(str, "cell task"),
             "at": _DIMENSIONS,
             "lines": Natural,
-            "options": dict[str, Any],
-            "made": _MADE,
         },
-        {},
+        {"options": dict[str, Any], "made": _MADE},
     ),
     "curve": (
         {"curve": str, "x": tuple[Number | str, ...], "y": tuple[Number | None, ...]},

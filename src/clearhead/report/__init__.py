@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.records.loading import append as append
     from clearhead.records.loading import load as load
     from clearhead.records.runs import Measure as Measure
     from clearhead.records.runs import Records as Records

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from clearhead.records.cells import added
-from clearhead.records.runs import Line, Measure, Records, Run
+from clearhead.records.runs import Measure, Records, Run
 from clearhead.report import style
 
 
@@ -46,14 +46,6 @@ def all_noise(records: Records, arm: str, scheme: str) -> bool:
     """True if what the scheme adds is noise in every seed."""
     costs = [run.measure("added_perplexity", scheme=scheme) for run in records.of(arm)]
     return all(cost is None or is_noise(cost) for cost in costs)
-
-
-def outcome(line: Line) -> str:
-    """A scheme of a model as it is done, in a line."""
-    name = f"{line['run']}: {line.get('scheme', 'full precision')}"
-    if line["value"] is None:
-        return f"{name}, none: {line.get('reason')}"
-    return f"{name}, perplexity {four_digits(line['value'])}"
 
 
 def four_digits(value: float) -> str:

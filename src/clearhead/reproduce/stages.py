@@ -8,7 +8,6 @@ from typing import Any
 
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError
-from clearhead.experiments.comparison_run import SEAL
 from clearhead.experiments.configs import RECORDS
 from clearhead.experiments.jobs import Job
 from clearhead.experiments.processes import Start, finished_as, is_finished, run
@@ -230,7 +229,6 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
                 }
                 line |= {"swept": job.swept} if job.swept else {}
                 line["seed"] = job.seed
-                line.pop(SEAL, None)  # of these lines by their own names
             elif study == DIAGNOSIS:
                 if line["kind"] != "measure" or "head" in line:
                     continue

@@ -41,7 +41,7 @@ from clearhead.models.loading import (
     without_bars,
 )
 from clearhead.records import manifest
-from clearhead.records.files import publish_folder, utf8_name
+from clearhead.records.files import publish_folder
 from clearhead.train import adapters, optimizer_state
 from clearhead.train.parallel import is_sharded, plain_class
 from clearhead.train.saver import Saver
@@ -238,8 +238,7 @@ def whole(folder: Path) -> "PreTrainedModel | None":
     name = str(folder)
     with explained(name):
         model = auto_class(kind_of(name)).from_config(load_config(name), dtype=torch.float32)
-    with utf8_name(folder) as place:
-        _read(weights(model), HuggingFaceStorageReader(str(place)), ALONE)
+    _read(weights(model), HuggingFaceStorageReader(str(folder)), ALONE)
     return model.eval()
 
 
@@ -251,24 +250,23 @@ def restore(
     Random state is that of the process, or seeded anew where another number of them wrote it.
     """
     record = json.loads((folder / TRAINER_FILE).read_text(encoding="utf-8"))
-    with utf8_name(folder) as place:
-        reader = HuggingFaceStorageReader(str(place))
-        stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
-        names = _parameter_names(model)
-        if is_sharded(model):
-            get_optimizer_state_dict(model, optimizer)  # an empty state, placed as the parameters
-            tensors, _ = optimizer_state.pack(names, optimizer)
-        else:
-            tensors = {
-                key: torch.empty(tensor.size, dtype=tensor.properties.dtype)
-                for key, tensor in stored.items()
-                if key.startswith(optimizer_state.PREFIX)
-            }
-        random = _random_state(model.device, world)
-        if record.get("processes", 1) != world.size:
-            random.clear()
-        state = {key: tensor for key, tensor in (tensors | random).items() if key in stored}
-        _read(state | weights(model), reader, world)
+    reader = HuggingFaceStorageReader(str(folder))
+    stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    names = _parameter_names(model)
+    if is_sharded(model):
+        get_optimizer_state_dict(model, optimizer)  # an empty state, placed as the parameters
+        tensors, _ = optimizer_state.pack(names, optimizer)
+    else:
+        tensors = {
+            key: torch.empty(tensor.size, dtype=tensor.properties.dtype)
+            for key, tensor in stored.items()
+            if key.startswith(optimizer_state.PREFIX)
+        }
+    random = _random_state(model.device, world)
+    if record.get("processes", 1) != world.size:
+        random.clear()
+    state = {key: tensor for key, tensor in (tensors | random).items() if key in stored}
+    _read(state | weights(model), reader, world)
     optimizer_state.unpack(names, optimizer, tensors, record["optimizer"])
     for key in state.keys() & random.keys():
         if "cuda" in key:
