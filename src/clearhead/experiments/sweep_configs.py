@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from tyro.conf import Positional
 
@@ -12,7 +12,7 @@ from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS
 from clearhead.metavars import Model, Name, Number, Scaling, SchemeName, Size, TaskName, Text
-from clearhead.ranges import Count, Length, Natural, Range, check, check_distinct
+from clearhead.ranges import Count, Length, Natural, check, check_distinct
 
 DIAGNOSIS_FILE = "diagnosis.jsonl"  # in the output folder of a diagnosis
 FRESH = "init:"  # before a model that has fresh weights
@@ -109,12 +109,6 @@ class DiagnoseConfig(SweepConfig):
     of documents, with the begin token where the tokenizer has one."""
     batch_tokens: Count = 4096
     """Tokens run together. Memory and speed depend on it, the numbers do not."""
-    extrapolate: Annotated[
-        float, Range("at least 1 training length, 1 for no text beyond it", lambda x: x >= 1)
-    ] = 4.0
-    """Length of one more text, in training lengths; 1 reads none."""
-    trained_length: Length | None = None
-    """Training length in tokens; the model's max_position_embeddings where not given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

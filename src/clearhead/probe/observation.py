@@ -32,7 +32,7 @@ INPUT = -1  # the layer number of the hidden states before the first layer
 
 
 class Statistic(Protocol):
-    """Sums over everything observed. It may have `curves()` beside `measures()`."""
+    """Sums over everything observed."""
 
     def measures(self) -> list[dict[str, Any]]:
         """Payloads of "measure" records; none where nothing was observed."""

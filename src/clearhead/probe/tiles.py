@@ -93,11 +93,6 @@ class ByTile:
     def measures(self) -> list[dict[str, Any]]:
         return measures_of([*self._of_weights, *self._of_scores])
 
-    def curves(self) -> list[dict[str, Any]]:
-        """Payloads of "curve" records."""
-        having = [one for one in self._of_weights if hasattr(one, "curves")]
-        return [line for statistic in having for line in statistic.curves()]
-
 
 def _softmax(call: AttentionCall, maps: LayerMaps, scores: Scores) -> AttentionTile:
     """Weights in the memory of the scores, with what several statistics need of each row."""
