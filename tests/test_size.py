@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 42_671
+LINES = 42_488
 LONGEST = 400
 
 

@@ -124,9 +124,7 @@ class QuantizeConfig(SweepConfig):
     scheme: tuple[SchemeName, ...] = ("w8a8-coarse", "w8a8-token", "w4-channel", "w4-group")
     """Schemes such as w8a8-fine, w3-group64, logits6-row; "all" stands for those of
     docs/quantize.md."""
-    deploy: tuple[
-        Literal["int8-weight-only", "int8-dynamic", "int8-dynamic-tensor", "int4-weight-only"], ...
-    ] = ()
+    deploy: tuple[Literal["int8-weight-only", "int8-dynamic", "int8-dynamic-tensor"], ...] = ()
     """Instead of simulating, save the models in these forms (extra torchao) to --output, and show
     size, speed and perplexity side by side."""
     output: Path | None = None
