@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 42_368
+LINES = 42_178
 LONGEST = 400
 
 

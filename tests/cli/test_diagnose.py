@@ -117,7 +117,7 @@ def test_an_encoder_and_a_fresh_model(saved, words, tmp_path):
     headers = [line for line in lines if line["kind"] == "run"]
     assert [line["run"] for line in headers] == ["init:bert", "bert"]
     assert {line["architecture"] for line in headers} == {"BertForMaskedLM"}
-    assert any(line.get("metric") == "order_broken_after" for line in lines)
+    assert any(line.get("metric") == "logit_median" for line in lines)
 
 
 def test_a_model_whose_tokenizer_has_no_end_token(saved, words, tmp_path):

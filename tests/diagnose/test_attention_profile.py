@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from clearhead.diagnose.attention_profile import Lambdas, RowMeans, SinkRate
-from clearhead.diagnose.logits import LogitSizes, NearestKeys
+from clearhead.diagnose.logits import LogitSizes
 from clearhead.ops.visibility import Visibility
 from clearhead.probe import AttentionCall, ByTile
 from clearhead.probe import tiles as module_under_test
@@ -19,7 +19,7 @@ B, H, G, T, D = 2, 4, 2, 37, 6
 def _profile() -> ByTile:
     return ByTile(
         weights=[RowMeans(), SinkRate(), Lambdas()],
-        scores=[LogitSizes(), NearestKeys()],
+        scores=[LogitSizes()],
     )
 
 
@@ -40,7 +40,7 @@ def _oracle(call: AttentionCall) -> SimpleNamespace:
     """Every statistic, query by query, in float64."""
     q, k = call.q.double(), call.k.double().repeat_interleave(H // G, 1)
     sink = None if call.sink is None else torch.as_tensor(call.sink).double().expand(H)
-    found = {name: [] for name in ("argmax", "mass", "entropy", "null", "floor", "near")}
+    found = {name: [] for name in ("argmax", "mass", "entropy", "null", "floor")}
     logits = []
     masses = torch.zeros(B, H, dtype=torch.float64)
     for b in range(B):
@@ -70,8 +70,6 @@ def _oracle(call: AttentionCall) -> SimpleNamespace:
                 found["floor"].append(float(seen[0]) / int(seen.sum()))
                 logits += s[seen].abs().tolist()
                 masses[b, h] += p[0] / T
-                if i >= 15 and seen[i - 15 : i + 1].all():
-                    found["near"].append(float(s[i - 3 : i + 1].mean() < s[i - 15 : i - 3].mean()))
     return SimpleNamespace(
         **{name: torch.tensor(values).mean().item() for name, values in found.items()},
         logits=sorted(logits, reverse=True),
@@ -116,8 +114,6 @@ def test_against_float64(tiny, name, tile, monkeypatch):
         assert tiny.value(lines, f"logit_top_{rank}") == pytest.approx(wanted, rel=1e-5)
     sinks = (expected.masses > 0.3).double().mean().item()
     assert tiny.value(lines, "sink_rate_0.3", map="softmax") == pytest.approx(sinks)
-    assert tiny.value(lines, "order_broken_before") == pytest.approx(expected.near)
-    assert "order_broken_after" in metrics or call.causal
     assert "non_finite_rows" not in metrics
 
 
@@ -159,7 +155,6 @@ def test_equal_rows_are_at_chance(tiny):
     assert tiny.value(lines, "chance_floor") == pytest.approx(tiny.harmonic(T))
     ceiling = tiny.value(lines, "entropy_ceiling")
     assert tiny.value(lines, "entropy", map="softmax") == pytest.approx(ceiling, rel=1e-6)
-    assert tiny.value(lines, "order_broken_before") == 0
     assert tiny.value(lines, "logit_top_1") == tiny.value(lines, "logit_median") == 0
 
 

@@ -17,7 +17,7 @@ from clearhead.models import with_rope_scaling
 from clearhead.models.inspection import longest_text, within_memory
 from clearhead.probe import AttentionCall, ByTile, observe
 
-from .kinds import ENCODERS, LONGEST, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
+from .kinds import LONGEST, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
 
 T = 33
 HIDDEN = (
@@ -26,7 +26,7 @@ HIDDEN = (
 )
 ATTENTION = (
     *("first_token_argmax_share", "first_token_mass", "sink_rate_0.3", "entropy"),
-    *("chance_floor", "logit_top_1", "logit_median", "order_broken_before"),
+    *("chance_floor", "logit_top_1", "logit_median"),
 )
 ORDER = ("anomalous_before", "anomalous_weight_before", "order_broken_content")
 
@@ -54,8 +54,6 @@ def test_the_whole_of_it(name):
         wanted += ATTENTION
     if name in ROTARY:
         wanted += ORDER
-    if name in ENCODERS:
-        wanted.append("order_broken_after")
     for metric in wanted:
         values = _values(found, metric)
         assert values, metric

@@ -25,7 +25,9 @@ def records_of(name: str, *, maps: tuple[str, ...] = ("softmax",), layers: int =
             for metric in ("first_token_argmax_share", "first_token_mass", "sink_rate_0.3"):
                 lines.append({"metric": metric, "map": map, **place, "value": 0.1 + number / 20})
             lines.append({"metric": "entropy", "map": map, **place, "value": 2.0})
-        for metric in ("kurtosis_excess", "anomalous_before", "order_broken_before", "logit_top_1"):
+        for metric in (
+            *("kurtosis_excess", "anomalous_before", "order_broken_content", "logit_top_1"),
+        ):
             lines.append({"metric": metric, **place, "value": 0.5 + number})
         for tokens in ("first", "rest"):
             for metric in ("kurtosis", "largest_activation"):

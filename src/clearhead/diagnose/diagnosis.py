@@ -17,13 +17,13 @@ from clearhead.diagnose.attention_profile import (
     SinkRate,
 )
 from clearhead.diagnose.hidden import HiddenStatistics, ResidualStream
-from clearhead.diagnose.logits import LogitSizes, NearestKeys
+from clearhead.diagnose.logits import LogitSizes
 from clearhead.diagnose.order import RotaryOrder
 from clearhead.diagnose.reparametrised import gain_ratios
 from clearhead.errors import ClearheadError
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import batches, evaluating, run_backbone
-from clearhead.probe.observation import AttentionStatistic, LayerStatistic, measures_of, observe
+from clearhead.probe.observation import Statistic, measures_of, observe
 from clearhead.probe.tiles import ByTile
 from clearhead.records.runs import Line
 
@@ -80,12 +80,12 @@ def diagnose(
     windows = list(windows)
     length = max(map(len, windows), default=0)
     stream, order, gates = ResidualStream(), RotaryOrder(model), ClosedGates()
-    hidden: list[LayerStatistic] = [HiddenStatistics(), stream]
+    hidden: list[Statistic] = [HiddenStatistics(), stream]
     tiles = ByTile(
         weights=[RowMeans(), NullMass(), SinkRate(), Lambdas()],
-        scores=[LogitSizes(), NearestKeys()],
+        scores=[LogitSizes()],
     )
-    attention: list[AttentionStatistic] = [tiles, order]
+    attention: list[Statistic] = [tiles, order]
     notes: list[dict[str, Any]] = []
     with evaluating(model), ExitStack() as stack:
         stack.enter_context(observe(model, hidden=hidden, gates=[gates]))

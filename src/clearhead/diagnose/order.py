@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.logits import FAR, NEAR
 from clearhead.diagnose.means import Means
 from clearhead.diagnose.rotary import Rotary, rotary_of
 from clearhead.probe.attention_call import AttentionCall, shown
 
 PAIRS = 64
+NEAR, FAR = 4, 12  # keys: the nearest, and those just beyond, by which order is judged
 # Angles this close to 0 are rounding: collinear attention starts there exactly.
 _ROUNDING = 1e-3
 

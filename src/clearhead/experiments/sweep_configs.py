@@ -156,8 +156,8 @@ class PlanConfig(OpensModels):
 
     verb: ClassVar[str] = "plan"
     models: Positional[tuple[Model, ...]] = ()
-    """Presets, run folders, or Hugging Face models (a folder with config.json, or a hub name), each
-    with its bill. Where none is named, a table of all presets."""
+    """Presets, run folders, or Hugging Face models that convert reads (a folder with config.json,
+    or a hub name), each with its bill. Where none is named, a table of all presets."""
     size: Size = "tiny"
     """Size of the presets: tiny, small, medium, large, or a paper's own."""
     set: dict[str, Any] = field(default_factory=dict)

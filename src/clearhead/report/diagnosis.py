@@ -58,8 +58,6 @@ NUMBERS = (
     (ORDER, "rotary pairs, of later keys", "anomalous_after", "%", ""),
     (ORDER, "rotary pairs, by amplitude", "anomalous_weight_before", "%", ""),
     (ORDER, "keys that score lower when moved nearer", "order_broken_content", "%", "sampled"),
-    (ORDER, "queries whose 4 nearest keys score lower", "order_broken_before", "%", ""),
-    (ORDER, "the same, of later keys", "order_broken_after", "%", ""),
     (GAINS, "|β/α| of values, first layer", "beta_over_alpha_values", "first", ""),
     (GAINS, "|β/α| of all others, mean", "beta_over_alpha", "", ""),
     (GAINS, "|β/α| of projections", "beta_over_alpha_projections", "layer", ""),
