@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 42_178
+LINES = 42_124
 LONGEST = 400
 
 

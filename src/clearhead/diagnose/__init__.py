@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from clearhead.diagnose.hidden import HiddenStatistics as HiddenStatistics
     from clearhead.diagnose.hidden import RotatedKurtosis as RotatedKurtosis
     from clearhead.diagnose.hidden import kurtosis as kurtosis
-    from clearhead.diagnose.whole_maps import attention_maps as attention_maps
 
 
 __getattr__, __all__ = lazily(__name__)
