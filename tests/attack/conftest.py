@@ -57,7 +57,7 @@ def made(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["train", "transformer", "--set", *SHAPE, "--output", "run", *training(4)],
         compared(),
         ["eval", "run", "--lengths", "16", "--tokens", "64", "--records", "eval.jsonl", *data()],
-        ["diagnose", "run", "--output", "diagnosed", "--windows", "2", "--extrapolate", "1", *few],
+        ["diagnose", "run", "--output", "diagnosed", "--windows", "2", *few],
         [
             *("quantize", "run", "--scheme", "w8a8-coarse", "--tokens", "64"),
             *("--records", "quantized.jsonl", *few),

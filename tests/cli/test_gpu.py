@@ -47,7 +47,7 @@ def model(words, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def wide(words, tmp_path_factory) -> Path:
-    """As wide as int4's tiles, which pad inputs to a multiple of 1,024: few bits are smaller."""
+    """Wide enough for few bits to be smaller."""
     run = tmp_path_factory.mktemp("wide") / "run"
     _call(
         *("train", "transformer", "--output", str(run), *words, "--set", "num_hidden_layers=1"),
@@ -104,8 +104,8 @@ def test_quantize(model, words, tmp_path):
     assert _lines(tmp_path / "few.jsonl")
 
 
-@pytest.mark.parametrize("form", ["int8-weight-only", "int8-dynamic", "int4-weight-only"])
-def test_models_in_few_bits(wide, words, tmp_path, capsys, form):
+@pytest.mark.parametrize("form", ["int8-weight-only", "int8-dynamic"])
+def test_models_in_few_bits(wide, words, tmp_path, form):
     pytest.importorskip("torchao")
     out = tmp_path / "few"
     _call(
@@ -113,21 +113,6 @@ def test_models_in_few_bits(wide, words, tmp_path, capsys, form):
         *("--deploy", form, "--output", str(out)),
     )
     figures = json.loads((out / "quantization.json").read_text("utf-8"))
-    # Weights, but for the head and the embedding, in a half or a quarter of the bits.
-    share = 0.4 if form.startswith("int4") else 0.6
-    assert figures["bytes"] < share * figures["bfloat16_bytes"]
-    assert "not smaller" not in capsys.readouterr().out
-    bound = 0.3 if form.startswith("int4") else 0.05
-    assert figures["perplexity"] == pytest.approx(figures["bfloat16_perplexity"], rel=bound)
-
-
-def test_int4_of_a_narrow_model_says_that_it_is_larger(model, words, tmp_path, capsys):
-    pytest.importorskip("torchao")
-    out = tmp_path / "few"
-    _call(
-        *("quantize", str(model), *words, "--length", "32", "--tokens", "512"),
-        *("--deploy", "int4-weight-only", "--output", str(out)),
-    )
-    assert "pads every layer's inputs to a multiple of 1,024" in capsys.readouterr().out
-    figures = json.loads((out / "quantization.json").read_text("utf-8"))
-    assert figures["bytes"] > figures["bfloat16_bytes"]
+    # Weights, but for the head and the embedding, in half the bits.
+    assert figures["bytes"] < 0.6 * figures["bfloat16_bytes"]
+    assert figures["perplexity"] == pytest.approx(figures["bfloat16_perplexity"], rel=0.05)

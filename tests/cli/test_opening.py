@@ -84,11 +84,9 @@ def verbs(text: Path, cache: Path, tmp_path: Path) -> dict[str, list[str]]:
     return {
         "generate": ["generate", "MODEL", "key", "--tokens", "2"],
         "eval": ["eval", "MODEL", "--lengths", "16", "--tokens", "64", *data],
-        "diagnose": [
-            *("diagnose", "MODEL", "--windows", "1", "--extrapolate", "1", "--output", out, *data)
-        ],
+        "diagnose": [*("diagnose", "MODEL", "--windows", "1", "--output", out, *data)],
         "diagnose init:": [
-            *("diagnose", "init:MODEL", "--windows", "1", "--extrapolate", "1", "--output", out),
+            *("diagnose", "init:MODEL", "--windows", "1", "--output", out),
             *data,
         ],
         "quantize": [

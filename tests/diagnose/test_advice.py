@@ -18,7 +18,7 @@ def _measures(share: float, **more: float) -> list[dict]:
 
 @pytest.mark.parametrize(("share", "said"), [(0.3, True), (0.29, False)])
 def test_a_sink(share, said):
-    found = advise(_measures(share), width=64)
+    found = advise(_measures(share), width=64, length=512)
     assert bool(found) == said
     if said:
         assert found[0]["finding"].startswith("the first token is a sink: 30% of all queries")
@@ -29,7 +29,7 @@ def test_a_sink(share, said):
 def test_a_share_that_chance_explains_is_none():
     lines = _measures(0.4)
     lines[1]["value"] = 0.09  # five times that is more
-    assert advise(lines, width=64) == []
+    assert advise(lines, width=64, length=512) == []
 
 
 def test_a_rank_is_judged_by_what_its_texts_allow():
@@ -39,7 +39,7 @@ def test_a_rank_is_judged_by_what_its_texts_allow():
         found = advise(lines, width=1024, length=65)
         assert bool(found) == said
         assert all("rank collapse" in one["finding"] for one in found)
-    assert advise([{**lines[0], "value": 12.0}], width=1024)  # of texts longer than that
+    assert advise([{**lines[0], "value": 12.0}], width=1024, length=2048)
 
 
 def test_a_null_key_of_either_map_of_a_difference_is_one():
@@ -48,12 +48,12 @@ def test_a_null_key_of_either_map_of_a_difference_is_one():
         {"metric": "chance_floor", "value": 0.05},
         {"metric": "null_mass", "map": "map 1", "value": 0.2},
     ]
-    (found,) = advise(lines, width=64)
+    (found,) = advise(lines, width=64, length=512)
     assert "beside the null key" in found["finding"]
 
 
 def test_a_model_with_a_null_key_is_not_told_to_take_one():
     for metric in ("null_mass", "prefix_mass"):
-        (found,) = advise(_measures(0.46, **{metric: 0.17}), width=64)
+        (found,) = advise(_measures(0.46, **{metric: 0.17}), width=64, length=512)
         assert "beside the null key" in found["finding"]
         assert "softmax1" not in found["advice"]

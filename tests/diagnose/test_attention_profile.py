@@ -1,20 +1,14 @@
 """Statistics of attention: by hand, and in float64."""
 
 import math
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from clearhead.diagnose.attention_profile import (
-    Reach,
-    RowMeans,
-    SignedDifference,
-    SinkRate,
-)
-from clearhead.diagnose.logits import LogitSizes, NearestKeys
+from clearhead.diagnose.attention_profile import Lambdas, RowMeans, SinkRate
+from clearhead.diagnose.logits import LogitSizes
 from clearhead.ops.visibility import Visibility
 from clearhead.probe import AttentionCall, ByTile
 from clearhead.probe import tiles as module_under_test
@@ -24,8 +18,8 @@ B, H, G, T, D = 2, 4, 2, 37, 6
 
 def _profile() -> ByTile:
     return ByTile(
-        weights=[RowMeans(), SinkRate(), SignedDifference(), Reach()],
-        scores=[LogitSizes(), NearestKeys()],
+        weights=[RowMeans(), SinkRate(), Lambdas()],
+        scores=[LogitSizes()],
     )
 
 
@@ -46,8 +40,8 @@ def _oracle(call: AttentionCall) -> SimpleNamespace:
     """Every statistic, query by query, in float64."""
     q, k = call.q.double(), call.k.double().repeat_interleave(H // G, 1)
     sink = None if call.sink is None else torch.as_tensor(call.sink).double().expand(H)
-    found = {name: [] for name in ("argmax", "mass", "entropy", "null", "floor", "near")}
-    logits, distance = [], torch.zeros(2 * T + 1, dtype=torch.float64)
+    found = {name: [] for name in ("argmax", "mass", "entropy", "null", "floor")}
+    logits = []
     masses = torch.zeros(B, H, dtype=torch.float64)
     for b in range(B):
         for h in range(H):
@@ -76,14 +70,9 @@ def _oracle(call: AttentionCall) -> SimpleNamespace:
                 found["floor"].append(float(seen[0]) / int(seen.sum()))
                 logits += s[seen].abs().tolist()
                 masses[b, h] += p[0] / T
-                for j in range(T):
-                    distance[i - j + T] += p[j]
-                if i >= 15 and seen[i - 15 : i + 1].all():
-                    found["near"].append(float(s[i - 3 : i + 1].mean() < s[i - 15 : i - 3].mean()))
     return SimpleNamespace(
         **{name: torch.tensor(values).mean().item() for name, values in found.items()},
         logits=sorted(logits, reverse=True),
-        distance=distance,
         masses=masses,
     )
 
@@ -120,24 +109,12 @@ def test_against_float64(tiny, name, tile, monkeypatch):
     if call.sink is not None:
         null = tiny.value(lines, "null_mass", map="softmax")
         assert null == pytest.approx(expected.null, rel=2e-5)
-    assert profile.curves()[0]["y"] == pytest.approx(_bands(expected.distance), rel=1e-4, abs=1e-6)
     for rank in (1, 2, 3, 10, 100):
         wanted = expected.logits[rank - 1]
         assert tiny.value(lines, f"logit_top_{rank}") == pytest.approx(wanted, rel=1e-5)
     sinks = (expected.masses > 0.3).double().mean().item()
     assert tiny.value(lines, "sink_rate_0.3", map="softmax") == pytest.approx(sinks)
-    assert tiny.value(lines, "order_broken_before") == pytest.approx(expected.near)
-    assert "order_broken_after" in metrics or call.causal
     assert "non_finite_rows" not in metrics
-
-
-def _bands(distance: Tensor) -> list[float]:
-    """Shares at |distance| 0, 1, 2 to 3, 4 to 7 …"""
-    by_size = torch.zeros(T + 1, dtype=torch.float64)
-    by_size.index_add_(0, torch.arange(-T, T + 1).abs(), distance)
-    edges = [0, *(2**power for power in range(T.bit_length())), T + 1]
-    sums = [by_size[low:high].sum() for low, high in pairwise(edges)]
-    return (torch.stack(sums) / by_size.sum()).tolist()
 
 
 def test_by_hand(tiny):
@@ -178,7 +155,6 @@ def test_equal_rows_are_at_chance(tiny):
     assert tiny.value(lines, "chance_floor") == pytest.approx(tiny.harmonic(T))
     ceiling = tiny.value(lines, "entropy_ceiling")
     assert tiny.value(lines, "entropy", map="softmax") == pytest.approx(ceiling, rel=1e-6)
-    assert tiny.value(lines, "order_broken_before") == 0
     assert tiny.value(lines, "logit_top_1") == tiny.value(lines, "logit_median") == 0
 
 
@@ -190,18 +166,4 @@ def test_rows_that_are_not_finite_are_counted_and_left_out(tiny, value):
     profile = _observed(call)
     assert tiny.value(profile.measures(), "non_finite_rows") == 1
     assert all(math.isfinite(line["value"]) for line in profile.measures())
-    assert math.isfinite(sum(profile.curves()[0]["y"]))
     assert torch.equal(call.q.nan_to_num(), clean.nan_to_num())
-
-
-def test_texts_of_several_lengths_and_the_bands():
-    profile = _profile()
-    for length in (5, 9):
-        q = torch.zeros(1, 1, length, 2)
-        profile.observe(_call(q=q, k=torch.randn(1, 1, length, 2)))
-    (whole, _) = profile.curves()[:2]
-    assert whole["x"] == ["0", "1", "2–3", "4–7", "8–15"]
-    assert sum(whole["y"]) == pytest.approx(1)
-    # Uniform rows: the weight at distance 0 is 1/(i + 1).
-    zero = sum(1 / (i + 1) for i in range(5)) + sum(1 / (i + 1) for i in range(9))
-    assert whole["y"][0] == pytest.approx(zero / 14)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssForCausalLM
 
-from clearhead.diagnose.attention_profile import RowMeans, SignedDifference
+from clearhead.diagnose.attention_profile import Lambdas, RowMeans
 from clearhead.models import with_rope_scaling
 from clearhead.ops import oracles
 from clearhead.probe import AttentionCall, AttentionTile, ByTile, observe
@@ -116,19 +116,14 @@ def test_differential_maps_and_their_difference(tiny, normalizer):
 @pytest.mark.parametrize("name", ["differential", "differential-v2"])
 def test_the_signed_difference(tiny, name):
     model, ids = tiny.ours(name), torch.stack(tiny.windows(2, SHORT))
-    signed = SignedDifference()
-    lines = _run(model, ids, ByTile(weights=[signed]))
-    matrices = _own_attentions(model, ids)
-    _check(tiny, lines, "difference", matrices)
-    for layer, matrix in enumerate(matrices):
-        negative = matrix.double().clamp_max(0).sum().abs() / matrix.double().abs().sum()
-        found = tiny.value(signed.measures(), "negative_share", layer=layer)
-        assert found == pytest.approx(negative.item(), rel=1e-4)
-    lambdas = [line for line in signed.measures() if line["metric"] == "lambda"]
-    assert [line["layer"] for line in lambdas] == [0, 1, 2]
+    lambdas = Lambdas()
+    lines = _run(model, ids, ByTile(weights=[lambdas]))
+    _check(tiny, lines, "difference", _own_attentions(model, ids))
+    found = lambdas.measures()
+    assert [line["layer"] for line in found] == [0, 1, 2]
     if name == "differential":
         wanted = [layer.self_attn.maps.lambdas().item() for layer in model.model.layers]
-        assert [line["value"] for line in lambdas] == pytest.approx(wanted)
+        assert [line["value"] for line in found] == pytest.approx(wanted)
 
 
 def test_the_matrix_of_a_shaped_block(tiny):

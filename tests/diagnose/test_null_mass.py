@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.diagnose import attention_maps, diagnose
+from clearhead.diagnose import diagnose
 from clearhead.diagnose.attention_profile import ClosedGates, NullMass
 from clearhead.ops.visibility import Visibility
 from clearhead.probe import AttentionCall, ByTile, observe
@@ -77,7 +77,7 @@ def test_learned_keys_with_values_are_no_null_key(tiny):
     trace = AttentionTrace(9)
     with torch.no_grad(), observe(model, attention=[ByTile(weights=[trace])]):
         model(ids[None])
-    beside = [1 - torch.tensor(one["weights"]).sum(-1) for one in attention_maps(model, ids)]
+    beside = [1 - whole.sum(-1) for whole in trace.maps.values()]
     mean = float(torch.stack(beside).mean())
     assert mean > 0.05
     lines = diagnose(model, [ids], batch_size=1).measures

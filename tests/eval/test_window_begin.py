@@ -13,7 +13,6 @@ from clearhead import ClearheadError
 from clearhead.data import Batches, Corpus
 from clearhead.data.corpus import TokenStream
 from clearhead.diagnose import diagnose
-from clearhead.diagnose.extrapolation import extrapolate
 from clearhead.eval import perplexity
 from clearhead.eval.ar_hits import HitsTask
 from clearhead.eval.distance import distance
@@ -67,10 +66,6 @@ def _by_quantisation(model, texts):
     return cost(model, None, Texts(windows=list(texts)))
 
 
-def _by_extrapolation(model, texts):
-    return extrapolate(model, texts[0], 6).curves()
-
-
 def _by_distance(model, texts):
     return distance(model, model, texts)
 
@@ -82,7 +77,6 @@ def _by_distance(model, texts):
         _by_sliding,
         _by_diagnosis,
         _by_quantisation,
-        _by_extrapolation,
         _by_distance,
     ],
 )

@@ -1,6 +1,5 @@
 """The bill of a training run, against steps that were taken."""
 
-import logging
 from dataclasses import replace
 
 import pytest
@@ -8,10 +7,10 @@ import tests_architectures as architectures
 import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoConfig, BloomConfig, GPT2Config
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from clearhead.errors import ClearheadError
-from clearhead.experiments.bill import DEVICES, bill, training_memory
+from clearhead.experiments.bill import GPUS, bill, device, training_memory
 from clearhead.experiments.run_setup import OBJECTIVES, objective_of
 from clearhead.models import plan, preset
 from clearhead.optim import build_optimizer
@@ -91,69 +90,21 @@ def test_several_gpus_share_weights_and_optimizer_but_no_activations():
 def test_another_library_s_model_is_counted_as_the_same_one_of_ours():
     gpt2 = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=512, n_positions=64)
     keys = {**SHAPE, "max_position_embeddings": 64, "intermediate_size": 256}
-    ours, theirs = plan(preset("gpt2", **keys), length=64), plan(gpt2, length=64)
-    assert theirs.parameters == ours.parameters
-    assert theirs.non_embedding_parameters == ours.non_embedding_parameters
-    assert theirs.forward_flops == pytest.approx(ours.forward_flops, rel=0.001)
-    assert theirs.cache_bytes == ours.cache_bytes
+    assert plan(gpt2, length=64) == plan(preset("gpt2", **keys), length=64)
+    assert plan(gpt2).parameters == GPT2LMHeadModel(gpt2).num_parameters()
+    mistral = architectures.make("Mistral")
+    assert plan(mistral.config).parameters == mistral.num_parameters()
     assert training_memory(gpt2, TRAIN)["peak"] > 0
 
 
-@pytest.mark.parametrize("name", ["Mistral", "Gemma2", "Gemma3", "gpt-oss", "GPT-2"])
-def test_another_library_s_attention_is_counted_over_the_keys_that_a_token_sees(name):
-    """By hand: matrices by parameters, attention by each layer's window; experts by those used."""
-    model, length = architectures.make(name, max_position_embeddings=64), 64
-    config = model.config
-    before = vars(config).copy()
-    kinds = getattr(config, "layer_types", None) or ["full"] * 2
-    window = getattr(config, "sliding_window", None)
-    if name == "Mistral":
-        kinds = ["sliding"] * 2
-    attention = 0.0
-    for kind in kinds:
-        reach = window if kind.startswith("sliding") else length
-        seen = sum(min(i + 1, reach) for i in range(length)) / length
-        attention += 4 * 4 * 6 * seen
-    matrices = config.vocab_size * 24
-    for key, weight in model.named_parameters():
-        if "embed" in key or "wte" in key or "wpe" in key or "lm_head" in key or weight.ndim < 2:
-            continue
-        if "experts" in key:
-            if weight.ndim == 3:
-                matrices += config.num_experts_per_tok * weight[0].numel()
-            continue
-        matrices += weight.numel()
-    # transformers 5.17 makes the angles of RoPE by a product of matrices.
-    found = plan(config, length=length).forward_flops
-    assert found == pytest.approx(2 * matrices + attention, rel=1e-3)
-    assert vars(config) == before
-
-
 def test_what_cannot_be_counted_is_refused_in_a_line():
-    with pytest.raises(ClearheadError, match="mamba keeps a state in place of keys"):
-        plan(architectures.make("Mamba").config, length=8)
-    with pytest.raises(ClearheadError, match=r"bloom names no length: give one \(--context\)"):
-        plan(BloomConfig(hidden_size=24, n_layer=2, n_head=4, vocab_size=61))
+    for name in ("Mamba", "Gemma2", "gpt-oss"):
+        with pytest.raises(ClearheadError, match=r"cannot be planned: give .* llama, mistral"):
+            bill(architectures.make(name).config, TRAIN, devices=["h100"])
+    assert plan(preset("gpt2", **{**SHAPE, "max_position_embeddings": 64})).length == 64
     gpt2 = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=512, n_positions=64)
-    assert plan(architectures.make("RoBERTa").config).length == 30  # of 32 rows
-    for config in (gpt2, preset("gpt2", **{**SHAPE, "max_position_embeddings": 64})):
-        assert plan(config, length=64).length == plan(config).length == 64
-        with pytest.raises(ClearheadError, match="64 learned positions, too few for 65 tokens"):
-            plan(config, length=65)
-
-
-def test_a_mixture_of_experts_is_refused_without_a_traceback():
-    """PyTorch logs one of its own where an operation fails on tensors without storage."""
-    log, logged = logging.getLogger("torch._subclasses.fake_tensor"), list[logging.LogRecord]()
-    handler = logging.Handler()
-    handler.emit = logged.append
-    log.addHandler(handler)
-    try:
-        with pytest.raises(ClearheadError, match=r"GptOssForCausalLM .* cannot be planned"):
-            training_memory(architectures.make("gpt-oss").config, TRAIN)
-    finally:
-        log.removeHandler(handler)
-    assert logged == []
+    with pytest.raises(ClearheadError, match="64 learned positions, too few for 65 tokens"):
+        plan(gpt2, length=65)
 
 
 def test_time_is_the_flops_over_the_rate_that_is_reached():
@@ -168,7 +119,7 @@ def test_time_is_the_flops_over_the_rate_that_is_reached():
     ]
     assert one.total == pytest.approx(found.flops / (0.1 * 989e12))
     assert four.total == pytest.approx(one.total / 4)
-    assert cpu.total == pytest.approx(found.flops / (0.1 * DEVICES["cpu"].flops))
+    assert cpu.total == pytest.approx(found.flops / (0.1 * device("cpu")[0]))
     assert one.step == pytest.approx(one.total / train.tokens * train.tokens_per_step)
     assert all(each.fits for each in found.estimates)
     longer = bill(config, train, devices=["h100"], efficiency=0.1, checkpointing=True)
@@ -184,19 +135,6 @@ def test_gpus_share_the_rows_of_a_batch_as_processes_do():
     assert halves.estimates[0].step == pytest.approx(whole.estimates[0].step)
 
 
-@pytest.mark.parametrize("experts", [4, 16])
-def test_experts_cannot_be_planned_whether_or_not_their_number_fits(experts):
-    config = AutoConfig.for_model(
-        "qwen3_moe",
-        **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8},
-        **{"num_key_value_heads": 2, "vocab_size": 300, "moe_intermediate_size": 16},
-        **{"num_experts": experts, "num_experts_per_tok": 8},
-    )
-    with pytest.raises(ClearheadError, match=r"(?i)qwen3_?moe.* cannot be planned") as error:
-        bill(config, TRAIN, devices=["h100"])
-    assert "\n" not in str(error.value)
-
-
 def test_what_cannot_be_planned_is_refused():
     config = preset("transformer", **SHAPE)
     with pytest.raises(ClearheadError, match="3 processes cannot share a step of accumulation 4"):
@@ -210,4 +148,4 @@ def test_kinds_of_devices_are_those_of_the_command_line():
 
     from clearhead.cli.plan import Kind
 
-    assert set(get_args(Kind)) == set(DEVICES)
+    assert set(get_args(Kind)) == {"cpu", *GPUS}

@@ -12,7 +12,7 @@ from transformers import DynamicCache, StaticCache
 
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
 from clearhead.experiments import prefixes
-from clearhead.experiments.prefixes import _largest, _pieces, fill
+from clearhead.experiments.prefixes import fill, largest_states
 from clearhead.models.inspection import longest_text
 from clearhead.models.starts import started
 from clearhead.nn import REGISTRY
@@ -296,10 +296,12 @@ def test_the_search_takes_what_fails_least_at_no_loss(monkeypatch):
     }
     perplexities = {(): 10.0, (3,): 10.2, (2,): 9.0, (2, 1): 9.2}
     monkeypatch.setattr(
-        prefixes, "_largest", lambda model, pieces, ids: states.get(tuple(ids), [120.0] * 4)
+        prefixes, "largest_states", lambda model, pieces, ids: states.get(tuple(ids), [120.0] * 4)
     )
     monkeypatch.setattr(
-        prefixes, "_perplexity", lambda model, windows, ids: perplexities[tuple(ids)]
+        prefixes,
+        "perplexity",
+        lambda model, windows, prefix, **_: SimpleNamespace(perplexity=perplexities[prefix]),
     )
     model: Any = None
     text = [torch.tensor([1, 2, 3] * 6)]
@@ -320,7 +322,7 @@ def test_the_largest_state_is_the_text_s_and_not_the_prefix_s():
         plain.model.embed_tokens.weight[9] *= 1000
     pieces = [torch.randint(0, 9, (5,)) for _ in range(20)]  # more than a batch
     for ids in ((), (9,), (3, 9)):
-        found = _largest(plain, pieces, ids)
+        found = largest_states(plain, pieces, ids)
         assert len(found) == len(pieces)
         for one, piece in zip(found, pieces, strict=True):
             whole = torch.cat([torch.tensor(ids, dtype=torch.long), piece])[None]
@@ -330,15 +332,3 @@ def test_the_largest_state_is_the_text_s_and_not_the_prefix_s():
             assert one == pytest.approx(float(text.max()), rel=1e-9)
             if ids:
                 assert one < 0.1 * float(states[0].abs().max())
-
-
-def test_a_prefix_is_searched_for_on_pieces_of_every_window():
-    """What does for most texts may fail for some, so that many short ones are read."""
-    windows = [torch.full((40,), fill) for fill in range(3)]
-    pieces = _pieces(windows)
-    assert [len(one) for one in pieces] == [16] * 6
-    assert [int(one[0]) for one in pieces] == [0, 0, 1, 1, 2, 2]
-    many = _pieces([torch.full((512,), fill) for fill in range(8)])
-    assert len(many) == 64
-    assert {int(one[0]) for one in many} == {*range(8)}
-    assert [len(one) for one in _pieces([torch.arange(5), torch.arange(9)])] == [5, 5]

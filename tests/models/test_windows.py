@@ -6,9 +6,10 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
-from clearhead.diagnose import attention_maps
 from clearhead.models import plan
 from clearhead.ops import oracles
+from clearhead.probe import ByTile, observe
+from clearhead.view.trace import AttentionTrace
 
 from . import space
 
@@ -150,13 +151,14 @@ def test_layers_are_described_as_they_are(tmp_path):
 
 def test_a_probe_sees_the_window():
     model, ids = _model("transformer"), _ids(1)
-    maps = attention_maps(model, ids[0])
+    trace = AttentionTrace(ids.shape[1])
+    with torch.no_grad(), observe(model, attention=[ByTile(weights=[trace])]):
+        model(ids)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         want = model(ids, output_attentions=True).attentions
-    for line in maps:
-        found = torch.tensor(line["weights"])
-        assert torch.allclose(found, want[line["layer"]][0, line["head"]], atol=1e-4)
+    for (head, _), found in trace.maps.items():
+        assert torch.allclose(found, want[head.layer][0, head.head], atol=1e-6)
 
 
 def test_another_model_s_shorter_cache_is_refused():

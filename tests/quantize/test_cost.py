@@ -171,12 +171,6 @@ def test_layers_of_which_only_the_weights_are_used():
     assert "AttentionInterface" in str(cost(model, scheme("logits8-row"), texts).reason)
 
 
-def test_groups_as_wide_as_the_layers_are_refused():
-    found = cost(architectures.make("Llama"), scheme("w4-group"), _texts())
-    assert "so they are channels" in str(found.reason)
-    assert "40 at most" in str(found.reason)
-
-
 def test_a_quantised_model_is_refused():
     model = architectures.make("Llama")
     model.config.quantization_config = {"quant_method": "torchao"}

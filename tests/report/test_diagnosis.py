@@ -25,7 +25,9 @@ def records_of(name: str, *, maps: tuple[str, ...] = ("softmax",), layers: int =
             for metric in ("first_token_argmax_share", "first_token_mass", "sink_rate_0.3"):
                 lines.append({"metric": metric, "map": map, **place, "value": 0.1 + number / 20})
             lines.append({"metric": "entropy", "map": map, **place, "value": 2.0})
-        for metric in ("kurtosis_excess", "anomalous_before", "order_broken_before", "logit_top_1"):
+        for metric in (
+            *("kurtosis_excess", "anomalous_before", "order_broken_content", "logit_top_1"),
+        ):
             lines.append({"metric": metric, **place, "value": 0.5 + number})
         for tokens in ("first", "rest"):
             for metric in ("kurtosis", "largest_activation"):
@@ -50,26 +52,6 @@ def records_of(name: str, *, maps: tuple[str, ...] = ("softmax",), layers: int =
             for metric, map in (("null_mass", maps[0]), ("gate_closed", "gate"))
             for low in (0, 1, 2, 4)
         ),
-        {"metric": "trained_length", "value": 128},
-        {"metric": "near_weight_trained", "layer": 3, "value": 0.8},
-        {"metric": "near_weight_beyond", "layer": 3, "value": 0.2},
-    ]
-    curves = [
-        {
-            "curve": "share_by_distance",
-            "map": maps[0],
-            "x": ["0", "1", "2–3"],
-            "y": [0.5, 0.3, 0.2],
-        },
-        {"curve": "spectrum", "map": "matrix", "layer": 2, "x": [1, 2], "y": [1.0, 0.1]},
-        {"curve": "spectrum", "map": "C", "x": [1, 2], "y": [1.0, 0.0]},
-        {"curve": "decay", "map": "mean |score|", "x": [0, 1, 2], "y": [2.0, 1.0, 0.5]},
-        {"curve": "decay", "map": "bound", "x": [0, 1, 2], "y": [20.0, 18.0, 15.0]},
-        *(
-            {"curve": curve, "layer": n, "x": [0, 100, 200], "y": [1.0, 2.0, 9.0]}
-            for curve in ("largest_logit_by_position", "logit_by_position")
-            for n in (0, 1, 3)
-        ),
     ]
     channel = {"channel": 7, "first_layer": -1, "layer": 2, "largest": 88.0, "medians": 120.0}
     advice = {"finding": "a sink", "advice": "do this", "metric": MASSIVE, "value": 0.5}
@@ -80,11 +62,9 @@ def records_of(name: str, *, maps: tuple[str, ...] = ("softmax",), layers: int =
             "study": "diagnosis",
             "run": name,
             **header,
-            "probes_hold_bytes": 2**25,
             "data": {"a": 1},
         },
         *({"kind": "measure", "run": name, **line} for line in lines),
-        *({"kind": "curve", "run": name, **line} for line in curves),
         {"kind": "channel", "run": name, **channel, "tokens": "first", "of": 3},
         {"kind": "note", "run": name, "part": "order", "reason": "it has none"},
         {"kind": "advice", "run": name, **advice, "threshold": 0.3},
@@ -111,11 +91,10 @@ def test_records_come_back(two):
     assert load(two).dimension("entropy", "map", "doubled") == ["map 1", "map 2", "difference"]
     assert plain.value("null_mass", map="softmax") is None
     assert load(two).reason("plain", "null_mass", map="softmax") == "value was nan"
-    assert len(plain.payload("curve", curve="decay")) == 2
 
 
 def test_many_models_are_told_apart(tmp_path):
-    """Once above the figures; where the lines are layers, and not models, the legend stays."""
+    """Once above the figures."""
     path = tmp_path / "many.jsonl"
     path.write_text(encode([r for n in range(6) for r in records_of(f"model {n}")]), "utf-8")
     page = render(page_of(load(path)))
@@ -123,11 +102,7 @@ def test_many_models_are_told_apart(tmp_path):
     key = stream.split('<ul class="key">')[1].split("</ul>")[0]
     assert [f"model {n}" in key for n in range(6)] == [True] * 6
     assert "Solid: first token; dotted: other tokens." in stream
-    assert '<ul class="key">' not in page.split('id="curves"')[1].split("</section>")[0]
-    data = payload(page)
-    own_legends = [figure["ownLegend"] for figure in data["figures"].values()]
-    assert data["key"]
-    assert own_legends.count(True) == 6 * 5, "the curves of each"
+    assert payload(page)["key"]
 
 
 def test_a_terminal_shows_as_many_models_as_fit(tmp_path):
@@ -152,12 +127,10 @@ def test_the_table(two):
     assert rows["kurtosis of the first token"] == ("30.0", "30.0")
     assert rows["hidden states, top 100"] == ("9.00", "9.00")
     assert rows["norm of the others"] == ("5.00", "5.00")
-    assert rows["weight on near keys, at the end"] == ("20.0 %", "20.0 %")
     assert rows["outlier channels"] == ("3.00", "3.00")
     text = shown(page)
     assert "Not measured: order: it has none" in text
     assert "A sink. Do this. [hidden_top_1 / hidden_median 0.500: at least 0.3]" in text
-    assert "32 MiB" in text
     assert "channel 7: up to 88.0 (120 × the median) after layer 2, in the first token" in text
 
 
@@ -221,11 +194,11 @@ def test_the_next_command_is_the_one_that_repairs(tmp_path, found, command):
 
 def test_the_page_has_a_place_for_each_figure(two, tmp_path):
     text = render(page_of(load(two)))
-    for section in ("comparison", "first", "findings", "layers", "curves", "numbers", "made"):
+    for section in ("comparison", "first", "findings", "layers", "numbers", "made"):
         assert f'<section id="{section}">' in text
     places = re.findall(r'class="plot [a-z]+" id="([^"]+)"', own(text))
     assert places == list(payload(text)["figures"])
-    for title in ("plain", "doubled · map 2", "sink rate at 0.3", "Spectrum of attention: doubled"):
+    for title in ("plain", "doubled · map 2", "sink rate at 0.3"):
         assert f"<h3>{title}</h3>" in text
     lines = encode(records_of("plain"))
     (tmp_path / "one.jsonl").write_text(lines, "utf-8")

@@ -21,7 +21,7 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="diagnose",
-        description="Measure attention sinks, outliers, order, rank and extrapolation of one or "
+        description="Measure attention sinks, outliers, order and rank of one or "
         "two Hugging Face models on held-out text. Print a table; write records and a page.",
         examples=(
             "./SmolLM2-135M --data.data my/texts",

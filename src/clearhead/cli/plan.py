@@ -1,11 +1,11 @@
 """clearhead plan: the bill of models that do not exist yet."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from clearhead.cli.options import Overrides, name_of, parse
+from clearhead.cli.options import Overrides, parse
 from clearhead.errors import ClearheadError, choose
 from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.metavars import Name
@@ -26,7 +26,7 @@ class Command(PlanConfig):
     recipes: bool = False
     """Print the published runs, each with the command that trains it."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    """Settings of the training; of a run folder, its own where they are not given."""
+    """Settings of the training; of a recipe, its own where they are not given."""
     checkpointing: bool = False
     """Compute the activations of a layer again in the backward pass."""
     gpu: tuple[Kind, ...] = ("cpu", "a100", "h100", "h200")
@@ -69,7 +69,7 @@ def run(words: list[str]) -> int:
         return 0
     for name, config, settings in _models(command):
         show(name)
-        _print_bill(config, _settings(command.train, settings, words), command)
+        _print_bill(config, settings, command)
     return 0
 
 
@@ -101,60 +101,37 @@ def _models(command: Command) -> Iterator[tuple[str, Any, TrainConfig]]:
     """Name, configuration and settings of each model."""
     from clearhead.models import PRESETS, preset
 
-    changes = command.set
+    changes, train = command.set, command.train
     if command.recipe:
         from clearhead.reproduce.recipes import RUNS
 
         published = RUNS[choose("recipe", command.recipe, RUNS)].config
+        given = {key: one for key, one in vars(train).items() if one != getattr(TrainConfig(), key)}
         for arm in published.arms:
             config = preset(arm.preset, published.size, **{**arm.model, **changes})
-            yield f"{arm.name}, recipe {command.recipe}", config, arm.train
+            yield f"{arm.name}, recipe {command.recipe}", config, replace(arm.train, **given)
     for name in command.models:
         if name in PRESETS or not (Path(name).exists() or "/" in name):
             base = preset(choose("preset or folder", name, PRESETS), command.size, **changes)
             # As the training fits it: with room for its windows.
-            room = max(base.max_position_embeddings, command.train.sequence_length)
-            fitted = {"max_position_embeddings": room} | changes
-            config = preset(name, command.size, **fitted)
+            room = max(base.max_position_embeddings, train.sequence_length)
+            config = preset(name, command.size, **{"max_position_embeddings": room} | changes)
             keys = ", ".join(f"{key}={value}" for key, value in changes.items())
-            yield f"{name}, {keys or f'size {command.size}'}", config, TrainConfig()
+            yield f"{name}, {keys or f'size {command.size}'}", config, train
         elif changes or command.size != Command.size:
             raise ClearheadError(f"{name} is no preset: leave --size and --set out")
         else:
-            yield name, *_saved(name, command.trust_remote_code)
+            yield name, _saved(name, command.trust_remote_code), train
 
 
-def _saved(name: str, trust_remote_code: bool) -> tuple[Any, TrainConfig]:
-    """The configuration of a run folder or of a checkpoint, and the run's own settings."""
-    from transformers import AutoConfig
-
+def _saved(name: str, trust_remote_code: bool) -> Any:
+    """The configuration of a run folder or of a checkpoint."""
     from clearhead.models.loading import explained, kind_of, load_config, resolved
-    from clearhead.train.run_dir import read_record
 
-    if (Path(name) / "run.json").exists():
-        record = read_record(Path(name))
-        known = {one.name for one in fields(TrainConfig)}
-        settings = {key: value for key, value in record["config"].items() if key in known}
-        with explained(name):
-            model = dict(record["model"])
-            config = AutoConfig.for_model(model.pop("model_type"), **model)
-            return config, TrainConfig(**settings)
     name = resolved(name)
     with explained(name):
         kind_of(name, trust_remote_code=trust_remote_code)
-        return load_config(name, trust_remote_code=trust_remote_code), TrainConfig()
-
-
-def _settings(given: TrainConfig, own: TrainConfig, words: list[str]) -> TrainConfig:
-    """A run's own settings, and those given in their place: also one that is given its default."""
-    plain = TrainConfig()
-    named = set(map(name_of, words))
-    changed = {
-        name: value
-        for name, value in vars(given).items()
-        if value != getattr(plain, name) or f"--train.{name.replace('_', '-')}" in named
-    }
-    return replace(own, **changed)
+        return load_config(name, trust_remote_code=trust_remote_code)
 
 
 def _print_bill(config: Any, train: TrainConfig, command: Command) -> None:

@@ -33,16 +33,11 @@ def run(words: list[str]) -> int:
 
 def _deploy(command: Command) -> int:
     from clearhead.cli.publishing import publish
-    from clearhead.experiments.deployment import not_smaller, records_of, run_deployment
+    from clearhead.experiments.deployment import records_of, run_deployment
     from clearhead.records.loading import parse as parse_records
 
     deployed = run_deployment(command, say=say)
     publish(parse_records(records_of(deployed)), command.page, title=command.title)
-    for folder, found in deployed.items():
-        if found["other_linear_layers"]:
-            others = ", ".join(found["other_linear_layers"])
-            show(f"still in bfloat16, unknown to torchao: {others}")
-        if (remark := not_smaller(found)) is not None:
-            show(remark)
+    for folder in deployed:
         show(f"saved: {folder}; loaded and run by a new process")
     return 0

@@ -11,11 +11,9 @@ if TYPE_CHECKING:
     from clearhead.diagnose.attention_profile import RowMeans as RowMeans
     from clearhead.diagnose.diagnosis import Diagnosis as Diagnosis
     from clearhead.diagnose.diagnosis import diagnose as diagnose
-    from clearhead.diagnose.diagnosis import with_extrapolation as with_extrapolation
     from clearhead.diagnose.hidden import HiddenStatistics as HiddenStatistics
     from clearhead.diagnose.hidden import RotatedKurtosis as RotatedKurtosis
     from clearhead.diagnose.hidden import kurtosis as kurtosis
-    from clearhead.diagnose.whole_maps import attention_maps as attention_maps
 
 
 __getattr__, __all__ = lazily(__name__)

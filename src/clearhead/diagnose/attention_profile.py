@@ -1,19 +1,16 @@
-"""Statistics of attention weights by map: first token, null key, entropy, reach and λ.
+"""Statistics of attention weights by map: first token, null key, entropy and λ.
 
 Shares are of (query, head) pairs, as in arXiv 2410.17174: give windows of text from its first
 token on, without padding. Each statistic is fed by `clearhead.probe.ByTile`.
 """
 
-from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.diagnose.means import Means, by_layer_alone
+from clearhead.diagnose.means import Means
 from clearhead.probe.attention_call import AttentionCall
-from clearhead.probe.maps import DIFFERENCE
 from clearhead.probe.tiles import AttentionTile
 
 SINK = 0.3  # mean weight of a text's queries on its first token (arXiv 2410.10781)
@@ -87,22 +84,15 @@ class SinkRate(Means):
             self.add(call.layer, above, mass_BH.numel(), metric=f"sink_rate_{SINK}", map=part.name)
 
 
-class SignedDifference(Means):
-    """Of differential attention, by layer: λ, and `negative_share`, the part of Σ|weight| of the
-    signed difference that is negative."""
+class Lambdas(Means):
+    """`lambda` of differential attention, by layer."""
+
+    over_layers = False
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
         if tile.lambdas is not None and tile.start == 0:
             every = tile.lambdas.double()  # one, or one for each text, head and token
             self.add(call.layer, every.sum(), every.numel(), metric="lambda")
-        for part in tile.maps:
-            if part.name == DIFFERENCE:
-                negative = part.weights.clamp_max(0).abs().sum()
-                whole = part.weights.abs().sum()
-                self.add(call.layer, negative, whole, metric="negative_share")
-
-    def measures(self) -> list[dict[str, Any]]:
-        return by_layer_alone(super().measures())
 
 
 class ByPosition(Means):
@@ -145,59 +135,3 @@ class ClosedGates(ByPosition):
         closed_BHT = 1 - gate_BTC.mean(-1)[:, None]
         every = torch.ones_like(closed_BHT, dtype=torch.bool)
         self.add_queries(layer, 0, closed_BHT, every, metric="gate_closed", map="gate")
-
-
-class Reach:
-    """Attention weight by distance between query and key; of a signed map the signed weights, over
-    their sum."""
-
-    def __init__(self) -> None:
-        self._sums: dict[tuple[str, int], Tensor] = {}  # (map, layer) → Σ weights by |distance|
-
-    def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-        queries, keys = call.q.shape[2], call.k.shape[2]
-        for part in tile.maps:
-            by_distance = _by_distance(part.weights.sum((0, 1))).double().cpu()
-            last = keys - queries + tile.start + part.weights.shape[2] - 1
-            distance = (last - torch.arange(len(by_distance))).abs()
-            total = self._sums.get((part.name, call.layer), torch.zeros(0, dtype=torch.float64))
-            total = F.pad(total, (0, max(0, keys - len(total))))
-            self._sums[part.name, call.layer] = total.index_add_(0, distance, by_distance)
-
-    def measures(self) -> list[dict[str, Any]]:
-        """Return nothing: reach is a curve."""
-        return []
-
-    def curves(self) -> list[dict[str, Any]]:
-        """Payloads of "curve" records: the share of a map's weight by distance, over all layers,
-        and of the first, middle and last layer."""
-        out = []
-        layers = sorted({layer for _, layer in self._sums})
-        shown = sorted({layers[0], layers[len(layers) // 2], layers[-1]}) if layers else []
-        for name in dict.fromkeys(name for name, _ in self._sums):
-            for layer in (None, *shown):
-                totals = [x for (n, i), x in self._sums.items() if n == name and layer in (None, i)]
-                place = {} if layer is None else {"layer": layer}
-                out.append({"curve": "share_by_distance", "map": name, **place, **_bands(totals)})
-        return out
-
-
-def _by_distance(weights_RS: Tensor) -> Tensor:
-    """Sums along the diagonals, [S + R − 1]: the first has the last row's first key."""
-    rows, keys = weights_RS.shape
-    # Rows upside down and one number longer than the result: read as rows of its width, each is
-    # shifted by one against the last.
-    width = keys + rows - 1
-    wide = F.pad(weights_RS.flip(0), (0, rows)).flatten()[: rows * width]
-    return wide.unflatten(0, (rows, width)).sum(0)
-
-
-def _bands(totals: list[Tensor]) -> dict[str, Any]:
-    """Shares by band of distance: 0, 1, 2 to 3, 4 to 7 …"""
-    longest = max(map(len, totals))
-    whole = torch.stack([F.pad(total, (0, longest - len(total))) for total in totals]).sum(0)
-    edges = [0, *(1 << power for power in range((longest - 1).bit_length() + 1))]
-    bands = list(pairwise(edges))
-    names = [str(low) if high - low == 1 else f"{low}–{high - 1}" for low, high in bands]
-    shares = [float(whole[low:high].sum() / whole.sum()) for low, high in bands]
-    return {"x": names, "y": shares}

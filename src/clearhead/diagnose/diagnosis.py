@@ -1,9 +1,8 @@
-"""A model's whole diagnosis, in one pass over the text and one long text; a task of a sweep."""
+"""A model's whole diagnosis, in one pass over the text; a task of a sweep."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -12,26 +11,21 @@ from clearhead.data import windows
 from clearhead.diagnose.advice import advise
 from clearhead.diagnose.attention_profile import (
     ClosedGates,
+    Lambdas,
     NullMass,
-    Reach,
     RowMeans,
-    SignedDifference,
     SinkRate,
 )
-from clearhead.diagnose.extrapolation import extrapolate
 from clearhead.diagnose.hidden import HiddenStatistics, ResidualStream
-from clearhead.diagnose.logits import LogitSizes, NearestKeys
+from clearhead.diagnose.logits import LogitSizes
 from clearhead.diagnose.order import RotaryOrder
 from clearhead.diagnose.reparametrised import gain_ratios
-from clearhead.diagnose.spectrum import Spectrum
 from clearhead.errors import ClearheadError
 from clearhead.measure.task import Advanced, Cell, Subject
-from clearhead.models.inspection import batches, evaluating, lack_of_positions, run_backbone
-from clearhead.probe.observation import AttentionStatistic, LayerStatistic, measures_of, observe
-from clearhead.probe.tiles import TILE, ByTile
+from clearhead.models.inspection import batches, evaluating, run_backbone
+from clearhead.probe.observation import Statistic, measures_of, observe
+from clearhead.probe.tiles import ByTile
 from clearhead.records.runs import Line
-
-LONGEST_EXTRAPOLATION = 8192  # tokens that are run unasked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +35,12 @@ class Diagnosis:
     Attributes:
         measures: {"metric", "value"} and the dimensions "map", "layer", "head", "tokens",
             "position".
-        curves: {"curve", "x", "y"} and "map", "layer".
         channels: outlier channels.
         notes: {"part", "reason"} of what could not be measured.
         advice: {"finding", "advice", "metric", "value", "threshold"}.
     """
 
     measures: list[dict[str, Any]] = field(default_factory=list)
-    curves: list[dict[str, Any]] = field(default_factory=list)
     channels: list[dict[str, Any]] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
     advice: list[dict[str, Any]] = field(default_factory=list)
@@ -60,7 +52,7 @@ class Diagnosis:
                 yield {"kind": name.removesuffix("s"), **line}
 
 
-_OF_ATTENTION = "attention, order, extrapolation"
+_OF_ATTENTION = "attention, order"
 
 
 def diagnose(
@@ -87,15 +79,13 @@ def diagnose(
     """
     windows = list(windows)
     length = max(map(len, windows), default=0)
-    stream, order = ResidualStream(), RotaryOrder(model, length)
-    hidden: list[LayerStatistic] = [HiddenStatistics(), stream]
-    gates = ClosedGates()
+    stream, order, gates = ResidualStream(), RotaryOrder(model), ClosedGates()
+    hidden: list[Statistic] = [HiddenStatistics(), stream]
     tiles = ByTile(
-        weights=[RowMeans(), NullMass(), SinkRate(), SignedDifference(), Reach()],
-        scores=[LogitSizes(), NearestKeys()],
+        weights=[RowMeans(), NullMass(), SinkRate(), Lambdas()],
+        scores=[LogitSizes()],
     )
-    spectrum = Spectrum()
-    attention: list[AttentionStatistic] = [tiles, order, spectrum]
+    attention: list[Statistic] = [tiles, order]
     notes: list[dict[str, Any]] = []
     with evaluating(model), ExitStack() as stack:
         stack.enter_context(observe(model, hidden=hidden, gates=[gates]))
@@ -116,78 +106,13 @@ def diagnose(
     if (unknown := order.why_not()) is not None:
         notes.append({"part": "order of rotary positions", "reason": unknown})
     measures = measures_of(hidden) + of_attention + gates.measures() + gain_ratios(model)
+    width = int(getattr(model.config, "hidden_size", 0))
     return Diagnosis(
         measures=measures,
-        curves=[*tiles.curves(), *order.curves(), *spectrum.curves()],
         channels=stream.outliers(),
         notes=notes,
-        advice=advise(measures, width=_width(model), length=length),
+        advice=advise(measures, width=width, length=length),
     )
-
-
-def with_extrapolation(
-    diagnosis: Diagnosis,
-    model: Any,
-    text: Callable[[int], Tensor],
-    *,
-    trained: int | None,
-    factor: float,
-) -> Diagnosis:
-    """Add the measures of one text of `factor` training lengths, or a note why there are none.
-
-    Args:
-        text: a function of a length to int64 [length].
-        trained: tokens; None is the configuration's max_position_embeddings.
-        factor: above 1.
-    """
-    part = "extrapolation"
-    if any(part in note["part"] for note in diagnosis.notes):
-        return diagnosis
-    stated = trained or getattr(model.config, "max_position_embeddings", None)
-    ids, reason = None, "the configuration names no training length: give --trained-length"
-    if isinstance(stated, int) and stated >= 2:
-        length = math.ceil(factor * stated)
-        reason = lack_of_positions(model, length)
-        if not reason and length > LONGEST_EXTRAPOLATION and trained is None:
-            reason = (
-                f"{factor:g} × the {stated:,} positions of the configuration are {length:,} "
-                "tokens: give --trained-length with what the model was really trained on"
-            )
-        if not reason:
-            try:
-                ids = text(length)
-            except ClearheadError as error:
-                reason = str(error)
-    if ids is None or stated is None:
-        return replace(diagnosis, notes=[*diagnosis.notes, {"part": part, "reason": reason}])
-    longer = extrapolate(model, ids, stated)
-    measures = longer.measures()
-    return replace(
-        diagnosis,
-        measures=diagnosis.measures + measures,
-        curves=diagnosis.curves + longer.curves(),
-        advice=diagnosis.advice + advise(measures, width=_width(model)),
-    )
-
-
-def _width(model: Any) -> int:
-    return int(getattr(model.config, "hidden_size", 0))
-
-
-def bytes_held(model: Any, batch_size: int, length: int) -> int:
-    """Estimate from the shapes the bytes that the probes hold at most beside the forward pass.
-
-    Three tiles of scores (eight for shaped attention), one layer's queries and keys in float32,
-    five copies of one layer's hidden states, and two Gram matrices in float64; nothing grows with
-    the text read.
-    """
-    config = model.config
-    heads = int(getattr(config, "num_attention_heads", 0) or 0)
-    width = _width(model)
-    tile = max(TILE, batch_size * heads * length)
-    side = min(length, width)
-    tiles = 3 if getattr(config, "shaping", "none") == "none" else 8
-    return 4 * (tiles * tile + 7 * batch_size * length * width) + 16 * side * side
 
 
 LESS_MEMORY = "give a smaller --length (window) or --batch-tokens"
@@ -195,19 +120,15 @@ LESS_MEMORY = "give a smaller --length (window) or --batch-tokens"
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosisTask:
-    """All that is measured of one model on windows of text, and on one longer text: one cell.
+    """All that is measured of one model on windows of text: one cell.
 
     Attributes:
         length: tokens in a window. windows: their number, at most. at: where they start.
-        extrapolate: length of the longer text, in training lengths; 1 for none.
-        trained_length: the training length, where the configuration's is another.
     """
 
     length: int
     windows: int
     at: Literal["anywhere", "documents"]
-    extrapolate: float
-    trained_length: int | None
     drawn: ClassVar[bool] = True
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -216,16 +137,8 @@ class DiagnosisTask:
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> Iterable[Line]:
         size = max(1, subject.batch_tokens // self.length)
-        texts, corpus, seed = list(self._texts(subject)), subject.texts.corpus, subject.seed
+        texts = self._texts(subject)
         found = diagnose(subject.model, texts, batch_size=size, progress=lambda: advanced(size))
-        if self.extrapolate > 1:
-            found = with_extrapolation(
-                found,
-                subject.model,
-                lambda tokens: next(iter(windows(corpus, length=tokens, count=1, seed=seed))),
-                trained=self.trained_length,
-                factor=self.extrapolate,
-            )
         return found.records()
 
     def number(self, subject: Subject) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.means import Means, by_layer_alone
+from clearhead.diagnose.means import Means
 from clearhead.diagnose.sizes import Sizes
 from clearhead.optim.rotations import make_rotation, random_signs, sign_key
 from clearhead.probe.observation import INPUT
@@ -110,6 +110,8 @@ class ResidualStream(Means):
     else.
     """
 
+    over_layers = False
+
     def __init__(self) -> None:
         super().__init__()
         self._sizes: dict[int, Sizes] = defaultdict(Sizes)
@@ -156,7 +158,7 @@ class ResidualStream(Means):
         self.add(layer, (total_B - count_B).sum(), pairs, metric="similarity")
 
     def measures(self) -> list[dict[str, Any]]:
-        lines = by_layer_alone(super().measures())
+        lines = super().measures()
         blocks = [sizes for layer, sizes in self._sizes.items() if layer != INPUT]
         if blocks:
             lines += Sizes(blocks).measures("hidden")

@@ -16,6 +16,8 @@ def quotient(sums_2: Tensor) -> float:
 class Means:
     """The base of statistics: they `add` what they observe, and `measures` has its means."""
 
+    over_layers = True  # whether a mean over all layers means anything
+
     def __init__(self) -> None:
         # A line without value and layer → layer → float64 [2, ...]: the sums, and their counts.
         self._sums: dict[tuple[tuple[str, Any], ...], dict[int, Tensor]] = {}
@@ -34,7 +36,8 @@ class Means:
         for key, by_layer in self._sums.items():
             line, layers = dict(key), sorted(by_layer.items())
             whole = torch.stack([sums.reshape(2, -1).sum(-1) for _, sums in layers])
-            lines.append({**line, "value": quotient(whole.sum(0))})
+            if self.over_layers:
+                lines.append({**line, "value": quotient(whole.sum(0))})
             lines += [
                 {**line, "layer": layer, "value": quotient(sums)}
                 for (layer, _), sums in zip(layers, whole, strict=True)
@@ -45,12 +48,3 @@ class Means:
                 for head, one in enumerate(sums.T if sums.ndim == 2 else ())
             ]
         return lines
-
-    def curves(self) -> list[dict[str, Any]]:
-        """Payloads of "curve" records; none, but of statistics that say so."""
-        return []
-
-
-def by_layer_alone(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines of single layers: those over all layers mean nothing."""
-    return [line for line in lines if "layer" in line]

@@ -1,4 +1,4 @@
-"""The order anomaly of rotary positions (arXiv 2309.08646, section 2.2) and their long-range decay.
+"""The order anomaly of rotary positions (arXiv 2309.08646, section 2.2).
 
 A pair of channels j contributes |q_j||k_j| cos(Θ_j + s θ_j) to the score of a key s positions
 before the query; Θ_j, from k_j to q_j, is where it starts. With Θ_j above π the cosine *grows* over
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.logits import FAR, NEAR
 from clearhead.diagnose.means import Means
 from clearhead.diagnose.rotary import Rotary, rotary_of
 from clearhead.probe.attention_call import AttentionCall, shown
 
 PAIRS = 64
+NEAR, FAR = 4, 12  # keys: the nearest, and those just beyond, by which order is judged
 # Angles this close to 0 are rounding: collinear attention starts there exactly.
 _ROUNDING = 1e-3
 
@@ -32,18 +32,12 @@ class RotaryOrder(Means):
     - `anomalous_weight_before`, …: the same, each by its amplitude |q_j||k_j|.
     - `order_broken_content`: the share of (query, key, head) whose score, the content held and
       only the distance changed, is lower on average at distances 0 to 3 than at 4 to 15.
-    - the curve `decay`: mean |score| by distance, and its bound
-      max_j |h_(j+1) − h_j| Σ_j |S_(j+1)|, h_j = q_j k_j*, and 0 after the last h; for collinear
-      attention the tighter one with C_j. Channels without rotation are left out.
     """
 
-    def __init__(self, model: Any, longest: int) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.distances = _distances(longest)
         self.rotary: dict[tuple[int, int], Rotary | str] = {}  # by layer and number of keys
-        self._pairs = 0
-        self._decay: dict[str, Tensor] = {}  # by the curve's map, Σ over pairs, [distances]
 
     def observe(self, call: AttentionCall) -> None:
         place = call.layer, call.k.shape[2]
@@ -55,10 +49,10 @@ class RotaryOrder(Means):
         if isinstance(rotary, str):
             return
         both = not call.causal and not getattr(call.module, "is_causal", False)
-        h, scale = self._products(call, rotary)
-        self._add(call.layer, h, rotary, call.q.dtype, scale, ("before", "after")[: 1 + both])
+        h = self._products(call, rotary)
+        self._add(call.layer, h, rotary, call.q.dtype, ("before", "after")[: 1 + both])
 
-    def _products(self, call: AttentionCall, rotary: Rotary) -> tuple[Tensor, float]:
+    def _products(self, call: AttentionCall, rotary: Rotary) -> Tensor:
         """h = q k* of sampled pairs with the rotation undone, [B, H, PAIRS, rotary pairs]."""
         queries, keys = call.q.shape[2], call.k.shape[2]
         generator = torch.Generator().manual_seed(call.layer)
@@ -79,7 +73,7 @@ class RotaryOrder(Means):
         h = rotary.pairs(call.q[:, :, m - (keys - queries)]) * rotary.pairs(k).conj()
         angle = (m - n)[:, None] * rotary.frequency
         undone = torch.polar(1 / rotary.faded(m - n), -angle).to(h.dtype)
-        return h * undone, call.scale
+        return h * undone
 
     def _add(
         self,
@@ -87,7 +81,6 @@ class RotaryOrder(Means):
         h: Tensor,
         rotary: Rotary,
         dtype: torch.dtype,
-        scale: float,
         sides: tuple[str, ...] = ("before",),
     ) -> None:
         h = h[h.abs().isfinite().all(-1)]  # [N, rotary pairs]
@@ -100,66 +93,22 @@ class RotaryOrder(Means):
             weight = (size * zone).sum(dtype=torch.float64)
             self.add(layer, weight, whole, metric=f"anomalous_weight_{side}")
         near, far = (
-            self._scores(h, rotary, torch.arange(low, high)).mean(-1)
+            scores(h, rotary, torch.arange(low, high)).mean(-1)
             for low, high in ((0, NEAR), (NEAR, NEAR + FAR))
         )
         # Equal within rounding is not broken: a pair without content has the same score everywhere.
         broken = (far - near > _ROUNDING * size.sum(-1)).sum()
         self.add(layer, broken, len(h), metric="order_broken_content")
-        self._pairs += len(h)
-        score = self._scores(h, rotary, self.distances).abs()
-        for name, one in (
-            ("mean |score|", score),
-            ("bound", decay_bound(h, rotary, self.distances)),
-        ):
-            self._decay[name] = self._decay.get(name, 0) + scale * one.double().sum(0)
-
-    @staticmethod
-    def _scores(h: Tensor, rotary: Rotary, distances: Tensor) -> Tensor:
-        """Σ_j Re(h_j e^(isθ_j)), [N, distances]."""
-        angle = rotary.frequency[:, None] * distances.to(rotary.frequency)
-        faded = rotary.faded(distances.to(angle.device)).mT
-        cos, sin = ((wave * faded).to(h.real.dtype) for wave in (angle.cos(), angle.sin()))
-        return h.real @ cos - h.imag @ sin
 
     def why_not(self) -> str | None:
         """The reason why no layer's rotary positions are known; None where one's are."""
         reasons = [reason for reason in self.rotary.values() if isinstance(reason, str)]
         return reasons[0] if reasons and len(reasons) == len(self.rotary) else None
 
-    def curves(self) -> list[dict[str, Any]]:
-        """Payloads of "curve" records: the mean |score| by distance and its bound, all layers."""
-        x = self.distances.tolist()
-        return [
-            {"curve": "decay", "map": name, "x": x, "y": (total / self._pairs).tolist()}
-            for name, total in self._decay.items()
-        ]
 
-
-def decay_bound(h: Tensor, rotary: Rotary, distances: Tensor) -> Tensor:
-    """max_j |h_(j+1) − h_j| · Σ_j |Σ_(k<=j) e^(isθ_k)|, [N, distances], after the last h being 0.
-
-    Where scores fade, h is what is left of it at each distance.
-
-    Abel summation (RoPE's argument; arXiv 2309.08646, appendix D.1). Without that last 0 it is no
-    bound. Of collinear attention, whose h are real, the sums of cosines alone (its eq. 20).
-    """
-    if rotary.fading is None:
-        step = _largest_step(h)[:, None]
-    else:
-        faded = rotary.faded(distances.to(h.device)).to(h.real.dtype)
-        step = torch.stack([_largest_step(h * each) for each in faded], -1)
+def scores(h: Tensor, rotary: Rotary, distances: Tensor) -> Tensor:
+    """Σ_j Re(h_j e^(isθ_j)), [N, distances]."""
     angle = rotary.frequency[:, None] * distances.to(rotary.frequency)
-    cos, sin = angle.cos().cumsum(0), angle.sin().cumsum(0)
-    partial = cos.abs() if rotary.collinear else torch.hypot(cos, sin)
-    return step * partial.sum(0).to(step.dtype)
-
-
-def _largest_step(h: Tensor) -> Tensor:
-    return torch.diff(h, dim=-1, append=h.new_zeros(len(h), 1)).abs().amax(-1)
-
-
-def _distances(longest: int) -> Tensor:
-    """0 and powers of two up to four times the longest text."""
-    powers = 2 ** torch.arange(max(1, (4 * longest).bit_length()))
-    return torch.cat([torch.zeros(1, dtype=torch.int64), powers])
+    faded = rotary.faded(distances.to(angle.device)).mT
+    cos, sin = ((wave * faded).to(h.real.dtype) for wave in (angle.cos(), angle.sin()))
+    return h.real @ cos - h.imag @ sin

@@ -30,7 +30,6 @@ class Rotary:
     frequency: Tensor  # float64 [pairs]
     first: Tensor  # int64 [pairs]
     second: Tensor
-    collinear: bool = False
     fading: Tensor | None = None  # float64 [pairs]
 
     def pairs(self, x: Tensor) -> Tensor:
@@ -86,7 +85,6 @@ def _ours(module: Attention, keys: int) -> Rotary | str:
         frequency=frequency.double(),
         first=torch.arange(pairs, device=device),
         second=torch.arange(pairs, 2 * pairs, device=device),
-        collinear=layer.scores != "dot",
         fading=fading,
     )
 

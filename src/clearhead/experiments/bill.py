@@ -1,7 +1,4 @@
-"""The bill of a training run before any weight exists: memory, FLOPs, time; and devices.
-
-A GPU's dense bf16 rate and memory are of its data sheet, a CPU's are this machine's cores and RAM.
-"""
+"""The bill of a training run before any weight exists: memory, FLOPs, time; and devices."""
 
 import os
 import warnings
@@ -15,8 +12,8 @@ from clearhead import ops
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.experiments.run_setup import OBJECTIVES, objective_of
-from clearhead.models import ClearheadConfig, ClearheadForMaskedLM, Plan, plan
-from clearhead.models.planning import without_data
+from clearhead.models import ClearheadForMaskedLM, Plan, plan
+from clearhead.models.planning import counterpart, without_data
 from clearhead.optim import build_optimizer
 from clearhead.train.config import TrainConfig
 from clearhead.train.parallel import dealt_among
@@ -30,25 +27,15 @@ _PARTS = {
     "optimizer": ("OPT",),
     "activations": ("ACT", "TEMP", "OTH", "INP"),
 }
-
-
-class Device(NamedTuple):
-    """A device's FLOPs a second, dense bf16 with float32 sums, and its bytes of memory."""
-
-    flops: float
-    memory: float
-
-
-_RAM = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-DEVICES = {
-    "cpu": Device(CORE * (os.cpu_count() or 1), _RAM),
-    "rtx4090": Device(165e12, 24e9),
-    "l40s": Device(362e12, 48e9),
-    "a100": Device(312e12, 80e9),
-    "h100": Device(989e12, 80e9),
-    "h200": Device(989e12, 141e9),
-    "b200": Device(2250e12, 180e9),
-    "mi300x": Device(1307e12, 192e9),
+# FLOPs a second, dense bf16 with float32 sums, and bytes of memory, by data sheet.
+GPUS = {
+    "rtx4090": (165e12, 24e9),
+    "l40s": (362e12, 48e9),
+    "a100": (312e12, 80e9),
+    "h100": (989e12, 80e9),
+    "h200": (989e12, 141e9),
+    "b200": (2250e12, 180e9),
+    "mi300x": (1307e12, 192e9),
 }
 
 
@@ -78,6 +65,14 @@ class Bill(NamedTuple):
     estimates: Sequence[Estimate]
 
 
+def device(name: str) -> tuple[float, float]:
+    """FLOPs a second and bytes of memory of one of `GPUS`, or of this machine's "cpu"."""
+    if name != "cpu":
+        return GPUS[name]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return CORE * (os.cpu_count() or 1), float(memory)
+
+
 def bill(
     config: Any,
     train: TrainConfig,
@@ -98,21 +93,18 @@ def bill(
     Raises:
         ClearheadError: a number of devices that cannot share a step; and as `training_memory`.
     """
-    rows = {one: train.batch_size * dealt_among(train, one) // one for one in numbers}
     counts = plan(config, length=train.sequence_length)
-    memory = {
-        number: training_memory(
-            config, replace(train, batch_size=size), checkpointing=checkpointing, gpus=number
-        )
-        for number, size in rows.items()
-    }
+    memory = dict[int, Mapping[str, int]]()
+    for number in numbers:
+        step = replace(train, batch_size=train.batch_size * dealt_among(train, number) // number)
+        memory[number] = training_memory(config, step, checkpointing=checkpointing, gpus=number)
     flops, steps = 3.0 * counts.forward_flops * train.tokens, train.tokens / train.tokens_per_step
     estimates = []
     for name in devices:
+        rate, room = device(name)
         for number in numbers if name != "cpu" else {1}.intersection(numbers):
-            rate = number * efficiency * DEVICES[name].flops
-            total = flops * (4 / 3 if checkpointing else 1) / rate
-            fits = memory[number]["peak"] < 0.9 * DEVICES[name].memory
+            total = flops * (4 / 3 if checkpointing else 1) / (number * efficiency * rate)
+            fits = memory[number]["peak"] < 0.9 * room
             estimates.append(Estimate(name, number, total / steps, total, fits))
     return Bill(counts, memory, flops, estimates)
 
@@ -127,21 +119,15 @@ def training_memory(
     runs is not counted.
 
     Args:
-        config: of any model of clearhead's, or causal language model of transformers'.
+        config: as `plan` takes it.
         checkpointing: whether layers compute their activations again in the backward pass.
 
     Raises:
-        ClearheadError: a model or an optimizer that reads numbers of its tensors, such as a mixture
-            of experts, or Adafactor.
+        ClearheadError: an optimizer that reads numbers of its tensors, such as Adafactor.
     """
+    config = counterpart(config)
     with torch.device("meta"):
-        model = _model(config).float()
-    name = type(model).__name__
-    if any(hasattr(module, "num_experts") for module in model.modules()):
-        raise ClearheadError(
-            f"the memory of {name} with experts cannot be planned: which of them reads a token "
-            "depends on the data; measure a step instead"
-        )
+        model: Any = OBJECTIVES[objective_of(config)](config).float()
     if checkpointing:
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             model.gradient_checkpointing_enable({"use_reentrant": False})  # 5.17 has no other name
@@ -151,7 +137,7 @@ def training_memory(
     except RuntimeError as error:  # also what depends on the data
         reason = str(error).split("\n", 1)[0]
         raise ClearheadError(
-            f"the memory of {name} with {train.optimizer} cannot be planned: its step fails on "
+            f"the memory of a step with {train.optimizer} cannot be planned: its step fails on "
             f"tensors without data ({reason}); measure a step instead"
         ) from error
     parts = {
@@ -159,14 +145,6 @@ def training_memory(
         for part, kinds in _PARTS.items()
     }
     return parts | {"peak": sum(parts.values())}
-
-
-def _model(config: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    if isinstance(config, ClearheadConfig):
-        return OBJECTIVES[objective_of(config)](config)
-    return AutoModelForCausalLM.from_config(config)
 
 
 def _peak(model: Any, train: TrainConfig) -> dict[str, int]:
@@ -199,15 +177,12 @@ def _peak(model: Any, train: TrainConfig) -> dict[str, int]:
     return {str(getattr(kind, "name", kind)): size for kind, size in peak.items()}
 
 
-def _loss(model: Any, batch: dict[str, torch.Tensor], labels_BT: torch.Tensor) -> torch.Tensor:
-    loss: torch.Tensor
+def _loss(model: Any, batch: dict[str, torch.Tensor], labels_BT: torch.Tensor) -> Any:
     if not isinstance(model, ClearheadForMaskedLM):
-        loss = model(**batch, labels=labels_BT, use_cache=False).loss
-        return loss
+        return model(**batch, labels=labels_BT, use_cache=False).loss
     # As its forward does with the hidden places, whose number depends on the labels' values.
     x_BTC = model.model(**batch).last_hidden_state
     hidden_N = torch.arange(round(SHARE * labels_BT.numel()))
     x_NC = x_BTC.flatten(0, 1).index_select(0, hidden_N)
     labels_N = labels_BT.flatten().index_select(0, hidden_N)
-    loss = ops.linear_cross_entropy(x_NC, model.lm_head.weight, labels_N)
-    return loss
+    return ops.linear_cross_entropy(x_NC, model.lm_head.weight, labels_N)

@@ -60,13 +60,12 @@ def sample(
 
 
 class _Rows:
-    """The first token's weight, and the log-sum-exp of what is left, by layer: [H, rows] each.
+    """The first token's weight, and the log-sum-exp of all logits, by layer: [H, rows] each.
 
     The first query sees one token alone, which says nothing.
     """
 
-    def __init__(self, layers: int, *, without_first: bool) -> None:
-        self.without_first = without_first
+    def __init__(self, layers: int) -> None:
         self.shares = [list[Tensor]() for _ in range(layers)]
         self.totals = [list[Tensor]() for _ in range(layers)]
 
@@ -76,22 +75,11 @@ class _Rows:
             score_BHRS = score_BHRS[:, :, tile.start == 0 :]
             total_BHR = score_BHRS.logsumexp(-1)
             share_BHR = (score_BHRS[..., 0] - total_BHR).exp()
-            if self.without_first:
-                total_BHR = score_BHRS[..., 1:].logsumexp(-1)
             for rows, found in ((self.shares, share_BHR), (self.totals, total_BHR)):
                 rows[call.layer].append(found.transpose(0, 1).flatten(1).double().cpu())
 
-    def mean_share(self, layer: int) -> Tensor:
-        """The first token's mean weight in each head, [H]."""
-        return torch.cat(self.shares[layer], 1).mean(1)
-
     def measures(self) -> list[dict[str, Any]]:
-        """The mean weights by layer and head."""
-        return [
-            {"metric": "first_token_share", "value": value, "layer": layer, "head": head}
-            for layer in range(len(self.shares))
-            for head, value in enumerate(self.mean_share(layer).tolist())
-        ]
+        return []
 
 
 def added_sinks(before: ClearheadConfig, after: ClearheadConfig) -> tuple[int, ...]:
@@ -110,16 +98,9 @@ def check_sinks(before: ClearheadConfig, after: ClearheadConfig) -> None:
     """
     layers = [after.layer(index) for index in added_sinks(before, after)]
     if not layers:
-        own = [after.layer(index).normalizer for index in range(after.num_hidden_layers)]
-        if SINK in own:
-            raise ClearheadError(
-                "--calibrate sets the sinks that a conversion adds, and this model has its own, "
-                "which stay as they are: give --text to measure on, or convert the model that it "
-                "was made from"
-            )
         raise ClearheadError(
-            "--calibrate sets the logits of learned sinks, and this model has "
-            f"normalizer={own[0]!r}: give --to sink, --to key-value or --prefix auto"
+            "--calibrate sets the sinks that a conversion adds, and a model's own stay as they "
+            "are: give --to sink, --to key-value or --prefix auto, or --text to measure on"
         )
     if any(layer.maps == "differential" for layer in layers):
         raise ClearheadError(
@@ -128,33 +109,24 @@ def check_sinks(before: ClearheadConfig, after: ClearheadConfig) -> None:
 
 
 def calibrate(
-    model: ClearheadForCausalLM,
-    windows: Iterable[Tensor],
-    layers: Collection[int],
-    *,
-    without_first: bool,
-) -> list[dict[str, Any]]:
+    model: ClearheadForCausalLM, windows: Iterable[Tensor], layers: Collection[int]
+) -> None:
     """Give learned sinks the logit at which their mean weight is the first token's; no training.
 
     Args:
         layers: those with `normalizer="sink"` whose sinks are set, and which no row notices
             meanwhile.
-        without_first: for rows from which the first token is hidden, where the sink takes its
-            place; else the sink is beside it.
-
-    Returns:
-        The first tokens' mean weights that were found, measures "first_token_share".
     """
     blocks: Any = model.model.layers
     for layer in layers:
         torch.nn.init.constant_(blocks[layer].self_attn.normalizer.logit, NOTHING)
-    rows = _Rows(len(blocks), without_first=without_first)
-    shares = measure(model, windows, batch_size=1, attention=[rows])
+    rows = _Rows(len(blocks))
+    measure(model, windows, batch_size=1, attention=[rows])
     for layer in layers:
-        logits = _balanced(torch.cat(rows.totals[layer], 1), rows.mean_share(layer))
+        share_H = torch.cat(rows.shares[layer], 1).mean(1)
+        logits = _balanced(torch.cat(rows.totals[layer], 1), share_H)
         with torch.no_grad():
             blocks[layer].self_attn.normalizer.logit.copy_(logits)
-    return shares
 
 
 def _balanced(totals_HN: Tensor, shares_H: Tensor) -> Tensor:

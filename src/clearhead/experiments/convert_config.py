@@ -13,7 +13,6 @@ from clearhead.metavars import Change, Model, Source, Text
 from clearhead.ranges import Count, Length, Natural
 
 AUTO = "auto"  # the prefix that is searched for
-_MEASURES = ("calibrate", "sink_logit", "text", "length", "windows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,25 +70,8 @@ class ConvertConfig(OpensModels):
             raise ClearheadError(
                 f"--to has the presets {' and '.join(self._presets)}: give one, and axes"
             )
-        if (idle := self.given(*_MEASURES)) and not self.changes:
-            raise ClearheadError(
-                f"{', '.join(idle)} would have no effect without --to, --prefix, --rotate or "
-                "--equalise"
-            )
-        if self.calibrate is not None and not self.to and self.prefix is None:
-            raise ClearheadError(
-                "--calibrate fills new sinks, keys or values, or judges prefixes: give --to or "
-                "--prefix auto with it, or --text to measure on"
-            )
         if self.prefix == AUTO and self.calibrate is None:
             raise ClearheadError("--prefix auto is searched for on a text: give --calibrate TEXT")
-        if self.prefix not in (None, AUTO) and self.calibrate is not None:
-            raise ClearheadError(
-                "--calibrate would have no effect beside a given --prefix: leave it out, or give "
-                "--prefix auto"
-            )
-        if self.seed and not self.is_drawn:
-            raise ClearheadError("--seed would have no effect without --rotate residual or values")
         if self.learn_rotation and "residual" not in self.rotate:
             raise ClearheadError("--learn-rotation would have no effect without --rotate residual")
         if self.changes and self.purpose:
@@ -97,8 +79,6 @@ class ConvertConfig(OpensModels):
                 "--for is a step of its own: convert without it first, then that --for "
                 f"{self.purpose}"
             )
-        if self.calibrate is not None and self.sink_logit is not None:
-            raise ClearheadError("--calibrate and --sink-logit both set the sinks: give one")
 
     @property
     def _presets(self) -> list[str]:

@@ -17,7 +17,6 @@ from clearhead.experiments.convert_config import AUTO, ConvertConfig
 from clearhead.experiments.prefixes import (
     SEARCHED,
     Prefix,
-    check_filled,
     check_prefix,
     difference_after,
     fill,
@@ -50,7 +49,6 @@ from clearhead.records.provenance import provenance
 from clearhead.train.checkpoint import save_pretrained, whole
 
 RECORD = "conversion.json"  # in the folder of the converted model
-OF_A_PREFIX = {"normalizer", "prefix_length", "mlp_rotation"}  # changes beside which it is kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +69,7 @@ def run_conversion(
         ClearheadError: as the conversions below; for an output that exists, a tokenizer that is
             another model's, and a run's checkpoint that is to change too.
     """
-    settings = config.settings()
+    config.settings()  # refuses words of another form
     require_new(config.output)
     earlier = _of_the_source(config.model)
     if (joined := whole(Path(config.model))) is not None:
@@ -94,7 +92,7 @@ def run_conversion(
         found = to_the_other_format(model, config.model, config.purpose)
     else:
         with in_float32(model) as rounded:
-            found = to_other_mechanisms(model, tokenizer, config, settings, rounded=rounded)
+            found = to_other_mechanisms(model, tokenizer, config, rounded=rounded)
     made = found.model
     with publish_folder(config.output) as folder:
         save_pretrained(made, tokenizer, folder)
@@ -135,153 +133,186 @@ def to_the_other_format(model: Any, name: str, purpose: str | None = None) -> Co
     return Conversion(model=made, record={**record, **same, "relative": relative})
 
 
-def to_other_mechanisms(
-    model: Any,
-    tokenizer: Any,
-    config: ConvertConfig,
-    settings: dict[str, Any],
-    *,
-    rounded: Callable[[Any], Any],
-) -> Conversion:
-    """The same weights under other mechanisms, with the distance from the first model.
+class _Course:
+    """A conversion to other mechanisms under way; `steps` in their order.
 
     Of the windows of the calibration text half calibrate or judge prefixes; the other half measures
     the distance, unless there is a text of its own.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, config: ConvertConfig) -> None:
+        settings = config.settings()
+        self.config, self.tokenizer = config, tokenizer
+        self.changes, self.first = target(config.preset, settings), imported(model)
+        check_baseline(config.preset, settings, self.first.config)
+        self.length = min(config.length, model.config.max_position_embeddings)
+        self.basis: list[Part] = [part for part in config.rotate if part != "down"]
+        self.text = config.text or config.calibrate or STDLIB
+        self.prefix: Prefix | None = None
+        self.after = 0.0  # how far logits after the prefix are from the first model's
+        self.calibrating, self.windows = list[Tensor](), list[Tensor]()  # int64 [length] each
+        self.measures, self.lines = list[dict[str, Any]](), list[str]()
+        self.steps: list[tuple[str, Callable[[], None]]] = [
+            ("refuse what can be refused before the minutes of the next two", self.check),
+            ("read texts and search for a prefix", self.read),
+            ("turn the weights", self.turn),
+            ("put the other mechanisms in", self.start),
+            ("fill keys, values and sinks", self.fill),
+        ]
+
+    def check(self) -> None:
+        config, ours = self.config, self.first.config
+        if config.prefix not in (None, AUTO):
+            self.prefix = given_prefix(config.prefix, self.tokenizer, ours.vocab_size)
+        if config.prefix is not None:
+            tokens = SEARCHED if self.prefix is None else len(self.prefix.ids)
+            check_prefix(ours, self.changes, tokens)
+            self.changes |= {"normalizer": "key-value", "prefix_length": tokens}
+        check_rotation(ours, self.basis)
+        with torch.device("meta"):
+            outline = ClearheadForCausalLM(changed(ours, self.changes))
+        if config.equalise:
+            check_equalised(outline)
+        self.added = added_sinks(ours, outline.config)
+        if config.sink_logit is not None and not self.added:
+            raise ClearheadError(
+                "--sink-logit is for the sinks that --to sink or normalizer=sink adds, and has no "
+                "effect without: a model keeps its own"
+            )
+        if config.calibrate is None or config.prefix is not None:
+            return
+        if not _has_keys(outline):
+            check_sinks(ours, outline.config)
+        elif _has_keys(self.first):
+            raise ClearheadError(
+                "--calibrate would replace the keys and values that this model has: give --text "
+                "to measure on, or convert the model that it was made from"
+            )
+        elif (places := outline.config.prefix_length) >= self.length:
+            raise ClearheadError(
+                f"prefix_length={places} takes the first tokens of longer windows than --length "
+                f"{self.length}: give --length {places + 1} or more"
+            )
+
+    def read(self) -> None:
+        config, count = self.config, self.config.windows
+        if config.calibrate is not None:
+            twice: Literal[1, 2] = 1 if config.text else 2
+            options: Any = {"length": self.length, "count": twice * count, "least": twice}
+            read = sample(config.calibrate, self.tokenizer, **options)
+            self.calibrating, self.windows = read[::twice], read[1::2]
+        if not self.windows or config.text is not None:
+            self.windows = sample(self.text, self.tokenizer, length=self.length, count=count)
+        if config.prefix == AUTO:
+            self.prefix = searched_prefix(self.first, self.tokenizer, self.calibrating)
+            self.changes["prefix_length"] = len(self.prefix.ids)
+
+    def turn(self) -> None:
+        config, self.before = self.config, self.first
+        if config.learn_rotation:
+            terminal.say("learning a rotation of the residual stream: a minute at a width of 576")
+        if self.basis:
+            turned = rotated(self.first, self.basis, seed=config.seed, learn=config.learn_rotation)
+            self.before = with_equal_logits(self.first, turned)
+
+    def start(self) -> None:
+        self.begun = started(self.before, self.changes)
+        self.made = self.begun.model
+        if self.config.equalise:
+            self.made = with_equal_logits(self.made, equalised(self.made))
+        # Learned keys may have taken positions.
+        self.length = min(self.length, longest_text(self.made) or self.length)
+        self.windows = [window[: self.length] for window in self.windows]
+        layers: Any = self.made.model.layers
+        self.sinks = [layers[index].self_attn.normalizer for index in self.added]
+        if (logit := self.config.sink_logit) is not None:
+            for sink in self.sinks:
+                nn.init.constant_(sink.logit, logit)
+
+    def fill(self) -> None:
+        if self.prefix is not None:
+            fill(self.made, self.before, torch.tensor([self.prefix.ids]))
+            self.after = difference_after(self.made, self.first, self.prefix.ids)
+            if not self.after <= TOLERANCE:
+                raise ClearheadError(
+                    f"the model with a prefix gives other logits than the one after it, by "
+                    f"{self.after:.2g} of their size: convert --to a mechanism of another function "
+                    "first, then the result with --prefix"
+                )
+            return self._measure("with the prefix, against the model without it")
+        self._measure("start")
+        if self.calibrating and _has_keys(self.made):
+            first_tokens = torch.stack(self.calibrating)[:, : self.made.config.prefix_length]
+            fill(self.made, self.before, first_tokens)
+            self._measure("keys and values of first tokens")
+        elif self.calibrating:
+            calibrate(self.made, self.calibrating, self.added)
+            self._measure("calibrated beside the first token")
+        elif self.added and all(sink.rests for sink in self.sinks):
+            self.lines.append(f"{AT_REST}: give --calibrate TEXT, or --sink-logit 0 for softmax-1")
+
+    def round(self, rounded: Callable[[Any], Any]) -> None:
+        """Give the model the first's 16 bits, where it has them."""
+        self.made = rounded(self.made)
+        if self.made.dtype.itemsize == 2:
+            what = f"rounded to {dtype_name(self.made)}"
+            with in_float32(self.made):
+                self._measure(what)
+                if self.prefix is not None:
+                    self.after = difference_after(self.made, self.first, self.prefix.ids)
+
+    def _measure(self, what: str) -> None:
+        with within_memory(f"give a smaller --length than {self.length}"):
+            found = distance(self.first, self.made, self.windows)
+        self.relative = found.relative
+        self.measures.append({"what": what, **asdict(found)})
+        # After a prefix logits are others by intent: how far says nothing of a fault.
+        largest = "" if self.prefix else f", largest difference of a logit {found.largest:.2g}"
+        self.lines.append(
+            f"{what}: KL {found.divergence:z.4f} nats a token, perplexity "
+            f"{found.perplexity_before:.2f} → {found.perplexity:.2f}{largest} "
+            f"({found.tokens:,} tokens of {self.text})"
+        )
+
+
+def to_other_mechanisms(
+    model: Any, tokenizer: Any, config: ConvertConfig, *, rounded: Callable[[Any], Any]
+) -> Conversion:
+    """The same weights under other mechanisms, with the distance from the first model.
 
     Args:
         model: in float32, as within `in_float32`.
-        settings: `config.settings()`.
         rounded: gives the new model the first's 16 bits, where it has them.
     """
-    prefix, equalise, calibration = config.prefix, config.equalise, config.calibrate
-    basis: list[Part] = [part for part in config.rotate if part != "down"]
-    changes = target(config.preset, settings)
-    first = imported(model)
-    check_baseline(config.preset, settings, first.config)
-    length = min(config.length, model.config.max_position_embeddings)
-    # All that can be refused is refused before the search and the rotation take their minutes.
-    chosen = None
-    if prefix not in (None, AUTO):
-        chosen = given_prefix(prefix, tokenizer, first.config.vocab_size)
-    if prefix is not None:
-        tokens = SEARCHED if chosen is None else len(chosen.ids)
-        check_prefix(first.config, changes, tokens)
-        changes |= {"normalizer": "key-value", "prefix_length": tokens}
-    check_rotation(first.config, basis)
-    with torch.device("meta"):
-        outline = ClearheadForCausalLM(changed(first.config, changes))
-    if equalise:
-        check_equalised(outline)
-    added = added_sinks(first.config, outline.config)
-    if config.sink_logit is not None and not added:
-        raise ClearheadError(
-            "--sink-logit is for the sinks that --to sink or normalizer=sink adds, and has no "
-            "effect without: a model keeps its own"
-        )
-    if calibration is not None and prefix is None:
-        _check_calibration(first, outline, length)
-    calibrating, windows = list[Tensor](), list[Tensor]()
-    if calibration is not None:
-        twice: Literal[1, 2] = 1 if config.text else 2
-        count = twice * config.windows
-        read = sample(calibration, tokenizer, length=length, count=count, least=twice)
-        calibrating, windows = read[::twice], read[1::2]
-    read_from = config.text or calibration or STDLIB
-    if not windows or config.text is not None:
-        windows = sample(read_from, tokenizer, length=length, count=config.windows)
-    measures, lines = list[dict[str, Any]](), list[str]()
-    before = first
-    if prefix == AUTO:
-        chosen = searched_prefix(first, tokenizer, calibrating)
-        changes["prefix_length"] = len(chosen.ids)
-    if config.learn_rotation:
-        terminal.say("learning a rotation of the residual stream: a minute at a width of 576")
-    if basis:
-        turned = rotated(first, basis, seed=config.seed, learn=config.learn_rotation)
-        before = with_equal_logits(first, turned)
-    start = started(before, changes)
-    made = start.model
-    if equalise:
-        made = with_equal_logits(made, equalised(made))
-    length = min(length, longest_text(made) or length)  # learned keys may have taken positions
-    windows = [window[:length] for window in windows]
-
-    def measure(what: str, **inputs: Any) -> float:
-        with within_memory(f"give a smaller --length than {length}"):
-            found = distance(first, made, windows, **inputs)
-        measures.append({"what": what, **asdict(found)})
-        # After a prefix logits are others by intent: how far says nothing of a fault.
-        largest = "" if chosen else f", largest difference of a logit {found.largest:.2g}"
-        lines.append(
-            f"{what}: KL {found.divergence:z.4f} nats a token, perplexity "
-            f"{found.perplexity_before:.2f} → {found.perplexity:.2f}{largest} "
-            f"({found.tokens:,} tokens of {read_from})"
-        )
-        return found.relative
-
-    layers: Any = made.model.layers
-    sinks = [layers[index].self_attn.normalizer for index in added]
-    if config.sink_logit is not None:
-        for sink in sinks:
-            nn.init.constant_(sink.logit, config.sink_logit)
-    shares = list[dict[str, Any]]()
-    # Hidden tokens take positions still, but those in whose place learned keys stand.
-    places = torch.arange(length, device=made.device)[None]
-    hidden = {
-        "attention_mask": (places >= made.config.prefix_length).long(),
-        "position_ids": (places - made.model.needs.places).clamp_min(0),
-    }
-    if chosen is not None:
-        fill(made, before, torch.tensor([chosen.ids]))
-        after = check_filled(made, first, chosen.ids, changes.keys() - OF_A_PREFIX)
-        relative = measure("with the prefix, against the model without it")
-    elif not calibrating:
-        relative = measure("start")
-    elif _has_keys(made):
-        measure("start")
-        fill(made, before, torch.stack(calibrating)[:, : made.config.prefix_length])
-        measure("keys and values of first tokens; the text's own hidden", **hidden)
-        relative = measure("keys and values of first tokens")
-    else:
-        measure("start")
-        calibrate(made, calibrating, added, without_first=True)
-        measure("calibrated without the first token, which is hidden", **hidden)
-        shares = calibrate(made, calibrating, added, without_first=False)
-        relative = measure("calibrated beside the first token")
-    if sinks and not calibrating and all(sink.rests for sink in sinks):
-        lines.append(f"{AT_REST}: give --calibrate TEXT, or --sink-logit 0 for softmax-1")
-    same_in_float32 = relative <= TOLERANCE
-    made = rounded(made)
-    if made.dtype.itemsize == 2:
-        bits = dtype_name(made)
-        with in_float32(made):
-            relative = measure(f"rounded to {bits}")
-            if chosen is not None:
-                after = difference_after(made, first, chosen.ids)
-    if chosen is not None:
-        lines.insert(0, _prefix_line(chosen, made, after))
+    course = _Course(model, tokenizer, config)
+    for _, step in course.steps:
+        step()
+    same_in_float32 = course.relative <= TOLERANCE
+    course.round(rounded)
+    prefix, lines = course.prefix, course.lines + course.begun.in_words()
     return Conversion(
-        model=made,
-        lines=lines + start.in_words(),
+        model=course.made,
+        lines=lines
+        if prefix is None
+        else [_prefix_line(prefix, course.made, course.after), *lines],
         record={
-            **_record(config.model, model, made),
-            "changes": changes,
-            "rotated": list(basis),
-            "seed": config.seed if basis else None,
+            **_record(config.model, model, course.made),
+            "changes": course.changes,
+            "rotated": course.basis,
+            "seed": config.seed if course.basis else None,
             "learned_rotation": config.learn_rotation,
-            "equalised": equalise,
+            "equalised": config.equalise,
             "same_in_float32": same_in_float32,
-            "same_function": relative <= TOLERANCE,
-            "relative": relative,
-            "new": start.new,
-            "dropped": start.dropped,
-            "measures": measures,
-            "text": read_from,
-            "calibration": calibration,
-            "length": length,
-            "windows": len(windows),
-            "shares": shares,
-            "prefix": None if chosen is None else {**asdict(chosen), "relative": after},
+            "same_function": course.relative <= TOLERANCE,
+            "relative": course.relative,
+            "new": course.begun.new,
+            "dropped": course.begun.dropped,
+            "measures": course.measures,
+            "text": course.text,
+            "calibration": config.calibrate,
+            "length": course.length,
+            "windows": len(course.windows),
+            "prefix": None if prefix is None else {**asdict(prefix), "relative": course.after},
         },
     )
 
@@ -290,24 +321,6 @@ def _of_the_source(model: str) -> dict[str, Any] | None:
     """The record of the conversion that made the source, with its prefix."""
     path = Path(model) / RECORD
     return read_json(path, "delete it to convert without it") if path.is_file() else None
-
-
-def _check_calibration(
-    first: ClearheadForCausalLM, outline: ClearheadForCausalLM, length: int
-) -> None:
-    """Refuse a calibration that a model has no place for, or in whose place it has learned keys."""
-    if not _has_keys(outline):
-        check_sinks(first.config, outline.config)
-    elif _has_keys(first):
-        raise ClearheadError(
-            "--calibrate would replace the keys and values that this model has: give --text to "
-            "measure on, or convert the model that it was made from"
-        )
-    elif (places := outline.config.prefix_length) >= length:
-        raise ClearheadError(
-            f"prefix_length={places} takes the first tokens of longer windows than --length "
-            f"{length}: give --length {places + 1} or more"
-        )
 
 
 def _prefix_line(prefix: Prefix, made: ClearheadForCausalLM, after: float) -> str:

@@ -127,7 +127,6 @@ def run_demo(
             output=output / "pretrained",
             data=text,
             windows=8,
-            extrapolate=1,
             trust_remote_code=trust_remote_code,
         )
         run_diagnosis(diagnosed, say=say)

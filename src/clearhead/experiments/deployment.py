@@ -1,37 +1,41 @@
-"""A model saved in few bits against the one in bfloat16: bytes, tokens a second, perplexity."""
+"""A model saved in few bits against the one in bfloat16: bytes, tokens a second, perplexity.
 
-from collections.abc import Callable, Mapping, Sequence
+transformers takes torchao's tensors apart into plain ones and describes them in the header of a
+safetensors file, so nothing is ever pickled.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from clearhead.data import prepare, windows
-from clearhead.errors import ClearheadError, require_extras
+from clearhead.errors import ClearheadError, require, require_extras
 from clearhead.eval import perplexity
 from clearhead.experiments.run_setup import load_model, refuse_tokenizer, text_of
 from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
 from clearhead.experiments.timing import take_turns
-from clearhead.models.inspection import longest_text, parameter_count, within_memory
-from clearhead.models.loading import resolved
-from clearhead.quantize.deploy import (
-    INT4_INPUTS,
-    Deployed,
-    continuation,
-    continued_elsewhere,
-    deploy,
+from clearhead.models.inspection import (
+    generating_plainly,
+    longest_text,
+    parameter_count,
+    within_memory,
 )
+from clearhead.models.loading import pretrained, resolved, save_tokenizer, without_bars
+from clearhead.quantize.linear import linear_layers
 from clearhead.records import manifest
-from clearhead.records.files import require_new, write_json
+from clearhead.records.files import publish_folder, require_new, write_json
 from clearhead.records.provenance import KEYS, provenance
 from clearhead.records.runs import QUANTIZATION, Line
 from clearhead.versions import versions
 
-PROMPT, TOKENS, ROUNDS = 32, 32, 5
+TOKENS, ROUNDS = 32, 5  # of a prompt and of what follows it; of timing
 _SIDES = ("perplexity", "bytes", "tokens_per_second")
-_RUN = {"kind": "run", "dtype": "bfloat16"}
-_HEADER = ("class", "parameters", "quantized_parameters", "length", "tokens", *KEYS)
 FIGURES = "quantization.json"  # in the model's folder
 
 
@@ -53,128 +57,147 @@ def run_deployment(
         )
     require_extras(config)
     forms = list(dict.fromkeys(config.deploy))
-    alone = len(config.models) == len(forms) == 1
     require_new(config.output)
     deployed: dict[Path, dict[str, Any]] = {}
     for source, name in zip(config.models, short_names(config.models), strict=True):
         peer, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
-        text = text_of(config.data, config.models)
-        corpus = prepare(text, tokenizer=tokenizer, progress=say)
+        corpus = prepare(text_of(config.data, config.models), tokenizer=tokenizer, progress=say)
         count = max(1, config.tokens // config.length)
-        read = list(windows(corpus, length=config.length, count=count))
+        texts = list(windows(corpus, length=config.length, count=count))
+        load: dict[str, Any] = {"device_map": str(peer.device), "dtype": torch.bfloat16}
+        load["trust_remote_code"] = config.trust_remote_code
         for form in forms:
+            alone = len(config.models) == len(forms) == 1
             folder = config.output if alone else config.output / f"{name}-{form}"
             with within_memory("a model is held twice, whole and in few bits: free memory for it"):
-                made = deploy(
-                    peer,
-                    tokenizer,
-                    resolved(source),
-                    form,
-                    folder,
-                    trust_remote_code=config.trust_remote_code,
-                )
-            say(f"{name}, {form}: saved")
-            found = {"form": form, "of": source, **figures(made, folder, read, progress=say)}
-            write_json(folder / FIGURES, found)
+                model, peer = deploy(peer, tokenizer, resolved(source), form, folder, load)
+            say(f"{name}, {form}: saved; a new process loads the saved model")
+            layers = linear_layers(peer).values()
+            figures = {
+                "form": form,
+                "of": source,
+                "class": type(peer).__name__,
+                "parameters": parameter_count(peer),
+                **measured(model, peer, folder, texts, load),
+                "quantized_parameters": sum(
+                    one.weight.numel() for one in layers if isinstance(one, nn.Linear)
+                ),
+                **provenance(peer.device),
+                "versions": versions("torchao"),
+            }
+            write_json(folder / FIGURES, figures)
             manifest.seal(folder)
-            deployed[folder] = {"name": name, **found}
+            deployed[folder] = {"name": name, **figures}
     return deployed
 
 
 def records_of(deployed: Mapping[Path, dict[str, Any]]) -> list[Line]:
     """The figures as records of a quantisation, whose full precision is bfloat16."""
     lines: list[Line] = []
-    for found in deployed.values():
-        where = {"kind": "measure", "run": found["name"]}
-        if not any(line["run"] == found["name"] for line in lines):
-            header = {key: found[key] for key in _HEADER if key in found}
-            lines.append({"study": QUANTIZATION, "path": found["of"], **header, **where} | _RUN)
-            lines += [{**where, "metric": key, "value": found[f"bfloat16_{key}"]} for key in _SIDES]
-        where |= {"scheme": found["form"]}
-        lines += [{**where, "metric": key, "value": found[key]} for key in _SIDES]
+    header = ("class", "parameters", "quantized_parameters", "length", "tokens", *KEYS)
+    for figures in deployed.values():
+        of = {"kind": "measure", "run": figures["name"]}
+        if not any(line["run"] == figures["name"] for line in lines):
+            run = {key: figures[key] for key in header if key in figures} | {"dtype": "bfloat16"}
+            run |= {"kind": "run", "study": QUANTIZATION, "run": of["run"], "path": figures["of"]}
+            lines.append(run)
+            lines += [{**of, "metric": key, "value": figures[f"bfloat16_{key}"]} for key in _SIDES]
+        of["scheme"] = figures["form"]
+        lines += [{**of, "metric": key, "value": figures[key]} for key in _SIDES]
     return lines
 
 
-def figures(
-    deployed: Deployed, folder: Path, texts: Sequence[Tensor], *, progress: Callable[[str], None]
-) -> dict[str, Any]:
-    """Size, speed and perplexity of both models, ready for JSON.
-
-    A process of its own loads the folder and must go on from a prompt with the very tokens that
-    this one's model finds. Then both models generate in turns, one text at a time, in one process.
-
-    Raises:
-        ClearheadError: the saved model does not come back as it was.
-    """
-    limit = longest_text(deployed.model)
-    if limit is not None and limit <= TOKENS:
-        raise ClearheadError(f"{folder} was saved, but {limit} positions are too few to time it")
-    ids = texts[0][: PROMPT if limit is None else min(PROMPT, limit - TOKENS)].tolist()
-    progress("a new process loads the saved model")
-    here = continuation(deployed.model, ids, TOKENS)
-    there = continued_elsewhere(
-        folder, ids, TOKENS, str(deployed.model.device), deployed.trust_remote_code
-    )
-    if here != there:
-        raise ClearheadError(
-            f"{folder} was saved, but a new process continues the text otherwise than this one: "
-            "do not use it"
-        )
-    progress(f"both generate {TOKENS} tokens, {ROUNDS} times in turns")
-    seconds = take_turns(
-        {
-            "ours": lambda: continuation(deployed.model, ids, TOKENS),
-            "bfloat16": lambda: continuation(deployed.peer, ids, TOKENS),
-        },
-        ROUNDS,
-    )
-    ours, peer = (TOKENS / median(seconds[side]) for side in ("ours", "bfloat16"))
-    progress("perplexity of both")
-    length = len(texts[0])
-    with within_memory(f"give a smaller --length than {length}"):
-        found, full = (
-            perplexity(model, texts, length=length, batch_size=1)
-            for model in (deployed.model, deployed.peer)
-        )
-    if problem := found.problem or full.problem:
-        raise ClearheadError(f"no perplexity: {problem}")
-    layers = [deployed.peer.get_submodule(name) for name in deployed.layers]
-    return {
-        "class": type(deployed.peer).__name__,
-        "parameters": parameter_count(deployed.peer),
-        "bytes": deployed.bytes,
-        "bfloat16_bytes": deployed.peer_bytes,
-        "tokens_per_second": ours,
-        "bfloat16_tokens_per_second": peer,
-        "perplexity": found.perplexity,
-        "bfloat16_perplexity": full.perplexity,
-        "length": length,
-        "tokens": len(texts) * length,
-        "quantized_layers": len(layers),
-        "quantized_parameters": sum(layer.weight.numel() for layer in layers),
-        "narrowest_input": min(layer.in_features for layer in layers),
-        "other_linear_layers": list(deployed.others),
-        **provenance(deployed.model.device),
-        "versions": versions("torchao"),
-    }
-
-
-def not_smaller(found: dict[str, Any]) -> str | None:
-    """Why the saved model of these `figures` is no smaller than in bfloat16, and what would be.
+def deploy(
+    peer: Any, tokenizer: Any, source: str, form: str, folder: Path, load: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Save the model `peer` at `source` in few bits to a new folder; `load` is for from_pretrained.
 
     Returns:
-        One line, or None where it is smaller.
+        The saved model, and that of `source`, both loaded anew.
+
+    Raises:
+        ClearheadError: torchao is not installed, or refuses the model; the model has no
+            `nn.Linear`, or is quantised already; the folder exists.
     """
-    if found["bytes"] < found["bfloat16_bytes"]:
-        return None
-    narrow = found["narrowest_input"]
-    if found["form"] == "int4-weight-only" and narrow < INT4_INPUTS:
-        return (
-            f"not smaller than in bfloat16: int4 pads every layer's inputs to a multiple of "
-            f"{INT4_INPUTS:,}, and here some have {narrow}; int8-weight-only pads nothing, and a "
-            f"model at least {INT4_INPUTS:,} wide gains by int4"
-        )
-    return (
-        f"not smaller than in bfloat16: with inputs as few as {narrow}, what describes the "
-        "quantised layers in the file takes more than their weights save; a wider model gains"
-    )
+    torchao = require("torchao", "torchao").quantization
+    from transformers import AutoModelForCausalLM, TorchAoConfig
+
+    dynamic = torchao.Int8DynamicActivationInt8WeightConfig
+    by_tensor = [torchao.PerTensor(), torchao.PerRow()]
+    config = {
+        "int8-weight-only": torchao.Int8WeightOnlyConfig,
+        "int8-dynamic": dynamic,
+        "int8-dynamic-tensor": lambda: dynamic(granularity=by_tensor),
+    }[form]()
+    require_new(folder)
+    if not any(isinstance(layer, nn.Linear) for layer in linear_layers(peer).values()):
+        raise ClearheadError(f"{type(peer).__name__} has no nn.Linear: torchao quantises nothing")
+    head = peer.get_output_embeddings()
+    kept = [name for name, module in peer.named_modules() if module is head]
+    few = TorchAoConfig(config, modules_to_not_convert=kept)
+    try:
+        made = pretrained(AutoModelForCausalLM, source, quantization_config=few, **load)
+    except (RuntimeError, ValueError, ImportError, NotImplementedError) as error:
+        raise ClearheadError(f"torchao cannot make {form} of {source}: {error}") from error
+    with publish_folder(folder) as temporary, without_bars():
+        made.save_pretrained(temporary)
+        save_tokenizer(tokenizer, temporary)
+    del made
+    model, peer = (pretrained(AutoModelForCausalLM, one, **load).eval() for one in (folder, source))
+    return model, peer
+
+
+def measured(
+    model: Any, peer: Any, folder: Path, texts: list[Tensor], load: dict[str, Any]
+) -> dict[str, Any]:
+    """Bytes, tokens a second (in turns, one text at a time) and perplexity of both models.
+
+    Raises:
+        ClearheadError: a process of its own, which loads the folder, goes on from a prompt with
+            other tokens than this one's model; no perplexity.
+    """
+    tokens = min(TOKENS, (longest_text(peer) or 2 * TOKENS) // 2)
+    ids, length = texts[0][:tokens].tolist(), len(texts[0])
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        if pool.submit(_elsewhere, folder, ids, tokens, load).result() != continuation(
+            model, ids, tokens
+        ):
+            raise ClearheadError(
+                f"{folder} was saved, but a new process continues the text otherwise than this "
+                "one: do not use it"
+            )
+    sides = {"": model, "bfloat16_": peer}
+    turns = {side: lambda one=one: continuation(one, ids, tokens) for side, one in sides.items()}
+    seconds = take_turns(turns, ROUNDS)
+    stored = {tensor.data_ptr(): tensor.nbytes for tensor in peer.state_dict().values()}
+    figures: dict[str, Any] = {"length": length, "tokens": len(texts) * length}
+    figures["bytes"] = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    figures["bfloat16_bytes"] = sum(stored.values())
+    for side, one in sides.items():
+        with within_memory(f"give a smaller --length than {length}"):
+            found = perplexity(one, texts, length=length, batch_size=1)
+        if found.problem:
+            raise ClearheadError(f"no perplexity: {found.problem}")
+        figures[f"{side}perplexity"] = found.perplexity
+        figures[f"{side}tokens_per_second"] = tokens / median(seconds[side])
+    return figures
+
+
+def continuation(model: Any, ids: list[int], tokens: int) -> list[int]:
+    """The `tokens` likeliest tokens after `ids`, one after the other, past any end of text."""
+    prompt = torch.tensor([ids], device=model.device)
+    count = {"min_new_tokens": tokens, "max_new_tokens": tokens}
+    options = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "pad_token_id": 0}
+    with torch.no_grad():
+        out: Tensor = generating_plainly(model).generate(prompt, **options, **count)
+    return [int(token) for token in out[0, len(ids) :]]
+
+
+def _elsewhere(folder: Path, ids: list[int], tokens: int, load: dict[str, Any]) -> list[int]:
+    from transformers import AutoModelForCausalLM
+
+    import clearhead.models  # registers our model type  # noqa: F401
+    from clearhead import extensions
+
+    extensions.load()
+    return continuation(pretrained(AutoModelForCausalLM, folder, **load).eval(), ids, tokens)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from clearhead.data import Corpus
-from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask, bytes_held
+from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask
 from clearhead.errors import ClearheadError
 from clearhead.experiments.run_setup import (
     load_model,
@@ -65,8 +65,6 @@ def _portion(source: str, name: str, config: DiagnoseConfig, say: Callable[[str]
         length=length,
         windows=config.windows,
         at=config.at,
-        extrapolate=config.extrapolate,
-        trained_length=config.trained_length,
     )
     subject = Subject(
         model=model,
@@ -86,7 +84,6 @@ def _portion(source: str, name: str, config: DiagnoseConfig, say: Callable[[str]
         "at": config.at,
         "length": length,
         "batch_size": batch_size,
-        "probes_hold_bytes": bytes_held(model, batch_size, length),
     }
     say(f"{name}: {header['windows']} windows")
     tasks = {"diagnosis": task}

@@ -6,7 +6,7 @@ values are kept, and nothing of the text grows (PrefixQuant, arXiv 2410.05265).
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -18,7 +18,6 @@ from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.conversion import TOLERANCE
 from clearhead.models.inspection import batches, evaluating
 from clearhead.terminal import say
 
@@ -88,32 +87,41 @@ def searched_prefix(
     Raises:
         ClearheadError: no candidate lowers the states at no loss.
     """
-    read, judged = _pieces(windows), [window[:JUDGED] for window in windows[:2]]
-    candidates = list(_candidates(tokenizer, windows))
-    states = _largest(model, read, ())
-    usual = median(states)
-    best = plain = _tried(tokenizer, (), states, usual)
-    tried, perplexities = [plain], {(): _perplexity(model, judged, ())}
+    length = min(PIECE_LENGTH, *map(len, windows))
+    pieces = [piece for one in windows for piece in one.split(length) if len(piece) == length]
+    count = min(PIECES, len(pieces))  # spread over the windows
+    pieces = [pieces[index * len(pieces) // count] for index in range(count)]
+    usual = median(largest_states(model, pieces, ()))
+
+    def measured(ids: tuple[int, ...]) -> dict[str, Any]:
+        largest = largest_states(model, pieces, ids)
+        fails = sum(one > MASSIVE_SHARE * usual for one in largest)
+        measures: dict[str, Any] = {"largest": max(largest), "fails": fails, "pieces": len(largest)}
+        measures["perplexity"] = None
+        return {"tokens": list(ids), "text": tokenizer.decode(list(ids)), **measures}
+
+    def rank(one: dict[str, Any]) -> tuple[int, float]:
+        return one["fails"], one["largest"]
+
+    def judge(one: dict[str, Any]) -> float:
+        judged, ids = [window[:JUDGED] for window in windows[:2]], tuple(one["tokens"])
+        options: Any = {"length": len(judged[0]), "batch_size": BATCH_SIZE, "prefix": ids}
+        one["perplexity"] = perplexity(model, judged, **options).perplexity
+        return float(one["perplexity"])
+
+    candidates = _candidates(tokenizer, windows)
+    best = plain = measured(())
+    tried, without = [plain], judge(plain)
     for number in range(1, SEARCHED + 1):
-        longer = list[dict[str, Any]]()
-        for candidate in candidates:
-            ids = (*best["tokens"], candidate)
-            longer.append(_tried(tokenizer, ids, _largest(model, read, ids), usual))
-        longer.sort(key=_rank)
+        longer = sorted((measured((*best["tokens"], token)) for token in candidates), key=rank)
         tried += longer
-        limit = LOSS * min(perplexities[()], perplexities[tuple(best["tokens"])])
-        found = None
-        for one in longer:
-            if not _is_better(one, best):
-                break
-            ids = tuple(one["tokens"])
-            perplexities[ids] = _perplexity(model, judged, ids)
-            if perplexities[ids] <= limit:
-                found = one
-                break
-        if found is None:
+        limit = LOSS * min(without, best["perplexity"])
+        # Fewer failures than the best so far, or as many with much smaller states.
+        bar = best["fails"], GAIN * best["largest"]
+        better = (one for one in longer if rank(one) < bar)
+        best, before = next((one for one in better if judge(one) <= limit), best), best
+        if best is before:
             break
-        best = found
         say(
             f"prefix of {number}: {best['text']!r}, largest hidden state {best['largest']:,.0f}; "
             f"it fails on {best['fails']} of {best['pieces']} pieces of text"
@@ -123,77 +131,30 @@ def searched_prefix(
             f"none of {len(candidates)} tokens before the text lowers its largest hidden states, "
             f"{usual:,.0f} as a rule, at no loss of perplexity: give a prefix, such as \\n"
         )
-    tried = [{**one, "perplexity": perplexities.get(tuple(one["tokens"]))} for one in tried]
     return Prefix(ids=tuple(best["tokens"]), text=best["text"], tried=tried)
 
 
-def _tried(
-    tokenizer: Any, ids: Sequence[int], largest: list[float], usual: float
-) -> dict[str, Any]:
-    return {
-        "tokens": list(ids),
-        "text": tokenizer.decode(list(ids)),
-        "largest": max(largest),
-        "fails": sum(one > MASSIVE_SHARE * usual for one in largest),
-        "pieces": len(largest),
-    }
-
-
-def _rank(one: dict[str, Any]) -> tuple[int, float]:
-    return one["fails"], one["largest"]
-
-
-def _is_better(found: dict[str, Any], best: dict[str, Any]) -> bool:
-    """True where it fails on fewer pieces, or on as many with much smaller states."""
-    return _rank(found) < (best["fails"], GAIN * best["largest"])
-
-
-def _pieces(windows: Sequence[Tensor]) -> list[Tensor]:
-    """Pieces of one length, spread over the windows; whole windows where those are shorter."""
-    length = min(PIECE_LENGTH, *map(len, windows))
-    pieces = [piece for one in windows for piece in one.split(length) if len(piece) == length]
-    count = min(PIECES, len(pieces))
-    return [pieces[index * len(pieces) // count] for index in range(count)]
-
-
-def _candidates(tokenizer: Any, windows: Sequence[Tensor]) -> Iterator[int]:
+def _candidates(tokenizer: Any, windows: Sequence[Tensor]) -> list[int]:
     newline = tokenizer("\n", add_special_tokens=False).input_ids
     counts = Counter(token for window in windows for token in window.tolist())
     frequent = [token for token, _ in counts.most_common(FREQUENT)]
     special = (tokenizer.bos_token_id, tokenizer.eos_token_id)
     seen = dict.fromkeys([*(newline if len(newline) == 1 else ()), *special, *frequent])
-    yield from (token for token in seen if token is not None)
+    return [token for token in seen if token is not None]
 
 
-def _largest(
+def largest_states(
     model: ClearheadForCausalLM, pieces: Sequence[Tensor], ids: Sequence[int]
 ) -> list[float]:
-    """The largest absolute hidden state of each piece of text after a prefix."""
-    found = list[float]()
+    """The largest absolute hidden state of each piece of text, int64 [L], after a prefix."""
+    largest = list[float]()
     with evaluating(model):
-        for rows_BL in _after(model, pieces, ids):
+        for ids_BT in batches(model, pieces, BATCH_SIZE):
+            rows_BL = torch.cat([_row(ids, model).expand(len(ids_BT), -1), ids_BT], 1)
             out = model.model(rows_BL, use_cache=False, output_hidden_states=True)
             states = [x[:, len(ids) :].abs().amax((1, 2)) for x in out.hidden_states]
-            found += torch.stack(states).amax(0).tolist()
-    return found
-
-
-def _perplexity(
-    model: ClearheadForCausalLM, windows: Sequence[Tensor], ids: Sequence[int]
-) -> float:
-    found = perplexity(
-        model, windows, length=len(windows[0]), batch_size=BATCH_SIZE, prefix=ids
-    ).perplexity
-    assert found is not None  # `_room` leaves room for the prefix
-    return found
-
-
-def _after(
-    model: ClearheadForCausalLM, windows: Sequence[Tensor], ids: Sequence[int]
-) -> Iterator[Tensor]:
-    """Batches of windows after a prefix, int64 [B, L]."""
-    for ids_BT in batches(model, windows, BATCH_SIZE):
-        yield torch.cat([_row(ids, model).expand(len(ids_BT), -1), ids_BT], 1)
+            largest += torch.stack(states).amax(0).tolist()
+    return largest
 
 
 def check_prefix(config: ClearheadConfig, changes: dict[str, Any], count: int) -> None:
@@ -255,11 +216,8 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
 def difference_after(
     made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids: tuple[int, ...]
 ) -> float:
-    """Compare `made` with `model` after the prefix, on random tokens within any sliding window.
-
-    Returns:
-        The Euclidean distance of the logits over the length of the model's.
-    """
+    """Compare `made` with `model` after the prefix, on random tokens within any sliding window:
+    the Euclidean distance of the logits over the length of the model's."""
     count = min(_CHECKED, _room(model.config) - len(ids))
     draw = torch.Generator().manual_seed(0)
     text = torch.randint(model.config.vocab_size, (1, count), generator=draw).to(model.device)
@@ -267,34 +225,6 @@ def difference_after(
         whole = model(input_ids=torch.cat([_row(ids, model), text], 1)).logits[:, len(ids) :]
         apart = whole.double() - made(input_ids=text).logits.double()
     return float(apart.norm() / whole.double().norm())
-
-
-def check_filled(
-    made: ClearheadForCausalLM,
-    model: ClearheadForCausalLM,
-    ids: tuple[int, ...],
-    others: Collection[str] = (),
-) -> float:
-    """`difference_after` where it is that of another order of sums.
-
-    Args:
-        others: what else was changed of the model.
-
-    Raises:
-        ClearheadError: other logits.
-    """
-    relative = difference_after(made, model, ids)
-    if others and not relative <= TOLERANCE:
-        raise ClearheadError(
-            f"--prefix keeps the logits of the model after it, and --to changes them by its "
-            f"{', '.join(sorted(others))}: convert --to that first, then the result with --prefix"
-        )
-    if not relative <= TOLERANCE:
-        raise ClearheadError(
-            f"the model with a prefix gives other logits than the one after it, by {relative:.2g} "
-            "of their size: please report this model"
-        )
-    return relative
 
 
 def _room(config: ClearheadConfig) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from tyro.conf import Positional
 
@@ -12,7 +12,7 @@ from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS
 from clearhead.metavars import Model, Name, Number, Scaling, SchemeName, Size, TaskName, Text
-from clearhead.ranges import Count, Length, Natural, Range, check, check_distinct
+from clearhead.ranges import Count, Length, Natural, check, check_distinct
 
 DIAGNOSIS_FILE = "diagnosis.jsonl"  # in the output folder of a diagnosis
 FRESH = "init:"  # before a model that has fresh weights
@@ -109,12 +109,6 @@ class DiagnoseConfig(SweepConfig):
     of documents, with the begin token where the tokenizer has one."""
     batch_tokens: Count = 4096
     """Tokens run together. Memory and speed depend on it, the numbers do not."""
-    extrapolate: Annotated[
-        float, Range("at least 1 training length, 1 for no text beyond it", lambda x: x >= 1)
-    ] = 4.0
-    """Length of one more text, in training lengths; 1 reads none."""
-    trained_length: Length | None = None
-    """Training length in tokens; the model's max_position_embeddings where not given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,9 +124,7 @@ class QuantizeConfig(SweepConfig):
     scheme: tuple[SchemeName, ...] = ("w8a8-coarse", "w8a8-token", "w4-channel", "w4-group")
     """Schemes such as w8a8-fine, w3-group64, logits6-row; "all" stands for those of
     docs/quantize.md."""
-    deploy: tuple[
-        Literal["int8-weight-only", "int8-dynamic", "int8-dynamic-tensor", "int4-weight-only"], ...
-    ] = ()
+    deploy: tuple[Literal["int8-weight-only", "int8-dynamic", "int8-dynamic-tensor"], ...] = ()
     """Instead of simulating, save the models in these forms (extra torchao) to --output, and show
     size, speed and perplexity side by side."""
     output: Path | None = None
@@ -164,8 +156,8 @@ class PlanConfig(OpensModels):
 
     verb: ClassVar[str] = "plan"
     models: Positional[tuple[Model, ...]] = ()
-    """Presets, run folders, or Hugging Face models (a folder with config.json, or a hub name), each
-    with its bill. Where none is named, a table of all presets."""
+    """Presets, run folders, or Hugging Face models that convert reads (a folder with config.json,
+    or a hub name), each with its bill. Where none is named, a table of all presets."""
     size: Size = "tiny"
     """Size of the presets: tiny, small, medium, large, or a paper's own."""
     set: dict[str, Any] = field(default_factory=dict)

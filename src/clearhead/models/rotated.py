@@ -25,13 +25,20 @@ from clearhead.nn.positionwise import RMSNorm
 from clearhead.nn.registry import REGISTRY
 
 Part = Literal["residual", "values"]
-_NORMS = ("rmsnorm", "rmsnorm-single")
-# What passes a head's channels on as they are, or by lengths and products that a rotation keeps.
-_LINEAR_IN_VALUES = {
-    "values": ("linear",),
-    "projections": ("linear",),
-    "maps": ("single", "differential-v2"),
-    "epilogue": ("none", "xsa"),
+# Axes that a part's rotation passes, with their values: norms by a length, and what passes a head's
+# channels on as they are, or by lengths and products that a rotation keeps.
+_NEEDS: dict[Part, dict[str, tuple[str, ...]]] = {
+    "residual": {
+        "norm": ("rmsnorm", "rmsnorm-single"),
+        "values": ("linear",),
+        "projections": ("linear",),
+    },
+    "values": {
+        "values": ("linear",),
+        "projections": ("linear",),
+        "maps": ("single", "differential-v2"),
+        "epilogue": ("none", "xsa"),
+    },
 }
 
 
@@ -72,44 +79,29 @@ def rotated(
 
 def check_rotation(config: ClearheadConfig, parts: Sequence[Part]) -> None:
     """Raise a ClearheadError for a mechanism that tells channels apart, naming its axis."""
+    layers = [config.layer(index) for index in range(config.num_hidden_layers)]
+    for part in parts:
+        for axis, allowed in _NEEDS[part].items():
+            for layer in layers:
+                _require(axis, getattr(layer, axis), allowed)
     if "residual" in parts:
-        _check_residual(config)
-    if "values" in parts:
-        _check_values(config)
+        _require("embedding_norm", config.embedding_norm, ("none", "rmsnorm-single"))
+        embeds: Any = REGISTRY.find("position", config.position).build
+        if embeds.embed is not NoPosition.embed:
+            raise ClearheadError(
+                f"position={config.position!r} is added to the stream: leave residual out of "
+                "--rotate"
+            )
+    if "values" in parts and any(layer.normalizer == "key-value" for layer in layers):
+        _require("normalizer", "key-value", ("softmax",))
 
 
-def _check_residual(config: ClearheadConfig) -> None:
-    needs = {"norm": _NORMS, "values": ("linear",), "projections": ("linear",)}
-    for index in range(config.num_hidden_layers):
-        _require(config.layer(index), needs)
-    if (norm := config.embedding_norm) not in (allowed := ("none", "rmsnorm-single")):
-        raise _refusal("embedding_norm", norm, allowed)
-    embeds: Any = REGISTRY.find("position", config.position).build
-    if embeds.embed is not NoPosition.embed:
+def _require(axis: str, name: str, allowed: tuple[str, ...]) -> None:
+    if name not in allowed:
         raise ClearheadError(
-            f"position={config.position!r} is added to the stream: leave residual out of --rotate"
+            f"{axis}={name!r} tells channels apart, so that no rotation keeps the function: "
+            f"--rotate takes {axis} {' or '.join(allowed)}"
         )
-
-
-def _check_values(config: ClearheadConfig) -> None:
-    for index in range(config.num_hidden_layers):
-        layer = config.layer(index)
-        _require(layer, _LINEAR_IN_VALUES)
-        if layer.normalizer == "key-value":
-            raise _refusal("normalizer", layer.normalizer, ("softmax",))
-
-
-def _require(layer: Any, needs: dict[str, tuple[str, ...]]) -> None:
-    for axis, allowed in needs.items():
-        if (name := getattr(layer, axis)) not in allowed:
-            raise _refusal(axis, name, allowed)
-
-
-def _refusal(axis: str, name: str, allowed: tuple[str, ...]) -> ClearheadError:
-    return ClearheadError(
-        f"{axis}={name!r} tells channels apart, so that no rotation keeps the function: --rotate "
-        f"takes {axis} {' or '.join(allowed)}"
-    )
 
 
 def _orthogonal(size: int, draw: torch.Generator) -> Tensor:

@@ -107,9 +107,9 @@ class AttentionCall:
             return self.sink[:, None, None]
         return self.sink[:, :, start:][:, :, :rows, None]
 
-    def scores(self, size: int | None = None, first: int = 0) -> Iterator[Scores]:
-        """The logits of the queries from `first` on, in float32 at least, by tiles of at most
-        `size` numbers (`WEIGHTS` unless given)."""
+    def scores(self, size: int | None = None) -> Iterator[Scores]:
+        """The logits, in float32 at least, by tiles of at most `size` numbers (`WEIGHTS` unless
+        given)."""
         batch, heads, queries, _ = self.q.shape
         keys = self.k.shape[2]
         wide = torch.promote_types(self.q.dtype, torch.float32)
@@ -117,7 +117,7 @@ class AttentionCall:
         rows = max(1, min(ROWS, (size or WEIGHTS) // (batch * heads * keys)))
         limited = self.visibility.settled(queries, keys)
         masked = limited.masked or limited.window is not None or self.mask is not None
-        for start in range(first, queries, rows):
+        for start in range(0, queries, rows):
             stop = min(start + rows, queries)
             end = keys - queries + stop if self.causal else keys
             # The queries scaled rather than the scores: a pass less over the larger.

@@ -53,15 +53,6 @@ class LayerMaps:
             tile.weights, by, lambda: _position_only(call, tile), first
         )
 
-    def centre(self, tile: Tile) -> Tensor | None:
-        """C, attention at W_Q = 0, [B, heads, R, S], where the matrix has the identity in it."""
-        if self.call is None:
-            return None
-        maps: Any = self.call.module.maps
-        return maps.effective_weights(
-            _position_only(self.call, tile), self._of_rows(tile.weights, tile.start)
-        )
-
     def _of_rows(self, weights_BHRS: Tensor, start: int) -> Tensor | None:
         lambdas = self.lambdas
         if lambdas is not None and lambdas.ndim > 2:  # one for each token

@@ -32,7 +32,15 @@ INPUT = -1  # the layer number of the hidden states before the first layer
 
 
 class Statistic(Protocol):
-    """Sums over everything observed. It may have `curves()` beside `measures()`."""
+    """Sums over everything observed.
+
+    `observe` takes what is observed: of `attention` an AttentionCall; within `ByTile` that and a
+    tile, which it leaves as it is; of `hidden` a layer's number and output [B, T, C], or the input
+    of the first as layer `INPUT`; of `gates` a layer's number and its gates from 0 to 1.
+    """
+
+    @property
+    def observe(self) -> Callable[..., None]: ...
 
     def measures(self) -> list[dict[str, Any]]:
         """Payloads of "measure" records; none where nothing was observed."""
@@ -43,28 +51,13 @@ def measures_of(statistics: Iterable[Statistic]) -> list[dict[str, Any]]:
     return [line for statistic in statistics for line in statistic.measures()]
 
 
-class AttentionStatistic(Statistic, Protocol):
-    """A statistic of queries and keys."""
-
-    def observe(self, call: AttentionCall) -> None:
-        """Add one layer's attention."""
-
-
-class LayerStatistic(Statistic, Protocol):
-    """A statistic of hidden states, or of the gates on the heads' outputs (`clearhead.nn.gate`)."""
-
-    def observe(self, layer: int, x_BTC: Tensor) -> None:
-        """Add the output of a decoder layer, or the input of the first as layer `INPUT`; or the
-        gates of a layer, from 0 to 1."""
-
-
 @contextmanager
 def observe(
     model: Any,
     *,
-    attention: Sequence[AttentionStatistic] = (),
-    hidden: Sequence[LayerStatistic] = (),
-    gates: Sequence[LayerStatistic] = (),
+    attention: Sequence[Statistic] = (),
+    hidden: Sequence[Statistic] = (),
+    gates: Sequence[Statistic] = (),
 ) -> Iterator[None]:
     """Feed the statistics with all that `model` is run on in the body.
 
@@ -77,10 +70,8 @@ def observe(
     """
     layers = decoder_layers(model)
     with ExitStack() as stack:
-        if hidden:
-            stack.enter_context(_hooks(layers, hidden))
-        if gates:
-            stack.enter_context(_gate_hooks(layers, gates))
+        for hook in _hooks(layers, hidden, gates):
+            stack.enter_context(hook)
         if attention:
             inside = {module: i for i, layer in enumerate(layers) for module in layer.modules()}
             override = _OVERRIDE.within(
@@ -99,8 +90,8 @@ def measure(
     windows: Iterable[Tensor],
     *,
     batch_size: int,
-    attention: Sequence[AttentionStatistic] = (),
-    hidden: Sequence[LayerStatistic] = (),
+    attention: Sequence[Statistic] = (),
+    hidden: Sequence[Statistic] = (),
 ) -> list[dict[str, Any]]:
     """Run windows of text through a model once, and return the measures of all statistics.
 
@@ -124,42 +115,34 @@ def measure(
     return [*measures_of(attention), *measures_of(hidden)]
 
 
-@contextmanager
-def _hooks(layers: list[nn.Module], statistics: Sequence[LayerStatistic]) -> Iterator[None]:
+def _hooks(
+    layers: list[nn.Module], hidden: Sequence[Statistic], gates: Sequence[Statistic]
+) -> Iterator[Any]:
     def entered(module: nn.Module, arguments: Any, keywords: Any) -> None:
         x = arguments[0] if arguments else keywords.get("hidden_states")
         if isinstance(x, Tensor):
-            _show(statistics, INPUT, x)
+            _show(hidden, INPUT, x)
 
     def left(layer: int, output: Any) -> None:
-        _show(statistics, layer, output[0] if isinstance(output, tuple) else output)
+        _show(hidden, layer, output[0] if isinstance(output, tuple) else output)
 
-    with ExitStack() as stack:
-        stack.enter_context(layers[0].register_forward_pre_hook(entered, with_kwargs=True))
-        for i, layer in enumerate(layers):
-            hook = layer.register_forward_hook(lambda _m, _a, output, i=i: left(i, output))
-            stack.enter_context(hook)
-        yield
-
-
-@contextmanager
-def _gate_hooks(layers: list[nn.Module], statistics: Sequence[LayerStatistic]) -> Iterator[None]:
-    def made(layer: int, logit_BTC: Tensor) -> None:
+    def closed(layer: int, logit_BTC: Tensor) -> None:
         wide = torch.promote_types(logit_BTC.dtype, torch.float32)
-        _show(statistics, layer, torch.sigmoid(logit_BTC.detach().to(wide)))
+        _show(gates, layer, torch.sigmoid(logit_BTC.detach().to(wide)))
 
-    with ExitStack() as stack:
-        for i, layer in enumerate(layers):
-            for module in layer.modules():
-                if isinstance(module, Gate):
-                    hook = module.gate_proj.register_forward_hook(
-                        lambda _m, _a, logit, i=i: made(i, logit)
-                    )
-                    stack.enter_context(hook)
-        yield
+    if hidden:
+        yield layers[0].register_forward_pre_hook(entered, with_kwargs=True)
+    for i, layer in enumerate(layers):
+        if hidden:
+            yield layer.register_forward_hook(lambda _m, _a, output, i=i: left(i, output))
+        for module in layer.modules():
+            if gates and isinstance(module, Gate):
+                yield module.gate_proj.register_forward_hook(
+                    lambda _m, _a, logit, i=i: closed(i, logit)
+                )
 
 
-def _show(statistics: Sequence[LayerStatistic], layer: int, x_BTC: Tensor) -> None:
+def _show(statistics: Sequence[Statistic], layer: int, x_BTC: Tensor) -> None:
     with torch.no_grad(), without_autocast(x_BTC):
         for statistic in statistics:
             statistic.observe(layer, x_BTC)
@@ -168,7 +151,7 @@ def _show(statistics: Sequence[LayerStatistic], layer: int, x_BTC: Tensor) -> No
 @dataclass(kw_only=True)
 class _Probe:
     layers: dict[nn.Module, int]  # the decoder layer that a module is in
-    statistics: Sequence[AttentionStatistic]
+    statistics: Sequence[Statistic]
     last: Callable[[], Tensor | None] = lambda: None  # the queries observed last
 
     def show(self, call: AttentionCall) -> None:

@@ -4,7 +4,7 @@ Shape suffixes as in `clearhead.probe.attention_call`; h is the heads of one map
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,20 +56,6 @@ class AttentionTile(NamedTuple):
     non_finite: int
 
 
-class ScoreStatistic(Statistic, Protocol):
-    """A statistic of logits."""
-
-    def observe(self, call: AttentionCall, scores: Scores) -> None:
-        """Add a tile, and leave it as it is."""
-
-
-class WeightStatistic(Statistic, Protocol):
-    """A statistic of attention weights."""
-
-    def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-        """Add a tile."""
-
-
 class ByTile:
     """Statistics of scores and of weights, fed in one pass over the tiles of each layer.
 
@@ -77,7 +63,7 @@ class ByTile:
     """
 
     def __init__(
-        self, *, scores: Sequence[ScoreStatistic] = (), weights: Sequence[WeightStatistic] = ()
+        self, *, scores: Sequence[Statistic] = (), weights: Sequence[Statistic] = ()
     ) -> None:
         self._of_scores, self._of_weights = scores, weights
 
@@ -92,11 +78,6 @@ class ByTile:
 
     def measures(self) -> list[dict[str, Any]]:
         return measures_of([*self._of_weights, *self._of_scores])
-
-    def curves(self) -> list[dict[str, Any]]:
-        """Payloads of "curve" records."""
-        having = [one for one in self._of_weights if hasattr(one, "curves")]
-        return [line for statistic in having for line in statistic.curves()]
 
 
 def _softmax(call: AttentionCall, maps: LayerMaps, scores: Scores) -> AttentionTile:

@@ -50,7 +50,6 @@ def chart(
     bands: bool = False,
     span: Sequence[float] = (),
     mark: tuple[float, str] | None = None,
-    own_legend: bool = False,
     described: str = "",
 ) -> Panel | None:
     """Lines of arms by colour, of variants by dash; None without a point.
@@ -90,7 +89,7 @@ def chart(
     if across == "layers" and any(x == INPUT for points in curves.values() for x, *_ in points):
         remarks.append("“in” is the stream before the first layer.")
     note = " ".join(filter(None, remarks))
-    return Panel(title=title, figure=figure, note=note, own_legend=own_legend, described=described)
+    return Panel(title=title, figure=figure, note=note, described=described)
 
 
 def new(x: str, y: str, **layout: Any) -> "go.Figure":

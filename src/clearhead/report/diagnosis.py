@@ -6,7 +6,7 @@ from typing import Any
 
 from clearhead.records.runs import LOST, Measure, Records, Run
 from clearhead.report import figures, heatmaps, made, narrative, style
-from clearhead.report.charts import Curves, Looks, chart
+from clearhead.report.charts import Looks
 from clearhead.report.comparison import chance
 from clearhead.report.figures import Line
 from clearhead.report.page import Block, Fold, Notes, Page, Panel, Section, Title, section
@@ -27,7 +27,6 @@ CHANNELS = "outlier_channels"
 RANKS = ("top 1", "top 2", "top 3", "top 10", "top 100", "median")
 KURTOSIS, LARGEST, ORDER = "Kurtosis of the hidden states", "Largest magnitudes", "Order"
 GAINS, STREAM = "Values and projections W = α W_init + β ΔW", "Stream, after the last layer"
-LONGER = "Beyond the training length"
 # Group, title, metric, how it is read, and its unit or note. "map": a number for each attention
 # map. "first" and "last": that layer's; "layer": by layer alone. "rest" and "start": of these
 # tokens. "%": in per cent. Whatever is recorded by layer has a chart, "log" on a log scale.
@@ -42,7 +41,6 @@ NUMBERS = (
     ("Attention", "entropy of equal weights", "entropy_ceiling", "", "nats"),
     ("Attention", "λ, first layer", "lambda", "first", ""),
     ("Attention", "λ, last layer", "lambda", "last", ""),
-    ("Attention", "negative share of the difference", "negative_share", "layer", ""),
     (KURTOSIS, "kurtosis of the first token", "kurtosis", "start log", "3 for a Gaussian"),
     (KURTOSIS, "kurtosis of other tokens", "kurtosis", "rest log", "3 for a Gaussian"),
     (KURTOSIS, "excess over all tokens", "kurtosis_excess", "", "0 for a Gaussian"),
@@ -60,28 +58,14 @@ NUMBERS = (
     (ORDER, "rotary pairs, of later keys", "anomalous_after", "%", ""),
     (ORDER, "rotary pairs, by amplitude", "anomalous_weight_before", "%", ""),
     (ORDER, "keys that score lower when moved nearer", "order_broken_content", "%", "sampled"),
-    (ORDER, "queries whose 4 nearest keys score lower", "order_broken_before", "%", ""),
-    (ORDER, "the same, of later keys", "order_broken_after", "%", ""),
     (GAINS, "|β/α| of values, first layer", "beta_over_alpha_values", "first", ""),
     (GAINS, "|β/α| of all others, mean", "beta_over_alpha", "", ""),
     (GAINS, "|β/α| of projections", "beta_over_alpha_projections", "layer", ""),
     (STREAM, "token similarity", "similarity", "last", "mean cosine"),
     (STREAM, "effective rank", "effective_rank", "last", "first 4 texts"),
     (STREAM, "without first tokens", "effective_rank_without_first", "last", "effective rank"),
-    (STREAM, "effective rank of attention", "matrix_rank", "layer", "share of the tokens"),
     (STREAM, "norm of the first token", "norm_first", "last log", ""),
     (STREAM, "norm of the others", "norm_rest", "last log", ""),
-    (LONGER, "weight on 64 nearest keys, within it", "near_weight_trained", "last %", "last layer"),
-    (LONGER, "weight on near keys, at the end", "near_weight_beyond", "last %", ""),
-)
-BANDED = "share_by_distance"  # by bands of distance, which have names
-# Curve, title, x and y.
-CURVES = (
-    (BANDED, "How far attention reaches", "distance (tokens)", "share of the weight"),
-    ("decay", "Score by distance, and its bound", "distance (tokens)", "score"),
-    ("spectrum", "Spectrum of attention", "number", "singular value"),
-    ("largest_logit_by_position", "Largest logit by query", "position (tokens)", "|logit|"),
-    ("logit_by_position", "Logits of the last queries by key", "position (tokens)", "mean logit"),
 )
 
 
@@ -103,7 +87,6 @@ def page(records: Records, title: str) -> Page:
         section("first", "", _first(records, looks), title="Heads and layers", caption=FIRST),
         _findings(records),
         section("layers", "", _by_layer(records, looks), title="By layer", folded=True),
-        section("curves", "", _curves(records), title="By distance and position", folded=True),
         section("numbers", "", [numbers(records)], title="All the numbers", folded=True),
         made.section(records, SAMPLED),
     )
@@ -268,33 +251,3 @@ def _channel(line: dict[str, Any]) -> str:
         f"channel {line['channel']}: up to {largest} ({medians} × the median) after layer "
         f"{line['layer']}, in {where}; an outlier from layer {line['first_layer']} on"
     )
-
-
-def _curves(records: Records) -> Iterator[Panel | None]:
-    """The curves of each model, a line a layer or attention map."""
-    for run in records.runs:
-        trained = run.value("trained_length")
-        for curve, title, x, y in CURVES:
-            up = "log" if curve in ("decay", "spectrum") else ""
-            curves: Curves = {}
-            for one in run.payload("curve", curve=curve):
-                parts = one.get("map", ""), f"layer {one['layer']}" if "layer" in one else ""
-                pairs = zip(one["x"], one["y"], strict=True)
-                curves[", ".join(filter(None, parts)), ""] = [
-                    (at, value, None)
-                    for at, value in pairs
-                    if value is not None and (value > 1e-6 or not up)
-                ]
-            places = [at for points in curves.values() for at, *_ in points]
-            yield chart(
-                f"{title}: {run.id}",
-                curves,
-                style.looks([name for name, _ in curves]),
-                x,
-                y,
-                across=[*dict.fromkeys(map(str, places))] if curve == BANDED else "",
-                up=up,
-                size=0,
-                mark=(trained, "training length") if trained and "position" in x else None,
-                own_legend=True,
-            )

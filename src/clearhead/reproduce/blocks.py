@@ -134,7 +134,7 @@ def scaling(scale: str) -> Iterator[Study]:
 def signal(scale: str) -> Iterator[Study]:
     """Blocks before any training: how alike two tokens are after 24 layers."""
     table = _table(24, 1024, 0, width=256, batch=8)
-    asked = DiagnoseConfig(models=(TRAINED,), length=128, windows=4, extrapolate=1)
+    asked = DiagnoseConfig(models=(TRAINED,), length=128, windows=4)
     table = replace(table, seeds=tuple(range(5)), label="signal", questions={"signal": asked})
     yield table.arm("transformer", attention_skip="none")
     for preset in ("transformer", "skipless", "sas", "sas-p"):  # the interventions
@@ -150,7 +150,7 @@ def ratios(scale: str) -> Iterator[Study]:
     `clearhead diagnose` measures β/α, which is of the weights alone: a little text will do.
     """
     layers, table = next(iter(tables(scale).items()))  # the least deep
-    asked = DiagnoseConfig(models=(TRAINED,), length=128, windows=4, extrapolate=1)
+    asked = DiagnoseConfig(models=(TRAINED,), length=128, windows=4)
     for label, trained in (("ratios", True), ("ratios at the start", False)):
         pre_ln, sas = (PRE_LN[layers], SAS[layers]) if trained else ((), ())
         one = replace(table, label=label, questions={"ratios": asked})

@@ -107,7 +107,7 @@ def _retrieval(scale: str) -> Mapping[str, Question]:
     schemes = tuple(f"logits{bits}-tensor" for bits in (8, 6, 4))
     bits = QuantizeConfig(models=(TRAINED,), scheme=schemes, length=LENGTHS[scale], tokens=16_384)
     # Table 5 has the largest logits too, which training does not measure.
-    logits = DiagnoseConfig(models=(TRAINED,), length=LENGTHS[scale], extrapolate=1)
+    logits = DiagnoseConfig(models=(TRAINED,), length=LENGTHS[scale])
     return {"retrieval": asked, "bits": bits, "logits": logits}
 
 

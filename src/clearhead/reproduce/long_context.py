@@ -115,7 +115,7 @@ def _small() -> Study:
 
 def _order(length: int) -> DiagnoseConfig:
     """Scores by distance, of keys near a query."""
-    return DiagnoseConfig(models=(TRAINED,), length=length, windows=16, extrapolate=1)
+    return DiagnoseConfig(models=(TRAINED,), length=length, windows=16)
 
 
 def _paper() -> Study:

@@ -129,6 +129,6 @@ def _questions(*, tokens: int) -> dict[str, Question]:
     )
     return {
         "bits": QuantizeConfig(scheme=SCHEMES, tokens=tokens, **held_out),
-        "inside": DiagnoseConfig(windows=min(64, tokens // 512), extrapolate=1, **held_out),
+        "inside": DiagnoseConfig(windows=min(64, tokens // 512), **held_out),
         "code": code,
     }

@@ -116,6 +116,4 @@ def _table(scale: str, label: str) -> Study:
 
 def _documents(length: int, text: DataConfig) -> DiagnoseConfig:
     """A diagnosis of the first tokens of documents."""
-    return DiagnoseConfig(
-        models=(TRAINED,), length=length, at="documents", extrapolate=1, data=text
-    )
+    return DiagnoseConfig(models=(TRAINED,), length=length, at="documents", data=text)

@@ -91,7 +91,7 @@ class Family:
                 f"{words_of(dropped)} of this {self.name} is for training alone, and left out: "
                 "the clearhead model trains without dropout (its own is the setting dropout)"
             )
-        config = self._config(model.config)
+        config = self.counterpart(model.config)
         state = self.read(_renamed(model.state_dict(), self.names), model.config)
         if config.bias:
             state = with_all_biases(state)
@@ -108,12 +108,13 @@ class Family:
         theirs = self.model.config_class(
             **copied(ours, self.name), rms_norm_eps=ours.norm_eps, **self.settings(ours)
         )
-        self._check_export(ours, self._config(theirs))
+        self._check_export(ours, self.counterpart(theirs))
         names = {here: there for there, here in self.names.items()}
         state = _renamed(self.write(model.state_dict(), ours), names)
         return filled(self.model, theirs, state, model)
 
-    def _config(self, theirs: Any) -> ClearheadConfig:
+    def counterpart(self, theirs: Any) -> ClearheadConfig:
+        """The configuration here of one of the family's."""
         keys = copied(theirs) | {"norm_eps": getattr(theirs, self.eps)} | self.axes(theirs)
         return ClearheadConfig(**keys)
 
