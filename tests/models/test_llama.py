@@ -153,8 +153,7 @@ def test_widths_that_transformers_refuses_are_refused_in_a_line():
             r"is quantised \(torchao\): save a copy in full precision by the program \"Dequant",
         ),
         ("gptq", r"\"Dequantise a model\" of docs/howto.md, and give that; or give the one"),
-        ("compressed-tensors", r"CompressedTensorsConfig\(dequantize=True\), save_pretrained"),
-        ("fp8", r"FineGrainedFP8Config\(dequantize=True\), save_pretrained, and give that"),
+        ("fp8", r"is quantised \(fp8\): save a copy in full precision"),
     ],
 )
 def test_a_quantised_model_is_refused(method, said):
