@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_380
+LINES = 41_149
 LONGEST = 400
 
 

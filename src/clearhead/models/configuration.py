@@ -158,7 +158,8 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
     def settle(self) -> None:
         """Derive what is None, and check everything; models do so again before they are built."""
         for key, hint in self.settings().items():
-            check_value(key, getattr(self, key), hint)
+            if (value := getattr(self, key)) is not getattr(ClearheadConfig, key):  # its default
+                check_value(key, value, hint)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
