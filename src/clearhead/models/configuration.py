@@ -7,6 +7,7 @@ import os
 import typing
 import warnings
 from collections.abc import Iterable
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
@@ -159,7 +160,8 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
         """Derive what is None, and check everything; models do so again before they are built."""
         for key, hint in self.settings().items():
             if (value := getattr(self, key)) is not getattr(ClearheadConfig, key):  # its default
-                check_value(key, value, hint)
+                plain = isinstance(value, int | float | str)
+                (_check_plain if plain else check_value)(key, value, hint)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
@@ -315,6 +317,9 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
         for layer in layers:
             REGISTRY.check(layer)
         self.requires = sorted(REGISTRY.packages(layers)) or None
+
+
+_check_plain = lru_cache(typed=True)(check_value)  # configurations are made anew for each arm
 
 
 def window_begin(config: Any) -> dict[str, Any]:
