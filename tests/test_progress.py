@@ -71,7 +71,7 @@ def test_a_cell_of_a_sweep_is_named_by_its_task_scaling_place_and_draw():
     assert str(cell._replace(at={"depth": 0.5}, draw={})) == "passkey, depth 0.5"
 
 
-def test_a_terminal_has_a_bar_and_names_are_taken_literally():
+def test_a_terminal_has_one_line_and_names_are_taken_literally():
     stream = Terminal()
     with Line(stream, unit="seed") as work:
         work.start(2)
@@ -79,7 +79,7 @@ def test_a_terminal_has_a_bar_and_names_are_taken_literally():
         work.update(0.5, "loss 0.5")
         work.say("a line [red]beside")
     shown = stream.getvalue()
-    assert "\x1b[" in shown  # rich's own
+    assert "\x1b[" in shown
     assert "\x1b[31m" not in shown
     assert "seed 1 of 2" in shown
     assert "a line [red]beside" in shown

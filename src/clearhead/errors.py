@@ -2,22 +2,8 @@
 
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable
 from types import ModuleType
-from typing import Any
-
-# Option → its words that need a module, "" for any word → the module, and the extra that brings it.
-_NEEDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "track": {
-        "tensorboard": ("torch.utils.tensorboard", "tensorboard"),
-        "wandb": ("wandb", "wandb"),
-    },
-    "optimizer": dict.fromkeys(("soap", "lion"), ("pytorch_optimizer", "optimizers")),
-    "lora": {"": ("peft", "peft")},
-    "deploy": {"": ("torchao", "torchao")},
-    "tasks": {"lm_eval": ("lm_eval", "lm-eval")},
-}
 
 
 class ClearheadError(Exception):
@@ -71,19 +57,3 @@ def require(module: str, extra: str) -> ModuleType:
         raise ClearheadError(
             f"{module} is not installed; it comes with an extra: pip install 'clearhead[{extra}]'"
         ) from error
-
-
-def require_extras(settings: Any) -> None:
-    """Import every module that settings need, before they are put to work."""
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if is_dataclass(value):
-            require_extras(value)
-            continue
-        # Of a mapping its keys are options too, such as train.optimizer of those to vary.
-        for option, words in (value if isinstance(value, Mapping) else {field.name: value}).items():
-            needs = _NEEDS.get(str(option).removeprefix("train."), {})
-            for word in words if isinstance(words, tuple) else (words,):
-                for part in str(word or "").split(",") if needs else ():
-                    if part and (need := needs.get(part) or needs.get("")):
-                        require(*need)

@@ -1,4 +1,4 @@
-"""Ranges of numbers: declared on the fields of settings, checked in one place."""
+"""Types of values with their ranges: one check of settings, configurations and records."""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from clearhead.errors import ClearheadError, choose
 
 Shape = Mapping[str, Any]  # key → type, or the shape of an object
-WIDEST = 2**63  # integers below it, and above its negative, fit every library below us
+_WIDEST = 2**63  # integers below it, and above its negative, fit every library below us
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,21 @@ Betas = Annotated[
     tuple[float, float],
     Range("two numbers from 0 to below 1, such as 0.9 0.95", lambda x: 0 <= x < 1),
 ]
-
-_WANTED = {
+_WORDS = {
     int: "a whole number of at most 18 digits",
     float: "a finite number",
-    bool: "a bool",
+    bool: "true or false",
     str: "a text",
+    dict: "an object",
+    list: "a list",
 }
 
 
 def check(settings: Any, place: str = "") -> None:
-    """Refuse a number outside the range that its field declares, or a word that is no choice of it.
+    """Refuse a value of a dataclass that its field's type does not allow.
 
-    A field that declares none takes whole numbers of 64 bits, or finite ones. Settings within
-    settings are checked too; defaults are not.
+    Without a `Range` a number is a whole one of 64 bits, or finite. Settings within settings are
+    checked too; defaults are not.
 
     Raises:
         ClearheadError: naming the field, what was found and what would work.
@@ -54,23 +55,24 @@ def check(settings: Any, place: str = "") -> None:
     kind: Any = type(settings)
     for name, hint, usual in _fields(kind):
         value = getattr(settings, name)
-        if value is usual:
-            continue
         if is_dataclass(value):
             check(value, f"{place}{name}.")
-        else:
+        elif value is not usual:
             check_value(f"{place}{name}", value, hint)
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
     """Refuse a value that its hint, a type with a range or a Literal, does not allow."""
-    if not _fits(value, hint, None):
-        wide = any(isinstance(one, int) and abs(one) >= WIDEST for one in _items(value))
-        wanted = _WANTED[int] if wide else _wanted(hint)
-        raise ClearheadError(f"{name} is {_short(value)}: give {wanted}")
-    if (words := _words(hint)) and not (value is None and NoneType in get_args(hint)):
-        for word in _items(value):
-            choose(name, str(word), words)
+    if _fits(value, hint):
+        return
+    items = value if isinstance(value, tuple | list) else (value,)
+    literals = (one for one in (hint, *get_args(hint)) if get_origin(one) is Literal)
+    if words := [word for one in literals for word in get_args(one)]:
+        for word in (one for one in items if isinstance(one, str)):
+            choose(name, word, words)
+    wide = any(isinstance(one, int) and abs(one) >= _WIDEST for one in items)
+    wanted = _WORDS[int] if wide else _wanted(hint)
+    raise ClearheadError(f"{name} is {_short(value)}: give {wanted}")
 
 
 def check_distinct(settings: Any, *names: str) -> None:
@@ -91,41 +93,38 @@ def check_keys(
 ) -> None:
     """Refuse values of other types than a shape has; keys that it lacks may be anything.
 
-    Args:
-        needed: keys that must be there, and whose objects may not be None.
-
     Raises:
-        ClearheadError: naming the key, what was found and what it should be.
+        ClearheadError: naming a key of `needed` that is missing; or a key, what was found and what
+            it should be.
     """
-    for name in needed:
-        if name not in values:
-            raise ClearheadError(f"lacks {name!r}")
+    if missing := [name for name in needed if name not in values]:
+        raise ClearheadError(f"lacks {missing[0]!r}")
     for name in shape.keys() & values.keys():
         value, hint = values[name], shape[name]
-        if isinstance(hint, Mapping):
-            if isinstance(value, dict):
-                check_keys(value, hint, place=f"{place}{name}.")
-            elif value is not None or name in needed:
-                raise ClearheadError(f"{place}{name} is {_short(value)}, not an object")
-        elif not _fits(value, hint, None):
-            several = "a list, each " * any(
-                get_origin(kind) is tuple for kind in (hint, *get_args(hint))
-            )
-            raise ClearheadError(f"{place}{name} is {_short(value)}, not {several}{_wanted(hint)}")
+        if isinstance(hint, Mapping) and isinstance(value, dict):
+            check_keys(value, hint, place=f"{place}{name}.")
+        elif value is None and isinstance(hint, Mapping) and name not in needed:
+            continue
+        elif isinstance(hint, Mapping) or not _fits(value, hint):
+            lists = any(get_origin(one) is tuple for one in (hint, *get_args(hint)))
+            wanted = "a list, each " * lists + _wanted(hint)
+            raise ClearheadError(f"{place}{name} is {_short(value)}, not {wanted}")
 
 
 @cache
-def _fields(settings: Any) -> tuple[tuple[str, Any, Any], ...]:
+def _fields(settings: Any) -> list[tuple[str, Any, Any]]:
     """Name, hint and default of each field."""
     hints = get_type_hints(settings, include_extras=True)
-    return tuple([(field.name, hints[field.name], field.default) for field in fields(settings)])
+    return [(field.name, hints[field.name], field.default) for field in fields(settings)]
 
 
-def _fits(value: Any, hint: Any, within: Range | None) -> bool:
+def _fits(value: Any, hint: Any, within: Callable[[Any], bool] = lambda number: True) -> bool:
     kind, kinds = get_origin(hint), get_args(hint)
     if kind is Annotated:
-        declared = [one for one in hint.__metadata__ if isinstance(one, Range)]
-        return _fits(value, kinds[0], declared[0] if declared else within)
+        ranges = [one.holds for one in hint.__metadata__ if isinstance(one, Range)]
+        return _fits(value, kinds[0], ranges[0] if ranges else within)
+    if kind is Literal:
+        return value in kinds
     if kind in (Union, UnionType):
         return any(_fits(value, one, within) for one in kinds)
     if kind is tuple:
@@ -135,36 +134,27 @@ def _fits(value: Any, hint: Any, within: Range | None) -> bool:
         return len(value) == len(kinds) and all(map(_fits, value, kinds, [within] * len(kinds)))
     if kind is dict:
         return isinstance(value, dict) and all(_fits(x, kinds[1], within) for x in value.values())
-    if hint in (bool, str, NoneType):
-        return isinstance(value, hint)
+    if kind is list or hint in (bool, str, NoneType):
+        return isinstance(value, kind or hint)
     if hint not in (int, float):
         return True
     if isinstance(value, bool) or not isinstance(value, int if hint is int else int | float):
         return False
-    finite = abs(value) < WIDEST if isinstance(value, int) else math.isfinite(value)
-    return finite and (within is None or within.holds(value))
-
-
-@cache
-def _words(hint: Any) -> list[str]:
-    """The choices that a hint names, as Literal or within one."""
-    literals = (one for one in (hint, *get_args(hint)) if get_origin(one) is Literal)
-    return [word for literal in literals for word in get_args(literal)]
-
-
-def _items(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
+    finite = abs(value) < _WIDEST if isinstance(value, int) else math.isfinite(value)
+    return finite and within(value)
 
 
 def _wanted(hint: Any) -> str:
-    """The words of the first range in a hint, or of its type."""
-    if get_origin(hint) is dict:
-        return "an object"
-    for one in getattr(hint, "__metadata__", ()):
-        if isinstance(one, Range):
-            return one.words
-    found = (_wanted(one) for one in get_args(hint) if one is not NoneType)
-    return _WANTED.get(hint, "") if not get_args(hint) else next(filter(None, found), "")
+    """The words of the first range in a hint, or of its types."""
+    if isinstance(hint, Mapping):
+        return _WORDS[dict]
+    kind, kinds = get_origin(hint) or hint, get_args(hint)
+    if kind is Annotated:
+        ranges = [one.words for one in hint.__metadata__ if isinstance(one, Range)]
+        return ranges[0] if ranges else _wanted(kinds[0])
+    if kind is Literal:
+        return f"one of {', '.join(map(str, kinds))}"
+    return _WORDS.get(kind) or " or ".join(filter(None, dict.fromkeys(map(_wanted, kinds))))
 
 
 def _short(value: Any) -> str:

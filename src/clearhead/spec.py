@@ -7,68 +7,71 @@ table, `clearhead plan` and the documentation read them.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
-from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.ranges import WIDEST, Range
+from clearhead.ranges import Count, Length, Range, Share
 
 # The smallest and the largest number that float32 holds in full, in which models are made.
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-_COUNT = Range("a whole number above 0", lambda x: isinstance(x, int) and x > 0)
-_POSITIVE = Range("a finite number above 0", lambda x: _SMALLEST <= x <= _LARGEST)
-_GAIN = Range("a finite number", lambda x: abs(x) <= _LARGEST)
-
-# Every number of a configuration and of a layer. NaN is in none of the ranges.
-RANGES: Mapping[str, Range] = {
-    "vocab_size": _COUNT,
-    "hidden_size": _COUNT,
-    "intermediate_size": _COUNT,
-    "num_hidden_layers": _COUNT,
-    "num_attention_heads": _COUNT,
-    "num_key_value_heads": _COUNT,
-    "num_value_heads": _COUNT,
-    "head_dim": _COUNT,
-    "max_position_embeddings": _COUNT,
-    "prefix_length": _COUNT,
-    # Of 1 transformers' caches would keep everything.
-    "sliding_window": Range("a whole number above 1", lambda x: isinstance(x, int) and x > 1),
-    "norm_eps": _POSITIVE,
-    "initializer_range": _POSITIVE,
-    "query_range": Range("a finite number, at least 0", lambda x: 0 <= x <= _LARGEST),
-    "lambda_init": Range(
-        "a number between 0 and 1 (the paper has 0.2 to 0.8)", lambda x: 0 < x < 1
-    ),
-    "dropout": Range("a number from 0 to below 1", lambda x: 0 <= x < 1),
-    # From ΔW = 0 beside a β of 0 neither ever has a gradient.
-    "value_gain": Range("a finite number other than 0", lambda x: _SMALLEST <= abs(x) <= _LARGEST),
-    "attention_gain": _GAIN,
-    "mlp_gain": _GAIN,
-    "mlp_skip_gain": _GAIN,
-}
-
-
-def check_ranges(numbers: Any) -> None:
-    """Raise a ClearheadError for the first number, of a layer or a configuration, out of range."""
-    for name, allowed in RANGES.items():
-        value = getattr(numbers, name, None)
-        if value is None or isinstance(value, str):
-            continue
-        if not _holds(name, value):
-            raise ClearheadError(f"{name} must be {allowed.words}; found {value!r}")
-
-
-@lru_cache(typed=True)
-def _holds(name: str, value: Any) -> bool:
-    return RANGES[name].holds(value) and not (isinstance(value, int) and abs(value) >= WIDEST)
+_AboveZero = Annotated[
+    float, Range("a finite number above 0", lambda x: _SMALLEST <= x <= _LARGEST)
+]
+_Deviation = Annotated[float, Range("a finite number, at least 0", lambda x: 0 <= x <= _LARGEST)]
+Gain = Annotated[float, Range("a finite number", lambda x: abs(x) <= _LARGEST)]
+# From ΔW = 0 beside a β of 0 neither ever has a gradient.
+_ValueGain = Annotated[
+    float, Range("a finite number other than 0", lambda x: _SMALLEST <= abs(x) <= _LARGEST)
+]
+_Lambda = Annotated[
+    float, Range("a number between 0 and 1 (the paper has 0.2 to 0.8)", lambda x: 0 < x < 1)
+]
 
 
 def _axis(default: str, summary: str) -> Any:
     return field(default=default, metadata={"axis": summary})
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerSpec:
+@dataclass(kw_only=True)
+class LayerSettings:
+    """Numbers and axes that a layer and its model's configuration have by one name and default."""
+
+    norm_eps: _AboveZero = 1e-5
+    bias: bool = False
+    initializer_range: _AboveZero = 0.02
+    max_position_embeddings: Count = 2048
+    # Of 1 transformers' caches would keep everything.
+    sliding_window: Length | None = None
+    prefix_length: Count = 1
+    lambda_init: _Lambda | None = None
+    head_norm: str = "affine"
+    query_range: _Deviation | None = None
+    value_init: str | None = None
+    value_gain: _ValueGain = 1.0
+    attention_gain: Gain | None = None
+    mlp_skip_gain: Gain | None = None
+    dropout: Share = 0.0
+    annealed_start: bool = False
+    scores: str = _axis("dot", "how a query is compared with a key")
+    qk_norm: str = _axis("none", "what is done to queries and keys before position")
+    normalizer: str = _axis("softmax", "how a row of scores becomes weights")
+    maps: str = _axis("single", "how attention maps are combined into one")
+    shaping: str = _axis("none", "how the attention matrix meets the identity")
+    epilogue: str = _axis("none", "what becomes of the heads before the output projection")
+    values: str = _axis("linear", "what attention averages")
+    projections: str = _axis("linear", "how the heads are written into the stream")
+    position: str = _axis("rope", "how order enters")
+    direction: str = _axis("causal", "which keys a query may see")
+    norm: str = _axis("rmsnorm", "what is normalised, and by which gain")
+    mlp: str = _axis("swiglu", "the position-wise network")
+    mlp_rotation: str = _axis("none", "the basis in which the MLP's output matrix reads")
+    order: str = _axis("sequential", "if the MLP reads what attention wrote, or what it read")
+    attention_skip: str = _axis("identity", "what of the stream passes by attention")
+    mlp_skip: str = _axis("identity", "what of the stream passes by the MLP")
+
+
+@dataclass(kw_only=True)
+class LayerSpec(LayerSettings):
     """One layer, fully described. Widths count the baseline: heads × head_dim of plain attention.
 
     `maps="differential"` pairs those heads, so that it has half as many, each with a value of
@@ -87,41 +90,10 @@ class LayerSpec:
     num_key_value_heads: int
     num_value_heads: int
     head_dim: int
-    norm_eps: float = 1e-5
-    bias: bool = False
-    initializer_range: float = 0.02
     rope_parameters: Mapping[str, Any] = field(
         default_factory=lambda: {"rope_type": "default", "rope_theta": 10_000.0}
     )
-    max_position_embeddings: int = 2048
-    sliding_window: int | None = None
-    prefix_length: int = 1
-    lambda_init: float | None = None
-    head_norm: str = "affine"
-    query_range: float | None = None
-    value_init: str | None = None
-    value_gain: float = 1.0
-    attention_gain: float | None = None
-    mlp_gain: float | None = None
-    mlp_skip_gain: float | None = None
-    dropout: float = 0.0
-    annealed_start: bool = False
-    scores: str = _axis("dot", "how a query is compared with a key")
-    qk_norm: str = _axis("none", "what is done to queries and keys before position")
-    normalizer: str = _axis("softmax", "how a row of scores becomes weights")
-    maps: str = _axis("single", "how attention maps are combined into one")
-    shaping: str = _axis("none", "how the attention matrix meets the identity")
-    epilogue: str = _axis("none", "what becomes of the heads before the output projection")
-    values: str = _axis("linear", "what attention averages")
-    projections: str = _axis("linear", "how the heads are written into the stream")
-    position: str = _axis("rope", "how order enters")
-    direction: str = _axis("causal", "which keys a query may see")
-    norm: str = _axis("rmsnorm", "what is normalised, and by which gain")
-    mlp: str = _axis("swiglu", "the position-wise network")
-    mlp_rotation: str = _axis("none", "the basis in which the MLP's output matrix reads")
-    order: str = _axis("sequential", "if the MLP reads what attention wrote, or what it read")
-    attention_skip: str = _axis("identity", "what of the stream passes by attention")
-    mlp_skip: str = _axis("identity", "what of the stream passes by the MLP")
+    mlp_gain: Gain | None = None
 
     @property
     def width(self) -> int:
@@ -249,7 +221,6 @@ class Registry:
 
     def check(self, layer: LayerSpec) -> None:
         """Raise a ClearheadError if the layer cannot be built, saying what to change."""
-        check_ranges(layer)
         _check_heads(layer)
         for axis, declaration in self.of(layer).items():
             refuses = declaration.refuses

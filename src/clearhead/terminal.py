@@ -1,6 +1,5 @@
 """Output for people: text from outside is shown by a terminal, never obeyed."""
 
-import codecs
 import io
 import logging
 import os
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 # Control characters but tab and line feed; marks that reorder text; lone surrogates, which a file
 # name may hold and no stream encodes.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_ASCII = dict(zip("→≤≥×·²±…�", ["->", "<=", ">=", "x", ".", "^2", "+-", "...", "?"], strict=True))
-_ASCII |= dict.fromkeys("–—−", "-") | dict.fromkeys("‘’′", "'") | dict.fromkeys("“”", '"')
 
 
 def open_streams() -> None:
@@ -26,19 +23,9 @@ def open_streams() -> None:
         if getattr(sys, name) is None:  # closed, as by `>&-`: the next file opened would be it
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
             setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))
-    codecs.register_error("ascii-forms", _ascii_forms)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="ascii-forms")
-
-
-def _ascii_forms(error: UnicodeError) -> tuple[str, int]:
-    """Write what an encoding lacks in ASCII: an arrow as ->, and a letter as its escape."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    lacking = error.object[error.start : error.end]
-    escaped = (_ASCII.get(x) or x.encode("ascii", "backslashreplace").decode() for x in lacking)
-    return "".join(escaped), error.end
+            stream.reconfigure(errors="backslashreplace")
 
 
 def flush() -> None:

@@ -241,7 +241,7 @@ def test_a_run_trained_but_not_measured_is_measured(words, tmp_path, monkeypatch
 
 def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monkeypatch):
     arms = ["transformer", "softmax1", "--vary", "train.optimizer=adamw,orthoadam"]
-    shape = ["--set", "num_hidden_layers=1", "--set", "hidden_size=48"]
+    shape = ["--set", "num_hidden_layers=1", "hidden_size=48"]
     # Measured on the way or not, training takes the same course.
     assert _call(*arms, *words, *shape, "--measure-every", "0.5") == 0
     out = tmp_path / "out"

@@ -308,12 +308,7 @@ def test_what_servers_have_no_place_for_is_refused_and_nothing_written(llama, tm
     made, null = tmp_path / "made", tmp_path / "null"
     assert call("convert", str(llama), str(null), "--to", "key-bias") == 0
     assert call("convert", str(null), str(made), "--for", "serving") == 2
-    assert "normalizer='key' does not fit, for its sink is a product" in error_line(capsys)
-    assert call("convert", str(null), str(made), "--for", "llama.cpp") == 2
-    assert "no family for this model: Llama has no normalizer='key'" in error_line(capsys)
-    assert call("convert", str(llama), str(tmp_path / "sink"), "--to", "sink") == 0
-    assert call("convert", str(tmp_path / "sink"), str(tmp_path / "g"), "--for", "llama.cpp") == 0
-    assert "→ GraniteSWAForCausalLM, with equal logits" in capsys.readouterr().out
+    assert "normalizer='key' does not fit: it has" in error_line(capsys)
     assert call("convert", str(llama), str(made), "--for", "serving") == 2
     assert "is not clearhead's, and is served as it is" in error_line(capsys)
     assert call("convert", str(llama), str(made), "--to", "gated", "--for", "serving") == 2
@@ -324,13 +319,11 @@ def test_what_servers_have_no_place_for_is_refused_and_nothing_written(llama, tm
 def test_few_bits_are_refused_with_the_way_back(tmp_path, capsys):
     made, folder = tmp_path / "made", tmp_path / "bits"
     folder.mkdir()
-    (folder / "model.Q4_1.gguf").write_bytes(b"GGUF")
-    for name in (folder, folder / "model.Q4_1.gguf"):
-        assert call("convert", str(name), str(made)) == 2
-        assert "gguf_file='model.Q4_1.gguf'), save_pretrained" in error_line(capsys)
-    (folder / "model.Q4_1.gguf").unlink()
     for quantised, said in (
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "open it with model.dequantize()"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True},
+            "is quantised (bitsandbytes)",
+        ),
         ({"quant_method": "gptq", "bits": 4}, 'the program "Dequantise a model" of docs/howto.md'),
     ):
         LlamaConfig(quantization_config=quantised).save_pretrained(folder)

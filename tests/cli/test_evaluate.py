@@ -33,7 +33,15 @@ def words(trained: Path, text: Path, cache: Path, tmp_path: Path) -> list[str]:
 
 
 def test_a_sweep_is_kept_and_goes_on_where_it_stopped(words, tmp_path, monkeypatch, capsys):
-    words += ["--tasks", "perplexity,passkey", "--rope-scaling", "none,dynamic", "--factors", "2,4"]
+    words += [
+        "--tasks",
+        "perplexity,passkey",
+        "--rope-scaling",
+        "none,dynamic",
+        "--factors",
+        "2",
+        "4",
+    ]
     measured: list[dict] = []
     plain = TASKS["passkey"].measure
 
@@ -259,7 +267,7 @@ def test_shots_and_a_file_that_changed(words, tmp_path, capsys):
     write("line")
     start = next(index for index, word in enumerate(words) if word.startswith("--passkey"))
     words = [*words[:start], "--tasks", "shots", "--shots.data", str(tmp_path / "rows.jsonl")]
-    words += ["--shots.queries", "3", "--shots.permutations", "2", "--shots.counts", "1,4"]
+    words += ["--shots.queries", "3", "--shots.permutations", "2", "--shots.counts", "1", "4"]
     assert call(*words) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert all(part in out for part in ("margin, none", "shots 4"))

@@ -87,16 +87,16 @@ def test_what_a_request_names_is_shown_in_its_refusal(words, tmp_path, capsys, m
 @pytest.mark.parametrize(
     ("encoding", "written"),
     [
-        ("utf-8", "→ – ’ − é 漢 … ± ²"),
-        ("latin-1", r"-> - ' - é \u6f22 ... ± ²"),
-        ("ascii", r"-> - ' - \xe9 \u6f22 ... +- ^2"),
+        ("utf-8", "→ é 漢"),
+        ("latin-1", r"\u2192 é \u6f22"),
+        ("ascii", r"\u2192 \xe9 \u6f22"),
     ],
 )
-def test_an_encoding_without_a_character_gets_its_form_in_ascii(encoding, written, monkeypatch):
+def test_an_encoding_without_a_character_gets_its_escape(encoding, written, monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), encoding)
     monkeypatch.setattr("sys.stdout", out)
     terminal.open_streams()
-    terminal.write("→ – ’ − é 漢 … ± ²\udce9")
+    terminal.write("→ é 漢\udce9")
     terminal.flush()
     assert out.buffer.getvalue().decode(encoding) == written + "\\udce9\n"
 
@@ -163,25 +163,14 @@ def test_a_file_whose_name_is_not_utf8_is_refused_in_a_line(tmp_path, llama, cap
     assert "not valid UTF-8" in refusal(capsys, "generate", tmp_path / "m\udce9", "noise")
 
 
-def test_ctrl_c_within_an_import_ends_the_command_whatever_the_library_does(tmp_path):
-    (tmp_path / "swallows.py").write_text(
-        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n"
-        "except BaseException as error:\n    raise ImportError('missing') from error\n"
-    )
-    done = _shell(f"cd {tmp_path}; clearhead plan --import swallows")
-    assert (done.returncode, done.stderr) == (130, b"clearhead: interrupted\n")
-
-
 def test_ctrl_c_elsewhere_is_a_keyboard_interrupt(monkeypatch, capsys):
     monkeypatch.setattr("clearhead.cli._run", lambda words: os.kill(os.getpid(), signal.SIGINT))
     assert call("plan") == 130
     assert capsys.readouterr().err == "clearhead: interrupted\n"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_every_way_of_printing_by_rich_is_safe():
     from rich.markup import escape
-    from rich.progress import Progress, TextColumn
     from rich.table import Table
     from rich.text import Text
 
@@ -192,10 +181,8 @@ def test_every_way_of_printing_by_rich_is_safe():
     table.add_row(Text(HOSTILE))
     console.print(table)
     console.print(escape(HOSTILE))
-    with Progress(TextColumn("{task.description}", markup=False), console=console) as bar:
-        bar.add_task(HOSTILE)
     assert not COMMANDS.search(out.getvalue())
-    assert out.getvalue().count(r"a\x1b]0;owned") == 5
+    assert out.getvalue().count(r"a\x1b]0;owned") == 4
 
 
 def test_a_closed_terminal_stops_the_run_as_a_signal_does(settings, tmp_path, capsys):

@@ -286,7 +286,7 @@ def test_any_model_goes_on_and_a_stopped_run_ends_in_the_same_bits(
     if "--train.lora" in more:
         for alone in (next((whole / "checkpoints").iterdir()), whole / "final/adapter"):
             said = refusal(capsys, "generate", str(alone), "key")
-            assert f"open {whole / 'final'}, where they are merged" in said
+            assert "open RUN/final, where they are merged" in said
     # The model of the run is one for every verb, and for another run.
     assert call("generate", str(whole), "key", "--tokens", "2") == 0
     again = ["train", "--from", str(whole), *going_on, "--output", str(tmp_path / "again")]
@@ -316,7 +316,7 @@ def test_adapters_of_other_weights_are_not_gone_on_with(
     assert call(*words) == 128 + signal.SIGTERM
     (checkpoint,) = (run / "checkpoints").glob("step-*")
     said = refusal(capsys, "generate", str(checkpoint), "key")
-    assert "holds adapters alone, no model: finish the run (clearhead train --resume" in said
+    assert "holds adapters alone, no model: open RUN/final" in said
     model = AutoModelForCausalLM.from_pretrained(llama)
     with torch.no_grad():
         model.model.norm.weight.mul_(2)

@@ -61,5 +61,3 @@ def test_refuses(tiny):
     for windows, message in cases:
         with pytest.raises(ClearheadError, match=message):
             measure(model, windows, batch_size=2)
-    with pytest.raises(ClearheadError, match="batch_size is 0"):
-        measure(model, tiny.windows(1), batch_size=0)

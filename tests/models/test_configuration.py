@@ -2,9 +2,7 @@
 
 import math
 import threading
-from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
 from clearhead.models import PRESETS, SIZES, plan, preset
 from clearhead.models.catalogue import SMALLER
 from clearhead.nn import REGISTRY
-from clearhead.spec import AXES, RANGES, LayerSpec
+from clearhead.spec import AXES
 
 
 @pytest.mark.parametrize(
@@ -60,8 +58,7 @@ from clearhead.spec import AXES, RANGES, LayerSpec
         ({"rope_parameters": {"factor": 2.0}}, "factor in rope_parameters has no effect"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "at least 1"),
         ({"rope_parameters": {"rope_theta": 0}}, "not above 0"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number above 0; found 0"),
-        ({"hidden_size": 0}, "above 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0: give a whole number of at least 1"),
         ({"num_attention_heads": "6"}, "num_attention_heads is '6': give"),
         ({"hidden_size": 100}, "num_attention_heads=6 does not divide hidden_size=100"),
         ({"maps": "differential", "lambda_init": "high"}, "lambda_init is 'high': give"),
@@ -69,7 +66,7 @@ from clearhead.spec import AXES, RANGES, LayerSpec
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "beta_fast": "a"}},
             "beta_fast='a' in rope_parameters must be a finite number",
         ),
-        ({"norm_eps": 0.0}, "norm_eps must be a finite number above 0"),
+        ({"norm_eps": 0.0}, "norm_eps is 0.0: give a finite number above 0"),
         ({"embedding_norm": "layernrom"}, "did you mean layernorm"),
         ({"dropout": 1.0}, "from 0 to below 1"),
         ({"attention_dropout": 0.1}, "no number is left out of attention maps"),
@@ -81,11 +78,7 @@ def test_refusals(keys, message):
     assert "\n" not in str(error.value)
 
 
-NUMBERS = {
-    key: hint
-    for key, hint in ClearheadConfig.settings().items()
-    if float in get_args(hint) or hint in (int, float)
-}
+FLOATS = [key for key, hint in ClearheadConfig.settings().items() if "float" in str(hint)]
 WITH = {  # what a key needs to be of effect
     "lambda_init": {"maps": "differential"},
     "value_gain": {"values": "reparametrised"},
@@ -94,16 +87,10 @@ WITH = {  # what a key needs to be of effect
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, 10**23], ids=str)
-@pytest.mark.parametrize("key", [key for key, hint in NUMBERS.items() if hint is not int])
+@pytest.mark.parametrize("key", FLOATS)
 def test_no_number_leaves_float32(key, value):
-    with pytest.raises(ClearheadError, match=f"{key} must be .*number.*; found"):
+    with pytest.raises(ClearheadError, match=f"{key} is .*: give .*number"):
         ClearheadConfig(**WITH.get(key, {}), **{key: value})
-
-
-def test_every_number_has_a_range():
-    sizes = {"intermediate_size", "num_key_value_heads", "num_value_heads", "head_dim"}  # or None
-    sizes |= {"sliding_window"}
-    assert set(NUMBERS) | sizes == set(RANGES)
 
 
 YARN = {"rope_type": "yarn", "factor": 2.0}
@@ -112,10 +99,8 @@ YARN = {"rope_type": "yarn", "factor": 2.0}
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"initializer_range": -0.02}, "initializer_range must be a finite number above 0"),
-        ({"initializer_range": 0.0}, "initializer_range must be a finite number above 0"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers must be a whole number above 0"),
-        ({"vocab_size": 0}, "vocab_size must be a whole number above 0"),
+        ({"initializer_range": -0.02}, "initializer_range is -0.02: give a finite number above 0"),
+        ({"mlp_gain": "dpth"}, "did you mean depth"),
         ({"values": "reparametrised", "value_gain": 0.0}, "other than 0"),
         ({"attention_skip": "none", "attention_gain": 0.0}, "write nothing at the start"),
         ({"mlp_skip": "none", "mlp_gain": 0.0}, "write nothing at the start"),
@@ -337,14 +322,6 @@ def test_names_that_stay():
     assert callable(clearhead.ops.attend)
     with pytest.raises(AttributeError):
         clearhead.nothing  # noqa: B018
-
-
-def test_a_model_and_its_layers_have_the_same_numbers_and_axes():
-    layer, found = {each.name: each.default for each in fields(LayerSpec)}, ClearheadConfig()
-    shared = layer.keys() & ClearheadConfig.settings().keys() - {"mlp_gain"}
-    assert shared >= {*AXES, "norm_eps", "dropout"}
-    for name in shared:
-        assert layer[name] in (MISSING, getattr(found, name)), name
 
 
 def test_a_saved_model_that_says_collinear_is_coca(tmp_path):

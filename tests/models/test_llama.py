@@ -145,21 +145,8 @@ def test_widths_that_transformers_refuses_are_refused_in_a_line():
         LLAMA.exported(ClearheadForCausalLM(odd))
 
 
-@pytest.mark.parametrize(
-    ("method", "said"),
-    [
-        (
-            "torchao",
-            r"is quantised \(torchao\): save a copy in full precision by the program \"Dequant",
-        ),
-        ("gptq", r"\"Dequantise a model\" of docs/howto.md, and give that; or give the one"),
-        ("compressed-tensors", r"CompressedTensorsConfig\(dequantize=True\), save_pretrained"),
-        ("fp8", r"FineGrainedFP8Config\(dequantize=True\), save_pretrained, and give that"),
-    ],
-)
-def test_a_quantised_model_is_refused(method, said):
+def test_a_quantised_model_is_refused():
     model = LlamaForCausalLM(LlamaConfig(**SHAPE))
-    model.config.quantization_config = {"quant_method": method}
-    with pytest.raises(ClearheadError, match=said) as error:
+    model.config.quantization_config = {"quant_method": "fp8"}
+    with pytest.raises(ClearheadError, match=r"is quantised \(fp8\): save a copy in full"):
         converted(model)
-    assert "\n" not in str(error.value)

@@ -218,13 +218,9 @@ def test_a_classifier_of_a_trunk_of_another_size_is_refused(save):
     ("name", "hint"),
     [
         ("runs/trian", "no such folder; did you mean runs/train?"),
-        ("./smol", "no such folder"),
-        ("a/b/c", "no such folder"),
-        (
-            "runs/other",
-            "no such folder; a model of the hub is opened once `hf download runs/other` has "
-            "fetched it",
-        ),
+        ("./smol", "no such folder; nor in the hub's cache"),
+        ("a/b/c", "no such folder; nor in the hub's cache"),
+        ("runs/other", "no such folder; nor in the hub's cache"),
     ],
 )
 def test_a_mistyped_path_is_refused_before_any_network_is_tried(name, hint, tmp_path, monkeypatch):

@@ -81,7 +81,7 @@ def test_clearhead_models_too():
             2,
             r"frequencies are 'linear' already",
         ),
-        (lambda: ClearheadForCausalLM(preset("alibi", **SHAPE)), "ntk", 2, "no rotary frequencies"),
+        (lambda: ClearheadForCausalLM(preset("alibi", **SHAPE)), "ntk", 2, "has none"),
         (lambda: ClearheadForCausalLM(preset("xpos", **SHAPE)), "linear", 2, "not defined for it"),
     ],
 )

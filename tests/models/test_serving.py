@@ -189,14 +189,18 @@ def test_presets_of_a_family_of_transformers_are_served_as_that():
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("differential", {"normalizer": "softmax1"}, "twice as wide as its keys"),
-        ("key-bias", {}, "its sink is a product with the query"),
-        ("alibi", {}, "wider by 8 columns"),
-        ("forget", {}, "the gates of the tokens after them"),
-        ("xpos", {}, "factors that grow with position"),
-        ("key-value", {}, "stand before the text, in no cache of a server"),
-        ("gated", {"mlp_rotation": "hadamard"}, "convert --to mlp_rotation=none"),
-        ("gated", {"shaping": "skipinit"}, "it has shaping='none' or 'shaped'"),
+        ("differential", {"normalizer": "softmax1"}, "maps='differential' does not fit: it has"),
+        ("key-bias", {}, "normalizer='key' does not fit: it has 'softmax' or"),
+        ("alibi", {}, "position='alibi'"),
+        ("forget", {}, "position='forget'"),
+        ("xpos", {}, "position='xpos'"),
+        ("key-value", {}, "normalizer='key-value'"),
+        (
+            "gated",
+            {"mlp_rotation": "hadamard"},
+            "mlp_rotation='hadamard' does not fit",
+        ),
+        ("gated", {"shaping": "skipinit"}, "it has 'none' or 'shaped'"),
         ("gated", {"layer_overrides": [{}, {"maps": "differential-v2"}]}, "layer_overrides="),
         ("xsa", {"annealed_start": True}, "has come in by 0% only; train it to the end"),
         ("gated", {"embedding_norm": "rmsnorm"}, "embedding_norm='rmsnorm' does not fit"),
@@ -288,7 +292,7 @@ def test_the_page_on_serving_says_what_holds_for_every_preset():
     told = serving_page.table()
     assert told.keys() == PRESETS.keys()
     names = {"LlamaForCausalLM": "Llama", "ClearheadServingForCausalLM": "form"}
-    for name, (written, own, _, _, onnx, exported, size) in told.items():
+    for name, (written, own, _, onnx, exported, size) in told.items():
         assert own == "works"
         if preset(name).direction != "causal":
             assert written == "refused: not causal"

@@ -83,7 +83,7 @@ def test_progress_off_a_terminal_is_a_few_plain_lines(run):
     assert "\x1b" not in stream.getvalue()
 
 
-def test_progress_on_a_terminal_draws_a_bar_and_takes_names_literally(run):
+def test_progress_on_a_terminal_writes_one_line_over_and_takes_names_literally(run):
     stream = Terminal()
     progress = Progress(stream)
     progress.start(run)

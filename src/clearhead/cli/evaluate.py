@@ -17,7 +17,7 @@ def run(words: list[str]) -> int:
         words,
         verb="eval",
         description="Evaluate models by length, depth and rope scaling. Losses are taken in "
-        "float32. Lists, but of files and sources, may also be separated by commas.",
+        "float32. Lists of names may also be separated by commas.",
         examples=(
             "runs/train/final --tasks perplexity passkey --lengths 128 256 512 1024",
             "MODEL --rope-scaling none ntk yarn --factors 2 4 --records results.jsonl",

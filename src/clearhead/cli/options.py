@@ -8,11 +8,9 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import reduce
-from itertools import chain, pairwise, takewhile
+from itertools import chain, takewhile
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, TypeVar, cast
 
 import tyro
 
@@ -43,56 +41,7 @@ _PATH = tyro.constructors.PrimitiveConstructorSpec(
 
 @_RULES.primitive_rule
 def _rule(info: Any) -> Any:
-    """Paths, lists and optional values for tyro; None for all else, which it knows itself."""
-    kind = get_origin(info.type)
-    if kind is tuple:
-        return _list(*get_args(info.type))
-    if kind in (Union, UnionType):
-        return _optional(get_args(info.type), info.markers)
     return _PATH if info.type is Path else None
-
-
-def _list(kind: Any = None, *rest: Any) -> Any:
-    """Commas separate numbers as spaces do; in texts they belong to the text."""
-    bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    if rest != (...,) or bare not in (int, float, str, Path):
-        return None
-    called = [one for one in getattr(kind, "__metadata__", ()) if hasattr(one, "metavar")]
-    item = called[0] if called else _PATH if bare is Path else None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar=f"{item.metavar if item else bare.__name__.upper()} ...",
-        instance_from_str=lambda words: (
-            tuple(bare(one) for word in words for one in word.split(",") if one)
-            if bare in (int, float)
-            else tuple(item.instance_from_str([word]) if item else word for word in words)
-        ),
-        is_instance=lambda value: (
-            isinstance(value, tuple) and all(isinstance(one, bare) for one in value)
-        ),
-        str_from_instance=lambda value: list(map(str, value)),
-    )
-
-
-def _optional(kinds: tuple[Any, ...], markers: Any) -> Any:
-    """The word None still means None; help names the other type only."""
-    others = [kind for kind in kinds if kind is not NoneType]
-    if len(others) != 1 or len(kinds) == 1 or get_origin(others[0]) is Literal:
-        return None
-    spec: Any = tyro.constructors.ConstructorRegistry.get_primitive_spec(
-        tyro.constructors.PrimitiveTypeInfo.make(others[0], markers)
-    )
-    if getattr(spec, "nargs", None) != 1:
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=spec.metavar,
-        instance_from_str=lambda words: (
-            None if words == ["None"] else spec.instance_from_str(words)
-        ),
-        is_instance=lambda value: value is None or spec.is_instance(value),
-        str_from_instance=lambda one: ["None"] if one is None else spec.str_from_instance(one),
-    )
 
 
 def parse(
@@ -109,17 +58,14 @@ def parse(
 
     Numbers are held to the ranges that `kind` declares (`clearhead.ranges`).
 
-    A list follows one flag, `--seeds 0 1 2`, one of numbers also with commas, `--seeds 0,1,2`; a
-    nested setting has a dotted one, `--train.tokens 1000000`. KEY=VALUE pairs may also repeat
-    theirs: `--set a=1 --set b=2`.
+    A list follows one flag, `--seeds 0 1 2`; a nested setting has a dotted one,
+    `--train.tokens 1000000`.
 
     Args:
         examples: what may follow the verb, shown by the help.
         presets: whether the help lists the presets and the sizes.
         default: stands in for the defaults of `kind`.
     """
-    for flag in ("--set", "--vary"):
-        words = _gathered(words, flag)
     options = list(takewhile(lambda word: word != "--", words))  # texts alone follow
     _check_once(options)
     start: Any = tyro.MISSING_NONPROP if default is None else default
@@ -150,7 +96,6 @@ def parse(
             raise
         raise ClearheadError(f"{_one_line(said.getvalue())}; see {prog} --help") from None
     check(found)
-    _check_values(options, found)
     for field in dataclasses.fields(cast(Any, kind)):
         needed = field.default is field.default_factory is dataclasses.MISSING
         if needed and getattr(found, field.name) == ():
@@ -193,18 +138,8 @@ def _one_line(box: str) -> str:
     words = said.split()
     near = re.findall(r"^(--\S+)", "".join(others), flags=re.MULTILINE)
     hint = f": did you mean {' or '.join(near)}?" if near and "Unrecognized" in words else ""
-    return " ".join(words).rstrip(".") + hint
-
-
-def _gathered(words: list[str], flag: str) -> list[str]:
-    """The words with all values of `flag` behind one flag; of several flags tyro takes the last."""
-    others, pairs = list[str](), list[str]()
-    inside = False
-    for word in words:
-        inside = word == flag or (inside and not word.startswith("--"))
-        if word != flag:
-            (pairs if inside else others).append(word)
-    return [*others, flag, *pairs] if flag in words else others
+    line, _, _ = " ".join(words).partition(" Got errors:")  # of each type of a union
+    return line.rstrip(".") + hint
 
 
 def _check_once(words: Sequence[str]) -> None:
@@ -217,22 +152,6 @@ def _check_once(words: Sequence[str]) -> None:
         if name in seen:
             raise ClearheadError(f"{option} is given twice: give it once, with all of its values")
         seen.add(name)
-
-
-def _check_values(words: Sequence[str], found: Any) -> None:
-    """Refuse an option of several values that stands without any, where that changes nothing."""
-    for word, following in pairwise([*words, "--"]):
-        if not (word.startswith("--") and following.startswith("--")):
-            continue
-        *places, name = _spelt(word)[2:].replace("-", "_").split(".")
-        owner = reduce(getattr, places, found)
-        empty = [
-            field.name
-            for field in dataclasses.fields(owner)
-            if field.default == () or field.default_factory is dict
-        ]
-        if name in empty and not getattr(owner, name):
-            raise ClearheadError(f"{word} is given without a value: give one or leave it out")
 
 
 def name_of(word: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.errors import ClearheadError, require_extras
+from clearhead.errors import ClearheadError
 from clearhead.metavars import Experiment, File
 from clearhead.ranges import Count
 from clearhead.reproduce.options import Changes
@@ -101,7 +101,6 @@ def _run(command: Command, chosen: "Mapping[str, Sequence[Study]]") -> int:
     from clearhead.progress import Line
     from clearhead.reproduce import stages
 
-    require_extras(command)
     stages.check_models(chain.from_iterable(chosen.values()))
     failed, sources = 0, {}
     for name, trials in chosen.items():

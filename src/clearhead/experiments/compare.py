@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.data import Corpus, prepare, with_mask_token
-from clearhead.errors import ClearheadError, require_extras
+from clearhead.errors import ClearheadError
 from clearhead.experiments import processes
 from clearhead.experiments.bases import ArmModel, Base, open_base
 from clearhead.experiments.comparison_run import (
@@ -69,7 +69,6 @@ def _compare(
                 "jobs gives every run a process, and torchrun gives one run several: leave one out"
             )
         )
-    require_extras(config)
     base, corpus = world.in_turn(lambda: _opened(config, say))
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
         named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))

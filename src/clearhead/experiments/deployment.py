@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.data import prepare, windows
-from clearhead.errors import ClearheadError, require, require_extras
+from clearhead.errors import ClearheadError, require
 from clearhead.eval import perplexity
 from clearhead.experiments.run_setup import load_model, refuse_tokenizer, text_of
 from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
@@ -55,7 +55,6 @@ def run_deployment(
             "a model to keep takes --deploy and --output"
             + (f"; {', '.join(idle)} would have no effect" if idle else "")
         )
-    require_extras(config)
     forms = list(dict.fromkeys(config.deploy))
     require_new(config.output)
     deployed: dict[Path, dict[str, Any]] = {}

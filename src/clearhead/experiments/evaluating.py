@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clearhead.data import prepare
-from clearhead.errors import ClearheadError, choose, require_extras
+from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names, parted
 from clearhead.experiments.run_setup import load_model, run_of, text_of
 from clearhead.experiments.sweep_configs import short_names
@@ -43,7 +43,6 @@ def run_evaluation(
     Raises:
         ClearheadError: for a model, a text or options that do not work.
     """
-    require_extras(config)
     named, config = _named(config)
     variants = _variants(config)
     runs = [_header(config, model) for model in map(resolved, config.models)]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from clearhead.data import DataConfig, LabelledBatches, hub, labelled
-from clearhead.errors import ClearheadError, require_extras
+from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
 from clearhead.experiments.configs import RECORDS, FinetuneJob
 from clearhead.measure.task import parameters_digest
@@ -65,7 +65,6 @@ def run_finetune(
         InterruptedRun: after SIGINT or SIGTERM, once the seed at hand has saved.
     """
     work = Work(say=say) if work is None else work
-    require_extras(job)
     task = _Task(job, say, work)
     with hold_folder(job.output):
         store = Store(job.output / RECORDS)

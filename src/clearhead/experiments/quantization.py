@@ -8,7 +8,6 @@ from typing import Any
 from transformers.utils import logging
 
 from clearhead.data import prepare
-from clearhead.errors import require_extras
 from clearhead.experiments.run_setup import load_model, text_of
 from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
 from clearhead.measure import Portion, Subject, Texts
@@ -40,7 +39,6 @@ def run_quantization(
     config = replace(config, data=text_of(config.data, config.models))
     names = [name for word in config.scheme for name in (every() if word == ALL else [word])]
     schemes = tuple(scheme(name) for name in dict.fromkeys(names))
-    require_extras(config)
     for source in config.models:
         resolved(source)  # refuses a mistyped path before the others are measured
     portions = [

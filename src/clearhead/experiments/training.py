@@ -9,7 +9,7 @@ import torch
 
 from clearhead.data import prepare, with_mask_token
 from clearhead.data.config import SHARE
-from clearhead.errors import ClearheadError, require_extras
+from clearhead.errors import ClearheadError
 from clearhead.experiments.bases import open_base, own_dropout, resting_sinks
 from clearhead.experiments.configs import TrainJob
 from clearhead.experiments.run_setup import (
@@ -57,7 +57,6 @@ def _run(
     job: TrainJob, world: World, *, command: str, resume: bool, say: Callable[[str], None]
 ) -> TrainResult:
     share = None
-    require_extras(job)
     if not (resume or world.restarted()):
         world.by_first(lambda: require_no_run(job.output))
     start: dict[str, Any] = {"preset": job.preset, "from": None}

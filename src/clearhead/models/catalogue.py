@@ -16,34 +16,6 @@ from clearhead.named_models import BASELINE, PRESETS, SIZES
 # At the baseline's width, since what they claim is as good a model with fewer parameters.
 SMALLER = ("sas", "sas-p", "sas-p-nonorm", "clearhead", "bert-sas", "bert-sas-p")
 
-SUMMARIES = {
-    "transformer": "the baseline: pre-norm, RoPE, RMSNorm, SwiGLU",
-    "gpt2": "learned positions, LayerNorm, GELU, biases",
-    "differential": "the baseline with differential attention (V1)",
-    "differential-v2": "the baseline with differential attention (V2), its MLP narrower",
-    "coca": "the baseline with collinear attention (CoCA, exact), its MLP wider",
-    "coca-strict": "the baseline with CoCA-Strict, its MLP wider",
-    "coca-slack": "the baseline with CoCA-Slack (the authors' code), its MLP wider",
-    "softmax1": "the baseline with softmax-1",
-    "sink": "the baseline with a learned sink for each head",
-    "key-bias": "the baseline with a learned key of value zero for each key head",
-    "key-value": "the baseline with a learned key and value for each key head, before the text's",
-    "gated": "the baseline with a sigmoid gate on the heads' outputs, its MLP narrower",
-    "xsa": "the baseline with exclusive self-attention (no part along a token's own value)",
-    "alibi": "the baseline with ALiBi instead of RoPE",
-    "forget": "the baseline with forget gates (FoX) instead of RoPE, its MLP narrower",
-    "xpos": "the baseline with xPos instead of RoPE",
-    "parallel": "the baseline with attention and MLP side by side",
-    "skipless": "no attention skip, shaped attention (V-SkipInit as released)",
-    "sas": "no attention skip, no value or projection matrices, shaped attention (SAS)",
-    "sas-p": "SAS with attention and MLP side by side and no skip at all (SAS-P)",
-    "sas-p-nonorm": "SAS-P without norms but in the first layer and after the last",
-    "clearhead": "SAS-P with a gate: the repairs that won on the most in short trials together",
-    "bert": "the crammed BERT: bidirectional, scaled waves, LayerNorm, GEGLU; for masked tokens",
-    "bert-sas": "bert with SAS's blocks",
-    "bert-sas-p": "bert with SAS-P's blocks",
-}
-
 # The paper's Pre-LN has RMSNorm, ReLU and no biases.
 _PRE_LN = {"norm": "rmsnorm", "mlp": "relu", "bias": False}
 
@@ -61,6 +33,7 @@ _AT_SIZE: dict[tuple[str, str], dict[str, Any]] = {
     ("bert-sas-p", "crammed"): {"mlp_gain": 0.05},
 }
 _OWN = frozenset(PRESETS)
+_SUMMARIES: dict[str, str] = {}  # of presets of other packages
 # The baseline's shape: what of a user's changes it has too when a preset is matched to it.
 _SHAPE = frozenset(
     {
@@ -93,13 +66,16 @@ def register_preset(
         raise ClearheadError(f"the preset {name!r} is clearhead's: choose another name")
     for size in at_size or ():
         choose("size", size, SIZES)
-    PRESETS[name], SUMMARIES[name] = dict(changes), summary
+    PRESETS[name], _SUMMARIES[name] = dict(changes), summary
     _AT_SIZE.update({(name, size): keys for size, keys in (at_size or {}).items()})
 
 
 def presets() -> dict[str, str]:
-    """Every preset's name, with a line on what it is."""
-    return dict(SUMMARIES)
+    """Every preset's name, with a line: what it changes of the baseline, or its own summary."""
+    changed = {
+        name: " ".join(f"{k}={v}" for k, v in keys.items()) for name, keys in PRESETS.items()
+    }
+    return changed | {BASELINE: "pre-norm, RoPE, RMSNorm, SwiGLU"} | _SUMMARIES
 
 
 def preset(name: str, size: str = "tiny", **overrides: Any) -> ClearheadConfig:

@@ -11,7 +11,7 @@ from transformers.utils import can_return_tuple
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ClearheadModel
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.inputs import documents_of, read_mask
+from clearhead.models.inputs import check_below, documents_of, read_mask
 from clearhead.models.pretrained import ClearheadPreTrainedModel
 from clearhead.ops.precision import has_numbers
 
@@ -70,8 +70,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
             **arguments: as in `ClearheadModel.forward`, as are those above that are not explained.
 
         Raises:
-            ClearheadError: a label outside the classes, or of the wrong kind; padding that no mask
-                tells.
+            ClearheadError: a label outside the classes; padding that no mask tells.
         """
         self._check_padding(input_ids, attention_mask)
         arguments.setdefault("use_cache", False)
@@ -128,20 +127,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         logits_BN = logits_BN.float()
         if self.problem == REGRESSION:
             return F.mse_loss(logits_BN, labels.float().view_as(logits_BN), reduction="sum")
-        classes = logits_BN.shape[-1]
-        if labels.dtype != torch.int64:
-            raise ClearheadError(
-                f"labels are {labels.dtype}, but the model has {classes} classes: give their "
-                "numbers as int64, or num_labels=1 for a regression"
-            )
-        if has_numbers(labels):
-            outside = (labels < 0) | (labels >= classes)
-            if bool(outside.any()):
-                row = int(outside.flatten().int().argmax())
-                raise ClearheadError(
-                    f"label {int(labels.flatten()[row])} in row {row} is outside the classes, "
-                    f"0 to {classes - 1}: give num_labels as many as there are"
-                )
+        check_below(logits_BN.shape[-1], labels, "labels", "the classes")
         return F.cross_entropy(logits_BN, labels.flatten(), reduction="sum")
 
 

@@ -3,22 +3,22 @@
 import copy
 import dataclasses
 import difflib
-import functools
 import os
-import types
 import typing
 import warnings
 from collections.abc import Iterable
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 from transformers import GenerationConfig, PreTrainedConfig
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.models.layers import SLIDING, renamed, settle_layers
 from clearhead.nn.registry import REGISTRY
-from clearhead.spec import LayerSpec, check_ranges
+from clearhead.ranges import Count, check_value
+from clearhead.spec import Gain, LayerSettings, LayerSpec
 
 STUB = "modeling_clearhead.py"
 _AUTO = {
@@ -47,12 +47,7 @@ _ABSENT = dict.fromkeys(
     "choose dropout, of what branches add",
 )
 _GATED = ("swiglu", "geglu")  # the MLPs of three matrices
-# Axes and numbers that a layer and its model have by one name and default.
-_OF_LAYERS = tuple(
-    each.name
-    for each in dataclasses.fields(LayerSpec)
-    if each.default is not dataclasses.MISSING and each.name != "mlp_gain"  # may be "depth" here
-)
+_OF_LAYERS = tuple(each.name for each in dataclasses.fields(LayerSettings))
 # The value of an axis that alone reads a setting.
 _READERS = {
     "lambda_init": (("maps",), "differential"),
@@ -62,7 +57,7 @@ _READERS = {
 }
 
 
-class ClearheadConfig(PreTrainedConfig):
+class ClearheadConfig(PreTrainedConfig, LayerSettings):
     """Axes and sizes of a model; transformers' own common keys beside them.
 
     Axes (see `clearhead.spec.AXES`; `docs/mechanisms.md` lists the values): `scores`, `qk_norm`,
@@ -116,52 +111,21 @@ class ClearheadConfig(PreTrainedConfig):
     model_type = "clearhead"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]
 
-    vocab_size: int = 4096
-    hidden_size: int = 192
-    intermediate_size: int | None = None
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 6
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    vocab_size: Count = 4096
+    hidden_size: Count = 192
+    intermediate_size: Count | None = None
+    num_hidden_layers: Count = 4
+    num_attention_heads: Count = 6
+    num_key_value_heads: Count | None = None
+    num_value_heads: Count | None = None
+    head_dim: Count | None = None
     rope_parameters: dict[str, Any] | None = None
     layer_types: list[str] | None = None
     layer_overrides: list[dict[str, Any]] | None = None
     requires: list[str] | None = None
-    num_value_heads: int | None = None
-    max_position_embeddings: int = 2048
-    sliding_window: int | None = None
-    norm_eps: float = 1e-5
-    bias: bool = False
-    initializer_range: float = 0.02
-    prefix_length: int = 1
-    lambda_init: float | None = None
-    head_norm: str = "affine"
-    query_range: float | None = None
-    value_init: str | None = None
-    value_gain: float = 1.0
-    attention_gain: float | None = None
-    mlp_gain: float | str | None = None
-    mlp_skip_gain: float | None = None
-    dropout: float = 0.0
-    annealed_start: bool = False
-    scores: str = "dot"
-    qk_norm: str = "none"
-    normalizer: str = "softmax"
-    maps: str = "single"
-    shaping: str = "none"
-    epilogue: str = "none"
-    values: str = "linear"
+    mlp_gain: Gain | Literal["depth"] | None = None
     first_values: str | None = None
-    projections: str = "linear"
-    position: str = "rope"
-    direction: str = "causal"
-    norm: str = "rmsnorm"
     embedding_norm: str = "none"
-    mlp: str = "swiglu"
-    mlp_rotation: str = "none"
-    order: str = "sequential"
-    attention_skip: str = "identity"
-    mlp_skip: str = "identity"
     tie_word_embeddings: bool = True
     use_cache: bool = True
     pad_token_id: int | None = None
@@ -189,15 +153,15 @@ class ClearheadConfig(PreTrainedConfig):
     @classmethod
     def settings(cls) -> dict[str, Any]:
         """The keys that clearhead itself declares, and their types."""
-        hints = ClearheadConfig.__annotations__
+        hints = LayerSettings.__annotations__ | ClearheadConfig.__annotations__
         return {key: hint for key, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
 
     def settle(self) -> None:
         """Derive what is None, and check everything; models do so again before they are built."""
-        self._check_types()
-        check_ranges(self)
-        if isinstance(self.mlp_gain, str) and self.mlp_gain != "depth":
-            raise ClearheadError(f"mlp_gain is {self.mlp_gain!r}: give a number, or 'depth'")
+        for key, hint in self.settings().items():
+            if (value := getattr(self, key)) is not getattr(ClearheadConfig, key):  # its default
+                plain = isinstance(value, int | float | str)
+                (_check_plain if plain else check_value)(key, value, hint)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
@@ -303,16 +267,6 @@ class ClearheadConfig(PreTrainedConfig):
         known |= {each.name for each in dataclasses.fields(self)}
         return [key for key in keys if key not in known and not key.startswith("_")]
 
-    def _check_types(self) -> None:
-        for key, hint in self.settings().items():
-            value, kinds = getattr(self, key), _kinds(hint)
-            whole = isinstance(value, int) and not isinstance(value, bool)  # which Python counts so
-            if type(value) in kinds or (whole and float in kinds):
-                continue
-            if isinstance(value, bool) or not isinstance(value, kinds):
-                wanted = " or ".join(_IN_WORDS[kind] for kind in kinds)
-                raise ClearheadError(f"{key} is {value!r}: give {wanted}")
-
     def _layers(self) -> list[LayerSpec]:
         """All layers that may differ: unless told otherwise, the others are as the second."""
         alike = self.layer_types is None and self.layer_overrides is None
@@ -365,26 +319,10 @@ class ClearheadConfig(PreTrainedConfig):
         self.requires = sorted(REGISTRY.packages(layers)) or None
 
 
+_check_plain = lru_cache(typed=True)(check_value)  # configurations are made anew for each arm
+
+
 def window_begin(config: Any) -> dict[str, Any]:
     """The setting `WINDOW_BEGIN` of a configuration, which conversions keep; empty without it."""
     value = getattr(config, WINDOW_BEGIN, None)
     return {} if value is None else {WINDOW_BEGIN: value}
-
-
-_IN_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a name",
-    dict: "a mapping",
-    list: "a list",
-    types.NoneType: "null",
-}
-
-
-@functools.cache
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    """The plain types that a hint names: of a union its members, of list[int] list."""
-    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    parts = typing.get_args(hint) if union else (hint,)
-    return tuple([typing.get_origin(part) or part for part in parts])

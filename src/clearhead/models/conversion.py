@@ -11,8 +11,7 @@ import torch
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.families import FAMILIES
-from clearhead.models.llama_cpp import readable
-from clearhead.models.loading import explained, load_config, refuse_gguf, resolved, stored_dtypes
+from clearhead.models.loading import explained, load_config, resolved
 from clearhead.models.serving import served, turns_anew
 from clearhead.terminal import say
 
@@ -21,18 +20,6 @@ TOLERANCE = 1e-4  # of the logits' norm, that another order of sums may make in 
 _NAMES = ", ".join(
     name.removesuffix("LMHeadModel").removesuffix("ForCausalLM") for name in FAMILIES
 )
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-# Dtypes of weights that need scales, by safetensors' names before any "_". GPT-2 and GPT-NeoX
-# store causal masks.
-_FEW_BITS = ("F8", "F6", "F4", "I8", "U8")
-_MASKS = ("attn.bias", "attention.bias")
-# Ways back to full precision, by transformers' names of methods.
-_DEQUANTISED = {
-    "bitsandbytes": "model.dequantize()",
-    "fp8": "quantization_config=FineGrainedFP8Config(dequantize=True)",
-    "mxfp4": "quantization_config=Mxfp4Config(dequantize=True)",
-    "compressed-tensors": "quantization_config=CompressedTensorsConfig(dequantize=True)",
-}
 
 
 def converted(model: Any) -> Any:
@@ -65,45 +52,18 @@ def for_serving(model: Any) -> Any:
         ClearheadError: for another library's model, where neither has a place for this one, and
             where it would give other logits.
     """
-
-    def made() -> Any:
-        try:
-            # A family's model with a dynamic base gives other logits with a cache.
-            return served(model) if turns_anew(model.config) else _convert(model)
-        except ClearheadError:  # no family has a place for it
-            return served(model)
-
-    return _as_servers_load(model, made)
-
-
-def for_llama_cpp(model: Any) -> Any:
-    """A clearhead model as llama.cpp's converter to GGUF reads it, in the dtype of `for_serving`.
-
-    Raises:
-        ClearheadError: as `for_serving`, where no family of transformers has a place for this
-            model, and as `readable`.
-    """
-
-    def made() -> Any:
-        if reason := turns_anew(model.config):
-            raise ClearheadError(f"llama.cpp has no place for this model: {reason}")
-        try:
-            theirs = _convert(model)
-        except ClearheadError as error:
-            raise ClearheadError(f"llama.cpp has no family for this model: {error}") from None
-        return readable(theirs)
-
-    return _as_servers_load(model, made)
-
-
-def _as_servers_load(model: Any, make: Callable[[], Any]) -> Any:
     if not isinstance(model, ClearheadForCausalLM):
         raise ClearheadError(
             f"a {type(model).__name__} is not clearhead's, and is served as it is: leave --for out"
         )
     _require_sound(model)
     with in_float32(model) as rounded:
-        return _rounded_where_equal(model, with_equal_logits(model, make()), rounded)
+        try:
+            # A family's model with a dynamic base gives other logits with a cache.
+            made = served(model) if turns_anew(model.config) else _convert(model)
+        except ClearheadError:  # no family has a place for it
+            made = served(model)
+        return _rounded_where_equal(model, with_equal_logits(model, made), rounded)
 
 
 def _rounded_where_equal(model: Any, made: Any, rounded: Callable[[Any], Any]) -> Any:
@@ -205,12 +165,6 @@ def _convert(model: Any) -> Any:
     kind = type(model).__name__
     if kind in FAMILIES:
         return FAMILIES[kind].imported(model)
-    for key in _EXPERTS:
-        if count := getattr(model.config, key, None):
-            raise ClearheadError(
-                f"a {kind} with {count} experts cannot be converted: clearhead's MLPs are dense; "
-                f"give one of {_NAMES}"
-            )
     raise ClearheadError(
         f"a {kind} cannot be converted: give one of {_NAMES}, or a clearhead model that is one"
     )
@@ -222,32 +176,10 @@ def require_convertible(name: str, *, trust_remote_code: bool = False) -> None:
     Raises:
         ClearheadError: with the way to dequantise it.
     """
-    refuse_gguf(name)
     name = resolved(name)
     with explained(name):
         config = load_config(name, trust_remote_code=trust_remote_code)
     require_full_precision(config, name)
-    _refuse_few_bits(name)
-
-
-def _refuse_few_bits(name: str) -> None:
-    """Raise a ClearheadError for weights in 8 bits or fewer, which transformers would cast alone.
-
-    Without a `quantization_config` it ignores their scales.
-    """
-    narrow = {
-        key: dtype
-        for key, dtype in stored_dtypes(name).items()
-        if dtype.partition("_")[0] in _FEW_BITS and not key.endswith(_MASKS)
-    }
-    if narrow:
-        key = min(narrow)
-        raise ClearheadError(
-            f"{name} is quantised: {len(narrow)} of its tensors have 8 bits or fewer, such as "
-            f"{key} ({narrow[key]}), and its config.json has no quantization_config: multiply them "
-            "by their scales, save them in 16 bits, and give that; or give the one that it was "
-            "made from"
-        )
 
 
 def require_full_precision(config: Any, name: str) -> None:
@@ -257,13 +189,10 @@ def require_full_precision(config: Any, name: str) -> None:
         return
     method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
     method = str(getattr(method, "value", method))
-    way = "open it with {}, save_pretrained, and give that"
-    if method not in _DEQUANTISED:  # GPTQ, AWQ, HQQ, torchao
-        way = 'save a copy in full precision by the program "Dequantise a model" of docs/howto.md, '
-        way += "and give that"
     raise ClearheadError(
-        f"{name} is quantised ({method}): {way.format(_DEQUANTISED.get(method))}; or give the one "
-        "that it was made from"
+        f"{name} is quantised ({method}): save a copy in full precision by the program "
+        '"Dequantise a model" of docs/howto.md, and give that; or give the one that it was made '
+        "from"
     )
 
 

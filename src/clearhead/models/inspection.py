@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -134,28 +135,20 @@ def batches(model: Any, windows: Iterable[Tensor], batch_size: int) -> Iterator[
     Each is `opened`: a model that began every training window with one token reads no other.
 
     Raises:
-        ClearheadError: no windows, windows of other shapes or lengths, more tokens than the model
-            has learned positions, or token ids that the model does not know.
+        ClearheadError: no windows, windows of several lengths, more tokens than the model has
+            learned positions, or token ids that the model does not know.
     """
-    if batch_size < 1:
-        raise ClearheadError(f"batch_size is {batch_size}: it is at least 1")
-    batch: list[Tensor] = []
-    length: int | None = None
-    for window in windows:
-        if length is None:
-            length = _length(model, window)
-        if window.shape != (length,):
-            raise ClearheadError(
-                f"windows must be one-dimensional and of one length: found {[length]} and "
-                f"{list(window.shape)}"
-            )
-        batch.append(window)
-        if len(batch) == batch_size:
-            yield _stack(model, batch)
-            batch = []
-    if batch:
-        yield _stack(model, batch)
-    if length is None:
+    windows, shape = iter(windows), None
+    while batch := list(islice(windows, batch_size)):
+        shape = shape or batch[0].shape
+        if len(shape) != 1 or any(window.shape != shape for window in batch):
+            raise ClearheadError("windows must be one-dimensional and of one length")
+        if reason := lack_of_positions(model, len(batch[0])):
+            raise ClearheadError(reason)
+        ids_BT = opened(model, torch.stack(batch))
+        check_tokens(model, ids_BT)
+        yield ids_BT.to(model.device)
+    if shape is None:
         raise ClearheadError("no windows to measure on: give at least one")
 
 
@@ -188,18 +181,6 @@ def opened(model: Any, ids: Tensor) -> Tensor:
     ids = ids.clone()
     ids[..., 0] = begin
     return ids
-
-
-def _length(model: Any, window: Tensor) -> int:
-    if reason := lack_of_positions(model, len(window)):
-        raise ClearheadError(reason)
-    return len(window)
-
-
-def _stack(model: Any, windows: list[Tensor]) -> Tensor:
-    ids_BT = opened(model, torch.stack(windows))
-    check_tokens(model, ids_BT)
-    return ids_BT.to(model.device)
 
 
 def check_tokens(model: Any, ids: Tensor) -> None:

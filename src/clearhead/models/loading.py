@@ -5,7 +5,6 @@ Everything here reads safetensors only. Python code that a folder brings runs on
 """
 
 import difflib
-import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
+from huggingface_hub import try_to_load_from_cache
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -21,19 +20,12 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
 )
-from transformers.utils import (
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    cached_file,
-    find_adapter_config_file,
-)
+from transformers.utils import find_adapter_config_file
 from transformers.utils import logging as theirs
-from transformers.utils.hub import get_checkpoint_shard_files
 
 from clearhead.errors import ClearheadError
-from clearhead.models.hub import is_path, reachable
 from clearhead.records.manifest import verify_model
-from clearhead.terminal import say
+from clearhead.terminal import hushed, say
 
 _POOLER = re.compile(r"(^|\.)pooler\.")  # an encoder's last layer, that only classifiers read
 _POINTER = b"version https://git-lfs"
@@ -52,10 +44,9 @@ def load(
     A kind is "causal", "masked" or "bare": saved without a head for language.
 
     Raises:
-        ClearheadError: where there is no such model, its files are damaged, incomplete or GGUF, it
-            is of another kind, or it needs code of its own without `trust_remote_code`.
+        ClearheadError: where there is no such model, its files are damaged or incomplete, it is
+            of another kind, or it needs code of its own without `trust_remote_code`.
     """
-    refuse_gguf(name)
     name = resolved(name)
     verify_model(Path(name))
     kind = kind_of(name, trust_remote_code=trust_remote_code)
@@ -99,8 +90,8 @@ def pretrained(
             f"{str(name)!r} has an adapter: merge it by PEFT's merge_and_unload(), and give the "
             "merged model"
         )
-    with without_bars(), _without_tables():
-        model, found = auto.from_pretrained(
+    with without_bars(), hushed("transformers.modeling_utils"):
+        model, info = auto.from_pretrained(
             name,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
@@ -113,29 +104,32 @@ def pretrained(
     kind, trunk = type(model).__name__, model.base_model_prefix and f"{model.base_model_prefix}."
     # A checkpoint of another class has another head, and may lack what only this one's reads.
     another = head != "saved" and kind not in (model.config.architectures or ())
-    absent, strange = (
-        {key for key in found[which] if not (another and allowed and not key.startswith(trunk))}
-        for which, allowed in (("missing_keys", head == "new"), ("unexpected_keys", True))
-    )
+    of_trunk = {key for key in info["missing_keys"] if key.startswith(trunk)}
+    missing = of_trunk if another and head == "new" else set(info["missing_keys"])
     if another or head == "none":
-        absent = {key for key in absent if not _POOLER.search(key)}
+        missing = {key for key in missing if not _POOLER.search(key)}
+    over = {key for key in info["unexpected_keys"] if not another or key.startswith(trunk)}
     resized = [
         f"{key} is {tuple(stored)}, not {tuple(wanted)}"
-        for key, stored, wanted in found["mismatched_keys"]
+        for key, stored, wanted in info["mismatched_keys"]
         if head != "new" or key.startswith(trunk)
     ]
-    if absent:
-        fault = f"lacks {_some(absent)} of a {kind}: its files are incomplete, or its config.json "
+    fault = ""
+    if missing:
+        fault = f"lacks {_some(missing)} of a {kind}: its files are incomplete, or its config.json "
         fault += "is another model's;"
     elif resized:
         fault = f"has other sizes than its config.json says ({min(resized)}):"
-    elif strange and model.config.model_type == "clearhead":
-        fault = f"has {_some(strange)} that a {kind} of its config.json has no place for:"
-    else:
-        if strange:
-            say(f"{name}: {_some(strange)} not used, for a {kind} has no place for them")
-        return model
-    raise ClearheadError(f"{str(name)!r} {fault} save or download it again")
+    elif scales := {key for key in over if "scale" in key.rpartition(".")[2]}:
+        fault = f"has scales of weights in few bits ({_some(scales)}), and its config.json has no "
+        fault += "quantization_config: multiply its weights by them, or"
+    elif over and model.config.model_type == "clearhead":
+        fault = f"has {_some(over)} that a {kind} of its config.json has no place for:"
+    elif over:
+        say(f"{name}: {_some(over)} not used, for a {kind} has no place for them")
+    if fault:
+        raise ClearheadError(f"{str(name)!r} {fault} save or download it again")
+    return model
 
 
 def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
@@ -152,24 +146,6 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 def load_config(name: str, *, trust_remote_code: bool = False, **changes: Any) -> Any:
     """The configuration in a folder or of a hub name, with changes."""
     return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **changes)
-
-
-def stored_dtypes(name: str) -> dict[str, str]:
-    """{weight: dtype, such as "F8_E4M3"} of what is stored, from the headers of safetensors."""
-    files, found = list[str](), dict[str, str]()
-    with explained(name), without_bars():
-        if whole := cached_file(
-            name, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False
-        ):
-            files = [whole]
-        elif index := cached_file(
-            name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False
-        ):
-            files = get_checkpoint_shard_files(name, index)[0]
-        for file in files:
-            with safe_open(file, "pt") as tensors:
-                found |= {key: tensors.get_slice(key).get_dtype() for key in tensors.keys()}  # noqa: SIM118
-    return found
 
 
 def kind_of(name: str, *, trust_remote_code: bool = False) -> str:
@@ -194,10 +170,9 @@ def auto_class(kind: str) -> Any:
 
 @contextmanager
 def explained(name: str, what: str = "model") -> Iterator[None]:
-    """In one line why `what` of a checkpoint cannot be loaded, a hub that does not answer soon."""
+    """In one line why `what` of a checkpoint cannot be loaded."""
     try:
-        with reachable(name):
-            yield
+        yield
     except (ClearheadError, MemoryError):
         raise
     except Exception as error:  # transformers, safetensors and the hub each raise their own
@@ -235,21 +210,6 @@ def without_bars() -> Iterator[None]:
             theirs.enable_progress_bar()
 
 
-@contextmanager
-def _without_tables() -> Iterator[None]:
-    """Hide transformers' tables of weights: `pretrained` says what matters."""
-    logger = logging.getLogger("transformers.modeling_utils")
-
-    def other(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
-
-    logger.addFilter(other)
-    try:
-        yield
-    finally:
-        logger.removeFilter(other)
-
-
 def _some(keys: Iterable[str]) -> str:
     names = sorted(keys)
     more = ", …" if len(names) > _SHOWN else ""
@@ -264,52 +224,37 @@ def resolved(name: str) -> str:
         ClearheadError: a path that leads nowhere: the hub is not asked for it, unless its cache has
             a model of that name; to a run that is not finished; or to adapters alone.
     """
-    if Path(name, "final").is_dir():
-        return str(Path(name, "final"))
     path = Path(name)
-    if path.joinpath("run.json").exists():
+    if (path / "final").is_dir():
+        return str(path / "final")
+    if (path / "run.json").exists():
         raise ClearheadError(
             f"the run in {name} is not finished: go on by clearhead train --resume {name}, or make "
             f"a model of a checkpoint by clearhead convert {name}/checkpoints/step-… FOLDER"
         )
-    if not path.exists() and is_path(name):
+    if not path.exists() and _is_path(name):
         beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.6)
-        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
-        if re.fullmatch("[^~./]+/[^/]+", name) and not near:
-            hint = f"; a model of the hub is opened once `hf download {name}` has fetched it"
-        raise ClearheadError(f"cannot load a model from {name!r} (no such folder{hint}): {_GIVE}")
+        hint = f"did you mean {path.parent / near[0]}?" if near else "nor in the hub's cache"
+        raise ClearheadError(f"cannot load a model from {name!r} (no such folder; {hint}): {_GIVE}")
     if any(path.glob("shard-*.safetensors")) and (path / "config.json").exists():
         raise ClearheadError(
             f"{name!r} is a run's checkpoint: make a model of it by clearhead convert {name} FOLDER"
         )
     if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
-        raise ClearheadError(f"{name!r} holds adapters alone, no model: {_beside_adapters(path)}")
+        raise ClearheadError(
+            f"{name!r} holds adapters alone, no model: open RUN/final, where they are merged, or "
+            "merge them into the model that they were trained on"
+        )
     return name
 
 
-def refuse_gguf(name: str) -> None:
-    """Raise a ClearheadError for a GGUF file, or a folder of nothing else."""
-    path = Path(name)
-    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
-    if not files or files[0].suffix != ".gguf" or any(path.glob("*.safetensors")):
-        return
-    raise ClearheadError(
-        f"{name} is GGUF: dequantise it by AutoModelForCausalLM.from_pretrained("
-        f"{str(files[0].parent)!r}, gguf_file={files[0].name!r}), save_pretrained with its "
-        "tokenizer, and give that"
-    )
-
-
-def _beside_adapters(folder: Path) -> str:
-    """Advice where the model of a folder of adapters is: merged, or the run not finished."""
-    run = folder.absolute().parent.parent
-    for merged in (folder.parent, run / "final"):
-        if (merged / "config.json").exists():
-            return f"open {merged}, where they are merged"
-    if (run / "run.json").exists():
-        return f"finish the run (clearhead train --resume {run}) and open {run}"
-    return "merge them into the model that they were trained on, and open that"
+def _is_path(name: str) -> bool:
+    """True of what can be no name of the hub's, or begins with a folder that is here."""
+    if re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is None:
+        return True
+    here = "/" in name and Path(name).parent.is_dir()
+    return here and not isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
 def best_device() -> torch.device:

@@ -59,7 +59,7 @@ class Family:
         suits: whether a clearhead configuration is to be written as one.
         names: parts of its weights' names that are others here, replaced in turn.
         read, write: what else an import or an export does to the weights, here by their names here.
-        but: settings of a layer that the export takes into the weights.
+        but: values of a layer's settings that the export takes into the weights.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)
     read: Callable[[State, Any], State] = lambda state, theirs: state
     write: Callable[[State, ClearheadConfig], State] = lambda state, ours: state
-    but: tuple[str, ...] = ()
+    but: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def imported(self, model: Any) -> ClearheadForCausalLM:
         """The same function as a clearhead model, with copies of the weights in their dtype.
@@ -126,7 +126,7 @@ class Family:
             mine += [(key, value, there[key]) for key, value in vars(ours.layer(index)).items()]
         # An axis says more than the gains that come with it.
         for key, value, only in sorted(mine, key=lambda entry: entry[0] not in AXES):
-            if value != only and key not in (*_STARTS, *self.but):
+            if value != only and key not in _STARTS and value not in self.but.get(key, ()):
                 raise ClearheadError(
                     f"{self.name} has no {key}={value!r}: only {key}={only!r} can be exported"
                 )

@@ -59,11 +59,6 @@ def _neox_axes(theirs: Any) -> dict[str, Any]:
             f"a GPTNeoX with rope_type={rope['rope_type']!r} and {turned} rotated channels has no "
             "place in clearhead: it needs 'default' and an even number"
         )
-    if (given := getattr(theirs, "head_dim", None)) not in (None, width):
-        raise ClearheadError(
-            f"a GPTNeoX with head_dim={given} has no place in clearhead: its rotation alone reads "
-            f"that, and its heads have {width} channels"
-        )
     return {
         **_UNREAD,
         "norm": "layernorm",

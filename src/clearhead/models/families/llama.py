@@ -31,12 +31,6 @@ from clearhead.models.layers import FULL, SLIDING
 _PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 
 
-def _diff_settings(ours: ClearheadConfig) -> dict[str, Any]:
-    if ours.head_norm == "none":
-        raise ClearheadError("DiffLlama has no head_norm='none': only a normed head is exported")
-    return {}
-
-
 def _diff_read(state: State, theirs: Any) -> State:
     width = theirs.head_dim
     return {
@@ -68,12 +62,12 @@ DIFFLLAMA = Family(
     model=DiffLlamaForCausalLM,
     needs={"attention_bias": False, "hidden_act": "silu"},
     axes=lambda theirs: {"maps": "differential", "head_norm": "plain"},
-    settings=_diff_settings,
+    settings=lambda ours: {},
     suits=lambda ours: ours.maps == "differential",
     names={".lambda_": ".maps.lambda_"},
     read=_diff_read,
     write=_diff_write,
-    but=("head_norm",),
+    but={"head_norm": ("affine",)},
 )
 
 
@@ -101,12 +95,6 @@ def _granite_axes(theirs: Any) -> dict[str, Any]:
 def _granite_settings(ours: ClearheadConfig) -> dict[str, Any]:
     assert ours.head_dim is not None
     layers = [ours.layer(index) for index in range(ours.num_hidden_layers)]
-    for layer in layers:
-        if layer.normalizer not in ("softmax1", "sink"):
-            raise ClearheadError(
-                f"GraniteSWA has no normalizer={layer.normalizer!r}: only 'softmax1' or 'sink' can "
-                "be exported"
-            )
     theta = (ours.rope_parameters or {}).get("rope_theta", 0)
     return {
         "attention_bias": ours.bias,
@@ -160,7 +148,7 @@ GRANITE_SWA = Family(
     names={"self_attn.sinks": _LOGIT},
     read=_granite_read,
     write=_granite_write,
-    but=("normalizer", "annealed_start"),
+    but={"normalizer": ("softmax1",), "annealed_start": (True,)},
 )
 
 
@@ -176,20 +164,12 @@ def _qwen_settings(ours: ClearheadConfig) -> dict[str, Any]:
 
 
 def _qwen_state(state: State, ours: ClearheadConfig) -> State:
-    """The weights without biases of MLPs, which are 0 in what was a Qwen3."""
-    biases = {name for name in state if name.endswith(".bias") and ".mlp." in name}
-    if any(bool(state[name].any()) for name in biases):
-        raise ClearheadError("Qwen3 has no bias=True in its MLPs: only biases of 0 can be exported")
-    return {name: weight for name, weight in state.items() if name not in biases}
+    """The weights without those biases of MLPs that are 0, as in what was a Qwen3."""
+    unread = {name for name in state if name.endswith(".bias") and ".mlp." in name}
+    return {name: each for name, each in state.items() if name not in unread or bool(each.any())}
 
 
 def _flint_axes(theirs: Any) -> dict[str, Any]:
-    dense = range(theirs.num_hidden_layers) if not theirs.num_experts else theirs.mlp_only_layers
-    if len(set(dense)) < theirs.num_hidden_layers:
-        raise ClearheadError(
-            f"a Flint with {theirs.num_experts} experts has no place in clearhead: its MLPs are "
-            "dense"
-        )
     return {
         "normalizer": "sink",
         "qk_norm": "rmsnorm",
