@@ -12,9 +12,6 @@ import torch
 from clearhead import ClearheadError
 from clearhead.eval import check_names
 from clearhead.eval.harness import HarnessTask
-from clearhead.measure import Portion
-from clearhead.measure.sweep import sweep
-from clearhead.records.loading import load
 
 from .conftest import numbers
 
@@ -157,6 +154,7 @@ def test_tags_are_their_tasks_and_groups_have_numbers_of_their_own(folder, subje
     _write(folder, "together", group + mean)
     task = HarnessTask(tasks=("both", "bare"), include_path=str(folder), limit=4)
     for cell in task.cells(subject):
+        assert cell["shots"] == "as defined"
         lines = task.measure(subject, cell, lambda _count: None)
         shown = [(x["task"], x["metric"], x.get("shots")) for x in lines if "aside" not in x]
         assert shown == [
@@ -169,21 +167,6 @@ def test_tags_are_their_tasks_and_groups_have_numbers_of_their_own(folder, subje
     assert found["headlines"] == ("acc",)
     assert found["items"] == 8
     assert found["acc"] == pytest.approx(next(x["value"] for x in lines if x["metric"] == "acc"))
-
-
-def test_the_records_of_a_group_are_read_again(folder, subject, tmp_path):
-    data = folder.parent / "rows.jsonl"
-    _write(folder, "again", TASK.format(name="again", data=data))
-    mean = "aggregate_metric_list:\n  - metric: acc\n    weight_by_size: true\n"
-    _write(folder, "together", f"group: together\ntask: [asked, again]\n{mean}")
-    task = HarnessTask(tasks=("together",), include_path=str(folder), limit=2)
-    header = {"run": "a", "preset": "a", "seed": 0}
-    one = Portion(header=header, subjects=[({}, subject)], tasks={"lm_eval": task}, less="")
-    records = tmp_path / "records.jsonl"
-    sweep([lambda: one], records=records)
-    (run,) = load(records).runs
-    (acc,) = run.select("acc", task="together")
-    assert acc.dimensions["shots"] == "as defined"
 
 
 def test_prompts_to_continue_that_lose_their_beginning_are_counted(folder, subject):

@@ -16,7 +16,6 @@ from clearhead import ClearheadError
 from clearhead.data import Corpus, TokenStream
 from clearhead.eval import lengths, perplexity
 from clearhead.eval import sliding as file_of_sliding
-from clearhead.eval.sliding import sliding
 
 VOCABULARY, LONGEST = architectures.VOCABULARY, architectures.LENGTH
 
@@ -74,15 +73,6 @@ def test_a_prefix_is_read_and_not_predicted(batch_size):
     assert found.tokens == 3 * 10
     assert found.loss == pytest.approx(expected, rel=1e-12)
     assert found.loss != perplexity(model, windows, length=11, batch_size=2).loss
-
-
-def test_windows_side_by_side_are_those_that_slide_by_their_length():
-    model, ids = _make("transformer"), torch.randint(0, VOCABULARY, (60,))
-    found = perplexity(model, ids.split(20), length=20, batch_size=2)
-    slid = list(sliding(model, [ids.numpy()], length=20, stride=20, batch_tokens=40))
-    assert sum(one.counted.sum() for one in slid) == found.tokens == 3 * 19
-    total = sum(one.loss.sum() for one in slid)
-    assert found.loss == pytest.approx(total / found.tokens, rel=1e-9)
 
 
 @pytest.mark.parametrize(
