@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_848
+LINES = 41_808
 LONGEST = 400
 
 
