@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_154
+LINES = 41_114
 LONGEST = 400
 
 

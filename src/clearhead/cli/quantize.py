@@ -15,11 +15,14 @@ def run(words: list[str]) -> int:
         examples=(
             "./SmolLM2-135M --scheme w8a8-coarse w8a8-token w4-channel",
             "MODEL --deploy int8-weight-only --output runs/int8",
-            "MODEL REPAIRED --deploy int8-dynamic --output runs/both --page both.html",
+            "MODEL REPAIRED --deploy int8-dynamic --output runs/both",
         ),
     )
     if command.deploy or command.output is not None:
-        return _deploy(command)
+        from clearhead.experiments.deployment import run_deployment
+
+        run_deployment(command, say=say, show=show)
+        return 0
     from clearhead.cli.publishing import publish
     from clearhead.experiments.quantization import run_quantization
     from clearhead.progress import Line
@@ -29,15 +32,3 @@ def run(words: list[str]) -> int:
         lines = run_quantization(command, say=say, work=work)
     records = parse_records(lines) if command.records is None else [command.records]
     return publish(records, command.page, title=command.title)
-
-
-def _deploy(command: Command) -> int:
-    from clearhead.cli.publishing import publish
-    from clearhead.experiments.deployment import records_of, run_deployment
-    from clearhead.records.loading import parse as parse_records
-
-    deployed = run_deployment(command, say=say)
-    publish(parse_records(records_of(deployed)), command.page, title=command.title)
-    for folder in deployed:
-        show(f"saved: {folder}; loaded and run by a new process")
-    return 0

@@ -4,7 +4,7 @@ transformers takes torchao's tensors apart into plain ones and describes them in
 safetensors file, so nothing is ever pickled.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,26 +30,24 @@ from clearhead.models.loading import pretrained, resolved, save_tokenizer, witho
 from clearhead.quantize.linear import linear_layers
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, require_new, write_json
-from clearhead.records.provenance import KEYS, provenance
-from clearhead.records.runs import QUANTIZATION, Line
+from clearhead.records.provenance import provenance
 from clearhead.versions import versions
 
 TOKENS, ROUNDS = 32, 5  # of a prompt and of what follows it; of timing
-_SIDES = ("perplexity", "bytes", "tokens_per_second")
 FIGURES = "quantization.json"  # in the model's folder
 
 
 def run_deployment(
-    config: QuantizeConfig, *, say: Callable[[str], None]
-) -> dict[Path, dict[str, Any]]:
-    """Save models in few bits, load and measure them; return each folder's figures, which it holds.
+    config: QuantizeConfig, *, say: Callable[[str], None], show: Callable[[str], None]
+) -> None:
+    """Save models in few bits, load and measure them; each folder holds its figures.
 
     Raises:
         ClearheadError: options that have no effect, a model or a form that does not work; a saved
             model does not come back as it was.
     """
     refuse_tokenizer(config.data)
-    idle = config.given("scheme", "seeds", "records")
+    idle = config.given("scheme", "seeds", "records", "page", "title")
     if not config.deploy or config.output is None or idle:
         raise ClearheadError(
             "a model to keep takes --deploy and --output"
@@ -57,7 +55,6 @@ def run_deployment(
         )
     forms = list(dict.fromkeys(config.deploy))
     require_new(config.output)
-    deployed: dict[Path, dict[str, Any]] = {}
     for source, name in zip(config.models, short_names(config.models), strict=True):
         peer, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
         corpus = prepare(text_of(config.data, config.models), tokenizer=tokenizer, progress=say)
@@ -71,39 +68,24 @@ def run_deployment(
             with within_memory("a model is held twice, whole and in few bits: free memory for it"):
                 model, peer = deploy(peer, tokenizer, resolved(source), form, folder, load)
             say(f"{name}, {form}: saved; a new process loads the saved model")
-            layers = linear_layers(peer).values()
             figures = {
                 "form": form,
                 "of": source,
                 "class": type(peer).__name__,
                 "parameters": parameter_count(peer),
                 **measured(model, peer, folder, texts, load),
-                "quantized_parameters": sum(
-                    one.weight.numel() for one in layers if isinstance(one, nn.Linear)
-                ),
                 **provenance(peer.device),
                 "versions": versions("torchao"),
             }
             write_json(folder / FIGURES, figures)
             manifest.seal(folder)
-            deployed[folder] = {"name": name, **figures}
-    return deployed
-
-
-def records_of(deployed: Mapping[Path, dict[str, Any]]) -> list[Line]:
-    """The figures as records of a quantisation, whose full precision is bfloat16."""
-    lines: list[Line] = []
-    header = ("class", "parameters", "quantized_parameters", "length", "tokens", *KEYS)
-    for figures in deployed.values():
-        of = {"kind": "measure", "run": figures["name"]}
-        if not any(line["run"] == figures["name"] for line in lines):
-            run = {key: figures[key] for key in header if key in figures} | {"dtype": "bfloat16"}
-            run |= {"kind": "run", "study": QUANTIZATION, "run": of["run"], "path": figures["of"]}
-            lines.append(run)
-            lines += [{**of, "metric": key, "value": figures[f"bfloat16_{key}"]} for key in _SIDES]
-        of["scheme"] = figures["form"]
-        lines += [{**of, "metric": key, "value": figures[key]} for key in _SIDES]
-    return lines
+            bits, full = (
+                f"{figures[f'{side}bytes']:,} bytes, {figures[f'{side}tokens_per_second']:.3g} "
+                f"tokens/s, perplexity {figures[f'{side}perplexity']:.2f}"
+                for side in ("", "bfloat16_")
+            )
+            show(f"{name}, {form}: {bits}; in bfloat16 {full}")
+            show(f"saved: {folder}; loaded and run by a new process")
 
 
 def deploy(

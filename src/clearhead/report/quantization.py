@@ -1,6 +1,6 @@
 """The page of a quantisation: who loses how much, bits against perplexity, a table of schemes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import fmean
 
@@ -54,12 +54,6 @@ COLUMNS = {
     "cost": "cost in perplexity",
     "accuracy": "accuracy",
     "accuracy_normalised": "by length",
-    "bytes": "bytes",
-    "tokens_per_second": "tokens/s",
-}
-_WRITTEN: dict[str, Callable[[float], str]] = {
-    "bytes": "{:,.0f}".format,
-    "tokens_per_second": four_digits,
 }
 
 
@@ -120,7 +114,7 @@ def schemes(records: Records) -> dict[str, tuple[str, int | None]]:
 
 def results(records: Records) -> Pivot | None:
     """A row a scheme; for each model its perplexity, what the scheme adds, and accuracies."""
-    rows: list[tuple[Heading, str | None]] = [(Heading(title=_unquantised(records)), None)]
+    rows: list[tuple[Heading, str | None]] = [(Heading(title="full precision"), None)]
     for scheme, (family, _) in schemes(records).items():
         group, note = (kind_of(family), scale_of(family)) if family else ("", "")
         rows.append((Heading(title=scheme, group=group, note=note), scheme))
@@ -133,9 +127,8 @@ def results(records: Records) -> Pivot | None:
 
     def fill(scheme: str | None, column: tuple[str, str]) -> tuple[Entry, ...]:
         arm, metric = column
-        write = _WRITTEN.get(metric, style.percent)
-        quantity = Quantity("", read=at(metric, scheme=scheme), write=write)
-        entries = replace(quantity, judged=metric not in _WRITTEN).entries(records, arm, reference)
+        quantity = Quantity("", read=at(metric, scheme=scheme), write=style.percent)
+        entries = quantity.entries(records, arm, reference)
         if metric != "cost":
             return entries
         if entries and all_noise(records, arm, str(scheme)):
@@ -147,12 +140,6 @@ def results(records: Records) -> Pivot | None:
     return build("cost of schemes", rows, columns, fill, corner="scheme")
 
 
-def _unquantised(records: Records) -> str:
-    """Name of what schemes are compared with. Saved models are compared with bfloat16."""
-    saved = any(run.measure("bytes") is not None for run in records.runs)
-    return "bfloat16" if saved else "full precision"
-
-
 def _verdict(records: Records, threshold: float) -> str:
     """Of two models who loses less and by how much; the dearest and the cheapest scheme of all."""
     arms, text = records.arms(), narrative.text_in_words(records)
@@ -162,7 +149,7 @@ def _verdict(records: Records, threshold: float) -> str:
         if all(values.values()):
             costs[scheme] = {arm: fmean(ones) for arm, ones in values.items()}
     if not costs:
-        what = f"Perplexity{text} in {_unquantised(records)}"
+        what = f"Perplexity{text} in full precision"
         said = narrative.answer(records, what, at("perplexity"), four_digits)
         return said or "No perplexity could be measured in full precision."
     ends = [pick(costs, key=lambda one: max(costs[one].values())) for pick in (max, min)]
