@@ -175,7 +175,7 @@ def test_a_full_disk_is_one_line_in_convert_and_finetune(
     rows.write_text("".join(f'{{"text": "{w}", "label": "{w}"}}\n' for w in ("a", "b", "a", "b")))
     words = ["finetune", output / RUN, "--train-file", rows, "--validation-file", rows]
     words += ["--train.max-length", "8", "--train.epochs", "1", "--output", tmp_path / "tuned"]
-    with room(5000):
+    with room(8000):  # more than run.json has
         said = refusal(capsys, *words)
     first = tmp_path / "tuned/seed0/checkpoints/step-00000001"
     assert f"cannot write {first} (File too large): there is none before it; make room" in said
