@@ -76,7 +76,7 @@ def page(records: Records, title: str) -> Page:
         kicker="clearhead diagnose",
         records=records,
         judge=lambda threshold: _verdict(records),
-        next=tuple(dict.fromkeys(filter(None, map(_next, records.runs)))),
+        next=tuple(filter(None, (_next(records.of(arm)[0]) for arm in records.arms()))),
         warnings=narrative.warnings(records),
     )
     looks = built.looks
