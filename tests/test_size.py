@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_114
+LINES = 40_774
 LONGEST = 400
 
 

@@ -32,7 +32,7 @@ SOURCES = (
 )
 TEMPLATES: tuple[list[str], ...] = (
     ["train", "transformer", "--set", *SHAPE, "--output", "new", *training(1)],
-    ["train", "bert", "--objective", "mlm", "--set", *SHAPE, "--output", "new", *training(8)],
+    ["train", "bert", "--set", *SHAPE, "--output", "new", *training(8)],
     [*compared(), "--seeds", "0"],
     ["generate", "run", "noise", "--tokens", "3"],
     ["eval", "run", "--lengths", "16", "--tokens", "64", "--records", "new.jsonl", *data()],

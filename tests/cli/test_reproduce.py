@@ -20,10 +20,11 @@ from clearhead.cli.options import parse
 from clearhead.data import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.experiments import processes
-from clearhead.experiments.configs import CompareConfig, continued_recipe
+from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.sweep_configs import EvaluateConfig
 from clearhead.models import ClearheadConfig, plan, preset
 from clearhead.report import load
+from clearhead.reproduce import requests, stages
 from clearhead.reproduce.cost import parameters
 from clearhead.reproduce.experiments import EXPERIMENTS
 from clearhead.reproduce.recipes import RUNS
@@ -44,44 +45,24 @@ def _trials(name: str, scale: str, output: Path) -> list[Study]:
 
 
 @pytest.mark.parametrize(("name", "scale"), ALL)
-def test_a_dry_run_prints_commands_that_the_verbs_read_as_the_jobs_do(
-    name, scale, tmp_path, capsys
-):
+def test_jobs_have_places_of_their_own_and_go_to_other_processes(name, scale, tmp_path):
     trials = _trials(name, scale, tmp_path)
     if scale in ("smoke", "paper"):  # a few steps always end at an edge; recipes have their rates
         assert not any(one.is_swept for one in trials)
-    chosen = {one.key: written(one.tries[-1]) for one in trials if one.tries}
-    (tmp_path / "rates.json").write_text(json.dumps(chosen))
-    words = ["--scale", scale, "--output", str(tmp_path), "--dry-run"]
-    assert _call(name, *words) == 0
-    lines = capsys.readouterr().out.splitlines()
-    printed = [shlex.split(line) for line in lines if not line.startswith("#")]
-    jobs = [*{job.name: job for one in trials for job in one.preparations()}.values()]
-    jobs += [one.attempt(rate) for one in trials for rate in one.losses()]
-    for one in trials:
-        for seed in one.seeds:
-            jobs += one.runs(one.tries[-1] if one.tries else None, seed)
-    assert {*map(tuple, printed)} == {tuple(shlex.split(str(job))) for job in jobs}
-    assert len(printed) == len(jobs) == len({job.records for job in jobs})  # none in another's way
-    models = {job.after and job.after.model for job in jobs}
-    silent = {one.name for one in trials if not one.questions}
-    for job in jobs:
+    attempts = [one.attempt(rate) for one in trials if one.is_swept for rate in one.tries]
+    runs = stages.runs(trials, {one.key: one.tries[-1] for one in trials if one.tries})
+    starts = {job.after.name: job.after for job in (*attempts, *runs) if job.after}
+    jobs = {job.name: job for job in (*attempts, *runs)} | starts
+    assert len(jobs) == len({job.records for job in jobs.values()})
+    for job in jobs.values():
         assert pickle.loads(pickle.dumps(job.config)) == job.config
-        program, verb, *options = shlex.split(str(job))
-        assert program == "clearhead"
-        module = importlib.import_module(VERBS[verb][0])
-        usual = module.Command(train=continued_recipe()) if "--from" in options else None
-        read = parse(module.Command, options, verb=verb, description="", default=usual)
-        for field in dataclasses.fields(job.config):
-            assert getattr(read, field.name) == getattr(job.config, field.name), field.name
+        assert shlex.split(str(job))[0] == "clearhead"
         if isinstance(job.config, CompareConfig):  # one run, of the arm that the table names
             (arm,) = job.config.arms
-            assert job.arm in {one.name for one in trials} | {arm.name}
-            final = job.config.output / f"{arm.folder}-seed{job.config.seeds[0]}" / "final"
-            assert (
-                models == {None} or job.arm in silent or "sweeps" in final.parts or final in models
-            )
-    assert list(tmp_path.iterdir()) == [tmp_path / "rates.json"]
+            (seed,) = job.config.seeds
+            final = job.config.output / f"{arm.folder}-seed{seed}" / "final"
+            assert job.model in (None, final)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("rate", ["1e-3", "1.6e-2", "7.5e-4", "5e-4", "1e0", "3e1"])
@@ -89,99 +70,19 @@ def test_a_rate_is_written_as_folders_have_it(rate):
     assert written(float(rate)) == rate
 
 
-def test_without_rates_a_dry_run_says_what_waits_for_them(tmp_path, capsys):
-    words = ["blocks", "--output", str(tmp_path / "none"), "--dry-run"]
-    assert _call(*words, "--only", "sas · mlp_gain*", "--seeds", "3") == 0
-    out = capsys.readouterr().out
-    assert out.count("\nclearhead compare sas --set ") == 9
-    assert "for want of a rate: 6 layers/sas · mlp_gain 0.05, " in out
-    assert not (tmp_path / "none").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("encodes",), "did you mean encoders"),
-        (("blocks", "--only", "sass"), "only names 'sass': arms are transformer, parallel,"),
-        (("encoders", "--questions", "rta"), "questions names 'rta': questions are rte, banking77"),
-        (("blocks", "--questions", "rte"), "questions names 'rte': questions are none"),
-        (("encoders", "--only", "*rope*", "--questions", "rte"), "'rte': questions are none"),
-        (("blocks", "--test-data", "x"), "--test-data has no effect on blocks: leave it out"),
-        (
-            ("abilities", "--questions", "answers", "--test-data", "x"),
-            "--test-data has no effect on abilities with --questions 'answers': leave it out",
-        ),
-        (
-            ("retrofit", "--only", "as it is", "prefix", "--tokens", "4096"),
-            "--tokens has no effect on retrofit with --only 'as it is' 'prefix': leave it out",
-        ),
+        (("blocks", "--only", "sass"), "'sass' names none of the arms, which are transformer, "),
+        (("encoders", "--questions", "rta"), "none of the questions, which are rte, banking77"),
+        (("encoders", "--only", "*rope*", "--questions", "rte"), "questions, which are none"),
         (("blocks", "--jobs", "0"), "jobs is 0: give a whole number of at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(words, said, capsys):
     assert _call(*words, "--dry-run") == 2
     assert said in capsys.readouterr().err
-
-
-def test_questions_that_need_a_download_can_be_left_out(tmp_path, capsys):
-    chosen = {one.key: one.tries[0] for one in EXPERIMENTS["encoders"].trials("tiny")}
-    (tmp_path / "rates.json").write_text(json.dumps(chosen))
-    words = ["sas/glue", "--questions", "banking77", "--output", str(tmp_path), "--dry-run"]
-    assert _call(*words) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "finetune" in line]
-    assert len(lines) == 3 * 3
-    assert all("--task banking77" in line for line in lines)
-
-
-def test_own_text_takes_the_place_of_both(tmp_path, capsys):
-    words = ["--data", "a.txt", "b.txt", "--test-data", "c.txt", "--scale", "paper", "--dry-run"]
-    assert _call("long-context", *words) == 0
-    for line in capsys.readouterr().out.splitlines():
-        if line.startswith("clearhead compare"):
-            assert "--data.data a.txt b.txt --data.vocabulary 50000" in line
-        if line.startswith("clearhead eval"):
-            assert "--split all" in line
-            assert "--data.data c.txt" in line
-
-
-@pytest.mark.parametrize(("scale", "tasks"), [("tiny", 5), ("paper", 7)])
-def test_own_documents_take_the_place_of_the_hubs_and_no_question_changes(
-    scale, tasks, tmp_path, capsys
-):
-    (tmp_path / "rates.json").write_text(json.dumps({"abilities/transformer": "3e-3"}))
-    words = ["--scale", scale, "--only", "transformer", "--seeds", "0", "--dry-run"]
-    own = ["--test-data", "own.jsonl", "--output", str(tmp_path)]
-    assert _call("abilities", *words, *own) == 0
-    lines = capsys.readouterr().out.splitlines()
-    answers, documents = (line for line in lines if line.startswith("clearhead eval"))
-    for line in (answers, documents):
-        assert "own.jsonl" not in line.partition("--hallucination")[0]
-        assert "--split" not in line
-    asked = answers.partition("--tasks ")[2].partition(" --")[0].split()
-    assert (len(asked), asked[-1]) == (tasks + 1, "shots")
-    assert ("openbookqa" in asked) == (scale == "paper")
-    assert ("--lm-eval.limit 200" in answers) == (scale == "tiny")
-    assert "--shots.test 'hf:legacy-datasets/banking77#test'" in answers
-    assert "--hallucination.files own.jsonl" in documents
-
-
-def test_another_model_and_budget_take_the_place_of_the_experiments_own(tmp_path, capsys):
-    words = ["--from", "my-model", "--data", "a.txt", "--test-data", "b.txt", "--tokens", "4096"]
-    out = str(tmp_path / "out")
-    assert _call("retrofit", *words, "--output", out, "--dry-run") == 0
-    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
-    commands = [words for words in lines if words[0] == "clearhead"]
-    converted = [words for words in commands if words[1] == "convert"]
-    assert {words[2] for words in converted} == {"my-model"}
-    assert all("a.txt" in words for words in converted if "--calibrate" in words)
-    for words in (one for one in commands if one[1] == "compare"):
-        start = words[words.index("--from") + 1]
-        assert start == "my-model" or start in {one[3] for one in converted}
-        assert words[words.index("--train.tokens") + 1] == "4096"
-    asked = [words for words in commands if words[1] in ("quantize", "diagnose")]
-    assert all("b.txt" in words and "0.999" in words for words in asked)
-    assert sum("my-model" in words for words in asked) == 2  # the model as it is
-    assert not any("b.txt" in words for words in commands if words[1] == "eval")  # of code
 
 
 def test_a_model_to_start_from_is_refused_where_arms_begin_anew(capsys):
@@ -230,7 +131,7 @@ def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
     study = Study(
         presets=("transformer",),
         set={"num_hidden_layers": 1, "hidden_size": 48},
-        lengths=(1,),
+        seeds=(0,),
         evaluation_tokens=64,
         train=TrainConfig(tokens=96, sequence_length=16, batch_size=2, precision="fp32"),
         data=DataConfig(data=(str(text),), vocabulary=300, validation=0.1),
@@ -247,6 +148,7 @@ def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
     )
     toy = SimpleNamespace(name="toy", scales=("tiny",), trials=lambda scale: iter(trials))
     monkeypatch.setitem(EXPERIMENTS, "toy", toy)
+    requests.trials.cache_clear()
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
 
 
@@ -282,10 +184,6 @@ def test_a_killed_command_is_told_and_made_up_for(toy, tmp_path, capsys, monkeyp
                 losses[path.parent.name.removeprefix("sas+mlp_gain=0.5-")] = line["value"]
     assert {*losses} == {"1e-4", "1e-2", "1e0"}
     best = min(losses, key=losses.get)
-    assert json.loads((tmp_path / "out/rates.json").read_text()) == {
-        "toy blocks/transformer": "1e-2",
-        "toy blocks/sas · mlp_gain 0.5": best,
-    }
     records = load(tmp_path / "out/records.jsonl")
     assert records.labels() == ["toy blocks"]
     assert records.arms() == ["transformer", "sas · mlp_gain 0.5"]
@@ -304,7 +202,7 @@ def test_a_rate_that_is_settled_is_not_swept_and_nothing_finished_is_said(toy, t
     (out / "rates.json").write_text('{"toy blocks/sas · mlp_gain 0.5": "1e-2"}')
     assert _call("toy", "--only", "sas*", "--output", str(out)) == 2
     told = capsys.readouterr().err
-    assert "rates: 0 jobs" in told
+    assert "2 jobs" in told
     name = "runs/toy-blocks/sas+mlp_gain=0.5-seed0"
     assert f"{name}: failed with 1: clearhead: cannot lock {out}/runs" in told
     assert "evaluations/toy-blocks/sas+mlp_gain=0.5-seed0/text: left out" in told

@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from clearhead.cli.options import given
 from clearhead.cli.train import Command, _parse, _usual
 from clearhead.data.tokenizer import train as train_tokenizer
-from clearhead.experiments.configs import masked_recipe
 from clearhead.experiments.jobs import words_of
 from clearhead.records.identity import canonical, restored
 from clearhead.train import MetricsFile, StepMetrics
@@ -83,17 +82,16 @@ def going_on(settings: list[str], text: Path) -> list[str]:
         "",
         "sas-p --size small --set norm=layernorm mlp_gain=0.5 --output a/b --train.tokens 9999",
         "--train.document-masks --train.betas 0.8 0.9 --data.data a 'b c@0.5' --data.limit 7",
-        "bert --objective mlm --mask 0.15 --train.schedule linear --train.momentum None",
+        "bert --train.schedule linear --train.momentum None",
         "sink --from my/model --set 'layer_overrides=[{}]' --train.only '*attn*' --train.lora 4",
         "--from x --train.optimizer muon --train.adamw-patterns a b --track wandb tensorboard",
     ],
 )
 def test_a_command_is_written_as_it_is_read(words):
     read = shlex.split(words)
-    usual = _usual(given(read, "--from"), given(read, "--objective"))
+    usual = _usual(given(read, "--from"))
     command = _parse(read, usual)
-    options = words_of(command, usual)
-    written = [word for option in options.values() for word in option]
+    written = words_of(command, usual)
     assert _parse(written, usual) == command
     assert len(written) <= len(read)
     assert restored(Command, canonical(command)) == command
@@ -101,10 +99,9 @@ def test_a_command_is_written_as_it_is_read(words):
 
 def test_values_that_look_like_others_are_written_so_that_they_come_back():
     odd = Command(set={"a": "true", "b": "x,y", "c": [1, "2"], "d": None, "e": "plain"})
-    (written,) = words_of(odd, Command()).values()
+    written = words_of(odd, Command())
     assert _parse(written, Command()).set == odd.set
-    masks = Command(train=masked_recipe())
-    assert words_of(masks, masks) == {}
+    assert words_of(odd, odd) == []
 
 
 def test_the_command_of_a_run_makes_it_again(settings, tmp_path, monkeypatch):
@@ -189,7 +186,7 @@ def test_a_run_goes_on_where_what_it_began_with_lies_elsewhere(
         save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
     capsys.readouterr()
     said = refusal(capsys, *resume, str(other))
-    named = {"text": (str(other), "that was first"), "from": (str(other), str(first))}
+    named = {"text": (str(other),), "from": (str(other), str(first))}
     assert all(name in said for name in named.get(kind, ("the tokenizer changed since",)))
     assert call(*resume, str(moved)) == 0
     assert _weights(cut) == _weights(whole)
@@ -370,7 +367,6 @@ def test_arms_start_from_one_model(llama, going_on, tmp_path, capsys):
     assert "from.parameters was" in refusal(capsys, *still)
     other = tmp_path / "other"
     for more, said in (
-        (["--size", "small"], "--size small has no effect beside --from"),
         (["--set", "num_hidden_layers=1"], "num_hidden_layers is a size of the model's weights"),
         (["--set", "direction=bidirectional"], "transformer: "),
         (["--vary", "normalizer=sink,sinks"], "did you mean sink"),
@@ -413,8 +409,6 @@ def test_what_cannot_go_on_is_refused_in_a_line(llama, going_on, tmp_path, token
     many.save_pretrained(larger)
     out = ["--output", str(tmp_path / "run")]
     for words, said in (
-        (["--from", str(llama), "--size", "small"], "--size small has no effect beside --from"),
-        (["--from", str(llama), "--objective", "mlm"], "--from goes on with the next token"),
         (["--from", str(llama), "--data.vocabulary", "400"], "data.vocabulary has no effect"),
         (["--from", str(llama), "--set", "hidden_size=8"], "hidden_size is a size of the model's"),
         (["--from", str(tmp_path / "none")], "cannot load a model from"),

@@ -1,6 +1,5 @@
 """Jobs in processes, several at a time, that take no time."""
 
-import dataclasses
 import json
 import math
 import os
@@ -21,7 +20,7 @@ from clearhead.report import load, page_of
 from clearhead.reproduce.claims import evidence
 from clearhead.reproduce.contrasts import lower, number
 from clearhead.reproduce.stages import collect
-from clearhead.reproduce.study import Study
+from clearhead.reproduce.study import best, loss
 
 
 class Script(Job):
@@ -153,8 +152,14 @@ def test_a_divergence_is_a_result(tmp_path):
 
 
 @pytest.mark.parametrize("of", ["loss", "masked loss"])
+def test_the_loss_of_a_sweep_s_run_is_at_the_training_length(of, tmp_path):
+    (tmp_path / "a").write_text(_record(loss=2.5, of=of))
+    (tmp_path / "b").write_text(_record(diverged="at step 2", of=of))
+    assert (loss(tmp_path / "a"), loss(tmp_path / "b")) == (2.5, math.inf)
+
+
 @pytest.mark.parametrize(
-    ("losses", "best"),
+    ("losses", "rate"),
     [
         ((3.0, 2.5, 2.75), 2e-3),
         ((3.0, None, 2.75), None),  # one is still to come
@@ -162,17 +167,8 @@ def test_a_divergence_is_a_result(tmp_path):
         ((math.inf,) * 3, None),
     ],
 )
-def test_the_best_rate_has_the_lowest_loss_at_the_training_length(losses, best, of, tmp_path):
-    one = Study(sweep_tokens=4096).arm("sas", 1e-3, 2e-3, 4e-3)
-    one = dataclasses.replace(one, output=tmp_path)
-    for loss, rate in zip(losses, one.tries, strict=True):
-        if loss is not None:
-            command = one.attempt(rate)
-            command.records.parent.mkdir(parents=True)
-            diverged = "at step 2" if math.isinf(loss) else None
-            value = None if diverged else loss
-            command.records.write_text(_record(diverged=diverged, loss=value, of=of))
-    assert one.best() == best
+def test_the_best_rate_has_the_lowest_loss(losses, rate):
+    assert best(dict(zip((1e-3, 2e-3, 4e-3), losses, strict=True))) == rate
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -302,5 +298,5 @@ def test_records_are_joined_under_their_arm_and_label(tmp_path):
         jobs.append(Job(name=label, config=None, records=path, arm="a · b", label=label))
     jobs.append(Job(name="", config=None, records=tmp_path / "none", arm="", label=""))
     records = load(collect(jobs, tmp_path / "records.jsonl"))
-    for label, loss in (("6", 2.0), ("24", 3.0)):
-        assert records.labelled(label).values("a · b", "loss") == {0: loss}
+    for label, value in (("6", 2.0), ("24", 3.0)):
+        assert records.labelled(label).values("a · b", "loss") == {0: value}

@@ -1,92 +1,48 @@
-"""Options of `clearhead reproduce`: each changes a job of every experiment, or is refused."""
+"""Options of `clearhead reproduce` change the jobs of an experiment."""
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
-from clearhead.errors import ClearheadError
 from clearhead.reproduce.experiments import EXPERIMENTS
 from clearhead.reproduce.options import Changes
-from clearhead.reproduce.requests import change
+from clearhead.reproduce.requests import changed
 from clearhead.reproduce.study import Study
 
-UNTRAINED = {"memory", "signal"}
-# Neither evaluations nor diagnoses of text: numbers of the training, or fine-tuning.
-WITHOUT_TEXT = {
-    *("differential-ablations", "differential-scaling", "blocks", "blocks-books", "blocks-scaling"),
-    *("blocks-longer", "depth", "speed", "encoders"),
-}
-# Questions that read no text of --test-data, of experiments where others do.
-UNREAD = {("abilities", "answers"), ("long-context", "passkeys"), ("retrofit", "passkeys")}
-# Option, its value, and the experiments on which it has no effect.
-OPTIONS = {
-    "seeds": ((7,), {"memory"}),
-    "tokens": (40_000_000_000, UNTRAINED),
-    "base": ("own-model", {*EXPERIMENTS} - {"retrofit"}),
-    "data": (("own.txt",), {"memory"}),
-    "test_data": (("own.txt",), WITHOUT_TEXT | UNTRAINED),
-    "track": (("tensorboard",), UNTRAINED),
-}
+# Option, its value, and the experiment, scale and arm whose jobs it changes.
+OPTIONS = [
+    ("seeds", (7,), "blocks", "tiny", "sas"),
+    ("tokens", 8192, "blocks", "tiny", "sas"),
+    ("data", ("own.txt",), "long-context", "paper", "alibi"),
+    ("data", ("own.txt",), "signal", "tiny", "sas"),
+    ("base", "own-model", "retrofit", "tiny", "prefix turned"),
+    ("test_data", ("own.txt",), "retrofit", "tiny", "as it is"),
+    ("test_data", ("own.txt",), "outliers", "tiny", "transformer"),
+    ("test_data", ("own.jsonl",), "abilities", "small", "differential"),
+    ("questions", ("bits",), "retrofit", "tiny", "dense"),
+]
 
 
-@pytest.mark.parametrize("scale", ["tiny", "paper"])
-@pytest.mark.parametrize("option", OPTIONS)
-def test_an_option_changes_a_job_or_is_refused(option: str, scale: str) -> None:
-    value, idle = OPTIONS[option]
-    changes = Changes(**{option: value})
-    for one in EXPERIMENTS.values():
-        if scale not in one.scales:
-            continue
-        trials = _trials(one.name, scale)
-        if one.name in idle:
-            flag = {"base": "from"}.get(option, option.replace("_", "-"))
-            with pytest.raises(ClearheadError, match=f"^--{flag} has no effect on "):
-                _changed(one.name, trials, changes)
-        else:
-            assert _jobs(_changed(one.name, trials, changes)) != _jobs(trials), one.name
+def _settings(one: Study) -> list[object]:
+    jobs = one.runs(next(iter(one.tries), None), one.seeds[0])
+    return [job.settings for job in (*jobs, *(job.after for job in jobs if job.after))]
 
 
-@pytest.mark.parametrize("study", EXPERIMENTS.values(), ids=lambda one: one.name)
-def test_questions_leave_out_the_others(study) -> None:
-    """With each question alone an option works or is refused: none passes without an effect."""
-    trials = _trials(study.name, "small")
-    for question in {name for one in trials for name in one.questions}:
-        alone = _changed(study.name, trials, Changes(questions=(question,)))
-        assert {name for one in alone for name in one.questions} == {question}
-        own = Changes(questions=(question,), test_data=("own.txt",))
-        if (study.name, question) in UNREAD or study.name in WITHOUT_TEXT | UNTRAINED:
-            with pytest.raises(ClearheadError, match=f"^--test-data has no effect on {study.name}"):
-                _changed(study.name, trials, own)
-        else:
-            assert _jobs(_changed(study.name, trials, own)) != _jobs(alone), (study.name, question)
+@pytest.mark.parametrize(("option", "value", "study", "scale", "arm"), OPTIONS)
+def test_an_option_changes_a_job(option, value, study, scale, arm) -> None:
+    (one,) = (one for one in EXPERIMENTS[study].trials(scale) if one.name == arm)
+    before = _settings(one)
+    after = _settings(changed(one, Changes(**{option: value})))
+    assert after != before
+    said = str(after)
+    for word in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
+        assert option in ("seeds", "questions") or word in said
 
 
-def test_of_several_experiments_those_are_named_on_which_an_option_has_no_effect() -> None:
-    said = list[str]()
-    studies = {name: _trials(name, "tiny") for name in ("memory", "speed")}
-    changed = change(studies, Changes(tokens=8192), say=said.append)
-    assert said == ["--tokens has no effect on memory"]
-    assert {one.train.tokens for one in changed["speed"]} == {8192}
-    del studies["speed"]
-    with pytest.raises(ClearheadError, match=r"^--tokens has no effect on memory: leave it out"):
-        change(studies, Changes(tokens=8192), say=said.append)
-
-
-@cache
-def _trials(study: str, scale: str) -> list[Study]:
-    return list(EXPERIMENTS[study].trials(scale))
-
-
-def _changed(study: str, trials: list[Study], by: Changes) -> list[Study]:
-    return change({study: trials}, by, say=lambda line: None)[study]
-
-
-def _jobs(trials: list[Study]) -> set[str]:
-    """The commands of the first arm of each kind: its preparations, a run and the questions."""
-    first = {(bool(one.tries), one.conversion, *one.questions): one for one in trials[::-1]}
-    jobs = []
-    for one in first.values():
-        rate, seed = next(iter(one.tries), None), one.seeds[0]
-        jobs += [*one.preparations(), *replace(one, tries=one.tries[:1]).runs(rate, seed)]
-    return {*map(str, jobs)}
+def test_own_text_takes_the_place_of_the_hubs_where_there_is_some() -> None:
+    """Code is a question of its own, and stays."""
+    one = next(EXPERIMENTS["retrofit"].trials("tiny"))
+    asked = changed(one, Changes(test_data=("own.txt",))).questions
+    assert asked["bits"].data == replace(one.questions["bits"].data, data=("own.txt",))
+    assert asked["bits"].data.validation == 0.999
+    assert asked["code"] == one.questions["code"]

@@ -2,7 +2,6 @@
 
 import shlex
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 
 from tyro.conf import Positional
@@ -10,7 +9,7 @@ from tyro.conf import Positional
 from clearhead import extensions
 from clearhead.cli.options import Overrides, given, parse, said_once
 from clearhead.errors import ClearheadError
-from clearhead.experiments.configs import TrainJob, continued_recipe, masked_recipe
+from clearhead.experiments.configs import TrainJob, continued_recipe
 from clearhead.experiments.jobs import words_of
 from clearhead.metavars import Preset, place
 from clearhead.records.identity import canonical, differences
@@ -23,7 +22,7 @@ class Command(TrainJob):
 
     preset: Positional[Preset | None] = None
     """Preset to train; clearhead plan says what each is. Where not given, transformer, or the model
-    of --from as it is."""
+    of --from as it is. A bidirectional one, such as bert, learns to predict hidden tokens."""
     set: Overrides = field(default_factory=dict)
     resume: Path | None = None
     """Go on with the run in this folder: all settings are in its run.json. --train.tokens may be
@@ -36,29 +35,18 @@ def run(words: list[str]) -> int:
     with said_once():
         folder = given(words, "--resume")
         begun = None if folder is None else _begun(Path(place(folder)))
-        usual = _usual(given(words, "--from"), given(words, "--objective"))
+        usual = _usual(given(words, "--from"))
         command = _parse(words, begun or usual)
         if begun is not None:
-            usual = _usual(begun.base, begun.objective)
+            usual = _usual(begun.base)
             command = _extended(command, begun)
             if command.train.tokens == begun.train.tokens and _finished(begun.output):
                 return 0
-    from clearhead.data.tokenisation import ChangedError
     from clearhead.experiments.training import run_training
 
     resume, command = command.resume is not None, replace(command, resume=None)
-    written = chain(*words_of(command, usual).values())
-    try:
-        result = run_training(
-            command,
-            command=shlex.join(["clearhead", *extensions.words(), "train", *written]),
-            resume=resume,
-            say=say,
-        )
-    except ChangedError as error:
-        if begun is not None and begun.data.data != command.data.data:
-            error.args = (f"{error}; that was {' '.join(begun.data.data)}",)
-        raise
+    written = ["clearhead", *extensions.words(), "train", *words_of(command, usual)]
+    result = run_training(command, command=shlex.join(written), resume=resume, say=say)
     if result.stop_signal is not None:
         say(f"stopped and saved at step {result.steps}: go on by --resume {command.output}")
         return 128 + result.stop_signal
@@ -97,11 +85,9 @@ def _parse(words: list[str], usual: Command) -> Command:
     )
 
 
-def _usual(base: str | None, objective: str | None) -> Command:
-    """The defaults: masked training, and going on from a model, have their own."""
-    if base is not None:
-        return Command(train=continued_recipe())
-    return Command(train=masked_recipe()) if objective == "mlm" else Command()
+def _usual(base: str | None) -> Command:
+    """The defaults; going on from a model has its own."""
+    return Command() if base is None else Command(train=continued_recipe())
 
 
 def _begun(output: Path) -> Command:

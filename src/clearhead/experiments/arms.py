@@ -10,20 +10,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.train.config import Processes, TrainConfig
+from clearhead.train.config import TrainConfig
 
 BETWEEN = " · "
 TRAIN = "train."
 OPTIMIZER = "train.optimizer"
 _SETTINGS = [TRAIN + field.name for field in fields(TrainConfig)]
-# Settings that cannot be varied, and the reason or the alternative.
-_ELSEWHERE = {
-    "train.seed": "give several seeds",
-    "train.save_every": "no result depends on it",
-    "train.keep": "no result depends on it",
-    "train.log_every": "no result depends on it",
-    **{f"{TRAIN}{field.name}": "no result depends on it" for field in fields(Processes)},
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +64,7 @@ def make_arms(
         ClearheadError: for an unknown or impossible setting of the training, and for a rate that
             decides nothing.
     """
-    _check_keys(set, vary)
+    _check_keys(vary)
     combinations = [
         dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())
     ]
@@ -134,17 +126,12 @@ def models_of(arms: Iterable[Arm], size: str, *, based: bool) -> dict[str, Any]:
     return models
 
 
-def _check_keys(set: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> None:
-    for key in set:
-        if key in _SETTINGS:
-            raise ClearheadError(f"set changes the model: give --{key.replace('_', '-')} instead")
+def _check_keys(vary: Mapping[str, Sequence[Any]]) -> None:
     for key, values in vary.items():
         if key.startswith(TRAIN):
             choose("key to vary", key, _SETTINGS)
-        if key in _ELSEWHERE:
-            raise ClearheadError(f"{key} cannot be varied: {_ELSEWHERE[key]}")
-        if key in set:
-            raise ClearheadError(f"{key} is both set and varied: leave one out")
+        if key == "train.seed":
+            raise ClearheadError("train.seed cannot be varied: give several seeds")
         words = [_in_words(key, value) for value in values]
         if not words or len(words) != len({*words}):
             found = ", ".join(words) or "none"

@@ -11,16 +11,7 @@ from clearhead.data import Corpus, prepare, with_mask_token
 from clearhead.errors import ClearheadError
 from clearhead.experiments import processes
 from clearhead.experiments.bases import ArmModel, Base, open_base
-from clearhead.experiments.comparison_run import (
-    Run,
-    check_optimizer,
-    check_same,
-    check_text,
-    folder_of,
-    header_of,
-    train_one,
-    write_records,
-)
+from clearhead.experiments.comparison_run import Run, folder_of, header_of
 from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun
 from clearhead.experiments.run_setup import data_of
 from clearhead.progress import Work
@@ -88,11 +79,7 @@ def _compare(
     def missing() -> list[int]:
         """The runs to be made; all are checked before the first, which may take hours."""
         for job in jobs:
-            if job.records.exists():
-                check_same(job.records, header_of(job.records), job.header)
-            else:
-                check_optimizer(job)
-                check_text(job)
+            job.check()
         return [number for number, job in enumerate(jobs) if not job.records.exists()]
 
     waiting = world.by_first(missing)
@@ -127,8 +114,8 @@ def _join(jobs: list[Run], records: Path) -> None:
 def _made(job: Run, work: Work, first: Callable[[Any], Any]) -> None:
     """Train a run; `first` calls what measures and records it in the first process alone."""
     work.begin(f"{job.called}, {job.header['parameters']:,} parameters")
-    trained = train_one(job, [Progress(work=work), *make_trackers(job.config.track)])
-    first(lambda: write_records(job, trained))
+    trained = job.train([Progress(work=work), *make_trackers(job.config.track)])
+    first(lambda: job.record(trained))
 
 
 def _side_by_side(

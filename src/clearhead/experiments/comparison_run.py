@@ -2,9 +2,9 @@
 
 import copy
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,6 +42,14 @@ _SETTINGS = (
 def folder_of(config: CompareConfig, arm: Arm, seed: int) -> Path:
     """The folder of a run."""
     return config.output / f"{arm.folder}-seed{seed}"
+
+
+class Trained(NamedTuple):
+    """The model of a run, what its training took where that is known, and how it diverged."""
+
+    model: Any
+    result: TrainResult | None
+    diverged: str | None = None
 
 
 class Run:
@@ -102,93 +110,84 @@ class Run:
             "held_out": self.config.held_out,
         }
 
+    def check(self) -> None:
+        """Refuse what training or measuring would refuse only hours later, and a folder whose
+        finished run was made with other settings."""
+        if self.records.exists():
+            found, wanted = (
+                {key: one.get(key) for key in _SETTINGS}
+                | {"data": {"fingerprint": (one.get("data") or {}).get("fingerprint")}}
+                for one in (header_of(self.records), self.header)
+            )
+            refuse_changes(self.folder, found, wanted)
+            return
+        model = copy.deepcopy(self.model.outline)
+        try:
+            choose_parameters(model, self.settings)
+            build_optimizer(model, self.settings)
+        except ClearheadError as error:
+            raise ClearheadError(f"{self.arm.name}: {error}") from error
+        if self.header["lengths"] or self.header["measure_every"]:
+            windows(self.corpus, length=self.settings.sequence_length, count=1)
 
-def check_optimizer(job: Run) -> None:
-    """Refuse one whose library is missing, or whose patterns match nothing."""
-    model = copy.deepcopy(job.model.outline)
-    try:
-        choose_parameters(model, job.settings)
-        build_optimizer(model, job.settings)
-    except ClearheadError as error:
-        raise ClearheadError(f"{job.arm.name}: {error}") from error
+    def train(self, callbacks: list[Callback]) -> Trained:
+        """Train the model, or resume it."""
+        every = self.header["measure_every"]
+        torch.manual_seed(self.seed)
+        model = self.model.build().to(best_device())
+        if every:
+            apart = self.config.documents == "apart"
+            followed = Milestones(self.corpus, self.settings, every=every, documents_apart=apart)
+            callbacks = [*callbacks, followed]
+        made = masked_batches if self.config.objective == "mlm" else batches
+        try:
+            model, result = train_to_end(
+                model,
+                made(self.corpus, self.settings, self.folder),
+                self.settings,
+                output=self.folder,
+                tokenizer=self.corpus.tokenizer,
+                callbacks=callbacks,
+                description={"run": self.header["run"], "data": self.header["data"]},
+            )
+        except DivergedError as error:
+            return Trained(model, None, str(error))
+        return Trained(model, result)
 
+    def record(self, trained: Trained) -> None:
+        """Measure the trained model; publish the run's records."""
+        write_text(self.records, "".join(map(jsonl.encode, self._lines(trained))))
 
-def check_text(job: Run) -> None:
-    """Refuse a text that holds out too little for what is measured after the training."""
-    if job.header["lengths"] or job.header["measure_every"]:
-        windows(job.corpus, length=job.settings.sequence_length, count=1)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The model of a run, what its training took where that is known, and how it diverged."""
-
-    model: Any
-    result: TrainResult | None
-    diverged: str | None = None
-
-
-def train_one(job: Run, callbacks: list[Callback]) -> Trained:
-    """Train one model, or resume it."""
-    settings, corpus, folder = job.settings, job.corpus, job.folder
-    name, every = job.header["run"], job.header["measure_every"]
-    torch.manual_seed(job.seed)
-    model = job.model.build().to(best_device())
-    if every:
-        apart = job.config.documents == "apart"
-        followed = Milestones(corpus, settings, every=every, documents_apart=apart)
-        callbacks = [*callbacks, followed]
-    made = masked_batches if job.config.objective == "mlm" else batches
-    result = diverged = None
-    try:
-        model, result = train_to_end(
-            model,
-            made(corpus, settings, folder),
-            settings,
-            output=folder,
-            tokenizer=corpus.tokenizer,
-            callbacks=callbacks,
-            description={"run": name, "data": job.header["data"]},
-        )
-    except DivergedError as error:
-        diverged = str(error)
-    return Trained(model, result, diverged)
-
-
-def write_records(job: Run, trained: Trained) -> None:
-    """Measure a trained model; publish the run's records."""
-    write_text(job.records, "".join(map(jsonl.encode, _records(job, trained))))
-
-
-def _records(job: Run, trained: Trained) -> Iterator[dict[str, Any]]:
-    """Measure a trained model; yields the run's records."""
-    settings, corpus, folder = job.settings, job.corpus, job.folder
-    name, every = job.header["run"], job.header["measure_every"]
-    diverged, measured = trained.diverged, {"kind": "measure", "run": name}
-    apart = job.config.documents == "apart"
-    record = read_record(folder)
-    yield job.header | {key: record[key] for key in KEYS if key in record} | {"diverged": diverged}
-    for line in jsonl.steps(folder / METRICS):
-        yield line | {"kind": "step", "run": name}
-    if every:
-        yield from jsonl.steps(folder / MILESTONES)
-    for metric in ("seconds", "tokens_per_second", "peak_memory_bytes"):
-        value = getattr(trained.result, metric, None)
-        reason = {} if value is not None else {"reason": diverged or UNTIMED}
-        metric = "train_seconds" if metric == "seconds" else metric
-        yield {**measured, "metric": metric, "value": value, **reason}
-    lengths = job.header["lengths"]
-    if diverged is not None:
-        for length in lengths:
-            none = {"metric": "perplexity", "length": length, "value": None}
-            yield {**measured, **none, "reason": diverged}
-    if diverged is not None or not lengths:
-        return
-    tokens = job.config.evaluation_tokens
-    for found in measure(
-        trained.model, corpus, settings, lengths=lengths, tokens=tokens, documents_apart=apart
-    ):
-        yield {**measured, **found}
+    def _lines(self, trained: Trained) -> Iterator[dict[str, Any]]:
+        name, lengths = self.header["run"], self.header["lengths"]
+        diverged, measured = trained.diverged, {"kind": "measure", "run": name}
+        record = read_record(self.folder)
+        made = {key: record[key] for key in KEYS if key in record}
+        yield self.header | made | {"diverged": diverged}
+        for line in jsonl.steps(self.folder / METRICS):
+            yield line | {"kind": "step", "run": name}
+        if self.header["measure_every"]:
+            yield from jsonl.steps(self.folder / MILESTONES)
+        for metric in ("seconds", "tokens_per_second", "peak_memory_bytes"):
+            value = getattr(trained.result, metric, None)
+            reason = {} if value is not None else {"reason": diverged or UNTIMED}
+            metric = "train_seconds" if metric == "seconds" else metric
+            yield {**measured, "metric": metric, "value": value, **reason}
+        if diverged is not None:
+            for length in lengths:
+                none = {"metric": "perplexity", "length": length, "value": None}
+                yield {**measured, **none, "reason": diverged}
+        if diverged is not None or not lengths:
+            return
+        for found in measure(
+            trained.model,
+            self.corpus,
+            self.settings,
+            lengths=lengths,
+            tokens=self.config.evaluation_tokens,
+            documents_apart=self.config.documents == "apart",
+        ):
+            yield {**measured, **found}
 
 
 def header_of(path: Path) -> dict[str, Any]:
@@ -205,13 +204,3 @@ def header_of(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ClearheadError(f"{path} holds no run, or several: {advice}") from error
     return run.header
-
-
-def check_same(path: Path, found: dict[str, Any], header: dict[str, Any]) -> None:
-    """Refuse a folder whose finished run was made with other settings."""
-    asked, wanted = (
-        {key: one.get(key) for key in _SETTINGS}
-        | {"data": {"fingerprint": (one.get("data") or {}).get("fingerprint")}}
-        for one in (found, header)
-    )
-    refuse_changes(path.parent, asked, wanted)

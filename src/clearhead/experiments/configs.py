@@ -18,7 +18,7 @@ from clearhead.data.config import DataConfig
 from clearhead.data.tasks import TASKS, Task
 from clearhead.errors import ClearheadError, choose
 from clearhead.metavars import Field, Model, Name, Preset, Size, Source, TaskName
-from clearhead.ranges import Count, Natural, Part, check, check_distinct
+from clearhead.ranges import Count, Natural, check, check_distinct
 from clearhead.train.config import FinetuneConfig, Tracker, TrainConfig
 
 if TYPE_CHECKING:
@@ -37,18 +37,13 @@ class TrainJob(OpensModels):
 
     preset: Preset | None = None
     """Preset to train; clearhead plan says what each is. Where not given, transformer, or the model
-    of --from as it is."""
+    of --from as it is. A bidirectional one, such as bert, learns to predict hidden tokens."""
     base: Base = None
     """A trained causal model to go on from: a folder, a run or a hub name. A preset, and KEY=VALUE
     pairs, put it on their mechanisms first, as clearhead convert does; its own tokenizer reads the
     text. The defaults are for this: add --from MODEL to --help to see them."""
     size: Size = "tiny"
     """Size of the preset: tiny, small, medium, large, or a paper's own."""
-    objective: Literal["next-token", "mlm"] = "next-token"
-    """Prediction of the next token, or of hidden ones (mlm). With mlm the defaults are the crammed
-    BERT's recipe: add --objective mlm to --help to see them."""
-    mask: Part | None = None
-    """Share of the tokens that mlm hides; 0.25 where not given."""
     output: Path = Path("runs/train")
     """Folder of the run."""
     set: dict[str, Any] = field(default_factory=dict)
@@ -59,20 +54,6 @@ class TrainJob(OpensModels):
     """Settings of the training."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text, tokenizer and split."""
-
-    def __post_init__(self) -> None:
-        if self.objective != "mlm" and self.mask is not None:
-            raise ClearheadError("mask has no effect without --objective mlm: leave it out")
-        if self.base is not None:
-            if self.objective == "mlm":
-                raise ClearheadError("--from goes on with the next token: leave --objective out")
-            check_base(self.size)
-
-
-def check_base(size: str) -> None:
-    """Refuse a size beside a model that has its own."""
-    if size != TrainJob.size:
-        raise ClearheadError(f"--size {size} has no effect beside --from: leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +132,6 @@ class CompareConfig(OpensModels):
         """
         check(self)
         check_distinct(self, "presets", "seeds", *(["lengths"] if self.lengths else []))
-        if self.base is not None:
-            check_base(self.size)
         for arm in self.arms:
             milestone_steps(self.measure_every, arm.train)
         if self.models and self.objective == "mlm" and self.measure_every:
@@ -261,10 +240,6 @@ class FinetuneJob:
             raise ClearheadError(
                 f"give --task, one of {', '.join(TASKS)}; or --train-file and --validation-file"
             )
-        if self.tunes and self.validation_file:
-            raise ClearheadError(
-                "held_out training measures no validation file: leave --validation-file out"
-            )
         if not self.tunes and (self.train_file is None) != (not self.validation_file):
             raise ClearheadError("give train-file and validation-file both, or neither")
 
@@ -302,24 +277,3 @@ def continued_recipe() -> TrainConfig:
     3e-5 (docs/log.md).
     """
     return TrainConfig(learning_rate=3e-5, sequence_length=512, batch_size=4)
-
-
-def masked_recipe() -> TrainConfig:
-    """The crammed BERT's recipe (arXiv 2212.14034), the defaults of masked training.
-
-    Its budget was a day of wall-clock, its full step 8,192 rows; here steps and tokens are counted.
-    """
-    return TrainConfig(
-        sequence_length=128,
-        batch_size=16,
-        accumulation=8,
-        ramp=0.6,
-        learning_rate=1e-3,
-        final_learning_rate=0.0,
-        schedule="triangle",
-        warmup=0.75,
-        weight_decay=0.01,
-        betas=(0.9, 0.98),
-        epsilon=1e-12,
-        clip=0.5,
-    )

@@ -55,6 +55,11 @@ class Job:
         return {name: value for name, value in values.items() if name not in out}
 
     @property
+    def chain(self) -> "list[Job]":
+        """The jobs that make the model which it reads, in order, and itself."""
+        return [*(self.after.chain if self.after else ()), self]
+
+    @property
     def identity(self) -> str:
         """The hash of its settings, and of those of the jobs before it."""
         before = self.after and self.after.identity
@@ -62,17 +67,17 @@ class Job:
 
 
 def command(config: Any) -> list[str]:
-    """The command line of a configuration, or of the comparison that a run is of."""
+    """The command line of a configuration, or of the comparison that a run is of, for people."""
     if isinstance(config, OneRun):
         config = config.comparison
     usual = None
     if isinstance(config, CompareConfig) and config.base is not None:
         usual = type(config)(train=continued_recipe())  # as the verb has it
-    return ["clearhead", config.verb, *chain(*words_of(config, usual).values())]
+    return ["clearhead", config.verb, *words_of(config, usual)]
 
 
-def words_of(settings: Any, usual: Any = None, place: str = "") -> dict[str, list[str]]:
-    """The words that make `settings`, by option; first the positional ones, by name.
+def words_of(settings: Any, usual: Any = None, place: str = "") -> list[str]:
+    """The words of a command line that makes `settings`, the positional ones first.
 
     Args:
         usual: settings of the same class, which need no word; the defaults of its fields where
@@ -80,30 +85,30 @@ def words_of(settings: Any, usual: Any = None, place: str = "") -> dict[str, lis
         place: before the names of a nested setting.
     """
     hints = get_type_hints(type(settings), include_extras=True)
-    positional, found = dict[str, list[str]](), dict[str, list[str]]()
+    positional, options = list[str](), list[str]()
     for field in fields(settings):
         value = getattr(settings, field.name)
         other = _default(field) if usual is None else getattr(usual, field.name)
         if value == other:
             continue
         marks = getattr(hints[field.name], "__metadata__", ())
-        called = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name)
-        called = called.replace("_", "-")
-        option = f"--{place}{called}"
+        name = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name)
+        name = f"{place}{name.replace('_', '-')}"
         if is_dataclass(value):
-            found |= words_of(value, other, f"{place}{called}.")
+            options += words_of(value, other, f"{name}.")
         elif isinstance(value, bool):
-            found[option] = [option if value else f"--{place}no-{called}"]
+            *nested, last = name.split(".")
+            options.append("--" + (name if value else ".".join([*nested, f"no-{last}"])))
         elif _POSITIONAL in marks:
-            positional[called] = texts(value)
+            positional += _texts(value)
         elif field.name == "rates":  # read as KEY VALUE, where other mappings are KEY=VALUE
-            found[option] = [option, *map(str, chain.from_iterable(value.items()))]
+            options += [f"--{name}", *map(str, chain.from_iterable(value.items()))]
         else:
-            found[option] = [option, *texts(value)]
-    return positional | found
+            options += [f"--{name}", *_texts(value)]
+    return positional + options
 
 
-def texts(value: Any) -> list[str]:
+def _texts(value: Any) -> list[str]:
     """The words of a value: several for those that hold several."""
     if isinstance(value, Mapping):
         return [f"{key}={_paired(one)}" for key, one in value.items()]

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -148,13 +148,15 @@ def run(
     work.start(len(tasks))
     for _ in range(len(tasks) - len(waiting)):
         work.skip()
-    failed = list[Job]()
-    running, asked = list[_Running](), False
+    failed, running, asked = list[Job](), list[_Running](), False
     with StopSignals() as stop:
         try:
             while running or (waiting and not stop.received):
                 while len(running) < jobs and not stop.received:
-                    job = _next(waiting, [one.job for one in running])
+                    # The first whose model no waiting or running job has still to leave.
+                    names = {job.name for job in (*waiting, *(one.job for one in running))}
+                    ready = (job for job in waiting if not job.after or job.after.name not in names)
+                    job = next(ready, None)
                     if job is None:
                         break
                     waiting.remove(job)
@@ -164,22 +166,26 @@ def run(
                         continue
                     used = [one.device for one in running]
                     device = min(devices, key=used.count, default=None)
-                    running.append(_Running(job, logs, start, device))
+                    log = logs / f"{job.name}.log"
+                    log.parent.mkdir(parents=True, exist_ok=True)
+                    process = start(job, log, device)
+                    running.append(_Running(job, log, device, process, time.monotonic()))
                     if device is not None:
                         say(f"{job.name}: on GPU {device}")
                     work.begin(", ".join(one.job.name for one in running))
                 time.sleep(_POLL_SECONDS)
-                ended = [one for one in running if one.process.exitcode is not None]
-                running = [one for one in running if one not in ended]
-                for one in ended:
-                    failure = one.end()
+                for one in [one for one in running if one.process.exitcode is not None]:
+                    running.remove(one)
+                    failure = one.failure()
                     if failure and stop.received:
                         continue  # it was asked to stop
                     if failure:
                         failed.append(one.job)
+                    else:
+                        done = {"identity": one.job.identity, "settings": one.job.settings}
+                        write_json(_mark(one.job, logs), done)
                     work.end()
-                    told = failure or f"{time.monotonic() - one.started:.0f} s"
-                    say(f"{one.job.name}: {told}")
+                    say(f"{one.job.name}: {failure or f'{time.monotonic() - one.started:.0f} s'}")
                 if stop.received and not asked:
                     asked = True
                     say(f"stopping {len(running)}, which save first; Ctrl-C again kills them")
@@ -193,12 +199,6 @@ def run(
     return failed
 
 
-def _next(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:
-    """The first job whose model no waiting or running job has still to leave."""
-    names = {one.name for one in (*waiting, *running)}
-    return next((job for job in waiting if not job.after or job.after.name not in names), None)
-
-
 def _has_model(job: Job, logs: Path) -> bool:
     """True if the model that it reads is there, by the settings asked for."""
     before = job.after
@@ -207,23 +207,21 @@ def _has_model(job: Job, logs: Path) -> bool:
     )
 
 
-class _Running:
+class _Running(NamedTuple):
     """A running job."""
 
-    def __init__(self, job: Job, logs: Path, start: Start, device: str | None) -> None:
-        self.job, self.device, self.started = job, device, time.monotonic()
-        self._log, self._mark = logs / f"{job.name}.log", _mark(job, logs)
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        self.process = start(job, self._log, device)
+    job: Job
+    log: Path
+    device: str | None
+    process: Any
+    started: float
 
-    def end(self) -> str:
-        """Mark as finished, or else return why it failed."""
-        if self.process.exitcode and not _diverged(self.job.records):
-            lines = self._log.read_text("utf-8", errors="replace").strip().splitlines() or [""]
-            said = f"{lines[-1].strip()} (all of it: {self._log})"
-            return f"failed with {self.process.exitcode}: {said}"
-        write_json(self._mark, {"identity": self.job.identity, "settings": self.job.settings})
-        return ""
+    def failure(self) -> str:
+        """The reason why a job that has ended failed; empty where it did not."""
+        if not self.process.exitcode or _diverged(self.job.records):
+            return ""
+        lines = self.log.read_text("utf-8", errors="replace").strip().splitlines() or [""]
+        return f"failed with {self.process.exitcode}: {lines[-1].strip()} (all of it: {self.log})"
 
 
 def _mark(job: Job, logs: Path) -> Path:
@@ -233,22 +231,19 @@ def _mark(job: Job, logs: Path) -> Path:
 def is_finished(job: Job, logs: Path) -> bool:
     """True if this job finished, with these settings, and its records are there; and before it, in
     the same way, the job that left its model."""
-    if finished_as(job, logs).get("identity") != job.identity:
-        return False
-    return job.after is None or (
-        is_finished(job.after, logs)
-        and _mark(job.after, logs).stat().st_mtime_ns <= _mark(job, logs).stat().st_mtime_ns
-    )
-
-
-def finished_as(job: Job, logs: Path) -> dict[str, Any]:
-    """The identity and settings of the job of this name that finished; empty where none did, its
-    records are gone, or an earlier version marked it."""
     mark = _mark(job, logs)
-    if mark.exists() and job.records.exists():
-        with suppress(ClearheadError):
-            return read_json(mark, "delete it")
-    return {}
+    if not (mark.exists() and job.records.exists()):
+        return False
+    try:
+        if read_json(mark, "delete it").get("identity") != job.identity:
+            return False
+    except ClearheadError:
+        return False
+    before = job.after
+    return before is None or (
+        is_finished(before, logs)
+        and _mark(before, logs).stat().st_mtime_ns <= mark.stat().st_mtime_ns
+    )
 
 
 def _diverged(records: Path) -> bool:

@@ -115,16 +115,6 @@ def objective_of(config: ClearheadConfig) -> str:
     return "mlm" if config.direction == "bidirectional" else "next-token"
 
 
-def check_objective(name: str, config: ClearheadConfig) -> None:
-    """Refuse a preset that cannot learn the objective, naming what it can."""
-    learns = objective_of(config)
-    if learns != name:
-        raise ClearheadError(
-            f"this preset has direction={config.direction!r}, which cannot learn {name}: choose "
-            f"--objective {learns}, or another preset"
-        )
-
-
 def own_text(
     data: DataConfig, tokenizer: Any, *, progress: Callable[[str], None], began: str | None = None
 ) -> Corpus:

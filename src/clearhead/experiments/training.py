@@ -10,26 +10,25 @@ import torch
 from clearhead.data import prepare, with_mask_token
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
-from clearhead.experiments.bases import open_base, own_dropout, resting_sinks
+from clearhead.experiments.bases import open_base, resting_sinks
 from clearhead.experiments.configs import TrainJob
 from clearhead.experiments.run_setup import (
     OBJECTIVES,
     batches,
-    check_objective,
     check_room,
     data_of,
     fitted,
     masked_batches,
+    objective_of,
 )
 from clearhead.models import BASELINE, preset
 from clearhead.models.causal import ClearheadForCausalLM
-from clearhead.models.families.family import words_of
 from clearhead.models.inspection import parameter_count
 from clearhead.models.loading import best_device
 from clearhead.models.starts import check_baseline
 from clearhead.optim import learning_rate
 from clearhead.records.identity import canonical, restored
-from clearhead.train import BatchSource, Progress, TrainResult, checkpoint, make_trackers, train
+from clearhead.train import Progress, TrainResult, checkpoint, make_trackers, train
 from clearhead.train.run_dir import read_record, require_no_run
 from clearhead.train.world import World, joined
 
@@ -56,13 +55,11 @@ def run_training(
 def _run(
     job: TrainJob, world: World, *, command: str, resume: bool, say: Callable[[str], None]
 ) -> TrainResult:
-    share = None
     if not (resume or world.restarted()):
         world.by_first(lambda: require_no_run(job.output))
     start: dict[str, Any] = {"preset": job.preset, "from": None}
     began = data_of(job.output) if resume else None
     if job.base is None:
-        share = None if job.objective != "mlm" else SHARE if job.mask is None else job.mask
         model, corpus = world.in_turn(lambda: _new(job, began, say))
         start |= {"preset": job.preset or BASELINE, "size": job.size}
     else:
@@ -77,11 +74,6 @@ def _run(
         model = begun.model
         for line in begun.in_words():
             say(line)
-        if (shares := own_dropout(model)) and not resume:
-            say(
-                f"{words_of(shares)}: this {type(model).__name__} trains with it, and would train "
-                "without on a preset's mechanisms (compare --from trains every arm without)"
-            )
         if not resume and (remark := resting_sinks(model, job.train)):
             say(remark)
         start["from"] = base.describe()
@@ -97,9 +89,8 @@ def _run(
         )
     torch.manual_seed(job.train.seed)
     with world.alike():
-        made: BatchSource = batches(corpus, job.train, job.output)
-        if share is not None:
-            made = masked_batches(corpus, job.train, job.output, share=share)
+        masked = getattr(model, "objective", "") == "mlm"
+        made = (masked_batches if masked else batches)(corpus, job.train, job.output)
     return train(
         model.to(best_device()),
         made,
@@ -110,8 +101,8 @@ def _run(
         callbacks=[Progress(), *make_trackers(job.track)],
         description={
             **start,
-            "objective": job.objective,
-            "mask": share,
+            "objective": "mlm" if masked else "next-token",
+            "mask": SHARE if masked else None,
             "data": corpus.describe(),
             "job": _settings(job),
             "command": command,
@@ -133,7 +124,9 @@ def recorded(kind: type[J], output: Path) -> J:
     """
     record = read_record(output)
     try:
-        settings = {**record["description"]["job"], "train": record["config"]}
+        begun = record["description"]["job"].items()
+        settings = {key: one for key, one in begun if key in kind.__dataclass_fields__}
+        settings["train"] = record["config"]
         return replace(restored(kind, settings), output=output)
     except (KeyError, TypeError):
         raise ClearheadError(
@@ -147,14 +140,13 @@ def _new(job: TrainJob, began: str | None, say: Callable[[str], None]) -> tuple[
     """A preset with fresh weights, and its text, with which a run may have begun."""
     name = job.preset or BASELINE
     config = preset(name, job.size, **job.set)  # refuses before anything is read
-    check_objective(job.objective, config)
     corpus = prepare(job.data, progress=say, began=began)
-    if job.objective == "mlm":
+    if (objective := objective_of(config)) == "mlm":
         corpus = with_mask_token(corpus)
     config = fitted(name, job.size, corpus, job.train, **job.set)
     check_room(config, job.train)
     torch.manual_seed(job.train.seed)
-    return OBJECTIVES[job.objective](config), corpus
+    return OBJECTIVES[objective](config), corpus
 
 
 def _check_start(job: TrainJob, start: dict[str, str]) -> None:

@@ -5,15 +5,12 @@ not to be had freely: `books` reads PG-19.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
-from clearhead.data import DataConfig
 from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
 from clearhead.reproduce.long_context import BOOKS
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.study import COSMOPEDIA, TRAINED, Study
-from clearhead.train import TrainConfig
 
 # Layers → rates.
 PRE_LN = {
@@ -56,15 +53,14 @@ def blocks(scale: str) -> Iterator[Study]:
 
 def depth(scale: str) -> Iterator[Study]:
     """SAS-P against Pre-LN in deep models, and after three times the tokens of `blocks`."""
-    wide: dict[str, Any] = {"width": 256, "batch": 64, "compile": "blocks"}
+    wide: dict[str, Any] = {"hidden_size": 256, "batch_size": 64, "compile": "blocks"}
     deep, rates, layers = {
         "tiny": (_small_table(24, 256_000, 64_000, width=64), 24, 6),
         "small": (_table(72, 4_915_200, 2_048_000, **wide), 24, 6),
         "paper": (_published(72, "codeparrot-72"), 72, 18),
     }[scale]
     short = tables(scale)[layers]
-    train = replace(short.train, tokens=3 * short.train.tokens)
-    long = replace(short, train=train, label=f"{short.label} for longer")
+    long = short.changed(tokens=3 * short.train.tokens, label=f"{short.label} for longer")
     for table, place in ((deep, rates), (long, layers)):
         yield table.arm("transformer", *PRE_LN[place])
         yield table.arm("sas-p", *SAS[place])  # the intervention
@@ -75,10 +71,10 @@ def longer(scale: str) -> Iterator[Study]:
     if scale == "tiny":
         layers, table = 4, _small_table(4, 2_600_000, 400_000, width=64)
     else:
-        wide: dict[str, Any] = {"width": 384, "batch": 128, "compile": "blocks"}
+        wide: dict[str, Any] = {"hidden_size": 384, "batch_size": 128, "compile": "blocks"}
         layers, table = 12, _table(12, 250_000_000, 10_000_000, **wide)
-        table = replace(table, data=DataConfig(data=(COSMOPEDIA,), limit=1_200_000_000))
-    table = replace(table, label="ten tokens a parameter")
+        table = table.changed(data=(COSMOPEDIA,), limit=1_200_000_000)
+    table = table.changed(label="ten tokens a parameter")
     yield table.arm("transformer", *PRE_LN[layers])
     yield table.arm("sas", *SAS[layers])  # the intervention
 
@@ -91,14 +87,13 @@ def outliers(scale: str) -> Iterator[Study]:
     own (the paper's), and one for all axes of a size.
     """
     table = _small_table(24, 256_000, 64_000, width=64) if scale == "tiny" else tables(scale)[24]
-    shape = {**table.set, "norm": "rmsnorm-single"}
     bits = QuantizeConfig(
         models=(TRAINED,),
         scheme=("w8a8-coarse", "w8a8-token", "w4-channel", "w3-channel"),
         length=128,
         tokens=32_768,
     )
-    table = replace(table, set=shape, label="deep outliers", questions={"bits": bits})
+    table = table.changed(norm="rmsnorm-single", label="deep outliers", questions={"bits": bits})
     for preset, rates in (("transformer", PRE_LN[24]), ("sas-p", SAS[24])):
         yield table.arm(preset, *rates)
         yield table.arm(preset, *rates, **ORTHOADAM)  # the interventions
@@ -109,9 +104,7 @@ def outliers(scale: str) -> Iterator[Study]:
 
 def books(scale: str) -> Iterator[Study]:
     """SAS and SAS-P against Pre-LN on books in place of code."""
-    table = tables(scale)[6]
-    data = replace(table.data, data=(BOOKS,), limit=100_000_000)
-    table = replace(table, data=data, label="6 layers, books")
+    table = tables(scale)[6].changed(data=(BOOKS,), limit=100_000_000, label="6 layers, books")
     yield table.arm("transformer", *PRE_LN[6])
     yield table.arm("sas", *SAS[6])  # the interventions
     yield table.arm("sas-p", *SAS[6])
@@ -125,17 +118,18 @@ def scaling(scale: str) -> Iterator[Study]:
         if scale == "tiny":
             table = _small_table(6, tokens, tokens // 4, width=width)
         else:
-            table = _table(6, tokens, tokens // 4, width=width, batch=64, compile="blocks")
-        table = replace(table, label=f"{name}, {width}")
+            wide = {"hidden_size": width, "batch_size": 64, "compile": "blocks"}
+            table = _table(6, tokens, tokens // 4, **wide)
+        table = table.changed(label=f"{name}, {width}")
         yield table.arm("transformer", *PRE_LN[6])
         yield table.arm("sas-p", *SAS[6])  # the intervention
 
 
 def signal(scale: str) -> Iterator[Study]:
     """Blocks before any training: how alike two tokens are after 24 layers."""
-    table = _table(24, 1024, 0, width=256, batch=8)
+    table = _table(24, 1024, 0, hidden_size=256, batch_size=8)
     asked = DiagnoseConfig(models=(TRAINED,), length=128, windows=4)
-    table = replace(table, seeds=tuple(range(5)), label="signal", questions={"signal": asked})
+    table = table.changed(seeds=tuple(range(5)), label="signal", questions={"signal": asked})
     yield table.arm("transformer", attention_skip="none")
     for preset in ("transformer", "skipless", "sas", "sas-p"):  # the interventions
         yield table.arm(preset)
@@ -153,7 +147,7 @@ def ratios(scale: str) -> Iterator[Study]:
     asked = DiagnoseConfig(models=(TRAINED,), length=128, windows=4)
     for label, trained in (("ratios", True), ("ratios at the start", False)):
         pre_ln, sas = (PRE_LN[layers], SAS[layers]) if trained else ((), ())
-        one = replace(table, label=label, questions={"ratios": asked})
+        one = table.changed(label=label, questions={"ratios": asked})
         yield one.arm("transformer", *pre_ln, **MATRICES)
         yield one.arm("sas", *sas, **MATRICES)  # the intervention
 
@@ -163,41 +157,31 @@ def tables(scale: str) -> dict[int, Study]:
     if scale == "tiny":
         return {6: _small_table(6, 307_200, 102_400, width=128)}
     if scale == "small":
+        wide: dict[str, Any] = {"hidden_size": 256, "batch_size": 64, "compile": "blocks"}
         return {
-            6: _table(6, 8_192_000, 4_096_000, width=256, batch=64, compile="blocks"),
-            24: _table(24, 4_915_200, 2_048_000, width=256, batch=64, compile="blocks"),
+            6: _table(6, 8_192_000, 4_096_000, **wide),
+            24: _table(24, 4_915_200, 2_048_000, **wide),
         }
     return {18: _published(18, "codeparrot"), 72: _published(72, "codeparrot-72")}
 
 
-def _table(
-    layers: int,
-    tokens: int,
-    sweep_tokens: int,
-    *,
-    width: int,
-    batch: int,
-    compile: Literal["none", "blocks"] = "none",
-) -> Study:
-    shape = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": 4}
-    train = TrainConfig(
-        tokens=tokens, sequence_length=128, batch_size=batch, compile=compile, log_every=20
-    )
-    return Study(
-        presets=("transformer",),
-        set={**shape, "mlp": "relu", "max_position_embeddings": 128},
-        seeds=(0, 1, 2),
-        train=train,
-        label=f"{layers} layers",
-        sweep_tokens=sweep_tokens,
-        **MEASURED,
+def _table(layers: int, tokens: int, sweep_tokens: int, **others: Any) -> Study:
+    return Study(label=f"{layers} layers", sweep_tokens=sweep_tokens, **MEASURED).changed(
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        mlp="relu",
+        max_position_embeddings=128,
+        tokens=tokens,
+        sequence_length=128,
+        log_every=20,
+        **others,
     )
 
 
 def _small_table(layers: int, tokens: int, sweep_tokens: int, *, width: int) -> Study:
     """A table of `tiny`: with fewer words, half of whose cost would else be the readout's."""
-    table = _table(layers, tokens, sweep_tokens, width=width, batch=8)
-    return replace(table, data=DataConfig(vocabulary=1024), evaluation_tokens=65_536)
+    few = {"hidden_size": width, "batch_size": 8, "vocabulary": 1024, "evaluation_tokens": 65_536}
+    return _table(layers, tokens, sweep_tokens, **few)
 
 
 def _published(layers: int, size: str) -> Study:

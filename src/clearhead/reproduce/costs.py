@@ -9,14 +9,14 @@ nothing drawn: the same command counts the same bytes, so there are no seeds.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.reproduce.study import Study
-from clearhead.train import TrainConfig
 
 ROUNDS = 6
 STEPS = 24
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8},
     "small": {"hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16},
 }
@@ -28,20 +28,15 @@ LENGTHS = {"tiny": (4096, 8192, 16_384), "small": (8192, 16_384, 32_768)}
 def speed(scale: str) -> Iterator[Study]:
     """The baseline, differential maps and simplified blocks."""
     rows, length = {"tiny": (4, 256), "small": (16, 2048)}[scale]
-    table = Study(
-        presets=("transformer",),
-        size=scale,
-        set={**SHAPES[scale], "max_position_embeddings": length},
-        seeds=tuple(range(ROUNDS)),
+    table = Study(label="speed", size=scale, seeds=tuple(range(ROUNDS))).changed(
+        **SHAPES[scale],
+        max_position_embeddings=length,
         lengths=(),  # models of so few steps say nothing about quality
-        train=TrainConfig(
-            tokens=STEPS * rows * length,
-            sequence_length=length,
-            batch_size=rows,
-            compile="none" if scale == "tiny" else "blocks",
-            log_every=4,
-        ),
-        label="speed",
+        tokens=STEPS * rows * length,
+        sequence_length=length,
+        batch_size=rows,
+        compile="none" if scale == "tiny" else "blocks",
+        log_every=4,
     )
     yield table.arm("transformer", 1e-3)
     for preset in ("differential", "differential-v2", "sas", "sas-p", "clearhead"):
@@ -51,11 +46,10 @@ def speed(scale: str) -> Iterator[Study]:
 def memory(scale: str) -> Iterator[Study]:
     """RoPE and the forms of CoCA, in two shapes at several lengths."""
     for layers, width, heads in DEPTHS[scale]:
-        table = Study(
-            presets=("transformer",),
-            set={"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads},
-            seeds=(0,),
-            label=f"{layers} layers, {width} wide",
+        table = Study(label=f"{layers} layers, {width} wide", seeds=(0,)).changed(
+            num_hidden_layers=layers,
+            hidden_size=width,
+            num_attention_heads=heads,
             questions={"memory": PlanConfig(lengths=LENGTHS[scale])},
         )
         for preset in ("transformer", "coca", "coca-strict", "coca-slack"):  # the intervention

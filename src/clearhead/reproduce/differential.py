@@ -6,10 +6,9 @@ was not published.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
-from clearhead.data import BANKING, DataConfig
+from clearhead.data import BANKING
 from clearhead.eval.options import (
     AllocationOptions,
     HallucinationOptions,
@@ -20,7 +19,6 @@ from clearhead.eval.options import (
 from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateConfig, QuantizeConfig
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.study import COSMOPEDIA, TRAINED, Question, Study
-from clearhead.train import TrainConfig
 
 SHAPES: Mapping[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 16},
@@ -85,12 +83,10 @@ def scaling(scale: str) -> Iterator[Study]:
     """V1 and one map at three widths, with tokens in proportion to the parameters."""
     largest = WIDTHS[scale][-1]
     for width in WIDTHS[scale]:
-        table = _table(scale, f"width {width}", {})
         tokens = TOKENS[scale] * width**2 // largest**2
-        train = replace(table.train, tokens=tokens)
-        shape = {**table.set, "hidden_size": width}
-        shape.pop("intermediate_size", None)  # in proportion to the width
-        table = replace(table, train=train, set=shape)
+        table = _table(scale, f"width {width}", {}).changed(tokens=tokens, hidden_size=width)
+        kept = {key: x for key, x in table.set.items() if key != "intermediate_size"}
+        table = table.changed(set=kept)  # its MLP in proportion to the width
         for preset in ("transformer", "differential"):  # the intervention
             yield table.arm(preset, *RATES[scale])
 
@@ -140,25 +136,19 @@ def _table(
     length = LENGTHS[scale]
     needles = NEEDLES.format(needles=2 if scale == "tiny" else 6, characters=length * 5 // 2)
     text = "python-stdlib" if scale == "tiny" else COSMOPEDIA
-    return Study(
-        presets=("transformer",),
-        size="tiny" if scale == "tiny" else "small",
-        set={**SHAPES[scale], "max_position_embeddings": length},
-        seeds=(0, 1, 2),
+    tiny = scale == "tiny"
+    return Study(label=label, questions=questions).changed(
+        **SHAPES[scale],
+        size="tiny" if tiny else "small",
+        max_position_embeddings=length,
         lengths=(1, 2, 4),
-        train=TrainConfig(
-            tokens=TOKENS[scale],
-            sequence_length=length,
-            batch_size=8 if scale == "tiny" else 32,
-            document_masks=True,
-            compile="none" if scale == "tiny" else "blocks",
-            log_every=20,
-        ),
-        data=DataConfig(
-            data=(text, f"{needles}@{0.5 if scale == 'tiny' else 0.3}"),
-            vocabulary=1024 if scale == "tiny" else 16_384,
-        ),
-        label=label,
+        tokens=TOKENS[scale],
         sweep_tokens=SWEEPS[scale],
-        questions=questions,
+        sequence_length=length,
+        batch_size=8 if tiny else 32,
+        document_masks=True,
+        compile="none" if tiny else "blocks",
+        log_every=20,
+        data=(text, f"{needles}@{0.5 if tiny else 0.3}"),
+        vocabulary=1024 if tiny else 16_384,
     )

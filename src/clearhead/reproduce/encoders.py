@@ -64,7 +64,7 @@ def _short(tokens: int, text: str, **others: Any) -> Study:
     whole: dict[str, Any] = {"accumulation": 1, "ramp": 0.0, "compile": "none", "save_every": 0}
     train = replace(RUNS["crammed"].config.train, tokens=tokens, **whole)
     data = DataConfig(data=(f"hf:Salesforce/wikitext:{text}",))
-    return Study(**SHARED, lengths=(1,), train=train, data=data, **others)
+    return Study(**SHARED, train=train, data=data, **others)
 
 
 def _tasks(*tasks: str, rate: float, epochs: int = 5) -> Mapping[str, FinetuneJob]:

@@ -17,7 +17,6 @@ from clearhead.eval.options import (
 from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateConfig, EvaluateSettings
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.study import TRAINED, Question, Study
-from clearhead.train import TrainConfig
 
 BOOKS = "hf:emozilla/pg19"
 HELD_OUT: dict[str, Any] = {"data": DataConfig(data=(f"{BOOKS}#test",)), "split": "all"}
@@ -63,26 +62,20 @@ def long_context(scale: str) -> Iterator[Study]:
 
 
 def _tiny() -> Study:
-    return Study(
-        presets=("transformer",),
-        set=SHORT,
-        seeds=(0, 1, 2),
-        lengths=(1,),
-        train=TrainConfig(
-            tokens=1_500_000, sequence_length=128, batch_size=8, document_masks=True, log_every=20
-        ),
-        data=DataConfig(data=("python-stdlib", f"{PASSKEY}@0.5"), vocabulary=1024),
-        label="long context",
-        questions={"scaled": _scaled(**READ), "order": _order(128)},
+    questions: dict[str, Question] = {"scaled": _scaled(**READ), "order": _order(128)}
+    return Study(label="long context", questions=questions).changed(
+        **SHORT,
+        tokens=1_500_000,
+        sequence_length=128,
+        batch_size=8,
+        document_masks=True,
+        log_every=20,
+        data=("python-stdlib", f"{PASSKEY}@0.5"),
+        vocabulary=1024,
     )
 
 
 def _small() -> Study:
-    tiny = _tiny()
-    data = DataConfig(data=(BOOKS, f"{VARIED}@0.3", *OTHERS), vocabulary=1024, limit=100_000_000)
-    train = replace(tiny.train, tokens=41_000_000, sequence_length=512, batch_size=32)
-    shape = {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 6}
-    shape |= {"max_position_embeddings": 512, "initializer_range": 384**-0.5}
     passkeys = EvaluateConfig(
         models=(TRAINED,),
         tasks=("passkey",),
@@ -98,12 +91,18 @@ def _small() -> Study:
         **LONG,
         **HELD_OUT,
     )
-    return replace(
-        tiny,
-        train=train,
-        data=data,
-        set=shape,
+    return _tiny().changed(
+        num_hidden_layers=6,
+        hidden_size=384,
+        num_attention_heads=6,
+        max_position_embeddings=512,
+        initializer_range=384**-0.5,
+        tokens=41_000_000,
+        sequence_length=512,
+        batch_size=32,
         sweep_tokens=8_000_000,
+        data=(BOOKS, f"{VARIED}@0.3", *OTHERS),
+        limit=100_000_000,
         questions={
             "scaled": replace(_scaled(**LONG, **HELD_OUT), tasks=("perplexity",)),
             "passkeys": passkeys,

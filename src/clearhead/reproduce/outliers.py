@@ -11,9 +11,8 @@ from clearhead.data import DataConfig
 from clearhead.experiments.sweep_configs import QuantizeConfig
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.study import TRAINED, Study
-from clearhead.train import TrainConfig
 
-PLAIN = {"norm": "rmsnorm-single", "bias": False}
+PLAIN: dict[str, Any] = {"norm": "rmsnorm-single", "bias": False}
 MEASURED: dict[str, Any] = {"label": "outliers", "lengths": (1, 4), "measure_every": 0.1}
 SCHEMES = ("w8a8-coarse", "w8a8-moderate", "w8a8-fine", "w4-channel", "mxfp4")
 # A rotation after training (QuaRot's) is the rival of one in the optimizer.
@@ -66,31 +65,36 @@ def _arm(table: Study, *rates: float, **changes: Any) -> Study:
 
 
 def _tiny() -> tuple[Study, tuple[float, ...]]:
-    study = Study(
-        presets=("transformer",),
-        set={**PLAIN, "num_hidden_layers": 6, "hidden_size": 128, "num_attention_heads": 4},
-        seeds=(0, 1, 2),
+    study = Study(**(MEASURED | {"measure_every": 0.25})).changed(
+        **PLAIN,
+        num_hidden_layers=6,
+        hidden_size=128,
+        num_attention_heads=4,
         evaluation_tokens=32_768,
-        train=TrainConfig(tokens=2_000_000, sequence_length=128, batch_size=8, log_every=20),
-        data=DataConfig(vocabulary=2048),
+        tokens=2_000_000,
         sweep_tokens=409_600,
-        **(MEASURED | {"measure_every": 0.25}),
+        sequence_length=128,
+        batch_size=8,
+        log_every=20,
+        vocabulary=2048,
     )
     return study, (3e-3, 6e-3)
 
 
 def _small() -> tuple[Study, tuple[float, ...]]:
-    study = Study(
-        presets=("gpt2",),
-        size="small",
-        set={**PLAIN, "max_position_embeddings": 1024, "intermediate_size": 2048},
-        seeds=(0, 1, 2),
-        train=TrainConfig(
-            tokens=100_000_000, sequence_length=256, batch_size=128, compile="blocks", log_every=20
-        ),
-        data=DataConfig(data=C4, vocabulary=16_384, limit=500_000_000),
+    study = Study(presets=("gpt2",), size="small", **MEASURED).changed(
+        **PLAIN,
+        max_position_embeddings=1024,
+        intermediate_size=2048,
+        tokens=100_000_000,
         sweep_tokens=20_000_000,
-        **MEASURED,
+        sequence_length=256,
+        batch_size=128,
+        compile="blocks",
+        log_every=20,
+        data=C4,
+        vocabulary=16_384,
+        limit=500_000_000,
     )
     return study, (5e-4, 1e-3, 2e-3)
 

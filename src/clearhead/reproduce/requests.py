@@ -1,12 +1,10 @@
-"""Requests: the experiments that names ask for, and what options change of them.
+"""Requests: the experiments that names ask for, and what options change of them."""
 
-An option that changes nothing of what is asked for is refused.
-"""
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
@@ -20,76 +18,57 @@ from clearhead.reproduce.options import Changes
 from clearhead.reproduce.study import WHOLE, Study
 
 EVERYTHING = "all"  # claims
-READING = ("perplexity", "hits", "masked")
-"""Tasks of evaluations that read text."""
-LEFT_OUT = {
-    "softmax1/table1": ("a table of the paper that our notes do not have", "softmax1/cause"),
-    "softmax1/figure1": ("a figure of the paper that our notes do not have", "softmax1/share"),
-    "softmax1/table4": (
-        "kurtosis under OrthoAdam and softmax-1 with LayerNorm and with a norm of one gain",
-        "softmax1/kurtosis",
-    ),
-}
-"""Tables and figures that no experiment makes again: what each shows, and the claim nearest."""
-PROBES: Mapping[str, Any] = {
-    "seeds": (997,),
-    "tokens": 10**15,
-    "data": ("?",),
-    "test_data": ("?",),
-    "track": ("wandb",),
-}
-"""Option → a value that no experiment has. `--from` is refused where any arm begins anew."""
 
 
 def choose_studies(names: Sequence[str], scale: str) -> list[tuple[Experiment, tuple[str, ...]]]:
-    """Each experiment asked for, once, with the patterns of its arms to run; none is all of them.
+    """Each experiment asked for, once, with the patterns of its arms to run.
 
-    Of several claims those without arms at the scale are left out (`without_arms`).
+    Of several claims those without arms at the scale are left out.
 
     Raises:
-        ClearheadError: no name, an unknown one, a table or figure that no experiment makes again,
-            or one without arms at the scale.
+        ClearheadError: no name, an unknown one, or one without arms at the scale.
     """
     if not names:
         raise ClearheadError("give a claim, a family, an experiment or all: --list prints them")
     wanted: dict[str, set[str]] = {}
     for name in names:
-        chosen = _claims(name)
-        if not chosen:
+        if name in EXPERIMENTS:
             choose(f"scale of {name}", scale, EXPERIMENTS[name].scales)
             wanted[name] = {ALL}
             continue
+        chosen = [one for one in claims() if name in (one.name, *one.also, one.family, EVERYTHING)]
+        if not chosen:
+            places = [place for one in claims() for place in (one.name, *one.also, one.family)]
+            choose("experiment or claim", name, [*EXPERIMENTS, *dict.fromkeys(places), EVERYTHING])
         there = [claim for claim in chosen if has_arms(claim, scale)]
         if not there:
-            first = chosen[0]
-            scales = (one for one in EXPERIMENTS[first.study].scales if has_arms(first, one))
+            study, first = EXPERIMENTS[chosen[0].study], chosen[0]
+            scales = ", ".join(one for one in study.scales if has_arms(first, one))
             raise ClearheadError(
-                f"{name} has no arms at {scale}: its experiment, {first.study}, has them at "
-                f"{', '.join(scales)}"
+                f"{name} has no arms at {scale}: its experiment, {study.name}, has them at {scales}"
             )
         for claim in there:
             wanted.setdefault(claim.study, set()).update(claim.arms)
     return [
-        (one, () if ALL in wanted[one.name] else tuple(sorted(wanted[one.name])))
+        (one, (ALL,) if ALL in wanted[one.name] else tuple(sorted(wanted[one.name])))
         for one in EXPERIMENTS.values()
         if one.name in wanted
     ]
 
 
-def without_arms(names: Iterable[str], scale: str) -> list[str]:
-    """The claims asked for that have no arms at the scale."""
-    asked = {claim.name: claim for name in names for claim in _claims(name)}
-    return [name for name, claim in asked.items() if not has_arms(claim, scale)]
-
-
 def has_arms(claim: Claim, scale: str) -> bool:
     """True if the scale has both arms of one of the claim's comparisons."""
-    known = [one.name for one in trials(claim.study, scale)]
 
-    def named(patterns: Iterable[str]) -> bool:
-        return any(fnmatchcase(arm, one) for one in trained_arms(patterns) for arm in known)
+    def there(patterns: Iterable[str]) -> bool:
+        return any(arms_of(claim.study, scale, trained_arms(patterns)))
 
-    return any(named(one.ours.arm) and named(one.theirs.arm) for one in claim.contrasts)
+    return any(there(one.ours.arm) and there(one.theirs.arm) for one in claim.contrasts)
+
+
+def arms_of(study: str, scale: str, patterns: Iterable[str]) -> Iterator[Study]:
+    """The arms of an experiment that a pattern names; none where it has not that scale."""
+    patterns = tuple(patterns)
+    return (one for one in trials(study, scale) if _named(one.name, patterns))
 
 
 @cache
@@ -99,117 +78,69 @@ def trials(study: str, scale: str) -> tuple[Study, ...]:
     return tuple(experiment.trials(scale)) if scale in experiment.scales else ()
 
 
-def _claims(name: str) -> list[Claim]:
-    """The claims that a name asks for; none where it is an experiment's.
-
-    Raises:
-        ClearheadError: an unknown name, or a table or figure that no experiment makes again.
-    """
-    if name in LEFT_OUT:
-        shows, nearest = LEFT_OUT[name]
-        raise ClearheadError(
-            f"no experiment for {name}, {shows}: the claim nearest to it is {nearest}"
-        )
-    families = {claim.family for claim in claims()}
-    places = [place for claim in claims() for place in (claim.name, *claim.also)]
-    choose("experiment or claim", name, [*EXPERIMENTS, *families, *places, EVERYTHING])
-    if name in EXPERIMENTS:
-        return []
-    return [
-        claim for claim in claims() if name in (claim.name, *claim.also, claim.family, EVERYTHING)
-    ]
-
-
-# Changes
-
-
-def change(
-    studies: Mapping[str, Sequence[Study]], by: Changes, *, say: Callable[[str], None]
+def chosen(
+    names: Sequence[str], scale: str, output: Path | None, by: Changes
 ) -> dict[str, list[Study]]:
-    """The arms of each experiment with a command's seeds, texts and questions.
+    """The arms of each experiment asked for, changed, each with the experiment's folder.
 
     Raises:
-        ClearheadError: for an option that has no effect on any of them; of some it is said.
+        ClearheadError: as `choose_studies`; for a pattern that names no arm or question.
     """
-    asked = {study: [_asked(one, by.questions) for one in arms] for study, arms in studies.items()}
-    for option, probe in PROBES.items():
-        if not getattr(by, option):
-            continue
-        other = Changes(**{option: probe})
-        idle = [
-            study
-            for study, arms in asked.items()
-            if all(_jobs(one) == _jobs(_changed(one, other)) for one in arms)
-        ]
-        line = f"--{option.replace('_', '-')} has no effect on {', '.join(idle)}"
-        if 0 < len(idle) < len(asked):
-            say(line)
-        elif idle:
-            narrowed = [
-                f" {name} {' '.join(map(repr, patterns))}"
-                for name, patterns in (("--only", by.only), ("--questions", by.questions))
-                if patterns
-            ]
-            line += " with" * bool(narrowed) + "".join(narrowed)
-            raise ClearheadError(f"{line}: leave it out")
-    return {study: [_changed(one, by) for one in arms] for study, arms in asked.items()}
+    studies, found = choose_studies(names, scale), dict[str, list[Study]]()
+    there = {"arms": dict[str, None](), "questions": dict[str, None]()}
+    for study, patterns in studies:
+        folder = output or Path("runs") / f"{study.name}-{scale}"
+        if output is not None and len(studies) > 1:
+            folder = output / study.name
+        there["arms"] |= dict.fromkeys(one.name for one in trials(study.name, scale))
+        if arms := [*arms_of(study.name, scale, by.only or patterns)]:
+            there["questions"] |= dict.fromkeys(name for one in arms for name in one.questions)
+            found[study.name] = [changed(replace(one, output=folder), by) for one in arms]
+    for kind, patterns in (("arms", by.only), ("questions", by.questions)):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in there[kind]):
+                known = ", ".join(there[kind]) or "none"
+                raise ClearheadError(f"{pattern!r} names none of the {kind}, which are {known}")
+    return found
 
 
-def _jobs(one: Study) -> list[Any]:
-    """The jobs of a seed, without where they lie and what they read of each other."""
-    jobs = [*one.runs(next(iter(one.tries), None), one.seeds[0])]
-    jobs += [job.after for job in jobs if job.after is not None]
-    return [{**job.settings, "track": getattr(job.config, "track", ())} for job in jobs]
+def _named(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _asked(one: Study, patterns: Sequence[str]) -> Study:
-    """The arm with those questions alone that a pattern names, where there are patterns."""
-    questions = {
-        name: question
-        for name, question in one.questions.items()
-        if any(fnmatchcase(name, pattern) for pattern in patterns or (ALL,))
-    }
-    return replace(one, questions=questions)
+def changed(one: Study, by: Changes) -> Study:
+    """An arm with a command's seeds, texts and questions.
 
-
-def _changed(one: Study, by: Changes) -> Study:
-    settings: dict[str, Any] = {"track": by.track}
-    questions = {
+    Raises:
+        ClearheadError: for a model to start from, of an arm that begins anew.
+    """
+    questions: dict[str, Any] = {
         name: replace(x, track=by.track) if isinstance(x, FinetuneJob) else x
         for name, x in one.questions.items()
+        if _named(name, by.questions or (ALL,))
     }
-    if by.seeds:
-        settings["seeds"] = by.seeds
+    if by.test_data:
+        questions |= _on_text(questions, by.test_data)
+    settings: dict[str, Any] = {"track": by.track, "questions": questions}
+    settings |= {"seeds": by.seeds or one.seeds, "data": by.data or one.data.data}
     if by.tokens is not None:
-        settings["train"] = replace(one.train, tokens=by.tokens)
-        settings["sweep_tokens"] = min(one.sweep_tokens, by.tokens)
-    if by.data:
-        settings["data"] = replace(one.data, data=by.data)
+        settings |= {"tokens": by.tokens, "sweep_tokens": min(one.sweep_tokens, by.tokens)}
     if by.base is not None:
         if one.base is None:
             raise ClearheadError(f"--from has no effect on {one.name}, which begins anew")
         settings |= {"base": by.base, "start": None}
-    if by.test_data:
-        questions |= _on_text(one, by.test_data)
-    return replace(one, questions=questions, **settings)
+    return one.changed(**settings)
 
 
-def _on_text(study: Study, sources: tuple[str, ...]) -> dict[str, Any]:
-    """The questions on other texts: where some read the hub's, those alone."""
-    asked: dict[str, Any] = {name: one for name, one in study.questions.items() if _reads(one)}
+def _on_text(questions: Mapping[str, Any], sources: tuple[str, ...]) -> dict[str, Any]:
+    """The questions about text on another one: where some read the hub's, those alone."""
+    asked = {name: one for name, one in questions.items() if isinstance(one, SweepConfig)}
     hub = {
         name: one
         for name, one in asked.items()
         if any(source.startswith("hf:") for source in (*one.data.data, *_documents(one)))
     }
     return {name: _reading(one, sources) for name, one in (hub or asked).items()}
-
-
-def _reads(question: Any) -> bool:
-    """True where a question is about text or documents, which others may take the place of."""
-    if not isinstance(question, EvaluateSettings):
-        return isinstance(question, SweepConfig)
-    return bool(_documents(question)) or any(name in READING for name in question.tasks)
 
 
 def _documents(question: Any) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateConfig, QuantizeConfig
 from clearhead.reproduce.long_context import BOOKS
 from clearhead.reproduce.study import TEXT, TRAINED, WHOLE, Question, Study
-from clearhead.train import TrainConfig
 
 MODEL, PARAMETERS = "HuggingFaceTB/SmolLM2-135M", 134_515_008
 RATES = {"tiny": (3e-5, 1e-4), "small": (3e-5, 1e-4, 3e-4)}
@@ -81,23 +80,20 @@ def retrofit(scale: str) -> Iterator[Study]:
 
 
 def _tiny() -> Study:
-    return Study(
-        presets=("transformer",),
-        base=MODEL,
-        lengths=(1,),
+    return Study(label="retrofit", base=MODEL, parameters=PARAMETERS, seeds=(0,)).changed(
         evaluation_tokens=4096,
-        train=TrainConfig(tokens=250_000, sequence_length=128, batch_size=4, log_every=4),
-        data=DataConfig(data=(BOOKS,), limit=20_000_000),
-        label="retrofit",
-        # Sweeps of 16,384 chose rates too high for 250,000 (docs/log.md).
-        sweep_tokens=62_500,
+        tokens=250_000,
+        sweep_tokens=62_500,  # of 16,384 they chose rates too high for 250,000 (docs/log.md)
+        sequence_length=128,
+        batch_size=4,
+        log_every=4,
+        data=(BOOKS,),
+        limit=20_000_000,
         questions=_questions(tokens=4096),
-        parameters=PARAMETERS,
     )
 
 
 def _small() -> Study:
-    train = TrainConfig(tokens=50_000_000, sequence_length=1024, batch_size=32, log_every=20)
     found = EvaluateConfig(
         models=(TRAINED,),
         tasks=("passkey",),
@@ -106,13 +102,16 @@ def _small() -> Study:
         data=DataConfig(data=(f"{BOOKS}#test",)),
         split="all",
     )
-    return replace(
-        _tiny(),
+    return _tiny().changed(
         seeds=(0, 1, 2),
         evaluation_tokens=131_072,
-        train=train,
-        data=DataConfig(data=(BOOKS, "python-packages"), limit=400_000_000),
+        tokens=50_000_000,
         sweep_tokens=5_000_000,
+        sequence_length=1024,
+        batch_size=32,
+        log_every=20,
+        data=(BOOKS, "python-packages"),
+        limit=400_000_000,
         questions={**_questions(tokens=131_072), "passkeys": found},
     )
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from clearhead.data import DataConfig
 from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.reproduce.study import COSMOPEDIA, TRAINED, WHOLE, Study
-from clearhead.train import TrainConfig
 
 RATES = (1.5e-3, 3e-3, 6e-3)
 # Documents of four training lengths.
@@ -39,32 +38,36 @@ def text(scale: str) -> Iterator[Study]:
 
     It found none after 50 M unique tokens, and four per cent after 500 M.
     """
-    tiny = scale == "tiny"
-    shape = {"num_hidden_layers": 6, "hidden_size": 128, "num_attention_heads": 4}
-    if tiny:
-        text = DataConfig(vocabulary=2048)
+    if scale == "tiny":
+        table = Study().changed(
+            num_hidden_layers=6,
+            hidden_size=128,
+            num_attention_heads=4,
+            evaluation_tokens=32_768,
+            tokens=307_200,
+            sequence_length=128,
+            batch_size=8,
+            vocabulary=2048,
+        )
     else:
-        text = DataConfig(data=(COSMOPEDIA,), vocabulary=16_384, limit=2_500_000_000)
-    table = Study(
-        presets=("transformer",),
-        size=scale,
-        set={**(shape if tiny else {}), "position": "learned"},
-        seeds=(0, 1, 2),
-        lengths=(1,),
-        evaluation_tokens=32_768 if tiny else 65_536,
-        measure_every=0.25,
-        train=TrainConfig(
-            tokens=307_200 if tiny else 500_000_000,
-            sequence_length=128 if tiny else 512,
-            batch_size=8 if tiny else 64,
-            weight_decay=0.5,
-            begin_windows=True,
-            compile="none" if tiny else "blocks",
-            log_every=20,
-        ),
-        data=text,
+        table = Study(size=scale).changed(
+            tokens=500_000_000,
+            sequence_length=512,
+            batch_size=64,
+            compile="blocks",
+            data=(COSMOPEDIA,),
+            vocabulary=16_384,
+            limit=2_500_000_000,
+        )
+    asked = DataConfig(data=table.data.data, limit=table.data.limit)
+    table = table.changed(
         label="sink on text",
-        questions={"opening": _documents(64, DataConfig(data=text.data, limit=text.limit))},
+        position="learned",
+        measure_every=0.25,
+        weight_decay=0.5,
+        begin_windows=True,
+        log_every=20,
+        questions={"opening": _documents(64, asked)},
     )
     yield table.arm("transformer", 2e-3)
     yield table.arm("softmax1", 2e-3)  # the intervention
@@ -88,27 +91,20 @@ def elimination(scale: str) -> Iterator[Study]:
 
 def _table(scale: str, label: str) -> Study:
     text = ("synthetic:backcopy:documents=20000",)
-    return Study(
-        presets=("transformer",),
-        set={
-            "num_hidden_layers": 2,
-            "hidden_size": 64,
-            "num_attention_heads": 2,
-            "max_position_embeddings": 128,
-        },
-        seeds=(0, 1, 2),
-        lengths=(1,),
+    return Study(label=label).changed(
+        num_hidden_layers=2,
+        hidden_size=64,
+        num_attention_heads=2,
+        max_position_embeddings=128,
         measure_every=0.1,
-        train=TrainConfig(
-            tokens=TOKENS[scale],
-            sequence_length=128,
-            batch_size=32,
-            document_masks=True,
-            log_every=20,
-        ),
-        data=DataConfig(data=text, vocabulary=512),
-        label=label,
+        tokens=TOKENS[scale],
         sweep_tokens=TOKENS[scale] // 4,
+        sequence_length=128,
+        batch_size=32,
+        document_masks=True,
+        log_every=20,
+        data=text,
+        vocabulary=512,
         # Tokenised by the model's own vocabulary.
         questions={"opening": _documents(64, DataConfig(data=text))},
     )

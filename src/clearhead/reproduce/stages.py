@@ -1,95 +1,38 @@
-"""The stages of an experiment: models to start from, sweeps of rates, runs of all seeds at the
-best, evaluations."""
+"""The run of an experiment: what is missing of its models, sweeps, runs and evaluations is made."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import RECORDS
 from clearhead.experiments.jobs import Job
-from clearhead.experiments.processes import Start, finished_as, is_finished, run
+from clearhead.experiments.processes import Start, is_finished, run
 from clearhead.experiments.sweep_configs import DiagnoseConfig, SweepConfig
 from clearhead.models.conversion import require_convertible
 from clearhead.progress import Work
 from clearhead.records import jsonl
-from clearhead.records.files import read_json, write_json, write_text
-from clearhead.records.identity import differences
+from clearhead.records.files import read_json, write_text
 from clearhead.records.lock import hold_folder
 from clearhead.records.runs import COMPARISON, DIAGNOSIS, DIMENSIONS, measure_key
-from clearhead.reproduce.study import Study, written
+from clearhead.reproduce.study import Study, best, loss, written
 
 RATES = "rates.json"
 BY_LAYER = ("similarity", "effective_rank", "beta_over_alpha_values", "beta_over_alpha_projections")
 """Measures of a diagnosis that are kept for every layer."""
 
 
-def preparations(trials: Iterable[Study]) -> list[Job]:
-    """Jobs that make the models to start from, each once."""
-    return [*{job.name: job for one in trials for job in one.preparations()}.values()]
-
-
-def sweeps(
-    trials: Iterable[Study], settled: Collection[str] = (), known: Iterable[Job] = ()
-) -> list[Job]:
-    """A run for each rate of every arm that has several: its own, and those beyond an edge that are
-    known so far; of settled arms without those that were never tried, and none of a known name."""
-    names = {job.name for job in known}
-    rates = ((one, one.tried() if one.key in settled else one.losses()) for one in trials)
-    jobs = (one.attempt(rate) for one, several in rates for rate in several)
-    return [job for job in jobs if job.name not in names]
-
-
-def rates(trials: Iterable[Study], output: Path) -> dict[str, float]:
-    """{table/arm: rate}: those of rates.json, and the best of every other complete sweep."""
-    found = settled(output)
-    for one in trials:
-        if one.key in found or None in one.losses().values():
-            continue
-        if (best := one.best()) is not None:
-            found[one.key] = best
-    return found
-
-
-def settled(output: Path) -> dict[str, float]:
-    """{table/arm: rate} of rates.json; these arms are not swept again."""
-    path, advice = output / RATES, "delete it to choose the rates from the sweeps again"
+def given_rates(output: Path) -> dict[str, float]:
+    """{label/arm: rate} of a rates.json in the folder, for arms that are not to be swept."""
+    path, advice = output / RATES, "delete it to choose the rates by sweeps"
     chosen = read_json(path, advice) if path.exists() else {}
     try:
         return {key: float(rate) for key, rate in chosen.items()}
     except (TypeError, ValueError) as error:
         raise ClearheadError(f"{path} is damaged, for {error}: {advice}") from error
-
-
-def check_rates(trials: Iterable[Study], output: Path) -> None:
-    """Refuse a rate of rates.json that a sweep with other settings chose, before its first run.
-
-    A rate that is not the sweep's best was given by hand, and counts. Runs that are there are
-    compared with the settings asked for as they start.
-
-    Raises:
-        ClearheadError: naming the first such arm, and what differs.
-    """
-    known = settled(output)
-    for one in trials:
-        best = one.best() if one.is_swept and one.key in known else None
-        if best is None or written(best) != written(known[one.key]):
-            continue
-        if any(one.training(best, seed).records.exists() for seed in one.seeds):
-            continue
-        for attempt in map(one.attempt, one.tries):
-            before = finished_as(attempt, output / "logs")
-            if before.get("identity", attempt.identity) == attempt.identity:
-                continue
-            found = differences(before["settings"], attempt.settings)
-            told = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, old, new in found)
-            raise ClearheadError(
-                f"{output / RATES}: the rate of {one.key} was chosen by a sweep of other settings "
-                f"({told or 'of the model to start from'}): choose another --output, and copy "
-                "rates.json there to keep its rates"
-            )
 
 
 def check_models(trials: Iterable[Study]) -> None:
@@ -102,17 +45,58 @@ def check_models(trials: Iterable[Study]) -> None:
         require_convertible(name)
 
 
-def runs(trials: Sequence[Study], rates: dict[str, float]) -> list[Job]:
+def runs(
+    trials: Sequence[Study],
+    rates: Mapping[str, float],
+    swept: Mapping[str, tuple[float, ...]] = MappingProxyType({}),
+) -> list[Job]:
     """Trainings, each followed by its evaluations, of every arm whose rate is known or that is not
     trained, with every seed; one seed of all arms comes before the next."""
-    seeds = sorted({seed for one in trials for seed in one.seeds})
     return [
         job
-        for seed in seeds
+        for seed in sorted({seed for one in trials for seed in one.seeds})
         for one in trials
         if seed in one.seeds and (one.key in rates or not one.tries)
-        for job in one.runs(rates.get(one.key), seed)
+        for job in one.runs(rates[one.key] if one.tries else None, seed, swept.get(one.key, ()))
     ]
+
+
+def known_jobs(
+    trials: Sequence[Study], logs: Path, given: Mapping[str, float], tried: Container[str]
+) -> tuple[dict[str, float], list[Job]]:
+    """The rates, {label/arm: rate}, and the jobs that are known by what is finished.
+
+    A sweep is over where its best lies inside, the next rate was tried and failed, or a run at its
+    best is there.
+
+    Args:
+        given: rates of arms that are not swept.
+        tried: names of the jobs that this command has run.
+    """
+    rates, sweeps, swept = dict(given), list[Job](), dict[str, tuple[float, ...]]()
+
+    def known(job: Job) -> float | None:
+        return loss(job.records) if is_finished(job, logs) else None
+
+    for one in trials:
+        losses = one.sweep(known)
+        finished = {rate: value for rate, value in losses.items() if value is not None}
+        swept[one.key] = tuple(sorted(finished))
+        if one.key in given or not one.tries:
+            continue
+        rate = best(finished) if finished.keys() >= {*one.tries} else None
+        if not one.is_swept:
+            rate = one.tries[0]
+        elif rate is None or not any(
+            is_finished(one.training(rate, seed), logs) for seed in one.seeds
+        ):
+            attempts = {at: one.attempt(at) for at in losses}
+            sweeps += attempts.values()
+            if any(job.name not in tried for at, job in attempts.items() if at not in finished):
+                continue
+        if rate is not None:
+            rates[one.key] = rate
+    return rates, [*sweeps, *runs(trials, rates, swept)]
 
 
 def reproduce(
@@ -124,78 +108,62 @@ def reproduce(
     work: Work | None = None,
     start: Start | None = None,
 ) -> tuple[Path, int]:
-    """Run every stage; what is finished is not run again, and what fails is left out.
+    """Run what is missing of every arm, until nothing is known to be missing.
 
-    Sweeps whose best rate is the lowest or the highest go on beyond it, those of all arms at once.
+    What is finished is not run again, and what fails is left out. A sweep whose best rate is the
+    lowest or the highest goes on beyond it; where that run fails, the best of the others counts.
 
     Args:
-        work: shows how many jobs of all stages are done.
+        work: shows how many jobs are done, of those known so far.
 
     Returns:
         The records of all runs and evaluations, OUTPUT/records.jsonl, and how many jobs failed
         that the same call tries again.
 
     Raises:
-        ClearheadError: for texts that cannot be had, for rates of other sweeps (`check_rates`), and
-            where nothing was finished.
+        ClearheadError: for texts that cannot be had, and where nothing was finished.
         Stopped: after SIGINT or SIGTERM.
     """
-    check_rates(trials, output)
-    # A trained model reads by its own tokenizer.
-    fresh = (one.start or one for one in trials if one.reads)
-    for text in {one.data: None for one in fresh if one.base is None}:
+    fresh = (one.start or one for one in trials)
+    for text in {one.data: None for one in fresh if _reads(one)}:
         prepare(text, progress=say)  # once, before the jobs would each
     work, logs = work or Work("job"), output / "logs"
-
-    def stage(name: str, listed: list[Job]) -> list[Job]:
-        say(f"{name}: {len(listed)} jobs")
-        return run(listed, logs=logs, jobs=jobs, start=start, say=say, work=work)
-
+    work.start(0)
     with hold_folder(output):
-        known = settled(output)
-        unsettled = [one for one in trials if one.key not in known]
-        prepared, swept = preparations(trials), sweeps(unsettled)
-        later = sum(len(one.seeds) * (bool(one.tries) + len(one.questions)) for one in trials)
-        work.start(len(prepared) + len(swept) + later)
-        failed = stage("models to start from", prepared) if prepared else []
-        without = stage("rates", swept)
-        lost = {
-            one.key
-            for one in unsettled
-            for rate in one.tries
-            if one.is_swept and not is_finished(one.attempt(rate), logs)
-        }
-        going = [one for one in unsettled if one.key not in lost]
-        while more := sweeps(going, known=swept):
-            swept += more
-            work.extend(len(more))
-            without += stage("rates beyond an edge", more)
-        chosen = _settle(trials, output, lost, say)
-        failed += [job for job in without if f"{job.label}/{job.arm}" not in chosen]
-        each = runs(trials, chosen)
-        failed += stage("runs and evaluations", each)
-        finished = [job for job in each if is_finished(job, logs)]
-        return collect(finished, output / RECORDS), len(failed)
+        given, tried, failed = given_rates(output), dict[str, Job](), list[Job]()
+        while True:
+            rates, jobs_known = known_jobs(trials, logs, given, tried)
+            every = {job.name: job for one in jobs_known for job in one.chain}
+            new = {name: job for name, job in every.items() if name not in tried}
+            if not new:
+                break
+            say(f"{len(new)} jobs")
+            work.extend(len(new))
+            tried |= new
+            failed += run([*new.values()], logs=logs, jobs=jobs, start=start, say=say, work=work)
+        for one in trials:
+            if one.tries and one.key not in rates:
+                say(f"{one.key}: left out, since its sweep gave no rate")
+        overcome = [job for job in failed if _is_attempt(job) and _key(job) in rates]
+        for job in overcome:
+            rate = written(rates[_key(job)])
+            say(f"{_key(job)}: goes on at {rate}, since {job.name} did not finish")
+        counted = (job for job in jobs_known if not _is_attempt(job) and is_finished(job, logs))
+        return collect(counted, output / RECORDS), len(failed) - len(overcome)
 
 
-def _settle(
-    trials: Iterable[Study], output: Path, lost: Collection[str], say: Callable[[str], None]
-) -> dict[str, float]:
-    """Choose every rate that can be chosen, and keep them in rates.json.
+def _is_attempt(job: Job) -> bool:
+    return job.name.startswith("sweeps/")
 
-    An arm whose run beyond an edge did not finish has the best of the others; a lost one has none.
-    """
-    chosen = rates((one for one in trials if one.key not in lost), output)
-    for one in trials:
-        if not one.tries or one.key in chosen:
-            continue
-        if one.key in lost or (best := one.best()) is None:
-            say(f"{one.key}: left out, since its sweep gave no rate")
-        else:
-            say(f"{one.key}: goes on at {written(best)}, since the run beyond it did not finish")
-            chosen[one.key] = best
-    write_json(output / RATES, {key: written(rate) for key, rate in chosen.items()})
-    return chosen
+
+def _key(job: Job) -> str:
+    return f"{job.label}/{job.arm}"
+
+
+def _reads(one: Study) -> bool:
+    """True where the arm's own tokenizer reads a text, to train or to measure on."""
+    measured = any(isinstance(question, SweepConfig) for question in one.questions.values())
+    return one.base is None and (bool(one.tries) or measured)
 
 
 def collect(jobs: Iterable[Job], target: Path) -> Path:

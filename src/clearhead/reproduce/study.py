@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from clearhead.experiments.sweep_configs import (
     SweepConfig,
 )
 from clearhead.records.loading import load
+from clearhead.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from clearhead.experiments.arms import Arm
@@ -44,8 +45,6 @@ COSMOPEDIA = "hf:HuggingFaceTB/smollm-corpus:cosmopedia-v2"
 """A text of billions of tokens, for models that read each once."""
 WHOLE = 0.999
 """The share held out of a text that is only measured on."""
-
-
 BEYOND = 3
 """Rates that a sweep tries beyond those it was given, at most."""
 
@@ -58,6 +57,9 @@ class Study(CompareConfig):
     """Arms on the same tokens in the same order, under one label; `arm` is the study of one arm,
     which an experiment yields. Every job has a folder or file of its own within `output`."""
 
+    presets: tuple[str, ...] = ("transformer",)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    lengths: tuple[int, ...] = (1,)
     sweep_tokens: int = 0
     """Tokens of a run that helps to choose a learning rate; it measures nothing while it trains."""
     questions: Mapping[str, Question] = field(default_factory=dict)
@@ -85,6 +87,20 @@ class Study(CompareConfig):
         kept = {key: value for key, value in self.set.items() if key not in changes}
         return replace(self, presets=(preset,), set=kept, vary=vary, tries=rates, called="")
 
+    def changed(self, **settings: Any) -> "Study":
+        """The study with other settings, by their names in a study, its training or its text
+        (`data` is its sources); any other name is a key of every model's configuration."""
+        parts: dict[str, dict[str, Any]] = {"train": {}, "data": {}, "set": {}, "own": {}}
+        for name, value in settings.items():
+            parts[_PARTS.get(name, "set")][name] = value
+        return replace(
+            self,
+            train=replace(self.train, **parts["train"]),
+            data=replace(self.data, **parts["data"]),
+            set={**parts["own"].pop("set", self.set), **parts["set"]},
+            **parts["own"],
+        )
+
     @cached_property
     def side(self) -> "Arm":
         """The arm as one side of a comparison, with its own name and its folder."""
@@ -97,19 +113,45 @@ class Study(CompareConfig):
         return self.called or self.side.name
 
     @property
-    def reads(self) -> bool:
-        """True where it trains or is measured on text."""
-        return bool(self.tries) or any(isinstance(x, SweepConfig) for x in self.questions.values())
-
-    @property
     def key(self) -> str:
         return f"{self.label}/{self.name}"
 
-    def preparations(self) -> list[Job]:
-        """The training and the conversions that make the models to start from, each once."""
-        seeds = [*self.seeds, *[SWEPT_ROTATION] * self.is_swept]
-        made = [job for job in map(self._preparation, seeds) if job is not None]
-        return [*{job.name: job for one in made for job in (one.after, one) if job}.values()]
+    @property
+    def is_swept(self) -> bool:
+        """True where a sweep chooses among several rates."""
+        return len(self.tries) > 1
+
+    def sweep(self, loss: Callable[[Job], float | None]) -> dict[float, float | None]:
+        """{rate: held-out loss} of an arm with several rates: its own, then those beyond an edge
+        that are known so far."""
+        losses: dict[float, float | None] = {}
+        if self.is_swept:
+            losses = {rate: loss(self.attempt(rate)) for rate in self.tries}
+        for _ in range(BEYOND):
+            if (rate := beyond(losses)) is not None:
+                losses[rate] = loss(self.attempt(rate))
+        return losses
+
+    def attempt(self, rate: float) -> Job:
+        """The run that tries a rate, with a seed and a text of its own."""
+        train = replace(self.train, tokens=self.sweep_tokens)
+        short = replace(self, measure_every=0, train=train, held_out="training")
+        start = self._preparation(SWEPT_ROTATION)
+        return short._run(f"sweeps/{self._place}-{written(rate)}", rate, SWEEP_SEED, start)
+
+    def runs(self, rate: float | None, seed: int, swept: tuple[float, ...] = ()) -> list[Job]:
+        """The run that counts, of an arm that is trained, and the questions to its model; a job's
+        `after` makes the model that it starts from."""
+        if rate is None:
+            return [*self._evaluations(seed, self._preparation(seed))]
+        job = replace(self.training(rate, seed), swept=swept)
+        return [job, *self._evaluations(seed, job)]
+
+    def training(self, rate: float, seed: int) -> Job:
+        """The run that counts."""
+        job = self._run(f"runs/{self._place}-seed{seed}", rate, seed, self._preparation(seed))
+        folder = job.records.parent / f"{self.side.folder}-seed{seed}"
+        return replace(job, model=folder / "final")
 
     def _preparation(self, seed: int) -> Job | None:
         """The last job that makes the model to start from; none where it is there, or the arm
@@ -134,53 +176,6 @@ class Study(CompareConfig):
         """The model that a job leaves, or else the experiment's own; none of an arm that begins
         anew."""
         return self.base or "" if after is None else str(after.model)
-
-    @property
-    def is_swept(self) -> bool:
-        """True where a sweep chooses among several rates."""
-        return len(self.tries) > 1
-
-    def losses(self) -> dict[float, float | None]:
-        """{rate: loss} of the sweep, from its records; None where not known yet, empty where there
-        is one rate. Its own rates come first, then those beyond an edge."""
-        if not self.is_swept:
-            return {}
-        losses = {rate: loss(self.attempt(rate).records) for rate in self.tries}
-        for _ in range(BEYOND):
-            if (rate := beyond(losses)) is not None:
-                losses[rate] = loss(self.attempt(rate).records)
-        return losses
-
-    def tried(self) -> dict[float, float | None]:
-        """The losses without one beyond an edge that is not known yet."""
-        losses = self.losses().items()
-        return {rate: one for rate, one in losses if one is not None or rate in self.tries}
-
-    def best(self) -> float | None:
-        """The rate of the lowest loss of those tried; None until all its own are known, where all
-        diverged, and of an arm that is not trained."""
-        return best(self.tried()) if self.is_swept else next(iter(self.tries), None)
-
-    def attempt(self, rate: float) -> Job:
-        """The run that tries a rate, with a seed and a text of its own."""
-        train = replace(self.train, tokens=self.sweep_tokens)
-        short = replace(self, measure_every=0, train=train, held_out="training")
-        start = self._preparation(SWEPT_ROTATION)
-        return short._run(f"sweeps/{self._place}-{written(rate)}", rate, SWEEP_SEED, start)
-
-    def runs(self, rate: float | None, seed: int) -> Iterator[Job]:
-        """The run that counts, of an arm that is trained, and the questions to its model."""
-        job = self._preparation(seed)
-        if rate is not None:
-            yield (job := self.training(rate, seed))
-        yield from self._evaluations(seed, job)
-
-    def training(self, rate: float, seed: int) -> Job:
-        """The run that counts."""
-        name = f"runs/{self._place}-seed{seed}"
-        job = self._run(name, rate, seed, self._preparation(seed))
-        model = job.records.parent / f"{self.side.folder}-seed{seed}" / "final"
-        return replace(job, model=model, swept=tuple(sorted(self.tried())))
 
     def _evaluations(self, seed: int, after: Job | None) -> Iterator[Job]:
         """The questions to the model that a job leaves, or to the experiment's own."""
@@ -226,6 +221,14 @@ class Study(CompareConfig):
         return Job(name=name, config=config, records=records, **own)
 
 
+# Names of settings, and the part of a study that each belongs to.
+_PARTS = {
+    name: part
+    for part, kind in (("own", Study), ("train", TrainConfig), ("data", DataConfig))
+    for name in (one.name for one in fields(kind))
+}
+
+
 def as_folder(words: str) -> str:
     """Words as a file's name."""
     return re.sub(r"[^A-Za-z0-9._=+]+", "-", words).strip("-")
@@ -248,27 +251,25 @@ def beyond(losses: Losses) -> float | None:
     That edge is the geometric mean of it and of the edge's neighbour.
     """
     ordered, chosen = sorted(losses), best(losses)
-    for edge, inner in (ordered[:2], ordered[:-3:-1]):
+    for edge, inner in (ordered[:2], ordered[:-3:-1]) if chosen else ():
         if edge == chosen:
             return float(f"{edge * edge / inner:.1e}")
     return None
 
 
 def written(rate: float) -> str:
-    """A rate as folders and rates.json have it: 1.6e-2."""
+    """A rate as folders have it: 1.6e-2."""
     digits, exponent = f"{rate:e}".split("e")
     return f"{float(digits):g}e{int(exponent)}"
 
 
-def loss(records: Path) -> float | None:
+def loss(records: Path) -> float:
     """The held-out loss of a file's only run, at its training length, of the next token or of
-    hidden ones; inf where the run diverged; None where there is no such file.
+    hidden ones; inf where the run diverged.
 
     Raises:
         ClearheadError: where the run has no such loss.
     """
-    if not records.exists():
-        return None
     (run,) = load(records).runs
     if run.header.get("diverged"):
         return math.inf

@@ -7,20 +7,17 @@ of what they claim; all other arms match.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from clearhead.data import DataConfig
 from clearhead.experiments.sweep_configs import EvaluateConfig, EvaluateSettings, QuantizeConfig
 from clearhead.reproduce.study import TRAINED, Study
-from clearhead.train import TrainConfig
 
 CONFIRMED_ON = (3, 4, 5)  # seeds that did not choose the composition
 TOKENS = {"tiny": 256_000, "small": 50_000_000}
 SWEEPS = {"tiny": 102_400, "small": 10_000_000}
 RATES = {"tiny": (3e-3, 6e-3), "small": (1e-3, 2e-3)}
-SHAPES: Mapping[str, dict[str, int]] = {
+SHAPES: Mapping[str, dict[str, Any]] = {
     "tiny": {"num_hidden_layers": 4, "hidden_size": 96, "num_attention_heads": 4},
     "small": {},
 }
@@ -48,7 +45,7 @@ def together(scale: str) -> Iterator[Study]:
 
 def composition(scale: str) -> Iterator[Study]:
     """The composition that `together` chose and the baseline, under seeds that did not choose."""
-    table = replace(_table(scale), seeds=CONFIRMED_ON, label="composition")
+    table = _table(scale).changed(seeds=CONFIRMED_ON, label="composition")
     for preset in ("transformer", "clearhead"):  # the intervention
         yield table.arm(preset, *RATES[scale])
 
@@ -63,26 +60,18 @@ def _table(scale: str) -> Study:
         **read,
     )
     bits = QuantizeConfig(models=(TRAINED,), scheme=SCHEMES, length=length, tokens=16_384)
-    return Study(
-        presets=("transformer",),
-        size=scale,
-        set={"max_position_embeddings": length, **SHAPES[scale]},
-        seeds=(0, 1, 2),
+    return Study(label="together", size=scale, questions={"text": asked, "bits": bits}).changed(
+        **SHAPES[scale],
+        max_position_embeddings=length,
         lengths=(1, 4),
         evaluation_tokens=32_768 if tiny else 65_536,
-        train=TrainConfig(
-            tokens=TOKENS[scale],
-            sequence_length=length,
-            batch_size=8 if tiny else 32,
-            document_masks=True,
-            compile="none" if tiny else "blocks",
-            log_every=20,
-        ),
-        data=DataConfig(
-            data=("python-stdlib",) if tiny else ("python-stdlib", f"{PASSKEY}@0.3"),
-            vocabulary=1024,
-        ),
-        label="together",
+        tokens=TOKENS[scale],
         sweep_tokens=SWEEPS[scale],
-        questions={"text": asked, "bits": bits},
+        sequence_length=length,
+        batch_size=8 if tiny else 32,
+        document_masks=True,
+        compile="none" if tiny else "blocks",
+        log_every=20,
+        data=("python-stdlib",) if tiny else ("python-stdlib", f"{PASSKEY}@0.3"),
+        vocabulary=1024,
     )
