@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_114
+LINES = 41_210
 LONGEST = 400
 
 
