@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_229
+LINES = 41_274
 LONGEST = 400
 
 
