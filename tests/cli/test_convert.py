@@ -309,6 +309,11 @@ def test_what_servers_have_no_place_for_is_refused_and_nothing_written(llama, tm
     assert call("convert", str(llama), str(null), "--to", "key-bias") == 0
     assert call("convert", str(null), str(made), "--for", "serving") == 2
     assert "normalizer='key' does not fit: it has" in error_line(capsys)
+    assert call("convert", str(null), str(made), "--for", "llama.cpp") == 2
+    assert "no family for this model: Llama has no normalizer='key'" in error_line(capsys)
+    assert call("convert", str(llama), str(tmp_path / "sink"), "--to", "sink") == 0
+    assert call("convert", str(tmp_path / "sink"), str(tmp_path / "g"), "--for", "llama.cpp") == 0
+    assert "→ GraniteSWAForCausalLM, with equal logits" in capsys.readouterr().out
     assert call("convert", str(llama), str(made), "--for", "serving") == 2
     assert "is not clearhead's, and is served as it is" in error_line(capsys)
     assert call("convert", str(llama), str(made), "--to", "gated", "--for", "serving") == 2

@@ -163,10 +163,20 @@ def test_a_file_whose_name_is_not_utf8_is_refused_in_a_line(tmp_path, llama, cap
     assert "not valid UTF-8" in refusal(capsys, "generate", tmp_path / "m\udce9", "noise")
 
 
+def test_ctrl_c_within_an_import_ends_the_command_whatever_the_library_does(tmp_path):
+    (tmp_path / "swallows.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except BaseException as error:\n    raise ImportError('missing') from error\n"
+    )
+    done = _shell(f"cd {tmp_path}; clearhead plan --import swallows")
+    assert (done.returncode, done.stderr) == (130, b"clearhead: interrupted\n")
+
+
 def test_ctrl_c_elsewhere_is_a_keyboard_interrupt(monkeypatch, capsys):
     monkeypatch.setattr("clearhead.cli._run", lambda words: os.kill(os.getpid(), signal.SIGINT))
     assert call("plan") == 130
     assert capsys.readouterr().err == "clearhead: interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_every_way_of_printing_by_rich_is_safe():

@@ -14,6 +14,21 @@ from clearhead.models import plan, preset
 from .conftest import call, changed, refusal
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["convert", "model", "new", "--to"], "--to"),
+        (["convert", "model", "new", "--rotate", "--to", "softmax1"], "--rotate"),
+        (["train", "--from", "model", "--train.only", "--output", "run"], "--train.only"),
+        (["compare", "transformer", "--set", "--seeds", "0"], "--set"),
+        (["reproduce", "retrofit", "--only"], "--only"),
+    ],
+)
+def test_an_option_without_the_values_that_it_takes_is_refused(words, option, capsys):
+    assert call(*words) == 2
+    assert f"{option} is given without a value" in capsys.readouterr().err
+
+
 def test_what_follows_two_dashes_is_text_and_no_option(tmp_path, capsys):
     assert call("generate", str(tmp_path / "none"), "--tokens", "3", "--", "--tokens.a") == 2
     assert "none" in capsys.readouterr().err
@@ -58,6 +73,32 @@ def test_version_and_empty_call(capsys):
     assert call() == 2
 
 
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ("tensorboard", "train --track tensorboard"),
+        ("optimizers", "train --train.optimizer soap"),
+        ("optimizers", "train --from none --train.optimizer lion"),
+        ("optimizers", "compare transformer --vary train.optimizer=adamw,soap"),
+        ("optimizers", "finetune none --task cola --train.optimizer lion"),
+        ("peft", "train --from none --train.lora 2"),
+        ("peft", "compare --from none --vary train.lora=0,4"),
+        ("torchao", "quantize none --deploy int8-dynamic --output new"),
+        ("lm-eval", "eval none --tasks perplexity,lm_eval"),
+    ],
+)
+def test_an_extra_that_is_not_there_is_named_before_any_model_or_text_is_opened(
+    extra, words, tmp_path, monkeypatch, capsys
+):
+    """There is no model of that name, and no text."""
+    monkeypatch.chdir(tmp_path)
+    for module in ("torch.utils.tensorboard", "pytorch_optimizer", "peft", "torchao", "lm_eval"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert call(*words.split(), "--data.data" * ("finetune" not in words) or "--seeds", "0") == 2
+    assert capsys.readouterr().err.strip().endswith(f"pip install 'clearhead[{extra}]'")
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(tmp_path, capsys):
     (tmp_path / "run.json").write_text("{}")
     for words, said in (
@@ -69,6 +110,27 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
         assert said in capsys.readouterr().err
     assert call("convert", "none", str(tmp_path)) == 2
     assert "exists: give the folder of a model not made yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "transformer"],
+        ["compare", "transformer"],
+        ["finetune", "no-model", "--task", "cola"],
+        ["reproduce", "blocks"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_verb_that_trains_refuses_a_tracker_that_is_not_there(
+    words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert call(*words, "--track", "wandb", "--output", str(tmp_path / "out")) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert err == [
+        "clearhead: wandb is not installed; it comes with an extra: pip install 'clearhead[wandb]'"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,4 +8,4 @@ TEXT = Path(__file__).parents[2].joinpath("docs", "serving.md").read_text("utf-8
 def table() -> dict[str, list[str]]:
     """{preset: cells} of its table."""
     rows = [line.strip("| ").split(" | ") for line in TEXT.splitlines() if line.startswith("| `")]
-    return {row[0].strip("`"): row[1:] for row in rows if len(row) == 7}
+    return {row[0].strip("`"): row[1:] for row in rows if len(row) == 8}

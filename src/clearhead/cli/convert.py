@@ -18,6 +18,7 @@ def run(words: list[str]) -> int:
             "./SmolLM2-135M ./smollm2-sink --to sink --calibrate ./books",
             "./SmolLM2-135M ./smollm2-few-bits --prefix auto --rotate down --calibrate ./books",
             "runs/train/final ./served --for serving",
+            "runs/train/final ./for-llama-cpp --for llama.cpp",
         ),
         presets=True,
     )

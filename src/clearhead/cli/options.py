@@ -8,7 +8,8 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, takewhile
+from functools import reduce
+from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
@@ -16,7 +17,7 @@ import tyro
 
 from clearhead import extensions
 from clearhead.arguments import overrides, pairs, value_of
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, require_extras
 from clearhead.ranges import check
 
 T = TypeVar("T")
@@ -96,6 +97,9 @@ def parse(
             raise
         raise ClearheadError(f"{_one_line(said.getvalue())}; see {prog} --help") from None
     check(found)
+    _check_values(options, found)
+    if verb != "plan":  # which trains nothing
+        require_extras(vars(found))
     for field in dataclasses.fields(cast(Any, kind)):
         needed = field.default is field.default_factory is dataclasses.MISSING
         if needed and getattr(found, field.name) == ():
@@ -152,6 +156,16 @@ def _check_once(words: Sequence[str]) -> None:
         if name in seen:
             raise ClearheadError(f"{option} is given twice: give it once, with all of its values")
         seen.add(name)
+
+
+def _check_values(words: Sequence[str], found: Any) -> None:
+    """Refuse an option of several values that stands without any, where that changes nothing."""
+    for word, following in pairwise([*words, "--"]):
+        if word.startswith("--") and following.startswith("--"):
+            *places, name = _spelt(word)[2:].replace("-", "_").split(".")
+            owner = reduce(getattr, places, found)
+            if getattr(owner, name, None) in ((), {}) and not getattr(type(owner), name, ()):
+                raise ClearheadError(f"{word} is given without a value: give one or leave it out")
 
 
 def name_of(word: str) -> str:

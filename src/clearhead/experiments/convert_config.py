@@ -46,9 +46,10 @@ class ConvertConfig(OpensModels):
     """Give every row of a gated MLP's up projection one size, and the down projection the inverse:
     the same function, for one scale a matrix; for MLPs that --rotate down turns, now or before.
     After training is as good a time as before."""
-    purpose: Annotated[Literal["serving"] | None, tyro.conf.arg(name="for")] = None
+    purpose: Annotated[Literal["serving", "llama.cpp"] | None, tyro.conf.arg(name="for")] = None
     """Write a model for servers: of a family of transformers where one fits, or else with a
-    modelling file of its own, which they run with trust_remote_code."""
+    modelling file of its own, which they run with trust_remote_code. llama.cpp: of a family, as
+    its converter to GGUF reads it."""
     calibrate: Source | None = None
     """Give the sinks that --to adds the logits at which they take what the first token takes in
     this text, or learned keys and values those of its first tokens: a file, a folder, or another

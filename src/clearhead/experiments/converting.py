@@ -28,6 +28,7 @@ from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.conversion import (
     TOLERANCE,
     converted,
+    for_llama_cpp,
     for_serving,
     imported,
     in_float32,
@@ -123,7 +124,7 @@ def _outcome(record: dict[str, Any], before: str, after: str) -> str:
 
 def to_the_other_format(model: Any, name: str, purpose: str | None = None) -> Conversion:
     """The same function in the other library's format, or in one that servers load."""
-    made = for_serving(model) if purpose else converted(model)
+    made = {None: converted, "serving": for_serving, "llama.cpp": for_llama_cpp}[purpose](model)
     record = _record(name, model, made)
     with in_float32(model), in_float32(made):
         relative = logit_difference(model, made)

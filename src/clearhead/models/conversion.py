@@ -11,6 +11,7 @@ import torch
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.families import FAMILIES
+from clearhead.models.llama_cpp import readable
 from clearhead.models.loading import explained, load_config, resolved
 from clearhead.models.serving import served, turns_anew
 from clearhead.terminal import say
@@ -52,18 +53,45 @@ def for_serving(model: Any) -> Any:
         ClearheadError: for another library's model, where neither has a place for this one, and
             where it would give other logits.
     """
+
+    def made() -> Any:
+        try:
+            # A family's model with a dynamic base gives other logits with a cache.
+            return served(model) if turns_anew(model.config) else _convert(model)
+        except ClearheadError:  # no family has a place for it
+            return served(model)
+
+    return _as_servers_load(model, made)
+
+
+def for_llama_cpp(model: Any) -> Any:
+    """A clearhead model as llama.cpp's converter to GGUF reads it, in the dtype of `for_serving`.
+
+    Raises:
+        ClearheadError: as `for_serving`, where no family of transformers has a place for this
+            model, and as `readable`.
+    """
+
+    def made() -> Any:
+        if reason := turns_anew(model.config):
+            raise ClearheadError(f"llama.cpp has no place for this model: {reason}")
+        try:
+            theirs = _convert(model)
+        except ClearheadError as error:
+            raise ClearheadError(f"llama.cpp has no family for this model: {error}") from None
+        return readable(theirs)
+
+    return _as_servers_load(model, made)
+
+
+def _as_servers_load(model: Any, make: Callable[[], Any]) -> Any:
     if not isinstance(model, ClearheadForCausalLM):
         raise ClearheadError(
             f"a {type(model).__name__} is not clearhead's, and is served as it is: leave --for out"
         )
     _require_sound(model)
     with in_float32(model) as rounded:
-        try:
-            # A family's model with a dynamic base gives other logits with a cache.
-            made = served(model) if turns_anew(model.config) else _convert(model)
-        except ClearheadError:  # no family has a place for it
-            made = served(model)
-        return _rounded_where_equal(model, with_equal_logits(model, made), rounded)
+        return _rounded_where_equal(model, with_equal_logits(model, make()), rounded)
 
 
 def _rounded_where_equal(model: Any, made: Any, rounded: Callable[[Any], Any]) -> Any:
