@@ -39,11 +39,6 @@ APART = (
     " Documents were kept apart, as in training: a longer window is a longer text only where "
     "documents are as long."
 )
-BITS = (
-    "The rise of perplexity in per cent of that in full precision, with its 95 % interval over the "
-    "windows read where records have it; and the perplexity itself. A cost below zero, or with "
-    "zero in its interval, is noise."
-)
 EQUAL = (
     "Outliers grow as a model learns, so each model stands beside the first one where both had the "
     "same validation loss."
@@ -118,7 +113,7 @@ def page(records: Records, title: str) -> Page:
             folded=False,
         ),
         *evaluation.sections(records, looks),
-        show("bits", "What few bits cost", BITS, _bits, folded=False)
+        show("bits", "What few bits cost", quantization.COSTS, _bits, folded=False)
         if quantization.schemes(records)
         else None,
         show("internals", "Inside the models", "", internals, answer=sink),
