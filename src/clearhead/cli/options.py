@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import chain, pairwise, takewhile
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import tyro
 
@@ -42,7 +43,56 @@ _PATH = tyro.constructors.PrimitiveConstructorSpec(
 
 @_RULES.primitive_rule
 def _rule(info: Any) -> Any:
+    """Paths, lists and optional values for tyro; None for all else, which it knows itself."""
+    kind = get_origin(info.type)
+    if kind is tuple:
+        return _list(*get_args(info.type))
+    if kind in (Union, UnionType):
+        return _optional(get_args(info.type), info.markers)
     return _PATH if info.type is Path else None
+
+
+def _list(kind: Any = None, *rest: Any) -> Any:
+    """Commas separate numbers as spaces do; in texts they belong to the text."""
+    bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if rest != (...,) or bare not in (int, float, str, Path):
+        return None
+    called = [one for one in getattr(kind, "__metadata__", ()) if hasattr(one, "metavar")]
+    item = called[0] if called else _PATH if bare is Path else None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=f"{item.metavar if item else bare.__name__.upper()} ...",
+        instance_from_str=lambda words: (
+            tuple(bare(one) for word in words for one in word.split(",") if one)
+            if bare in (int, float)
+            else tuple(item.instance_from_str([word]) if item else word for word in words)
+        ),
+        is_instance=lambda value: (
+            isinstance(value, tuple) and all(isinstance(one, bare) for one in value)
+        ),
+        str_from_instance=lambda value: list(map(str, value)),
+    )
+
+
+def _optional(kinds: tuple[Any, ...], markers: Any) -> Any:
+    """The word None still means None; help names the other type only."""
+    others = [kind for kind in kinds if kind is not NoneType]
+    if len(others) != 1 or len(kinds) == 1 or get_origin(others[0]) is Literal:
+        return None
+    spec: Any = tyro.constructors.ConstructorRegistry.get_primitive_spec(
+        tyro.constructors.PrimitiveTypeInfo.make(others[0], markers)
+    )
+    if getattr(spec, "nargs", None) != 1:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=spec.metavar,
+        instance_from_str=lambda words: (
+            None if words == ["None"] else spec.instance_from_str(words)
+        ),
+        is_instance=lambda value: value is None or spec.is_instance(value),
+        str_from_instance=lambda one: ["None"] if one is None else spec.str_from_instance(one),
+    )
 
 
 def parse(
