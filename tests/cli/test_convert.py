@@ -308,7 +308,7 @@ def test_what_servers_have_no_place_for_is_refused_and_nothing_written(llama, tm
     made, null = tmp_path / "made", tmp_path / "null"
     assert call("convert", str(llama), str(null), "--to", "key-bias") == 0
     assert call("convert", str(null), str(made), "--for", "serving") == 2
-    assert "normalizer='key' does not fit: it has" in error_line(capsys)
+    assert "normalizer='key' does not fit: its sink" in error_line(capsys)
     assert call("convert", str(null), str(made), "--for", "llama.cpp") == 2
     assert "no family for this model: Llama has no normalizer='key'" in error_line(capsys)
     assert call("convert", str(llama), str(tmp_path / "sink"), "--to", "sink") == 0

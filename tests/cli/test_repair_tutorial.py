@@ -20,7 +20,7 @@ COMMANDS = [
 # the commands make are the page's own.
 TINY = {"250000": "4096", "16": "2"}
 SAID = {
-    "diagnose SmolLM2-135M": r"look most at the first token(.|\n)*report: runs/diagnose/",
+    "diagnose SmolLM2-135M": r"look most at the first token(.|\n)*page: runs/diagnose/",
     "convert SmolLM2-135M softmax1": r"start: KL 0\.0000(.|\n)*with equal logits: softmax1",
     "train --from softmax1": r"model: repaired/final",
     "train --from SmolLM2-135M": r"model: control/final",

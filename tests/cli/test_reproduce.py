@@ -94,7 +94,7 @@ def test_a_model_that_cannot_be_opened_is_refused_before_the_first_job(tmp_path,
     quantised = tmp_path / "fp8"
     LlamaConfig(quantization_config={"quant_method": "fp8"}).save_pretrained(quantised)
     for name, said in (
-        (quantised, "is quantised (fp8): open it with"),
+        (quantised, "is quantised (fp8): save a copy"),
         ("nobody/nothing", "cannot load a model from 'nobody/nothing'"),
     ):
         assert said in refusal(

@@ -1,6 +1,6 @@
 """Every experiment has arms at each of its scales, and measures there what its claims compare."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import product
@@ -30,10 +30,6 @@ NUMBERS = {
     "hits": ("ar_hit_loss",),
     "allocation": ("answer_share", "noise_share"),
     "hallucination": ("unsupported_names", "names_above_chance"),
-}
-# Dimensions of tasks that their options list.
-LISTED: Mapping[str, Mapping[str, str]] = {
-    "shots": {"order": "orders"},
 }
 # Comparisons that a scale leaves to another experiment, or for which the paper gives no setting.
 ELSEWHERE = {
@@ -156,8 +152,8 @@ def _of_evaluation(question: Any) -> Iterator[Numbers]:
         if task == "needles":
             grid = [map(int, one.split("x")) for one in question.needles.grid]
             options = [dict(zip(("needles", "queries"), one, strict=True)) for one in grid]
-        for dimension, name in LISTED.get(task, {}).items():
-            options = [{dimension: one} for one in getattr(getattr(question, task), name)]
+        if task == "shots":
+            options = [{"order": "random"}]
         for metric in NUMBERS.get(task, ("acc",)):
             for length, scaling, given in product(question.lengths or (0,), scalings, options):
                 yield metric, {"task": task, "length": length, **scaling, **given}

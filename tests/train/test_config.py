@@ -39,7 +39,7 @@ def test_steps_are_the_whole_ones_the_budget_pays_for():
         ("betas", (0.9, 1.0), "two numbers"),
         ("betas", (0.9,), "two numbers"),
         ("betas", 0.9, "two numbers"),
-        ("document_masks", "yes", "bool"),
+        ("document_masks", "yes", "true or false"),
         ("schedule", "wsd", "cosine"),
         ("precision", "bf61", "did you mean bf16"),
         ("precision", None, "auto"),

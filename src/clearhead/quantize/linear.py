@@ -86,8 +86,15 @@ def weights(layers: Layers, how: Weights, turn: Turn = None) -> Iterator[None]:
         turn: rotates the inputs' axis, the last one, beforehand; None does not.
 
     Raises:
-        ClearheadError: NaN or infinity in a weight, with its name.
+        ClearheadError: NaN or infinity in a weight, with its name; groups wider than every layer.
     """
+    if how.scale == "group" and how.quantizer != "mxfp4":
+        widest = max(_outputs_first(module, module.weight).shape[1] for module in layers.values())  # type: ignore[arg-type]
+        if how.group >= widest:
+            raise ClearheadError(
+                f"groups of {how.group} are no narrower than any layer's input ({widest} at "
+                "most), so they are channels: choose a smaller group (w4-group16) or w4-channel"
+            )
     before: dict[nn.Parameter, Tensor] = {}
     try:
         for name, module in layers.items():

@@ -31,6 +31,16 @@ _HAS = {
     "position": ("rope", "learned", "none"),
     "mlp_rotation": ("none",),
 }
+_REASONS = {
+    "differential": "its values are twice as wide as its keys; leave --for out to learn what "
+    "DiffLlama has no place for",
+    "key": "its sink is a product with the query, and servers take one number a head",
+    "key-value": "its keys and values stand before the text, in no cache of a server",
+    "hadamard": "it has no rotation: convert --to mlp_rotation=none, the same function, first",
+    "alibi": "its keys are wider by 8 columns than its values",
+    "forget": "its keys carry the gates of the tokens after them",
+    "xpos": "its keys carry factors that grow with position",
+}
 _ACTIVATIONS = {
     "swiglu": "silu",
     "geglu": "gelu",
@@ -80,7 +90,8 @@ def _refusal(ours: ClearheadConfig) -> str | None:
         return f"it needs the packages {', '.join(sorted(REGISTRY.packages(layers)))}"
     for axis, names in _HAS.items():
         for name in {getattr(layer, axis) for layer in layers} - {*names}:
-            return f"{axis}={name!r} does not fit: it has {' or '.join(map(repr, names))}"
+            why = _REASONS.get(name, f"it has {' or '.join(map(repr, names))}")
+            return f"{axis}={name!r} does not fit: {why}"
     if reason := turns_anew(ours):
         return reason
     for key, plain in (
