@@ -15,8 +15,12 @@ from clearhead.reproduce.study import TRAINED, Study
 PLAIN: dict[str, Any] = {"norm": "rmsnorm-single", "bias": False}
 MEASURED: dict[str, Any] = {"label": "outliers", "lengths": (1, 4), "measure_every": 0.1}
 SCHEMES = ("w8a8-coarse", "w8a8-moderate", "w8a8-fine", "w4-channel", "mxfp4")
+FEWER = ("w6a6-coarse", "w4a4-coarse")
 # A rotation after training (QuaRot's) is the rival of one in the optimizer.
-ROTATED = ("hadamard-w8a8-coarse", "hadamard-w4-channel", "hadamard-mxfp4")
+ROTATED = (
+    *("hadamard-w8a8-coarse", "hadamard-w4-channel", "hadamard-mxfp4"),
+    *(f"hadamard-{one}" for one in FEWER),
+)
 MUON = (1e-2, 2e-2)
 OTHERS = {"sgd": (0.1, 0.3, 1.0), "rmsprop": (3e-4, 1e-3, 3e-3), "adafactor": (1e-2, 3e-2, 9e-2)}
 C4 = ("hf:allenai/c4:en",)
@@ -35,7 +39,7 @@ def outliers(scale: str) -> Iterator[Study]:
     text = DataConfig(data=table.data.data, limit=table.data.limit)
     length = table.train.sequence_length
     bits = QuantizeConfig(
-        models=(TRAINED,), scheme=SCHEMES + ROTATED, length=length, tokens=32_768, data=text
+        models=(TRAINED,), scheme=SCHEMES + FEWER + ROTATED, length=length, tokens=32_768, data=text
     )
     table = replace(table, questions={"bits": bits})
     for interventions in (
