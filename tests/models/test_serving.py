@@ -189,7 +189,7 @@ def test_presets_of_a_family_of_transformers_are_served_as_that():
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("differential", {"normalizer": "softmax1"}, "maps='differential' does not fit: its values"),
+        ("differential", {"normalizer": "softmax1"}, "maps='differential' does not fit: its"),
         ("key-bias", {}, "normalizer='key' does not fit: its sink"),
         ("alibi", {}, "position='alibi'"),
         ("forget", {}, "position='forget'"),
