@@ -143,12 +143,17 @@ def seen_slots(cache: Cache, attention_mask: Tensor | None, x_B1C: Tensor) -> tu
 
 
 def key_positions(
-    positions_BT: Tensor, key_mask: Tensor | None, past: int, places: int, exact: bool
-) -> Tensor | None:
+    positions_BT: Tensor,
+    key_mask: Tensor | None,
+    cache: Cache,
+    past: int,
+    places: int,
+    rows: int | None,
+) -> Tensor:
     """Positions of cached and new keys, [B or 1, S]: `places` and their numbers in their rows.
 
-    None where the new tokens' positions are others, if `exact`; else all earlier keys are as far
-    from their numbers as the first new token.
+    How far given position_ids are from these numbers is remembered beside the cache. Without
+    `rows`, their number, nothing is: all earlier keys are then as far as the first new token.
     """
     if key_mask is None:
         count_BS = torch.arange(past + positions_BT.shape[1], device=positions_BT.device)[None]
@@ -158,13 +163,34 @@ def key_positions(
         seen_BT = key_mask[:, past:].long()
     count_BS = count_BS + places
     offset_BT = (positions_BT - count_BS[:, past:]) * seen_BT
-    if exact and bool(offset_BT.any()):
-        return None
+    if rows is None:
+        earlier = offset_BT.gather(1, seen_BT.argmax(1, keepdim=True))
+    else:
+        earlier = _earlier_offsets(cache, offset_BT, past, rows)
     if past == 0:
         return positions_BT
-    earlier = count_BS[:, :past] + offset_BT.gather(1, seen_BT.argmax(1, keepdim=True))
+    earlier = count_BS[:, :past] + earlier
     rows = max(earlier.shape[0], positions_BT.shape[0])
     return torch.cat([earlier.expand(rows, -1), positions_BT.expand(rows, -1)], 1)
+
+
+def _earlier_offsets(cache: Any, offset_BT: Tensor, past: int, rows: int) -> Tensor:
+    """Those of `past` cached tokens, [B or 1, past]; the new ones' are remembered after them."""
+    known = getattr(cache, "position_offsets", None)
+    if known is None:
+        known = offset_BT.new_zeros(1, 1)
+    if len(known) not in (1, rows):  # they were repeated or selected
+        if bool((known != known[:1]).any()):
+            raise ClearheadError(
+                f"the cache had {len(known)} rows whose position_ids differ, now {rows}: "
+                "start a new one"
+            )
+        known = known[:1]
+    # A crop cuts them off; after steps on the device the last goes on.
+    known = known[:, torch.arange(past, device=known.device).clamp_max(known.shape[1] - 1)]
+    rows = max(len(known), len(offset_BT))
+    cache.position_offsets = torch.cat([known.expand(rows, -1), offset_BT.expand(rows, -1)], 1)
+    return known
 
 
 def check_mask(attention_mask: Tensor) -> None:

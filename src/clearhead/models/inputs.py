@@ -164,18 +164,8 @@ def settle(
     positions = positions + places if places else positions
     keys = positions
     if cache is not None and needs.prepares_late:
-        exact = given and has_numbers(tokens) and not on_device
-        numbered = key_positions(positions, key_mask, past, places, exact)
-        if numbered is not None:
-            keys = numbered
-        elif cached:
-            raise ClearheadError(
-                f"position_ids beside a cache must number a row's tokens with position="
-                f"{config.position!r} and scores={config.scores!r}, which prepare cached keys "
-                "anew: leave position_ids out, or give no cache"
-            )
-        else:  # made for the caller, who could not go on with it
-            cache = None
+        rows = None if on_device or torch.compiler.is_compiling() else batch
+        keys = key_positions(positions, key_mask, cache, past, places, rows)
     visibility = Visibility(causal, None, key_mask, documents)
     prefixes = prefixes_of(cache) if places and cache is not None else None
     return Inputs(positions, keys, visibility, cache, past, prefixes)
