@@ -342,9 +342,8 @@ def test_a_rate_at_the_edge_of_those_tried_is_marked(rate, edge, tmp_path):
         for one in EXPERIMENTS["sink"].trials("tiny")
         if one.name in ("transformer", "softmax1")
     ]
-    jobs = [
-        job for job in stages.runs(trials, {one.key: rate for one in trials}) if "runs/" in job.name
-    ]
+    rates, tried = ({one.key: given for one in trials} for given in (rate, (1.5e-3, 3e-3, 6e-3)))
+    jobs = [job for job in stages.runs(trials, rates, tried) if "runs/" in job.name]
     for job in jobs:
         run = {"kind": "run", "run": job.arm, "train": {"learning_rate": rate}}
         share = {"metric": "first_token_argmax_share", "at": "documents"}
