@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_008
+LINES = 41_027
 LONGEST = 400
 
 

@@ -311,8 +311,8 @@ def lengths(
     lines: list[dict[str, Any]] = []
     for size in lengths:
         found = Perplexity(
-            reason=f"{tokens:,} tokens of {sum(held):,} in the validation split hold no window of "
-            f"{size:,}"
+            reason=f"the {min(tokens, sum(held)):,} tokens to read of the validation split's "
+            f"{sum(held):,} hold no window of {size:,}"
         )
         if size in fitting:
             found = perplexity(

@@ -5,6 +5,7 @@ Everything here reads safetensors only. Python code that a folder brings runs on
 """
 
 import difflib
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from transformers.utils import logging as theirs
 
 from clearhead.errors import ClearheadError
 from clearhead.records.manifest import verify_model
-from clearhead.terminal import hushed, say
+from clearhead.terminal import say
 
 _POOLER = re.compile(r"(^|\.)pooler\.")  # an encoder's last layer, that only classifiers read
 _POINTER = b"version https://git-lfs"
@@ -90,7 +91,7 @@ def pretrained(
             f"{str(name)!r} has an adapter: merge it by PEFT's merge_and_unload(), and give the "
             "merged model"
         )
-    with without_bars(), hushed("transformers.modeling_utils"):
+    with without_bars(), _without_tables():
         model, info = auto.from_pretrained(
             name,
             use_safetensors=True,
@@ -208,6 +209,24 @@ def without_bars() -> Iterator[None]:
     finally:
         if shown:
             theirs.enable_progress_bar()
+
+
+@contextmanager
+def _without_tables() -> Iterator[None]:
+    """Hide transformers' tables of weights: `pretrained` says what matters.
+
+    By a filter: where its logger's level is raised, transformers warns through another.
+    """
+    logger = logging.getLogger("transformers.modeling_utils")
+
+    def other(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    logger.addFilter(other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(other)
 
 
 def _some(keys: Iterable[str]) -> str:

@@ -71,10 +71,10 @@ def parse(lines: Iterable[Line]) -> Records:
 
 def records_of(loaded: list[Run]) -> Records:
     """Records of runs, each arm, seed and label once; raises as `load`."""
-    runs: dict[tuple[str, str, int], Run] = {}
+    runs: dict[tuple[str, str, str, int], Run] = {}
     sizes: dict[tuple[str, str], str] = {}
     for run in sorted(loaded, key=_is_evaluated):
-        place = run.label, run.arm, run.seed
+        place = str(run.study), run.label, run.arm, run.seed
         known = runs.get(place)
         if run.study == DIAGNOSIS and known is not None:
             raise ClearheadError(
