@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_027
+LINES = 41_032
 LONGEST = 400
 
 

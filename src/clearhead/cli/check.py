@@ -51,22 +51,22 @@ def run(words: list[str]) -> int:
         ),
         presets=True,
     )
-    from clearhead.diagnose.attention_check import DTYPES, USUAL, check_attention, in_words
+    from clearhead.diagnose.attention_check import DTYPES, check_attention, in_words
 
     model = _opened(command)
-    names = command.attention or USUAL
     found = check_attention(
         model,
-        names,
+        command.attention,
         dtype=DTYPES[command.dtype],
         compile=command.compile,
         timed=command.timed,
         seed=command.seed,
     )
     if all(one.lacks for one in found):
+        names = ", ".join(one.name for one in found)
         raise ClearheadError(
-            f"none of {', '.join(names)} loads here ({found[0].lacks}): --attention names others, "
-            "such as eager or sdpa"
+            f"none of {names} loads here ({found[0].lacks}): --attention names others, such as "
+            "eager or sdpa"
         )
     show(f"{type(model).__name__} in {command.dtype}, beside eager attention in float64")
     for line in in_words(found):
