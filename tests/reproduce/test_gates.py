@@ -12,7 +12,7 @@ from clearhead.reproduce.claims import claims, evidence
 from clearhead.reproduce.contrasts import Judgement, Outcome, lower, number
 from clearhead.reproduce.readings import Reading
 
-W8, ROTATED = "w8a8-coarse", "hadamard-w8a8-coarse"
+SCHEMES = ("w8a8-coarse", "w6a6-coarse", "w4a4-coarse")
 OURS, BOTH = "transformer · orthoadam", "transformer · normalizer softmax1 · orthoadam"
 RIVALS = ("transformer · muon", "transformer · epilogue gate", "transformer · qk_norm rmsnorm")
 
@@ -39,14 +39,16 @@ def _outcomes(name: str, records: Records) -> list[Outcome]:
 
 
 @pytest.mark.parametrize(("cost", "verdict"), [(0.1, Judgement.UNTESTED), (5.0, Judgement.HOLDS)])
-def test_what_8_bits_cost_decides_nothing_where_they_cost_the_baseline_nothing(cost, verdict):
+def test_what_few_bits_cost_decides_nothing_where_they_cost_the_baseline_nothing(cost, verdict):
     """However well the seeds agree. A rival may cost little: it is the baseline that counts."""
     none = [0.011, 0.012, 0.013]
     costs = [cost, cost + 0.001, cost + 0.002]
-    cured = {W8: [0.021, 0.022, 0.023]}
+    cured = dict.fromkeys(SCHEMES, [0.021, 0.022, 0.023])
+    rotated = {f"hadamard-{one}": cured[one] for one in SCHEMES}
+    ours = (OURS, f"{OURS} · rotation_share size", BOTH)
     records = _records(
-        {"transformer": {W8: costs, ROTATED: cured[W8]}}
-        | {arm: {W8: none} for arm in (OURS, f"{OURS} · rotation_share size", BOTH)}
+        {"transformer": dict.fromkeys(SCHEMES, costs) | rotated}
+        | {arm: dict.fromkeys(SCHEMES, none) for arm in ours}
         | dict.fromkeys(RIVALS, cured)
     )
     for name in ("softmax1/table3", "softmax1/rivals"):
