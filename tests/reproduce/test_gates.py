@@ -43,7 +43,7 @@ def test_what_few_bits_cost_decides_nothing_where_they_cost_the_baseline_nothing
     """However well the seeds agree. A rival may cost little: it is the baseline that counts."""
     none = [0.011, 0.012, 0.013]
     costs = [cost, cost + 0.001, cost + 0.002]
-    cured = dict.fromkeys(SCHEMES, [0.021, 0.022, 0.023])
+    cured = {key: [0.021, 0.022, 0.023] for key in SCHEMES}
     rotated = {f"hadamard-{one}": cured[one] for one in SCHEMES}
     ours = (OURS, f"{OURS} · rotation_share size", BOTH)
     records = _records(
