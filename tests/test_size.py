@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_032
+LINES = 41_016
 LONGEST = 400
 
 

@@ -8,11 +8,10 @@ from tyro.conf import Positional
 from clearhead.arguments import OpensModels
 from clearhead.cli.options import Overrides, parse
 from clearhead.errors import ClearheadError
+from clearhead.experiments.sweep_configs import FRESH
 from clearhead.metavars import Model, Name
 from clearhead.ranges import Natural
 from clearhead.terminal import show
-
-FRESH = "init:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,34 +74,20 @@ def run(words: list[str]) -> int:
 
 
 def _opened(command: Command) -> Any:
-    from clearhead.models import ClearheadForCausalLM, ClearheadForMaskedLM, preset
-    from clearhead.models.loading import (
-        auto_class,
-        best_device,
-        explained,
-        kind_of,
-        load,
-        load_config,
-        resolved,
-    )
+    from clearhead.experiments.run_setup import OBJECTIVES, load_model, objective_of, reinitialised
+    from clearhead.models import preset
+    from clearhead.models.loading import best_device, resolved
     from clearhead.named_models import PRESETS
 
     trust = command.trust_remote_code
     if not command.model.startswith(FRESH):
         if command.set:
             raise ClearheadError("--set has no effect on a trained model: check init:NAME")
-        return load(command.model, ("causal", "masked"), trust_remote_code=trust)[0].to(
-            best_device()
-        )
+        return load_model(command.model, ("causal", "masked"), trust_remote_code=trust)[0]
     name = command.model.removeprefix(FRESH)
     if name in PRESETS:
         config = preset(name, **command.set)
-        causal = config.direction == "causal"
-        model: Any = (ClearheadForCausalLM if causal else ClearheadForMaskedLM)(config)
+        model: Any = OBJECTIVES[objective_of(config)](config)
     else:
-        name = resolved(name)
-        auto = auto_class(kind_of(name, trust_remote_code=trust))
-        with explained(name):
-            config = load_config(name, trust_remote_code=trust, **command.set)
-            model = auto.from_config(config, trust_remote_code=trust)
+        model = reinitialised(resolved(name), command.set, trust_remote_code=trust)
     return model.to(best_device())

@@ -3,6 +3,7 @@
 Each gives every text the logits that it has alone, and the loss of all texts their gradients.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,11 +30,12 @@ class Answer(NamedTuple):
     gradients: dict[str, Tensor]
 
 
-def drawn_texts(model: Any, seed: int) -> list[Tensor]:
+def drawn_texts(model: Any, lengths: Sequence[int], seed: int) -> list[Tensor]:
+    """Random tokens, int64 [T], a text of each length, or of as many as the model has positions."""
     draw = torch.Generator().manual_seed(seed)
     known = model.get_input_embeddings().num_embeddings
-    limit = getattr(model.config, "max_position_embeddings", None) or max(LENGTHS)
-    drawn = (torch.randint(1, known, (min(n, limit),), generator=draw) for n in LENGTHS)
+    limit = getattr(model.config, "max_position_embeddings", None) or max(lengths)
+    drawn = (torch.randint(1, known, (min(n, limit),), generator=draw) for n in lengths)
     return [ids.to(model.device) for ids in drawn]
 
 
@@ -56,14 +58,11 @@ def padded(model: Any, texts: list[Tensor]) -> Answer:
     causal = is_causal(model)
     longest = max(map(len, texts))
     ids_BT = torch.zeros(len(texts), longest, dtype=torch.int64, device=texts[0].device)
-    places = []
+    mask_BT, places = torch.zeros_like(ids_BT), []
     for row, ids in enumerate(texts):
         first = longest - len(ids) if causal and row != 1 else 0
         places.append(slice(first, first + len(ids)))
-        ids_BT[row, places[row]] = ids
-    mask_BT = torch.zeros_like(ids_BT)
-    for row, place in enumerate(places):
-        mask_BT[row, place] = 1
+        ids_BT[row, places[row]], mask_BT[row, places[row]] = ids, 1
     options: dict[str, Any] = {"attention_mask": mask_BT}
     if causal:
         options["position_ids"] = (mask_BT.cumsum(1) - 1).clamp(min=0)

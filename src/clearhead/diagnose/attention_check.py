@@ -11,7 +11,7 @@ wrong backward.
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -124,7 +124,7 @@ def check_attention(
     on_cpu = model.device.type == "cpu"
     implementations = implementations or [x for x in USUAL if not (on_cpu and x in OF_GPUS)]
     exact = _copied(model, "eager", torch.float64)
-    texts = drawn_texts(exact, seed)
+    texts = drawn_texts(exact, LENGTHS, seed)
     checked = _Checked(exact, texts, dtype, seed)
     found = []
     for name in dict.fromkeys(("eager", *implementations)):
@@ -247,8 +247,8 @@ class _Checked:
     @contextmanager
     def _set(self, model: Any, sink: float | None, window: int | None) -> Iterator[None]:
         """The model with these sinks and this window: None for low ones and for none."""
-        before = {(id(one), key): (one, key, now) for one, key, now in _windows(model)}
-        for one, key, _ in before.values():
+        before = _windows(model)
+        for one, key, _ in before:
             setattr(one, key, WINDOW if window is not None else sum(LENGTHS) + 1)
         with torch.no_grad():
             for parameter, low in zip(_sinks(model), self.low, strict=True):
@@ -256,7 +256,7 @@ class _Checked:
         try:
             yield
         finally:
-            for one, key, now in before.values():
+            for one, key, now in before:
                 setattr(one, key, now)
 
 
@@ -281,10 +281,7 @@ def _errors(found: Answer, exact: Answer) -> tuple[float, dict[str, float]]:
 
 def _timed(model: Any, length: int, seed: int) -> tuple[float | None, int | None]:
     """Median seconds of a forward and backward pass of one text, and the memory that it takes."""
-    limit = getattr(model.config, "max_position_embeddings", None) or length
-    draw = torch.Generator().manual_seed(seed)
-    known = model.get_input_embeddings().num_embeddings
-    ids = torch.randint(known, (min(length, limit),), generator=draw).to(model.device)
+    (ids,) = drawn_texts(model, (length,), seed)
     on_cuda, seconds, before = model.device.type == "cuda", [], 0
     try:
         for _ in range(4):
@@ -351,7 +348,7 @@ def _line(error: BaseException) -> str:
 
 def in_words(found: Sequence[Implementation]) -> list[str]:
     """A line for each implementation, and one for each cause of its errors."""
-    eager: Mapping[str, float | None] = {one.name: one.seconds for one in found}
+    base = next((one.seconds for one in found if one.name == "eager"), None)
     lines = []
     for one in found:
         if one.lacks:
@@ -364,7 +361,6 @@ def in_words(found: Sequence[Implementation]) -> list[str]:
         for (right, what), names in causes.items():
             word = {True: "right", False: "WRONG", None: "refused"}[right]
             said.append(f"{word}: {', '.join(names)}" + (f" ({what})" if what else ""))
-        base = eager.get("eager")
         if one.seconds is not None and base is not None:
             cost = f"time {one.seconds / base:.2f} of eager's"
             if one.peak_bytes is not None:

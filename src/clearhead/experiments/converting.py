@@ -134,7 +134,7 @@ def to_the_other_format(model: Any, name: str, purpose: str | None = None) -> Co
 
 
 class _Course:
-    """A conversion to other mechanisms under way; `steps` in their order.
+    """A conversion to other mechanisms under way; its steps in their order.
 
     Of the windows of the calibration text half calibrate or judge prefixes; the other half measures
     the distance, unless there is a text of its own.
@@ -152,15 +152,9 @@ class _Course:
         self.after = 0.0  # how far logits after the prefix are from the first model's
         self.calibrating, self.windows = list[Tensor](), list[Tensor]()  # int64 [length] each
         self.measures, self.lines = list[dict[str, Any]](), list[str]()
-        self.steps: list[tuple[str, Callable[[], None]]] = [
-            ("refuse what can be refused before the minutes of the next two", self.check),
-            ("read texts and search for a prefix", self.read),
-            ("turn the weights", self.turn),
-            ("put the other mechanisms in", self.start),
-            ("fill keys, values and sinks", self.fill),
-        ]
 
     def check(self) -> None:
+        """Refuse what can be refused, before the minutes of the next two steps."""
         config, ours = self.config, self.first.config
         if config.prefix not in (None, AUTO):
             self.prefix = given_prefix(config.prefix, self.tokenizer, ours.vocab_size)
@@ -285,8 +279,11 @@ def to_other_mechanisms(
         rounded: gives the new model the first's 16 bits, where it has them.
     """
     course = _Course(model, tokenizer, config)
-    for _, step in course.steps:
-        step()
+    course.check()
+    course.read()
+    course.turn()
+    course.start()
+    course.fill()
     same_in_float32 = course.relative <= TOLERANCE
     course.round(rounded)
     prefix, lines = course.prefix, course.lines + course.begun.in_words()

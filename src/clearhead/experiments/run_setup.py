@@ -173,17 +173,24 @@ def untrained(
     if is_preset(name):
         corpus = prepare(data, progress=say)
         config = fitted(name, size, corpus, TrainConfig(), **changes)
-        kind: Any = ClearheadForCausalLM
-        if config.direction != "causal":
-            kind = ClearheadForMaskedLM
-        return kind(config).to(best_device()).eval(), corpus
+        return OBJECTIVES[objective_of(config)](config).to(best_device()).eval(), corpus
     name = resolved(name)
+    model = reinitialised(name, changes, trust_remote_code=trust_remote_code)
+    with explained(name):
+        tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    return model.to(best_device()).eval(), own_text(data, tokenizer, progress=say)
+
+
+def reinitialised(name: str, changes: Mapping[str, Any], *, trust_remote_code: bool) -> Any:
+    """A model of a checkpoint's configuration, with `changes` to it and fresh weights.
+
+    Args:
+        name: of a checkpoint, as `loading.resolved` has it.
+    """
     auto = auto_class(kind_of(name, trust_remote_code=trust_remote_code))
     with explained(name):
         config = load_config(name, trust_remote_code=trust_remote_code, **changes)
-        tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
-        model = auto.from_config(config, trust_remote_code=trust_remote_code)
-    return model.to(best_device()).eval(), own_text(data, tokenizer, progress=say)
+        return auto.from_config(config, trust_remote_code=trust_remote_code)
 
 
 def refuse_tokenizer(data: DataConfig) -> None:
