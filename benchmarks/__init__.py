@@ -19,7 +19,6 @@ BENCHES: Mapping[str, tuple[str, str]] = {
     "memory": ("attention", "memory"),
     "lengths": ("kernels", "lengths"),
     "decoding": ("kernels", "decoding"),
-    "liger": ("liger", "liger"),
     "blocks": ("blocks", "blocks"),
     "encoders": ("encoders", "encoders"),
     "orthoadam": ("optimizer", "orthoadam"),

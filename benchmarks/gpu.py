@@ -1,6 +1,6 @@
 """Tests and figures of a GPU in four minutes each: `make gpu-check`, `make gpu-figures`.
 
-The seconds of `PARTS` add up to 227 and 240: a part stops where its own are over, and make ends
+The seconds of `PARTS` add up to 237 and 240: a part stops where its own are over, and make ends
 both at 250. Needs PyTorch and transformers alone. A part runs by its name, as in
 `python -m benchmarks.gpu figures loss`; `--device cpu --toy` runs it at sizes of a test.
 """
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 def _versions(setting: gpu_checks.Setting) -> Iterator[Ratio]:
-    names = ("torch", "transformers", "triton", "liger-kernel")
+    names = ("torch", "transformers", "triton")
     for name in names:
         try:
             print(name, importlib.metadata.version(name))
@@ -57,18 +57,17 @@ def _kernel_tests(setting: gpu_checks.Setting) -> Iterator[Ratio]:
 PARTS: Mapping[str, Mapping[str, Part]] = {
     "check": {
         "versions": Part(_versions, 2),
-        "presets": Part(gpu_checks.presets, 120),
-        "gradients": Part(gpu_checks.gradients, 165),
-        "scores": Part(gpu_checks.scores, 45),
-        "tests": Part(_kernel_tests, 110),
+        "presets": Part(gpu_checks.presets, 60),
+        "gradients": Part(gpu_checks.gradients, 60),
+        "scores": Part(gpu_checks.scores, 25),
+        "tests": Part(_kernel_tests, 90),
     },
     "figures": {
-        "compilation": Part(gpu_figures.compilation, 165),
-        "loss": Part(gpu_figures.loss, 40),
-        "steps": Part(gpu_figures.steps, 130),
-        "attention": Part(gpu_figures.attention, 35),
-        "decoding": Part(gpu_figures.decoding, 40),
-        "generation": Part(gpu_figures.generation, 30),
+        "loss": Part(gpu_figures.loss, 15),
+        "steps": Part(gpu_figures.steps, 135),
+        "attention": Part(gpu_figures.attention, 25),
+        "decoding": Part(gpu_figures.decoding, 25),
+        "generation": Part(gpu_figures.generation, 40),
     },
 }
 

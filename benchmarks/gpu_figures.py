@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks import kernels
-from benchmarks.gpu_checks import Setting, side_by_side
+from benchmarks.gpu_checks import Setting
 from benchmarks.race import Ratio, ratio_of
 from clearhead import ClearheadForCausalLM, ops, preset
 from clearhead.experiments.timing import take_turns
@@ -112,24 +112,7 @@ def _planned(base: str, name: str, size: Size, peak: int) -> Iterator[Ratio]:
     yield Ratio(name=title, ours=name, peer="plan", ratio=ratio, bound=None, seconds={})
 
 
-def compilation(setting: Setting) -> Iterator[Ratio]:
-    """Compile every model's layers at once, two layers of each, into Inductor's cache."""
-    wanted = {(title, name) for title, size in SIZES.items() for name in (size.of, *size.bounds)}
-    if not setting.cuda:
-        return
-    for name, _ in side_by_side(warm, sorted(wanted), setting):
-        print("compiled", *name, flush=True)
-    yield from ()
-
-
-def warm(title: str, name: str) -> None:
-    """Two steps of a model with two layers, for what they leave in the compiler's cache."""
-    size = SIZES[title]
-    size = size._replace(shape=size.shape | {"num_hidden_layers": 2})
-    _measured(name, size, Setting(torch.device("cuda"), False, 0.0), rounds=1)
-
-
-def _measured(name: str, size: Size, setting: Setting, rounds: int = 8) -> Step:
+def _measured(name: str, size: Size, setting: Setting) -> Step:
     torch._dynamo.reset()
     if setting.cuda:
         torch.cuda.empty_cache()
@@ -167,7 +150,7 @@ def _measured(name: str, size: Size, setting: Setting, rounds: int = 8) -> Step:
     if setting.cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    seconds = take_turns({name: step}, rounds, unmeasured=1)[name]
+    seconds = take_turns({name: step}, 8, unmeasured=1)[name]
     peak = torch.cuda.max_memory_allocated() if setting.cuda else 0
     weights = sum(p.numel() for p in model.parameters())  # the head is the embedding
     layers, width = size.shape["num_hidden_layers"], size.shape["hidden_size"]

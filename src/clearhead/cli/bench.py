@@ -22,7 +22,7 @@ class Command:
     """Figures to measure."""
 
     names: Positional[tuple[Benchmark, ...]] = ("training-step", "kernel")
-    """Benchmarks: training-step, kernel, attention, memory, lengths, decoding, liger, blocks,
+    """Benchmarks: training-step, kernel, attention, memory, lengths, decoding, blocks,
     encoders, orthoadam, diagnose, quantize, passkey, processes, resuming, saving, sliding, tokens,
     turned, start, demo, view."""
     rounds: Count = 9

@@ -1,9 +1,8 @@
 """Language-model loss in chunks of rows: logits are never held, gradients computed beside it.
 
-On CUDA one operator: liger-kernel's, where it is installed, or chunks whose body is compiled.
+On CUDA one operator, of chunks whose body is compiled.
 """
 
-import importlib.util
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -17,8 +16,8 @@ from clearhead.ops.requests import HALF
 
 # Logits of one chunk stay near a core's caches at a vocabulary of some thousands.
 ROWS = 1024
-# Logits of one chunk on CUDA: 128 MB in half precision.
-LOGITS = 2**26
+# Logits of one chunk on CUDA: 256 MiB in half precision.
+LOGITS = 2**27
 
 
 def linear_cross_entropy(
@@ -87,7 +86,7 @@ def _by_chunks(
     ignore_index: int,
     learning: bool,
     rows: int = ROWS,
-    chunk: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    chunk: Callable[..., Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, and the gradients of x and, in float32, of the weight; empty if not `learning`."""
     exact = torch.promote_types(x_ND.dtype, torch.float32)
@@ -96,32 +95,41 @@ def _by_chunks(
     dx: list[Tensor] = []
     dweight = torch.zeros(weight_VD.shape if learning else (0,), dtype=exact, device=x_ND.device)
     for x, target in zip(x_ND.split(rows), target_N.split(rows), strict=True):
-        loss, dlogits = (chunk or _chunk)(x, weight, target, ignore_index, learning)
-        total = total + loss
+        logits = torch.matmul(x, weight.T)
+        total = total + (chunk or _chunk)(logits, target, ignore_index, learning)
         if learning:
-            dx.append(torch.matmul(dlogits, weight))
-            dweight += torch.matmul(dlogits.T, x)
+            dx.append(torch.matmul(logits, weight))
+            _add_product(dweight, logits.T, x)
+        del logits  # before the next chunk's
     return total, torch.cat(dx) if dx else x_ND.new_empty(0), dweight
 
 
-def _chunk(
-    x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, learning: bool
-) -> tuple[Tensor, Tensor]:
-    """The loss of some rows and, if `learning`, their logits' gradient in the dtype of x."""
-    logits = torch.matmul(x, weight.T)
-    logits = logits.to(torch.promote_types(x.dtype, torch.float32))
+def _chunk(logits: Tensor, target: Tensor, ignore_index: int, learning: bool) -> Tensor:
+    """The loss of some rows; if `learning`, their logits become its gradient."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     kept = (target != ignore_index)[:, None]
     index = torch.where(kept, target[:, None], 0)
-    lse = torch.logsumexp(logits, -1, keepdim=True)
-    loss = torch.where(kept, lse - logits.gather(1, index), 0.0).sum()
+    lse = torch.logsumexp(wide, -1, keepdim=True)
+    loss = torch.where(kept, lse - wide.gather(1, index), 0.0).sum()
     if not learning:
-        return loss, x.new_empty(0)
-    dlogits = torch.exp(logits - lse)
+        return loss
     if torch.compiler.is_compiling():  # a comparison fuses, a scatter writes float32 logits
-        dlogits = dlogits - (torch.arange(weight.shape[0], device=x.device) == index).to(lse.dtype)
+        columns = torch.arange(logits.shape[1], device=logits.device)
+        gradient = torch.exp(wide - lse) - (columns == index).to(lse.dtype)
+        logits.copy_(torch.where(kept, gradient, 0.0))
+        return loss
+    wide.sub_(lse).exp_().scatter_add_(1, index, -torch.ones_like(lse)).masked_fill_(~kept, 0.0)
+    if wide is not logits:
+        logits.copy_(wide)
+    return loss
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, in the dtype of the total; on CUDA by the product itself."""
+    if a.is_cuda and a.dtype in HALF:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
-        dlogits = dlogits.scatter_add(1, index, -torch.ones_like(lse))
-    return loss, torch.where(kept, dlogits, 0.0).to(x.dtype)
+        total += torch.matmul(a, b)
 
 
 @torch.library.custom_op("clearhead::linear_cross_entropy", mutates_args=())
@@ -131,13 +139,6 @@ def _on_cuda(
     """As `_by_chunks`."""
     x_ND, weight_VD = x_ND.detach(), weight_VD.detach()
     with torch.no_grad():
-        if learning and x_ND.dtype in HALF and (liger := _liger()) is not None:
-            x, weight = (x.detach().requires_grad_() for x in (x_ND, weight_VD.to(x_ND.dtype)))
-            options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": "sum"}
-            total, *_, dx, dweight, _ = liger(
-                x, weight, target_N, accum_dtype=torch.float32, **options
-            )
-            return total.float(), dx.detach(), dweight.detach().float()
         rows = max(ROWS // 4, LOGITS // weight_VD.shape[0])
         return _by_chunks(x_ND, weight_VD, target_N, ignore_index, learning, rows, _compiled())
 
@@ -151,15 +152,5 @@ def _(x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, learning: bo
 
 
 @cache
-def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
+def _compiled() -> Callable[..., Tensor]:
     return torch.compile(_chunk) if STARTABLE else _chunk
-
-
-@cache
-def _liger() -> Callable[..., Any] | None:
-    if not STARTABLE or importlib.util.find_spec("liger_kernel") is None:
-        return None
-    from liger_kernel.ops import fused_linear_cross_entropy
-
-    forward: Callable[..., Any] = fused_linear_cross_entropy.fused_linear_cross_entropy_forward
-    return forward

@@ -57,7 +57,14 @@ def backward(
 
 
 def _planned(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    scale: float,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """PyTorch keeps cuDNN's plans by the strides of q, k and v alone, and a kept plan reads o and
     its gradient with the strides of the first ones: here they have one layout for each of q."""

@@ -11,6 +11,8 @@ from clearhead.ops.visibility import Span, Visibility
 
 # Tokens in a block that is one product, and in one that a GPU's thread sums.
 BLOCK, LANES = 16, 32
+# Tokens of the longest text that a GPU's compiled kernel sums as it lies.
+SCANNED = 512
 # Queries of a tile under a window.
 ROWS = 128
 
@@ -74,8 +76,9 @@ def _fastest(x_BHTD: Tensor) -> str:
     if x_BHTD.device.type == "cpu":
         return "unrolled" if torch.compiler.is_compiling() else "products"
     # Compiled for a GPU, a scan is one kernel together with the cast before and the division and
-    # gains after it; uncompiled, its one thread a channel walks the text from end to end.
-    return "scan" if torch.compiler.is_compiling() else "blocks"
+    # gains after it; uncompiled, its one thread a channel walks the text from end to end. Long ones
+    # are split between programs, which torch 2.11 fails to compile together with a norm.
+    return "scan" if torch.compiler.is_compiling() and x_BHTD.shape[2] <= SCANNED else "blocks"
 
 
 def _by_scan(x_BHTD: Tensor) -> Tensor:
