@@ -16,7 +16,9 @@ RECORDS = Path(__file__).parents[1] / "results" / "gpu.jsonl"
 COLUMNS = re.compile(
     r"(?P<table>attention, D \d+|attention|decoding, \d+)(?:, T | × )(?P<column>\d+)"
 )
+# Kernels that are gone; a bench whose figures `make gpu-figures` took over.
 GONE = ("differential-fused", "differential-single-pass")
+SUPERSEDED = "training-step"
 
 
 def markdown(path: Path = RECORDS) -> str:
@@ -24,7 +26,7 @@ def markdown(path: Path = RECORDS) -> str:
     newest: dict[tuple[str, str, str, str], dict[str, Any]] = {}
     for line in path.read_text("utf-8").splitlines():
         record = json.loads(line)
-        if not record["ours"].endswith(GONE):
+        if not record["ours"].endswith(GONE) and record["name"] != SUPERSEDED:
             device = record["device"].split(",")[0]
             newest[device, record["name"], record["ours"], record["peer"]] = record
     tables: dict[tuple[str, str, str], dict[str, dict[int, float]]] = {}
