@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_041
+LINES = 41_105
 LONGEST = 400
 
 

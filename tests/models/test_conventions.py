@@ -25,7 +25,7 @@ from .space import WHOLE as SHAPE
 NAMES = [
     *("transformer", "gpt2", "differential", "differential-v2", "coca", "coca-strict"),
     *("coca-slack", "softmax1", "sink", "key-bias", "key-value", "gated", "xsa", "alibi", "forget"),
-    "xpos",
+    *("xpos", "osp"),
 ]
 
 

@@ -19,6 +19,7 @@ from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
 from clearhead.nn import REGISTRY, Block, block_of
 from clearhead.nn.annealing import moves, note
 from clearhead.nn.bases import NoPosition
+from clearhead.nn.embedding_projection import embedding_projection
 from clearhead.nn.protocols import Position, PositionTables
 from clearhead.ops.rope import Rotation
 from clearhead.spec import LayerSpec
@@ -48,6 +49,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
         super().__init__(config, **unknown)
         first = config.layer(0)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        width, projected = config.hidden_size, config.embedding_projection
+        self.project_in = embedding_projection(width, wanted=projected)
         own = replace(first, position=config.position)
         self.position = _position(own)
         self._adds_position = type(self.position).embed is not NoPosition.embed
@@ -81,6 +84,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.norm = REGISTRY.find("norm", config.outer_norm).build(
             config.hidden_size, config.norm_eps
         )
+        self.project_out = embedding_projection(width, wanted=projected)
         self.gradient_checkpointing = False
         self.moves = moves(self)
         self.course: tuple[int, int] | None = None
@@ -150,6 +154,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         if maps is not None or implementation != "sdpa":
             interface = interface_of(implementation, maps)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        x = self.project_in(x)
         if self._adds_position:
             x = self.position.embed(x, inputs.positions)
         x = self.dropout(self.embedding_norm(x))
@@ -167,13 +172,13 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 visibility=inputs.visibility,
                 matrices=maps,
             )
-        x = self.norm(x)
+        x = self.project_out(self.norm(x))
         if self.moves:
             note(self, x)
         return BaseModelOutputWithPast(
             **{CACHE: inputs.cache},  # type: ignore[arg-type]
             last_hidden_state=x,
-            # As in transformers' models, the last entry is after the final norm.
+            # As in transformers' models, the last entry is what the head reads.
             hidden_states=(*hidden, x) if output_hidden_states else None,  # type: ignore[arg-type]
             attentions=None if maps is None else tuple(maps),  # type: ignore[arg-type]
         )

@@ -92,10 +92,12 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
     MLP's skip start with; None is no gain. `mlp_gain="depth"` is 0.1 · √(18 / layers), times the
     full width of an MLP over this one's.
 
-    `embedding_norm` is a value of `norm`, for what enters the first layer, or "none". `dropout` is
-    the share of numbers left out, in training, of what enters the first layer, of what a branch
-    adds to a stream that passes by it, and before a classification head's last matrix; attention
-    maps keep theirs, and so does a branch that is the stream itself.
+    `embedding_norm` is a value of `norm`, for what enters the first layer, or "none".
+    `embedding_projection` puts a square matrix behind the embedding, and one before the head (OSP's
+    EmbProj, arXiv 2506.19697). `dropout` is the share of numbers left out, in training, of what
+    enters the first layer, of what a branch adds to a stream that passes by it, and before a
+    classification head's last matrix; attention maps keep theirs, and so does a branch that is the
+    stream itself.
 
     `annealed_start` lets a null key (`normalizer` softmax1, sink or key) and XSA begin without
     effect and come in over the training run: a trained model keeps its function at the start.
@@ -126,6 +128,7 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
     mlp_gain: Gain | Literal["depth"] | None = None
     first_values: str | None = None
     embedding_norm: str = "none"
+    embedding_projection: bool = False
     tie_word_embeddings: bool = True
     use_cache: bool = True
     pad_token_id: int | None = None

@@ -15,6 +15,7 @@ from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.families import FAMILIES
 from clearhead.models.inspection import lack_of_positions, longest_text, parameter_count
 from clearhead.nn import REGISTRY
+from clearhead.nn.embedding_projection import EmbeddingProjection
 from clearhead.terminal import hushed
 
 
@@ -80,7 +81,7 @@ def plan(config: Any, *, length: int | None = None) -> Plan:
     total = head + parameter_count(model)
     embedding, linear = (
         sum(module.weight.numel() for module in model.modules() if isinstance(module, kind))
-        for kind in (torch.nn.Embedding, torch.nn.Linear)
+        for kind in (torch.nn.Embedding, torch.nn.Linear | EmbeddingProjection)
     )
     flops, cache = 2.0 * (output + linear), 0.0
     for index in range(config.num_hidden_layers):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.families.family import filled
+from clearhead.models.families.family import filled, merged
 from clearhead.models.learned_rotation import learned_rotation
 from clearhead.nn.positions import NoPosition
 from clearhead.nn.positionwise import RMSNorm
@@ -59,6 +59,8 @@ def rotated(
     """
     if learn and "residual" not in parts:
         raise ClearheadError("only the rotation of the residual stream can be learned")
+    if "residual" in parts:
+        model = merged(model)
     config, state = deepcopy(model.config), model.state_dict()
     check_rotation(config, parts)
     if "residual" in parts:

@@ -29,7 +29,7 @@ _SIZES = ("head_dim", "bias", "max_position_embeddings", "norm_eps", "rope_param
 # What of a configuration may change: a layer's own mechanisms and gains, and no width.
 CHANGES = (
     {each.name for each in fields(LayerSpec)} & ClearheadConfig.settings().keys()
-    | {"first_values", "embedding_norm", "layer_types", "layer_overrides"}
+    | {"first_values", "embedding_norm", "embedding_projection", "layer_types", "layer_overrides"}
 ) - {"hidden_size", "intermediate_size", "initializer_range", *_SIZES}
 CHANGES -= {key for key in CHANGES if key.startswith("num_")}
 
@@ -104,6 +104,9 @@ def started(model: ClearheadForCausalLM, changes: Mapping[str, Any]) -> Start:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of what is new
         made = ClearheadForCausalLM(config).to(model.device, model.dtype)
+    if config.embedding_projection and not ours.embedding_projection:  # as the same function
+        for part in (made.model.project_in, made.model.project_out):
+            torch.nn.init.eye_(part.weight)  # type: ignore[arg-type]
     weights = dict(model.state_dict())
     for index in range(config.num_hidden_layers):
         _adopt(weights, f"model.layers.{index}.", ours.layer(index), config.layer(index))

@@ -104,6 +104,7 @@ class Family:
             ClearheadError: where the model is on another point of the axes, naming the first.
         """
         assert self.settings is not None
+        model = merged(model)
         ours = model.config
         theirs = self.model.config_class(
             **copied(ours, self.name), rms_norm_eps=ours.norm_eps, **self.settings(ours)
@@ -224,3 +225,16 @@ def filled(kind: Any, config: Any, state: State, source: Any) -> Any:
         ) from None
     model.generation_config = deepcopy(source.generation_config)
     return model.eval()
+
+
+def merged(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
+    """The same function with `embedding_projection` within the embedding and an untied head, from
+    copies of the weights in their dtype; the model itself where it has none."""
+    if not model.config.embedding_projection:
+        return model
+    config, state = deepcopy(model.config), model.state_dict()
+    config.embedding_projection = config.tie_word_embeddings = False
+    first, last = (state.pop(f"model.project_{side}.weight").double() for side in ("in", "out"))
+    for name, matrix in (("model.embed_tokens.weight", first.mT), ("lm_head.weight", last)):
+        state[name] = state[name].double() @ matrix
+    return filled(ClearheadForCausalLM, config, state, model)

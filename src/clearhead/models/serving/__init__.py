@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.families.family import State, copied, filled, with_all_biases
+from clearhead.models.families.family import State, copied, filled, merged, with_all_biases
 from clearhead.models.serving.modeling_clearhead_serving import (
     ClearheadServingConfig,
     ClearheadServingForCausalLM,
@@ -27,7 +27,7 @@ _HAS = {
     "normalizer": ("softmax", "softmax1", "sink"),
     "maps": ("single", "differential-v2"),
     "shaping": ("none", "shaped"),
-    "epilogue": ("none", "gate", "xsa"),
+    "epilogue": ("none", "gate", "gate-headwise", "xsa"),
     "position": ("rope", "learned", "none"),
     "mlp_rotation": ("none",),
 }
@@ -57,6 +57,7 @@ def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
     Raises:
         ClearheadError: for a mechanism that one attention call a layer cannot hold.
     """
+    model = merged(model)
     ours = model.config
     if reason := _refusal(ours) or _unfinished(model):
         raise ClearheadError(f"this model has no form for servers: {reason}")
@@ -136,7 +137,7 @@ def _config(ours: ClearheadConfig) -> ClearheadServingConfig:
         sinks=ours.normalizer != "softmax",
         maps=ours.maps,
         shaped=shaped,
-        epilogue=ours.epilogue,
+        epilogue=ours.epilogue.removesuffix("-headwise"),
         value_projections=[each != "identity" for each in values],
         output_projection=not shaped or ours.projections != "identity",
         position=ours.position,
@@ -184,7 +185,8 @@ def _layer(block: Any, config: ClearheadServingConfig) -> State:
     if config.maps == "differential-v2":
         own["lambda_proj.weight"] = attention.maps.lambda_proj.weight
     if config.epilogue == "gate":
-        own["gate_proj.weight"] = attention.epilogue.gate_proj.weight
+        gates = attention.epilogue.gate_proj.weight  # one a channel, or a head's for all its own
+        own["gate_proj.weight"] = gates.repeat_interleave(spec.width // len(gates), 0)
     return state | {f"self_attn.{name}": weight for name, weight in own.items()}
 
 

@@ -1,0 +1,32 @@
+"""Square matrices behind the embedding and before the head: OSP's EmbProj."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead.nn.init import orthogonal
+
+
+class EmbeddingProjection(nn.Module):
+    """x Pᵀ, for x [..., C] and P [C, C], from a random orthogonal P (arXiv 2506.19697, EmbProj).
+
+    Embeddings stay AdamW's, whose steps have axes, and P is Muon's, whose steps have none. A
+    trained P is one matrix with the embedding or the head: few bits leave it alone as they do
+    those, hence no `nn.Linear`.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        orthogonal(self.weight, 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+def embedding_projection(width: int, *, wanted: bool) -> nn.Module:
+    """The matrix, or the identity."""
+    return EmbeddingProjection(width) if wanted else nn.Identity()
