@@ -4,7 +4,7 @@ import pytest
 
 from clearhead import ClearheadError
 from clearhead.quantize import every, scheme
-from clearhead.quantize.schemes import FAMILIES, Activations, Logits, Weights
+from clearhead.quantize.schemes import FAMILIES, Activations, KeysValues, Logits, Weights
 
 
 def test_the_papers_granularities():
@@ -33,6 +33,36 @@ def test_bits_of_weights_and_activations_may_differ():
     assert found.bits is None  # so it has no place on an axis of bits
 
 
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("kv8", KeysValues(bits=8)),
+        ("kv-fp8-tensor", KeysValues(bits=None, scale="tensor")),
+        ("kv4-prerope", KeysValues(bits=4, prerope=True)),
+        (
+            "hadamard-kv3-channel-prerope-keep2",
+            KeysValues(bits=3, scale="channel", prerope=True, keep=2, rotated=True),
+        ),
+    ],
+)
+def test_keys_and_values(name, how):
+    found = scheme(name)
+    assert found.keys_values == how
+    assert not found.rotated
+    assert found.bits == (how.bits or 8)
+
+
+def test_schemes_together():
+    found = scheme("hadamard-w8a8-token+kv4-keep1+logits8-row")
+    assert found.weights == scheme("w8a8-token").weights
+    assert found.activations == scheme("w8a8-token").activations
+    assert found.keys_values == KeysValues(bits=4, keep=1)
+    assert found.logits == Logits(bits=8, scale="row")
+    assert found.rotated
+    assert found.bits is None
+    assert scheme("w8-channel+kv8").bits == 8
+
+
 def test_all_draws_every_family():
     schemes = [scheme(name) for name in every()]
     assert [found.name for found in schemes] == every()
@@ -57,6 +87,13 @@ def test_all_draws_every_family():
         ("int8", "unknown scheme 'int8'"),
         ("mxfp5", "did you mean mxfp4"),
         ("hadamard-logits8-row", "turns the inputs of linear layers"),
+        ("hadamard-hadamard-kv4", "turns the inputs of linear layers"),
+        ("kv1", "1 bits: choose 2 to 16"),
+        ("kv4-chanel", "did you mean channel"),
+        ("kv4-keep", "unknown scheme"),
+        ("fp8-coarse", "unknown granularity 'coarse'"),
+        ("kv4+kv8", "rounds keys and values twice"),
+        ("w8a8-token+w4-channel", "rounds weights twice"),
         ("hadamard-hadamard-mxfp4", "turns the inputs of linear layers"),
         ("", "unknown scheme ''"),
     ],

@@ -175,7 +175,7 @@ def _probe(
     if layer is not None:
         with torch.no_grad(), without_autocast(query):
             probe.show(attention_call(module, layer, query, key, attention_mask, options))
-    plain = _plain(module, original)
+    plain = plain_attention(module, original)
     return plain(module, query, key, value, attention_mask, **options)
 
 
@@ -217,7 +217,7 @@ def attention_call(
     )
 
 
-def _plain(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor, Any]]:
+def plain_attention(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor, Any]]:
     """The attention function that `implementation` names for this module."""
     if isinstance(module, Attention) and implementation in INTERFACES:
         return _of_interface(INTERFACES[implementation])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from clearhead.errors import ClearheadError
-from clearhead.quantize.quantizers import absmax, grouped, mxfp4, ungrouped, zeropoint
+from clearhead.quantize.quantizers import absmax, fp8, grouped, mxfp4, ungrouped, zeropoint
 from clearhead.quantize.schemes import Activations, Weights
 
 Layers = dict[str, nn.Module]
@@ -116,6 +116,8 @@ def quantise_weight(weight_OI: Tensor, how: Weights) -> Tensor:
     """[outputs, inputs], quantised and dequantised."""
     if how.quantizer == "mxfp4":
         return ungrouped(mxfp4(grouped(weight_OI, how.group), (2,)), weight_OI.shape[1])
+    if how.quantizer == "fp8":
+        return fp8(weight_OI, (1,))
     quantizer = absmax if how.quantizer == "absmax" else zeropoint
     if how.scale == "group":
         groups = quantizer(grouped(weight_OI, how.group), how.bits, (2,))
@@ -133,7 +135,7 @@ def activations(
     """Quantised inputs, or merely turned ones; yields the names of the layers called so far.
 
     Args:
-        tops: for a scale a channel, each layer's from `calibration`.
+        tops: for a calibrated scale, each layer's from `calibration`.
         turn: rotates the channels beforehand; None does not.
     """
     called: set[str] = set()
@@ -144,8 +146,13 @@ def activations(
         if how is None:
             return x
         dims = (x.ndim - 1,) if how.scale == "token" else tuple(range(x.ndim))
+        top = None if tops is None else tops[name]
+        if top is not None and how.scale == "static":
+            top = top.amax()
         with naming(f"the input of {name}"):
-            return absmax(x, how.bits, dims, top=None if tops is None else tops[name])
+            if how.quantizer == "fp8":
+                return fp8(x, dims, top=top)
+            return absmax(x, how.bits, dims, top=top)
 
     with _inputs(layers, quantised):
         yield called

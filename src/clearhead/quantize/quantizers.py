@@ -15,6 +15,7 @@ FEWEST, MOST = 2, 16  # bits
 GROUP = 128  # inputs of a channel that share a scale
 MX_BLOCK = 32  # the same in MXFP4
 MX_TOP = 6.0  # the largest four-bit float
+FP8_TOP = 448.0  # the largest float8_e4m3fn
 
 
 def absmax(x: Tensor, bits: int, dims: tuple[int, ...], *, top: Tensor | None = None) -> Tensor:
@@ -61,6 +62,21 @@ def zeropoint(x: Tensor, bits: int, dims: tuple[int, ...]) -> Tensor:
     zero = (low / safe).mul_(-levels).round_()
     codes = (wide / safe).mul_(levels).round_().add_(zero).clamp_(0, levels)
     return codes.sub_(zero).div_(levels).mul_(spread).to(x.dtype)
+
+
+def fp8(x: Tensor, dims: tuple[int, ...], *, top: Tensor | None = None) -> Tensor:
+    """Eight-bit floats: x̂ = e4m3(x · 448/a) · a/448 with a = max|x|; halves to the even mantissa.
+
+    float8_e4m3fn (arXiv 2209.05433) has 3 bits of mantissa and exponents from −6 to 8.
+
+    Arguments, result and errors as of `absmax`.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    found = wide.abs().amax(dims, keepdim=True)
+    _finite(found, x)
+    a = found if top is None else top.to(wide.dtype)
+    scaled = (wide / torch.where(a == 0, 1.0, a)).clamp_(-1, 1).mul_(FP8_TOP)
+    return scaled.to(torch.float8_e4m3fn).to(wide.dtype).div_(FP8_TOP).mul_(a).to(x.dtype)
 
 
 def mxfp4(x: Tensor, dims: tuple[int, ...]) -> Tensor:
