@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_282
+LINES = 41_386
 LONGEST = 400
 
 

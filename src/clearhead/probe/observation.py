@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -174,7 +174,8 @@ def _probe(
     layer = probe.layers.get(module)
     if layer is not None:
         with torch.no_grad(), without_autocast(query):
-            probe.show(attention_call(module, layer, query, key, attention_mask, options))
+            call = attention_call(module, layer, query, key, attention_mask, options)
+            probe.show(replace(call, v=value, prefix=options.get("prefix")))
     plain = plain_attention(module, original)
     return plain(module, query, key, value, attention_mask, **options)
 
