@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_386
+LINES = 41_700
 LONGEST = 400
 
 

@@ -169,6 +169,8 @@ def test_a_static_scale_cuts_off():
     found = absmax(x, 3, (0, 1), top=torch.tensor([1.5, 0.0]))
     # Steps of 0.5 up to 1.5; a channel that was never anything else stays zero.
     assert found.tolist() == [[1.0, 0.0], [-1.5, 0.0], [0.5, 0.0]]
+    found = absmax(torch.tensor([-3.0, -1.2, 4.0]), 3, (0,), top=torch.tensor(1.5), saturating=True)
+    assert found.tolist() == [-2.0, -1.0, 1.5]
 
 
 @pytest.mark.parametrize(("width", "group"), [(7, 3), (6, 3), (5, 2), (1, 4)])

@@ -25,6 +25,14 @@ def test_the_papers_granularities():
     assert scheme("logits6-head").weights is None
 
 
+def test_weights_alone_by_absmax():
+    found = scheme("w4a16-group64")
+    assert found.weights == Weights(bits=4, quantizer="absmax", scale="group", group=64)
+    assert found.activations is None
+    assert (found.family, found.bits) == ("wa16-group64", 4)
+    assert scheme("w8a16-channel").weights.scale == "channel"
+
+
 def test_bits_of_weights_and_activations_may_differ():
     found = scheme("w4a16-token")
     assert found.weights is not None
@@ -82,6 +90,8 @@ def test_all_draws_every_family():
         ("w4-head", "unknown granularity 'head'"),
         ("logits4-channel", "unknown granularity 'channel'"),
         ("w4-chanel", "did you mean channel"),
+        ("w4a8-group64", "unknown granularity 'group'"),
+        ("w4a16-token8", "only 'group' takes a number"),
         ("w4-channel8", "only 'group' takes a number"),
         ("w4-group1", "2 inputs or more"),
         ("int8", "unknown scheme 'int8'"),

@@ -127,6 +127,11 @@ class QuantizeConfig(SweepConfig):
     deploy: tuple[Literal["int8-weight-only", "int8-dynamic", "int8-dynamic-tensor"], ...] = ()
     """Instead of simulating, save the models in these forms (extra torchao) to --output, and show
     size, speed and perplexity side by side."""
+    save: Path | None = None
+    """Save one model under one scheme to this folder, in --format, for servers to load (extra
+    compressed-tensors); it is opened again and compared with the simulation."""
+    format: Literal["compressed-tensors"] = "compressed-tensors"
+    """The format of --save: what vLLM and transformers load."""
     output: Path | None = None
     """The folder of the saved model; of several models or forms that of MODEL-FORM folders. It must
     not exist yet."""

@@ -125,6 +125,18 @@ def quantise_weight(weight_OI: Tensor, how: Weights) -> Tensor:
     return quantizer(weight_OI, how.bits, (0, 1) if how.scale == "tensor" else (1,))
 
 
+def tops_of(weight_OI: Tensor, how: Weights) -> Tensor:
+    """The largest |w| of each row, or of each group of a row, in float32 at least: [O, groups].
+
+    Raises:
+        ClearheadError: NaN or infinity.
+    """
+    wide = weight_OI.to(torch.promote_types(weight_OI.dtype, torch.float32))
+    if not bool(wide.isfinite().all()):
+        raise ClearheadError("nothing to quantise: NaN or infinity in it")
+    return grouped(wide, how.group if how.scale == "group" else wide.shape[1]).abs().amax(2)
+
+
 @contextmanager
 def activations(
     layers: Layers,
@@ -152,7 +164,7 @@ def activations(
         with naming(f"the input of {name}"):
             if how.quantizer == "fp8":
                 return fp8(x, dims, top=top)
-            return absmax(x, how.bits, dims, top=top)
+            return absmax(x, how.bits, dims, top=top, saturating=how.scale == "static")
 
     with _inputs(layers, quantised):
         yield called

@@ -18,7 +18,14 @@ MX_TOP = 6.0  # the largest four-bit float
 FP8_TOP = 448.0  # the largest float8_e4m3fn
 
 
-def absmax(x: Tensor, bits: int, dims: tuple[int, ...], *, top: Tensor | None = None) -> Tensor:
+def absmax(
+    x: Tensor,
+    bits: int,
+    dims: tuple[int, ...],
+    *,
+    top: Tensor | None = None,
+    saturating: bool = False,
+) -> Tensor:
     """Symmetric: x̂ = round(L·x/a) · a/L with a = max|x| and L = 2^(bits−1) − 1.
 
     LLM.int8 (arXiv 2208.07339, section 2.1) and arXiv 2410.17174, section 5.2.
@@ -29,6 +36,7 @@ def absmax(x: Tensor, bits: int, dims: tuple[int, ...], *, top: Tensor | None = 
         dims: the dimensions over which numbers share a scale.
         top: a, where it is not that of x itself (a static scale), of any shape that broadcasts to
             x; numbers beyond it become ±a.
+        saturating: numbers below −a may have the most negative code, as on servers.
 
     Returns:
         As x. Groups of zeros stay zero; a number of size a is kept exactly in x's own dtype.
@@ -41,7 +49,8 @@ def absmax(x: Tensor, bits: int, dims: tuple[int, ...], *, top: Tensor | None = 
     found = wide.abs().amax(dims, keepdim=True)
     _finite(found, x)
     a = found if top is None else top.to(wide.dtype)
-    steps = (wide / torch.where(a == 0, 1.0, a)).clamp_(-1, 1).mul_(levels).round_()
+    least = -1 - 1 / levels if saturating else -1
+    steps = (wide / torch.where(a == 0, 1.0, a)).clamp_(least, 1).mul_(levels).round_()
     return steps.div_(levels).mul_(a).to(x.dtype)
 
 

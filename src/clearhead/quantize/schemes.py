@@ -8,6 +8,7 @@
 | `w8a8-token` | absmax, a scale an output channel | absmax, a scale a token, dynamic |
 | `w8a8-static` | absmax, a scale an output channel | absmax, a scale a tensor, calibrated |
 | `fp8-token`, `fp8-static` | as `w8a8-token` and `-static`, in eight-bit floats (e4m3) | |
+| `w4a16-channel`, `w4a16-group`, `-group64` | absmax, as the next two rows | – |
 | `w4-channel` | zero-point, a scale an output channel | – |
 | `w4-group`, `w4-group64` | zero-point, a scale 128 (64) inputs of an output channel | – |
 | `mxfp4` | four-bit floats, a power of two 32 inputs of an output channel | – |
@@ -131,6 +132,7 @@ FAMILIES: dict[str, tuple[int, ...]] = {
     **{f"logits-{scale}": (8, 6, 4) for scale in ("tensor", "head", "row")},
 }
 _TENSORS = ("weights", "activations", "logits", "keys_values")  # fields of a scheme
+_ALONE = ("channel", "group")  # with 16 bits of activations: those stay as they are
 WEIGHTS, LOGITS = ("tensor", "channel", "group"), ("tensor", "head", "row")  # what shares a scale
 _NAME = re.compile(
     r"(?P<what>w|logits)(?P<bits>\d+)(?:a(?P<inputs>\d+))?-(?P<kind>[a-z]+?)(?P<group>\d*)"
@@ -174,18 +176,19 @@ def scheme(name: str) -> Scheme:
             activations=Activations(bits=8, scale=scale, quantizer="fp8"),
         )
     match = _NAME.fullmatch(name)
-    if match is None or (match["inputs"] and (match["what"] != "w" or match["group"])):
+    if match is None or (match["inputs"] and match["what"] != "w"):
         choose("scheme", name, [*every(), "mxfp4", "fp8-token", "kv8", "kv-fp8"])
     assert match is not None
     inputs, group = match["inputs"], match["group"]
     known = LOGITS if match["what"] == "logits" else WEIGHTS
-    kind: Any = choose("granularity", match["kind"], _BOTH if inputs else known)
+    alone = inputs == "16" and match["kind"] in _ALONE
+    kind: Any = choose("granularity", match["kind"], _BOTH if inputs and not alone else known)
     bits = checked(int(match["bits"]))
     if group and (kind != "group" or int(group) < 2):
         raise ClearheadError(
             f"scheme {name!r}: only 'group' takes a number, of 2 inputs or more: w4-group64"
         )
-    if inputs:
+    if inputs and not alone:
         of_weights, of_inputs = _BOTH[kind]
         return Scheme(
             name=name,
@@ -197,9 +200,11 @@ def scheme(name: str) -> Scheme:
     rounded: dict[str, Any] = {"logits": Logits(bits=bits, scale=kind)}
     if known is WEIGHTS:
         size = int(group or GROUP)
-        of_layers = Weights(bits=bits, quantizer="zeropoint", scale=kind, group=size)
+        how: Any = "absmax" if alone else "zeropoint"
+        of_layers = Weights(bits=bits, quantizer=how, scale=kind, group=size)
         rounded = {"weights": of_layers}
-    return Scheme(name=name, family=f"{match['what']}-{kind}{group}", bits=bits, **rounded)
+    what = f"{match['what']}{'a16' if alone else ''}"
+    return Scheme(name=name, family=f"{what}-{kind}{group}", bits=bits, **rounded)
 
 
 def _of_cache(name: str, match: re.Match[str]) -> Scheme:

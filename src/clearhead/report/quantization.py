@@ -19,6 +19,7 @@ FULL = "full"  # the tick of full precision
 KINDS = {
     "wa": "weights and activations, absmax",
     "w": "weights, zero-point",
+    "wa16": "weights, absmax",
     "logits": "attention logits, absmax",
     "mxfp4": "weights, four-bit floats",
     "fp8": "weights and activations, eight-bit floats",
@@ -110,7 +111,7 @@ def scale_of(family: str) -> str:
     """Granularity of a family's scales, in words."""
     if "+" in family:
         return "; ".join(map(scale_of, family.split("+")))
-    family = family.removeprefix(ROTATED).replace("kv-fp8", "kv")
+    family = family.removeprefix(ROTATED).replace("kv-fp8", "kv").replace("wa16", "w")
     kind, _, group = family.partition("w-group")
     if not kind and group:
         return f"a scale {group} inputs of a channel"
