@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clearhead import ClearheadError
 from clearhead.quantize import absmax, zeropoint
-from clearhead.quantize.quantizers import fp8, grouped, mxfp4, ungrouped
+from clearhead.quantize.quantizers import fp8, grouped, integers, mxfp4, ungrouped
 
 
 def _half_even(value: float) -> int:
@@ -169,8 +169,20 @@ def test_a_static_scale_cuts_off():
     found = absmax(x, 3, (0, 1), top=torch.tensor([1.5, 0.0]))
     # Steps of 0.5 up to 1.5; a channel that was never anything else stays zero.
     assert found.tolist() == [[1.0, 0.0], [-1.5, 0.0], [0.5, 0.0]]
-    found = absmax(torch.tensor([-3.0, -1.2, 4.0]), 3, (0,), top=torch.tensor(1.5), saturating=True)
+    # As kernels compute, numbers below have one more code.
+    found = integers(torch.tensor([-3.0, -1.2, 4.0]), 3, (0,), top=torch.tensor(1.5))
     assert found.tolist() == [-2.0, -1.0, 1.5]
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_integers_are_absmax_but_for_rounding(bits):
+    x = torch.randn(5, 9, dtype=torch.float64)
+    x[2] = 0
+    found, wanted = integers(x, bits, (1,)), absmax(x, bits, (1,))
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    # Other levels: 2 / 3.6 is the scale, and 2 is code 3.
+    found = integers(torch.tensor([2.0, -2.0, 0.5]), 3, (0,), levels=3.6)
+    torch.testing.assert_close(found, torch.tensor([3.0, -4.0, 1.0]) * 2 / 3.6)
 
 
 @pytest.mark.parametrize(("width", "group"), [(7, 3), (6, 3), (5, 2), (1, 4)])

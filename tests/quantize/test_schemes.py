@@ -27,7 +27,7 @@ def test_the_papers_granularities():
 
 def test_weights_alone_by_absmax():
     found = scheme("w4a16-group64")
-    assert found.weights == Weights(bits=4, quantizer="absmax", scale="group", group=64)
+    assert found.weights == Weights(bits=4, quantizer="integers", scale="group", group=64)
     assert found.activations is None
     assert (found.family, found.bits) == ("wa16-group64", 4)
     assert scheme("w8a16-channel").weights.scale == "channel"

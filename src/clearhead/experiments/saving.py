@@ -18,7 +18,7 @@ from clearhead.experiments.sweep_configs import QuantizeConfig
 from clearhead.models.inspection import generating_plainly, longest_text, parameter_count
 from clearhead.models.loading import pretrained, resolved, save_tokenizer, without_bars
 from clearhead.quantize import Cost, Texts, cost, linear_layers, quantized, scheme
-from clearhead.quantize.compressed import check_widths, compress, stated
+from clearhead.quantize.compressed import as_loaded, check_widths, compress, stated
 from clearhead.quantize.measure import CALIBRATION
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, require_new, write_json
@@ -72,7 +72,7 @@ def run_saving(
     figures |= {"parameters": parameter_count(model), "length": config.length}
     figures["full_perplexity"] = _perplexity(cost(model, None, texts))
     figures["simulated_perplexity"] = _perplexity(cost(model, how, texts))
-    with quantized(model, how, texts):
+    with quantized(model, as_loaded(how), texts):
         predicted = _continued(model, prompts, tokens)
     with publish_folder(folder) as temporary, _quietly():
         compressor = compress(model, how, texts)

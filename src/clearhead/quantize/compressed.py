@@ -4,6 +4,7 @@ A weight is stored as whole numbers (or eight-bit floats) with its scales, which
 simulation; inputs have a calibrated scale, or one a token that the server finds as it runs.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -75,6 +76,19 @@ def _of_weights(how: Weights, refuse: Any) -> dict[str, Any]:
     return {**kind, "strategy": how.scale, **group}
 
 
+def as_loaded(scheme: Scheme) -> Scheme:
+    """The scheme as transformers computes a model in this format: a token's largest number is
+    divided by 127.5 there, where vLLM and the simulation have 127."""
+    how, inputs = scheme.weights, scheme.activations
+    if how is None or how.quantizer != "absmax" or inputs is None:
+        return scheme
+    return replace(
+        scheme,
+        weights=replace(how, quantizer="integers"),
+        activations=replace(inputs, quantizer="integers", levels=127.5),
+    )
+
+
 def check_widths(layers: Layers, scheme: Scheme) -> None:
     """Refuse layers that the format cannot hold under this scheme.
 
@@ -119,6 +133,8 @@ def compress(model: Any, scheme: Scheme, texts: Texts) -> Any:
     inputs, how = scheme.activations, scheme.weights
     assert how is not None
     tops = calibrated(model, layers, texts) if inputs and inputs.calibrated else {}
+    dtype = model.dtype
+    model.float()  # codes of weights in 16 bits would be rounded twice
     others = (name for name, one in model.named_modules() if isinstance(one, nn.Linear))
     config = {"config_groups": groups, "ignore": [one for one in others if one not in layers]}
     apply_quantization_config(model, QuantizationConfig.model_validate(config))
@@ -130,6 +146,9 @@ def compress(model: Any, scheme: Scheme, texts: Texts) -> Any:
             _set(layer, "input_scale", tops[name].amax().reshape(1), levels)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
+    for name, parameter in model.named_parameters():
+        if parameter.dtype == torch.float32 and not name.endswith("_scale"):
+            parameter.data = parameter.data.to(dtype)
     return compressor
 
 

@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from clearhead.errors import ClearheadError
-from clearhead.quantize.quantizers import absmax, fp8, grouped, mxfp4, ungrouped, zeropoint
+from clearhead.quantize.quantizers import (
+    absmax,
+    fp8,
+    grouped,
+    integers,
+    mxfp4,
+    ungrouped,
+    zeropoint,
+)
 from clearhead.quantize.schemes import Activations, Weights
 
 Layers = dict[str, nn.Module]
@@ -118,7 +126,7 @@ def quantise_weight(weight_OI: Tensor, how: Weights) -> Tensor:
         return ungrouped(mxfp4(grouped(weight_OI, how.group), (2,)), weight_OI.shape[1])
     if how.quantizer == "fp8":
         return fp8(weight_OI, (1,))
-    quantizer = absmax if how.quantizer == "absmax" else zeropoint
+    quantizer = {"absmax": absmax, "zeropoint": zeropoint, "integers": integers}[how.quantizer]
     if how.scale == "group":
         groups = quantizer(grouped(weight_OI, how.group), how.bits, (2,))
         return ungrouped(groups, weight_OI.shape[1])
@@ -164,7 +172,9 @@ def activations(
         with naming(f"the input of {name}"):
             if how.quantizer == "fp8":
                 return fp8(x, dims, top=top)
-            return absmax(x, how.bits, dims, top=top, saturating=how.scale == "static")
+            if how.quantizer == "integers":
+                return integers(x, how.bits, dims, top=top, levels=how.levels)
+            return absmax(x, how.bits, dims, top=top)
 
     with _inputs(layers, quantised):
         yield called

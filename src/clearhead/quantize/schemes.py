@@ -47,7 +47,7 @@ class Weights:
     """Of the linear layers."""
 
     bits: int
-    quantizer: Literal["absmax", "zeropoint", "mxfp4", "fp8"]
+    quantizer: Literal["absmax", "integers", "zeropoint", "mxfp4", "fp8"]
     scale: WeightScale
     group: int = GROUP
 
@@ -59,7 +59,8 @@ class Activations:
 
     bits: int
     scale: InputScale
-    quantizer: Literal["absmax", "fp8"] = "absmax"
+    quantizer: Literal["absmax", "integers", "fp8"] = "absmax"
+    levels: float | None = None  # of "integers"
 
     @property
     def calibrated(self) -> bool:
@@ -190,17 +191,18 @@ def scheme(name: str) -> Scheme:
         )
     if inputs and not alone:
         of_weights, of_inputs = _BOTH[kind]
+        rounding: Any = "integers" if kind == "static" else "absmax"
         return Scheme(
             name=name,
             family=f"wa-{kind}",
             bits=bits if bits == checked(int(inputs)) else None,
-            weights=Weights(bits=bits, quantizer="absmax", scale=of_weights),
-            activations=Activations(bits=int(inputs), scale=of_inputs),
+            weights=Weights(bits=bits, quantizer=rounding, scale=of_weights),
+            activations=Activations(bits=int(inputs), scale=of_inputs, quantizer=rounding),
         )
     rounded: dict[str, Any] = {"logits": Logits(bits=bits, scale=kind)}
     if known is WEIGHTS:
         size = int(group or GROUP)
-        how: Any = "absmax" if alone else "zeropoint"
+        how: Any = "integers" if alone else "zeropoint"
         of_layers = Weights(bits=bits, quantizer=how, scale=kind, group=size)
         rounded = {"weights": of_layers}
     what = f"{match['what']}{'a16' if alone else ''}"
