@@ -71,5 +71,5 @@ def test_vllm_computes_what_was_simulated(name, tmp_path):
         for other in (answer["logprobs"], [each.tolist() for each in full])
     )
     assert gap <= BOUND * moved
-    if not name.startswith("fp8"):  # whose kernel adds up in another order, of random weights
-        assert answer["tokens"] == tokens
+    equal = torch.tensor(answer["tokens"]) == torch.tensor(tokens)
+    assert equal.float().mean() >= SAME
