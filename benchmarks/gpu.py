@@ -57,14 +57,15 @@ def _kernel_tests(setting: gpu_checks.Setting) -> Iterator[Ratio]:
 PARTS: Mapping[str, Mapping[str, Part]] = {
     "check": {
         "versions": Part(_versions, 2),
-        "presets": Part(gpu_checks.presets, 35),
-        "gradients": Part(gpu_checks.gradients, 65),
-        "scores": Part(gpu_checks.scores, 15),
+        "presets": Part(gpu_checks.presets, 120),
+        "gradients": Part(gpu_checks.gradients, 165),
+        "scores": Part(gpu_checks.scores, 45),
         "tests": Part(_kernel_tests, 110),
     },
     "figures": {
-        "loss": Part(gpu_figures.loss, 25),
-        "steps": Part(gpu_figures.steps, 110),
+        "compilation": Part(gpu_figures.compilation, 165),
+        "loss": Part(gpu_figures.loss, 40),
+        "steps": Part(gpu_figures.steps, 130),
         "attention": Part(gpu_figures.attention, 35),
         "decoding": Part(gpu_figures.decoding, 40),
         "generation": Part(gpu_figures.generation, 30),

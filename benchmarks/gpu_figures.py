@@ -1,8 +1,5 @@
 """Figures of a GPU: training steps, the loss, attention by kernel, and decoding."""
 
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -13,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks import kernels
-from benchmarks.gpu_checks import Setting
+from benchmarks.gpu_checks import Setting, side_by_side
 from benchmarks.race import Ratio, ratio_of
 from clearhead import ClearheadForCausalLM, ops, preset
 from clearhead.experiments.timing import take_turns
@@ -71,8 +68,6 @@ class Step(NamedTuple):
 
 def steps(setting: Setting) -> Iterator[Ratio]:
     """Compiled training steps in bfloat16, of Llama's or of `transformer`'s time and memory."""
-    if setting.cuda:
-        _warm(setting)
     done: dict[tuple[str, str], Step] = {}
     for title, size in list(SIZES.items())[: 1 if setting.toy else None]:
         size = size._replace(shape=TINY, rows=2) if setting.toy else size
@@ -117,21 +112,14 @@ def _planned(base: str, name: str, size: Size, peak: int) -> Iterator[Ratio]:
     yield Ratio(name=title, ours=name, peer="plan", ratio=ratio, bound=None, seconds={})
 
 
-def _warm(setting: Setting) -> None:
+def compilation(setting: Setting) -> Iterator[Ratio]:
     """Compile every model's layers at once, two layers of each, into Inductor's cache."""
     wanted = {(title, name) for title, size in SIZES.items() for name in (size.of, *size.bounds)}
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from benchmarks.gpu_figures import warm; warm(*sys.argv[1:])",
-    ]
-    running = [subprocess.Popen([*command, *pair]) for pair in sorted(wanted)]
-    end = time.perf_counter() + 60
-    for process in running:
-        try:
-            process.wait(max(0.1, end - time.perf_counter()))
-        except subprocess.TimeoutExpired:
-            process.kill()
+    if not setting.cuda:
+        return
+    for name, _ in side_by_side(warm, sorted(wanted), setting):
+        print("compiled", *name, flush=True)
+    yield from ()
 
 
 def warm(title: str, name: str) -> None:
@@ -148,15 +136,19 @@ def _measured(name: str, size: Size, setting: Setting, rounds: int = 8) -> Step:
     torch.manual_seed(0)
     open_contexts = ExitStack()
     model: Any
-    if name == LLAMA:
-        from transformers import LlamaConfig, LlamaForCausalLM
+    with setting.device:  # random numbers of a billion parameters take a CPU long
+        if name == LLAMA:
+            from transformers import LlamaConfig, LlamaForCausalLM
 
-        config = LlamaConfig(**size.shape, tie_word_embeddings=True, use_cache=False)
-        model = LlamaForCausalLM(config).to(setting.device).train()
+            config = LlamaConfig(**size.shape, tie_word_embeddings=True, use_cache=False)
+            model = LlamaForCausalLM(config)
+        else:
+            model = ClearheadForCausalLM(preset(name, **size.shape))
+    model.to(setting.device).train()
+    if name == LLAMA:
         for layer in model.model.layers:
             layer.compile()
     else:
-        model = ClearheadForCausalLM(preset(name, **size.shape)).to(setting.device).train()
         open_contexts.enter_context(compiled(model, "blocks"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     length, vocabulary = size.shape["max_position_embeddings"], size.shape["vocab_size"]

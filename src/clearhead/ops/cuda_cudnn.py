@@ -49,11 +49,35 @@ def backward(
     q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
     q, k = alike(q_BHTD, k_BGSD, multiple=8)
     grad, v, o = alike(grad_BHTV, v_BGSV, o_BHTV, multiple=8)
-    seed = torch.empty((), dtype=torch.int64, device=q.device)  # not read: there is no dropout
-    dq, dk, dv = _aten._scaled_dot_product_cudnn_attention_backward(
-        *(grad, q, k, v, o, lse_BHT[..., None].contiguous(), seed, seed, None, None, None),
-        *(q.shape[2], k.shape[2], 0.0, visibility.causal),
-        scale=scale,
-    )
+    # A compiler may lay out the operator's inputs otherwise than traced; within it they lie still.
+    run = _gradients if torch.compiler.is_compiling() else _planned
+    dq, dk, dv = run(grad, q, k, v, o, lse_BHT, scale, visibility.causal)
     depth = q_BHTD.shape[3]
     return dq[..., :depth], dk[..., :depth], dv[..., : v_BGSV.shape[3]]
+
+
+def _planned(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """PyTorch keeps cuDNN's plans by the strides of q, k and v alone, and a kept plan reads o and
+    its gradient with the strides of the first ones: here they have one layout for each of q."""
+    by_token = q.stride(1) < q.stride(2)
+    if by_token:
+        grad, o = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (grad, o))
+    else:
+        grad, o = grad.contiguous(), o.contiguous()
+    seed = torch.empty((), dtype=torch.int64, device=q.device)  # not read: there is no dropout
+    gradients: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_cudnn_attention_backward(
+        *(grad, q, k, v, o, lse[..., None].contiguous(), seed, seed, None, None, None),
+        *(q.shape[2], k.shape[2], 0.0, causal),
+        scale=scale,
+    )
+    return gradients
+
+
+_gradients = torch.library.custom_op("clearhead::cudnn_gradients", _planned, mutates_args=())
+
+
+@_gradients.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, ...]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
