@@ -19,9 +19,10 @@ DTYPES = {
     "w4a16-channel": "bfloat16",
     "w4a16-group64": "bfloat16",
 }
-BOUND = (
-    0.2  # of a log-probability, beside how far the scheme moves it: numbers near ties round over
-)
+# Of a log-probability, beside how far the scheme moves it: numbers near ties round over.
+BOUND = 0.2
+# Of continued tokens: of a random model many are nearly as likely.
+SAME = 0.9
 
 
 def _logprobs(model, ids):
