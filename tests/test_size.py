@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_777
+LINES = 41_781
 LONGEST = 400
 
 

@@ -22,6 +22,8 @@ def test_saved_and_opened_again(llama, windows, tmp_path, capsys, scheme):
     assert "20 of 20 prompts continued as simulated" in " ".join(shown.out.split())
     assert "it/s" not in shown.err
     assert figures["saved_perplexity"] == pytest.approx(figures["simulated_perplexity"], rel=1e-3)
+    ways = [json.loads((one / "generation_config.json").read_text()) for one in (llama, out)]
+    assert ways[0] == ways[1]
     assert figures["versions"]["compressed-tensors"]
     assert "model.safetensors" in manifest.verify(out, advice="")["files"]
     assert "exists" in refusal(capsys, *words, "--scheme", scheme)

@@ -124,8 +124,12 @@ def _continued(model: Any, prompts_BT: Tensor, tokens: int) -> Tensor:
     prompts_BT = prompts_BT.to(model.device)
     options: dict[str, Any] = {"attention_mask": torch.ones_like(prompts_BT), "do_sample": False}
     options |= {"min_new_tokens": tokens, "max_new_tokens": tokens, "pad_token_id": 0}
-    with torch.no_grad():
-        out: Tensor = generating_plainly(model).generate(prompts_BT, **options)
+    own = model.generation_config
+    try:
+        with torch.no_grad():
+            out: Tensor = generating_plainly(model).generate(prompts_BT, **options)
+    finally:
+        model.generation_config = own
     return out[:, prompts_BT.shape[1] :].cpu()
 
 
