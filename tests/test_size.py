@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_105
+LINES = 41_846
 LONGEST = 400
 
 

@@ -15,6 +15,7 @@ _NEEDS = {
     ("optimizer", "lion"): ("pytorch_optimizer", "optimizers"),
     ("lora", ""): ("peft", "peft"),
     ("deploy", ""): ("torchao", "torchao"),
+    ("save", ""): ("compressed_tensors", "compressed-tensors"),
     ("tasks", "lm_eval"): ("lm_eval", "lm-eval"),
 }
 

@@ -84,6 +84,7 @@ def test_version_and_empty_call(capsys):
         ("peft", "train --from none --train.lora 2"),
         ("peft", "compare --from none --vary train.lora=0,4"),
         ("torchao", "quantize none --deploy int8-dynamic --output new"),
+        ("compressed-tensors", "quantize none --scheme w8a8-token --save new"),
         ("lm-eval", "eval none --tasks perplexity,lm_eval"),
     ],
 )
@@ -92,7 +93,8 @@ def test_an_extra_that_is_not_there_is_named_before_any_model_or_text_is_opened(
 ):
     """There is no model of that name, and no text."""
     monkeypatch.chdir(tmp_path)
-    for module in ("torch.utils.tensorboard", "pytorch_optimizer", "peft", "torchao", "lm_eval"):
+    modules = ("torch.utils.tensorboard", "pytorch_optimizer", "peft", "torchao", "lm_eval")
+    for module in (*modules, "compressed_tensors"):
         monkeypatch.setitem(sys.modules, module, None)
     assert call(*words.split(), "--data.data" * ("finetune" not in words) or "--seeds", "0") == 2
     assert capsys.readouterr().err.strip().endswith(f"pip install 'clearhead[{extra}]'")

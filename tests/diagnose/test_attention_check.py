@@ -132,6 +132,13 @@ def test_our_presets(preset):
     assert {case.name: case.what for case in found.cases if not case.right} == {}
 
 
+def test_the_time_beside_eagers_needs_no_eager_among_the_names():
+    (found,) = check_attention(_granite(), ("clearhead",), timed=16)
+    (line,) = in_words([found])
+    ratio = found.seconds / found.eager_seconds
+    assert line.endswith(f"; {1e3 * found.seconds:.3g} ms, {ratio:.2f} of eager's")
+
+
 def test_an_encoder_and_a_name_that_does_not_load():
     names = {key: SHAPE[key] for key in ("vocab_size", "hidden_size", "num_attention_heads")}
     model = BertForMaskedLM(BertConfig(**names, intermediate_size=48, num_hidden_layers=2))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clearhead import ClearheadError
 from clearhead.quantize import absmax, zeropoint
-from clearhead.quantize.quantizers import grouped, mxfp4, ungrouped
+from clearhead.quantize.quantizers import fp8, grouped, integers, mxfp4, ungrouped
 
 
 def _half_even(value: float) -> int:
@@ -33,6 +33,32 @@ def _zeropoint_oracle(row: list[float], bits: int) -> list[float]:
 
 
 ORACLES = {"absmax": (absmax, _absmax_oracle), "zeropoint": (zeropoint, _zeropoint_oracle)}
+
+
+# All e4m3 numbers from 0 on, in the order of their codes: subnormal ones first, no infinity.
+E4M3 = [m / 8 * 2.0**-6 for m in range(8)]
+E4M3 += [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)][:-1]
+
+
+def fp8_oracle(row: list[float]) -> list[float]:
+    """The nearest e4m3 number; of two the one with the even code."""
+    a = max(map(abs, row))
+
+    def near(x: float) -> float:
+        size = abs(x) / a * 448 if a else 0.0
+        code = min(range(len(E4M3)), key=lambda i: (abs(E4M3[i] - size), i % 2))
+        return math.copysign(E4M3[code] * a / 448, x)
+
+    return [near(x) for x in row]
+
+
+def test_fp8_by_its_table():
+    assert E4M3[-1] == 448
+    row = [448.0, -447.0, 240.1, 18.0, 17.0, 19.0, 0.3, 2**-9, 2**-10, 3 * 2**-10, -1e-4, 0.0]
+    found = fp8(torch.tensor(row, dtype=torch.float64), (0,)).tolist()
+    assert found == pytest.approx(fp8_oracle(row), rel=1e-12)
+    # A static range: numbers beyond it become its end.
+    assert fp8(torch.tensor([3.0, -1.0]), (0,), top=torch.tensor(2.0)).tolist() == [2.0, -1.0]
 
 
 def test_absmax_by_hand():
@@ -143,6 +169,20 @@ def test_a_static_scale_cuts_off():
     found = absmax(x, 3, (0, 1), top=torch.tensor([1.5, 0.0]))
     # Steps of 0.5 up to 1.5; a channel that was never anything else stays zero.
     assert found.tolist() == [[1.0, 0.0], [-1.5, 0.0], [0.5, 0.0]]
+    # As kernels compute, numbers below have one more code.
+    found = integers(torch.tensor([-3.0, -1.2, 4.0]), 3, (0,), top=torch.tensor(1.5))
+    assert found.tolist() == [-2.0, -1.0, 1.5]
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_integers_are_absmax_but_for_rounding(bits):
+    x = torch.randn(5, 9, dtype=torch.float64)
+    x[2] = 0
+    found, wanted = integers(x, bits, (1,)), absmax(x, bits, (1,))
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    # Other levels: 2 / 3.6 is the scale, and 2 is code 3.
+    found = integers(torch.tensor([2.0, -2.0, 0.5]), 3, (0,), levels=3.6)
+    torch.testing.assert_close(found, torch.tensor([3.0, -4.0, 1.0]) * 2 / 3.6)
 
 
 @pytest.mark.parametrize(("width", "group"), [(7, 3), (6, 3), (5, 2), (1, 4)])

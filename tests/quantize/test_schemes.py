@@ -4,7 +4,7 @@ import pytest
 
 from clearhead import ClearheadError
 from clearhead.quantize import every, scheme
-from clearhead.quantize.schemes import FAMILIES, Activations, Logits, Weights
+from clearhead.quantize.schemes import FAMILIES, Activations, KeysValues, Logits, Weights
 
 
 def test_the_papers_granularities():
@@ -25,12 +25,50 @@ def test_the_papers_granularities():
     assert scheme("logits6-head").weights is None
 
 
+def test_weights_alone_by_absmax():
+    found = scheme("w4a16-group64")
+    assert found.weights == Weights(bits=4, quantizer="integers", scale="group", group=64)
+    assert found.activations is None
+    assert (found.family, found.bits) == ("wa16-group64", 4)
+    assert scheme("w8a16-channel").weights.scale == "channel"
+
+
 def test_bits_of_weights_and_activations_may_differ():
     found = scheme("w4a16-token")
     assert found.weights is not None
     assert found.activations is not None
     assert (found.weights.bits, found.activations.bits) == (4, 16)
     assert found.bits is None  # so it has no place on an axis of bits
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("kv8", KeysValues(bits=8)),
+        ("kv-fp8-tensor", KeysValues(bits=None, scale="tensor")),
+        ("kv4-prerope", KeysValues(bits=4, prerope=True)),
+        (
+            "hadamard-kv3-channel-prerope-keep2",
+            KeysValues(bits=3, scale="channel", prerope=True, keep=2, rotated=True),
+        ),
+    ],
+)
+def test_keys_and_values(name, how):
+    found = scheme(name)
+    assert found.keys_values == how
+    assert not found.rotated
+    assert found.bits == (how.bits or 8)
+
+
+def test_schemes_together():
+    found = scheme("hadamard-w8a8-token+kv4-keep1+logits8-row")
+    assert found.weights == scheme("w8a8-token").weights
+    assert found.activations == scheme("w8a8-token").activations
+    assert found.keys_values == KeysValues(bits=4, keep=1)
+    assert found.logits == Logits(bits=8, scale="row")
+    assert found.rotated
+    assert found.bits is None
+    assert scheme("w8-channel+kv8").bits == 8
 
 
 def test_all_draws_every_family():
@@ -52,11 +90,20 @@ def test_all_draws_every_family():
         ("w4-head", "unknown granularity 'head'"),
         ("logits4-channel", "unknown granularity 'channel'"),
         ("w4-chanel", "did you mean channel"),
+        ("w4a8-group64", "unknown granularity 'group'"),
+        ("w4a16-token8", "only 'group' takes a number"),
         ("w4-channel8", "only 'group' takes a number"),
         ("w4-group1", "2 inputs or more"),
         ("int8", "unknown scheme 'int8'"),
         ("mxfp5", "did you mean mxfp4"),
         ("hadamard-logits8-row", "turns the inputs of linear layers"),
+        ("hadamard-hadamard-kv4", "turns the inputs of linear layers"),
+        ("kv1", "1 bits: choose 2 to 16"),
+        ("kv4-chanel", "did you mean channel"),
+        ("kv4-keep", "unknown scheme"),
+        ("fp8-coarse", "unknown granularity 'coarse'"),
+        ("kv4+kv8", "rounds keys and values twice"),
+        ("w8a8-token+w4-channel", "rounds weights twice"),
         ("hadamard-hadamard-mxfp4", "turns the inputs of linear layers"),
         ("", "unknown scheme ''"),
     ],

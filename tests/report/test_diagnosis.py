@@ -93,6 +93,26 @@ def test_records_come_back(two):
     assert load(two).reason("plain", "null_mass", map="softmax") == "value was nan"
 
 
+def test_the_largest_keys_and_values_have_their_places(tmp_path):
+    path, extremes = tmp_path / "kv.jsonl", []
+    for metric, tokens, value in (
+        ("key", "first", 21.0),
+        ("key", "rest", 9.0),
+        ("value", "prefix", 3),
+    ):
+        line = {"kind": "measure", "run": "one", "metric": f"largest_{metric}", "tokens": tokens}
+        where = "head 1, channel 5, token 0"
+        extremes += [{**line, "value": value, "where": f"layer 2, {where}"}]
+        extremes += [{**line, "value": value, "layer": 2, "where": where}]
+    path.write_text(encode(records_of("one") + extremes), "utf-8")
+    text = shown(page_of(load(path)))
+    assert (
+        "layer 2: key at the first token 21.0 (head 1, channel 5, token 0); key elsewhere 9.00 "
+        "(head 1, channel 5, token 0); value learned 3.00 (head 1, channel 5, token 0)" in text
+    )
+    assert "largest |k|, first token" in text
+
+
 def test_many_models_are_told_apart(tmp_path):
     """Once above the figures."""
     path = tmp_path / "many.jsonl"

@@ -21,14 +21,21 @@ from vllm import LLM, SamplingParams
 PROMPTS, OUT, *FOLDERS = sys.argv[1:]
 
 
-def ask(folder: str, prompts: list[list[int]], tokens: int, vocabulary: int) -> dict[str, Any]:
+def ask(
+    folder: str,
+    prompts: list[list[int]],
+    tokens: int,
+    vocabulary: int,
+    implementation: str = "transformers",
+    dtype: str = "float32",
+) -> dict[str, Any]:
     """Log-probabilities of every next token of the prompts, and greedy continuations."""
     llm = LLM(
         folder,
-        model_impl="transformers",
+        model_impl=implementation,
         trust_remote_code=True,
         skip_tokenizer_init=True,
-        dtype="float32",
+        dtype=dtype,
         enforce_eager=True,
         max_model_len=128,
         max_logprobs=vocabulary,

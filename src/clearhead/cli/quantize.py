@@ -11,13 +11,20 @@ def run(words: list[str]) -> int:
         words,
         verb="quantize",
         description="Simulate models in few bits, and measure perplexity and accuracy by scheme. "
-        "Or, with --deploy, save models in few bits and measure their size, speed and perplexity.",
+        "Or save models in few bits and measure them: with --save for servers, with --deploy by "
+        "torchao.",
         examples=(
             "./SmolLM2-135M --scheme w8a8-coarse w8a8-token w4-channel",
+            "./SmolLM2-135M --scheme w8a8-static --save served --data.data books",
             "MODEL --deploy int8-weight-only --output runs/int8",
             "MODEL REPAIRED --deploy int8-dynamic --output runs/both",
         ),
     )
+    if command.save is not None:
+        from clearhead.experiments.saving import run_saving
+
+        run_saving(command, say=say, show=show)
+        return 0
     if command.deploy or command.output is not None:
         from clearhead.experiments.deployment import run_deployment
 

@@ -74,7 +74,7 @@ def packed(model: Any, texts: list[Tensor]) -> Answer:
     """All texts in one row, told apart by positions that begin anew."""
     positions = torch.cat([torch.arange(len(ids), device=ids.device) for ids in texts])
     options = {"position_ids": positions[None]}
-    if _is_ours(model):
+    if is_ours(model):
         lengths = torch.tensor([*map(len, texts)], device=positions.device)
         numbers = torch.arange(len(texts), device=positions.device)
         options = {"document_ids": numbers.repeat_interleave(lengths)[None]}
@@ -133,10 +133,11 @@ def _answer(model: Any, texts: list[Tensor], logits: list[Tensor]) -> Answer:
 
 def is_causal(model: Any) -> bool:
     """True of a model that predicts the next token, False of one for hidden tokens."""
-    if _is_ours(model):
+    if is_ours(model):
         return bool(model.config.direction == "causal")
     return "ForMaskedLM" not in type(model).__name__
 
 
-def _is_ours(model: Any) -> bool:
+def is_ours(model: Any) -> bool:
+    """True of clearhead's own models."""
     return isinstance(getattr(model, "model", None), ClearheadModel)

@@ -26,6 +26,7 @@ from clearhead.diagnose.attention_cases import (
     drawn_texts,
     in_chunks,
     is_causal,
+    is_ours,
     logits,
     packed,
     padded,
@@ -78,6 +79,7 @@ class Implementation:
         cases: none where it does not load here.
         lacks: why it does not.
         seconds: a forward and backward pass of one text of `timed` tokens.
+        eager_seconds: the same of eager attention.
         peak_bytes: device memory that pass took beside the weights; None but on CUDA.
     """
 
@@ -85,6 +87,7 @@ class Implementation:
     cases: tuple[Case, ...] = ()
     lacks: str = ""
     seconds: float | None = None
+    eager_seconds: float | None = None
     peak_bytes: int | None = None
 
     @property
@@ -126,7 +129,7 @@ def check_attention(
     exact = _copied(model, "eager", torch.float64)
     texts = drawn_texts(exact, LENGTHS, seed)
     checked = _Checked(exact, texts, dtype, seed)
-    found = []
+    found: list[Implementation] = []
     for name in dict.fromkeys(("eager", *implementations)):
         try:
             candidate = _copied(model, name, dtype)
@@ -135,7 +138,9 @@ def check_attention(
             continue
         cases = tuple(checked.cases(candidate, name, compile=compile))
         seconds, peak = _timed(candidate, timed, seed) if timed else (None, None)
-        found.append(Implementation(name=name, cases=cases, seconds=seconds, peak_bytes=peak))
+        eager = seconds if name == "eager" else found[0].seconds
+        times: dict[str, Any] = {"seconds": seconds, "eager_seconds": eager, "peak_bytes": peak}
+        found.append(Implementation(name=name, cases=cases, **times))
     return [one for one in found if one.name in implementations]
 
 
@@ -302,6 +307,8 @@ def _timed(model: Any, length: int, seed: int) -> tuple[float | None, int | None
 
 
 def _copied(model: Any, name: str, dtype: torch.dtype) -> Any:
+    if name == "clearhead" and is_ours(model):
+        raise ClearheadError("left out: a model of ours has the same attention as sdpa")
     copied = copy.deepcopy(model).to(dtype).eval()
     if hasattr(copied, "set_experts_implementation"):  # grouped products know no float64
         copied.set_experts_implementation("eager")
@@ -348,7 +355,6 @@ def _line(error: BaseException) -> str:
 
 def in_words(found: Sequence[Implementation]) -> list[str]:
     """A line for each implementation, and one for each cause of its errors."""
-    base = next((one.seconds for one in found if one.name == "eager"), None)
     lines = []
     for one in found:
         if one.lacks:
@@ -361,8 +367,10 @@ def in_words(found: Sequence[Implementation]) -> list[str]:
         for (right, what), names in causes.items():
             word = {True: "right", False: "WRONG", None: "refused"}[right]
             said.append(f"{word}: {', '.join(names)}" + (f" ({what})" if what else ""))
-        if one.seconds is not None and base is not None:
-            cost = f"time {one.seconds / base:.2f} of eager's"
+        if one.seconds is not None:
+            cost = f"{1e3 * one.seconds:.3g} ms"
+            if one.eager_seconds is not None and one.name != "eager":
+                cost += f", {one.seconds / one.eager_seconds:.2f} of eager's"
             if one.peak_bytes is not None:
                 cost += f", {one.peak_bytes / 2**20:.0f} MiB"
             said.append(cost)

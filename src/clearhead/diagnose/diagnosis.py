@@ -17,6 +17,7 @@ from clearhead.diagnose.attention_profile import (
     SinkRate,
 )
 from clearhead.diagnose.hidden import HiddenStatistics, ResidualStream
+from clearhead.diagnose.keys_values import KeyValueSizes
 from clearhead.diagnose.logits import LogitSizes
 from clearhead.diagnose.order import RotaryOrder
 from clearhead.diagnose.reparametrised import gain_ratios
@@ -85,7 +86,7 @@ def diagnose(
         weights=[RowMeans(), NullMass(), SinkRate(), Lambdas()],
         scores=[LogitSizes()],
     )
-    attention: list[Statistic] = [tiles, order]
+    attention: list[Statistic] = [tiles, order, KeyValueSizes()]
     notes: list[dict[str, Any]] = []
     with evaluating(model), ExitStack() as stack:
         stack.enter_context(observe(model, hidden=hidden, gates=[gates]))

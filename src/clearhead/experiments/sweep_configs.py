@@ -122,11 +122,16 @@ class QuantizeConfig(SweepConfig):
 
     verb: ClassVar[str] = "quantize"
     scheme: tuple[SchemeName, ...] = ("w8a8-coarse", "w8a8-token", "w4-channel", "w4-group")
-    """Schemes such as w8a8-fine, w3-group64, logits6-row; "all" stands for those of
-    docs/quantize.md."""
+    """Schemes such as w8a8-fine, w3-group64, logits6-row, kv4-channel, w8a8-token+kv8; "all" stands
+    for those of docs/quantize.md."""
     deploy: tuple[Literal["int8-weight-only", "int8-dynamic", "int8-dynamic-tensor"], ...] = ()
     """Instead of simulating, save the models in these forms (extra torchao) to --output, and show
     size, speed and perplexity side by side."""
+    save: Path | None = None
+    """Save one model under one scheme to this folder, in --format, for servers to load (extra
+    compressed-tensors); it is opened again and compared with the simulation."""
+    format: Literal["compressed-tensors"] = "compressed-tensors"
+    """The format of --save: what vLLM and transformers load."""
     output: Path | None = None
     """The folder of the saved model; of several models or forms that of MODEL-FORM folders. It must
     not exist yet."""

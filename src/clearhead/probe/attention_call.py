@@ -58,6 +58,8 @@ class AttentionCall:
         module: the attention module.
         layer: the index of the decoder layer that it is in.
         q, k: queries [B, H, T, D] and keys [B, G, S, D] as they are compared (rotated).
+        v: values [B, V, S, D], of as many heads as keys or more; None where they are not observed.
+        prefix: learned keys and values before the text's, [B or 1, V, N, D] each.
         scale: of the products.
         visibility: the keys that each query sees, `mask` aside.
         sink: the logit beside every row's, a number, [H] or [B, H, T]; None for plain softmax.
@@ -82,6 +84,8 @@ class AttentionCall:
     bias: Tensor | None = None
     softcap: float | None = None
     lambdas: Tensor | None = None
+    v: Tensor | None = None
+    prefix: tuple[Tensor, Tensor] | None = None
 
     @property
     def causal(self) -> bool:

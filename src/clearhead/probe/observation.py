@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -174,8 +174,9 @@ def _probe(
     layer = probe.layers.get(module)
     if layer is not None:
         with torch.no_grad(), without_autocast(query):
-            probe.show(attention_call(module, layer, query, key, attention_mask, options))
-    plain = _plain(module, original)
+            call = attention_call(module, layer, query, key, attention_mask, options)
+            probe.show(replace(call, v=value, prefix=options.get("prefix")))
+    plain = plain_attention(module, original)
     return plain(module, query, key, value, attention_mask, **options)
 
 
@@ -217,7 +218,7 @@ def attention_call(
     )
 
 
-def _plain(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor, Any]]:
+def plain_attention(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor, Any]]:
     """The attention function that `implementation` names for this module."""
     if isinstance(module, Attention) and implementation in INTERFACES:
         return _of_interface(INTERFACES[implementation])

@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from clearhead.errors import ClearheadError
-from clearhead.quantize.quantizers import absmax, grouped, mxfp4, ungrouped, zeropoint
+from clearhead.quantize.quantizers import (
+    absmax,
+    fp8,
+    grouped,
+    integers,
+    mxfp4,
+    ungrouped,
+    zeropoint,
+)
 from clearhead.quantize.schemes import Activations, Weights
 
 Layers = dict[str, nn.Module]
@@ -116,11 +124,25 @@ def quantise_weight(weight_OI: Tensor, how: Weights) -> Tensor:
     """[outputs, inputs], quantised and dequantised."""
     if how.quantizer == "mxfp4":
         return ungrouped(mxfp4(grouped(weight_OI, how.group), (2,)), weight_OI.shape[1])
-    quantizer = absmax if how.quantizer == "absmax" else zeropoint
+    if how.quantizer == "fp8":
+        return fp8(weight_OI, (1,))
+    quantizer = {"absmax": absmax, "zeropoint": zeropoint, "integers": integers}[how.quantizer]
     if how.scale == "group":
         groups = quantizer(grouped(weight_OI, how.group), how.bits, (2,))
         return ungrouped(groups, weight_OI.shape[1])
     return quantizer(weight_OI, how.bits, (0, 1) if how.scale == "tensor" else (1,))
+
+
+def tops_of(weight_OI: Tensor, how: Weights) -> Tensor:
+    """The largest |w| of each row, or of each group of a row, in float32 at least: [O, groups].
+
+    Raises:
+        ClearheadError: NaN or infinity.
+    """
+    wide = weight_OI.to(torch.promote_types(weight_OI.dtype, torch.float32))
+    if not bool(wide.isfinite().all()):
+        raise ClearheadError("nothing to quantise: NaN or infinity in it")
+    return grouped(wide, how.group if how.scale == "group" else wide.shape[1]).abs().amax(2)
 
 
 @contextmanager
@@ -133,7 +155,7 @@ def activations(
     """Quantised inputs, or merely turned ones; yields the names of the layers called so far.
 
     Args:
-        tops: for a scale a channel, each layer's from `calibration`.
+        tops: for a calibrated scale, each layer's from `calibration`.
         turn: rotates the channels beforehand; None does not.
     """
     called: set[str] = set()
@@ -144,8 +166,15 @@ def activations(
         if how is None:
             return x
         dims = (x.ndim - 1,) if how.scale == "token" else tuple(range(x.ndim))
+        top = None if tops is None else tops[name]
+        if top is not None and how.scale == "static":
+            top = top.amax()
         with naming(f"the input of {name}"):
-            return absmax(x, how.bits, dims, top=None if tops is None else tops[name])
+            if how.quantizer == "fp8":
+                return fp8(x, dims, top=top)
+            if how.quantizer == "integers":
+                return integers(x, how.bits, dims, top=top, levels=how.levels)
+            return absmax(x, how.bits, dims, top=top)
 
     with _inputs(layers, quantised):
         yield called

@@ -6,7 +6,7 @@ As a task of a sweep: a cell for full precision, and one for each scheme.
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from clearhead.eval.options import LISTED
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import batches, evaluating, run_backbone
 from clearhead.ops.hadamard import rotate_channels
-from clearhead.quantize import linear, logits
+from clearhead.quantize import attention, linear
 from clearhead.quantize.schemes import Scheme
 from clearhead.records.cells import of_items, on_perplexity
 from clearhead.records.runs import Line
@@ -31,7 +31,7 @@ class Texts:
 
     Attributes:
         windows: int64 [length] each, for perplexity.
-        calibration: int64 [length] each, of other text, for the scales of `fine`.
+        calibration: int64 [length] each, of other text, for the scales of `fine` and `static`.
     """
 
     windows: Sequence[Tensor]
@@ -56,33 +56,58 @@ class Cost:
     unused: tuple[str, ...] = ()
 
 
+class Called(NamedTuple):
+    """The names of the modules that ran so far on quantised tensors.
+
+    Attributes:
+        layers: linear layers, on quantised inputs.
+        attention: on quantised logits, keys or values.
+    """
+
+    layers: set[str]
+    attention: set[str]
+
+
 @contextmanager
-def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterator[set[str]]:
+def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterator[Called]:
     """The model under a scheme; afterwards its weights are the same tensors as before.
 
-    Yields the names of the modules that ran so far on quantised inputs or logits.
-
     Raises:
-        ClearheadError: what `linear` and `logits` refuse; a calibrated scheme without texts.
+        ClearheadError: what `linear` and `attention` refuse; a calibrated scheme without texts.
     """
     layers = linear.linear_layers(model)
     turn = rotate_channels if scheme.rotated else None
     with ExitStack() as stack:
-        called: set[str] = set()
+        of_layers, of_attention = set[str](), set[str]()
         inputs, tops = scheme.activations, None
-        if inputs is not None and inputs.scale == "channel":
-            if texts is None or not texts.calibration:
-                raise ClearheadError("a scale a channel is calibrated: give texts to calibrate on")
-            with linear.calibration(layers, turn) as tops, evaluating(model):  # in full precision
-                for ids_1T in batches(model, texts.calibration[:CALIBRATION], 1):
-                    run_backbone(model, ids_1T)
+        if inputs is not None and inputs.calibrated:
+            tops = calibrated(model, layers, texts, turn)
         if inputs is not None or turn is not None:
-            called = stack.enter_context(linear.activations(layers, inputs, tops, turn))
+            of_layers = stack.enter_context(linear.activations(layers, inputs, tops, turn))
         if scheme.weights is not None:
             stack.enter_context(linear.weights(layers, scheme.weights, turn))
-        if scheme.logits is not None:
-            called = stack.enter_context(logits.logits(model, scheme.logits))
-        yield called
+        if scheme.attends:
+            rounded = attention.attention(model, scheme.logits, scheme.keys_values)
+            of_attention = stack.enter_context(rounded)
+        yield Called(of_layers, of_attention)
+
+
+def calibrated(
+    model: Any, layers: linear.Layers, texts: Texts | None, turn: linear.Turn = None
+) -> dict[str, Tensor]:
+    """The largest |x| of every input channel of every layer on the calibration text, [I] each.
+
+    Raises:
+        ClearheadError: no text, or a layer that it does not reach.
+    """
+    if texts is None or not texts.calibration:
+        raise ClearheadError(
+            "a static scale, or one a channel, is calibrated: give texts to calibrate on"
+        )
+    with linear.calibration(layers, turn) as tops, evaluating(model):  # in full precision
+        for ids_1T in batches(model, texts.calibration[:CALIBRATION], 1):
+            run_backbone(model, ids_1T)
+    return tops
 
 
 def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
@@ -100,13 +125,13 @@ def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
     try:
         with quantized(model, scheme, texts) as called:
             found = _measured(model, texts)
-            if scheme.logits is not None and not called:  # accepted the name, never asked for it
-                raise ClearheadError(logits.without_interface(model))
+            if scheme.attends and not called.attention:  # accepted the name, never asked for it
+                raise ClearheadError(attention.without_interface(model))
     except ClearheadError as error:
         return Cost(reason=str(error))
     if scheme.activations is None:
         return found
-    unused = tuple(name for name in linear.linear_layers(model) if name not in called)
+    unused = tuple(name for name in linear.linear_layers(model) if name not in called.layers)
     return replace(found, unused=unused)
 
 
@@ -154,7 +179,7 @@ class QuantizationTask:
             ClearheadError: a split is shorter than a window.
         """
         corpus, count = subject.texts.corpus, max(1, subject.tokens // self.length)
-        calibrated = any(x.activations and x.activations.scale == "channel" for x in self.schemes)
+        calibrated = any(x.activations and x.activations.calibrated for x in self.schemes)
         return Texts(
             windows=list(windows(corpus, length=self.length, count=count, seed=subject.seed)),
             calibration=list(

@@ -15,6 +15,7 @@ FEWEST, MOST = 2, 16  # bits
 GROUP = 128  # inputs of a channel that share a scale
 MX_BLOCK = 32  # the same in MXFP4
 MX_TOP = 6.0  # the largest four-bit float
+FP8_TOP = 448.0  # the largest float8_e4m3fn
 
 
 def absmax(x: Tensor, bits: int, dims: tuple[int, ...], *, top: Tensor | None = None) -> Tensor:
@@ -61,6 +62,52 @@ def zeropoint(x: Tensor, bits: int, dims: tuple[int, ...]) -> Tensor:
     zero = (low / safe).mul_(-levels).round_()
     codes = (wide / safe).mul_(levels).round_().add_(zero).clamp_(0, levels)
     return codes.sub_(zero).div_(levels).mul_(spread).to(x.dtype)
+
+
+def integers(
+    x: Tensor,
+    bits: int,
+    dims: tuple[int, ...],
+    *,
+    top: Tensor | None = None,
+    levels: float | None = None,
+) -> Tensor:
+    """As kernels compute: x̂ = s · clamp(round(x/s), −L − 1, L) with s = a/L and L = 2^(bits−1) − 1.
+
+    `absmax` but for rounding, and for the most negative code, which numbers below −`top` have.
+
+    Args:
+        levels: what a is divided by in place of L.
+
+    Other arguments, result and errors as of `absmax`.
+    """
+    largest = 2 ** (checked(bits) - 1) - 1
+    wide, scale = _scaled(x, dims, top, levels or largest)
+    codes = (wide / scale).round_().clamp_(-largest - 1, largest)
+    return codes.mul_(scale).to(x.dtype)
+
+
+def fp8(x: Tensor, dims: tuple[int, ...], *, top: Tensor | None = None) -> Tensor:
+    """Eight-bit floats: x̂ = s · e4m3(x/s) with s = a/448, a = max|x|; halves to the even mantissa.
+
+    float8_e4m3fn (arXiv 2209.05433) has 3 bits of mantissa and exponents from −6 to 8.
+
+    Arguments, result and errors as of `absmax`.
+    """
+    wide, scale = _scaled(x, dims, top, FP8_TOP)
+    codes = (wide / scale).clamp_(-FP8_TOP, FP8_TOP).to(torch.float8_e4m3fn)
+    return codes.to(wide.dtype).mul_(scale).to(x.dtype)
+
+
+def _scaled(
+    x: Tensor, dims: tuple[int, ...], top: Tensor | None, levels: float
+) -> tuple[Tensor, Tensor]:
+    """x in float32 at least, and the scale a/levels, 1 where a is 0."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    found = wide.abs().amax(dims, keepdim=True)
+    _finite(found, x)
+    a = found if top is None else top.to(wide.dtype)
+    return wide, torch.where(a == 0, 1.0, a / levels)
 
 
 def mxfp4(x: Tensor, dims: tuple[int, ...]) -> Tensor:

@@ -26,6 +26,7 @@ SINK, MASSIVE = "first_token_argmax_share", "hidden_top_1 / hidden_median"
 CHANNELS = "outlier_channels"
 RANKS = ("top 1", "top 2", "top 3", "top 10", "top 100", "median")
 KURTOSIS, LARGEST, ORDER = "Kurtosis of the hidden states", "Largest magnitudes", "Order"
+CACHE = "Keys and values"
 GAINS, STREAM = "Values and projections W = α W_init + β ΔW", "Stream, after the last layer"
 # Group, title, metric, how it is read, and its unit or note. "map": a number for each attention
 # map. "first" and "last": that layer's; "layer": by layer alone. "rest" and "start": of these
@@ -54,6 +55,15 @@ NUMBERS = (
     (LARGEST, "outlier channels", CHANNELS, "", "at least 30 × the layer’s median"),
     (LARGEST, "hidden states that are not finite", "non_finite_tokens", "", ""),
     (LARGEST, "rows of logits that are not finite", "non_finite_rows", "", ""),
+    *(
+        (CACHE, f"largest {sign}, {words}", f"largest_{kind}", f"{part} log", "")
+        for kind, sign in (("key", "|k|"), ("value", "|v|"))
+        for part, words in (
+            ("start", "first token"),
+            ("rest", "others"),
+            ("prefix", "learned keys of a prefix"),
+        )
+    ),
     (ORDER, "rotary pairs in the anomalous zone", "anomalous_before", "%", "of earlier keys"),
     (ORDER, "rotary pairs, of later keys", "anomalous_after", "%", ""),
     (ORDER, "rotary pairs, by amplitude", "anomalous_weight_before", "%", ""),
@@ -130,7 +140,8 @@ def _lines(records: Records, metric: str, how: Sequence[str]) -> list[Line]:
     if "map" in how:
         maps = records.dimension(SINK, "map")
         return [Line(metric, "" if one == "softmax" else one, {"map": one}) for one in maps]
-    tokens = "first" if "start" in how else "rest" if "rest" in how else None
+    parts = {"start": "first", "rest": "rest", "prefix": "prefix"}
+    tokens = next((name for word, name in parts.items() if word in how), None)
     return [Line(metric, dimensions={"tokens": tokens} if tokens else {})]
 
 
@@ -234,10 +245,28 @@ def _findings(records: Records) -> Section | None:
         if lines := run.payload("channel"):
             words = f"{run.id}: {lines[0]['of']:,} outlier channels, the largest first"
             blocks.append(Fold(summary=words, lines=tuple(map(_channel, lines))))
+        if places := tuple(_largest_of_cache(run)):
+            words = f"{run.id}: the largest keys and values, by layer"
+            blocks.append(Fold(summary=words, lines=places))
     title = "What was found, and what to do"
     if not blocks:
         return None
     return Section(name="findings", title=title, blocks=tuple(blocks), folded=True)
+
+
+def _largest_of_cache(run: Run) -> Iterator[str]:
+    """A line a layer: the largest key and value of each part of the text, and where it is."""
+    by_layer: dict[int, list[str]] = {}
+    for kind in ("key", "value"):
+        for one in run.select(f"largest_{kind}"):
+            if one.value is not None and "layer" in one.dimensions:
+                part = {"first": "at the first token", "rest": "elsewhere", "prefix": "learned"}
+                by_layer.setdefault(one.dimensions["layer"], []).append(
+                    f"{kind} {part.get(one.dimensions['tokens'], '')} {style.number(one.value)} "
+                    f"({one.details.get('where', '')})"
+                )
+    for layer, said in sorted(by_layer.items()):
+        yield f"layer {layer}: {'; '.join(said)}"
 
 
 def _sentence(text: str) -> str:

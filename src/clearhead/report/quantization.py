@@ -19,14 +19,21 @@ FULL = "full"  # the tick of full precision
 KINDS = {
     "wa": "weights and activations, absmax",
     "w": "weights, zero-point",
+    "wa16": "weights, absmax",
     "logits": "attention logits, absmax",
     "mxfp4": "weights, four-bit floats",
+    "fp8": "weights and activations, eight-bit floats",
+    "kv": "keys and values, zero-point",
+    "kv-fp8": "keys and values, eight-bit floats",
 }
 SCALES = {
     "wa-coarse": "a scale a tensor, both",
     "wa-moderate": "a scale a channel of weights, a tensor of activations",
     "wa-fine": "a scale a channel, both; activations calibrated",
     "wa-token": "a scale a channel of weights, a token of activations",
+    "wa-static": "a scale a channel of weights, a tensor of activations, calibrated",
+    "fp8-token": "a scale a channel of weights, a token of activations",
+    "fp8-static": "a scale a channel of weights, a tensor of activations, calibrated",
     "w-tensor": "a scale a tensor",
     "w-channel": "a scale a channel",
     "w-group": "a scale 128 inputs of a channel",
@@ -34,6 +41,9 @@ SCALES = {
     "logits-tensor": "a scale a text and layer",
     "logits-head": "a scale a head",
     "logits-row": "a scale a query",
+    "kv-token": "a scale a token and head",
+    "kv-channel": "a scale a channel and head of keys, a token and head of values",
+    "kv-tensor": "a scale a text and layer",
 }
 BITS = (
     "Full precision at the left, fewer bits to the right; lower is better. The panels under one "
@@ -46,8 +56,9 @@ COSTS = (
     "log-likelihood of the answers; by length, divided by their characters."
 )
 ROUNDED = (
-    "Linear layers only, or attention logits only; embeddings, the output matrix, norms and hidden "
-    "states in full precision. One text at a time, so that no scale is shared between texts."
+    "Linear layers, attention logits, or keys and values, as named; embeddings, the output matrix, "
+    "norms and hidden states in full precision. One text at a time, so that no scale is shared "
+    "between texts."
 )
 # Metric of a column and its title.
 COLUMNS = {
@@ -88,14 +99,19 @@ def page(records: Records, title: str) -> Page:
 
 def kind_of(family: str) -> str:
     """The tensors that a family quantises, in words."""
+    if "+" in family:
+        return "; ".join(map(kind_of, family.split("+")))
     plain = family.removeprefix(ROTATED)
-    kind = KINDS.get(plain.partition("-")[0], plain)
+    first = "kv-fp8" if plain.startswith("kv-fp8") else plain.partition("-")[0]
+    kind = KINDS.get(first, plain)
     return kind if plain == family else f"{kind}, rotated (Hadamard)"
 
 
 def scale_of(family: str) -> str:
     """Granularity of a family's scales, in words."""
-    family = family.removeprefix(ROTATED)
+    if "+" in family:
+        return "; ".join(map(scale_of, family.split("+")))
+    family = family.removeprefix(ROTATED).replace("kv-fp8", "kv").replace("wa16", "w")
     kind, _, group = family.partition("w-group")
     if not kind and group:
         return f"a scale {group} inputs of a channel"

@@ -8,7 +8,7 @@ from clearhead import ClearheadError
 from clearhead.ops.visibility import Visibility
 from clearhead.probe import attention_call as tiles
 from clearhead.probe.attention_call import AttentionCall
-from clearhead.quantize import logits
+from clearhead.quantize import attention
 from clearhead.quantize.schemes import Logits
 
 
@@ -64,7 +64,7 @@ def test_against_dense_attention(monkeypatch, rows, sink, scale, size):
                 sink=None if sink is None else torch.tensor(sink),
             )
             how = Logits(bits=bits, scale=scale)
-            found = logits.attend(call, v.double(), how)
+            found = attention.attend(call, v.double(), how)
             torch.testing.assert_close(found, _dense(call, v, how), rtol=1e-9, atol=1e-9)
 
 
@@ -77,7 +77,7 @@ def test_a_query_that_sees_nothing_gets_zeros():
         scale=1.0,
         visibility=Visibility(key_mask=torch.tensor([[False, True, True]])),
     )
-    found = logits.attend(call, torch.randn(1, 1, 3, 4), Logits(bits=4, scale="row"))
+    found = attention.attend(call, torch.randn(1, 1, 3, 4), Logits(bits=4, scale="row"))
     assert torch.equal(found[0, 0, 0], torch.zeros(4))
     assert bool(found.isfinite().all())
 
@@ -86,7 +86,7 @@ def test_differential_quantises_both_maps():
     """Each map's heads have scales of their own: changing one map's queries moves the other not."""
     model = architectures.make("differential")
     seen: list[AttentionCall] = []
-    original = logits.attend
+    original = attention.attend
 
     def watch(call: AttentionCall, v: torch.Tensor, how: Logits) -> torch.Tensor:
         seen.append(call)
@@ -94,8 +94,8 @@ def test_differential_quantises_both_maps():
 
     ids = torch.randint(0, architectures.VOCABULARY, (1, 9))
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(logits, "attend", watch)
-        with logits.logits(model, Logits(bits=4, scale="head")):
+        patch.setattr(attention, "attend", watch)
+        with attention.attention(model, Logits(bits=4, scale="head")):
             model(ids)
     assert len(seen) == 2  # layers
     assert all(call.q.shape[1] == 4 for call in seen)  # two pairs: all first maps, all second
@@ -109,18 +109,18 @@ def test_the_implementation_comes_back():
         model.set_attn_implementation(implementation)
         with torch.no_grad():
             plain = model(ids).logits
-            with logits.logits(model, how):
-                assert model.config._attn_implementation == logits.NAME
+            with attention.attention(model, how):
+                assert model.config._attn_implementation == attention.NAME
                 assert not torch.equal(model(ids).logits, plain)
             assert model.config._attn_implementation == implementation
             assert torch.equal(model(ids).logits, plain)
     with (
-        logits.logits(model, how),
+        attention.attention(model, how),
         pytest.raises(ClearheadError, match="already being quantised"),
-        logits.logits(architectures.make("GPT-2"), how),
+        attention.attention(architectures.make("GPT-2"), how),
     ):
         model(ids)
-    model.set_attn_implementation(logits.NAME)
+    model.set_attn_implementation(attention.NAME)
     with pytest.raises(ClearheadError, match="only inside"):
         model(ids)
 
@@ -129,6 +129,6 @@ def test_a_model_that_computes_its_own_attention_is_refused():
     model = architectures.make("Bloom")
     with (
         pytest.raises(ClearheadError, match="the other schemes work"),
-        logits.logits(model, Logits(bits=8, scale="row")),
+        attention.attention(model, Logits(bits=8, scale="row")),
     ):
         pass

@@ -1,4 +1,4 @@
-"""Attention with quantised logits, in any model with an attention interface.
+"""Attention with quantised logits, keys and values, in any model with an attention interface.
 
 A logit is what enters the softmax: scaled, capped and with a position's bias where the model has
 them, as in Figure 8 of arXiv 2410.05258. Keys that a query does not see have no logit, so they
@@ -7,7 +7,7 @@ Differential attention has the logits of both its maps quantised, each map's hea
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,49 +16,63 @@ from torch import Tensor, nn
 
 from clearhead.probe.attention_call import AttentionCall, Scores, normalised
 from clearhead.probe.attention_override import AttentionOverride
-from clearhead.probe.observation import attention_call
+from clearhead.probe.observation import attention_call, plain_attention
+from clearhead.quantize.keys_values import cached_unrotated, keys_before_rotation, rounded
 from clearhead.quantize.linear import naming
 from clearhead.quantize.quantizers import absmax
-from clearhead.quantize.schemes import Logits
+from clearhead.quantize.schemes import KeysValues, Logits
 
-NAME = "clearhead_quantized_logits"
+NAME = "clearhead_quantized_attention"
 
 
 @dataclass(kw_only=True)
 class _Running:
-    how: Logits
+    logits: Logits | None
+    keys_values: KeysValues | None
     names: dict[nn.Module, str]
     called: set[str]
 
 
 @contextmanager
-def logits(model: Any, how: Logits) -> Iterator[set[str]]:
-    """Every attention of `model` on quantised logits; its implementation is set again afterwards.
+def attention(
+    model: Any, logits: Logits | None, keys_values: KeysValues | None = None
+) -> Iterator[set[str]]:
+    """Every attention of `model` on quantised logits, or keys and values; its implementation is set
+    again afterwards.
 
     Yields the names of the attention modules that ran so.
 
-    By "tensor" a scale is shared by all heads and queries of one text, by "head" by all queries of
-    a head, by "row" by the keys of one query.
+    Of logits a scale is by "tensor" shared by all heads and queries of one text, by "head" by all
+    queries of a head, by "row" by the keys of one query.
 
     Raises:
         ClearheadError: the model does not use `AttentionInterface`; another model is in such a
-            context; inside it, NaN or infinite logits.
+            context; inside it, NaN or infinite logits, keys or values.
     """
-    state = _Running(how=how, names={m: name for name, m in model.named_modules()}, called=set())
-    with _OVERRIDE.within(
-        model,
-        state,
-        busy="attention logits are already being quantised: leave that context",
-        refusal=without_interface(model),
-    ):
+    state = _Running(
+        logits=logits,
+        keys_values=keys_values,
+        names={m: name for name, m in model.named_modules()},
+        called=set(),
+    )
+    with ExitStack() as stack:
+        if keys_values is not None:
+            stack.enter_context(keys_before_rotation(model, keys_values))
+        override = _OVERRIDE.within(
+            model,
+            state,
+            busy="attention is already being quantised: leave that context",
+            refusal=without_interface(model),
+        )
+        stack.enter_context(override)
         yield state.called
 
 
 def without_interface(model: Any) -> str:
-    """The message for a model whose attention logits cannot be quantised."""
+    """The message for a model whose attention cannot be quantised."""
     return (
         f"{type(model).__name__} does not use transformers' AttentionInterface, so its attention "
-        "logits cannot be quantised; the other schemes work"
+        "logits, keys and values cannot be quantised; the other schemes work"
     )
 
 
@@ -94,13 +108,22 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     **options: Any,
-) -> tuple[Tensor, None]:
-    running, _ = _OVERRIDE.entered()
+) -> tuple[Tensor, Any]:
+    running, original = _OVERRIDE.entered()
     name = running.names.get(module, type(module).__name__)
     running.called.add(name)
+    if (how := running.keys_values) is not None:
+        if not (how.prerope or cached_unrotated(module)):
+            with naming(f"the keys of {name}"):
+                key = rounded(key, how, keys=True)
+        with naming(f"the values of {name}"):
+            value = rounded(value, how, keys=False)
+    if running.logits is None:
+        plain = plain_attention(module, original)
+        return plain(module, query, key, value, attention_mask, **options)
     call = attention_call(module, 0, query, key, attention_mask, options)
     with naming(f"the logits of {name}"):
-        return attend(call, value, running.how).transpose(1, 2).contiguous(), None
+        return attend(call, value, running.logits).transpose(1, 2).contiguous(), None
 
 
 _OVERRIDE = AttentionOverride[_Running](NAME, _attention, home="clearhead.quantize")

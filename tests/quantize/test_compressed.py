@@ -1,0 +1,124 @@
+"""Schemes in the format compressed-tensors: what it can say, and what transformers reads of it."""
+
+import pytest
+import tests_architectures as architectures
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from clearhead import ClearheadError
+from clearhead.quantize import Texts, linear_layers, quantized, scheme
+from clearhead.quantize.compressed import as_loaded, check_widths, compress, stated
+
+SAID = {
+    "w8a8-static": "int-quantized",
+    "w8a8-token": "int-quantized",
+    "fp8-static": "float-quantized",
+    "fp8-token": "float-quantized",
+    "w4a16-channel": "pack-quantized",
+    "w4a16-group32": "pack-quantized",
+    "w8a16-group32": "pack-quantized",
+}
+
+
+def _texts():
+    draw = torch.Generator().manual_seed(0)
+    windows = list(torch.randint(0, architectures.VOCABULARY, (6, 13), generator=draw))
+    return Texts(windows=windows[:2], calibration=windows[2:])
+
+
+def _llama():
+    return architectures.make("Llama", hidden_size=32, intermediate_size=64, head_dim=8)
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_transformers_loads_what_was_simulated(name, tmp_path):
+    pytest.importorskip("compressed_tensors")
+    model, texts = _llama(), _texts()
+    ids = torch.stack(list(texts.windows))
+    with torch.no_grad():
+        full = model(ids).logits
+        with quantized(model, as_loaded(scheme(name)), texts):
+            simulated = model(ids).logits
+            weights = {k: v.weight.data.clone() for k, v in linear_layers(model).items()}
+    compressor = compress(model, scheme(name), texts)
+    model.save_pretrained(tmp_path)
+    compressor.update_config(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert loaded.config.quantization_config.quantization_config.format == SAID[name]
+    with torch.no_grad():
+        found = loaded(ids).logits  # weights are unpacked at the first call
+    layers = dict(loaded.named_modules())
+    for key, weight in weights.items():
+        assert torch.equal(layers[key].weight.data, weight), key
+    torch.testing.assert_close(found, simulated)
+    assert (simulated - full).norm() > 1e-2 * full.norm()
+
+
+def test_scales_are_those_of_the_formula(tmp_path):
+    pytest.importorskip("compressed_tensors")
+    model, texts = _llama(), _texts()
+    layer = model.model.layers[1].mlp.down_proj
+    seen = []
+    with torch.no_grad():
+        hook = layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+        for ids in texts.calibration:
+            model(ids[None])
+        hook.remove()
+    top_O, top = layer.weight.detach().abs().amax(1, keepdim=True), torch.cat(seen, 1).abs().max()
+    codes = (layer.weight.detach() / top_O * 127).round().to(torch.int8)
+    compress(model, scheme("w8a8-static"), texts)
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    found = {k.rpartition(".")[2]: v for k, v in saved.items() if "layers.1.mlp.down_proj" in k}
+    torch.testing.assert_close(found["weight_scale"], top_O / 127)
+    torch.testing.assert_close(found["input_scale"], (top / 127).reshape(1))
+    assert torch.equal(found["weight"], codes)
+    assert set(found) == {"weight", "weight_scale", "input_scale"}
+
+
+def test_a_model_in_16_bits_has_the_codes_of_float32(tmp_path):
+    pytest.importorskip("compressed_tensors")
+    model = _llama().to(torch.bfloat16)
+    weight = model.model.layers[0].mlp.up_proj.weight.detach().float()
+    codes = (weight / (weight.abs().amax(1, keepdim=True) / 127)).round().to(torch.int8)
+    compress(model, scheme("w8a8-token"), _texts())
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(saved["model.layers.0.mlp.up_proj.weight"], codes)
+    assert saved["model.layers.0.mlp.up_proj.weight_scale"].dtype == torch.float32
+    assert saved["model.embed_tokens.weight"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("w8a8-coarse", "w8a8-static"),
+        ("w6a6-moderate", "w8a8-static"),
+        ("w8a8-fine", "w8a8-static"),
+        ("w8a6-token", "w8a8-token"),
+        ("w4-channel", "w4a16-channel"),
+        ("w3-group64", "w4a16-group64"),
+        ("w6a16-group32", "w4a16-group32"),
+        ("mxfp4", "w4a16-group32"),
+        ("hadamard-w8a8-token", "w8a8-token"),
+        ("logits8-row", "w8a8-token"),
+        ("kv8", "w8a8-token"),
+        ("fp8-static+kv-fp8", "fp8-static"),
+    ],
+)
+def test_a_scheme_that_the_format_cannot_say(name, nearest):
+    with pytest.raises(ClearheadError, match=f"cannot say {name}".replace("+", r"\+")) as error:
+        stated(scheme(name))
+    assert str(error.value).endswith(f"choose {nearest}")
+    stated(scheme(nearest))
+
+
+def test_layers_that_the_format_cannot_hold():
+    layers = linear_layers(_llama())
+    with pytest.raises(ClearheadError, match=r"no whole groups of 48: choose w4a16-group32"):
+        check_widths(layers, scheme("w4a16-group48"))
+    with pytest.raises(ClearheadError, match=r"no whole groups of 128: choose w8a16-group32"):
+        check_widths(layers, scheme("w8a16-group"))
+    with pytest.raises(ClearheadError, match=r"Conv1D: compressed-tensors holds nn.Linear alone"):
+        check_widths(linear_layers(architectures.make("GPT-2")), scheme("w8a8-token"))

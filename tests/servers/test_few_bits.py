@@ -1,0 +1,76 @@
+"""Folders of `quantize --save` in vLLM on a CPU, against the simulation: `make servers`."""
+
+import json
+import subprocess
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from clearhead.data.tokenizer import train
+from clearhead.quantize import Texts, quantized, scheme
+from tests.servers.test_servers import BUILT, HERE, PROMPTS, SHAPE, TOKENS, needs_servers
+
+# Scheme → vLLM's dtype: it multiplies 4 bits in bfloat16 alone, and has no fp8-static on a CPU.
+DTYPES = {
+    "w8a8-token": "float32",
+    "w8a8-static": "float32",
+    "fp8-token": "float32",
+    "w4a16-channel": "bfloat16",
+    "w4a16-group64": "bfloat16",
+}
+# Of a log-probability, beside how far the scheme moves it: numbers near ties round over.
+BOUND = 0.2
+# Of continued tokens: of a random model many are nearly as likely.
+SAME = 0.9
+
+
+def _logprobs(model, ids):
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits.double().log_softmax(-1)[0, :-1]
+
+
+def _continued(model, ids):
+    row = torch.tensor([ids])
+    options = {"attention_mask": torch.ones_like(row), "max_new_tokens": TOKENS, "pad_token_id": 0}
+    return model.generate(row, do_sample=False, eos_token_id=None, **options)[
+        0, len(ids) :
+    ].tolist()
+
+
+@needs_servers
+@pytest.mark.parametrize("name", DTYPES)
+def test_vllm_computes_what_was_simulated(name, tmp_path):
+    pytest.importorskip("compressed_tensors")
+    from clearhead.quantize.compressed import compress
+
+    torch.manual_seed(1)
+    shape = SHAPE | {"num_key_value_heads": 2, "tie_word_embeddings": True}
+    model = LlamaForCausalLM(LlamaConfig(**shape, initializer_range=0.08)).eval()
+    texts = Texts(windows=[], calibration=list(torch.randint(0, SHAPE["vocab_size"], (8, 64))))
+    full = [_logprobs(model, ids) for ids in PROMPTS]
+    with quantized(model, scheme(name), texts):
+        simulated = [_logprobs(model, ids) for ids in PROMPTS]
+        tokens = [_continued(model, ids) for ids in PROMPTS]
+    folder = tmp_path / name
+    compressor = compress(model, scheme(name), texts)
+    model.save_pretrained(folder)
+    compressor.update_config(folder)
+    train(["a text of few words"], SHAPE["vocab_size"]).save_pretrained(folder)
+    asked = {"prompts": PROMPTS, "tokens": TOKENS, "vocabulary": SHAPE["vocab_size"]}
+    asked |= {"implementation": "auto", "dtype": DTYPES[name]}
+    (tmp_path / "prompts.json").write_text(json.dumps(asked))
+    words = [BUILT / "bin" / "python", HERE / "ask_vllm.py"]
+    files = [tmp_path / "prompts.json", tmp_path / "answers.json"]
+    subprocess.run([*words, *files, folder], check=True, cwd=tmp_path, timeout=600)
+    (answer,) = json.loads(files[1].read_text()).values()
+    gap, moved = (
+        max(
+            float((torch.tensor(one) - own).abs().max())
+            for one, own in zip(other, simulated, strict=True)
+        )
+        for other in (answer["logprobs"], [each.tolist() for each in full])
+    )
+    assert gap <= BOUND * moved
+    equal = torch.tensor(answer["tokens"]) == torch.tensor(tokens)
+    assert equal.float().mean() >= SAME
