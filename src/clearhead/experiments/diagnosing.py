@@ -100,7 +100,6 @@ def _loaded(source: str, config: DiagnoseConfig, say: Callable[[str], None]) -> 
             "tiny" if config.size is None else config.size,
             config.set,
             config.data,
-            trust_remote_code=config.trust_remote_code,
             say=say,
         )
     model, tokenizer = load_model(
