@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_992
+LINES = 40_841
 LONGEST = 400
 
 

@@ -298,7 +298,7 @@ def test_a_contrast_of_differences_and_one_in_shares(tmp_path):
 def test_claims_name_experiments_and_arms_that_exist(scale):
     known: dict[str, set[str]] = {}
     for study in EXPERIMENTS.values():
-        known[study.name] = {one.name for one in study.trials(scale)}
+        known[study.name] = {one.name for one in study.arms(scale)}
     for claim in claims():
         assert claim.family in book.FAMILIES
         assert claim.contrasts, claim.name
@@ -339,7 +339,7 @@ def test_a_rate_at_the_edge_of_those_tried_is_marked(rate, edge, tmp_path):
     """On the page of the experiment and in the book: a better one may lie beyond."""
     trials = [
         replace(one, output=tmp_path)
-        for one in EXPERIMENTS["sink"].trials("tiny")
+        for one in EXPERIMENTS["sink"].arms("tiny")
         if one.name in ("transformer", "softmax1")
     ]
     rates, tried = ({one.key: given for one in trials} for given in (rate, (1.5e-3, 3e-3, 6e-3)))
@@ -387,7 +387,7 @@ def test_the_joined_record_of_an_untrained_model_names_its_configuration(tmp_pat
     """So that it can be committed as it is, and its numbers by layer decide a claim."""
     trials = [
         replace(one, output=tmp_path)
-        for one in EXPERIMENTS["signal"].trials("tiny")
+        for one in EXPERIMENTS["signal"].arms("tiny")
         if one.name in ("sas-p", "transformer · attention_skip none")
     ]
     jobs = stages.runs(trials, {})

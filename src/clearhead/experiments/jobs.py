@@ -45,6 +45,11 @@ class Job:
         return shlex.join(command(self.config))
 
     @property
+    def key(self) -> str:
+        """LABEL/ARM."""
+        return f"{self.label}/{self.arm}"
+
+    @property
     def settings(self) -> Any:
         """The configuration as JSON values, without what its result does not depend on: folders
         may move, so that the model of the job before is known by that job's identity."""

@@ -4,7 +4,6 @@ A line a claim comes first; then each claim with its comparisons, over all recor
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 from clearhead.records.runs import Records
 from clearhead.report import style
@@ -14,7 +13,7 @@ from clearhead.reproduce import repairs
 from clearhead.reproduce.claims import Judged, Pooled, judged, threshold_over
 from clearhead.reproduce.contrasts import Claim, Contrast, Judgement, Outcome
 from clearhead.reproduce.cost import cost
-from clearhead.reproduce.experiments import EXPERIMENTS
+from clearhead.reproduce.requests import arms_of
 
 FAMILIES = {
     "diff": "Differential attention, arXiv 2410.05258",
@@ -198,12 +197,7 @@ def _context(claim: Claim, ones: Sequence[Pooled], verdict: Judgement) -> str:
 
 def _bill_of(claim: Claim) -> str:
     """The cost of the claim's arms at `small`, in words; empty where they train no model."""
-    trials = [
-        one
-        for one in EXPERIMENTS[claim.study].trials("small")
-        if any(fnmatchcase(one.name, pattern) for pattern in claim.arms)
-    ]
-    found = cost(trials)
+    found = cost(arms_of(claim.study, "small", claim.arms))
     return found.in_words("small") if found.runs else ""
 
 
