@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_841
+LINES = 40_805
 LONGEST = 400
 
 

@@ -14,7 +14,7 @@ from clearhead.reproduce.requests import choose_studies
 @pytest.mark.parametrize("study", EXPERIMENTS.values(), ids=lambda one: one.name)
 def test_an_experiment_is_one_short_function_that_marks_its_intervention(study: Experiment) -> None:
     lines = inspect.getsource(study.arms).splitlines()
-    assert len(lines) < 60
+    assert len(lines) < 30
     assert any("intervention" in line.lower() for line in lines)
 
 

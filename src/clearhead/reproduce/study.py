@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from clearhead.experiments.sweep_configs import (
     FRESH,
     OWN,
     DiagnoseConfig,
+    EvaluateConfig,
     EvaluateSettings,
     PlanConfig,
     QuantizeConfig,
@@ -43,6 +44,7 @@ TEXT = ""
 """The text that calibrates a conversion: the first source of the training text."""
 COSMOPEDIA = "hf:HuggingFaceTB/smollm-corpus:cosmopedia-v2"
 """A text of billions of tokens, for models that read each once."""
+BOOKS = "hf:emozilla/pg19"
 WHOLE = 0.999
 """The share held out of a text that is only measured on."""
 BEYOND = 3
@@ -219,6 +221,38 @@ class Study(CompareConfig):
     def _job(self, name: str, config: Any, records: Path, **others: Any) -> Job:
         own = {"arm": self.name, "label": self.label, **others}
         return Job(name=name, config=config, records=records, **own)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question of a paper, and the function that yields the study of each arm at a scale."""
+
+    name: str
+    paper: str
+    question: str
+    arms: Callable[[str], Iterator[Study]]
+    published: bool
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """The scales that it has: "paper" only where the recipe is published."""
+        return ("tiny", "small", *(("paper",) if self.published else ()))
+
+
+def experiment(
+    paper: str, question: str, *, published: bool = False
+) -> Callable[[Callable[[str], Iterator[Study]]], Experiment]:
+    """Make an experiment of the function that yields its arms, under the function's name."""
+    return lambda arms: Experiment(
+        arms.__name__.replace("_", "-"), paper, question, arms, published
+    )
+
+
+# Questions to the model that an arm trains.
+evaluate, diagnose, quantize = (
+    partial[Any](kind, models=(TRAINED,))
+    for kind in (EvaluateConfig, DiagnoseConfig, QuantizeConfig)
+)
 
 
 # Names of settings, and the part of a study that each belongs to.
