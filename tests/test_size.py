@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_805
+LINES = 40_767
 LONGEST = 400
 
 
