@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_739
+LINES = 40_694
 LONGEST = 400
 
 

@@ -44,7 +44,7 @@ RUN = {
     OneRun: ("compare", "make_run", "run"),
     FinetuneJob: ("finetune", "run_finetune", "seed"),
     ConvertConfig: ("converting", "run_conversion", "model"),
-    PlanConfig: ("memory", "record_memory", "model"),
+    PlanConfig: ("bill", "record_memory", "model"),
     DiagnoseConfig: ("diagnosing", "run_diagnosis", "cell"),
     QuantizeConfig: ("quantization", "run_quantization", "cell"),
     EvaluateConfig: ("evaluating", "run_evaluation", "cell"),
