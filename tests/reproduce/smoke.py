@@ -12,7 +12,7 @@ from clearhead.experiments.sweep_configs import (
     PlanConfig,
     QuantizeConfig,
 )
-from clearhead.named_models import BASELINE, SIZES
+from clearhead.named_models import SIZES
 from clearhead.reproduce.experiments import EXPERIMENTS, Experiment
 from clearhead.reproduce.study import Question, Study
 
@@ -29,11 +29,9 @@ FEW: dict[str, Any] = {
 DOWNLOADS = ("shots", "hallucination")  # and tasks of lm-eval
 
 
-def smoke(one: Study) -> Study:
-    """The arm with one seed, one rate, four steps and two narrow layers, on text at hand.
-
-    Where it starts from a trained model, the baseline of this size is trained for it first.
-    """
+def smoke(one: Study, base: str) -> Study:
+    """The arm with one seed, one rate, four steps and two narrow layers, on text at hand; where it
+    starts from a trained model, that is `base`."""
     length, based = one.train.sequence_length, one.base is not None
     heads = {**SIZES[one.size], **({} if based else one.side.model)}["num_attention_heads"]
     shape = {"hidden_size": HEAD * heads, "num_hidden_layers": 2}
@@ -61,13 +59,7 @@ def smoke(one: Study) -> Study:
         # A model of four steps has no sink that a token would take.
         given = replace(one.conversion, prefix=r"\n", calibrate=None)
         little = replace(little, conversion=given)
-    if not based:
-        return little
-    train = replace(little.train, only=(), freeze=(), lora=0)
-    start = replace(
-        little, base=None, set=shape, train=train, data=fresh, label="base", conversion=None
-    )
-    return replace(little, start=start.arm(BASELINE, 1e-3))
+    return replace(little, base=base) if based else little
 
 
 def _downloads(question: Question) -> bool:
@@ -104,9 +96,9 @@ def _little(question: Question, length: int) -> Question:
     )
 
 
-def experiments() -> dict[str, Experiment]:
+def experiments(base: str = "") -> dict[str, Experiment]:
     """The experiments, each with these arms at `tiny`."""
     return {
-        name: replace(one, arms=lambda _, arms=one.arms: map(smoke, arms("tiny")))
+        name: replace(one, arms=lambda _, arms=one.arms: (smoke(arm, base) for arm in arms("tiny")))
         for name, one in EXPERIMENTS.items()
     }

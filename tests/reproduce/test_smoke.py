@@ -15,6 +15,7 @@ from clearhead.records.loading import load
 from clearhead.reproduce import requests
 from clearhead.reproduce.claims import claims, judged
 
+from ..cli.conftest import call
 from . import smoke
 
 ALL = os.environ.get("CLEARHEAD_SMOKE") == "all"
@@ -33,8 +34,12 @@ LEFT_OUT = (
 def reproduced(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    monkeypatch.setattr(requests, "EXPERIMENTS", smoke.experiments())
+    base = tmp_path / "base"
+    monkeypatch.setattr(requests, "EXPERIMENTS", smoke.experiments(f"{base}/final"))
     requests._arms.cache_clear()
+    shape = ("hidden_size=24", "num_hidden_layers=2", "max_position_embeddings=512")
+    text = ("--data.limit", "200000", "--data.vocabulary", "512", "--train.tokens", "4096")
+    assert call("train", "--set", *shape, *text, "--train.log-every", 1, "--output", base) == 0
 
     def run(*words, folder):
         with pytest.raises(SystemExit) as stop:

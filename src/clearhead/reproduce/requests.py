@@ -125,7 +125,7 @@ def changed(one: Study, by: Changes) -> Study:
     if by.base is not None:
         if one.base is None:
             raise ClearheadError(f"--from has no effect on {one.name}, which begins anew")
-        settings |= {"base": by.base, "start": None}
+        settings["base"] = by.base
     return one.changed(**settings)
 
 

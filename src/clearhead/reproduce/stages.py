@@ -26,11 +26,11 @@ BY_LAYER = ("similarity", "effective_rank", "beta_over_alpha_values", "beta_over
 
 def check_models(arms: Iterable[Study]) -> None:
     """Refuse models that no job could build or open, before the first job."""
-    bases = list[str]()
+    bases: dict[str | None, None] = {}
     for one in arms:
         one.check()
-        bases += [one.base] if one.base and one.start is None else []
-    for name in dict.fromkeys(bases):
+        bases[one.base] = None
+    for name in filter(None, bases):
         require_convertible(name)
 
 
@@ -110,8 +110,7 @@ def reproduce(
         ClearheadError: for texts that cannot be had, and where nothing was finished.
         Stopped: after SIGINT or SIGTERM.
     """
-    fresh = (one.start or one for one in arms)
-    for text in {one.data: None for one in fresh if _reads(one)}:
+    for text in {one.data: None for one in arms if _reads(one)}:
         prepare(text, progress=say)  # once, before the jobs would each
     work, logs = work or Work("job"), output / "logs"
     work.start(0)

@@ -72,8 +72,6 @@ class Study(CompareConfig):
     """Learning rates to choose from; none where the model is measured as it is, or untrained."""
     called: str = ""
     """Name of the arm; that of its preset and changes where not given."""
-    start: "Study | None" = None
-    """The arm whose first model is the one to start from, in place of `base`."""
     conversion: ConvertConfig | None = None
     """The conversion of the model to start from, before it is trained; random rotations are drawn
     anew with each seed."""
@@ -126,9 +124,8 @@ class Study(CompareConfig):
     def sweep(self, loss: Callable[[Job], float | None]) -> dict[float, float | None]:
         """{rate: held-out loss} of an arm with several rates: its own, then those beyond an edge
         that are known so far."""
-        losses: dict[float, float | None] = {}
-        if self.is_swept:
-            losses = {rate: loss(self.attempt(rate)) for rate in self.tries}
+        tries = self.tries if self.is_swept else ()
+        losses = {rate: loss(self.attempt(rate)) for rate in tries}
         for _ in range(BEYOND):
             if (rate := beyond(losses)) is not None:
                 losses[rate] = loss(self.attempt(rate))
@@ -156,14 +153,10 @@ class Study(CompareConfig):
         return replace(job, model=folder / "final")
 
     def _preparation(self, seed: int) -> Job | None:
-        """The last job that makes the model to start from; none where it is there, or the arm
-        begins anew."""
-        made, by = None, self.conversion
-        if self.start is not None:
-            first = replace(self.start, output=self.output / "base")
-            made = first.training(first.tries[0], first.seeds[0])
+        """The job that converts the model to start from, where it is to be converted."""
+        by = self.conversion
         if by is None:
-            return made
+            return None
         by = replace(by, seed=seed) if by.is_drawn else by
         changes = {"rotate": ",".join(by.rotate), "prefix": by.prefix, "seed": by.seed}
         words = [*by.to, *(f"{key}={one}" for key, one in changes.items() if one)]
@@ -171,8 +164,8 @@ class Study(CompareConfig):
         name = f"models/{as_folder(' '.join(words))}"
         output = self.output / name
         text = self.data.data[0] if by.calibrate == TEXT else by.calibrate
-        config = replace(by, calibrate=text, model=self._source(made), output=output)
-        return self._job(name, config, output / "conversion.json", model=output, after=made)
+        config = replace(by, calibrate=text, model=self.base or "", output=output)
+        return self._job(name, config, output / "conversion.json", model=output)
 
     def _source(self, after: Job | None) -> str:
         """The model that a job leaves, or else the experiment's own; none of an arm that begins
