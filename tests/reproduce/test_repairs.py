@@ -31,9 +31,9 @@ def test_every_price_and_gain_is_a_comparison_of_a_claim():
             assert known[claim][place].words
 
 
-def test_the_table_has_the_numbers_of_the_claims(tmp_path):
+def test_the_table_has_the_numbers_of_the_claims():
     losses = {"transformer": [2.5, 2.51, 2.49], "sas-p": [2.4, 2.41, 2.39]}
-    sources = {"r": _records(tmp_path, losses)}
+    sources = {"r": _records(losses)}
     lines = [*book.markdown(sources)]
     (line,) = (one for one in lines if one.startswith("| SAS-P | the block |"))
     gain = "loss, 6 layers: −0.100 (−0.123 to −0.077)"
