@@ -21,6 +21,7 @@ from clearhead.data import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.experiments import processes
 from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.jobs import command
 from clearhead.experiments.sweep_configs import EvaluateConfig
 from clearhead.models import ClearheadConfig, plan, preset
 from clearhead.report import load
@@ -56,7 +57,7 @@ def test_jobs_have_places_of_their_own_and_go_to_other_processes(name, scale, tm
     assert len(jobs) == len({job.records for job in jobs.values()})
     for job in jobs.values():
         assert pickle.loads(pickle.dumps(job.config)) == job.config
-        assert shlex.split(str(job))[0] == "clearhead"
+        assert command(job.config)[0] == "clearhead"
         if isinstance(job.config, CompareConfig):  # one run, of the arm that the table names
             (arm,) = job.config.arms
             (seed,) = job.config.seeds
