@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_846
+LINES = 41_454
 LONGEST = 400
 
 

@@ -34,7 +34,12 @@ def count(frame, event, argument):
 sys.setprofile(count)
 cli.main(sys.argv[2:])
 """
-SMOKE = ("--scale", "smoke", "--only", "transformer", "sas*")
+SMALL = """
+from clearhead.reproduce import requests
+from tests.reproduce.smoke import experiments
+
+requests.EXPERIMENTS = experiments()
+"""
 STEP = "train/parallel.py:accumulate"
 SHAPE = ("--set", "hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2")
 
@@ -49,13 +54,18 @@ SHAPE = ("--set", "hidden_size=24", "num_hidden_layers=1", "num_attention_heads=
             "eval/sliding.py:Losses.__call__",
             ("eval", "run", "--lengths", "16", "--tokens", "64"),
         ),
-        (20_000, "experiments/processes.py:_start", ("reproduce", "sas/figure2", *SMOKE)),
+        (
+            20_000,
+            "experiments/processes.py:_start",
+            ("reproduce", "sas/figure2", "--only", "transformer", "sas*"),
+        ),
     ],
     ids=lambda one: one[0] if isinstance(one, tuple) else "",
 )
 def test_a_verb_does_its_work_soon(bound, where, words, settings, tmp_path, monkeypatch):
     def called(*given: str) -> str:
-        line = [sys.executable, "-c", PROGRAM, *given]
+        small = SMALL * (given[1] == "reproduce")
+        line = [sys.executable, "-c", small + PROGRAM, *given]
         return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True).stdout
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))

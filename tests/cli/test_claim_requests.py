@@ -22,8 +22,8 @@ _call = partial(call, "reproduce")
         (("softmax1/share", "--scale", "paper"), "has no arms at paper: its experiment, sink, has"),
         (
             ("coca/bidirectional", "--scale", "paper"),
-            "coca/bidirectional has no arms at paper: its experiment, encoders, has them at smoke, "
-            "tiny, small",
+            "coca/bidirectional has no arms at paper: its experiment, encoders, has them at tiny, "
+            "small",
         ),
     ],
 )
@@ -34,7 +34,7 @@ def test_requests_that_nothing_decides_are_refused(words, said, capsys):
 def test_the_list_says_what_each_experiment_asks(capsys):
     assert _call("--list") == 0
     out = capsys.readouterr().out.splitlines()
-    asked = "blocks: Which parts of a block can go? arXiv 2311.01906; smoke, tiny, small, paper; "
+    asked = "blocks: Which parts of a block can go? arXiv 2311.01906; tiny, small, paper; "
     cost = "at tiny 72 runs, 14.7 M tokens, about 21 min of training on two cores"
     cost += ", sweeps may add up to 36 runs"
     assert asked + cost in out

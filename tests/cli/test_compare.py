@@ -12,7 +12,7 @@ import torch
 
 from clearhead.data import Batches
 from clearhead.eval import perplexity
-from clearhead.experiments import comparison_run as job
+from clearhead.experiments import compare as job
 from clearhead.experiments import final_measures
 from clearhead.models import PRESETS as ALL
 from clearhead.models import preset

@@ -131,22 +131,6 @@ def test_a_checkpoint_of_any_kind_learns_a_task_and_reloads(
         assert again.config.dropout == 0.1
 
 
-def test_settings_are_chosen_on_training_rows_that_are_held_out(rows, tokenizer, tmp_path, capsys):
-    model = _checkpoint(tmp_path, "masked", tokenizer)
-    out = ["--output", str(tmp_path / "out")]
-    good = _words(rows)
-    words = [*good[:2], *good[4:], "--held-out", "training"]
-    assert call("finetune", model, *words, *out) == 0
-    (run,) = load(tmp_path / "out/records.jsonl").runs
-    sizes = {split: one["texts"] for split, one in run.header["data"].items()}
-    assert sizes == {"train": 58, "training rows held out": 6}
-    (measure,) = run.select("accuracy")
-    assert measure.dimensions["split"] == "training rows held out"
-    assert 0 <= measure.value <= 1
-    told = refusal(capsys, "finetune", model, *words[:-2], *out)
-    assert "--train-file and --validation-file" in told
-
-
 def test_the_same_seed_gives_the_same_bits_and_a_finished_one_is_kept(
     rows, tokenizer, tmp_path, capsys
 ):

@@ -85,10 +85,6 @@ def verbs(text: Path, cache: Path, tmp_path: Path) -> dict[str, list[str]]:
         "generate": ["generate", "MODEL", "key", "--tokens", "2"],
         "eval": ["eval", "MODEL", "--lengths", "16", "--tokens", "64", *data],
         "diagnose": [*("diagnose", "MODEL", "--windows", "1", "--output", out, *data)],
-        "diagnose init:": [
-            *("diagnose", "init:MODEL", "--windows", "1", "--output", out),
-            *data,
-        ],
         "quantize": [
             *("quantize", "MODEL", "--scheme", "w8a8-coarse", "--length", "16", "--tokens", "32"),
             *data,
@@ -105,7 +101,7 @@ def verbs(text: Path, cache: Path, tmp_path: Path) -> dict[str, list[str]]:
     }
 
 
-VERBS = ("generate", "eval", "diagnose", "diagnose init:", "quantize", "deploy", "convert")
+VERBS = ("generate", "eval", "diagnose", "quantize", "deploy", "convert")
 
 
 def _call(words: list[str], model: str) -> int:
@@ -152,7 +148,7 @@ def test_a_pointer_of_git_lfs_is_named(file, folders, capsys):
     assert f"{path} is a pointer of Git LFS, not the file itself: run `git lfs pull`" in line
 
 
-@pytest.mark.parametrize("verb", sorted({*VERBS, "finetune"} - {"diagnose init:"}))
+@pytest.mark.parametrize("verb", sorted({*VERBS, "finetune"}))
 def test_missing_weights_are_refused(verb, folders, verbs, tmp_path, capsys):
     path = tmp_path / "plain/model.safetensors"
     weights = {key: value for key, value in load_file(path).items() if ".mlp." not in key}

@@ -21,6 +21,7 @@ from clearhead.data import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.experiments import processes
 from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.jobs import command
 from clearhead.experiments.sweep_configs import EvaluateConfig
 from clearhead.models import ClearheadConfig, plan, preset
 from clearhead.report import load
@@ -40,14 +41,14 @@ _call = partial(call, "reproduce")
 
 
 def _trials(name: str, scale: str, output: Path) -> list[Study]:
-    trials = EXPERIMENTS[name].trials(scale)
+    trials = EXPERIMENTS[name].arms(scale)
     return [dataclasses.replace(one, output=output) for one in trials]
 
 
 @pytest.mark.parametrize(("name", "scale"), ALL)
 def test_jobs_have_places_of_their_own_and_go_to_other_processes(name, scale, tmp_path):
     trials = _trials(name, scale, tmp_path)
-    if scale in ("smoke", "paper"):  # a few steps always end at an edge; recipes have their rates
+    if scale == "paper":  # recipes have their rates
         assert not any(one.is_swept for one in trials)
     attempts = [one.attempt(rate) for one in trials if one.is_swept for rate in one.tries]
     runs = stages.runs(trials, {one.key: one.tries[-1] for one in trials if one.tries})
@@ -56,7 +57,7 @@ def test_jobs_have_places_of_their_own_and_go_to_other_processes(name, scale, tm
     assert len(jobs) == len({job.records for job in jobs.values()})
     for job in jobs.values():
         assert pickle.loads(pickle.dumps(job.config)) == job.config
-        assert shlex.split(str(job))[0] == "clearhead"
+        assert command(job.config)[0] == "clearhead"
         if isinstance(job.config, CompareConfig):  # one run, of the arm that the table names
             (arm,) = job.config.arms
             (seed,) = job.config.seeds
@@ -103,21 +104,6 @@ def test_a_model_that_cannot_be_opened_is_refused_before_the_first_job(tmp_path,
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_smoke_converts_trains_and_asks_from_a_model_that_it_trains_first(tmp_path, monkeypatch):
-    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
-    out = tmp_path / "out"
-    arms = ["as it is", "prefix rotated trained"]
-    assert _call("retrofit", "--scale", "smoke", "--output", str(out), "--only", *arms) == 0
-    records = load(out / "records.jsonl")
-    assert set(records.arms()) == set(arms)
-    for run in records.runs:
-        assert run.select("perplexity", scheme="w8a8-coarse")
-        assert run.select("perplexity", task="perplexity", scaling="none", length=512)
-    assert records.of(arms[1])[0].header["from"]["name"].startswith(str(out / "models"))
-    assert not records.of(arms[0])[0].steps
-
-
 # The whole of it
 
 
@@ -146,9 +132,9 @@ def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
             "sas", 1e-2, 1.0, mlp_gain=0.5
         ),
     )
-    toy = SimpleNamespace(name="toy", scales=("tiny",), trials=lambda scale: iter(trials))
+    toy = SimpleNamespace(name="toy", scales=("tiny",), arms=lambda scale: iter(trials))
     monkeypatch.setitem(EXPERIMENTS, "toy", toy)
-    requests.trials.cache_clear()
+    requests._arms.cache_clear()
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
 
 
@@ -195,33 +181,29 @@ def test_a_killed_command_is_told_and_made_up_for(toy, tmp_path, capsys, monkeyp
     assert (tmp_path / "out/report.html").exists()
 
 
-def test_a_rate_that_is_settled_is_not_swept_and_nothing_finished_is_said(toy, tmp_path, capsys):
+def test_where_nothing_is_finished_it_is_said(toy, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     (out / "runs").write_text("where a folder should be")
-    (out / "rates.json").write_text('{"toy blocks/sas · mlp_gain 0.5": "1e-2"}')
-    assert _call("toy", "--only", "sas*", "--output", str(out)) == 2
+    assert _call("toy", "--only", "transformer", "--output", str(out)) == 2
     told = capsys.readouterr().err
-    assert "2 jobs" in told
-    name = "runs/toy-blocks/sas+mlp_gain=0.5-seed0"
+    name = "runs/toy-blocks/transformer-seed0"
     assert f"{name}: failed with 1: clearhead: cannot lock {out}/runs" in told
-    assert "evaluations/toy-blocks/sas+mlp_gain=0.5-seed0/text: left out" in told
     assert f"nothing was finished: {out}/logs says why" in told
-    log = (out / "logs" / f"{name}.log").read_text()
-    assert "Traceback" not in log
+    assert "Traceback" not in (out / "logs" / f"{name}.log").read_text()
 
 
-def test_a_run_of_another_rate_is_refused_and_does_not_count(toy, tmp_path, capsys):
+def test_a_run_of_other_settings_is_refused_and_does_not_count(toy, tmp_path, capsys):
     """Neither its records nor those of the questions to its model, whose commands are the same."""
-    out, key = tmp_path / "out", "toy blocks/sas · mlp_gain 0.5"
-    words = ["toy", "--output", str(out)]
-    out.mkdir()
-    (out / "rates.json").write_text(json.dumps({key: "1e-2"}))
+    out, words = tmp_path / "out", ["toy", "--output", str(tmp_path / "out")]
     assert _call(*words) == 0
     assert load(out / "records.jsonl").arms() == ["transformer", "sas · mlp_gain 0.5"]
     capsys.readouterr()
 
-    (out / "rates.json").write_text(json.dumps({key: "2e-2"}))
+    first, sas = EXPERIMENTS["toy"].arms("tiny")
+    again = dataclasses.replace(sas, tries=(2e-2,))
+    EXPERIMENTS["toy"].arms = lambda scale: iter((first, again))
+    requests._arms.cache_clear()
     assert _call(*words) == 1
     told = capsys.readouterr().err
     assert "train.learning_rate was 0.01 and is now 0.02" in told
@@ -261,7 +243,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize(("name", "scale"), ALL)
 def test_the_parameters_of_a_cost_are_counted_without_a_model(name, scale):
-    tables = {one.label: one for one in reversed(list(EXPERIMENTS[name].trials(scale)))}
+    tables = {one.label: one for one in reversed(list(EXPERIMENTS[name].arms(scale)))}
     for one in tables.values():
         if one.parameters is None:
             shape = {key: one.side.model[key] for key in one.set}
@@ -269,7 +251,7 @@ def test_the_parameters_of_a_cost_are_counted_without_a_model(name, scale):
             assert parameters(one) == pytest.approx(counted, rel=0.04)
 
 
-def test_before_the_first_job_each_arm_is_configured_once(tmp_path, monkeypatch):
+def test_before_the_first_job_each_arm_is_configured_once(text, tmp_path, monkeypatch):
     made, whole = list[str](), ClearheadConfig.__post_init__
 
     def counting(self, **keys):
@@ -281,9 +263,9 @@ def test_before_the_first_job_each_arm_is_configured_once(tmp_path, monkeypatch)
 
     monkeypatch.setattr(ClearheadConfig, "__post_init__", counting)
     monkeypatch.setattr(processes, "starting", lambda jobs: first)
-    words = ("--scale", "smoke", "--output", tmp_path / "out")
+    words = ("--data", text, "--output", tmp_path / "out")
     assert _call("sas/figure2", *words, "--only", "transformer", "sas*") == 2
-    arms = len([one for one in _trials("blocks", "smoke", tmp_path) if "sas" in one.name]) + 1
+    arms = len([one for one in _trials("blocks", "tiny", tmp_path) if "sas" in one.name]) + 1
     assert len(made) <= arms + 3  # three to match a width in parameters
 
 

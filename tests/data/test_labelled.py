@@ -256,16 +256,6 @@ def test_a_folder_takes_the_place_of_a_task_of_the_hub(write, tmp_path, monkeypa
     ]
 
 
-def test_a_tenth_of_the_rows_is_held_out_the_same_every_time():
-    rows = [labelled.Row(str(number), None, number % 2, "here") for number in range(25)]
-    kept, held_out = labelled.without_tenth(rows)
-    assert len(held_out) == 2
-    assert sorted(kept + held_out, key=lambda row: int(row.text)) == rows
-    assert labelled.without_tenth(rows) == (kept, held_out)
-    with pytest.raises(ClearheadError, match="there are 9: give ten or more"):
-        labelled.without_tenth(rows[:9])
-
-
 def test_the_nine_tasks_of_glue():
     first = {name: task.metrics[0] for name, task in GLUE.items()}
     assert first == {

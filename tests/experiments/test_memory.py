@@ -5,8 +5,7 @@ import json
 import pytest
 
 from clearhead.cli import main
-from clearhead.experiments.bill import training_memory
-from clearhead.experiments.memory import record_memory
+from clearhead.experiments.bill import record_memory, training_memory
 from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.models import plan, preset
 from clearhead.train import TrainConfig

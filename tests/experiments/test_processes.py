@@ -23,13 +23,6 @@ from clearhead.reproduce.stages import collect
 from clearhead.reproduce.study import best, loss
 
 
-class Script(Job):
-    """A job whose configuration is a line of a shell."""
-
-    def __str__(self) -> str:
-        return self.config
-
-
 class Shell(subprocess.Popen):
     """A process with the name that `multiprocessing` has for its end."""
 
@@ -55,7 +48,7 @@ run = partial(runner.run, start=_shell)
 
 def _scripts(tmp_path: Path, *scripts: str) -> list[Job]:
     return [
-        Script(name=f"one/{n}", config=script, records=tmp_path / f"{n}.jsonl", arm="", label="")
+        Job(name=f"one/{n}", config=script, records=tmp_path / f"{n}.jsonl", arm="", label="")
         for n, script in enumerate(scripts)
     ]
 
@@ -82,7 +75,7 @@ def test_failures_do_not_stop_the_others_and_are_tried_again(tmp_path):
 def _model(tmp_path: Path, name: str, script: str, after: Job | None = None) -> Job:
     """A job with a folder of its own, which writes its name to tmp_path/done."""
     folder = tmp_path / name
-    return Script(
+    return Job(
         name=name,
         config=f"mkdir -p {folder} && {script} && echo {name} >> {tmp_path}/done && "
         f"touch {folder}/records.jsonl",

@@ -12,10 +12,10 @@ from .test_claims import _records
 from .test_committed_book import RECORDS
 
 
-def test_what_is_undecided_has_the_command_for_small_and_its_cost(tmp_path):
+def test_what_is_undecided_has_the_command_for_small_and_its_cost():
     """The cost is that of --list; what is decided, and what is counted, has none."""
     losses = {"transformer": [2.5, 2.6, 2.4], "sas": [2.4, 2.62, 2.5]}
-    lines = [*book.markdown({"r": _records(tmp_path, losses)})]
+    lines = [*book.markdown({"r": _records(losses)})]
     (line,) = (line for line in lines if "--scale small" in line)
     assert "### sas/figure5: undecided" in line
     asked = "At `small`: `clearhead reproduce sas/figure5 --scale small`, 36 runs, 173 M tokens, "

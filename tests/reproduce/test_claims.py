@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.records.loading import load
+from clearhead.records.runs import Records
 from clearhead.report import page_of
 from clearhead.report.pivots import arm_headings
 from clearhead.reproduce import book, stages
@@ -24,24 +25,19 @@ from clearhead.reproduce.contrasts import (
 )
 from clearhead.reproduce.experiments import EXPERIMENTS
 
+from .making import near, recorded
+
 ROOT = Path(__file__).parents[2]
 
 
-def _records(folder: Path, losses: dict[str, list[float]], label: str = "6 layers"):
-    lines = []
-    for arm, values in losses.items():
-        for seed, value in enumerate(values):
-            name = f"{arm}/seed{seed}"
-            train = {"sequence_length": 8}
-            head = {"kind": "run", "run": name, "arm": arm, "preset": arm, "seed": seed}
-            lines.append({**head, "label": label, "train": train})
-            for step in (None, 5):  # a milestone says something else
-                measure = {"kind": "measure", "run": name, "metric": "loss", "length": 8}
-                number = {"value": value} if step is None else {"value": 9.0, "step": step}
-                lines.append({**measure, **number})
-    path = folder / "records.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return load([path])
+def _records(losses: dict[str, list[float]], label: str = "6 layers") -> Records:
+    """Losses by seed, and a milestone, which says something else."""
+    one = {"metric": "loss", "length": 8}
+    arms = {
+        arm: [{**one, "value": values}, {**one, "value": [9.0] * len(values), "step": 5}]
+        for arm, values in losses.items()
+    }
+    return recorded(arms, label=label, train={"sequence_length": 8})
 
 
 def _contrast(claimed: str, margin: float = 0.0, arm: str = "sas") -> Contrast:
@@ -68,10 +64,8 @@ def _reached(arm: str, least: float) -> tuple[Gate]:
         ("not lower", 0.1, [2.0, 2.01, 2.02], Judgement.DOES_NOT_HOLD),
     ],
 )
-def test_a_contrast_is_judged_by_its_interval_and_margin(
-    claimed, margin, values, verdict, tmp_path
-):
-    records = _records(tmp_path, {"transformer": [2.5, 2.51, 2.49], "sas": values})
+def test_a_contrast_is_judged_by_its_interval_and_margin(claimed, margin, values, verdict):
+    records = _records({"transformer": [2.5, 2.51, 2.49], "sas": values})
     (outcome,) = _contrast(claimed, margin).outcomes(evidence({"a": records}))
     assert outcome.arm.mean == pytest.approx(sum(values) / len(values))
     assert outcome.judgement(threshold=0.05) is verdict
@@ -89,10 +83,10 @@ def test_a_contrast_is_judged_by_its_interval_and_margin(
         ("higher", 0.0, 2.1, Judgement.HOLDS),
     ],
 )
-def test_a_counted_number_needs_no_seeds(claimed, margin, value, verdict, tmp_path):
+def test_a_counted_number_needs_no_seeds(claimed, margin, value, verdict):
     """Whatever the threshold: there is no chance in it."""
     counted = replace(_contrast(claimed, margin), counted=True, relative=True)
-    records = _records(tmp_path, {"transformer": [2.0], "sas": [value]})
+    records = _records({"transformer": [2.0], "sas": [value]})
     (outcome,) = counted.outcomes(evidence({"a": records}))
     assert outcome.judgement(threshold=-1.0) is verdict
     healthy = replace(counted, gates=_reached("transformer", 2.1))
@@ -100,13 +94,12 @@ def test_a_counted_number_needs_no_seeds(claimed, margin, value, verdict, tmp_pa
     assert healthy.judgement(0.05) is Judgement.UNTESTED  # no number of its own to repair
 
 
-def test_the_same_numbers_under_two_names_and_what_cannot_be_judged_count_once_or_not(tmp_path):
+def test_the_same_numbers_under_two_names_and_what_cannot_be_judged_count_once_or_not():
     """Of a book's p-values: two records may share runs, and two claims may compare the same."""
     near, far = [2.527, 2.537, 2.517], [2.4, 2.6, 2.55]  # p: 0.030 and 0.81
-    records = _records(tmp_path, {"transformer": [2.5, 2.51, 2.49], "sas": near, "sas-p": far})
-    (tmp_path / "b").mkdir()
+    records = _records({"transformer": [2.5, 2.51, 2.49], "sas": near, "sas-p": far})
     arms = {"transformer": [2.5, 2.51, 2.49], "sas · a": near}
-    again = _records(tmp_path / "b", arms, label="24 layers")
+    again = _records(arms, label="24 layers")
     first, weak = (
         [*_contrast("lower", arm=arm).outcomes(evidence({"a": records}))]
         for arm in ("sas", "sas-p")
@@ -130,9 +123,9 @@ def test_the_same_numbers_under_two_names_and_what_cannot_be_judged_count_once_o
     assert threshold_over([first, gated, counted]) == first[0].difference.p
 
 
-def test_seeds_that_all_agree_hold_no_claim(tmp_path):
+def test_seeds_that_all_agree_hold_no_claim():
     """Not even the claim that there is no difference; the page says why."""
-    records = _records(tmp_path, {"transformer": [0.5] * 3, "sas": [0.5] * 3, "sas-p": [0.4] * 3})
+    records = _records({"transformer": [0.5] * 3, "sas": [0.5] * 3, "sas-p": [0.4] * 3})
     for claimed, arm in (("not higher", "sas"), ("lower", "sas-p")):
         (outcome,) = _contrast(claimed, margin=0.02, arm=arm).outcomes(evidence({"a": records}))
         assert outcome.judgement(threshold=1.0) is Judgement.UNDECIDED
@@ -142,8 +135,8 @@ def test_seeds_that_all_agree_hold_no_claim(tmp_path):
     )
 
 
-def test_a_task_that_is_not_learnt_within_the_length_decides_nothing_beyond_it(tmp_path):
-    records = _records(tmp_path, {"transformer": [2.0, 2.1], "sas": [1.0, 1.01]})
+def test_a_task_that_is_not_learnt_within_the_length_decides_nothing_beyond_it():
+    records = _records({"transformer": [2.0, 2.1], "sas": [1.0, 1.01]})
     for learnt, verdict in ((1.0, Judgement.HOLDS), (1.01, Judgement.UNTESTED)):
         (outcome,) = replace(_contrast("lower"), gates=_reached("sas", learnt)).outcomes(
             evidence({"a": records})
@@ -151,30 +144,24 @@ def test_a_task_that_is_not_learnt_within_the_length_decides_nothing_beyond_it(t
         assert outcome.judgement(threshold=0.05) is verdict
 
 
-def _measured(folder: Path, arms: dict[str, dict[str, list[float]]], label: str):
+def _measured(arms: dict[str, dict[str, list[float]]], label: str) -> Records:
     """Records of three seeds an arm, by metric."""
-    lines = []
-    for arm, metrics in arms.items():
-        for seed in range(3):
-            name = f"{label}/{arm}/seed{seed}"
-            head = {"kind": "run", "run": name, "arm": arm, "preset": arm, "seed": seed}
-            lines.append({**head, "label": label})
-            for metric, values in metrics.items():
-                measure = {"metric": metric, "value": values[seed]}
-                lines.append({"kind": "measure", "run": name, **measure})
-    path = folder / f"{label}.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return load([path])
+    return recorded(
+        {
+            arm: [{"metric": metric, "value": values} for metric, values in metrics.items()]
+            for arm, metrics in arms.items()
+        },
+        label=label,
+    )
 
 
-def test_a_record_without_the_defect_neither_supports_a_claim_nor_stands_in_its_way(tmp_path):
+def test_a_record_without_the_defect_neither_supports_a_claim_nor_stands_in_its_way():
     """Outliers can only move where there are some, by another number than the one compared."""
     orthoadam = ("transformer · orthoadam", "transformer · orthoadam · rotation_share size")
     noisy = {"transformer": [3.0, 9.0, 6.0], **{arm: [8.0, 2.0, 5.0] for arm in orthoadam}}
     same = {"transformer": [3.0, 3.1, 2.9], **{arm: [3.05, 2.95, 3.0] for arm in orthoadam}}
     sources = {
         name: _measured(
-            tmp_path,
             {
                 arm: {"kurtosis": [kurtosis] * 3, "kurtosis_rotated": values}
                 for arm, values in rotated.items()
@@ -194,26 +181,24 @@ def test_a_record_without_the_defect_neither_supports_a_claim_nor_stands_in_its_
     assert "| not counted: kurtosis of the model compared with is below 4 |" in text
 
 
-def test_one_seed_decides_nothing_and_stands_in_the_way_of_no_record_of_several(tmp_path):
+def test_one_seed_decides_nothing_and_stands_in_the_way_of_no_record_of_several():
     """A comparison without a spread is shown; it is no test that has failed."""
     turned, other = "prefix turned", "prefix rotated"
-    sources = {}
-    for name, arms in {
+    given = {
         "several": {turned: [2.0, 2.1, 1.9], other: [5.0, 5.0, 5.0]},
         "one": {turned: [2.0], other: [1.0]},  # the other way
-    }.items():
-        schemes = ("w8a8-coarse", "w8a6-token")
-        lines = []
-        for arm, costs in arms.items():
-            for seed, cost in enumerate(costs):
-                run = {"run": f"{arm}/{seed}"}
-                head = {"kind": "run", "arm": arm, "preset": arm, "seed": seed, **run}
-                lines.append({**head, "label": "retrofit"})
-                cell = {"kind": "measure", "metric": "added_perplexity", "value": cost, **run}
-                lines += [{**cell, "scheme": scheme} for scheme in schemes]
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        sources[name] = load([path])
+    }
+    one = {"metric": "added_perplexity"}
+    sources = {
+        name: recorded(
+            {
+                arm: [{**one, "value": x, "scheme": s} for s in ("w8a8-coarse", "w8a6-token")]
+                for arm, x in arms.items()
+            },
+            label="retrofit",
+        )
+        for name, arms in given.items()
+    }
 
     def verdict(*names: str) -> Judgement:
         chosen = judged({name: sources[name] for name in names})
@@ -227,7 +212,7 @@ def test_one_seed_decides_nothing_and_stands_in_the_way_of_no_record_of_several(
     assert "−3.00 (−3.25 to −2.75)" in line  # the summary has a comparison that counts
 
 
-def test_a_skill_may_be_another_number_than_the_one_compared(tmp_path):
+def test_a_skill_may_be_another_number_than_the_one_compared():
     """Answers that no order of demonstrations changes may be all the same answer."""
     answers = {
         "transformer": {"margin": [0.2, 0.21, 0.19], "accuracy": [0.3, 0.31, 0.32]},
@@ -236,60 +221,59 @@ def test_a_skill_may_be_another_number_than_the_one_compared(tmp_path):
     sides = "differential", "transformer"
     learnt = (reaches(number("accuracy"), one, 0.15) for one in sides)
     contrast = lower("", number("margin"), *sides, *learnt)
-    (outcome,) = contrast.outcomes(evidence({"a": _measured(tmp_path, answers, "guesses")}))
+    (outcome,) = contrast.outcomes(evidence({"a": _measured(answers, "guesses")}))
     assert outcome.judgement(threshold=0.05) is Judgement.UNTESTED
     answers["differential"]["accuracy"] = [0.2, 0.21, 0.22]
-    (outcome,) = contrast.outcomes(evidence({"a": _measured(tmp_path, answers, "answers")}))
+    (outcome,) = contrast.outcomes(evidence({"a": _measured(answers, "answers")}))
     assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
 
 
-def test_a_number_that_a_task_measured_aside_is_not_joined_with_the_final_one(tmp_path):
+def test_a_number_that_a_task_measured_aside_is_not_joined_with_the_final_one():
     """Both are called the loss at this length, and each is of a text of its own."""
-    records = _records(tmp_path, {"transformer": [2.0, 2.1], "sas": [3.0, 3.1]})
-    aside = {"kind": "measure", "metric": "loss", "length": 8, "task": "hits", "aside": True}
-    with (tmp_path / "records.jsonl").open("a") as file:
-        for run in records.runs:
-            file.write(json.dumps({**aside, "run": run.header["run"], "value": 9.0}) + "\n")
-    records = load([tmp_path / "records.jsonl"])
-    (outcome,) = _contrast("higher").outcomes(evidence({"a": records}))
+    one, aside = {"metric": "loss", "length": 8}, {"task": "hits", "aside": True}
+    arms = {
+        arm: [{**one, "value": values}, {**one, **aside, "value": [9.0, 9.0]}]
+        for arm, values in {"transformer": [2.0, 2.1], "sas": [3.0, 3.1]}.items()
+    }
+    records = evidence({"a": recorded(arms, train={"sequence_length": 8})})
+    (outcome,) = _contrast("higher").outcomes(records)
     assert outcome.arm.mean == pytest.approx(3.05)
     hits = replace(LOSS, at={"task": "hits"})
-    (alone,) = higher("", hits, "sas", "transformer").outcomes(evidence({"a": records}))
+    (alone,) = higher("", hits, "sas", "transformer").outcomes(records)
     assert alone.arm.mean == 9.0
 
 
-def test_a_pattern_of_arms_is_a_main_effect(tmp_path):
+def test_a_pattern_of_arms_is_a_main_effect():
     losses = {"sas a": [2.0, 2.2], "sas b": [3.0, 3.2], "transformer": [2.0, 2.0]}
-    (outcome,) = _contrast("higher", arm="sas *").outcomes(
-        evidence({"a": _records(tmp_path, losses)})
-    )
+    (outcome,) = _contrast("higher", arm="sas *").outcomes(evidence({"a": _records(losses)}))
     assert outcome.arm.mean == pytest.approx(2.6)
     assert outcome.arm.n == 2  # seeds, not arms
 
 
-def test_a_contrast_of_differences_and_one_in_shares(tmp_path):
+def test_a_contrast_of_differences_and_one_in_shares():
     """A distance is that to the number elsewhere within a seed, whichever is the higher;
     `relative` divides by the baseline."""
-    lines = []
-    for arm, slope in {"transformer": -10.0, "coca": 1.0}.items():
-        for seed in range(3):
-            name = f"{arm}/seed{seed}"
-            lines.append({"kind": "run", "run": name, "arm": arm, "preset": arm, "seed": seed})
-            for factor in (2.0, 8.0):
-                value = 100 - slope * factor + seed * (1 + slope * factor / 100)
-                given = {"metric": "perplexity", "factor": factor, "value": value}
-                lines.append({"kind": "measure", "run": name, **given})
-    path = tmp_path / "records.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    arms = {
+        arm: [
+            {
+                "metric": "perplexity",
+                "factor": factor,
+                "value": near(100 - slope * factor, 1 + slope * factor / 100),
+            }
+            for factor in (2.0, 8.0)
+        ]
+        for arm, slope in {"transformer": -10.0, "coca": 1.0}.items()
+    }
+    records = evidence({"a": recorded(arms)})
     two, eight = (number("perplexity", factor=factor) for factor in (2.0, 8.0))
     sides = (two.of(one, less=eight.of(one), distance=True) for one in ("coca", "transformer"))
     fall = lower("", two, *sides)
-    (outcome,) = fall.outcomes(evidence({"a": load([path])}))
+    (outcome,) = fall.outcomes(records)
     assert outcome.arm.mean == pytest.approx(6 - 0.06)
     assert outcome.than.mean == pytest.approx(60 - 0.6)
     assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
     share = ratio("", eight, "coca", two.of("transformer"))
-    (outcome,) = share.outcomes(evidence({"a": load([path])}))
+    (outcome,) = share.outcomes(records)
     assert outcome.than.mean == pytest.approx(1)
     assert outcome.arm.mean == pytest.approx((92 + 1.08) / (120 + 0.8))
 
@@ -298,7 +282,7 @@ def test_a_contrast_of_differences_and_one_in_shares(tmp_path):
 def test_claims_name_experiments_and_arms_that_exist(scale):
     known: dict[str, set[str]] = {}
     for study in EXPERIMENTS.values():
-        known[study.name] = {one.name for one in study.trials(scale)}
+        known[study.name] = {one.name for one in study.arms(scale)}
     for claim in claims():
         assert claim.family in book.FAMILIES
         assert claim.contrasts, claim.name
@@ -316,9 +300,9 @@ def _has(pattern: str, arms: set[str]) -> bool:
     return any(fnmatchcase(arm, trained) for arm in arms)
 
 
-def test_a_line_of_the_summary_says_what_the_seeds_could_have_decided(tmp_path):
+def test_a_line_of_the_summary_says_what_the_seeds_could_have_decided():
     losses = {"transformer": [2.5, 2.6, 2.4], "sas": [2.4, 2.62, 2.5], "sas-p": [2.0, 2.03, 1.97]}
-    lines = [*book.markdown({"r": _records(tmp_path, losses)})]
+    lines = [*book.markdown({"r": _records(losses)})]
     number = len(claims())
     counted = f"Of {number} claims 1 is undecided and {number - 1} are untested."
     assert f"\n{counted}\n\n## The claims\n" in lines
@@ -327,7 +311,7 @@ def test_a_line_of_the_summary_says_what_the_seeds_could_have_decided(tmp_path):
     assert line.endswith(f"| loss of SAS, 6 layers: {numbers} | undecided |")
     cells = "2.000 ± 0.030 | 2.50 ± 0.10 | −0.50 (−0.73 to −0.27) | holds, margin 0.02 |"
     assert f"| loss of SAS-P, 6 layers | r, 6 layers | {cells}" in lines
-    lines = [*book.markdown({"r": _records(tmp_path, {"transformer": [2.5], "sas": [2.4]})})]
+    lines = [*book.markdown({"r": _records({"transformer": [2.5], "sas": [2.4]})})]
     assert any("2.40 | 2.50 | −0.100 | undecided, one seed" in line for line in lines)
 
 
@@ -339,7 +323,7 @@ def test_a_rate_at_the_edge_of_those_tried_is_marked(rate, edge, tmp_path):
     """On the page of the experiment and in the book: a better one may lie beyond."""
     trials = [
         replace(one, output=tmp_path)
-        for one in EXPERIMENTS["sink"].trials("tiny")
+        for one in EXPERIMENTS["sink"].arms("tiny")
         if one.name in ("transformer", "softmax1")
     ]
     rates, tried = ({one.key: given for one in trials} for given in (rate, (1.5e-3, 3e-3, 6e-3)))
@@ -363,7 +347,7 @@ def test_a_rate_at_the_edge_of_those_tried_is_marked(rate, edge, tmp_path):
     assert notes == [f"{who}3 seeds{', rate at the edge' * edge}" for who in ("reference, ", "")]
 
 
-def test_a_lead_is_compared_across_labels(tmp_path):
+def test_a_lead_is_compared_across_labels():
     """A baseline's numbers less those of SAS-P. A lead that never was cannot shrink."""
     (claim,) = (one for one in claims() if one.name == "sas/scaling")
     untested = Judgement.UNTESTED
@@ -371,10 +355,10 @@ def test_a_lead_is_compared_across_labels(tmp_path):
     for lead, verdict in ((0.5, Judgement.HOLDS), (0.2, Judgement.HOLDS), (0.01, untested)):
         narrow = {"transformer": [3.0, 3.1, 3.2], "sas-p": [3 - lead, 3.11 - lead, 3.19 - lead]}
         worse = {"transformer": wide["transformer"], "sas-p": [2.4, 2.51, 2.59]}
-        for name, losses in (("narrow, 64", narrow), ("wide, 192", wide if lead > 0.1 else worse)):
-            (tmp_path / name).mkdir(exist_ok=True)
-            _records(tmp_path / name, losses, label=name)
-        records = load([tmp_path / name / "records.jsonl" for name in ("narrow, 64", "wide, 192")])
+        later = wide if lead > 0.1 else worse
+        both = (("narrow, 64", narrow), ("wide, 192", later))
+        parts = [_records(losses, label=name).runs for name, losses in both]
+        records = Records(runs=tuple(run for part in parts for run in part))
         (outcome,) = claim.outcomes(evidence({"r": records}))
         assert outcome.arm.mean == pytest.approx(0.1 if lead > 0.1 else -0.4)
         assert outcome.than.mean == pytest.approx(lead)
@@ -387,7 +371,7 @@ def test_the_joined_record_of_an_untrained_model_names_its_configuration(tmp_pat
     """So that it can be committed as it is, and its numbers by layer decide a claim."""
     trials = [
         replace(one, output=tmp_path)
-        for one in EXPERIMENTS["signal"].trials("tiny")
+        for one in EXPERIMENTS["signal"].arms("tiny")
         if one.name in ("sas-p", "transformer · attention_skip none")
     ]
     jobs = stages.runs(trials, {})

@@ -14,7 +14,7 @@ from clearhead.reproduce.requests import choose_studies
 @pytest.mark.parametrize("study", EXPERIMENTS.values(), ids=lambda one: one.name)
 def test_an_experiment_is_one_short_function_that_marks_its_intervention(study: Experiment) -> None:
     lines = inspect.getsource(study.arms).splitlines()
-    assert len(lines) < 60
+    assert len(lines) < 30
     assert any("intervention" in line.lower() for line in lines)
 
 
@@ -42,7 +42,7 @@ def test_a_table_or_figure_is_a_name_of_the_claim_that_it_shows(place: str, name
 
 def test_each_seed_starts_from_a_rotation_that_it_draws(tmp_path):
     """Else the spread over seeds would leave out how lucky the only rotation was."""
-    trials = {one.name: one for one in EXPERIMENTS["retrofit"].trials("small")}
+    trials = {one.name: one for one in EXPERIMENTS["retrofit"].arms("small")}
 
     def made(name: str, *seeds: int) -> list[str]:
         one = replace(trials[name], output=tmp_path)
@@ -73,14 +73,10 @@ def test_each_seed_starts_from_a_rotation_that_it_draws(tmp_path):
 
 def test_deep_outliers_are_sought_with_the_gains_that_they_were_seen_with():
     """At kurtosis 100 SAS-P's norms had a gain for each channel (results/blocks.jsonl)."""
-    norms = {
-        one.name: one.side.model["norm"] for one in EXPERIMENTS["outliers-deep"].trials("small")
-    }
+    norms = {one.name: one.side.model["norm"] for one in EXPERIMENTS["outliers-deep"].arms("small")}
     assert norms.pop("sas-p · norm rmsnorm") == "rmsnorm"
     assert {*norms.values()} == {"rmsnorm-single"}
-    (plain,) = (
-        one for one in EXPERIMENTS["blocks"].trials("small") if one.key == "24 layers/sas-p"
-    )
+    (plain,) = (one for one in EXPERIMENTS["blocks"].arms("small") if one.key == "24 layers/sas-p")
     assert "norm" not in plain.side.model
 
 
@@ -89,6 +85,6 @@ def test_the_logits_of_table_5_are_asked_for():
     (claim,) = (one for one in claims() if one.name == "diff/table5")
     assert "logit_top_1" in {one.ours.metric for one in claim.contrasts}
     for scale in ("tiny", "small", "paper"):
-        for trial in EXPERIMENTS[claim.study].trials(scale):
+        for trial in EXPERIMENTS[claim.study].arms(scale):
             questions = trial.questions.values()
             assert any(isinstance(one, DiagnoseConfig) for one in questions)

@@ -12,6 +12,8 @@ from clearhead.reproduce.claims import claims, evidence
 from clearhead.reproduce.contrasts import Judgement, Outcome, lower, number
 from clearhead.reproduce.readings import Reading
 
+from .making import near, recorded
+
 SCHEMES = ("w8a8-coarse", "w6a6-coarse", "w4a4-coarse")
 OURS, BOTH = "transformer · orthoadam", "transformer · normalizer softmax1 · orthoadam"
 RIVALS = ("transformer · muon", "transformer · epilogue gate", "transformer · qk_norm rmsnorm")
@@ -19,16 +21,15 @@ RIVALS = ("transformer · muon", "transformer · epilogue gate", "transformer ·
 
 def _records(arms: Mapping[str, Mapping[str, Sequence[float]]]) -> Records:
     """The perplexity that each scheme adds to 20, by arm and seed."""
-    lines = []
-    for arm, schemes in arms.items():
-        for seed in range(3):
-            run = {"run": f"{arm}/{seed}"}
-            head = {"arm": arm, "preset": arm, "seed": seed, "label": "outliers"}
-            lines.append({"kind": "run", **run, **head})
-            line = {"kind": "measure", **run, "metric": "perplexity"}
-            lines.append({**line, "value": 20.0})
-            lines += [{**line, "scheme": s, "value": 20 + v[seed]} for s, v in schemes.items()]
-    return parse(lines)
+    one = {"metric": "perplexity"}
+    return recorded(
+        {
+            arm: [{**one, "value": [20.0] * 3}]
+            + [{**one, "scheme": s, "value": [20 + cost for cost in v]} for s, v in schemes.items()]
+            for arm, schemes in arms.items()
+        },
+        label="outliers",
+    )
 
 
 def _outcomes(name: str, records: Records) -> list[Outcome]:
@@ -79,15 +80,9 @@ def test_logits_of_4_bits_are_set_against_4_and_against_the_6_of_the_paper(cost,
 
 
 def test_a_ratio_to_a_number_that_may_be_zero_is_undecided_and_says_why():
-    lines = []
-    for arm, speeds in {"differential": [5.0, 5.1, 4.9], "transformer": [0.1, 9.0, 2.0]}.items():
-        for seed, value in enumerate(speeds):
-            run = {"run": f"{arm}/{seed}"}
-            head = {"arm": arm, "preset": arm, "seed": seed, "label": "speed"}
-            lines.append({"kind": "run", **run, **head})
-            speed = {"metric": "tokens_per_second", "value": value}
-            lines.append({"kind": "measure", **run, **speed})
-    records = parse(lines)
+    speeds = {"differential": [5.0, 5.1, 4.9], "transformer": [0.1, 9.0, 2.0]}
+    one = {"metric": "tokens_per_second"}
+    records = recorded({arm: [{**one, "value": x}] for arm, x in speeds.items()}, label="speed")
     (claim,) = (one for one in claims() if one.name == "diff/speed")
     (outcome,) = claim.outcomes(evidence({"r": records}))
     assert outcome.judgement(threshold=1.0) is Judgement.UNDECIDED
@@ -99,16 +94,13 @@ def test_a_ratio_to_a_number_that_may_be_zero_is_undecided_and_says_why():
 def test_of_several_maps_the_one_that_multiplies_the_values_is_compared():
     """Not their mean, which would set two maps of a shaped block against one of the baseline."""
     maps = {"transformer": {"softmax": 0.031}, "clearhead": {"softmax": 0.030, "shaped": 0.008}}
-    lines = []
-    for arm, shares in maps.items():
-        for seed in range(3):
-            run = {"run": f"{arm}/{seed}"}
-            head = {"arm": arm, "preset": arm, "seed": seed, "label": "composition"}
-            lines.append({"kind": "run", **run, **head})
-            line = {"kind": "measure", **run, "metric": "first_token_argmax_share"}
-            lines += [{**line, "map": one, "value": value} for one, value in shares.items()]
+    one = {"metric": "first_token_argmax_share"}
+    arms = {
+        arm: [{**one, "map": name, "value": [value] * 3} for name, value in shares.items()]
+        for arm, shares in maps.items()
+    }
     (claim,) = (one for one in claims() if one.name == "together/preset")
-    (found,) = claim.outcomes(evidence({"r": parse(lines)}))
+    (found,) = claim.outcomes(evidence({"r": recorded(arms, label="composition")}))
     assert (found.arm.mean, found.than.mean) == (0.008, 0.031)
 
 
@@ -146,15 +138,15 @@ def test_a_number_is_marked_by_the_rates_of_the_runs_that_it_is_of(edge):
 def test_names_of_summaries_decide_nothing_where_the_document_has_them_no_more_than_another(
     above, verdict
 ):
-    lines = []
-    for arm, missing in {"differential": 0.5, "transformer": 0.6}.items():
-        for seed in range(3):
-            run = {"run": f"{arm}/{seed}"}
-            lines.append({"kind": "run", **run, "arm": arm, "preset": arm, "seed": seed})
-            line = {"kind": "measure", **run, "task": "hallucination"}
-            numbers = {"unsupported_names": missing + seed / 1000, "names_above_chance": above}
-            lines += [{**line, "metric": key, "value": one} for key, one in numbers.items()]
-    (outcome,) = _outcomes("diff/table4", parse(lines))
+    one = {"task": "hallucination"}
+    arms = {
+        arm: [
+            {**one, "metric": "unsupported_names", "value": near(missing)},
+            {**one, "metric": "names_above_chance", "value": [above] * 3},
+        ]
+        for arm, missing in {"differential": 0.5, "transformer": 0.6}.items()
+    }
+    (outcome,) = _outcomes("diff/table4", recorded(arms))
     assert outcome.judgement(threshold=0.05) is Judgement[verdict]
 
 
@@ -163,15 +155,14 @@ def test_accuracy_on_tasks_decides_nothing_where_the_baseline_guesses(shift, ver
     """Five tasks at chance, BoolQ answered yes throughout, against one that is a little better."""
     quarters = dict.fromkeys(("arc_challenge", "arc_easy", "hellaswag"), 0.25)
     chance = {**quarters, "boolq": 0.62, "winogrande": 0.5}
-    lines = []
-    for arm, lead in {"differential": 0.02, "transformer": 0.0}.items():
-        for seed in range(3):
-            run = {"run": f"{arm}/{seed}"}
-            lines.append({"kind": "run", **run, "arm": arm, "preset": arm, "seed": seed})
-            for task, value in chance.items():
-                line = {"kind": "measure", **run, "metric": "acc", "task": task}
-                lines.append({**line, "value": value + lead + shift + seed / 1000})
-    (outcome,) = _outcomes("diff/table1", parse(lines))
+    arms = {
+        arm: [
+            {"metric": "acc", "task": task, "value": near(value + lead + shift)}
+            for task, value in chance.items()
+        ]
+        for arm, lead in {"differential": 0.02, "transformer": 0.0}.items()
+    }
+    (outcome,) = _outcomes("diff/table1", recorded(arms))
     assert outcome.than.mean == pytest.approx(0.374 + shift + 0.001, abs=1e-6)
     assert outcome.judgement(threshold=0.05) is Judgement[verdict]
 
@@ -185,32 +176,35 @@ def test_a_sink_to_remove_is_what_diagnose_calls_one():
 
 def test_outliers_of_the_first_token_and_of_the_others_are_compared_apart():
     """As in the paper's table 2; the mean of both is a number that no paper has."""
-    lines = []
-    for arm, first, rest in (("transformer", 9.5, 7.0), (OURS, 2.9, 2.8)):
-        for seed in range(2):
-            run = {"run": f"{arm}/{seed}"}
-            lines.append({"kind": "run", **run, "arm": arm, "preset": arm, "seed": seed})
-            line = {"kind": "measure", **run, "metric": "kurtosis"}
-            lines.append({**line, "tokens": "first", "value": first + 0.1 * seed})
-            lines.append({**line, "tokens": "rest", "value": rest + 0.1 * seed})
+    arms = {
+        arm: [
+            {"metric": "kurtosis", "tokens": tokens, "value": near(value, 0.1, 2)}
+            for tokens, value in values.items()
+        ]
+        for arm, values in {
+            "transformer": {"first": 9.5, "rest": 7.0},
+            OURS: {"first": 2.9, "rest": 2.8},
+        }.items()
+    }
     (claim,) = (one for one in claims() if one.name == "softmax1/kurtosis")
-    found = [(one.arm.mean, one.than.mean) for one in claim.outcomes(evidence({"r": parse(lines)}))]
+    found = [
+        (one.arm.mean, one.than.mean) for one in claim.outcomes(evidence({"r": recorded(arms)}))
+    ]
     assert found == [pytest.approx((2.95, 9.55)), pytest.approx((2.85, 7.05))]
 
 
 def test_windows_that_open_documents_are_not_joined_with_those_anywhere_in_a_text():
     """There the begin token stands first: `elimination` measures both."""
-    lines = []
-    for arm, anywhere, opening in (("transformer", 3.2, 11.0), (OURS, 3.0, 3.4)):
-        for seed in range(2):
-            run = {"run": f"{arm}/{seed}"}
-            lines.append({"kind": "run", **run, "arm": arm, "preset": arm, "seed": seed})
-            line = {"kind": "measure", **run, "metric": "kurtosis", "tokens": "first"}
-            lines.append({**line, "value": anywhere + 0.1 * seed})
-            lines.append({**line, "at": "documents", "value": opening + 0.1 * seed})
-            rotated = {**line, "metric": "kurtosis_rotated"}
-            lines.append({**rotated, "value": 2.8 + 0.1 * seed})
-    records = parse(lines)
+    one = {"metric": "kurtosis", "tokens": "first"}
+    arms = {
+        arm: [
+            {**one, "value": near(anywhere, 0.1, 2)},
+            {**one, "at": "documents", "value": near(opening, 0.1, 2)},
+            {**one, "at": "documents", "metric": "kurtosis_rotated", "value": near(2.8, 0.1, 2)},
+        ]
+        for arm, anywhere, opening in (("transformer", 3.2, 11.0), (OURS, 3.0, 3.4))
+    }
+    records = recorded(arms)
     (kurtosis,) = (one for one in claims() if one.name == "softmax1/kurtosis")
     (first,) = kurtosis.outcomes(evidence({"r": records}))
     assert (first.arm.mean, first.than.mean) == (pytest.approx(3.05), pytest.approx(3.25))
@@ -229,16 +223,13 @@ def test_windows_that_open_documents_are_not_joined_with_those_anywhere_in_a_tex
 
 def test_windows_that_open_documents_count_where_nothing_else_was_measured():
     (claim,) = (one for one in claims() if one.name == "softmax1/fading")
-    lines = []
-    for seed in range(2):
-        run = {"run": f"softmax1/{seed}"}
-        head = {"arm": "softmax1", "preset": "softmax1", "seed": seed, "label": "backcopy"}
-        lines.append({"kind": "run", **run, **head})
-        line = {"kind": "measure", **run, "metric": "null_mass", "map": "softmax"}
-        for position, value in ((32, 0.2), (256, 0.1)):
-            line |= {"at": "documents", "position": position, "value": value + 0.01 * seed}
-            lines.append(dict(line))
-    (outcome,) = claim.outcomes(evidence({"r": parse(lines)}))
+    one = {"metric": "null_mass", "map": "softmax", "at": "documents"}
+    masses = [
+        {**one, "position": position, "value": near(value, 0.01, 2)}
+        for position, value in ((32, 0.2), (256, 0.1))
+    ]
+    records = recorded({"softmax1": masses}, label="backcopy")
+    (outcome,) = claim.outcomes(evidence({"r": records}))
     assert outcome.arm.mean < outcome.than.mean
 
 

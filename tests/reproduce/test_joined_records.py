@@ -13,7 +13,7 @@ def test_the_header_of_the_training_counts_before_those_of_its_evaluations(tmp_p
     """Both name a command, a commit and a training: an evaluation those of its own process."""
     (trial,) = (
         replace(one, output=tmp_path)
-        for one in EXPERIMENTS["sink"].trials("tiny")
+        for one in EXPERIMENTS["sink"].arms("tiny")
         if one.name == "softmax1"
     )
     jobs = stages.runs([trial], {trial.key: 3e-3})

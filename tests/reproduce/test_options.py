@@ -30,7 +30,7 @@ def _settings(one: Study) -> list[object]:
 
 @pytest.mark.parametrize(("option", "value", "study", "scale", "arm"), OPTIONS)
 def test_an_option_changes_a_job(option, value, study, scale, arm) -> None:
-    (one,) = (one for one in EXPERIMENTS[study].trials(scale) if one.name == arm)
+    (one,) = (one for one in EXPERIMENTS[study].arms(scale) if one.name == arm)
     before = _settings(one)
     after = _settings(changed(one, Changes(**{option: value})))
     assert after != before
@@ -41,7 +41,7 @@ def test_an_option_changes_a_job(option, value, study, scale, arm) -> None:
 
 def test_own_text_takes_the_place_of_the_hubs_where_there_is_some() -> None:
     """Code is a question of its own, and stays."""
-    one = next(EXPERIMENTS["retrofit"].trials("tiny"))
+    one = next(EXPERIMENTS["retrofit"].arms("tiny"))
     asked = changed(one, Changes(test_data=("own.txt",))).questions
     assert asked["bits"].data == replace(one.questions["bits"].data, data=("own.txt",))
     assert asked["bits"].data.validation == 0.999

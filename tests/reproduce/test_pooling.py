@@ -1,14 +1,14 @@
 """Records of one comparison, taken together."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pytest
 
-from clearhead.records.loading import parse
 from clearhead.records.runs import Records
 from clearhead.reproduce.claims import Pooled, evidence, pool, verdict_of
 from clearhead.reproduce.contrasts import LOSS, Contrast, Judgement, blocked, lower, no_worse
+
+from .making import recorded
 
 BASE = [2.5, 2.52, 2.48]
 LOWER = lower("loss", LOSS, "sas", "transformer")
@@ -16,14 +16,10 @@ HOLDS, UNDECIDED = Judgement.HOLDS, Judgement.UNDECIDED
 
 
 def _records(losses: Mapping[str, Sequence[float]]) -> Records:
-    lines: list[dict[str, Any]] = []
-    for arm, values in losses.items():
-        for seed, value in enumerate(values):
-            run, train = {"run": f"{arm}/{seed}"}, {"sequence_length": 8}
-            head = {"arm": arm, "preset": arm, "seed": seed, "train": train}
-            lines.append({"kind": "run", **run, **head})
-            lines.append({"kind": "measure", **run, "metric": "loss", "length": 8, "value": value})
-    return parse(lines)
+    arms = {
+        arm: [{"metric": "loss", "length": 8, "value": [*values]}] for arm, values in losses.items()
+    }
+    return recorded(arms, train={"sequence_length": 8})
 
 
 def _pooled(

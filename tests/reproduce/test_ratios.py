@@ -15,7 +15,7 @@ from clearhead.reproduce.experiments import EXPERIMENTS
 
 def _ratios(folder: Path, ends: dict[str, dict[str, float]]):
     """Joined records of `ratios`: every model starts at 0.2 and ends at these numbers."""
-    trials = [replace(one, output=folder) for one in EXPERIMENTS["ratios"].trials("tiny")]
+    trials = [replace(one, output=folder) for one in EXPERIMENTS["ratios"].arms("tiny")]
     jobs = stages.runs(trials, {one.key: 1e-3 for one in trials if one.tries})
     for job in (jobs := [job for job in jobs if job.name.startswith("evaluations/")]):
         end = ends[job.arm.partition(" ")[0]] if job.after else {"all": 0.2, "first": 0.2}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clearhead.reproduce import book, repairs
+from clearhead.reproduce import book
 from clearhead.reproduce.claims import claims, judged, threshold_over
 from clearhead.reproduce.contrasts import Judgement
 
@@ -21,19 +21,19 @@ from .test_claims import _records
     ],
 )
 def test_a_repair_is_worth_what_it_gains_at_its_price(costs, buys, word):
-    assert repairs.worth(Judgement[costs], Judgement[buys]) == word
+    assert book.worth(Judgement[costs], Judgement[buys]) == word
 
 
 def test_every_price_and_gain_is_a_comparison_of_a_claim():
     known = {claim.name: claim.contrasts for claim in claims()}
-    for one in repairs.REPAIRS:
-        for at in (one.costs, one.buys):
-            assert known[at.claim][at.place].words
+    for _, _, *places in book.REPAIRS:
+        for _, claim, place in places:
+            assert known[claim][place].words
 
 
-def test_the_table_has_the_numbers_of_the_claims(tmp_path):
+def test_the_table_has_the_numbers_of_the_claims():
     losses = {"transformer": [2.5, 2.51, 2.49], "sas-p": [2.4, 2.41, 2.39]}
-    sources = {"r": _records(tmp_path, losses)}
+    sources = {"r": _records(losses)}
     lines = [*book.markdown(sources)]
     (line,) = (one for one in lines if one.startswith("| SAS-P | the block |"))
     gain = "loss, 6 layers: −0.100 (−0.123 to −0.077)"
@@ -45,5 +45,5 @@ def test_the_table_has_the_numbers_of_the_claims(tmp_path):
     assert 0 < threshold_over(ones for _, ones, _ in rows) < 0.05
     table = "\n".join(lines).partition("\n\nOf ")[0].splitlines()[4:]
     assert [row.split(" | ")[0].removeprefix("| ") for row in table] == [
-        one.name for one in repairs.REPAIRS
+        one[0] for one in book.REPAIRS
     ]

@@ -1,4 +1,4 @@
-"""Experiments of the book in a few steps: `clearhead reproduce … --scale smoke`.
+"""Experiments of the book in a few steps, as `smoke` makes them.
 
 One whose models are trained, one that fine-tunes, one that starts from a model; and all of them by
 `make attack`.
@@ -12,8 +12,11 @@ import pytest
 
 from clearhead.cli import main
 from clearhead.records.loading import load
+from clearhead.reproduce import requests
 from clearhead.reproduce.claims import claims, judged
-from clearhead.reproduce.experiments import EXPERIMENTS
+
+from ..cli.conftest import call
+from . import smoke
 
 ALL = os.environ.get("CLEARHEAD_SMOKE") == "all"
 JOBS = 400
@@ -31,13 +34,20 @@ LEFT_OUT = (
 def reproduced(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    base = tmp_path / "base"
+    monkeypatch.setattr(requests, "EXPERIMENTS", smoke.experiments(f"{base}/final"))
+    requests._arms.cache_clear()
+    shape = ("hidden_size=24", "num_hidden_layers=2", "max_position_embeddings=512")
+    text = ("--data.limit", "200000", "--data.vocabulary", "512", "--train.tokens", "4096")
+    assert call("train", "--set", *shape, *text, "--train.log-every", 1, "--output", base) == 0
 
     def run(*words, folder):
         with pytest.raises(SystemExit) as stop:
-            main(["reproduce", *words, "--scale", "smoke", "--output", str(folder)])
+            main(["reproduce", *words, "--output", str(folder)])
         assert stop.value.code == 0, capsys.readouterr().err
 
-    return run
+    yield run
+    requests._arms.cache_clear()
 
 
 @pytest.mark.slow
@@ -61,7 +71,7 @@ def test_all_experiments_run_whole_and_end_with_the_book(reproduced, tmp_path, c
     assert 0 < len([*tmp_path.glob("*/logs/**/*.done")]) <= JOBS
     records: dict[str, Path] = {one.parent.name: one for one in tmp_path.glob("*/records.jsonl")}
     studies = {claim.study for claim in claims()}
-    assert {*records} == {name for name in studies if "smoke" in EXPERIMENTS[name].scales}
+    assert {*records} == studies
     assert all((tmp_path / name / "report.html").exists() for name in records)
     assert "claims: " in capsys.readouterr().out
     for claim, outcomes, _ in judged({name: load(path) for name, path in records.items()}):

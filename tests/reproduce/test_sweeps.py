@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from clearhead.errors import ClearheadError
+from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.jobs import Job
 from clearhead.progress import Work
 from clearhead.records.loading import load
@@ -54,6 +55,10 @@ class Lab:
         return {run.arm: run for run in load(self.folder / "records.jsonl").runs}
 
     def _start(self, job: Job, log: Path, device: str | None) -> SimpleNamespace:
+        if isinstance(job.config, ConvertConfig):
+            job.records.parent.mkdir(parents=True, exist_ok=True)
+            job.records.write_text("{}")
+            return SimpleNamespace(exitcode=0, kill=lambda: None)
         rate = job.config.train.learning_rate
         if job.name.startswith("sweeps/"):
             self.swept.append((job.arm, rate))
@@ -194,27 +199,12 @@ def test_an_arm_without_one_of_its_own_rates_is_left_out_beside_one_that_goes_on
     assert ("arm", 5e-4) not in lab.swept
 
 
-def test_a_given_rate_ends_a_sweep(lab):
-    lab = lab(best={"arm": 1e-3}, stopping=(5e-4,))
-    trial = lab.trial("arm", 1e-3, 2e-3)
-    with pytest.raises(ClearheadError):
-        lab.reproduce(trial)  # its sweep is whole, as sweeps were
-    lab.stopping, lab.swept = (), []
-    (lab.folder / "rates.json").write_text('{"toy/arm": "1e-3"}')
-    lab.reproduce(trial)
-    assert lab.swept == []
-    assert _chosen(lab.runs()["arm"]) == (1e-3, [1e-3, 2e-3], True)
-
-
-def test_a_run_of_another_rate_than_the_settled_one_does_not_count(lab):
+def test_a_run_of_another_rate_does_not_count(lab):
     lab = lab(best={"arm": 5e-4, "other": 2e-3})
-    trials = lab.trial("arm", 1e-3, 2e-3), lab.trial("other", 2e-3)
-    (lab.folder).mkdir()
-    (lab.folder / "rates.json").write_text('{"toy/arm": "2e-3"}')
-    assert lab.reproduce(*trials) == 0
+    other = lab.trial("other", 2e-3)
+    assert lab.reproduce(lab.trial("arm", 2e-3), other) == 0
     assert {*lab.runs()} == {"arm", "other"}
-    (lab.folder / "rates.json").unlink()
-    assert lab.reproduce(*trials) == 1
+    assert lab.reproduce(lab.trial("arm", 1e-3), other) == 1
     assert any(line.startswith("runs/toy/arm-seed0: failed with 1") for line in lab.said)
     assert {*lab.runs()} == {"other"}
 
@@ -232,11 +222,6 @@ def test_losses_of_a_sweep_with_other_settings_choose_no_rate(lab):
     assert {*lab.runs()} == {"arm", "other"}
 
 
-def _on(trial: Study, *data: str) -> Study:
-    """The trial with another training text."""
-    return replace(trial, data=replace(trial.data, data=data))
-
-
 def _without_runs(lab: Lab) -> None:
     """The folder as a command leaves it that was stopped before its first run."""
     shutil.rmtree(lab.folder / "runs")
@@ -245,49 +230,23 @@ def _without_runs(lab: Lab) -> None:
     lab.swept = []
 
 
-def test_rates_given_by_hand_count_on_any_text(lab, tmp_path):
-    """Another rate than the sweep chose, and a copy in a folder without sweeps."""
-    lab = lab(best={"arm": 2e-3})
-    trial = lab.trial("arm", 1e-3, 2e-3, 4e-3)
-    lab.reproduce(_on(trial, "a.txt"))
-    _without_runs(lab)
-    copy = replace(lab, folder=tmp_path / "copy")
-    copy.folder.mkdir()
-    (copy.folder / "rates.json").write_text('{"toy/arm": "2e-3"}')
-    copy.reproduce(_on(copy.trial("arm", 1e-3, 2e-3, 4e-3), "b.txt"))
-    assert copy.runs()["arm"].header["train"]["learning_rate"] == 2e-3
-    (lab.folder / "rates.json").write_text('{"toy/arm": "1e-3"}')
-    lab.reproduce(_on(trial, "b.txt"))
-    assert lab.runs()["arm"].header["train"]["learning_rate"] == 1e-3
-    assert lab.swept == copy.swept == []
-
-
 def test_rates_are_those_of_their_sweeps_wherever_the_folder_is(lab, tmp_path):
     """Its models to start from lie within it, and trackers choose nothing."""
-    lab = lab(best={"arm": 2e-3, "base": 2e-3})
+    lab = lab(best={"arm": 2e-3})
 
-    def within(rate: float = 2e-3) -> Study:
-        return replace(lab.trial("arm", 1e-3, 2e-3, 4e-3), start=lab.trial("base", rate))
+    def within(words: str) -> Study:
+        by = ConvertConfig(model="", output=Path(), to=(words,))
+        return replace(lab.trial("arm", 1e-3, 2e-3, 4e-3), conversion=by)
 
-    lab.reproduce(within())
+    lab.reproduce(within("sink"))
     _without_runs(lab)
     lab.folder = lab.folder.rename(tmp_path / "moved")
-    trial = within()
-    assert lab.reproduce(replace(trial, track=("wandb",))) == 0
+    assert lab.reproduce(replace(within("sink"), track=("wandb",))) == 0
     assert {*lab.runs()} == {"arm"}
     assert not lab.swept
     _without_runs(lab)
-    with pytest.raises(ClearheadError, match="nothing was finished"):
-        lab.reproduce(within(4e-3))  # losses of another start choose no rate
-
-
-@pytest.mark.parametrize("rate", ["1e-3x", None])
-def test_rates_that_are_no_numbers_are_refused(rate, lab):
-    lab = lab(best={"arm": 1e-3})
-    lab.folder.mkdir()
-    (lab.folder / "rates.json").write_text(json.dumps({"toy/arm": rate}))
-    with pytest.raises(ClearheadError, match=r"rates\.json is damaged, for .*: delete it to"):
-        lab.reproduce(lab.trial("arm", 1e-3, 2e-3))
+    lab.reproduce(within("gated"))
+    assert len(lab.swept) == 3  # losses of another start choose no rate
 
 
 def test_an_arm_with_one_rate_is_not_swept(lab):

@@ -60,7 +60,7 @@ def run(words: list[str]) -> int:
     if command.records is not None or command.lengths:
         if not (command.models and command.lengths and command.records):
             raise ClearheadError("lengths and records go together: give both, and name presets")
-        from clearhead.experiments.memory import record_memory
+        from clearhead.experiments.bill import record_memory
 
         record_memory(command)
         show(f"records: {command.records}")

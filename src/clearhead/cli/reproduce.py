@@ -1,6 +1,6 @@
 """clearhead reproduce: the papers' claims and the experiments that decide them, at a scale."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -30,10 +30,10 @@ class Command(Changes):
     the scale."""
     judge: tuple[File, ...] = ()
     """Records to judge the claims by; nothing is run. --output names the book (Markdown)."""
-    scale: Literal["smoke", "tiny", "small", "paper"] = "tiny"
-    """smoke tries the machinery in a few steps, tiny runs on two CPU cores, small takes minutes a
-    model on one GPU, paper is the published recipe, with a GPU for each of --jobs. Commands that
-    spread one model over several GPUs: clearhead plan --recipes."""
+    scale: Literal["tiny", "small", "paper"] = "tiny"
+    """tiny runs on two CPU cores, small takes minutes a model on one GPU, paper is the published
+    recipe, with a GPU for each of --jobs. Commands that spread one model over several GPUs:
+    clearhead plan --recipes."""
     output: Path | None = None
     """Folder for everything that is made; runs/EXPERIMENT-SCALE where not given. The same command
     goes on where it stopped, and claims of one experiment share its runs."""
@@ -64,8 +64,8 @@ def run(words: list[str]) -> int:
 
     studies = chosen(command.names, command.scale, command.output, command)
     if command.dry_run:
-        for name, trials in studies.items():
-            _print(name, trials, command.scale)
+        for name, arms in studies.items():
+            _print(name, arms, command.scale)
         return 0
     return _run(command, studies)
 
@@ -78,10 +78,10 @@ def _run(command: Command, studies: "Mapping[str, Sequence[Study]]") -> int:
 
     stages.check_models(chain.from_iterable(studies.values()))
     failed, sources = 0, {}
-    for name, trials in studies.items():
-        output = trials[0].output
+    for name, arms in studies.items():
+        output = arms[0].output
         with Line(unit="job") as work:
-            records, wrong = stages.reproduce(trials, output, jobs=command.jobs, say=say, work=work)
+            records, wrong = stages.reproduce(arms, output, jobs=command.jobs, say=say, work=work)
         failed += wrong
         sources[name] = records
         title = f"clearhead reproduce {name}, {command.scale}"
@@ -98,11 +98,11 @@ def _list(scale: str) -> None:
     from clearhead.reproduce.experiments import EXPERIMENTS
     from clearhead.reproduce.requests import arms_of, has_arms
 
-    def bill(study: str, patterns: tuple[str, ...] = ("*",)) -> str:
-        return f"at {scale} {cost([*arms_of(study, scale, patterns)]).in_words(scale)}"
+    def bill(study: str, patterns: Iterable[str] = ("*",)) -> str:
+        return f"at {scale} {cost(arms_of(study, scale, patterns)).in_words(scale)}"
 
     for one in claims():
-        costs = bill(one.study, tuple(one.arms)) if has_arms(one, scale) else f"not at {scale}"
+        costs = bill(one.study, one.arms) if has_arms(one, scale) else f"not at {scale}"
         write(f"{', '.join((one.name, *one.also))}: {one.says} [{one.study}, {costs}]")
     for each in EXPERIMENTS.values():
         costs = bill(each.name) if scale in each.scales else f"not at {scale}"
@@ -120,12 +120,12 @@ def _publish_book(sources: dict[str, Path], output: Path) -> None:
     show(f"claims: {output}")
 
 
-def _print(name: str, trials: "Sequence[Study]", scale: str) -> None:
+def _print(name: str, arms: "Sequence[Study]", scale: str) -> None:
     """An experiment's cost, and a line an arm."""
     from clearhead.reproduce.cost import cost, parameters
 
-    write(f"{name}, in {trials[0].output}: {cost(trials).in_words(scale)}")
-    for one in trials:
+    write(f"{name}, in {arms[0].output}: {cost(arms).in_words(scale)}")
+    for one in arms:
         parts = [f"{(one.parameters or parameters(one)) / 1e6:,.2f} M parameters"]
         if one.tries:
             parts += [f"{one.train.tokens:,} tokens", f"rates {' '.join(map(str, one.tries))}"]

@@ -29,7 +29,7 @@ class Command(OpensModels):
 
     models: Positional[tuple[Model, ...]]
     """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
-    init:NAME is a preset, or a checkpoint's configuration, with fresh weights."""
+    init:NAME is a preset with fresh weights."""
     text: Passage = TEXT
     """Text to read: in words, or a file, a folder or another source of --data.data, of which the
     first text is read."""
@@ -96,7 +96,6 @@ def _loaded(source: str, command: Command) -> tuple[Any, Any]:
             command.size,
             overrides(command.set),
             DataConfig(),
-            trust_remote_code=command.trust_remote_code,
             say=say,
         )
         return model, corpus.tokenizer

@@ -100,23 +100,6 @@ def classes_of(rows: Sequence[Row], task: Task) -> tuple[str, ...]:
     return classes
 
 
-def without_tenth(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """The training rows without a tenth of them, drawn the same every time, and that tenth.
-
-    Raises:
-        ClearheadError: for fewer than ten rows.
-    """
-    size = len(rows) // 10
-    if not size:
-        raise ClearheadError(
-            f"held_out training measures a tenth of the training rows, and there are {len(rows)}: "
-            "give ten or more"
-        )
-    order = permutation("labelled rows held out", len(rows)).tolist()
-    held_out, kept = (sorted(part) for part in (order[:size], order[size:]))
-    return [rows[one] for one in kept], [rows[one] for one in held_out]
-
-
 def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[int] | list[float]:
     """Labels as a loss takes them: class numbers, or floats for a regression.
 

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -65,28 +65,21 @@ def make_arms(
             decides nothing.
     """
     _check_keys(vary)
-    combinations = [
-        dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())
-    ]
+    if rates and TRAIN + "learning_rate" in vary:
+        raise ClearheadError("rates and a varied train.learning_rate both set it: give one of them")
     arms = []
-    for name, changes in itertools.product(presets, combinations):
+    for name, values in itertools.product(presets, itertools.product(*vary.values())):
+        changes = dict(zip(vary, values, strict=True))
         called = BETWEEN.join([name, *(_in_words(*change) for change in changes.items())])
-        keys = {key: value for key, value in changes.items() if not key.startswith(TRAIN)}
-        settings = {
-            key.removeprefix(TRAIN): value
-            for key, value in changes.items()
-            if key.startswith(TRAIN)
-        }
+        model, settings = dict(set), dict[str, Any]()
+        for key, value in changes.items():
+            (settings if key.startswith(TRAIN) else model)[key.removeprefix(TRAIN)] = value
         try:
             settled = replace(train, **settings)
         except ClearheadError as error:
             raise ClearheadError(f"{called}: {error}" if vary else str(error)) from error
-        arms.append(
-            Arm(name=called, preset=name, changes=changes, model={**set, **keys}, train=settled)
-        )
-    if rates and TRAIN + "learning_rate" in vary:
-        raise ClearheadError("rates and a varied train.learning_rate both set it: give one of them")
-    return tuple(_with_rates(arms, rates))
+        arms.append(Arm(name=called, preset=name, changes=changes, model=model, train=settled))
+    return _with_rates(arms, rates)
 
 
 def models_of(arms: Iterable[Arm], size: str, *, based: bool) -> dict[str, Any]:
@@ -145,20 +138,18 @@ def _in_words(key: str, value: Any) -> str:
     return text if key == OPTIMIZER else f"{key.removeprefix(TRAIN)} {text}"
 
 
-def _with_rates(arms: Sequence[Arm], rates: Mapping[str, float]) -> Iterator[Arm]:
-    used = set[str]()
-    for arm in arms:
+def _with_rates(arms: Sequence[Arm], rates: Mapping[str, float]) -> tuple[Arm, ...]:
+    def pattern(arm: Arm) -> str | None:
         parts = arm.name.split(BETWEEN)
-        matching = (one for one in rates if one in parts or fnmatchcase(arm.name, one))
-        pattern = next(matching, None)
-        if pattern is None:
-            yield arm
-            continue
-        used.add(pattern)
-        yield replace(arm, train=replace(arm.train, learning_rate=rates[pattern]))
-    for pattern in rates:
-        if pattern not in used:
-            raise ClearheadError(
-                f"rates names {pattern!r}, which is not compared, or only where an earlier one "
-                f"decides: compared are {', '.join(arm.name for arm in arms)}"
-            )
+        return next((one for one in rates if one in parts or fnmatchcase(arm.name, one)), None)
+
+    chosen = [pattern(arm) for arm in arms]
+    if idle := [one for one in rates if one not in chosen]:
+        raise ClearheadError(
+            f"rates names {idle[0]!r}, which is not compared, or only where an earlier one "
+            f"decides: compared are {', '.join(arm.name for arm in arms)}"
+        )
+    return tuple(
+        arm if one is None else replace(arm, train=replace(arm.train, learning_rate=rates[one]))
+        for arm, one in zip(arms, chosen, strict=True)
+    )

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,8 +33,6 @@ from clearhead.nn.sink import AT_REST, Sink
 from clearhead.optim.groups import matched
 from clearhead.terminal import say
 from clearhead.train import TrainConfig
-
-_COUNTS = ("parameters", "non_embedding_parameters")
 
 
 @dataclass(frozen=True)
@@ -163,23 +162,22 @@ class ArmModel:
             ClearheadError: where it cannot be built, or made from the base.
         """
         if base is None:
-            kind = OBJECTIVES[config.objective]
-            found = fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
-            check_room(found, arm.train)
+            model = fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
+            check_room(model, arm.train)
+            build: Callable[[], Any] = partial(OBJECTIVES[config.objective], model)
             with torch.device("meta"):
-                outline = kind(found)
-            costs = plan(found, length=arm.train.sequence_length)
-            counts = {key: getattr(costs, key) for key in (*_COUNTS, "forward_flops")}
-            return cls(outline, counts, lambda: kind(found))
+                outline = build()
+            flops = plan(model, length=arm.train.sequence_length).forward_flops
+            return cls(outline, _counted(outline) | {"forward_flops": flops}, build)
+        build = lambda: base.start(arm.preset, arm.model).model  # noqa: E731
         try:
-            outline = base.start(arm.preset, arm.model).model
+            outline = build()
         except ClearheadError as error:
             raise ClearheadError(f"{arm.name}: {error}") from error
         if remark := resting_sinks(outline, arm.train):
             remark = f"{arm.name}: {remark}, in a comparison of arms with a null key or XSA"
         outline.to("meta")
         outline.tie_weights()
-        build = lambda: base.start(arm.preset, arm.model).model  # noqa: E731
         return cls(outline, _counted(outline), build, base.describe(), remark)
 
 
@@ -189,4 +187,4 @@ def _counted(model: Any) -> dict[str, int]:
     tables = {module.weight for module in (*modules, model.get_output_embeddings())}
     total = parameter_count(model)
     embedding = sum(table.numel() for table in tables)
-    return dict(zip(_COUNTS, (total, total - embedding), strict=True))
+    return {"parameters": total, "non_embedding_parameters": total - embedding}

@@ -1,4 +1,7 @@
-"""The bill of a training run before any weight exists: memory, FLOPs, time; and devices."""
+"""The bill of a training run before any weight exists: memory, FLOPs, time; and devices.
+
+And bytes of a model's tensors by length of text, counted without storage, as records.
+"""
 
 import os
 import warnings
@@ -12,9 +15,22 @@ from clearhead import ops
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.experiments.run_setup import OBJECTIVES, objective_of
-from clearhead.models import ClearheadForMaskedLM, Plan, plan
+from clearhead.experiments.sweep_configs import PlanConfig
+from clearhead.models import (
+    ClearheadConfig,
+    ClearheadForCausalLM,
+    ClearheadForMaskedLM,
+    Plan,
+    plan,
+    preset,
+)
 from clearhead.models.planning import counterpart, without_data
+from clearhead.models.pretrained import cache_of
 from clearhead.optim import build_optimizer
+from clearhead.records.files import write_text
+from clearhead.records.jsonl import encode
+from clearhead.records.provenance import provenance
+from clearhead.records.runs import Line
 from clearhead.train.config import TrainConfig
 from clearhead.train.parallel import dealt_among
 
@@ -186,3 +202,59 @@ def _loss(model: Any, batch: dict[str, torch.Tensor], labels_BT: torch.Tensor) -
     x_NC = x_BTC.flatten(0, 1).index_select(0, hidden_N)
     labels_N = labels_BT.flatten().index_select(0, hidden_N)
     return ops.linear_cross_entropy(x_NC, model.lm_head.weight, labels_N)
+
+
+def record_memory(config: PlanConfig, **_: object) -> list[Line]:
+    """Count the bytes of each preset at each length; return their records, which are in
+    `config.records` too.
+
+    - `step_bytes`: of all tensors but weights, gradients and the optimizer's, when a training step
+      of one text holds most (`training_memory`).
+    - `cached_key_bytes`, `cached_bytes`: a token's keys, and its keys and values, at two bytes a
+      number, as the model's own forward pass caches them.
+
+    Raises:
+        ClearheadError: for a model that is no preset, or that cannot be counted.
+    """
+    lines: list[Line] = []
+    train = TrainConfig(batch_size=1, precision="bf16")
+    for name in config.models:
+        positions = {"max_position_embeddings": max(config.lengths)}
+        model = preset(name, config.size, **positions | config.set)
+        lines.append(
+            {
+                "kind": "run",
+                "run": name,
+                "arm": name,
+                "preset": name,
+                "seed": 0,
+                "size": config.size,
+                "model": model.to_diff_dict(),
+                "parameters": plan(model).parameters,
+                "train": {"tokens": 0, "batch_size": 1, "precision": train.precision},
+                **provenance(torch.device("cpu")),
+            }
+        )
+        for length in config.lengths:
+            step = training_memory(model, replace(train, sequence_length=length))
+            keys, values = _cached(model, length)
+            counts = {
+                "step_bytes": step["activations"],
+                "cached_key_bytes": 2 * keys / length,
+                "cached_bytes": 2 * (keys + values) / length,
+            }
+            of = {"kind": "measure", "run": name, "task": "memory", "length": length}
+            lines += [{**of, "metric": metric, "value": one} for metric, one in counts.items()]
+    assert config.records is not None
+    write_text(config.records, "".join(map(encode, lines)))
+    return lines
+
+
+def _cached(config: ClearheadConfig, length: int) -> tuple[int, int]:
+    """Numbers of keys and of values in the cache after one text of `length`."""
+    with torch.device("meta"):
+        model: Any = ClearheadForCausalLM(config)
+    with without_data(), torch.no_grad():
+        ids_BT = torch.zeros(1, length, dtype=torch.int64)
+        layers = cache_of(model.to_empty(device="cpu").eval()(ids_BT, use_cache=True)).layers
+    return sum(one.keys.numel() for one in layers), sum(one.values.numel() for one in layers)

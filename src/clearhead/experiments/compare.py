@@ -1,27 +1,204 @@
-"""A comparison: every arm is trained on the same tokens in the same order and measured alike."""
+"""A comparison: every arm is trained on the same tokens in the same order and measured alike.
 
+OUTPUT/ARM-seedN/                a run's folder (`clearhead.train.run_dir`)
+OUTPUT/ARM-seedN/records.jsonl   its records, published whole
+OUTPUT/records.jsonl             the records of all finished runs
+"""
+
+import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clearhead.data import Corpus, prepare, with_mask_token
+import torch
+
+from clearhead.data import Corpus, prepare, windows, with_mask_token
 from clearhead.errors import ClearheadError
 from clearhead.experiments import processes
+from clearhead.experiments.arms import Arm
 from clearhead.experiments.bases import ArmModel, Base, open_base
-from clearhead.experiments.comparison_run import Run, folder_of, header_of
-from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun
-from clearhead.experiments.run_setup import data_of
+from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun, milestone_steps
+from clearhead.experiments.final_measures import MILESTONES, Milestones, measure
+from clearhead.experiments.jobs import Job
+from clearhead.experiments.run_setup import batches, data_of, masked_batches
+from clearhead.models.loading import best_device
+from clearhead.optim import build_optimizer
 from clearhead.progress import Work
+from clearhead.records import jsonl
 from clearhead.records.files import write_text
 from clearhead.records.loading import load
 from clearhead.records.lock import hold_folder
+from clearhead.records.provenance import KEYS
 from clearhead.records.runs import Records
-from clearhead.train import DivergedError, Progress, make_trackers
-from clearhead.train.run_dir import require_no_run
+from clearhead.train import (
+    DivergedError,
+    Progress,
+    TrainResult,
+    make_trackers,
+    precision,
+    train_to_end,
+)
+from clearhead.train.callbacks import METRICS
+from clearhead.train.run_dir import read_record, refuse_changes, require_no_run
+from clearhead.train.trainable import choose_parameters
 from clearhead.train.world import World, joined
+
+UNTIMED = "the process that trained it was stopped before the measurements"
+# Of a run's header: what another request must have alike to take its records.
+_SETTINGS = (
+    *("size", "from", "model", "train", "lengths", "evaluation_tokens", "measure_every"),
+    *("documents", "held_out"),
+)
+
+
+def folder_of(config: CompareConfig, arm: Arm, seed: int) -> Path:
+    """The folder of a run."""
+    return config.output / f"{arm.folder}-seed{seed}"
+
+
+class Run:
+    """One run: an arm with a seed."""
+
+    def __init__(
+        self, config: CompareConfig, corpus: Corpus, arm: Arm, seed: int, model: ArmModel
+    ) -> None:
+        self.config = config
+        self.corpus = corpus
+        self.arm = arm
+        self.seed = seed
+        # As it will be computed: the header of a record has no "auto".
+        resolved = precision.resolve(arm.train.precision, best_device())
+        self.settings = replace(arm.train, seed=seed, precision=resolved)
+        self.model = model
+        if config.measure_every and arm.train.parallel == "fsdp":
+            raise ClearheadError(
+                "measure_every needs the whole model in one process: choose parallel ddp"
+            )
+        self.folder = folder_of(config, arm, seed)
+        self.records = self.folder / RECORDS
+        self.called = f"{arm.name}, seed {seed}"
+        self.header = self._header()
+
+    def _header(self) -> dict[str, Any]:
+        """The run's own line of the records; what a training run adds to it comes later."""
+        length = self.settings.sequence_length
+        return {
+            "kind": "run",
+            "run": f"{self.arm.name}/seed{self.seed}",
+            "arm": self.arm.name,
+            "preset": self.arm.preset,
+            "changes": self.arm.changes,
+            "size": self.config.size if self.model.origin is None else "",
+            "from": self.model.origin,
+            "seed": self.seed,
+            "label": self.config.label,
+            "model": self.model.outline.config.to_diff_dict(),
+            "train": asdict(self.settings),
+            "data": self.corpus.describe(),
+            **self.model.counts,
+            "objective": self.config.objective,
+            "lengths": [multiple * length for multiple in self.config.lengths],
+            "evaluation_tokens": self.config.evaluation_tokens,
+            "measure_every": milestone_steps(self.config.measure_every, self.settings),
+            "documents": self.config.documents,
+            "held_out": self.config.held_out,
+        }
+
+    def check(self) -> None:
+        """Refuse what training or measuring would refuse only hours later, and a folder whose
+        finished run was made with other settings."""
+        if self.records.exists():
+            found, wanted = (
+                {key: one.get(key) for key in _SETTINGS}
+                | {"data": {"fingerprint": (one.get("data") or {}).get("fingerprint")}}
+                for one in (header_of(self.records), self.header)
+            )
+            refuse_changes(self.folder, found, wanted)
+            return
+        model = copy.deepcopy(self.model.outline)
+        try:
+            choose_parameters(model, self.settings)
+            build_optimizer(model, self.settings)
+        except ClearheadError as error:
+            raise ClearheadError(f"{self.arm.name}: {error}") from error
+        if self.header["lengths"] or self.header["measure_every"]:
+            windows(self.corpus, length=self.settings.sequence_length, count=1)
+
+    def make(self, work: Work, first: Callable[[Any], Any]) -> None:
+        """Train the model, or resume it; `first` calls what measures it and publishes the records
+        in the first process alone."""
+        work.begin(f"{self.called}, {self.header['parameters']:,} parameters")
+        callbacks = [Progress(work=work), *make_trackers(self.config.track)]
+        every = self.header["measure_every"]
+        torch.manual_seed(self.seed)
+        model = self.model.build().to(best_device())
+        if every:
+            apart = self.config.documents == "apart"
+            followed = Milestones(self.corpus, self.settings, every=every, documents_apart=apart)
+            callbacks = [*callbacks, followed]
+        batched = masked_batches if self.config.objective == "mlm" else batches
+        result = diverged = None
+        try:
+            model, result = train_to_end(
+                model,
+                batched(self.corpus, self.settings, self.folder),
+                self.settings,
+                output=self.folder,
+                tokenizer=self.corpus.tokenizer,
+                callbacks=callbacks,
+                description={"run": self.header["run"], "data": self.header["data"]},
+            )
+        except DivergedError as error:
+            diverged = str(error)
+        lines = self._lines(model, result, diverged)
+        first(lambda: write_text(self.records, "".join(map(jsonl.encode, lines))))
+
+    def _lines(
+        self, model: Any, result: TrainResult | None, diverged: str | None
+    ) -> Iterator[dict[str, Any]]:
+        name, lengths = self.header["run"], self.header["lengths"]
+        measured, record = {"kind": "measure", "run": name}, read_record(self.folder)
+        origin = {key: record[key] for key in KEYS if key in record}
+        yield self.header | origin | {"diverged": diverged}
+        for line in jsonl.steps(self.folder / METRICS):
+            yield line | {"kind": "step", "run": name}
+        if self.header["measure_every"]:
+            yield from jsonl.steps(self.folder / MILESTONES)
+        for metric in ("seconds", "tokens_per_second", "peak_memory_bytes"):
+            value = getattr(result, metric, None)
+            reason = {} if value is not None else {"reason": diverged or UNTIMED}
+            metric = "train_seconds" if metric == "seconds" else metric
+            yield {**measured, "metric": metric, "value": value, **reason}
+        if diverged is not None:
+            none = {"metric": "perplexity", "value": None, "reason": diverged}
+            yield from ({**measured, **none, "length": length} for length in lengths)
+        elif lengths:
+            options = {"lengths": lengths, "tokens": self.config.evaluation_tokens}
+            apart = self.config.documents == "apart"
+            for found in measure(
+                model, self.corpus, self.settings, documents_apart=apart, **options
+            ):
+                yield {**measured, **found}
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    """The header of a finished run's records.
+
+    Raises:
+        ClearheadError: naming the file, where it is damaged.
+    """
+    advice = "restore it, or delete it to have the trained model measured again"
+    try:
+        (run,) = load(path).runs
+    except ClearheadError as error:
+        raise ClearheadError(f"{error}: {advice}") from error
+    except ValueError as error:
+        raise ClearheadError(f"{path} holds no run, or several: {advice}") from error
+    return run.header
 
 
 def compare(
@@ -91,7 +268,7 @@ def _compare(
         _side_by_side([jobs[number] for number in waiting], config, say, work)
     else:
         for number in waiting:
-            _made(jobs[number], work, world.by_first)
+            jobs[number].make(work, world.by_first)
             world.by_first(partial(_join, jobs, config.output / RECORDS))
             work.end()
     world.by_first(partial(_join, jobs, config.output / RECORDS))
@@ -111,20 +288,22 @@ def _join(jobs: list[Run], records: Path) -> None:
     write_text(records, "".join(done))
 
 
-def _made(job: Run, work: Work, first: Callable[[Any], Any]) -> None:
-    """Train a run; `first` calls what measures and records it in the first process alone."""
-    work.begin(f"{job.called}, {job.header['parameters']:,} parameters")
-    trained = job.train([Progress(work=work), *make_trackers(job.config.track)])
-    first(lambda: job.record(trained))
-
-
 def _side_by_side(
     runs: list[Run], config: CompareConfig, say: Callable[[str], None], work: Work
 ) -> None:
     """Make runs in processes, so many at a time; refuse to go on without those that failed."""
     count, logs = min(config.jobs, len(runs)), config.output / "logs"
     say(f"{count} of {len(runs)} runs at once, with logs in {logs}")
-    jobs = [one.of_a_process() for one in runs]
+    jobs = [
+        Job(
+            name=one.folder.name,
+            config=OneRun(comparison=config, arm=one.arm.name, seed=one.seed),
+            records=one.records,
+            arm=one.arm.name,
+            label=config.label,
+        )
+        for one in runs
+    ]
     if failed := processes.run(jobs, logs=logs, jobs=count, say=say, work=work):
         raise ClearheadError(
             f"{len(failed)} of {len(runs)} runs failed ({', '.join(one.name for one in failed)}): "
@@ -141,9 +320,9 @@ def make_run(one: OneRun, *, say: Callable[[str], None], work: Work) -> None:
     config = one.comparison
     base, corpus = _opened(config, say)
     arm = next(arm for arm in config.arms if arm.name == one.arm)
-    job = Run(config, corpus, arm, one.seed, ArmModel.of(arm, config, corpus, base))
     work.start(1)
-    _made(job, work, lambda do: do())
+    run = Run(config, corpus, arm, one.seed, ArmModel.of(arm, config, corpus, base))
+    run.make(work, lambda do: do())
 
 
 def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | None, Corpus]:

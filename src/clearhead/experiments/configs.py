@@ -209,9 +209,6 @@ class FinetuneJob:
     """Training rows: .jsonl(.gz), or hf:NAME[:CONFIG][#SPLIT]. A named task knows its own."""
     validation_file: tuple[Source, ...] = ()
     """Validation rows, in the same forms; each of several files is measured by itself."""
-    held_out: Literal["validation", "training"] = "validation"
-    """The rows that are measured: the validation rows, or a tenth of the training rows, which are
-    then not trained on. Settings chosen by the second are chosen on rows that no result reports."""
     text_field: Field | None = None
     """Field of the text; "text" where not given (a named task knows its own)."""
     pair_field: Field | None = None
@@ -236,17 +233,12 @@ class FinetuneJob:
         check_distinct(self, "seeds")
         if self.task is not None:
             choose("task", self.task, TASKS)
-        elif self.train_file is None or not (self.validation_file or self.tunes):
+        elif self.train_file is None or not self.validation_file:
             raise ClearheadError(
                 f"give --task, one of {', '.join(TASKS)}; or --train-file and --validation-file"
             )
-        if not self.tunes and (self.train_file is None) != (not self.validation_file):
+        if (self.train_file is None) != (not self.validation_file):
             raise ClearheadError("give train-file and validation-file both, or neither")
-
-    @property
-    def tunes(self) -> bool:
-        """True where training rows are measured, to choose settings by."""
-        return self.held_out == "training"
 
     def resolved(self) -> Task:
         """The task with the fields and the files that are given."""

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.data import Corpus, DataConfig, prepare, windows
-from clearhead.experiments.compare import compare
-from clearhead.experiments.comparison_run import folder_of
+from clearhead.experiments.compare import compare, folder_of
 from clearhead.experiments.configs import RECORDS, CompareConfig
 from clearhead.experiments.diagnosing import run_diagnosis
 from clearhead.experiments.final_measures import states

@@ -10,18 +10,8 @@ import torch
 from clearhead.data import Corpus
 from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask
 from clearhead.errors import ClearheadError
-from clearhead.experiments.run_setup import (
-    load_model,
-    own_text,
-    text_of,
-    untrained,
-)
-from clearhead.experiments.sweep_configs import (
-    DIAGNOSIS_FILE,
-    FRESH,
-    DiagnoseConfig,
-    short_names,
-)
+from clearhead.experiments.run_setup import load_model, own_text, text_of, untrained
+from clearhead.experiments.sweep_configs import DIAGNOSIS_FILE, FRESH, DiagnoseConfig, short_names
 from clearhead.measure import Portion, Subject, Texts
 from clearhead.measure.sweep import sweep
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
@@ -46,63 +36,51 @@ def run_diagnosis(
     for source in config.models:
         if not source.startswith(FRESH):
             resolved(source)  # refuses a mistyped path before the other is measured
-    portions = [
-        partial(_portion, source, name, config, say)
-        for source, name in zip(config.models, short_names(config.models), strict=True)
-    ]
+
+    def portion(source: str, name: str) -> Portion:
+        with within_memory(LESS_MEMORY):
+            model, corpus = _loaded(source, config, say)
+        limits = longest_text(model), getattr(model.config, "max_position_embeddings", None)
+        length = config.length or min(LENGTH, next(filter(None, limits), LENGTH))
+        task = DiagnosisTask(length=length, windows=config.windows, at=config.at)
+        subject = Subject(
+            model=model,
+            tokenizer=corpus.tokenizer,
+            texts=Texts(lambda: corpus, ("validation",)),
+            lengths=(length,),
+            tokens=length * config.windows,
+            batch_tokens=config.batch_tokens,
+            seed=config.seeds[0],
+        )
+        header = {
+            "run": name,
+            "parameters": parameter_count(model),
+            "architecture": type(model).__name__,
+            "dtype": dtype_name(model),
+            "windows": task.number(subject),
+            "at": config.at,
+            "length": length,
+            "batch_size": max(1, config.batch_tokens // length),
+        }
+        say(f"{name}: {header['windows']} windows")
+        return Portion(
+            header=header,
+            subjects=[({}, subject)],
+            tasks={"diagnosis": task},
+            seeds=config.seeds,
+            less=LESS_MEMORY,
+        )
+
+    named = zip(config.models, short_names(config.models), strict=True)
+    portions = [partial(portion, *one) for one in named]
     return sweep(portions, records=config.output / DIAGNOSIS_FILE, study=DIAGNOSIS, work=work)
-
-
-def _portion(source: str, name: str, config: DiagnoseConfig, say: Callable[[str], None]) -> Portion:
-    with within_memory(LESS_MEMORY):
-        model, corpus = _loaded(source, config, say)
-    made_for = (
-        longest_text(model) or getattr(model.config, "max_position_embeddings", None) or LENGTH
-    )
-    length = config.length or min(LENGTH, made_for)
-    batch_size = max(1, config.batch_tokens // length)
-    task = DiagnosisTask(
-        length=length,
-        windows=config.windows,
-        at=config.at,
-    )
-    subject = Subject(
-        model=model,
-        tokenizer=corpus.tokenizer,
-        texts=Texts(lambda: corpus, ("validation",)),
-        lengths=(length,),
-        tokens=length * config.windows,
-        batch_tokens=config.batch_tokens,
-        seed=config.seeds[0],
-    )
-    header = {
-        "run": name,
-        "parameters": parameter_count(model),
-        "architecture": type(model).__name__,
-        "dtype": dtype_name(model),
-        "windows": task.number(subject),
-        "at": config.at,
-        "length": length,
-        "batch_size": batch_size,
-    }
-    say(f"{name}: {header['windows']} windows")
-    tasks = {"diagnosis": task}
-    return Portion(
-        header=header, subjects=[({}, subject)], tasks=tasks, seeds=config.seeds, less=LESS_MEMORY
-    )
 
 
 def _loaded(source: str, config: DiagnoseConfig, say: Callable[[str], None]) -> tuple[Any, Corpus]:
     if source.startswith(FRESH):
         torch.manual_seed(config.seeds[0])
-        return untrained(
-            source.removeprefix(FRESH),
-            "tiny" if config.size is None else config.size,
-            config.set,
-            config.data,
-            trust_remote_code=config.trust_remote_code,
-            say=say,
-        )
+        name, size = source.removeprefix(FRESH), config.size or "tiny"
+        return untrained(name, size, config.set, config.data, say=say)
     model, tokenizer = load_model(
         source, kinds=("causal", "masked", "bare"), trust_remote_code=config.trust_remote_code
     )

@@ -1,10 +1,10 @@
-"""An evaluation as a value: which models, which tasks, on what text; and its run."""
+"""The evaluation of models by tasks, on a text."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError, choose
@@ -20,13 +20,6 @@ from clearhead.records.runs import Line
 
 EvalTask = Task[Subject]
 MASKED, HARNESS, NONE = "masked", "lm_eval", "none"
-
-
-class Scaling(NamedTuple):
-    """A rope scaling and its factor; "none" has none."""
-
-    kind: str
-    factor: float | None = None
 
 
 def run_evaluation(
@@ -50,52 +43,36 @@ def run_evaluation(
     if len(set(names)) < len(names):
         for run, name in zip(runs, short_names(config.models), strict=True):
             run["run"] = run["preset"] = name
-    portions = [
-        partial(_portion, config, model, run, named, variants, say)
-        for model, run in zip(config.models, runs, strict=True)
-    ]
+
+    def portion(source: str, run: Line) -> Portion:
+        model, tokenizer = load_model(
+            source, kinds=("causal", "masked"), trust_remote_code=config.trust_remote_code
+        )
+        tasks = _tasks(config, source, named, model)
+        text = partial(text_of, config.data, config.models)
+        subject = Subject(
+            model=model,
+            tokenizer=tokenizer,
+            texts=Texts(
+                lambda: prepare(text(), tokenizer=tokenizer, progress=say),
+                ("train", "validation") if config.split == "all" else ("validation",),
+            ),
+            lengths=_lengths(config.lengths, model, tasks),
+            tokens=config.tokens,
+            batch_tokens=config.batch_tokens,
+            seed=config.seeds[0],
+        )
+        run |= {"weights": subject.weights}  # those of a scaled variant differ
+        run |= {"model": {"from": source, **model.config.to_diff_dict()}}
+        subjects = []
+        for kind, factor in variants:
+            changed = model if factor is None else with_scaled_rope(model, kind, factor)
+            subjects.append(({"scaling": kind, "factor": factor}, replace(subject, model=changed)))
+        less = "give shorter --lengths or a smaller --batch-tokens"
+        return Portion(header=run, subjects=subjects, tasks=tasks, seeds=config.seeds, less=less)
+
+    portions = [partial(portion, *one) for one in zip(config.models, runs, strict=True)]
     return sweep(portions, records=config.records, work=work, told=told)
-
-
-def _portion(
-    config: Any,
-    name: str,
-    run: Line,
-    named: list[str],
-    variants: list[Scaling],
-    say: Callable[[str], None],
-) -> Portion:
-    model, tokenizer = load_model(
-        name, kinds=("causal", "masked"), trust_remote_code=config.trust_remote_code
-    )
-    tasks = _tasks(config, name, named, model)
-    subject = Subject(
-        model=model,
-        tokenizer=tokenizer,
-        texts=Texts(
-            lambda: prepare(text_of(config.data, config.models), tokenizer=tokenizer, progress=say),
-            ("train", "validation") if config.split == "all" else ("validation",),
-        ),
-        lengths=_lengths(config.lengths, model, tasks),
-        tokens=config.tokens,
-        batch_tokens=config.batch_tokens,
-        seed=config.seeds[0],
-    )
-    subjects = []
-    for kind, factor in variants:
-        changed = model if factor is None else with_scaled_rope(model, kind, factor)
-        subjects.append(({"scaling": kind, "factor": factor}, replace(subject, model=changed)))
-    return Portion(
-        header={
-            **run,
-            "weights": subject.weights,  # those of a scaled variant differ
-            "model": {"from": name, **model.config.to_diff_dict()},
-        },
-        subjects=subjects,
-        tasks=tasks,
-        seeds=config.seeds,
-        less="give shorter --lengths or a smaller --batch-tokens",
-    )
 
 
 def _named(config: Any) -> tuple[list[str], Any]:
@@ -120,7 +97,8 @@ def _tasks(config: Any, source: str, named: list[str], model: Any) -> dict[str, 
     return {name: TASKS[name](**vars(getattr(config, name))) for name in names}
 
 
-def _variants(config: Any) -> list[Scaling]:
+def _variants(config: Any) -> list[tuple[str, float | None]]:
+    """The rope scalings, each with its factor; "none" has none."""
     kinds = [
         choose("rope scaling", kind, (NONE, *SCALINGS)) for kind in parted(config.rope_scaling)
     ]
@@ -133,8 +111,7 @@ def _variants(config: Any) -> list[Scaling]:
     takes = [kind for kind in kinds if kind != NONE]
     if takes and not factors:
         raise ClearheadError(f"rope scaling {takes[0]} takes a factor: for example --factors 2 4 8")
-    found = [Scaling(NONE)] if NONE in kinds else []
-    return found + [Scaling(kind, factor) for kind in takes for factor in factors]
+    return [(NONE, None)] * (NONE in kinds) + [(kind, one) for kind in takes for one in factors]
 
 
 def _lengths(given: tuple[int, ...], model: Any, tasks: Mapping[str, EvalTask]) -> tuple[int, ...]:

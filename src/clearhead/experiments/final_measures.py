@@ -43,15 +43,12 @@ def measure(
         tokens: validation tokens read at each length, and at most for attention and states.
         documents_apart: whether these losses keep the documents of a window apart.
     """
+    read: dict[str, Any] = {"tokens": tokens, "documents_apart": documents_apart}
     if getattr(model, "objective", None) == "mlm":
         for size in lengths:
-            yield from masked_loss(
-                model, corpus, length=size, tokens=tokens, documents_apart=documents_apart
-            )
+            yield from masked_loss(model, corpus, length=size, **read)
     else:
-        yield from perplexity_by_length(
-            model, corpus, lengths=lengths, tokens=tokens, documents_apart=documents_apart
-        )
+        yield from perplexity_by_length(model, corpus, lengths=lengths, **read)
     length = settings.sequence_length
     count = min(DIAGNOSED_WINDOWS, max(1, tokens // length))
     texts = list(windows(corpus, length=length, count=count))

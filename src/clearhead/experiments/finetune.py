@@ -46,7 +46,6 @@ from clearhead.train.run_dir import (
 )
 
 DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
-HELD_OUT = "training rows held out"  # a split, in records
 _DECISIVE = ("arm", "task", "train", "data", "from")  # of a header: what decides the results
 
 
@@ -86,12 +85,6 @@ def run_finetune(
         return store.records()
 
 
-def model_name(name: str) -> str:
-    """The name of a checkpoint in records: its run's folder."""
-    path = Path(resolved(name))
-    return path.parent.name if path.name == "final" and path.parent.name else path.name
-
-
 class _Task:
     """A task's texts as the model reads them, its classifier, and its measures."""
 
@@ -99,8 +92,7 @@ class _Task:
         self.job, self.say, self.work, self.task = job, say, work, job.resolved()
         cache = DataConfig(cache=job.cache).cache_folder
         assert self.task.train is not None
-        measured = {} if job.tunes else dict(self.task.validation)
-        sources = {"train": self.task.train, **measured}
+        sources = {"train": self.task.train, **dict(self.task.validation)}
         self.revisions = {
             source: hub.pinned_revision(source, cache, say)
             for source in sources.values()
@@ -111,16 +103,14 @@ class _Task:
             for split, source in sources.items()
         }
         self.classes = labelled.classes_of(rows["train"], self.task)
-        if job.tunes:
-            rows["train"], rows[HELD_OUT] = labelled.without_tenth(rows["train"])
-        self.measured = [split for split in rows if split != "train"]
         # Labels first: a wrong one is better known before a model is loaded.
         labels = {
-            s: labelled.labels_of(found, self.classes, self.task) for s, found in rows.items()
+            split: labelled.labels_of(found, self.classes, self.task)
+            for split, found in rows.items()
         }
         with explained(job.model, "tokenizer"):
-            name, trust = resolved(job.model), job.trust_remote_code
-            self.tokenizer = load_tokenizer(name, trust_remote_code=trust)
+            self.path = resolved(job.model)
+            self.tokenizer = load_tokenizer(self.path, trust_remote_code=job.trust_remote_code)
             if self.tokenizer.pad_token_id is None:
                 self.tokenizer.pad_token = self.tokenizer.eos_token
         length = job.train.max_length
@@ -129,7 +119,7 @@ class _Task:
             for split, found in rows.items()
         }
         torch.manual_seed(0)  # of the new head, which is in the hash too
-        model = self.classifier(job.model)
+        model = self.classifier()
         self.start = {"parameters": parameters_digest(model)}
         if not isinstance(model.config, ClearheadConfig):
             # Before a text, padding would move the learned positions of others, such as GPT-2's.
@@ -140,12 +130,9 @@ class _Task:
         size = self.job.train.batch_size
         return LabelledBatches(self.texts[split], self.tokenizer, batch_size=size, seed=seed)
 
-    def classifier(self, name: str) -> Any:
-        """A model that classifies, its head new unless the checkpoint has one of that size.
-
-        The checkpoint is a causal model's, a masked one's, a classifier's, or any encoder's that
-        transformers knows. A new head is drawn from PyTorch's generator. The model keeps the names
-        of the classes as id2label.
+    def classifier(self) -> Any:
+        """The checkpoint as a model that classifies, its head drawn from PyTorch's generator unless
+        it has one of that size; id2label has the names of the classes.
 
         Raises:
             ClearheadError: where there is no such model, weights of its trunk are missing,
@@ -153,10 +140,10 @@ class _Task:
         """
         from transformers import AutoModelForSequenceClassification
 
-        path, trust = resolved(name), self.job.trust_remote_code
+        path, trust = self.path, self.job.trust_remote_code
         dropout, length = self.job.train.dropout, self.job.train.max_length
         manifest.verify_model(Path(path))
-        with explained(name, "classifier"):
+        with explained(self.job.model, "classifier"):
             config = load_config(path, trust_remote_code=trust)
             names = dict(enumerate(self.classes)) or {0: "score"}
             config.id2label = names
@@ -192,7 +179,7 @@ class _Task:
         For a regression the mean takes its place, which has no correlation with anything.
         """
         kinds, counts = np.unique(self.texts["train"].labels, return_counts=True)
-        for split in self.measured:
+        for split, _ in self.task.validation:
             labels = self.texts[split].labels
             answers = {"": predict(model, self.batches(split).epoch())}
             if not self.task.regression:
@@ -205,7 +192,10 @@ class _Task:
 
     def header(self, seed: int) -> dict[str, Any]:
         """The line of a seed's run."""
-        preset, job = model_name(self.job.model), self.job
+        job, folder = self.job, Path(self.path)
+        preset = (
+            folder.parent.name if folder.name == "final" and folder.parent.name else folder.name
+        )
         arm = f"{preset} on {self.task.name}"
         train = {name: value for name, value in asdict(job.train).items() if name not in FREE_KEYS}
         # As it will be computed: records have no "auto".
@@ -217,11 +207,8 @@ class _Task:
             "size": "",
             "seed": seed,
             "label": job.label,
-            "task": {
-                "name": self.task.name,
-                "classes": self.classes,
-                "metrics": self.task.metrics,
-            },
+            "task": {"name": self.task.name, "classes": self.classes}
+            | {"metrics": self.task.metrics},
             "from": self.start,
             "train": train,
             "data": {
@@ -245,7 +232,7 @@ class _Task:
         torch.manual_seed(seed)
         batches = self.batches("train", seed)
         model, _ = train_to_end(
-            self.classifier(self.job.model).to(best_device()),
+            self.classifier().to(best_device()),
             batches,
             self.job.train.run(batches.per_epoch, seed),
             output=folder,

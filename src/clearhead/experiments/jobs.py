@@ -1,7 +1,6 @@
 """A configuration as a job of a process, and as a command for people."""
 
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from itertools import chain
@@ -40,9 +39,10 @@ class Job:
     swept: tuple[float, ...] = ()
     """Learning rates from which that of a training was chosen, where there were several."""
 
-    def __str__(self) -> str:
-        """Its command, for people."""
-        return shlex.join(command(self.config))
+    @property
+    def key(self) -> str:
+        """LABEL/ARM."""
+        return f"{self.label}/{self.arm}"
 
     @property
     def settings(self) -> Any:

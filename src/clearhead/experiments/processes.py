@@ -44,7 +44,7 @@ RUN = {
     OneRun: ("compare", "make_run", "run"),
     FinetuneJob: ("finetune", "run_finetune", "seed"),
     ConvertConfig: ("converting", "run_conversion", "model"),
-    PlanConfig: ("memory", "record_memory", "model"),
+    PlanConfig: ("bill", "record_memory", "model"),
     DiagnoseConfig: ("diagnosing", "run_diagnosis", "cell"),
     QuantizeConfig: ("quantization", "run_quantization", "cell"),
     EvaluateConfig: ("evaluating", "run_evaluation", "cell"),
@@ -231,19 +231,14 @@ def _mark(job: Job, logs: Path) -> Path:
 def is_finished(job: Job, logs: Path) -> bool:
     """True if this job finished, with these settings, and its records are there; and before it, in
     the same way, the job that left its model."""
-    mark = _mark(job, logs)
-    if not (mark.exists() and job.records.exists()):
-        return False
-    try:
-        if read_json(mark, "delete it").get("identity") != job.identity:
-            return False
-    except ClearheadError:
-        return False
-    before = job.after
-    return before is None or (
-        is_finished(before, logs)
-        and _mark(before, logs).stat().st_mtime_ns <= mark.stat().st_mtime_ns
-    )
+    mark, before = _mark(job, logs), job.after
+    with suppress(ClearheadError):  # of a mark that is missing or damaged
+        if job.records.exists() and read_json(mark, "delete it").get("identity") == job.identity:
+            return before is None or (
+                is_finished(before, logs)
+                and _mark(before, logs).stat().st_mtime_ns <= mark.stat().st_mtime_ns
+            )
+    return False
 
 
 def _diverged(records: Path) -> bool:

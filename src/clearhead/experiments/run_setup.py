@@ -21,8 +21,6 @@ from clearhead.models.loading import (
     kind_of,
     load,
     load_config,
-    load_tokenizer,
-    resolved,
 )
 from clearhead.nn import REGISTRY
 from clearhead.train import TrainConfig
@@ -162,23 +160,13 @@ def untrained(
     changes: Mapping[str, Any],
     data: DataConfig,
     *,
-    trust_remote_code: bool,
     say: Callable[[str], None],
 ) -> tuple[Any, Corpus]:
-    """A preset, or the configuration of a checkpoint, with fresh weights; and its text.
-
-    Raises:
-        ClearheadError: where there is neither a preset nor a checkpoint of that name.
-    """
-    if is_preset(name):
-        corpus = prepare(data, progress=say)
-        config = fitted(name, size, corpus, TrainConfig(), **changes)
-        return OBJECTIVES[objective_of(config)](config).to(best_device()).eval(), corpus
-    name = resolved(name)
-    model = reinitialised(name, changes, trust_remote_code=trust_remote_code)
-    with explained(name):
-        tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
-    return model.to(best_device()).eval(), own_text(data, tokenizer, progress=say)
+    """A preset with fresh weights, and its text."""
+    preset(name, size, **changes)  # refuses before anything is read
+    corpus = prepare(data, progress=say)
+    config = fitted(name, size, corpus, TrainConfig(), **changes)
+    return OBJECTIVES[objective_of(config)](config).to(best_device()).eval(), corpus
 
 
 def reinitialised(name: str, changes: Mapping[str, Any], *, trust_remote_code: bool) -> Any:
@@ -224,8 +212,3 @@ def require_own_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
             f"embeddings of its model, such as {beyond[0]} for {words[beyond[0]]!r}: restore the "
             "one it was trained with, or give the model rows by resize_token_embeddings"
         )
-
-
-def is_preset(name: str) -> bool:
-    """True for a preset's name, False for a folder with a configuration."""
-    return not Path(name).is_dir()

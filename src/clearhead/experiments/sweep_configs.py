@@ -92,8 +92,7 @@ class DiagnoseConfig(SweepConfig):
     verb: ClassVar[str] = "diagnose"
     models: Positional[tuple[Model, ...]]
     """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
-    init:NAME is a preset, or a checkpoint's configuration, with fresh weights, of the first
-    seed."""
+    init:NAME is a preset with fresh weights, of the first seed."""
     output: Path = Path("runs/diagnose")
     """Folder for diagnosis.jsonl and diagnosis.html; the same command goes on where it stopped."""
     size: Size | None = None

@@ -1,16 +1,29 @@
-"""Blocks without some of their parts: arXiv 2311.01906, figures 3, 6 and 13.
+"""Blocks without some of their parts: arXiv 2311.01906.
 
-`paper` is CodeParrot's recipe (`recipes`), one seed as there. Its other text, Languini's books, is
-not to be had freely: `books` reads PG-19.
+`paper` is CodeParrot's recipe (`recipes`), one seed as there, and for encoders the crammed BERT's
+on the nearest text to be had. The other text, Languini's books, is not free: `blocks-books` reads
+PG-19.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
-from clearhead.reproduce.long_context import BOOKS
+from clearhead.data import DataConfig
+from clearhead.experiments.configs import FinetuneJob
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.study import COSMOPEDIA, TRAINED, Study
+from clearhead.reproduce.study import (
+    BOOKS,
+    COSMOPEDIA,
+    TRAINED,
+    Study,
+    diagnose,
+    experiment,
+    quantize,
+)
+from clearhead.train import FinetuneConfig
+
+PAPER = "arXiv 2311.01906"
 
 # Layers → rates.
 PRE_LN = {
@@ -31,10 +44,14 @@ ORTHOADAM = {"train.optimizer": "orthoadam"}
 MEASURED: dict[str, Any] = {"lengths": (1,), "evaluation_tokens": 131_072, "measure_every": 0.1}
 WIDTHS = {"tiny": (64, 128, 192), "small": (128, 256, 512)}
 NARROW = {"tiny": 102_400, "small": 2_048_000}  # tokens of the narrowest
+GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
+BERT_RATES = (1e-3, 2e-3, 4e-3)
+BERT: dict[str, Any] = {"presets": ("bert",), "seeds": (0, 1, 2), "label": "encoders"}
 
 
+@experiment(PAPER, "Which parts of a block can go?", published=True)
 def blocks(scale: str) -> Iterator[Study]:
-    """Every block at the depths of a scale; at the smaller depth also variants of SAS."""
+    """Figures 3, 6 and 13: every block at the depths of a scale, variants of SAS at the smaller."""
     for layers, table in tables(scale).items():
         yield table.arm("transformer", *PRE_LN[layers])
         # The interventions: parts of the block that are left out, put side by side or reweighed.
@@ -51,6 +68,11 @@ def blocks(scale: str) -> Iterator[Study]:
             yield table.arm("sas", *SAS[layers], **MATRICES)
 
 
+@experiment(
+    PAPER,
+    "Do simplified blocks train when deep, and keep their lead when trained for longer?",
+    published=True,
+)
 def depth(scale: str) -> Iterator[Study]:
     """SAS-P against Pre-LN in deep models, and after three times the tokens of `blocks`."""
     wide: dict[str, Any] = {"hidden_size": 256, "batch_size": 64, "compile": "blocks"}
@@ -66,8 +88,9 @@ def depth(scale: str) -> Iterator[Study]:
         yield table.arm("sas-p", *SAS[place])  # the intervention
 
 
-def longer(scale: str) -> Iterator[Study]:
-    """SAS against Pre-LN after ten tokens a parameter, on text that is read once."""
+@experiment(PAPER, "Does the lead of simplified blocks survive ten tokens a parameter?")
+def blocks_longer(scale: str) -> Iterator[Study]:
+    """SAS against Pre-LN on text that is read once."""
     if scale == "tiny":
         layers, table = 4, _small_table(4, 2_600_000, 400_000, width=64)
     else:
@@ -79,7 +102,8 @@ def longer(scale: str) -> Iterator[Study]:
     yield table.arm("sas", *SAS[layers])  # the intervention
 
 
-def outliers(scale: str) -> Iterator[Study]:
+@experiment("arXiv 2410.17174", "Does OrthoAdam remove outliers where a model has them?")
+def outliers_deep(scale: str) -> Iterator[Study]:
     """AdamW and OrthoAdam × Pre-LN and SAS-P in 24 layers, where SAS-P grows outliers.
 
     Norms have one gain, as OrthoAdam's argument needs; at `small` SAS-P under AdamW has a gain for
@@ -87,12 +111,8 @@ def outliers(scale: str) -> Iterator[Study]:
     own (the paper's), and one for all axes of a size.
     """
     table = _small_table(24, 256_000, 64_000, width=64) if scale == "tiny" else tables(scale)[24]
-    bits = QuantizeConfig(
-        models=(TRAINED,),
-        scheme=("w8a8-coarse", "w8a8-token", "w4-channel", "w3-channel"),
-        length=128,
-        tokens=32_768,
-    )
+    schemes = ("w8a8-coarse", "w8a8-token", "w4-channel", "w3-channel")
+    bits = quantize(scheme=schemes, length=128, tokens=32_768)
     table = table.changed(norm="rmsnorm-single", label="deep outliers", questions={"bits": bits})
     for preset, rates in (("transformer", PRE_LN[24]), ("sas-p", SAS[24])):
         yield table.arm(preset, *rates)
@@ -102,7 +122,8 @@ def outliers(scale: str) -> Iterator[Study]:
         yield table.arm("sas-p", *SAS[24], norm="rmsnorm")
 
 
-def books(scale: str) -> Iterator[Study]:
+@experiment(PAPER, "Do simplified blocks match on books, too?")
+def blocks_books(scale: str) -> Iterator[Study]:
     """SAS and SAS-P against Pre-LN on books in place of code."""
     table = tables(scale)[6].changed(data=(BOOKS,), limit=100_000_000, label="6 layers, books")
     yield table.arm("transformer", *PRE_LN[6])
@@ -110,7 +131,8 @@ def books(scale: str) -> Iterator[Study]:
     yield table.arm("sas-p", *SAS[6])
 
 
-def scaling(scale: str) -> Iterator[Study]:
+@experiment(PAPER, "Does the lead of simplified blocks shrink as models and tokens grow?")
+def blocks_scaling(scale: str) -> Iterator[Study]:
     """SAS-P against Pre-LN at three widths, with tokens in proportion to the parameters."""
     smallest = WIDTHS[scale][0]
     for name, width in zip(("narrow", "middle", "wide"), WIDTHS[scale], strict=True):
@@ -125,16 +147,18 @@ def scaling(scale: str) -> Iterator[Study]:
         yield table.arm("sas-p", *SAS[6])  # the intervention
 
 
+@experiment(PAPER, "Do tokens stay apart in a deep block before any training?")
 def signal(scale: str) -> Iterator[Study]:
-    """Blocks before any training: how alike two tokens are after 24 layers."""
+    """How alike two tokens are after 24 layers with fresh weights."""
     table = _table(24, 1024, 0, hidden_size=256, batch_size=8)
-    asked = DiagnoseConfig(models=(TRAINED,), length=128, windows=4)
-    table = table.changed(seeds=tuple(range(5)), label="signal", questions={"signal": asked})
+    asked = {"signal": diagnose(length=128, windows=4)}
+    table = table.changed(seeds=tuple(range(5)), label="signal", questions=asked)
     yield table.arm("transformer", attention_skip="none")
     for preset in ("transformer", "skipless", "sas", "sas-p"):  # the interventions
         yield table.arm(preset)
 
 
+@experiment(PAPER, "Do trained values and projections go back to the identity?", published=True)
 def ratios(scale: str) -> Iterator[Study]:
     """Blocks without and with the skip around attention, trained and at their start: figures 4, 22.
 
@@ -144,12 +168,32 @@ def ratios(scale: str) -> Iterator[Study]:
     `clearhead diagnose` measures β/α, which is of the weights alone: a little text will do.
     """
     layers, table = next(iter(tables(scale).items()))  # the least deep
-    asked = DiagnoseConfig(models=(TRAINED,), length=128, windows=4)
+    asked = diagnose(length=128, windows=4)
     for label, trained in (("ratios", True), ("ratios at the start", False)):
         pre_ln, sas = (PRE_LN[layers], SAS[layers]) if trained else ((), ())
         one = table.changed(label=label, questions={"ratios": asked})
         yield one.arm("transformer", *pre_ln, **MATRICES)
         yield one.arm("sas", *sas, **MATRICES)  # the intervention
+
+
+@experiment(
+    PAPER, "Do simplified blocks learn GLUE and Banking-77 as a crammed BERT does?", published=True
+)
+def encoders(scale: str) -> Iterator[Study]:
+    """Tables 1 and 2: hidden tokens, then classification from every pretrained seed.
+
+    GLUE, and but for `paper` Banking-77, since models of this size guess at GLUE. Every arm is
+    fine-tuned at one rate. The baseline's rate at `paper` is arXiv 2212.14034's.
+    """
+    table = {"tiny": _tiny_bert, "small": _small_bert, "paper": _paper_bert}[scale]()
+    baseline, simplified = ((1e-3,), (3e-3,)) if scale == "paper" else (BERT_RATES, BERT_RATES)
+    yield table.arm("bert", *baseline)
+    yield table.arm("bert-sas", *simplified)  # the interventions: neither skips nor values,
+    yield table.arm("bert-sas-p", *simplified)  # and both halves of a block side by side
+    if scale != "paper":  # of CoCA: its authors train no encoder
+        table = replace(table, questions={})
+        yield table.arm("bert", *baseline, position="rope")
+        yield table.arm("bert", *baseline, position="rope", scores="coca")
 
 
 def tables(scale: str) -> dict[int, Study]:
@@ -186,3 +230,41 @@ def _small_table(layers: int, tokens: int, sweep_tokens: int, *, width: int) -> 
 
 def _published(layers: int, size: str) -> Study:
     return RUNS[size].study(presets=("transformer",), label=f"{layers} layers", **MEASURED)
+
+
+def _tiny_bert() -> Study:
+    return _short(
+        2_000_000,
+        "wikitext-2-raw-v1",
+        sweep_tokens=600_000,
+        questions={
+            **_tasks("rte", rate=1e-3),
+            **_tasks("banking77", rate=1e-3, epochs=2),  # 626 steps; five epochs take a core 8 min
+        },
+    )
+
+
+def _small_bert() -> Study:
+    return _short(
+        20_000_000,
+        "wikitext-103-raw-v1",
+        sweep_tokens=5_000_000,
+        questions=_tasks("rte", "mrpc", "cola", "qnli", "banking77", rate=1e-3),
+    )
+
+
+def _paper_bert() -> Study:
+    return RUNS["crammed"].study(**BERT, questions=_tasks(*GLUE, rate=1.5e-4))
+
+
+def _short(tokens: int, text: str, **others: Any) -> Study:
+    """The crammed recipe in steps of one batch."""
+    whole: dict[str, Any] = {"accumulation": 1, "ramp": 0.0, "compile": "none", "save_every": 0}
+    train = replace(RUNS["crammed"].config.train, tokens=tokens, **whole)
+    data = DataConfig(data=(f"hf:Salesforce/wikitext:{text}",))
+    return Study(**BERT, train=train, data=data, **others)
+
+
+def _tasks(*tasks: str, rate: float, epochs: int = 5) -> Mapping[str, FinetuneJob]:
+    train = FinetuneConfig(learning_rate=rate, epochs=epochs)
+    return {task: FinetuneJob(model=TRAINED, task=task, train=train) for task in tasks}

@@ -4,17 +4,15 @@ A line a claim comes first; then each claim with its comparisons, over all recor
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 from clearhead.records.runs import Records
 from clearhead.report import style
 from clearhead.report.narrative import enumerate_words
 from clearhead.report.statistics import LEVEL, Difference, Verdict
-from clearhead.reproduce import repairs
 from clearhead.reproduce.claims import Judged, Pooled, judged, threshold_over
 from clearhead.reproduce.contrasts import Claim, Contrast, Judgement, Outcome
 from clearhead.reproduce.cost import cost
-from clearhead.reproduce.experiments import EXPERIMENTS
+from clearhead.reproduce.requests import arms_of
 
 FAMILIES = {
     "diff": "Differential attention, arXiv 2410.05258",
@@ -52,6 +50,30 @@ NAMES = {
 }
 COLUMNS = ("comparison", "record", "ours", "compared with", "difference, 95 %", "verdict")
 SUMMARY = ("claim", "what it says", "most telling comparison", "verdict")
+WORTH = ("repair", "what it changes", "what it costs", "what it buys", "seen in", "worth it?")
+_SPEED, _BESIDE = "change in tokens a second", "loss, beside other repairs"
+# Name, what is changed; words, claim and place there of the comparisons of its price and its gain.
+# fmt: off
+REPAIRS = (
+    ("prefix and rotation, trained", "a token before the text, turned weights",
+        ("perplexity of code, against plain training", "retrofit/loss", 0),
+        ("perplexity saved at 8 bits, against plain training", "retrofit/controls", 0)),
+    ("ALiBi", "positions", ("perplexity at the training length", "position/alibi", 0),
+        ("perplexity at 16 × it, neither scaled", "position/alibi", 1)),
+    ("CoCA, exact", "scores", ("perplexity at the training length", "coca/exact", 0),
+        ("perplexity at 8 × it, both with NTK", "coca/table1", 1)),
+    ("SAS-P", "the block", (_SPEED, "sas/table1", 0),
+        ("loss, 6 layers", "sas/figure5", 1)),
+    ("softmax-1", "the normaliser", ("loss on text", "softmax1/loss", 0),
+        ("queries that look most at the first token", "softmax1/share", 0)),
+    ("OrthoAdam, shared", "the optimizer", (_BESIDE, "together/loss", 5),
+        ("kurtosis of the first token", "softmax1/kurtosis", 2)),
+    ("differential V1", "the maps", (_SPEED, "diff/speed", 0),
+        ("two of six needles found", "diff/table2", 0)),
+    ("differential V2", "the maps", (_SPEED, "diff/speed", 1),
+        ("loss", "diff/v2", 0)),
+)
+# fmt: on
 
 
 def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
@@ -59,7 +81,7 @@ def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
     rows = judged(sources)
     threshold = threshold_over(ones for _, ones, _ in rows)
     yield "## Is a repair worth having?\n"
-    yield from _table(repairs.COLUMNS, _worth(rows, threshold))
+    yield from _table(WORTH, _worth(rows, threshold))
     yield f"\n{_counted(rows)}\n\n## The claims\n"
     yield from _table(SUMMARY, (_summary(one, threshold) for one in rows))
     yield "\n## Names and measures\n"
@@ -81,14 +103,31 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[st
 
 
 def _worth(rows: Sequence[Judged], threshold: float) -> Iterator[Sequence[str]]:
-    """The table of repairs."""
-    for repair, costs, buys in repairs.comparisons(rows):
+    """The table of repairs, over the records that the claims were judged by."""
+    known = {claim.name: ones for claim, ones, _ in rows}
+    for name, changes, *places in REPAIRS:
+        costs, buys = (known[claim][place] for _, claim, place in places)
         shown = [
-            f"{place.words}: {_difference(one.difference) or _uncounted([one])}"
-            for place, one in ((repair.costs, costs), (repair.buys, buys))
+            f"{words}: {_difference(one.difference) or _uncounted([one])}"
+            for (words, _, _), one in zip(places, (costs, buys), strict=True)
         ]
-        word = repairs.worth(costs.judgement(threshold), buys.judgement(threshold))
-        yield repair.name, repair.changes, *shown, repairs.seen_in(buys), word
+        seen = "; ".join(f"{one.source}: {one.than.n} seeds" for one in buys.counted)
+        word = worth(costs.judgement(threshold), buys.judgement(threshold))
+        yield name, changes, *shown, seen or "no record that counts", word
+
+
+def worth(costs: Judgement, buys: Judgement) -> str:
+    """The word for a gain at a price."""
+    if buys is not Judgement.HOLDS:
+        return {
+            Judgement.UNTESTED: "not tested",
+            Judgement.UNDECIDED: "not shown",
+            Judgement.DOES_NOT_HOLD: "no",
+        }[buys]
+    return {
+        Judgement.HOLDS: "worth it here",
+        Judgement.DOES_NOT_HOLD: "at a price",
+    }.get(costs, "gains; its price is open")
 
 
 def _summary(judged: Judged, threshold: float) -> Sequence[str]:
@@ -198,12 +237,7 @@ def _context(claim: Claim, ones: Sequence[Pooled], verdict: Judgement) -> str:
 
 def _bill_of(claim: Claim) -> str:
     """The cost of the claim's arms at `small`, in words; empty where they train no model."""
-    trials = [
-        one
-        for one in EXPERIMENTS[claim.study].trials("small")
-        if any(fnmatchcase(one.name, pattern) for pattern in claim.arms)
-    ]
-    found = cost(trials)
+    found = cost(arms_of(claim.study, "small", claim.arms))
     return found.in_words("small") if found.runs else ""
 
 

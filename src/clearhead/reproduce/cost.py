@@ -1,6 +1,6 @@
 """Cost of an experiment, before it is run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from clearhead.experiments.configs import CompareConfig
@@ -9,8 +9,8 @@ from clearhead.reproduce.study import BEYOND, Study
 
 # FLOP a second in training: measured in results/passkey.jsonl on two cores (1.97 M parameters and
 # 1.5 M tokens take 300 s of one), and a tenth of an H200's dense bfloat16 peak.
-SPEEDS = {"smoke": 1.2e11, "tiny": 1.2e11, "small": 1e14, "paper": 1e14}
-PLACES = {"smoke": "two cores", "tiny": "two cores", "small": "one GPU", "paper": "one GPU"}
+SPEEDS = {"tiny": 1.2e11, "small": 1e14, "paper": 1e14}
+PLACES = {"tiny": "two cores", "small": "one GPU", "paper": "one GPU"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +45,18 @@ class Cost:
         return known + more
 
 
-def cost(trials: Sequence[Study]) -> Cost:
+def cost(arms: Iterable[Study]) -> Cost:
     """Count the runs, sweeps of rates included."""
     runs = tokens = beyond = 0
     flops, sizes = 0.0, dict[str, int]()
-    for trial in trials:
-        sweep = len(trial.tries) if trial.is_swept else 0
-        trained = len(trial.seeds) if trial.tries else 0
-        read = trained * trial.train.tokens + sweep * trial.sweep_tokens
+    for one in arms:
+        sweep = len(one.tries) * one.is_swept
+        trained = len(one.seeds) * bool(one.tries)
+        read = trained * one.train.tokens + sweep * one.sweep_tokens
         runs += trained + sweep
-        beyond += BEYOND if trial.is_swept else 0
+        beyond += BEYOND * one.is_swept
         tokens += read
-        size = trial.parameters or parameters(trial)
-        flops += 6.0 * sizes.setdefault(trial.label, size) * read
+        flops += 6.0 * sizes.setdefault(one.label, one.parameters or parameters(one)) * read
     return Cost(runs=runs, tokens=tokens, flops=flops, beyond=beyond)
 
 

@@ -1,4 +1,4 @@
-"""Differential attention: arXiv 2410.05258, tables 1 to 6, figures 3 and 6 to 8, and V2.
+"""Differential attention: arXiv 2410.05258, tables 1 to 7, figures 3 and 6 to 8, and V2.
 
 The authors advise 8 differential heads or more. `tiny` has 8, each of two maps 12 wide; `small` has
 8 of two maps 64 wide. `paper` is the 1.4B model of table 6, of `abilities` the 3B one: their text
@@ -16,9 +16,18 @@ from clearhead.eval.options import (
     NeedlesOptions,
     ShotsOptions,
 )
-from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateConfig, QuantizeConfig
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.study import COSMOPEDIA, TRAINED, Question, Study
+from clearhead.reproduce.study import (
+    COSMOPEDIA,
+    Question,
+    Study,
+    diagnose,
+    evaluate,
+    experiment,
+    quantize,
+)
+
+PAPER = "arXiv 2410.05258"
 
 SHAPES: Mapping[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 16},
@@ -43,8 +52,16 @@ LEFT_OUT = ("openbookqa", "piqa")
 FEW = {"tiny": (200, 30)}  # questions of each task, texts to classify
 DOCUMENTS = ("hf:EdinburghNLP/xsum#test",)
 WIDTHS = {"tiny": (64, 128, 192), "small": (256, 512, 1024)}
+ROUNDS, STEPS = 6, 24  # of short runs that are timed
+TIMED: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8},
+    "small": {"hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16},
+}
 
 
+@experiment(
+    PAPER, "Does a difference of two maps find more and have smaller outliers?", published=True
+)
 def differential(scale: str) -> Iterator[Study]:
     """V1 and V2 against one map, on text with needles in it."""
     table = _table(scale, "differential", _retrieval(scale))
@@ -53,7 +70,8 @@ def differential(scale: str) -> Iterator[Study]:
     yield table.arm("differential-v2", *RATES[scale])
 
 
-def ablations(scale: str) -> Iterator[Study]:
+@experiment(PAPER, "Which parts of differential attention matter?", published=True)
+def differential_ablations(scale: str) -> Iterator[Study]:
     """V1 without its parts, and with other numbers of heads."""
     table, heads = _table(scale, "differential ablations", {}), 16
     yield table.arm("transformer", *RATES[scale])
@@ -66,6 +84,9 @@ def ablations(scale: str) -> Iterator[Study]:
     yield table.arm("differential", *RATES[scale], num_attention_heads=heads // 2)
 
 
+@experiment(
+    PAPER, "Does differential attention answer, classify and summarise better?", published=True
+)
 def abilities(scale: str) -> Iterator[Study]:
     """V1 against one map: lm-eval's tasks, many-shot classification, summaries.
 
@@ -79,7 +100,8 @@ def abilities(scale: str) -> Iterator[Study]:
     yield table.arm("differential", *rates)  # the intervention
 
 
-def scaling(scale: str) -> Iterator[Study]:
+@experiment(PAPER, "Does its lead hold as models grow?")
+def differential_scaling(scale: str) -> Iterator[Study]:
     """V1 and one map at three widths, with tokens in proportion to the parameters."""
     largest = WIDTHS[scale][-1]
     for width in WIDTHS[scale]:
@@ -91,9 +113,33 @@ def scaling(scale: str) -> Iterator[Study]:
             yield table.arm(preset, *RATES[scale])
 
 
+@experiment(
+    f"{PAPER}, arXiv 2311.01906", "How fast do differential maps and simplified blocks train here?"
+)
+def speed(scale: str) -> Iterator[Study]:
+    """Throughput on the device that the record names; the claims compare ratios.
+
+    Every seed is a round: one short run of each arm, by turns, so that what else the machine does
+    meets all arms alike.
+    """
+    rows, length = {"tiny": (4, 256), "small": (16, 2048)}[scale]
+    table = Study(label="speed", size=scale, seeds=tuple(range(ROUNDS))).changed(
+        **TIMED[scale],
+        max_position_embeddings=length,
+        lengths=(),  # models of so few steps say nothing about quality
+        tokens=STEPS * rows * length,
+        sequence_length=length,
+        batch_size=rows,
+        compile="none" if scale == "tiny" else "blocks",
+        log_every=4,
+    )
+    yield table.arm("transformer", 1e-3)
+    for preset in ("differential", "differential-v2", "sas", "sas-p", "clearhead"):
+        yield table.arm(preset, 1e-3)  # the intervention
+
+
 def _retrieval(scale: str) -> Mapping[str, Question]:
-    asked = EvaluateConfig(
-        models=(TRAINED,),
+    asked = evaluate(
         tasks=("perplexity", "needles", "allocation"),
         lengths=(LENGTHS[scale], 2 * LENGTHS[scale]),
         tokens=16_384,
@@ -101,25 +147,23 @@ def _retrieval(scale: str) -> Mapping[str, Question]:
         allocation=AllocationOptions(depths=(0.0, 0.5, 1.0)),
     )
     schemes = tuple(f"logits{bits}-tensor" for bits in (8, 6, 4))
-    bits = QuantizeConfig(models=(TRAINED,), scheme=schemes, length=LENGTHS[scale], tokens=16_384)
+    bits = quantize(scheme=schemes, length=LENGTHS[scale], tokens=16_384)
     # Table 5 has the largest logits too, which training does not measure.
-    logits = DiagnoseConfig(models=(TRAINED,), length=LENGTHS[scale])
+    logits = diagnose(length=LENGTHS[scale])
     return {"retrieval": asked, "bits": bits, "logits": logits}
 
 
 def _abilities(scale: str, length: int) -> Mapping[str, Question]:
     questions, queries = FEW.get(scale, (None, ShotsOptions.queries))
     tasks = tuple(one for one in HARNESS if scale != "tiny" or one not in LEFT_OUT)
-    answers: Question = EvaluateConfig(
-        models=(TRAINED,),
+    answers = evaluate(
         tasks=(*tasks, "shots"),
         # No demonstration fits the window of `tiny` beside a text and the longest label.
         lengths=(2 * length if scale == "tiny" else length,),
         lm_eval=HarnessOptions(limit=questions),
         shots=ShotsOptions(data=f"{BANKING}#train", test=f"{BANKING}#test", queries=queries),
     )
-    documents: Question = EvaluateConfig(
-        models=(TRAINED,),
+    documents = evaluate(
         tasks=("hallucination",),
         lengths=(length,),
         hallucination=HallucinationOptions(files=DOCUMENTS, summary_tokens=length // 4),

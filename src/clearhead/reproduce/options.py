@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from clearhead.experiments.configs import Base
 from clearhead.metavars import Pattern, Source
 from clearhead.ranges import Count, Natural
-from clearhead.train.config import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,5 +28,3 @@ class Changes:
     test_data: tuple[Source, ...] = ()
     """Sources of the evaluations' text, read whole, in place of the experiment's own (of that from
     the hub, where it has some); of abilities the documents to summarise."""
-    track: tuple[Tracker, ...] = ()
-    """Trackers to log every training to, beside metrics.jsonl; each needs its extra."""

@@ -1,6 +1,6 @@
 """Requests: the experiments that names ask for, and what options change of them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.eval.options import HallucinationOptions
-from clearhead.experiments.configs import FinetuneJob
 from clearhead.experiments.sweep_configs import EvaluateSettings, SweepConfig
 from clearhead.reproduce.claims import claims
 from clearhead.reproduce.contrasts import ALL, Claim, trained_arms
-from clearhead.reproduce.experiments import EXPERIMENTS, Experiment
+from clearhead.reproduce.experiments import EXPERIMENTS
 from clearhead.reproduce.options import Changes
 from clearhead.reproduce.study import WHOLE, Study
 
 EVERYTHING = "all"  # claims
 
 
-def choose_studies(names: Sequence[str], scale: str) -> list[tuple[Experiment, tuple[str, ...]]]:
-    """Each experiment asked for, once, with the patterns of its arms to run.
+def choose_studies(names: Sequence[str], scale: str) -> dict[str, set[str]]:
+    """Each experiment asked for, in the book's order, with the patterns of its arms to run.
 
     Of several claims those without arms at the scale are left out.
 
@@ -30,7 +28,7 @@ def choose_studies(names: Sequence[str], scale: str) -> list[tuple[Experiment, t
     """
     if not names:
         raise ClearheadError("give a claim, a family, an experiment or all: --list prints them")
-    wanted: dict[str, set[str]] = {}
+    wanted: dict[str, set[str]] = {name: set() for name in EXPERIMENTS}
     for name in names:
         if name in EXPERIMENTS:
             choose(f"scale of {name}", scale, EXPERIMENTS[name].scales)
@@ -48,12 +46,8 @@ def choose_studies(names: Sequence[str], scale: str) -> list[tuple[Experiment, t
                 f"{name} has no arms at {scale}: its experiment, {study.name}, has them at {scales}"
             )
         for claim in there:
-            wanted.setdefault(claim.study, set()).update(claim.arms)
-    return [
-        (one, (ALL,) if ALL in wanted[one.name] else tuple(sorted(wanted[one.name])))
-        for one in EXPERIMENTS.values()
-        if one.name in wanted
-    ]
+            wanted[claim.study] |= claim.arms
+    return {name: patterns for name, patterns in wanted.items() if patterns}
 
 
 def has_arms(claim: Claim, scale: str) -> bool:
@@ -65,17 +59,16 @@ def has_arms(claim: Claim, scale: str) -> bool:
     return any(there(one.ours.arm) and there(one.theirs.arm) for one in claim.contrasts)
 
 
-def arms_of(study: str, scale: str, patterns: Iterable[str]) -> Iterator[Study]:
+def arms_of(study: str, scale: str, patterns: Iterable[str] = (ALL,)) -> Iterator[Study]:
     """The arms of an experiment that a pattern names; none where it has not that scale."""
     patterns = tuple(patterns)
-    return (one for one in trials(study, scale) if _named(one.name, patterns))
+    return (one for one in _arms(study, scale) if _named(one.name, patterns))
 
 
 @cache
-def trials(study: str, scale: str) -> tuple[Study, ...]:
-    """The arms of an experiment; none where it has not that scale."""
+def _arms(study: str, scale: str) -> tuple[Study, ...]:
     experiment = EXPERIMENTS[study]
-    return tuple(experiment.trials(scale)) if scale in experiment.scales else ()
+    return tuple(experiment.arms(scale)) if scale in experiment.scales else ()
 
 
 def chosen(
@@ -88,16 +81,16 @@ def chosen(
     """
     studies, found = choose_studies(names, scale), dict[str, list[Study]]()
     there = {"arms": dict[str, None](), "questions": dict[str, None]()}
-    for study, patterns in studies:
-        folder = output or Path("runs") / f"{study.name}-{scale}"
+    for study, patterns in studies.items():
+        folder = output or Path("runs") / f"{study}-{scale}"
         if output is not None and len(studies) > 1:
-            folder = output / study.name
-        there["arms"] |= dict.fromkeys(one.name for one in trials(study.name, scale))
-        if arms := [*arms_of(study.name, scale, by.only or patterns)]:
+            folder = output / study
+        there["arms"] |= dict.fromkeys(one.name for one in arms_of(study, scale))
+        if arms := [*arms_of(study, scale, by.only or patterns)]:
             there["questions"] |= dict.fromkeys(name for one in arms for name in one.questions)
-            found[study.name] = [changed(replace(one, output=folder), by) for one in arms]
-    for kind, patterns in (("arms", by.only), ("questions", by.questions)):
-        for pattern in patterns:
+            found[study] = [changed(replace(one, output=folder), by) for one in arms]
+    for kind, asked in (("arms", by.only), ("questions", by.questions)):
+        for pattern in asked:
             if not any(fnmatchcase(name, pattern) for name in there[kind]):
                 known = ", ".join(there[kind]) or "none"
                 raise ClearheadError(f"{pattern!r} names none of the {kind}, which are {known}")
@@ -115,37 +108,30 @@ def changed(one: Study, by: Changes) -> Study:
         ClearheadError: for a model to start from, of an arm that begins anew.
     """
     questions: dict[str, Any] = {
-        name: replace(x, track=by.track) if isinstance(x, FinetuneJob) else x
-        for name, x in one.questions.items()
-        if _named(name, by.questions or (ALL,))
+        name: x for name, x in one.questions.items() if _named(name, by.questions or (ALL,))
     }
-    if by.test_data:
-        questions |= _on_text(questions, by.test_data)
-    settings: dict[str, Any] = {"track": by.track, "questions": questions}
+    if by.test_data:  # where some questions read the hub's text, in place of those alone
+        asked = {name: x for name, x in questions.items() if isinstance(x, SweepConfig)}
+        hub = [
+            name
+            for name, x in asked.items()
+            if any(source.startswith("hf:") for source in (*x.data.data, *_documents(x)))
+        ]
+        questions |= {name: _reading(asked[name], by.test_data) for name in hub or asked}
+    settings: dict[str, Any] = {"questions": questions}
     settings |= {"seeds": by.seeds or one.seeds, "data": by.data or one.data.data}
     if by.tokens is not None:
         settings |= {"tokens": by.tokens, "sweep_tokens": min(one.sweep_tokens, by.tokens)}
     if by.base is not None:
         if one.base is None:
             raise ClearheadError(f"--from has no effect on {one.name}, which begins anew")
-        settings |= {"base": by.base, "start": None}
+        settings["base"] = by.base
     return one.changed(**settings)
-
-
-def _on_text(questions: Mapping[str, Any], sources: tuple[str, ...]) -> dict[str, Any]:
-    """The questions about text on another one: where some read the hub's, those alone."""
-    asked = {name: one for name, one in questions.items() if isinstance(one, SweepConfig)}
-    hub = {
-        name: one
-        for name, one in asked.items()
-        if any(source.startswith("hf:") for source in (*one.data.data, *_documents(one)))
-    }
-    return {name: _reading(one, sources) for name, one in (hub or asked).items()}
 
 
 def _documents(question: Any) -> tuple[str, ...]:
     """The sources of the documents that a question has summarised."""
-    return getattr(question, "hallucination", HallucinationOptions()).files
+    return getattr(getattr(question, "hallucination", None), "files", ())
 
 
 def _reading(question: Any, sources: tuple[str, ...]) -> Any:

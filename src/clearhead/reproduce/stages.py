@@ -15,38 +15,27 @@ from clearhead.experiments.sweep_configs import DiagnoseConfig, SweepConfig
 from clearhead.models.conversion import require_convertible
 from clearhead.progress import Work
 from clearhead.records import jsonl
-from clearhead.records.files import read_json, write_text
+from clearhead.records.files import write_text
 from clearhead.records.lock import hold_folder
 from clearhead.records.runs import COMPARISON, DIAGNOSIS, DIMENSIONS, measure_key
 from clearhead.reproduce.study import Study, best, loss, written
 
-RATES = "rates.json"
 BY_LAYER = ("similarity", "effective_rank", "beta_over_alpha_values", "beta_over_alpha_projections")
 """Measures of a diagnosis that are kept for every layer."""
 
 
-def given_rates(output: Path) -> dict[str, float]:
-    """{label/arm: rate} of a rates.json in the folder, for arms that are not to be swept."""
-    path, advice = output / RATES, "delete it to choose the rates by sweeps"
-    chosen = read_json(path, advice) if path.exists() else {}
-    try:
-        return {key: float(rate) for key, rate in chosen.items()}
-    except (TypeError, ValueError) as error:
-        raise ClearheadError(f"{path} is damaged, for {error}: {advice}") from error
-
-
-def check_models(trials: Iterable[Study]) -> None:
+def check_models(arms: Iterable[Study]) -> None:
     """Refuse models that no job could build or open, before the first job."""
-    bases = list[str]()
-    for one in trials:
+    bases: dict[str | None, None] = {}
+    for one in arms:
         one.check()
-        bases += [one.base] if one.base and one.start is None else []
-    for name in dict.fromkeys(bases):
+        bases[one.base] = None
+    for name in filter(None, bases):
         require_convertible(name)
 
 
 def runs(
-    trials: Sequence[Study],
+    arms: Sequence[Study],
     rates: Mapping[str, float],
     swept: Mapping[str, tuple[float, ...]] = MappingProxyType({}),
 ) -> list[Job]:
@@ -54,15 +43,15 @@ def runs(
     trained, with every seed; one seed of all arms comes before the next."""
     return [
         job
-        for seed in sorted({seed for one in trials for seed in one.seeds})
-        for one in trials
+        for seed in sorted({seed for one in arms for seed in one.seeds})
+        for one in arms
         if seed in one.seeds and (one.key in rates or not one.tries)
         for job in one.runs(rates[one.key] if one.tries else None, seed, swept.get(one.key, ()))
     ]
 
 
 def known_jobs(
-    trials: Sequence[Study], logs: Path, given: Mapping[str, float], tried: Container[str]
+    arms: Sequence[Study], logs: Path, tried: Container[str]
 ) -> tuple[dict[str, float], list[Job]]:
     """The rates, {label/arm: rate}, and the jobs that are known by what is finished.
 
@@ -70,20 +59,17 @@ def known_jobs(
     best is there.
 
     Args:
-        given: rates of arms that are not swept.
         tried: names of the jobs that this command has run.
     """
-    rates, sweeps, swept = dict(given), list[Job](), dict[str, tuple[float, ...]]()
+    rates, sweeps, swept = dict[str, float](), list[Job](), dict[str, tuple[float, ...]]()
 
     def known(job: Job) -> float | None:
         return loss(job.records) if is_finished(job, logs) else None
 
-    for one in trials:
+    for one in (one for one in arms if one.tries):
         losses = one.sweep(known)
         finished = {rate: value for rate, value in losses.items() if value is not None}
         swept[one.key] = tuple(sorted(finished))
-        if one.key in given or not one.tries:
-            continue
         rate = best(finished) if finished.keys() >= {*one.tries} else None
         if not one.is_swept:
             rate = one.tries[0]
@@ -96,11 +82,11 @@ def known_jobs(
                 continue
         if rate is not None:
             rates[one.key] = rate
-    return rates, [*sweeps, *runs(trials, rates, swept)]
+    return rates, [*sweeps, *runs(arms, rates, swept)]
 
 
 def reproduce(
-    trials: Sequence[Study],
+    arms: Sequence[Study],
     output: Path,
     *,
     jobs: int,
@@ -124,15 +110,14 @@ def reproduce(
         ClearheadError: for texts that cannot be had, and where nothing was finished.
         Stopped: after SIGINT or SIGTERM.
     """
-    fresh = (one.start or one for one in trials)
-    for text in {one.data: None for one in fresh if _reads(one)}:
+    for text in {one.data: None for one in arms if _reads(one)}:
         prepare(text, progress=say)  # once, before the jobs would each
     work, logs = work or Work("job"), output / "logs"
     work.start(0)
     with hold_folder(output):
-        given, tried, failed = given_rates(output), dict[str, Job](), list[Job]()
+        tried, failed = dict[str, Job](), list[Job]()
         while True:
-            rates, jobs_known = known_jobs(trials, logs, given, tried)
+            rates, jobs_known = known_jobs(arms, logs, tried)
             every = {job.name: job for one in jobs_known for job in one.chain}
             new = {name: job for name, job in every.items() if name not in tried}
             if not new:
@@ -141,23 +126,19 @@ def reproduce(
             work.extend(len(new))
             tried |= new
             failed += run([*new.values()], logs=logs, jobs=jobs, start=start, say=say, work=work)
-        for one in trials:
+        for one in arms:
             if one.tries and one.key not in rates:
                 say(f"{one.key}: left out, since its sweep gave no rate")
-        overcome = [job for job in failed if _is_attempt(job) and _key(job) in rates]
+        overcome = [job for job in failed if _is_attempt(job) and job.key in rates]
         for job in overcome:
-            rate = written(rates[_key(job)])
-            say(f"{_key(job)}: goes on at {rate}, since {job.name} did not finish")
+            rate = written(rates[job.key])
+            say(f"{job.key}: goes on at {rate}, since {job.name} did not finish")
         counted = (job for job in jobs_known if not _is_attempt(job) and is_finished(job, logs))
         return collect(counted, output / RECORDS), len(failed) - len(overcome)
 
 
 def _is_attempt(job: Job) -> bool:
     return job.name.startswith("sweeps/")
-
-
-def _key(job: Job) -> str:
-    return f"{job.label}/{job.arm}"
 
 
 def _reads(one: Study) -> bool:
@@ -177,10 +158,8 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
         ClearheadError: where there are none.
     """
     groups, headed = dict[Any, tuple[Job, list[str]]](), set[str]()
-    for job in jobs:
-        if not job.records.exists():
-            continue
-        run, study = f"{job.label}/{job.arm}/seed{job.seed}", COMPARISON
+    for job in (job for job in jobs if job.records.exists()):
+        run, study = f"{job.key}/seed{job.seed}", COMPARISON
         for line in jsonl.read(job.records):
             line["run"] = run
             if line["kind"] == "run":
@@ -188,15 +167,9 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
                 if run in headed:
                     continue
                 headed.add(run)
-                line = {
-                    "preset": job.arm,
-                    **_untrained(job),
-                    **line,
-                    "arm": job.arm,
-                    "label": job.label,
-                }
+                named = {"arm": job.arm, "label": job.label, "seed": job.seed}
+                line = {"preset": job.arm, **_untrained(job), **line, **named}
                 line |= {"swept": job.swept} if job.swept else {}
-                line["seed"] = job.seed
             elif study == DIAGNOSIS:
                 if line["kind"] != "measure" or "head" in line:
                     continue

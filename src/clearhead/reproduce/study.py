@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from clearhead.experiments.sweep_configs import (
     FRESH,
     OWN,
     DiagnoseConfig,
+    EvaluateConfig,
     EvaluateSettings,
     PlanConfig,
     QuantizeConfig,
@@ -43,6 +44,7 @@ TEXT = ""
 """The text that calibrates a conversion: the first source of the training text."""
 COSMOPEDIA = "hf:HuggingFaceTB/smollm-corpus:cosmopedia-v2"
 """A text of billions of tokens, for models that read each once."""
+BOOKS = "hf:emozilla/pg19"
 WHOLE = 0.999
 """The share held out of a text that is only measured on."""
 BEYOND = 3
@@ -70,8 +72,6 @@ class Study(CompareConfig):
     """Learning rates to choose from; none where the model is measured as it is, or untrained."""
     called: str = ""
     """Name of the arm; that of its preset and changes where not given."""
-    start: "Study | None" = None
-    """The arm whose first model is the one to start from, in place of `base`."""
     conversion: ConvertConfig | None = None
     """The conversion of the model to start from, before it is trained; random rotations are drawn
     anew with each seed."""
@@ -124,9 +124,8 @@ class Study(CompareConfig):
     def sweep(self, loss: Callable[[Job], float | None]) -> dict[float, float | None]:
         """{rate: held-out loss} of an arm with several rates: its own, then those beyond an edge
         that are known so far."""
-        losses: dict[float, float | None] = {}
-        if self.is_swept:
-            losses = {rate: loss(self.attempt(rate)) for rate in self.tries}
+        tries = self.tries if self.is_swept else ()
+        losses = {rate: loss(self.attempt(rate)) for rate in tries}
         for _ in range(BEYOND):
             if (rate := beyond(losses)) is not None:
                 losses[rate] = loss(self.attempt(rate))
@@ -154,14 +153,10 @@ class Study(CompareConfig):
         return replace(job, model=folder / "final")
 
     def _preparation(self, seed: int) -> Job | None:
-        """The last job that makes the model to start from; none where it is there, or the arm
-        begins anew."""
-        made, by = None, self.conversion
-        if self.start is not None:
-            first = replace(self.start, output=self.output / "base")
-            made = first.training(first.tries[0], first.seeds[0])
+        """The job that converts the model to start from, where it is to be converted."""
+        by = self.conversion
         if by is None:
-            return made
+            return None
         by = replace(by, seed=seed) if by.is_drawn else by
         changes = {"rotate": ",".join(by.rotate), "prefix": by.prefix, "seed": by.seed}
         words = [*by.to, *(f"{key}={one}" for key, one in changes.items() if one)]
@@ -169,8 +164,8 @@ class Study(CompareConfig):
         name = f"models/{as_folder(' '.join(words))}"
         output = self.output / name
         text = self.data.data[0] if by.calibrate == TEXT else by.calibrate
-        config = replace(by, calibrate=text, model=self._source(made), output=output)
-        return self._job(name, config, output / "conversion.json", model=output, after=made)
+        config = replace(by, calibrate=text, model=self.base or "", output=output)
+        return self._job(name, config, output / "conversion.json", model=output)
 
     def _source(self, after: Job | None) -> str:
         """The model that a job leaves, or else the experiment's own; none of an arm that begins
@@ -219,6 +214,38 @@ class Study(CompareConfig):
     def _job(self, name: str, config: Any, records: Path, **others: Any) -> Job:
         own = {"arm": self.name, "label": self.label, **others}
         return Job(name=name, config=config, records=records, **own)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question of a paper, and the function that yields the study of each arm at a scale."""
+
+    name: str
+    paper: str
+    question: str
+    arms: Callable[[str], Iterator[Study]]
+    published: bool
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """The scales that it has: "paper" only where the recipe is published."""
+        return ("tiny", "small", *(("paper",) if self.published else ()))
+
+
+def experiment(
+    paper: str, question: str, *, published: bool = False
+) -> Callable[[Callable[[str], Iterator[Study]]], Experiment]:
+    """Make an experiment of the function that yields its arms, under the function's name."""
+    return lambda arms: Experiment(
+        arms.__name__.replace("_", "-"), paper, question, arms, published
+    )
+
+
+# Questions to the model that an arm trains.
+evaluate, diagnose, quantize = (
+    partial[Any](kind, models=(TRAINED,))
+    for kind in (EvaluateConfig, DiagnoseConfig, QuantizeConfig)
+)
 
 
 # Names of settings, and the part of a study that each belongs to.

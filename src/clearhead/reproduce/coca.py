@@ -1,4 +1,4 @@
-"""Extrapolation in length: arXiv 2309.08646, tables 1 to 3, beside ALiBi, FoX, differential maps.
+"""Extrapolation in length: arXiv 2309.08646, tables 1 to 3 and section 3.
 
 `tiny` and `small` learn retrieval from made documents. `paper` is the published 350M recipe (its
 two epochs of 50 B tokens) on the nearest text to be had, since theirs was not published.
@@ -6,19 +6,16 @@ two epochs of 50 B tokens) on the nearest text to be had, since theirs was not p
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from clearhead.data import DataConfig
-from clearhead.eval.options import (
-    NeedlesOptions,
-    PasskeyOptions,
-    PerplexityOptions,
-)
-from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateConfig, EvaluateSettings
+from clearhead.eval.options import NeedlesOptions, PasskeyOptions, PerplexityOptions
+from clearhead.experiments.sweep_configs import EvaluateSettings, PlanConfig
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.study import TRAINED, Question, Study
+from clearhead.reproduce.study import BOOKS, Question, Study, diagnose, evaluate, experiment
 
-BOOKS = "hf:emozilla/pg19"
+PAPER = "arXiv 2309.08646"
 HELD_OUT: dict[str, Any] = {"data": DataConfig(data=(f"{BOOKS}#test",)), "split": "all"}
 # Documents that are whole within a window of 128 tokens of 1,024 words.
 PASSKEY = "synthetic:passkey:landmark=1,documents=20000"
@@ -39,9 +36,19 @@ DEPTHS = (0.0, 0.5, 1.0)
 VARIED = "synthetic:passkey:landmark=1,characters=2000,documents=100000"
 LONG: dict[str, Any] = {"lengths": (512, 1024, 2048, 4096, 8192), "batch_tokens": 131_072}
 READ: dict[str, Any] = {"lengths": (128, 256, 512, 1024, 2048), "batch_tokens": 131_072}
+ORDER = partial(diagnose, windows=16)  # scores by distance, of keys near a query
 SCALED: dict[str, Any] = {"rope_scaling": ("none", "dynamic"), "factors": ("2", "4", "8")}
 
+# Of the memory of tensors: layers, width and heads; lengths.
+DEEP = {"tiny": ((2, 64, 2), (4, 128, 4)), "small": ((12, 512, 8), (24, 1024, 16))}
+TEXTS = {"tiny": (4096, 8192, 16_384), "small": (8192, 16_384, 32_768)}
 
+
+@experiment(
+    PAPER,
+    "Which attention, trained short, still reads and retrieves in long texts?",
+    published=True,
+)
 def long_context(scale: str) -> Iterator[Study]:
     """Positions and maps, read up to 16 times (`paper`: 64 times) as long as they were trained."""
     table = {"tiny": _tiny, "small": _small, "paper": _paper}[scale]()
@@ -61,8 +68,29 @@ def long_context(scale: str) -> Iterator[Study]:
             yield table.arm(preset, *rates)
 
 
+@experiment(
+    PAPER,
+    "Does collinear attention need tensors that grow with the square of the text, and what does it "
+    "cache?",
+)
+def memory(scale: str) -> Iterator[Study]:
+    """Bytes that the forms of CoCA take beside RoPE, in two shapes at several lengths.
+
+    Nothing is trained and nothing drawn, so there are no seeds.
+    """
+    for layers, width, heads in DEEP[scale]:
+        table = Study(label=f"{layers} layers, {width} wide", seeds=(0,)).changed(
+            num_hidden_layers=layers,
+            hidden_size=width,
+            num_attention_heads=heads,
+            questions={"memory": PlanConfig(lengths=TEXTS[scale])},
+        )
+        for preset in ("transformer", "coca", "coca-strict", "coca-slack"):  # the intervention
+            yield table.arm(preset)
+
+
 def _tiny() -> Study:
-    questions: dict[str, Question] = {"scaled": _scaled(**READ), "order": _order(128)}
+    questions: dict[str, Question] = {"scaled": _scaled(**READ), "order": ORDER(length=128)}
     return Study(label="long context", questions=questions).changed(
         **SHORT,
         tokens=1_500_000,
@@ -76,16 +104,14 @@ def _tiny() -> Study:
 
 
 def _small() -> Study:
-    passkeys = EvaluateConfig(
-        models=(TRAINED,),
+    passkeys = evaluate(
         tasks=("passkey",),
         passkey=PasskeyOptions(wording="landmark", trials=100),
         rope_scaling=SCALED["rope_scaling"],
         factors=("4",),
         **LONG,
     )
-    retrieval = EvaluateConfig(
-        models=(TRAINED,),
+    retrieval = evaluate(
         tasks=("hits", "recall", "needles", "allocation"),
         needles=NeedlesOptions(grid=("1x1", "4x2"), depths=DEPTHS),
         **LONG,
@@ -107,20 +133,14 @@ def _small() -> Study:
             "scaled": replace(_scaled(**LONG, **HELD_OUT), tasks=("perplexity",)),
             "passkeys": passkeys,
             "retrieval": retrieval,
-            "order": _order(512),
+            "order": ORDER(length=512),
         },
     )
 
 
-def _order(length: int) -> DiagnoseConfig:
-    """Scores by distance, of keys near a query."""
-    return DiagnoseConfig(models=(TRAINED,), length=length, windows=16)
-
-
 def _paper() -> Study:
     # PG-19 by strides of 512, and 100 passkeys a length, 20 at each of five depths.
-    text = EvaluateConfig(
-        models=(TRAINED,),
+    text = evaluate(
         tasks=("perplexity", "passkey"),
         lengths=(512, 1024, 2048, 4096, 8192, 16_384, 32_768),
         tokens=3_276_800,
@@ -128,15 +148,14 @@ def _paper() -> Study:
         **SCALED,
         **HELD_OUT,
     )
-    questions: dict[str, Question] = {"text": text, "order": _order(512)}
+    questions: dict[str, Question] = {"text": text, "order": ORDER(length=512)}
     shared: dict[str, Any] = {"presets": ("transformer",), "label": "long context"}
     return RUNS["coca-350m"].study(questions=questions, **shared)
 
 
-def _scaled(**options: Any) -> EvaluateSettings:
+def _scaled(**options: Any) -> Any:
     """Perplexity and passkeys under scalings of the rotary frequencies."""
-    asked: EvaluateSettings = EvaluateConfig(
-        models=(TRAINED,),
+    return evaluate(
         tasks=("perplexity", "passkey"),
         tokens=24_576,
         perplexity=PerplexityOptions(document_tokens=4096),
@@ -144,7 +163,6 @@ def _scaled(**options: Any) -> EvaluateSettings:
         **SCALED,
         **options,
     )
-    return asked
 
 
 def _unscaled(table: Study) -> Study:
