@@ -22,6 +22,7 @@ from clearhead.nn.protocols import (
 )
 from clearhead.nn.registry import REGISTRY
 from clearhead.ops import layouts
+from clearhead.ops.attention import attend_visible
 from clearhead.ops.precision import is_exporting
 from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
@@ -147,7 +148,7 @@ class Attention(nn.Module):
         if self.cache_unrotated:
             whole, rotation = self.scores.attend_unrotated, tables.keys
             alone = new == 1 and prefix is None and isinstance(rotation, Rotation)
-            if alone and whole is not None and interface is None:
+            if alone and whole is not None and attend is attend_visible:
                 attend = partial(whole, attend=attend, rotation=rotation)
             else:
                 k = self.scores.keys(k, _last(tables.keys, k.shape[2]))
