@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_454
+LINES = 41_738
 LONGEST = 400
 
 

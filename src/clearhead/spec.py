@@ -122,12 +122,11 @@ class Declaration:
         source: the paper and equation it comes from.
         build: makes the mechanism's module, from a `LayerSpec`; for norms, from width and eps; for
             normalizers, from a spec, the number of maps, and how many neighbours share a key head
-            (`keys_together`); for positions, from a spec and the number of
-            heads; for scores, from the position's `prepare`; for qk_norm, from a spec and the width
-            of a head; for MLPs, from a spec and the rotation of what their output matrix reads;
-            for mlp_rotation, from that width; for orders, from a spec, the class of its block,
-            which reads the skips; for residual scales, from the gain that a branch
-            starts with.
+            (`keys_together`); for positions, from a spec and the number of heads; for scores, from
+            a spec and the position's `prepare`; for qk_norm, from a spec and the width of a head;
+            for MLPs, from a spec and the rotation of what their output matrix reads; for
+            mlp_rotation, from that width; for orders, from a spec, the class of its block, which
+            reads the skips.
         refuses: why it cannot be in this layer, and which axis to change; None if it can.
         flops: multiply-adds × 2 that it adds to the forward pass, for each token of a sequence of
             the given length (`flops(layer, length)`), beyond those of its linear projections.
@@ -135,6 +134,7 @@ class Declaration:
         heads, query_heads: of maps: how many heads come out, and how many queries a token has, each
             making one map.
         query_width, key_width: of scores: how wide a head's query and key are, as projected.
+        rotary_width: of scores: twice the angles of a head's rotary table.
         adopt: makes an attention layer's weights go on under this mechanism where the axis had its
             default, as the same function where there is one: `adopt(weights, before, after)`, by
             name within the layer's attention, its MLP's with "mlp." before them, and the specs
@@ -156,6 +156,7 @@ class Declaration:
     query_heads: Callable[[LayerSpec], int] = lambda layer: layer.num_attention_heads
     query_width: Callable[[LayerSpec], int] = lambda layer: layer.head_dim
     key_width: Callable[[LayerSpec], int] = lambda layer: layer.head_dim
+    rotary_width: Callable[[LayerSpec], int] = lambda layer: layer.head_dim
     adopt: Callable[[dict[str, Any], LayerSpec, LayerSpec], dict[str, Any]] | None = None
     anneals: bool = False
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from clearhead import ops
 from clearhead.nn import REGISTRY
 from clearhead.nn.attention import Attention
+from clearhead.nn.rotary import rotary_width
 from clearhead.ops.rope import FADING, xpos_zeta
 
 _TOLERANCE = 1e-3  # between the model's float32 and ours
@@ -74,13 +75,14 @@ def _ours(module: Attention, keys: int) -> Rotary | str:
     if layer.scores == "coca-slack":
         return "coca-slack scores are no function of the distance"
     device = next(module.parameters()).device
-    frequency, _ = ops.frequencies(layer.rope_parameters, layer.head_dim, device)
+    width = rotary_width(layer)
+    frequency, _ = ops.frequencies(layer.rope_parameters, width, device)
     if layer.position == "rope":
         places = torch.arange(keys, device=device)[None]
         position: Any = REGISTRY.find("position", "rope").build(layer, 1)
         frequency = position.tables(places[:, -1:], places).keys.frequency.flatten()
     fading = xpos_zeta(frequency).double().log() / FADING if layer.position == "xpos" else None
-    pairs = layer.head_dim // 2
+    pairs = width // 2
     return Rotary(
         frequency=frequency.double(),
         first=torch.arange(pairs, device=device),

@@ -9,27 +9,27 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from clearhead.errors import ClearheadError
 from clearhead.nn.protocols import Interface
 from clearhead.ops import oracles
-from clearhead.ops.attention import at_zero_queries, attend_visible
+from clearhead.ops.attention import at_zero_queries
 
 
 def _sdpa(
     module: Any, q: Tensor, k: Tensor, v: Tensor, /, *, lambdas: Any, **options: Any
 ) -> Tensor:
-    return attend_visible(q, k, v, **options)
+    return module.attend(q, k, v, **options)
 
 
 def _eager(
     module: Any, q: Tensor, k: Tensor, v: Tensor, /, *, lambdas: Any, **options: Any
 ) -> Tensor:
     options |= options.pop("visibility")._asdict()
-    return oracles.attend(q, k, v, **options).to(v.dtype)
+    return oracles.attend(q, k, v, by=module.weights, **options).to(v.dtype)
 
 
 INTERFACES: Mapping[str, Interface] = {"sdpa": _sdpa, "eager": _eager}
 
 
 def interface_of(implementation: str, maps: list[Tensor] | None) -> Interface:
-    """The function that `attn_implementation` puts in place of `ops.attention.attend_visible`.
+    """The function that `attn_implementation` puts in place of `Attention.attend`.
 
     Args:
         maps: where each layer's matrix is put, by `attn_implementation="eager"` alone.
@@ -63,10 +63,10 @@ def _recording(maps: list[Tensor]) -> Interface:
             resting = options | {"sink": at_zero_queries(options["sink"])}
             return oracles.weights(module.position_only(q), module.position_only(k), **resting)
 
-        weights = oracles.weights(q, k, **options)[..., -k.shape[2] :]
+        weights = module.weights(q, k, **options)[..., -k.shape[2] :]
         matrix = module.effective_weights(weights, lambdas, alone, k.shape[2] - q.shape[2])
         maps.append(matrix.to(q.dtype))
-        return oracles.attend(q, k, v, **options).to(v.dtype)
+        return oracles.attend(q, k, v, by=module.weights, **options).to(v.dtype)
 
     return attend
 

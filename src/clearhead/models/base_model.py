@@ -217,7 +217,8 @@ def _heads(layer: LayerSpec) -> int:
 
 def _position_key(layer: LayerSpec) -> str:
     """Layers of the same key share one position module."""
-    return f"{layer.position} of {_heads(layer)} heads"
+    wide = REGISTRY.find("scores", layer.scores).rotary_width(layer)
+    return f"{layer.position} of {_heads(layer)} heads, {wide} wide"
 
 
 def _prefix_table(

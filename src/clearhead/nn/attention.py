@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
-from clearhead.nn.bases import SingleMaps
+from clearhead.nn.bases import SingleMaps, Softmax
 from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.protocols import (
     Attend,
@@ -46,6 +46,7 @@ class Attention(nn.Module):
             ones.
         combines: whether `maps` makes heads of several maps.
         places: how many learned keys stand before the text.
+        attend, weights, as_softmax: those of the `Normalizer`.
     """
 
     def __init__(self, layer: LayerSpec) -> None:
@@ -62,7 +63,7 @@ class Attention(nn.Module):
         norm = REGISTRY.find("qk_norm", layer.qk_norm).build
         self.q_norm = norm(layer, scores.query_width(layer))
         self.k_norm = norm(layer, scores.key_width(layer))
-        self.scores: Scores = scores.build(position.prepare)
+        self.scores: Scores = scores.build(layer, position.prepare)
         self.cache_unrotated = self.scores.cache_unrotated or position.cache_unrotated(layer)
         self.decay: Decay | None = position.decay(layer, maps.heads(layer))
         self.attention_at_init = position.attention_at_init
@@ -72,6 +73,9 @@ class Attention(nn.Module):
         self.combines = type(self.maps) is not SingleMaps
         normalizer = REGISTRY.find("normalizer", layer.normalizer).build
         self.normalizer: Normalizer | None = normalizer(layer, queries, self.maps.keys_together)
+        own = self.normalizer or Softmax
+        self.attend: Attend = own.attend
+        self.weights, self.as_softmax = own.weights, own.as_softmax
         shaping = REGISTRY.find("shaping", layer.shaping).build
         self.shaping: Shaping | None = shaping(layer, maps.heads(layer))
         epilogue = REGISTRY.find("epilogue", layer.epilogue).build
@@ -102,7 +106,7 @@ class Attention(nn.Module):
 
         Args:
             tables: the position's tables for these tokens.
-            interface: another function in place of `ops.attention.attend_visible`.
+            interface: another function in place of `attend`.
             cache: a transformers Cache of `past` tokens; S = past + T.
             prefixes: where the cache's learned keys are kept; None where they are not.
             visibility: of all S keys, whatever the layer's own window.
@@ -137,14 +141,14 @@ class Attention(nn.Module):
             k, tables = self.decay.columns(k, new, visibility)
 
         lambdas = self.maps.lambdas(x_BTC) if self.combines else None
-        attend: Attend = attend_visible
+        attend = self.attend
         if interface is not None:
             attend = partial(interface, self, lambdas=lambdas)
         prefix = self._prefix(tables, v, past, prefixes) if self.places else None
         if self.cache_unrotated:
             whole, rotation = self.scores.attend_unrotated, tables.keys
             alone = new == 1 and prefix is None and isinstance(rotation, Rotation)
-            if alone and whole is not None and interface is None:
+            if alone and whole is not None and attend is attend_visible:
                 attend = partial(whole, attend=attend, rotation=rotation)
             else:
                 k = self.scores.keys(k, _last(tables.keys, k.shape[2]))

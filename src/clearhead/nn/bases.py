@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.nn.protocols import Decay, PositionTables
+from clearhead.nn.protocols import AsSoftmax, Attend, Decay, PositionTables
+from clearhead.ops import oracles
+from clearhead.ops.attention import attend_visible
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
@@ -118,6 +120,9 @@ class Softmax:
     """Softmax without a sink: a row's weights sum to 1. Base of the other normalizers."""
 
     places = 0
+    attend: Attend = staticmethod(attend_visible)
+    weights: Callable[..., Tensor] = staticmethod(oracles.weights)
+    as_softmax: AsSoftmax | None = None
 
     def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
         self.heads, self.together = heads, together

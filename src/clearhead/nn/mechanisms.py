@@ -11,6 +11,7 @@ from clearhead.nn import (
     hadamard,
     key_bias,
     key_value,
+    pope,
     positions,
     positionwise,
     rotary,
@@ -18,6 +19,7 @@ from clearhead.nn import (
     shaping,
     sink,
     softmax1,
+    softpick,
     values,
     xsa,
 )
@@ -26,10 +28,12 @@ from clearhead.nn.registry import REGISTRY
 for declaration in (
     *bases.DECLARATIONS,
     *scores.DECLARATIONS,
+    pope.DECLARATION,
     softmax1.DECLARATION,
     sink.DECLARATION,
     key_bias.DECLARATION,
     key_value.DECLARATION,
+    softpick.DECLARATION,
     differential.DECLARATION,
     differential_v2.DECLARATION,
     *shaping.DECLARATIONS,

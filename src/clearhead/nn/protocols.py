@@ -56,6 +56,13 @@ combine the maps, None for one map a head.
 """
 
 
+AsSoftmax = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""The scores and the sink by which softmax has a normalizer's weights.
+
+Called with scores [B, H, R, S] and the visible ones, it returns scores and [B, H, R, 1].
+"""
+
+
 class Decay(Protocol):
     """Decay of scores, computed from a layer's tokens. Built for a layer and its heads."""
 
@@ -114,7 +121,7 @@ class Position(Protocol):
 
 
 class Scores(Protocol):
-    """Scores of queries and keys. Built for the position's `prepare`.
+    """Scores of queries and keys. Built for a layer and the position's `prepare`.
 
     Attributes:
         cache_unrotated: whether keys are cached as projected and prepared when read.
@@ -137,9 +144,15 @@ class Normalizer(Protocol):
 
     Attributes:
         places: number of the prefix's keys, which take the positions before the text.
+        attend: attention by these weights, such as `ops.attention.attend_visible`.
+        weights: their float64 oracle, called as `ops.oracles.weights`.
+        as_softmax: None where `sink` says all.
     """
 
     places: int
+    attend: Attend
+    weights: Callable[..., Tensor]
+    as_softmax: AsSoftmax | None
 
     def sink(self, q_BHTD: Tensor) -> float | Tensor | None:
         """The logit that competes with the keys in `ops.attend`, for queries as projected."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from clearhead import ops
 from clearhead.nn.bases import NoPosition
 from clearhead.nn.protocols import PositionTables
+from clearhead.nn.registry import REGISTRY
 from clearhead.ops.rope import KINDS
 from clearhead.spec import Declaration, LayerSpec
 
@@ -15,6 +16,11 @@ from clearhead.spec import Declaration, LayerSpec
 # the largest factor is 7e34.
 FARTHEST = 32_768
 _LARGEST = torch.finfo(torch.float32).max
+
+
+def rotary_width(layer: LayerSpec) -> int:
+    """Twice the number of angles that a head's channels are turned by."""
+    return REGISTRY.find("scores", layer.scores).rotary_width(layer)
 
 
 class Rotary(NoPosition):
@@ -25,13 +31,17 @@ class Rotary(NoPosition):
     because earlier tokens' hidden states were computed with earlier bases.
     """
 
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
+        super().__init__(layer, heads)
+        self.width = rotary_width(layer)
+
     @staticmethod
     def cache_unrotated(layer: LayerSpec) -> bool:
         return layer.rope_parameters["rope_type"] == "dynamic"
 
     def tables(self, queries_BT: Tensor, keys_BS: Tensor) -> PositionTables:
         layer, theta = self.layer, None
-        rope, width = layer.rope_parameters, layer.head_dim
+        rope, width = layer.rope_parameters, self.width
         if rope["rope_type"] == "dynamic":
             length_B = torch.maximum(queries_BT.amax(1), keys_BS.amax(1)) + 1
             start, trained = rope["rope_theta"], layer.max_position_embeddings

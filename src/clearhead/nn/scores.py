@@ -19,7 +19,7 @@ class Dot:
     cache_unrotated = False
     attend_unrotated = None
 
-    def __init__(self, prepare: Prepare) -> None:
+    def __init__(self, layer: LayerSpec, prepare: Prepare) -> None:
         self.queries = self.keys = prepare
 
 
@@ -77,7 +77,7 @@ def _coca(form: Form, name: str, summary: str, source: str) -> Declaration:
         name=name,
         summary=summary,
         source=source,
-        build=lambda prepare: Collinear(form),
+        build=lambda layer, prepare: Collinear(form),
         refuses=_refuses,
         query_width=_half if form == "strict" else lambda layer: layer.head_dim,
         key_width=_half,

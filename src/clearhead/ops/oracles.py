@@ -5,6 +5,9 @@ code path. None of them shares a line with the fast paths; each may hold whole T
 Shapes: B batch, H query heads, G key/value heads, T queries, S keys, D key width, V value width.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -80,11 +83,39 @@ def weights(
     return numerator / (torch.exp(null - shift) + numerator.sum(-1, keepdim=True))
 
 
-def attend(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, **options: object) -> Tensor:
-    """Attention, float64 [B, H, T, V]; options as for `weights`."""
+def softpick_weights(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    *,
+    scale: float,
+    sink: None = None,
+    prefix: None = None,
+    **masks: Any,
+) -> Tensor:
+    """relu(e^s − 1) / Σ |e^s − 1|, float64 [B, H, T, S] (arXiv 2504.20966); 0/0 is 0.
+
+    Scores above 700 overflow.
+    """
+    k = k_BGSD.double().repeat_interleave(q_BHTD.shape[1] // k_BGSD.shape[1], dim=1)
+    scores = q_BHTD.double() @ k.mT * scale
+    seen = visible(*scores.shape[2:], device=scores.device, **masks)
+    term = scores.masked_fill(~seen, 0).exp() - 1
+    total = term.abs().sum(-1, keepdim=True)
+    return term.clamp_min(0) / total.masked_fill(total == 0, 1)
+
+
+def attend(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    *,
+    by: Callable[..., Tensor] = weights,
+    **options: object,
+) -> Tensor:
+    """Attention, float64 [B, H, T, V]; options as for `weights`, which `by` replaces."""
     v = _beside(options.get("prefix"), 1, v_BGSV)
     v = v.repeat_interleave(q_BHTD.shape[1] // v.shape[1], dim=1)
-    return weights(q_BHTD, k_BGSD, **options) @ v  # type: ignore[arg-type]
+    return by(q_BHTD, k_BGSD, **options) @ v
 
 
 def _beside(prefix: object, index: int, x_BGSN: Tensor) -> Tensor:
@@ -252,6 +283,29 @@ def coca_scores(
     if form == "slack":
         return (f(q_BHTSD, own) * (q_BHTSD * f(t_BHTSD, other))).sum(-1)
     return (f(q_BHTSD, own) * (f(q_BHTSD, other) * t_BHTSD)).sum(-1)
+
+
+def pope_scores(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    delta_GD: Tensor,
+    queries_BT: Tensor,
+    keys_BS: Tensor,
+    theta: float,
+) -> Tensor:
+    """Σ_c softplus(q_c) softplus(k_c) cos((n − m) θ^(−c/D) + δ_c), float64 [B, H, T, S].
+
+    As arXiv 2509.10534 has it, times √D; δ is within [−2π, 0].
+    """
+    width, shared = q_BHTD.shape[-1], q_BHTD.shape[1] // k_BGSD.shape[1]
+    k, delta = k_BGSD.repeat_interleave(shared, 1), delta_GD.repeat_interleave(shared, 0)
+    q, k = (torch.log1p(x.double().exp()) for x in (q_BHTD, k))
+    distance = keys_BS[:, None, None, :].double() - queries_BT[:, None, :, None].double()
+    scores = torch.zeros((), dtype=torch.float64)
+    for c in range(width):
+        angle = distance * theta ** (-c / width) + delta[:, None, None, c].double()
+        scores = scores + q[:, :, :, None, c] * k[:, :, None, :, c] * angle.cos()
+    return scores
 
 
 def alibi_bias(queries_BT: Tensor, keys_BS: Tensor, heads: int) -> Tensor:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from clearhead.nn.protocols import AsSoftmax
 from clearhead.ops.visibility import Span, Visibility
 
 # A tile holds at most so many rows a head and so many weights in all (16 MiB in float32), whatever
@@ -70,6 +71,7 @@ class AttentionCall:
         softcap: scores are c · tanh(score / c).
         lambdas: what clearhead's own attention combines its maps by; [..., T or 1, 1] or a
             scalar.
+        as_softmax: of the layer's `Normalizer`.
     """
 
     module: nn.Module
@@ -86,6 +88,7 @@ class AttentionCall:
     lambdas: Tensor | None = None
     v: Tensor | None = None
     prefix: tuple[Tensor, Tensor] | None = None
+    as_softmax: AsSoftmax | None = None
 
     @property
     def causal(self) -> bool:
@@ -110,6 +113,14 @@ class AttentionCall:
         if self.sink.ndim == 1:
             return self.sink[:, None, None]
         return self.sink[:, :, start:][:, :, :rows, None]
+
+    def competing(
+        self, score_BHRS: Tensor, visible: Tensor, start: int
+    ) -> tuple[Tensor, float | Tensor | None]:
+        """Scores, hidden ones left as they are, and the sink's logit that `normalised` takes."""
+        if self.as_softmax is None:
+            return score_BHRS, self.null_logit(start, score_BHRS.shape[2])
+        return self.as_softmax(score_BHRS, visible)
 
     def scores(self, size: int | None = None) -> Iterator[Scores]:
         """The logits, in float32 at least, by tiles of at most `size` numbers (`WEIGHTS` unless

@@ -205,7 +205,7 @@ def attention_call(
         if (prefix := options["prefix"]) is not None:
             null = as_null(query, prefix, own["sink"], common["scale"])
             own["sink"], own["sink_value"] = null
-        return AttentionCall(**common, **own)
+        return AttentionCall(**common, **own, as_softmax=module.as_softmax)
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     return AttentionCall(

@@ -85,8 +85,8 @@ def _softmax(call: AttentionCall, maps: LayerMaps, scores: Scores) -> AttentionT
     start, score, visible, clear = scores
     if clear < score.shape[-1]:
         score[..., clear:].masked_fill_(~visible[..., clear:], _HIDDEN)
+    score, sink = call.competing(score, visible, start)
     share, top = _first_is_largest(score)
-    sink = call.null_logit(start, score.shape[2])
     if sink is not None:
         sink = torch.as_tensor(sink, dtype=top.dtype, device=top.device)
         sink = sink.squeeze(-1) if sink.ndim else sink

@@ -87,8 +87,8 @@ def attend(call: AttentionCall, v_BGSV: Tensor, how: Logits) -> Tensor:
     v = v_BGSV.repeat_interleave(call.q.shape[1] // v_BGSV.shape[1], dim=1)
     for tile in call.scores():
         rounded = absmax(_shown(tile), how.bits, (3,), top=top)
-        hidden = rounded.masked_fill(~tile.visible, -torch.inf)
-        weights, null = normalised(hidden, call.null_logit(tile.start, hidden.shape[2]))
+        logits, sink = call.competing(rounded, tile.visible, tile.start)
+        weights, null = normalised(logits.masked_fill(~tile.visible, -torch.inf), sink)
         rows = weights @ v[:, :, : weights.shape[3]].to(weights.dtype)
         place = slice(tile.start, tile.start + weights.shape[2])
         if null is not None and call.sink_value is not None:

@@ -24,6 +24,7 @@ from clearhead.spec import LayerSpec
 
 # Of axes that the form does not have whole, what it has.
 _HAS = {
+    "scores": ("dot", "coca", "coca-strict", "coca-slack"),
     "normalizer": ("softmax", "softmax1", "sink"),
     "maps": ("single", "differential-v2"),
     "shaping": ("none", "shaped"),
@@ -37,6 +38,8 @@ _REASONS = {
     "key": "its sink is a product with the query, and servers take one number a head",
     "key-value": "its keys and values stand before the text, in no cache of a server",
     "hadamard": "it has no rotation: convert --to mlp_rotation=none, the same function, first",
+    "pope": "its keys are twice as wide as its values",
+    "softpick": "its weights are no softmax",
     "alibi": "its keys are wider by 8 columns than its values",
     "forget": "its keys carry the gates of the tokens after them",
     "xpos": "its keys carry factors that grow with position",
