@@ -128,13 +128,14 @@ def test_the_first_pattern_that_matches_decides():
         {"weight_decay": 0.0},
     ]
     optimizer = OrthoAdam(groups)
-    assert [[len(axes) for axes in group] for group in optimizer._axes] == [[0], [1], [0], [0] * 3]
+    turned = [[turn is not None for turn in turns] for turns in optimizer._turns]
+    assert turned == [[False], [True], [False], [False] * 3]
 
 
 def kinds(optimizer):
     """What steps each parameter, by name."""
     return {
-        name: (type(part).__name__, group.get("rotation"), group.get("sides"))
+        name: (type(part).__name__, group.get("rotation"))
         for part in getattr(optimizer, "_parts", [optimizer])
         for group in part.param_groups
         for name in group["param_names"]
@@ -147,15 +148,13 @@ def test_orthoadam_leaves_the_vocabulary_and_what_is_named_unrotated():
     config = TrainConfig(optimizer="orthoadam", rotation="haar", adamw_patterns=("other*",), seed=3)
     optimizer = build_optimizer(model, config)
     found = kinds(optimizer)
-    assert found["embedding.weight"] == ("OrthoAdam", "haar", "right")
-    assert found["projection.weight"] == ("OrthoAdam", "haar", "right")
-    assert found["other.weight"] == ("OrthoAdam", "none", "right")
-    assert {axis.seed for group in optimizer._axes for axes in group for axis in axes} == {3}
+    assert found["embedding.weight"] == ("OrthoAdam", "haar")
+    assert found["projection.weight"] == ("OrthoAdam", "haar")
+    assert found["other.weight"] == ("OrthoAdam", "none")
+    assert {turn.seed for turns in optimizer._turns for turn in turns if turn} == {3}
     assert {group["share"] for group in optimizer.param_groups} == {"parameter"}
     shared = build_optimizer(model, TrainConfig(optimizer="orthoadam", rotation_share="size"))
     assert {group["share"] for group in shared.param_groups} == {"size"}
-    left = build_optimizer(model, TrainConfig(optimizer="orthoadam", rotation_sides="left"))
-    assert kinds(left)["embedding.weight"][1] == "none"
 
 
 @pytest.mark.parametrize("name", ["muon", "soap"])

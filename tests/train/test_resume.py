@@ -21,7 +21,7 @@ VARIANTS = {
     "plain": {},
     "accumulation and bf16": {"accumulation": 2, "precision": "bf16"},
     "orthoadam": {"optimizer": "orthoadam"},
-    "orthoadam by haar": {"optimizer": "orthoadam", "rotation": "haar", "rotation_sides": "right"},
+    "orthoadam by haar": {"optimizer": "orthoadam", "rotation": "haar"},
     "muon": {"optimizer": "muon", "adamw_patterns": ["*.o_proj.*"]},
     "sgd": {"optimizer": "sgd"},
     "rmsprop": {"optimizer": "rmsprop"},

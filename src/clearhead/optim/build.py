@@ -39,15 +39,10 @@ def _adamw_of(groups: list[dict[str, Any]], config: Course) -> torch.optim.Optim
 def _orthoadam(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     plain, rotated = split_named(model, config.adamw_patterns)
     tables = _tables(model)
-    hidden = [(name, p) for name, p in rotated if p not in tables]
-    vocabulary = [(name, p) for name, p in rotated if p in tables]
-    sides = config.rotation_sides or "right"
-    groups = named_groups(hidden, config.weight_decay)
-    # A vocabulary has no basis to mix: its axis holds the tokens, whatever its size.
-    for group in named_groups(vocabulary, config.weight_decay):
-        groups.append(
-            {**group, **({"rotation": "none"} if sides == "left" else {"sides": "right"})}
-        )
+    groups: list[dict[str, Any]] = []
+    for vocabulary in (False, True):
+        named = [(name, p) for name, p in rotated if (p in tables) == vocabulary]
+        groups += named_groups(named, config.weight_decay)
     for group in named_groups(plain, config.weight_decay):
         groups.append({**group, "rotation": "none"})
     return OrthoAdam(
@@ -56,7 +51,6 @@ def _orthoadam(model: nn.Module, config: Course) -> torch.optim.Optimizer:
         betas=config.betas,
         eps=config.epsilon,
         rotation=config.rotation or "hadamard",
-        sides=sides,
         share=config.rotation_share or "parameter",
         seed=config.seed,
     )

@@ -31,7 +31,6 @@ SCHEDULES = get_args(Schedule)
 READERS = {
     "momentum": ("muon", "rmsprop", "sgd"),
     "rotation": ("orthoadam",),
-    "rotation_sides": ("orthoadam",),
     "rotation_share": ("orthoadam",),
     "adamw_patterns": ("muon", "orthoadam", "soap"),
 }
@@ -68,8 +67,6 @@ class Recipe:
     """Momentum of SGD (0.9 where not given), RMSprop (0) and Muon (0.95)."""
     rotation: Literal["hadamard", "haar"] | None = None
     """OrthoAdam's rotation; hadamard where not given."""
-    rotation_sides: Literal["left", "right", "both"] | None = None
-    """The sides that OrthoAdam rotates, rows (left) or columns; columns where not given."""
     rotation_share: Literal["parameter", "size"] | None = None
     """OrthoAdam's rotations: one for each parameter, as in its paper (the default), or one for all
     axes of a size, as in every record up to 2026-11."""
