@@ -88,7 +88,7 @@ def _run(
             f"learning rate stays at {rate:g} (for another warmup: train --from {job.output})"
         )
     torch.manual_seed(job.train.seed)
-    with world.alike():
+    with world.together():
         masked = getattr(model, "objective", "") == "mlm"
         made = (masked_batches if masked else batches)(corpus, job.train, job.output)
     return train(
