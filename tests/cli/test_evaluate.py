@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +16,6 @@ from clearhead.records.provenance import KEYS
 from clearhead.report import load
 
 from .conftest import call, cells_of, changed, lines_of, refusal, saved
-
-SCRIPT = Path(__file__).parents[2] / "tools" / "migrate_records.py"
 
 
 @pytest.fixture
@@ -126,25 +122,6 @@ def test_seeds_are_drawn_anew_and_pooled(words, tmp_path, capsys):
     low, high = loss.details["interval"]
     assert low < loss.value < high
     assert "seeds must be one or more" in refusal(capsys, *words, "--seeds", "1", "1")
-
-
-def test_a_sweep_whose_older_records_were_migrated_goes_on(words, tmp_path):
-    """tools/migrate_records.py gives a cell the key under which the sweep knows it."""
-    words = changed(words, "--tasks", "passkey", "--passkey.depths", "0.5", "--lengths", "128")
-    assert call(*words) == 0
-    header, *_, cell = lines_of(tmp_path)
-    at = cell["at"]
-    old = {"kind": "cell", "run": cell["run"], "task": "passkey", "at": at}
-    old |= {"headlines": ["accuracy"], "result": {"accuracy": 0.25, "low": 0.1, "high": 0.6}}
-    old |= {"options": cell["options"], "made": cell["made"]}
-    text = "".join(json.dumps(line) + "\n" for line in (header, old))
-    (tmp_path / "records.jsonl").write_text(text, "utf-8")
-    subprocess.run([sys.executable, SCRIPT, tmp_path / "records.jsonl"], check=True)
-    migrated = (tmp_path / "records.jsonl").read_bytes()
-    assert call(*words) == 0
-    assert (tmp_path / "records.jsonl").read_bytes() == migrated
-    (run,) = load(tmp_path / "records.jsonl").runs
-    assert run.value("accuracy", task="passkey", **at) == 0.25
 
 
 def test_a_cell_whose_lines_were_cut_short_is_measured_again(words, tmp_path):

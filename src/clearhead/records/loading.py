@@ -4,8 +4,7 @@ A file holds, a JSON object a line, `run` headers and under each name `measure` 
 payloads that are no single number: `step` (the training curve), `attention` (one map), `curve` (x
 and y), `channel` (an outlier), `note` (a part that could not be measured) and `advice`. Lines of a
 sweep name their "cell", and count once the line of kind `cell` that closes it is there: the latest
-cell of a place counts, under each draw. Older forms are refused; tools/migrate_records.py in the
-repository converts them.
+cell of a place counts, under each draw. Older forms are refused.
 """
 
 import json
@@ -125,10 +124,7 @@ class Reader:
         """Add a line."""
         kind = str(line["kind"])
         if kind in _OLDER or (kind == "cell" and "result" in line):
-            raise ValueError(
-                "its form is an older clearhead's: tools/migrate_records.py of the repository "
-                "converts the file"
-            )
+            raise ValueError("its form is an older clearhead's: measure again")
         choose("kind", kind, KINDS)
         check_line(line)
         name = str(line["run"])

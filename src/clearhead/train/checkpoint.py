@@ -188,10 +188,7 @@ def verify(folder: Path) -> dict[str, Any]:
     advice = f"delete {folder} to resume from {start}"
     record = manifest.verify(folder, name=TRAINER_FILE, advice=advice)
     if not is_checkpoint(folder):
-        raise ClearheadError(
-            f"{folder} is of an earlier version's format: convert it by "
-            f"`python tools/migrate_checkpoint.py {folder}` of the repository, or {advice}"
-        )
+        raise ClearheadError(f"{folder} is of an earlier version's format: {advice}")
     return record
 
 
