@@ -20,6 +20,7 @@ from clearhead.cli.train import Command, _parse, _usual
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.experiments.jobs import words_of
 from clearhead.records.identity import canonical, restored
+from clearhead.records.lock import hold_folder
 from clearhead.train import MetricsFile, StepMetrics
 
 from .conftest import call, changed, refusal, saved_llama
@@ -136,6 +137,10 @@ def test_resume_needs_no_other_option(going_on, tmp_path, stopping, capsys):
     ):
         assert f"leave out {other[0]}, or start another" in refusal(capsys, *resume, *other)
     assert "leave out preset" in refusal(capsys, "train", "sink", *resume[1:])
+    with hold_folder(cut):
+        assert call(*resume) == 2
+    (line,) = capsys.readouterr().err.splitlines()  # without one on the text
+    assert f"{cut} is in use by process" in line
     assert call(*resume, "--train.save-every", "1", "--train.keep", "9") == 0
     assert _weights(cut) == _weights(whole)
     assert len(list((cut / "checkpoints").iterdir())) == 2
@@ -221,6 +226,8 @@ def test_a_run_of_another_verb_or_version_is_resumed_by_its_own_command(settings
     record = json.loads(path.read_text())
     del record["description"]["job"]
     path.write_text(json.dumps(record))
+    said = refusal(capsys, "train", *words, str(tmp_path / "out"))
+    assert "out holds the runs of a comparison or a fine-tuning: choose another" in said
     for run in (tmp_path / "out/transformer-seed0", path.parent):
         told = refusal(capsys, "train", "--resume", str(run))
         command = json.loads((run / "run.json").read_text())["command"]
