@@ -77,10 +77,6 @@ def test_version_and_empty_call(capsys):
     ("extra", "words"),
     [
         ("tensorboard", "train --track tensorboard"),
-        ("optimizers", "train --train.optimizer soap"),
-        ("optimizers", "train --from none --train.optimizer lion"),
-        ("optimizers", "compare transformer --vary train.optimizer=adamw,soap"),
-        ("optimizers", "finetune none --task cola --train.optimizer lion"),
         ("peft", "train --from none --train.lora 2"),
         ("peft", "compare --from none --vary train.lora=0,4"),
         ("torchao", "quantize none --deploy int8-dynamic --output new"),
@@ -92,9 +88,9 @@ def test_an_extra_that_is_not_there_is_named_before_any_model_or_text_is_opened(
 ):
     """There is no model of that name, and no text."""
     monkeypatch.chdir(tmp_path)
-    for module in ("torch.utils.tensorboard", "pytorch_optimizer", "peft", "torchao", "lm_eval"):
+    for module in ("torch.utils.tensorboard", "peft", "torchao", "lm_eval"):
         monkeypatch.setitem(sys.modules, module, None)
-    assert call(*words.split(), "--data.data" * ("finetune" not in words) or "--seeds", "0") == 2
+    assert call(*words.split(), "--data.data", "0") == 2
     assert capsys.readouterr().err.strip().endswith(f"pip install 'clearhead[{extra}]'")
     assert not list(tmp_path.iterdir())
 

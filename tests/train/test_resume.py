@@ -1,6 +1,5 @@
 """Resume is resume: real processes, really killed."""
 
-import importlib.util
 import itertools
 import json
 import os
@@ -33,8 +32,6 @@ if takes_adapters():
         "lora": {"lora": 2},
         "lora of attention, by muon": {"optimizer": "muon", "lora": 2, "only": ["*self_attn*"]},
     }
-if importlib.util.find_spec("pytorch_optimizer"):
-    VARIANTS |= {"soap": {"optimizer": "soap"}, "lion": {"optimizer": "lion"}}
 
 
 def weights(output):

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
-from clearhead.train import TrainConfig, train
+from clearhead.train import train
 from clearhead.train.trainable import choose_parameters
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 61}
@@ -55,11 +55,6 @@ def test_patterns_that_decide_nothing_or_leave_nothing_are_refused(tiny, tmp_pat
     with pytest.raises(ClearheadError, match=said):
         _trained(tiny, tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
-
-
-def test_settings_of_adapters_without_a_rank_are_refused():
-    with pytest.raises(ClearheadError, match="lora_alpha has no effect without lora"):
-        TrainConfig(lora_alpha=4.0)
 
 
 def _gpt2():

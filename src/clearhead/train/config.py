@@ -57,9 +57,8 @@ class TrainConfig(Processes, Course):  # the last base's fields come first, in h
     """Names of parameters to freeze, such as "*.layers.[0-3].*"."""
     lora: Natural = 0
     """Rank of low-rank adapters (LoRA, by the extra peft), trained in place of the linear layers
-    that `only` and `freeze` leave, and of all else; 0 trains the weights themselves."""
-    lora_alpha: Positive | None = None
-    """Scale of the adapters, times their rank; twice the rank where not given."""
+    that `only` and `freeze` leave, and of all else; 0 trains the weights themselves. The
+    adapters' scale is twice their rank."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,8 +69,6 @@ class TrainConfig(Processes, Course):  # the last base's fields come first, in h
                 f"accumulation {self.accumulation}): raise tokens, or lower one of those"
             )
         self._check_schedule()
-        if self.lora_alpha is not None and not self.lora:
-            raise ClearheadError("lora_alpha has no effect without lora, a rank: leave it out")
         if self.ramp and self.accumulation == 1:
             raise ClearheadError(
                 f"ramp is {self.ramp}, but accumulation is 1, so that nothing can grow: raise "
