@@ -11,7 +11,7 @@ from benchmarks.training import FOR_LIFE, SHAPES, optimizer_step
 from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.models.loading import best_device
-from clearhead.optim import OrthoAdam, build_optimizer
+from clearhead.optim import build_optimizer
 from clearhead.optim.rotations import haar
 from clearhead.train import TrainConfig
 from clearhead.train.compiling import compiled
@@ -51,17 +51,6 @@ def orthoadam(rounds: int) -> Iterator[Ratio]:
     for ours in names[1:]:
         peer = "dense products in Python"
         yield ratio_of("orthoadam-optimizer-step", ours, peer, 0.333, seconds)
-    hadamard = optimizers[names[1]]
-    assert isinstance(hadamard, OrthoAdam)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    yield Ratio(
-        name="orthoadam-memory",
-        ours="numbers of hadamard rotations",
-        peer="parameters",
-        ratio=hadamard.rotation_numel() / parameters,
-        bound=0.01,
-        seconds={},
-    )
 
 
 def _orthoadam(model: nn.Module, rotation: Any) -> torch.optim.Optimizer:

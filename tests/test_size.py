@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_566
+LINES = 40_527
 LONGEST = 400
 
 

@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -194,32 +192,3 @@ def test_every_optimizer_learns_at_the_rate_it_is_given(name):
     assert losses[-1] < 0.95 * losses[0]
     for old, new in zip(before, model.parameters(), strict=True):
         assert torch.equal(old, new)
-
-
-def test_a_copy_of_two_optimizers_together_goes_on_alone():
-    model = make_model()
-    optimizer = build_optimizer(model, TrainConfig(optimizer="muon", learning_rate=0.1))
-    both = copy.deepcopy((model, optimizer))
-    for each, its in ((model, optimizer), both):
-        for parameter in each.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        its.step()
-        assert set(its.state) == set(each.parameters())
-    for ours, theirs in zip(model.parameters(), both[0].parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def test_a_group_added_later_is_stepped_by_the_last_of_two_optimizers_together():
-    model, more = make_model(), nn.Linear(4, 4)
-    optimizer = build_optimizer(model, TrainConfig(optimizer="muon", learning_rate=0.1))
-    optimizer.add_param_group({"params": list(more.named_parameters()), "lr": 0.5})
-    assert kinds(optimizer)["weight"][0] == "AdamW"
-    optimizer = copy.deepcopy(optimizer)
-    added = optimizer.param_groups[-1]["params"]
-    before = [p.detach().clone() for p in added]
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    for old, new in zip(before, added, strict=True):
-        torch.testing.assert_close(new.detach(), old * (1 - 0.5 * 0.01) - 0.5)

@@ -88,16 +88,6 @@ class CombinedOptimizer(torch.optim.Optimizer):
         super().__init__([group for part in parts for group in part.param_groups], {})
         self._share()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group: one that is not of a part already, to the last part."""
-        known = any(group is param_group for part in self._parts for group in part.param_groups)
-        super().add_param_group(param_group)
-        if not known:
-            self._parts[-1].add_param_group(param_group)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_parts": self._parts}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._share()

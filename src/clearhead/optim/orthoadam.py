@@ -5,7 +5,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
@@ -66,7 +65,7 @@ class OrthoAdam(torch.optim.Optimizer):
 
     Rotations are functions of `seed`, the axis size and the parameter's name, so no state holds
     them (`clearhead.optim.rotations`). DTensor parameters get the update of one process: FSDP2
-    shards rows, so columns are rotated where they lie. A step can be captured by torch.compile.
+    shards rows, so columns are rotated where they lie.
 
     Args:
         params: parameters, groups, or `model.named_parameters()`. Options may differ by group;
@@ -144,23 +143,15 @@ class OrthoAdam(torch.optim.Optimizer):
 
         Raises:
             ClearheadError: before anything changes, for a sparse gradient or one that is not
-                finite (a rotation would spread one NaN over the whole matrix). Captured steps
-                cannot look, and hand NaN on as AdamW does.
+                finite (a rotation would spread one NaN over the whole matrix).
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        captured = torch.compiler.is_compiling()
-        captured |= torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if not captured:
-            _check_gradients(self.param_groups)
+        _check_gradients(self.param_groups)
         for group, turns in zip(self.param_groups, self._turns, strict=True):
-            lists: tuple[list[Any], ...] = ([], [], [], [], [], [])
-            self._init_group(group, *lists)
-            rows = zip(*lists, strict=True)
-            members = [Member(*(*row[:-1], turns[row[-1]])) for row in rows]
-            for bucket in _buckets(members):
+            for bucket in _buckets(self._members(group["params"], turns)):
                 first = bucket[0]
                 if first.turn is None and _plain(first):
                     values = [_local(member.parameter) for member in bucket]
@@ -175,12 +166,6 @@ class OrthoAdam(torch.optim.Optimizer):
                 for start in range(0, len(bucket), size):
                     _rotated(group, bucket[start : start + size], rotation)
         return loss
-
-    def rotation_numel(self) -> int:
-        """Float32 numbers that the rotations hold: all the memory kept beyond AdamW's state."""
-        for group, turns in zip(self.param_groups, self._turns, strict=True):
-            self._make_rotations(group["params"], turns)
-        return sum(rotation.numel() for rotation in self._rotations.values())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; as in PyTorch its options (seed and rotation too) replace this one's.
@@ -220,12 +205,10 @@ class OrthoAdam(torch.optim.Optimizer):
                     tensor = tensor.redistribute(placements=parameter.placements)
                 self.state[parameter][key] = tensor
 
-    # Under this name torch.compile runs it as it is, outside the graph.
-    def _init_group(self, group: dict[str, Any], *lists: list[Any]) -> None:
-        """Fill a list for each field of `Member`, but for the last with places in the group."""
-        number = next(i for i, other in enumerate(self.param_groups) if other is group)
-        self._make_rotations(group["params"], self._turns[number])
-        for place, parameter in enumerate(group["params"]):
+    def _members(self, parameters: list[torch.Tensor], turns: list[Turn | None]) -> list[Member]:
+        """The parameters of a group that have a gradient, each with its state."""
+        members = []
+        for parameter, turn in zip(parameters, turns, strict=True):
             if parameter.grad is None:
                 continue
             state = self.state[parameter]
@@ -233,20 +216,14 @@ class OrthoAdam(torch.optim.Optimizer):
                 state["step"] = torch.zeros((), device=parameter.device)
                 state["first_moment"] = torch.zeros_like(parameter, dtype=torch.float32)
                 state["second_moment"] = torch.zeros_like(parameter, dtype=torch.float32)
+            if turn is not None:
+                key = turn[:3], str(parameter.device)
+                if key not in self._rotations:
+                    rotation = make_rotation(turn.kind, seed=turn.seed, size=turn.size)
+                    self._rotations[key] = rotation.to(parameter.device)
             moments = state["first_moment"], state["second_moment"], state["step"]
-            for values, value in zip(
-                lists, (parameter, parameter.grad, *moments, place), strict=True
-            ):
-                values.append(value)
-
-    def _make_rotations(self, parameters: list[torch.Tensor], turns: list[Turn | None]) -> None:
-        for parameter, turn in zip(parameters, turns, strict=True):
-            if turn is None or parameter.is_meta:
-                continue
-            key = turn[:3], str(parameter.device)
-            if key not in self._rotations:
-                rotation = make_rotation(turn.kind, seed=turn.seed, size=turn.size)
-                self._rotations[key] = rotation.to(parameter.device)
+            members.append(Member(parameter, parameter.grad, *moments, turn))
+        return members
 
 
 def _turns(group: Mapping[str, Any], number: int) -> list[Turn | None]:
@@ -306,7 +283,7 @@ def _check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
         unfit = unfit.to(mesh.device_type)
         for group in mesh.get_all_groups():
             dist.all_reduce(unfit, dist.ReduceOp.MAX, group=group)
-    if not isinstance(unfit, FakeTensor) and unfit.any():
+    if unfit.any():
         raise ClearheadError(
             f"the gradient of {named[int(unfit.argmax())][0]} is not finite, or too large for "
             "float32 to sum: nothing was changed; lower the learning rate, or skip this step"
@@ -370,8 +347,7 @@ def _elementwise(
 ) -> None:
     """PyTorch's own AdamW on `values`, with the members' moments."""
     held = [i for i, value in enumerate(values) if value.numel()]
-    compiling = torch.compiler.is_compiling()  # which fuses, but not what already is
-    fused = not compiling and bool(held) and values[held[0]].device.type in FUSED_DEVICES
+    fused = bool(held) and values[held[0]].device.type in FUSED_DEVICES
     adamw(
         [values[i] for i in held],
         [gradients[i] for i in held],
@@ -379,8 +355,8 @@ def _elementwise(
         [_local(members[i].second_moment) for i in held],
         [],
         [members[i].step for i in held],
-        foreach=True if compiling else None,
-        capturable=compiling,
+        foreach=None,
+        capturable=False,
         fused=True if fused else None,
         amsgrad=False,
         beta1=group["betas"][0],

@@ -99,11 +99,6 @@ class Rotation:
             )
         )
 
-    def numel(self) -> int:
-        """Number of values."""
-        parts = (part for block in self.blocks for part in (block.signs, *block.factors))
-        return sum(part.numel() for part in parts if part is not None)
-
 
 def dense(matrix: torch.Tensor) -> Rotation:
     """Q itself, float32 [n, n]."""
