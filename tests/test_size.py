@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_527
+LINES = 40_517
 LONGEST = 400
 
 
