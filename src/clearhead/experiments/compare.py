@@ -54,10 +54,11 @@ def compare(
 def _compare(
     config: CompareConfig, world: World, say: Callable[[str], None], work: Work
 ) -> Records:
-    if config.jobs > 1 and world.size > 1:
-        raise ClearheadError(
-            "jobs gives every run a process, and torchrun gives one run several: leave one out"
-        )
+    with world.together():
+        if config.jobs > 1 and world.size > 1:
+            raise ClearheadError(
+                "jobs gives every run a process, and torchrun gives one run several: leave one out"
+            )
     base, corpus = world.in_turn(lambda: _opened(config, say))
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
         named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
@@ -98,8 +99,9 @@ def _compare(
     for job, reason in zip(jobs, diverged, strict=True):
         if reason:
             say(f"{job.called}: {reason}")
-    if all(diverged):
-        raise DivergedError(f"no run stayed finite: {diverged[0]}")
+    with world.together():
+        if all(diverged):
+            raise DivergedError(f"no run stayed finite: {diverged[0]}")
     return load(config.output / RECORDS)
 
 

@@ -70,12 +70,21 @@ class World:
 
         What it returns is sent to the others: plain values.
         """
-        answer: list[Any] = [None]
-        with self.together():
+        if self.size == 1:
+            return call()
+        answer: list[Any] = [None, None]
+        try:
             if self.first:
                 answer[0] = call()
-        if self.size > 1:
+        except BaseException as error:  # the others must not wait
+            answer[1] = str(error) or type(error).__name__
+            raise
+        finally:
             dist.broadcast_object_list(answer, src=0, group=self.control)
+        if answer[1] is not None:
+            shared = ClearheadError(answer[1])
+            shared.printed_elsewhere = True
+            raise shared
         return answer[0]
 
     def in_turn(self, call: Callable[[], T]) -> T:
