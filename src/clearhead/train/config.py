@@ -19,24 +19,14 @@ from clearhead.ranges import (
 
 Tracker = Literal["tensorboard", "wandb"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Processes:
-    """Training on several processes, started by torchrun: docs/scale.md. No token depends on it."""
-
-    parallel: Literal["ddp", "fsdp"] = "ddp"
-    """ddp gives every process the whole model; fsdp (FSDP2) shards it, and with precision bf16
-    computes in bfloat16 throughout."""
-    checkpointing: Literal["none", "blocks"] = "none"
-    """"blocks" recomputes activations in the backward pass, block by block."""
-    timeout: Positive = 600.0
-    """Seconds that a process waits for another before the run ends with an error."""
+# How several processes, started by torchrun (docs/scale.md), share a run: no token depends on it.
+SPREADING = ("parallel", "checkpointing", "timeout")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Processes, Course):  # the last base's fields come first, in help too
-    """One training run. Every field shapes the result but those of `Processes`, `save_every`,
-    `keep` and `log_every`.
+class TrainConfig(Course):
+    """One training run. Every field shapes the result but `SPREADING`, `save_every`, `keep`
+    and `log_every`.
 
     Raises:
         ClearheadError: naming the field, what was found and what would work.
@@ -59,6 +49,13 @@ class TrainConfig(Processes, Course):  # the last base's fields come first, in h
     """Rank of low-rank adapters (LoRA, by the extra peft), trained in place of the linear layers
     that `only` and `freeze` leave, and of all else; 0 trains the weights themselves. The
     adapters' scale is twice their rank."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """ddp gives every process the whole model; fsdp (FSDP2) shards it, and with precision bf16
+    computes in bfloat16 throughout."""
+    checkpointing: Literal["none", "blocks"] = "none"
+    """"blocks" recomputes activations in the backward pass, block by block."""
+    timeout: Positive = 600.0
+    """Seconds that a process waits for another before the run ends with an error."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,7 +10,7 @@ OUTPUT/.lock            while a process writes here
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,13 @@ from clearhead.records.files import read_json, remove_leftovers, write_json
 from clearhead.records.identity import canonical
 from clearhead.records.provenance import provenance
 from clearhead.train import checkpoint
-from clearhead.train.config import Processes, TrainConfig
+from clearhead.train.config import SPREADING, TrainConfig
 
 RUN_FILE = "run.json"
 FINAL = "final"
 
 # May change between a run and its resumption: no weight depends on them.
-FREE_KEYS = {"save_every", "keep", "log_every", "shard", "reshard"}  # the last two: earlier
-FREE_KEYS |= {field.name for field in fields(Processes)}
+FREE_KEYS = {"save_every", "keep", "log_every", *SPREADING, "shard", "reshard"}  # once settings
 # Hugging Face fills these in on saving and loading; they say nothing about the architecture.
 VOLATILE_KEYS = {"_name_or_path", "architectures", "auto_map", "dtype", "transformers_version"}
 
