@@ -28,7 +28,7 @@ Optimizer = Literal["adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon"]
 Schedule = Literal["cosine", "linear", "constant", "triangle"]
 SCHEDULES = get_args(Schedule)
 """Courses of the learning rate, after warmup."""
-READERS = {
+_READERS = {
     "momentum": ("muon", "rmsprop", "sgd"),
     "rotation": ("orthoadam",),
     "rotation_share": ("orthoadam",),
@@ -83,7 +83,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check(self)
-        for name, readers in READERS.items():
+        for name, readers in _READERS.items():
             value = getattr(self, name)
             if value not in (None, (), []) and self.optimizer not in readers:
                 raise ClearheadError(
