@@ -27,7 +27,6 @@ BENCHES: Mapping[str, tuple[str, str]] = {
     "passkey": ("evaluation", "passkey"),
     "processes": ("scale", "processes"),
     "resuming": ("scale", "resuming"),
-    "saving": ("scale", "saving"),
     "sliding": ("evaluation", "sliding_windows"),
     "tokens": ("tokens", "tokens"),
     "turned": ("turned", "turned"),

@@ -1,17 +1,15 @@
-"""Training in two processes against one; checkpoints: waiting for them, resuming from them."""
+"""Training in two processes against one; resuming from a checkpoint."""
 
 import json
 import os
 import resource
 import shlex
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
@@ -21,24 +19,6 @@ from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.models.loading import best_device
 from clearhead.named_models import SIZES
 from clearhead.train import Callback, Run, StepMetrics, TrainConfig, train
-
-
-def saving(rounds: int) -> Iterator[Ratio]:
-    """Seconds that training waits for a checkpoint, against the seconds that the last one takes,
-    for which it waits until it is on the disk: the size `large` with their AdamW state."""
-    times = _Times()
-    with TemporaryDirectory() as folder:
-        steps = 4 * (rounds + 1)
-        _train("large", Path(folder, "run"), steps, times, rows=1, length=64, save_every=4)
-    *waits, write = times.waits()
-    yield Ratio(
-        name="saving",
-        ours="training waits",
-        peer="the write",
-        ratio=statistics.median(waits) / write,
-        bound=0.1,
-        seconds={"training waits": waits, "the write": [write], "steps": times.steps()},
-    )
 
 
 def resuming(rounds: int) -> Iterator[Ratio]:
@@ -90,12 +70,11 @@ def processes(rounds: int) -> Iterator[Ratio]:
 
 
 class _Times(Callback):
-    """When each step began and ended, and the last checkpoint was published."""
+    """When each step began and ended."""
 
     def __init__(self) -> None:
         self.began = list[tuple[float, float]]()
         self.ended = list[tuple[float, float]]()
-        self.saved = 0.0
 
     def start(self, run: Run) -> None:
         run.model.register_forward_pre_hook(self.begin)
@@ -106,18 +85,10 @@ class _Times(Callback):
     def step(self, metrics: StepMetrics) -> None:
         self.ended.append((time.perf_counter(), time.process_time()))
 
-    def checkpoint(self, path: Path) -> None:
-        self.saved = time.perf_counter()
-
     def steps(self, clock: int = 0) -> list[float]:
         """Seconds of each step by the wall's clock, or by the CPU's."""
         pairs = zip(self.began, self.ended, strict=True)
         return [end[clock] - start[clock] for start, end in pairs]
-
-    def waits(self) -> list[float]:
-        """From the end of every fourth step to the next; of the last until it was saved."""
-        starts = [*(start[0] for start in self.began[4::4]), self.saved]
-        return [start - end[0] for start, end in zip(starts, self.ended[3::4], strict=True)]
 
 
 class _Batches:
@@ -134,9 +105,7 @@ class _Batches:
         return {"input_ids": tokens, "labels": tokens}
 
 
-def _train(
-    size: str, output: Path, steps: int, times: _Times, *, rows: int, length: int, **options: Any
-) -> None:
+def _train(size: str, output: Path, steps: int, times: _Times, *, rows: int, length: int) -> None:
     """Train the baseline of a size in float32."""
     model = ClearheadForCausalLM(preset("transformer", **SIZES[size])).to(best_device())
     config = TrainConfig(
@@ -145,7 +114,6 @@ def _train(
         batch_size=rows,
         precision="fp32",
         log_every=1,
-        **options,
     )
     batches = _Batches((rows, length), SIZES[size]["vocab_size"])
     train(model, batches, config, output=output, callbacks=[times])

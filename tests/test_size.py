@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_738
+LINES = 41_233
 LONGEST = 400
 
 

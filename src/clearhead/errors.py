@@ -11,8 +11,6 @@ from typing import Any
 _NEEDS = {
     ("track", "tensorboard"): ("torch.utils.tensorboard", "tensorboard"),
     ("track", "wandb"): ("wandb", "wandb"),
-    ("optimizer", "soap"): ("pytorch_optimizer", "optimizers"),
-    ("optimizer", "lion"): ("pytorch_optimizer", "optimizers"),
     ("lora", ""): ("peft", "peft"),
     ("deploy", ""): ("torchao", "torchao"),
     ("save", ""): ("compressed_tensors", "compressed-tensors"),

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.constructors import PrimitiveConstructorSpec
 
@@ -30,36 +30,37 @@ def place(word: str) -> str:
     return start + os.path.expanduser(word[len(start) :])
 
 
-def _called(metavar: str, read: Callable[[str], str] = in_utf8) -> PrimitiveConstructorSpec[str]:
+def called(
+    metavar: str, read: Callable[[str], Any] = in_utf8, kind: type = str
+) -> PrimitiveConstructorSpec[Any]:
+    """One word that `read` makes a value of a kind of."""
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
         instance_from_str=lambda words: read(words[0]),
-        is_instance=lambda value: isinstance(value, str),
-        str_from_instance=lambda text: [text],
+        is_instance=lambda value: isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
     )
 
 
-Benchmark = Annotated[str, _called("BENCHMARK")]
-Change = Annotated[str, _called("PRESET|KEY=VALUE")]
-Experiment = Annotated[str, _called("EXPERIMENT")]
-Field = Annotated[str, _called("FIELD")]
-File = Annotated[str, _called("FILE", place)]
-Folder = Annotated[str, _called("FOLDER", place)]
-Grid = Annotated[str, _called("NxR")]
-Model = Annotated[str, _called("MODEL", place)]
-Name = Annotated[str, _called("NAME")]
-Number = Annotated[str, _called("NUMBER")]
-Pair = Annotated[str, _called("KEY=VALUE")]
-Parallel = Annotated[str, _called("ddp|fsdp")]
-Passage = Annotated[str, _called("TEXT", place)]
-Pattern = Annotated[str, _called("PATTERN")]
-Preset = Annotated[str, _called("PRESET")]
-Scaling = Annotated[str, _called("SCALING")]
-SchemeName = Annotated[str, _called("SCHEME")]
-Size = Annotated[str, _called("SIZE")]
-Source = Annotated[str, _called("SOURCE", place)]
-TaskName = Annotated[str, _called("TASK")]
-Text = Annotated[str, _called("TEXT")]
-Url = Annotated[str, _called("URL")]
-Variable = Annotated[str, _called("VARIABLE")]
+Benchmark = Annotated[str, called("BENCHMARK")]
+Change = Annotated[str, called("PRESET|KEY=VALUE")]
+Experiment = Annotated[str, called("EXPERIMENT")]
+Field = Annotated[str, called("FIELD")]
+File = Annotated[str, called("FILE", place)]
+Folder = Annotated[str, called("FOLDER", place)]
+Grid = Annotated[str, called("NxR")]
+Model = Annotated[str, called("MODEL", place)]
+Name = Annotated[str, called("NAME")]
+Number = Annotated[str, called("NUMBER")]
+Passage = Annotated[str, called("TEXT", place)]
+Pattern = Annotated[str, called("PATTERN")]
+Preset = Annotated[str, called("PRESET")]
+Scaling = Annotated[str, called("SCALING")]
+SchemeName = Annotated[str, called("SCHEME")]
+Size = Annotated[str, called("SIZE")]
+Source = Annotated[str, called("SOURCE", place)]
+TaskName = Annotated[str, called("TASK")]
+Text = Annotated[str, called("TEXT")]
+Url = Annotated[str, called("URL")]
+Variable = Annotated[str, called("VARIABLE")]

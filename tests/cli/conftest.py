@@ -1,9 +1,12 @@
 """What the command line's tests share: a small text, models, a call, what it leaves in a file."""
 
 import json
+import os
 import random
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +16,9 @@ from clearhead import ClearheadForCausalLM, preset
 from clearhead.cli import main
 from clearhead.data import DataConfig, prepare
 from clearhead.data.tokenizer import train as train_tokenizer
+from clearhead.train import MetricsFile, StepMetrics
 
+VOLATILE = ("date", "threads", "device")
 WORDS = ("attention", "noise", "sink", "query", "key", "value", "head", "token", "layer", "norm")
 
 
@@ -62,6 +67,16 @@ def cells_of(tmp_path: Path) -> list[dict]:
         cell["numbers"] = {line["metric"]: line["value"] for line in mine}
         assert cell["lines"] >= len(mine) > 0
     return [line for line in lines if line["kind"] == "cell"]
+
+
+def weights_of(run: Path) -> bytes:
+    return (run / "final/model.safetensors").read_bytes()
+
+
+def record_of(run: Path) -> dict[str, Any]:
+    """The run.json of a run, without what differs between two."""
+    record = json.loads((run / "run.json").read_text("utf-8"))
+    return {key: value for key, value in record.items() if key not in VOLATILE}
 
 
 def saved(folder: Path, tokenizer: PreTrainedTokenizerBase, **changes: object) -> Path:
@@ -171,3 +186,37 @@ def windows(text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[st
     monkeypatch.setenv("CLEARHEAD_CACHE", str(cache))
     options = ["--data.data", str(text), "--data.validation", "0.1"]
     return [*options, "--length", "16", "--tokens", "48"]
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """stopping(n) sends SIGTERM, once, as soon as n steps are done."""
+
+    def at(step: int) -> None:
+        sent: list[int] = []
+        real = MetricsFile.step
+
+        def told(self: Any, metrics: StepMetrics) -> None:
+            real(self, metrics)
+            if metrics.step == step and not sent:
+                sent.append(step)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        monkeypatch.setattr(MetricsFile, "step", told)
+
+    return at
+
+
+@pytest.fixture
+def source(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """A folder of another library's model, to be changed: 4 query heads, 2 key heads."""
+    return saved_llama(tmp_path / "llama", tokenizer, tie_word_embeddings=True)
+
+
+@pytest.fixture
+def going_on(settings: list[str], text: Path) -> list[str]:
+    """Options of a run of four steps, without those of a tokenizer."""
+    return [
+        *("--data.data", str(text), "--data.validation", "0.1", "--train.tokens", "128"),
+        *("--train.sequence-length", "16", "--train.batch-size", "2", "--train.precision", "fp32"),
+    ]

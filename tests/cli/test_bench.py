@@ -13,8 +13,22 @@ import pytest
 import torch
 
 import clearhead
-from benchmarks import BENCHES, find, gpu, tables
+from benchmarks import (
+    BENCHES,
+    attention,
+    blocks,
+    encoders,
+    evaluation,
+    find,
+    gpu,
+    kernels,
+    optimizer,
+    tables,
+    training,
+    turned,
+)
 from benchmarks.race import in_new_process
+from clearhead import ClearheadForCausalLM, preset
 from clearhead.cli import VERBS, main
 from clearhead.cli.bench import Command
 
@@ -50,150 +64,116 @@ def test_a_peak_is_measured_in_a_process_of_its_own():
     assert in_new_process("attention._resident") > 2**20
 
 
-def test_bench_takes_turns(capsys, tmp_path, monkeypatch):
-    from benchmarks import attention
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+HEADS = {"num_attention_heads": 2}
 
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    """bench(names, *changes): the lines of benchmarks, each change a module, a name and a value."""
+
+    def run(names, *changes, rounds=1):
+        for module, name, value in changes:
+            monkeypatch.setattr(module, name, value)
+        for module in (blocks, optimizer):
+            monkeypatch.setattr(module, "compiled", lambda *_: contextlib.nullcontext())
+        out = tmp_path / "bench.jsonl"
+        assert call("bench", *names, "--rounds", str(rounds), "--output", str(out)) == 0
+        lines = [json.loads(text) for text in out.read_text().splitlines()]
+        assert all(line["ratio"] > 0 and line["device"] and line["versions"] for line in lines)
+        return lines
+
+    return run
+
+
+def _tiny(setting, **size):
+    changes = setting.changes | SMALL | HEADS
+    return "_setting", lambda: dataclasses.replace(setting, changes=changes, **size)
+
+
+def test_bench_takes_turns(bench, capsys, monkeypatch):
     monkeypatch.setitem(attention.TOKENS, "cpu", 512)
-    out = tmp_path / "bench.jsonl"
-    assert call("bench", "kernel", "--rounds", "2", "--output", str(out)) == 0
-    (line,) = [json.loads(text) for text in out.read_text().splitlines()]
+    (line,) = bench(["kernel"], rounds=2)
     assert line["bound"] == 1.1
-    assert line["ratio"] > 0
     assert all(len(times) == 2 for times in line["seconds"].values())
     assert "softmax-1" in capsys.readouterr().out
 
 
-def test_bench_of_lengths_and_decoding(tmp_path, monkeypatch):
+def test_bench_of_lengths_and_decoding(bench, monkeypatch):
     """A variant's name, width and length, and the device, in every line."""
-    from benchmarks import kernels as bench
-
-    monkeypatch.setitem(bench.SHAPES, "cpu", (64, (32,), (16,), 64))
-    monkeypatch.setitem(bench.CACHES, "cpu", ((1,), (40,)))
-    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
-    monkeypatch.setattr(bench, "MODEL", small | {"num_attention_heads": 2})
-    out = tmp_path / "bench.jsonl"
-    assert call("bench", "lengths", "decoding", "--rounds", "1", "--output", str(out)) == 0
-    lines = [json.loads(text) for text in out.read_text().splitlines()]
+    monkeypatch.setitem(kernels.SHAPES, "cpu", (64, (32,), (16,), 64))
+    monkeypatch.setitem(kernels.CACHES, "cpu", ((1,), (40,)))
+    lines = bench(["lengths", "decoding"], (kernels, "MODEL", SMALL | HEADS))
     ours = [line["ours"] for line in lines]
     assert ours[:7] == ["softmax", "softmax-1", "sink", "documents", "padding", "V1", "V2"]
     assert ours[7:] == ["softmax", "V1", "CoCA", "transformer", "differential", "coca"]
     assert lines[0]["name"] == "attention, D 16, T 32"
-    assert all(line["ratio"] > 0 and line["device"] and line["versions"] for line in lines)
 
 
 def test_bench_of_layers(monkeypatch):
-    from benchmarks import attention
-
     monkeypatch.setitem(attention.TOKENS, "cpu", 512)
     for name in ("transformer", *attention.BOUNDS):
         attention._layer_step(name, 512, "fp32", "eager")()
 
 
 def test_what_the_bench_calls_compiled_is():
-    from benchmarks.training import _prepared
-    from clearhead import ClearheadForCausalLM, preset
-
     model = ClearheadForCausalLM(preset("transformer", hidden_size=32, num_attention_heads=2))
-    _prepared(model, "compiled")
+    training._prepared(model, "compiled")
     assert all(layer._compiled_call_impl is not None for layer in model.model.layers)
 
 
-def test_bench_of_orthoadam(capsys, tmp_path, monkeypatch):
-    from benchmarks import optimizer as bench
-
-    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
-    monkeypatch.setattr(bench, "OPTIMIZER_SHAPE", {**bench.OPTIMIZER_SHAPE, **small})
-    monkeypatch.setattr(bench, "OPTIMIZER_BATCH", 1)
-    monkeypatch.setattr(bench, "OPTIMIZER_LENGTH", 16)
-    monkeypatch.setattr(bench, "compiled", lambda *_: contextlib.nullcontext())
-    out = tmp_path / "bench.jsonl"
-    assert call("bench", "orthoadam", "--rounds", "1", "--output", str(out)) == 0
-    lines = [json.loads(text) for text in out.read_text().splitlines()]
-    assert [line["bound"] for line in lines] == [1.1, 1.2, 0.333, 0.333, 0.01]
-    assert all(line["ratio"] > 0 for line in lines)
+def test_bench_of_orthoadam(bench, capsys):
+    lines = bench(
+        ["orthoadam"],
+        (optimizer, "OPTIMIZER_SHAPE", {**optimizer.OPTIMIZER_SHAPE, **SMALL}),
+        (optimizer, "OPTIMIZER_BATCH", 1),
+        (optimizer, "OPTIMIZER_LENGTH", 16),
+    )
+    assert [line["bound"] for line in lines] == [1.1, 1.2, 0.333, 0.333]
     assert "dense products in Python" in capsys.readouterr().out
 
 
-def test_bench_of_blocks(capsys, tmp_path, monkeypatch):
-    from benchmarks import blocks as bench
-
-    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
-    changes = bench.CPU.changes | small | {"num_attention_heads": 2}
-    tiny = dataclasses.replace(bench.CPU, changes=changes, batch=1, length=16)
-    monkeypatch.setattr(bench, "_setting", lambda: tiny)
-    monkeypatch.setattr(bench, "PROMPT", 4)
-    monkeypatch.setattr(bench, "DECODED", 2)
-    monkeypatch.setattr(bench, "compiled", lambda *_: contextlib.nullcontext())
-    out = tmp_path / "bench.jsonl"
-    assert call("bench", "blocks", "--rounds", "1", "--output", str(out)) == 0
-    lines = [json.loads(text) for text in out.read_text().splitlines()]
+def test_bench_of_blocks(bench, capsys):
+    setting = _tiny(blocks.CPU, batch=1, length=16)
+    lines = bench(["blocks"], (blocks, *setting), (blocks, "PROMPT", 4), (blocks, "DECODED", 2))
     assert len(lines) == 3 * 5
-    assert all(line["ratio"] > 0 for line in lines)
     ours = {line["ours"].split(",")[0]: line["bound"] for line in lines}
     assert list(ours) == ["parallel", "sas", "sas-p", "skipless", "sas-p-nonorm"]
     assert [bound is None for bound in ours.values()] == [False] * 3 + [True] * 2
-    told = capsys.readouterr().out.splitlines()
-    assert sum("aim" in line for line in told) == 3 * 3
+    assert sum("aim" in line for line in capsys.readouterr().out.splitlines()) == 3 * 3
 
 
-def test_bench_of_encoders(tmp_path, monkeypatch):
-    from benchmarks import blocks, encoders
-    from benchmarks.training import optimizer_step
-
-    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
-    changes = encoders.CPU.changes | small | {"num_attention_heads": 2}
-    tiny = dataclasses.replace(encoders.CPU, changes=changes, batch=8, length=16)
+def test_bench_of_encoders(bench):
     asked = []
-    monkeypatch.setattr(encoders, "_setting", lambda: tiny)
-    monkeypatch.setattr(blocks, "compiled", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(
-        encoders, "optimizer_step", lambda *given: asked.append(given) or optimizer_step(*given)
-    )
-    out = tmp_path / "bench.jsonl"
-    assert call("bench", "encoders", "--rounds", "1", "--output", str(out)) == 0
-    lines = [json.loads(text) for text in out.read_text().splitlines()]
+    setting = _tiny(encoders.CPU, batch=8, length=16)
+    step = lambda *given: asked.append(given) or training.optimizer_step(*given)  # noqa: E731
+    lines = bench(["encoders"], (encoders, *setting), (encoders, "optimizer_step", step))
     assert [line["ours"].split(",")[0] for line in lines] == ["bert-sas", "bert-sas-p"]
-    assert all(line["ratio"] > 0 and line["bound"] is None for line in lines)
+    assert all(line["bound"] is None for line in lines)
     for _model, _optimizer, ids, labels in asked:
         hidden = labels != -100
         assert 0 < hidden.sum() < ids.numel() / 2, "a quarter is predicted, by chance"
         assert (labels[hidden] == ids[hidden]).all()
 
 
-def test_the_benchmarks_of_evaluations_run(monkeypatch, tmp_path, capsys):
-    from benchmarks import evaluation
-
-    monkeypatch.setattr(evaluation, "LENGTHS", (128,))
-    monkeypatch.setattr(evaluation, "TRIALS", 1)
-    monkeypatch.setattr(evaluation, "TOKENS", 256)
-    monkeypatch.setattr(evaluation, "WINDOW", 64)
-    monkeypatch.setattr(evaluation, "STRIDE", 32)
-    out = tmp_path / "bench.jsonl"
-    assert call("bench", "passkey", "sliding", "--rounds", "1", "--output", str(out)) == 0
-    sweep, windows = map(json.loads, out.read_text("utf-8").splitlines())
+def test_the_benchmarks_of_evaluations_run(bench):
+    sizes = {"LENGTHS": (128,), "TRIALS": 1, "TOKENS": 256, "WINDOW": 64, "STRIDE": 32}
+    sweep, windows = bench(["passkey", "sliding"], *((evaluation, *one) for one in sizes.items()))
     assert sweep["peer"] == "180 s"
     assert windows["bound"] == 1.1
     assert set(windows["seconds"]) == {"sliding losses", "the windows' forwards"}
 
 
-def test_the_benchmark_of_starting_measures_every_verb(tmp_path):
-    out = tmp_path / "bench.jsonl"
-    assert call("bench", "start", "--rounds", "1", "--output", str(out)) == 0
-    lines = [json.loads(text) for text in out.read_text().splitlines()]
+def test_the_benchmark_of_starting_measures_every_verb(bench):
+    lines = bench(["start"])
     assert [line["ours"] for line in lines] == [f"{verb} --help, CPU seconds" for verb in VERBS]
-    assert all(line["ratio"] == next(iter(line["seconds"].values()))[0] > 0 for line in lines)
+    assert all(line["ratio"] == next(iter(line["seconds"].values()))[0] for line in lines)
 
 
-def test_bench_of_a_turned_model(tmp_path, monkeypatch):
-    from benchmarks import turned
-
-    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+def test_bench_of_a_turned_model(bench):
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    monkeypatch.setattr(turned, "SHAPE", {**turned.SHAPE, **small, **heads})
-    monkeypatch.setattr(turned, "TOKENS", 16)
-    out = tmp_path / "bench.jsonl"
-    assert call("bench", "turned", "--rounds", "1", "--output", str(out)) == 0
-    lines = [json.loads(text) for text in out.read_text().splitlines()]
+    shape = {**turned.SHAPE, **SMALL, **heads}
+    lines = bench(["turned"], (turned, "SHAPE", shape), (turned, "TOKENS", 16))
     assert [line["ours"] for line in lines] == ["transformer", "turned", "turned, prefix"] * 2
     assert {line["name"] for line in lines} == {"decoding, 4 tokens", "16 tokens"}
     assert all(line["bound"] == 1 / 0.97 for line in lines)

@@ -97,6 +97,20 @@ def test_an_encoder_decoder_is_refused(windows, tmp_path, capsys, tokenizer):
     assert "is an encoder-decoder" in refusal(capsys, "quantize", str(tmp_path / "bart"), *windows)
 
 
+@pytest.mark.parametrize("deploy", [False, True])
+def test_of_several_models_one_in_few_bits_is_refused_before_any_is_measured(
+    deploy, model, windows, tmp_path, capsys, tokenizer
+):
+    few, out = saved(tmp_path / "few", tokenizer), tmp_path / "out"
+    settings = json.loads((few / "config.json").read_text())
+    settings["quantization_config"] = {"quant_method": "torchao"}
+    (few / "config.json").write_text(json.dumps(settings))
+    words = ("--deploy", "int8-dynamic", "--output", str(out)) if deploy else ()
+    said = refusal(capsys, "quantize", str(model), str(few), *windows, *words)
+    assert f"{few} is already quantised (torchao): give the one in full precision" in said
+    assert not out.exists()
+
+
 def test_a_model_without_numbers_is_refused(windows, tmp_path, capsys, tokenizer):
     folder = saved(tmp_path / "broken", tokenizer)
     model = ClearheadForCausalLM.from_pretrained(folder)

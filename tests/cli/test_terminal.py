@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from clearhead import terminal
-from clearhead.cli import VERBS
 
 from .conftest import call, changed, refusal
 
@@ -132,7 +131,7 @@ POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 @pytest.mark.parametrize("environment", [POSIX, {"PYTHONIOENCODING": "latin-1"}], ids=str)
-@pytest.mark.parametrize("verb", [*VERBS, ""])
+@pytest.mark.parametrize("verb", ["train", "reproduce", "convert", ""])
 def test_help_is_printed_in_every_encoding(verb, environment):
     done = _shell(f"clearhead {verb} --help", **environment)
     assert done.returncode == 0, done.stderr

@@ -76,16 +76,16 @@ def test_version_and_empty_call(capsys):
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ("tensorboard", "train --track tensorboard"),
-        ("optimizers", "train --train.optimizer soap"),
-        ("optimizers", "train --from none --train.optimizer lion"),
-        ("optimizers", "compare transformer --vary train.optimizer=adamw,soap"),
-        ("optimizers", "finetune none --task cola --train.optimizer lion"),
-        ("peft", "train --from none --train.lora 2"),
-        ("peft", "compare --from none --vary train.lora=0,4"),
-        ("torchao", "quantize none --deploy int8-dynamic --output new"),
-        ("compressed-tensors", "quantize none --scheme w8a8-token --save new"),
-        ("lm-eval", "eval none --tasks perplexity,lm_eval"),
+        ("tensorboard", "train --data.data none --track tensorboard"),
+        ("wandb", "train transformer --data.data none --track wandb"),
+        ("wandb", "compare transformer --data.data none --track wandb"),
+        ("wandb", "finetune none --task cola --track wandb"),
+        ("wandb", "reproduce blocks --track wandb"),
+        ("peft", "train --from none --data.data none --train.lora 2"),
+        ("peft", "compare --from none --data.data none --vary train.lora=0,4"),
+        ("torchao", "quantize none --data.data none --deploy int8-dynamic --output new"),
+        ("compressed-tensors", "quantize none --data.data none --scheme w8a8-token --save new"),
+        ("lm-eval", "eval none --data.data none --tasks perplexity,lm_eval"),
     ],
 )
 def test_an_extra_that_is_not_there_is_named_before_any_model_or_text_is_opened(
@@ -93,10 +93,10 @@ def test_an_extra_that_is_not_there_is_named_before_any_model_or_text_is_opened(
 ):
     """There is no model of that name, and no text."""
     monkeypatch.chdir(tmp_path)
-    modules = ("torch.utils.tensorboard", "pytorch_optimizer", "peft", "torchao", "lm_eval")
+    modules = ("torch.utils.tensorboard", "wandb", "peft", "torchao", "lm_eval")
     for module in (*modules, "compressed_tensors"):
         monkeypatch.setitem(sys.modules, module, None)
-    assert call(*words.split(), "--data.data" * ("finetune" not in words) or "--seeds", "0") == 2
+    assert call(*words.split()) == 2
     assert capsys.readouterr().err.strip().endswith(f"pip install 'clearhead[{extra}]'")
     assert not list(tmp_path.iterdir())
 
@@ -112,27 +112,6 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
         assert said in capsys.readouterr().err
     assert call("convert", "none", str(tmp_path)) == 2
     assert "exists: give the folder of a model not made yet" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["train", "transformer"],
-        ["compare", "transformer"],
-        ["finetune", "no-model", "--task", "cola"],
-        ["reproduce", "blocks"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_every_verb_that_trains_refuses_a_tracker_that_is_not_there(
-    words, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    assert call(*words, "--track", "wandb", "--output", str(tmp_path / "out")) == 2
-    err = capsys.readouterr().err.splitlines()
-    assert err == [
-        "clearhead: wandb is not installed; it comes with an extra: pip install 'clearhead[wandb]'"
-    ]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,6 @@ def test_a_page_of_the_text_in_a_file(saved, tmp_path, capsys):
     ("words", "message"),
     [
         (("a", "b", "c"), "one model or two side by side; found 3"),
-        (("x", "--set", "a=1"), "no effect on a trained model: view init:NAME"),
         (
             ("x", "--text", "missing.txt"),
             "missing.txt: no such file or folder: give one that there is, or a text",

@@ -9,7 +9,7 @@ from clearhead.experiments.arms import Arm
 from clearhead.experiments.configs import CompareConfig
 from clearhead.train import TrainConfig
 
-OPTIMIZERS = ("adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon", "soap", "lion")
+OPTIMIZERS = ("adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon")
 
 
 def test_presets_times_values_in_order() -> None:

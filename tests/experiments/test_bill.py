@@ -74,7 +74,7 @@ def test_memory_is_that_of_a_real_step(name, optimizer):
 
 def test_memory_with_checkpointing_is_that_of_a_real_step_and_less():
     config = preset("transformer", **{**SHAPE, "num_hidden_layers": 6})
-    planned = training_memory(config, TRAIN, checkpointing=True)["peak"]
+    planned = training_memory(config, replace(TRAIN, checkpointing="blocks"))["peak"]
     assert planned == pytest.approx(_peak(config, TRAIN, checkpointing=True), rel=0.1)
     assert planned < 0.8 * training_memory(config, TRAIN)["peak"]
 
@@ -110,19 +110,19 @@ def test_what_cannot_be_counted_is_refused_in_a_line():
 def test_time_is_the_flops_over_the_rate_that_is_reached():
     train = replace(TRAIN, batch_size=64, accumulation=4, tokens=10**7)
     config = preset("transformer", **SHAPE)
-    found = bill(config, train, devices=["cpu", "h100"], numbers=(1, 4), efficiency=0.1)
+    found = bill(config, train, devices=["cpu", "h100"], numbers=(1, 4))
     forward = plan(config, length=train.sequence_length).forward_flops
     assert found.flops == pytest.approx(3 * forward * 10**7)
     cpu, one, four = found.estimates  # a CPU is one
     assert [(each.device, each.number) for each in found.estimates] == [
         *(("cpu", 1), ("h100", 1), ("h100", 4))
     ]
-    assert one.total == pytest.approx(found.flops / (0.1 * 989e12))
+    assert one.total == pytest.approx(found.flops / (0.4 * 989e12))
     assert four.total == pytest.approx(one.total / 4)
-    assert cpu.total == pytest.approx(found.flops / (0.1 * device("cpu")[0]))
+    assert cpu.total == pytest.approx(found.flops / (0.4 * device("cpu")[0]))
     assert one.step == pytest.approx(one.total / train.tokens * train.tokens_per_step)
     assert all(each.fits for each in found.estimates)
-    longer = bill(config, train, devices=["h100"], efficiency=0.1, checkpointing=True)
+    longer = bill(config, replace(train, checkpointing="blocks"), devices=["h100"])
     assert longer.estimates[0].total == pytest.approx(4 / 3 * one.total)
 
 

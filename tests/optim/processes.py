@@ -23,7 +23,6 @@ from clearhead.errors import ClearheadError
 from clearhead.optim import OrthoAdam
 
 STEPS = 4
-VARIANTS = [(kind, sides) for kind in ("haar", "hadamard") for sides in ("left", "right", "both")]
 
 
 def make_model():
@@ -34,8 +33,8 @@ def make_model():
     )
 
 
-def make_optimizer(model, kind, sides, **options):
-    return OrthoAdam(model.named_parameters(), lr=0.02, rotation=kind, sides=sides, **options)
+def make_optimizer(model, kind, **options):
+    return OrthoAdam(model.named_parameters(), lr=0.02, rotation=kind, **options)
 
 
 def data(step, part=None):
@@ -66,27 +65,27 @@ def report(what, value):
     print(f"{what}\t{value}", flush=True)
 
 
-def by_one(kind, sides, steps=range(STEPS), **options):
+def by_one(kind, steps=range(STEPS), **options):
     model = make_model()
-    optimizer = make_optimizer(model, kind, sides, **options)
+    optimizer = make_optimizer(model, kind, **options)
     train(model, optimizer, steps)
     return model, optimizer
 
 
 def main(rank):
     mesh = init_device_mesh("cpu", (2,))
-    for kind, sides in VARIANTS:
-        reference, _ = by_one(kind, sides)
+    for kind in ("haar", "hadamard"):
+        reference, _ = by_one(kind)
         model = DistributedDataParallel(make_model())
-        train(model, make_optimizer(model, kind, sides), range(STEPS), rank)
-        compare(f"ddp {kind} {sides}", model, reference)
+        train(model, make_optimizer(model, kind), range(STEPS), rank)
+        compare(f"ddp {kind}", model, reference)
         model = fully_shard(make_model(), mesh=mesh)
-        train(model, make_optimizer(model, kind, sides), range(STEPS), rank)
-        compare(f"fsdp {kind} {sides}", model, reference)
+        train(model, make_optimizer(model, kind), range(STEPS), rank)
+        compare(f"fsdp {kind}", model, reference)
 
-    reference, _ = by_one("hadamard", "both", share="size")
+    reference, _ = by_one("hadamard", share="size")
     model = fully_shard(make_model(), mesh=mesh)
-    train(model, make_optimizer(model, "hadamard", "both", share="size"), range(STEPS), rank)
+    train(model, make_optimizer(model, "hadamard", share="size"), range(STEPS), rank)
     compare("fsdp by size", model, reference)
 
     columns = make_model()
@@ -95,27 +94,20 @@ def main(rank):
             module.weight = nn.Parameter(
                 distribute_tensor(module.weight.detach(), mesh, [Shard(1)])
             )
-    reference = make_model()
-    optimizers = [make_optimizer(m, "haar", "both") for m in (columns, reference)]
-    for step in range(STEPS):
-        for ours, theirs in zip(columns.parameters(), reference.parameters(), strict=True):
-            theirs.grad = torch.randn(theirs.shape, generator=torch.Generator().manual_seed(step))
-            ours.grad = theirs.grad
-            if isinstance(ours, DTensor):
-                ours.grad = distribute_tensor(theirs.grad, mesh, [Shard(1)])
-        for optimizer in optimizers:
-            optimizer.step()
-    compare("sharded columns", columns, reference)
+    try:
+        make_optimizer(columns, "haar")
+    except ClearheadError as error:
+        report("sharded columns", 0.0 if "rotates whole columns" in str(error) else 1.0)
 
     # A state saved by shards, gathered, and given to shards again.
-    reference, _ = by_one("hadamard", "both")
+    reference, _ = by_one("hadamard")
     model = fully_shard(make_model(), mesh=mesh)
-    optimizer = make_optimizer(model, "hadamard", "both")
+    optimizer = make_optimizer(model, "hadamard")
     train(model, optimizer, range(2), rank)
     full = StateDictOptions(full_state_dict=True)
     saved = get_optimizer_state_dict(model, optimizer, options=full)
     optimizer.zero_grad()  # with gradients at hand PyTorch takes the new optimizer for a used one
-    resumed = make_optimizer(model, "hadamard", "both")
+    resumed = make_optimizer(model, "hadamard")
     everywhere = [saved]
     dist.broadcast_object_list(everywhere, src=0)
     set_optimizer_state_dict(model, resumed, everywhere[0], options=full)

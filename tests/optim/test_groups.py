@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -128,13 +126,14 @@ def test_the_first_pattern_that_matches_decides():
         {"weight_decay": 0.0},
     ]
     optimizer = OrthoAdam(groups)
-    assert [[len(axes) for axes in group] for group in optimizer._axes] == [[0], [1], [0], [0] * 3]
+    turned = [[turn is not None for turn in turns] for turns in optimizer._turns]
+    assert turned == [[False], [True], [False], [False] * 3]
 
 
 def kinds(optimizer):
     """What steps each parameter, by name."""
     return {
-        name: (type(part).__name__, group.get("rotation"), group.get("sides"))
+        name: (type(part).__name__, group.get("rotation"))
         for part in getattr(optimizer, "_parts", [optimizer])
         for group in part.param_groups
         for name in group["param_names"]
@@ -147,21 +146,17 @@ def test_orthoadam_leaves_the_vocabulary_and_what_is_named_unrotated():
     config = TrainConfig(optimizer="orthoadam", rotation="haar", adamw_patterns=("other*",), seed=3)
     optimizer = build_optimizer(model, config)
     found = kinds(optimizer)
-    assert found["embedding.weight"] == ("OrthoAdam", "haar", "right")
-    assert found["projection.weight"] == ("OrthoAdam", "haar", "right")
-    assert found["other.weight"] == ("OrthoAdam", "none", "right")
-    assert {axis.seed for group in optimizer._axes for axes in group for axis in axes} == {3}
+    assert found["embedding.weight"] == ("OrthoAdam", "haar")
+    assert found["projection.weight"] == ("OrthoAdam", "haar")
+    assert found["other.weight"] == ("OrthoAdam", "none")
+    assert {turn.seed for turns in optimizer._turns for turn in turns if turn} == {3}
     assert {group["share"] for group in optimizer.param_groups} == {"parameter"}
     shared = build_optimizer(model, TrainConfig(optimizer="orthoadam", rotation_share="size"))
     assert {group["share"] for group in shared.param_groups} == {"size"}
-    left = build_optimizer(model, TrainConfig(optimizer="orthoadam", rotation_sides="left"))
-    assert kinds(left)["embedding.weight"][1] == "none"
 
 
-@pytest.mark.parametrize("name", ["muon", "soap"])
-def test_some_step_hidden_matrices_only_and_adamw_the_rest(name):
-    if name == "soap":
-        pytest.importorskip("pytorch_optimizer")
+def test_muon_steps_hidden_matrices_only_and_adamw_the_rest():
+    name = "muon"
     model = make_model()
     model.other = nn.Linear(4, 4, bias=False)
     config = TrainConfig(optimizer=name, adamw_patterns=("other*",))
@@ -175,13 +170,11 @@ def test_some_step_hidden_matrices_only_and_adamw_the_rest(name):
         build_optimizer(model, TrainConfig(optimizer=name, adamw_patterns=("othr*",)))
 
 
-OPTIMIZERS = ["adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon", "soap", "lion"]
+OPTIMIZERS = ["adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon"]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_learns_at_the_rate_it_is_given(name):
-    if name in ("soap", "lion"):
-        pytest.importorskip("pytorch_optimizer")
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2))
     optimizer = build_optimizer(model, TrainConfig(optimizer=name, learning_rate=0.02))
     x, y = torch.randn(32, 5), torch.randn(32, 2)
@@ -199,38 +192,3 @@ def test_every_optimizer_learns_at_the_rate_it_is_given(name):
     assert losses[-1] < 0.95 * losses[0]
     for old, new in zip(before, model.parameters(), strict=True):
         assert torch.equal(old, new)
-
-
-def test_a_missing_library_names_the_extra(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pytorch_optimizer", None)
-    with pytest.raises(ClearheadError, match=r"clearhead\[optimizers\]"):
-        build_optimizer(make_model(), TrainConfig(optimizer="lion"))
-
-
-def test_a_copy_of_two_optimizers_together_goes_on_alone():
-    model = make_model()
-    optimizer = build_optimizer(model, TrainConfig(optimizer="muon", learning_rate=0.1))
-    both = copy.deepcopy((model, optimizer))
-    for each, its in ((model, optimizer), both):
-        for parameter in each.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        its.step()
-        assert set(its.state) == set(each.parameters())
-    for ours, theirs in zip(model.parameters(), both[0].parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def test_a_group_added_later_is_stepped_by_the_last_of_two_optimizers_together():
-    model, more = make_model(), nn.Linear(4, 4)
-    optimizer = build_optimizer(model, TrainConfig(optimizer="muon", learning_rate=0.1))
-    optimizer.add_param_group({"params": list(more.named_parameters()), "lr": 0.5})
-    assert kinds(optimizer)["weight"][0] == "AdamW"
-    optimizer = copy.deepcopy(optimizer)
-    added = optimizer.param_groups[-1]["params"]
-    before = [p.detach().clone() for p in added]
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    for old, new in zip(before, added, strict=True):
-        torch.testing.assert_close(new.detach(), old * (1 - 0.5 * 0.01) - 0.5)

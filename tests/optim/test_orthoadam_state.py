@@ -138,7 +138,6 @@ def test_a_sparse_gradient_is_refused_by_name():
         ({"seed": -1}, "seed is -1"),
         ({"seed": True}, "seed is True"),
         ({"limit": 1}, "limit is 1"),
-        ({"sides": "lef"}, "did you mean left"),
         ({"share": "name"}, "choose one of parameter, size"),
         ({"rotation": "hadamar"}, "did you mean hadamard"),
         ({"rotation": "none"}, "no parameter has an axis to rotate"),
@@ -162,8 +161,7 @@ def test_bad_settings(options, message):
 def test_bad_parameters(parameter, message):
     parameter = nn.Parameter(parameter, requires_grad=False)
     if message is None:
-        optimizer = OrthoAdam([parameter], sides="both")
-        assert [axis.dim for axis in optimizer._axes[0][0]] == [-1]
+        assert OrthoAdam([parameter])._turns[0][0].size == 4
     else:
         with pytest.raises(ClearheadError, match=message):
             OrthoAdam([parameter])
@@ -173,4 +171,4 @@ def test_a_bad_group_added_later_leaves_no_trace():
     optimizer = ortho()(make_parameters().values())
     with pytest.raises(ClearheadError, match="lr is -1"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3, 3))], "lr": -1})
-    assert len(optimizer.param_groups) == len(optimizer._axes) == 1
+    assert len(optimizer.param_groups) == len(optimizer._turns) == 1

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from clearhead.errors import ClearheadError
 from clearhead.train import (
     MetricsFile,
     Progress,
@@ -14,7 +13,6 @@ from clearhead.train import (
     TensorBoard,
     TrainResult,
     WandB,
-    make_trackers,
 )
 
 
@@ -130,13 +128,3 @@ def test_wandb_goes_on_with_a_resumed_run_and_begins_a_new_one_otherwise(run, mo
         ("second", "allow"),
     ]
     assert calls[-1] == "finish"
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [("torch.utils.tensorboard", "tensorboard"), ("wandb", "wandb")],
-)
-def test_a_missing_extra_is_named(monkeypatch, module, name):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ClearheadError, match=rf"clearhead\[{name}\]"):
-        make_trackers([name])

@@ -1,17 +1,12 @@
 import json
-import resource
-from threading import Event
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer
-from clearhead.train import Callback, checkpoint, train
-from clearhead.train.saver import Saver
-from clearhead.train.world import ALONE
+from clearhead.train import checkpoint
 from tests.cli.conftest import call, refusal
 
 
@@ -26,16 +21,12 @@ def trained(tiny):
     return model, optimizer
 
 
-def save(output, trained, step=2, keep=2, last=True):
+def save(output, trained, step=2, keep=2):
     model, optimizer = trained
     record = {"step": step, "model": {"id2label": {10: "b", 9: "a"}}}
-    saver = Saver(ALONE)
-    checkpoint.save(
-        output, model=model, tokenizer=None, optimizer=optimizer, record=record, keep=keep,
-        saver=saver, last=last,
-    )  # fmt: skip
-    saver.finish()
-    return saver.published()
+    return checkpoint.save(
+        output, model=model, tokenizer=None, optimizer=optimizer, record=record, keep=keep
+    )
 
 
 def test_weights_optimizer_and_random_state_come_back(tiny, trained, tmp_path):
@@ -65,62 +56,6 @@ def test_the_folder_becomes_an_ordinary_model_and_has_no_pickles(trained, tmp_pa
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     tokens = torch.arange(8)[None]
     assert torch.equal(again.eval()(tokens).logits, trained[0].eval()(tokens).logits)
-
-
-def test_a_checkpoint_written_beside_the_training_is_of_the_step_it_is_named_for(trained, tmp_path):
-    expected = save(tmp_path / "whole", trained)
-    model, optimizer = trained
-    go_on = Event()
-
-    class Late(Saver):
-        def start(self, write, *, beside):
-            assert beside
-            super().start(lambda: go_on.wait(10) and write(), beside=True)
-
-    saver = Late(ALONE)
-    checkpoint.save(
-        tmp_path, model=model, tokenizer=None, optimizer=optimizer, keep=2, last=False,
-        record={"step": 2, "model": {"id2label": {10: "b", 9: "a"}}}, saver=saver,
-    )  # fmt: skip
-    optimizer.step()
-    torch.rand(3)
-    assert checkpoint.newest(tmp_path) is None
-    go_on.set()
-    saver.finish()
-    path = saver.published()
-    assert {file.name for file in path.iterdir()} == {file.name for file in expected.iterdir()}
-    (shard,) = path.glob("shard-*")
-    before = load_file(expected / shard.name)
-    assert {name: tensor.tolist() for name, tensor in load_file(shard).items()} == {
-        name: tensor.tolist() for name, tensor in before.items()
-    }
-    assert (path / "config.json").read_bytes() == (expected / "config.json").read_bytes()
-
-
-class Faults(Callback):
-    """Counts the pages of memory that the training thread took new from a step to the next."""
-
-    def __init__(self):
-        self.ended, self.began = [], []
-
-    def start(self, run):
-        run.model.register_forward_pre_hook(lambda *_: self.began.append(self.count()))
-
-    def step(self, metrics):
-        self.ended.append(self.count())
-
-    def count(self):
-        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-
-
-def test_the_first_checkpoint_finds_the_memory_of_its_copies_in_use(tiny, tmp_path):
-    model = tiny.make_model(hidden_size=256, intermediate_size=4096)
-    faults = Faults()
-    settings = tiny.make_config(save_every=3, log_every=1)
-    train(model, tiny.Batches(), settings, output=tmp_path, callbacks=[faults])
-    saving = faults.began[3] - faults.ended[2]
-    state = 3 * sum(parameter.nbytes for parameter in model.parameters())  # with two moments
-    assert saving * resource.getpagesize() < state / 10
 
 
 def test_the_newest_stay(trained, tmp_path):
@@ -165,12 +100,11 @@ def test_trainer_json_vouches_for_itself(trained, tmp_path, damage):
         checkpoint.verify(path.parent)
 
 
-@pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("size", [100, 50_000])  # configuration, weights
-def test_a_full_disk_leaves_the_checkpoint_before(trained, tmp_path, room, size, last):
+def test_a_full_disk_leaves_the_checkpoint_before(trained, tmp_path, room, size):
     before = save(tmp_path, trained, 2)
     with room(size), pytest.raises(ClearheadError, match="File too large") as caught:
-        save(tmp_path, trained, 4, keep=1, last=last)
+        save(tmp_path, trained, 4, keep=1)
     assert f"{before}, is whole" in str(caught.value)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
     checkpoint.verify(before)

@@ -64,11 +64,9 @@ def test_a_bad_value_is_one_line_with_the_field_the_value_and_what_works(field, 
     ("settings", "message"),
     [
         ({"optimizer": "orthoadam", "rotation": "har"}, "did you mean haar"),
-        ({"optimizer": "orthoadam", "rotation_sides": "top"}, "choose one of both, left, right"),
         ({"optimizer": "orthoadam", "rotation_share": "all"}, "choose one of parameter, size"),
         ({"optimizer": "orthoadam", "adamw_patterns": "*.bias"}, "give patterns such as"),
         ({"optimizer": "sgd", "momentum": 1.0}, "momentum is 1.0"),
-        ({"optimizer": "lion", "momentum": 0.5}, "lion does not read it"),
     ],
 )
 def test_bad_settings_of_an_optimizer(settings, message):

@@ -93,16 +93,6 @@ def test_the_null_rises_by_the_square_of_what_is_left(tiny, tmp_path):
     assert normalizer.offset.item() == pytest.approx(-40 * (9 / 12) ** 2)
 
 
-@pytest.mark.parametrize("kind", ["softmax-1", "xsa"])
-def test_a_training_that_follows_begins_no_branch_anew(kind, tiny, tmp_path):
-    model, config = _model(kind), tiny.make_config(learning_rate=1e-3)
-    train(model, tiny.Batches(), config, output=tmp_path / "run")
-    arrived = _buffers(model)
-    stop = [tiny.SignalAt(3, signal.SIGTERM)]
-    train(model, tiny.Batches(), config, output=tmp_path / "again", callbacks=stop)
-    assert _buffers(model) == arrived
-
-
 STEPS = 4
 ROWS = torch.randint(0, 61, (2 * STEPS, 16), generator=torch.Generator().manual_seed(5))
 
@@ -287,11 +277,3 @@ def test_steps_that_do_not_fit_are_refused(steps, first_step):
 def test_a_model_that_nothing_moves_is_not_to_be_annealed():
     with pytest.raises(ClearheadError, match="no part that training moves"):
         anneal(ClearheadForCausalLM(preset("softmax1", **SHAPE)), 4)
-
-
-def test_a_norm_free_run_that_diverges_stops_with_advice(tiny, tmp_path):
-    torch.manual_seed(3)
-    model = ClearheadForCausalLM(preset("sas-p-nonorm", **SHAPE))
-    config = tiny.make_config(learning_rate=1e6, warmup=0.0, clip=0.0)
-    with pytest.raises(ClearheadError, match="with a lower learning_rate"):
-        train(model, tiny.Batches(), config, output=tmp_path / "run")

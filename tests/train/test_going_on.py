@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
 from clearhead.records import manifest
 from clearhead.train import is_finished, train
@@ -57,29 +56,14 @@ def test_what_an_older_record_lacks_differs(tiny, stopped):
         again(tiny, stopped)
 
 
-def test_a_run_whose_learned_keys_decayed_is_not_gone_on_with(tiny, tmp_path):
-    def resumed():
-        torch.manual_seed(7)
-        keys = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
-        model = ClearheadForCausalLM(preset("key-value", vocab_size=61, **keys))
-        return again(tiny, output, model, resume=output.exists(), save_every=6)
-
-    output = tmp_path / "run"
-    train_once = resumed()
-    assert train_once.steps == 12
-    shutil.rmtree(output / "final")
-    shutil.rmtree(output / "checkpoints/step-00000012")
-    path = output / "checkpoints" / "step-00000006" / "trainer.json"
+def test_a_setting_that_this_version_lacks_differs(tiny, stopped):
+    path = stopped / "checkpoints" / "step-00000006" / "trainer.json"
     record = json.loads(path.read_text())
-    names = [f"model.layers.*.self_attn.normalizer.{name}_bias" for name in ("key", "value")]
-    assert record["undecayed"] == names
-    assert resumed().steps == 12
-    shutil.rmtree(output / "final")
-    shutil.rmtree(output / "checkpoints/step-00000012")
-    del record["sha256"], record["undecayed"]  # as an older version wrote it
+    del record["sha256"]
+    record["config"]["rotation_sides"] = "both"
     manifest.seal(path.parent, record, name=path.name)
-    with pytest.raises(ClearheadError, match=r"undecayed was None and is now \['model\.layers\.\*"):
-        resumed()
+    with pytest.raises(ClearheadError, match=r"train\.rotation_sides was 'both' and is now None"):
+        again(tiny, stopped)
 
 
 def test_resuming_with_another_model_or_other_data_is_refused(tiny, stopped):

@@ -5,7 +5,6 @@ num_attention_heads=2 intermediate_size=32 --data.data text.jsonl --train.optimi
 its run.json says; `final` is where that version ended when nothing stopped it.
 """
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -17,18 +16,10 @@ from safetensors.torch import load_file
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.cli import main
 from clearhead.errors import ClearheadError
-from clearhead.optim import build_optimizer
-from clearhead.train import TrainConfig, checkpoint
+from clearhead.train import checkpoint
 from clearhead.train.run_dir import refuse_changes
 
 OLDER = Path(__file__).parent / "older_run"
-_spec = importlib.util.spec_from_file_location(
-    "migrate_checkpoint", Path(__file__).parents[2] / "tools" / "migrate_checkpoint.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-migrate_checkpoint = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(migrate_checkpoint)
 
 
 def test_a_run_of_an_older_version_is_refused_in_a_line(tmp_path, monkeypatch, capsys):
@@ -52,31 +43,9 @@ def test_a_model_of_an_older_version_is_opened_with_its_own_weights():
     assert model.config.normalizer == "softmax1"
 
 
-def test_a_checkpoint_of_the_older_format_is_refused_until_it_is_migrated(tmp_path, capsys):
-    older = OLDER / "checkpoints/step-00000010"
-    folder = tmp_path / "checkpoints/step-00000010"
-    shutil.copytree(older, folder)
-    with pytest.raises(ClearheadError, match=r"earlier version's format: .*migrate_checkpoint\.py"):
-        checkpoint.verify(folder)
-    assert migrate_checkpoint.main([str(folder)]) == 0
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-    record = checkpoint.verify(folder)
-    before = json.loads((older / "trainer.json").read_text())
-    assert {key: record[key] for key in ("step", "config", "optimizer")} == {
-        key: before[key] for key in ("step", "config", "optimizer")
-    }
-    model = ClearheadForCausalLM.from_pretrained(OLDER / "final")
-    optimizer = build_optimizer(model, TrainConfig(optimizer="orthoadam"))
-    checkpoint.restore(folder, model, optimizer)
-    state = load_file(older / "optimizer.safetensors")
-    assert torch.equal(torch.get_rng_state(), state["random/cpu"])
-    weights = load_file(older / "model.safetensors")
-    for name, parameter in model.named_parameters():
-        assert torch.equal(weights[name], parameter)
-        for key in ("first_moment", "second_moment"):
-            assert torch.equal(state[f"optimizer/{name}/{key}"], optimizer.state[parameter][key])
-    assert migrate_checkpoint.main([str(folder)]) == 2
-    assert "no checkpoint of the older format" in capsys.readouterr().err
+def test_a_checkpoint_of_the_older_format_is_refused():
+    with pytest.raises(ClearheadError, match=r"earlier version's format: delete .*the first step"):
+        checkpoint.verify(OLDER / "checkpoints/step-00000010")
 
 
 def test_settings_of_an_earlier_version_go_by_their_present_names(tmp_path):

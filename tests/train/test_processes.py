@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer
-from clearhead.train import TrainConfig, checkpoint, train
+from clearhead.train import checkpoint, train
 from clearhead.train.parallel import Spread, dealt_among
 from clearhead.train.world import World, _store_of_start
 from tests.cli.conftest import call, refusal
@@ -52,7 +52,6 @@ REQUESTS = {
     "full": {"config": FSDP, "full_in": 1, "room": 30_000},
     "differ": {"config_of": {"1": {"learning_rate": 0.1}}},
     "indivisible": {"config": {"batch_size": 3}},
-    "shards": {"config": {**FSDP, "shard": 3}},
 }  # fmt: skip
 
 # The steps of a run that is stopped as batch 6 is read, for step 7, while step 6 may still run.
@@ -214,9 +213,8 @@ def test_a_changed_shard_is_refused_by_its_hash(tiny, two, tmp_path):
     [
         ("nan", "stopped at step 6: the loss is nan in process 1; the last finite loss was"),
         ("full", "process 1 cannot write .*File too large.*; make room and resume"),
-        ("differ", "process 1 has config learning_rate 0.1, and process 0 0.01"),
+        ("differ", "process 1 has config.learning_rate 0.1, and process 0 0.01"),
         ("indivisible", "2 processes cannot share .* batch_size 3 alike: .* multiple of 2, or sta"),
-        ("shards", "shard is 3, which does not divide 2 processes: give one of 1, 2"),
     ],
 )
 def test_a_fault_in_one_process_ends_both_with_one_line(two, name, line):
@@ -246,14 +244,6 @@ def test_tokens_are_the_same_however_many_processes_share_a_step(tiny, accumulat
         return sorted(parts)
 
     assert step(1) == step(2) == step(4)
-
-
-@pytest.mark.parametrize("parallel", ["tensor", "pipeline", "context"])
-def test_other_ways_of_spreading_are_refused_with_the_reason(parallel):
-    with pytest.raises(ClearheadError, match=f"parallel {parallel} is not supported, for .* ddp"):
-        TrainConfig(parallel=parallel)
-    with pytest.raises(ClearheadError, match="no effect under parallel ddp"):
-        TrainConfig(shard=2)
 
 
 def test_processes_that_do_not_meet_say_where_in_one_line(tiny, tmp_path, monkeypatch, capfd):
@@ -321,11 +311,10 @@ def test_one_process_trains_under_fsdp_without_torchrun(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_four_processes_on_two_copies_and_then_two_have_the_losses_of_one(tiny, tmp_path):
-    request = {"model": V1, "config": {**ORTHO, "shard": 2, "accumulation": 2}, "output": "run"}
+def test_four_processes_and_then_two_have_the_losses_of_one(tiny, tmp_path):
+    request = {"model": V1, "config": {**ORTHO, "accumulation": 2}, "output": "run"}
     stop = {**request, "events": {"3": {"13": "stop"}}}
     (found, *_) = answers(tmp_path, start(tmp_path, 4, [stop]), 4)
-    request["config"].pop("shard")
     (then, *_) = answers(tmp_path, start(tmp_path, 2, [{**request, "resume": True}]), 2)
     assert len(found[0]["losses"]) in AT_BATCH_6
     theirs = by_one(tiny, tmp_path / "one", request)

@@ -1,11 +1,9 @@
 """Resume is resume: real processes, really killed."""
 
-import importlib.util
 import itertools
 import json
 import os
 import random
-import re
 import shutil
 import signal
 
@@ -21,7 +19,7 @@ VARIANTS = {
     "plain": {},
     "accumulation and bf16": {"accumulation": 2, "precision": "bf16"},
     "orthoadam": {"optimizer": "orthoadam"},
-    "orthoadam by haar": {"optimizer": "orthoadam", "rotation": "haar", "rotation_sides": "right"},
+    "orthoadam by haar": {"optimizer": "orthoadam", "rotation": "haar"},
     "muon": {"optimizer": "muon", "adamw_patterns": ["*.o_proj.*"]},
     "sgd": {"optimizer": "sgd"},
     "rmsprop": {"optimizer": "rmsprop"},
@@ -34,8 +32,6 @@ if takes_adapters():
         "lora": {"lora": 2},
         "lora of attention, by muon": {"optimizer": "muon", "lora": 2, "only": ["*self_attn*"]},
     }
-if importlib.util.find_spec("pytorch_optimizer"):
-    VARIANTS |= {"soap": {"optimizer": "soap"}, "lion": {"optimizer": "lion"}}
 
 
 def weights(output):
@@ -110,14 +106,6 @@ def test_killed_before_the_first_save_and_while_saving(trainer, unbroken, tmp_pa
     assert weights(output) == weights(unbroken["plain"])
     names = sorted(path.name for path in (output / "checkpoints").iterdir())
     assert names == ["step-00000008", "step-00000012"]
-
-
-def test_training_goes_on_while_a_checkpoint_is_written(trainer, unbroken, tmp_path):
-    output = tmp_path / "run"
-    status, log = trainer(output, hold_save=7)
-    assert status == 0
-    assert re.search(r"told step-00000004 at [78]\b", log)
-    assert weights(output) == weights(unbroken["plain"])
 
 
 def test_killed_between_the_last_checkpoint_and_the_final_model(trainer, unbroken, tmp_path):

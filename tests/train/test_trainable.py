@@ -1,8 +1,6 @@
 """The parameters that are trained: chosen by name, or adapters beside them."""
 
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -13,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
-from clearhead.train import TrainConfig, train
+from clearhead.train import train
 from clearhead.train.trainable import choose_parameters
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 61}
@@ -55,11 +53,6 @@ def test_patterns_that_decide_nothing_or_leave_nothing_are_refused(tiny, tmp_pat
     with pytest.raises(ClearheadError, match=said):
         _trained(tiny, tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
-
-
-def test_settings_of_adapters_without_a_rank_are_refused():
-    with pytest.raises(ClearheadError, match="lora_alpha has no effect without lora"):
-        TrainConfig(lora_alpha=4.0)
 
 
 def _gpt2():
@@ -124,27 +117,6 @@ def test_an_annealed_start_under_adapters_is_resumed_to_the_same_bits(tiny, tmp_
     with pytest.raises(FileNotFoundError):
         run("cut", callbacks=stop)
     assert run("cut", resume=True) == whole
-
-
-def test_adapters_without_peft_are_refused_in_a_line(tiny):
-    code = """
-import sys
-sys.modules["peft"] = None
-from transformers import LlamaConfig, LlamaForCausalLM
-from clearhead.errors import ClearheadError
-from clearhead.train import TrainConfig
-from clearhead.train.trainable import choose_parameters
-config = LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-                     num_attention_heads=1, vocab_size=9)
-try:
-    choose_parameters(LlamaForCausalLM(config), TrainConfig(lora=2))
-except ClearheadError as error:
-    print(error)
-"""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == (
-        "peft is not installed; it comes with an extra: pip install 'clearhead[peft]'\n"
-    )
 
 
 def test_parameters_frozen_before_stay_frozen(tiny):

@@ -10,7 +10,6 @@ import resource
 import shutil
 import signal
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -104,12 +103,8 @@ class SignalAt(Callback):
         self.number = number
         self.times = times
 
-    def start(self, run):
-        self.output = run.output
-
     def step(self, metrics):
         if metrics.step == self.at:
-            settle(self.output)
             for _ in range(self.times):
                 os.kill(os.getpid(), self.number)
 
@@ -125,8 +120,6 @@ class GoneAt(Callback):
         self.output = run.output
 
     def step(self, metrics):
-        if metrics.step == self.at:
-            settle(self.output)
         if metrics.step == self.at and self.how == "deleted":
             shutil.rmtree(self.output)
         elif metrics.step == self.at:
@@ -157,33 +150,6 @@ def kill_at(output, number):
     sys.addaudithook(watch)
 
 
-class HoldSave(Callback):
-    """Publishes no checkpoint before a step is done; notes the steps at which they are told."""
-
-    def __init__(self, step):
-        self.at = step
-        self.done = threading.Event()
-        self.told = []
-        sys.addaudithook(self.hold)
-
-    def hold(self, event, arguments):
-        if event == "os.rename" and Path(arguments[1]).name.startswith("step-"):
-            assert self.done.wait(30)
-
-    def step(self, metrics):
-        self.last = metrics.step
-        if metrics.step == self.at:
-            self.done.set()
-            settle(self.output)
-
-    def start(self, run):
-        self.output = run.output
-
-    def checkpoint(self, path):
-        self.told.append(f"{path.name} at {self.last}")
-        print("told", *self.told)
-
-
 class KilledIn(Batches):
     """Dies while a batch is being read: in the middle of a step."""
 
@@ -203,15 +169,13 @@ def run(request):
     """Train as asked, in this process."""
     ask = SimpleNamespace(
         **{"signal": None, "kill_in_batch": None, "kill_in_save": False, "file_limit": None}
-        | {"masked": False, "gone": None, "kill_at": None, "hold_save": None}
+        | {"masked": False, "gone": None, "kill_at": None}
         | request
     )
     callbacks = [Progress()]
     batches = Batches()
     if ask.signal:
         callbacks.append(SignalAt(*ask.signal))
-    if ask.hold_save:
-        callbacks.append(HoldSave(ask.hold_save))
     if ask.gone:
         callbacks.append(GoneAt(*ask.gone))
     if ask.kill_at is not None:

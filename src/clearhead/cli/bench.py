@@ -23,7 +23,7 @@ class Command:
 
     names: Positional[tuple[Benchmark, ...]] = ("training-step", "kernel")
     """Benchmarks: training-step, kernel, attention, memory, lengths, decoding, blocks,
-    encoders, orthoadam, diagnose, quantize, passkey, processes, resuming, saving, sliding, tokens,
+    encoders, orthoadam, diagnose, quantize, passkey, processes, resuming, sliding, tokens,
     turned, start, demo, view."""
     rounds: Count = 9
     """Turns that each side takes."""

@@ -19,26 +19,20 @@ import tyro
 from clearhead import extensions
 from clearhead.arguments import overrides, pairs, value_of
 from clearhead.errors import ClearheadError, require_extras
+from clearhead.metavars import called
 from clearhead.ranges import check
 
 T = TypeVar("T")
 _RULES = tyro.constructors.ConstructorRegistry()
 
 
-def _read_path(words: Sequence[str]) -> Path:
-    if not words[0]:
+def _path(word: str) -> Path:
+    if not word:  # Path("") would be the current folder
         raise ClearheadError("'' is no path: name a file or folder, the current one as .")
-    return Path(os.path.expanduser(words[0]))
+    return Path(os.path.expanduser(word))
 
 
-# Paths refuse an empty word: Path("") would be the current folder.
-_PATH = tyro.constructors.PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="PATH",
-    instance_from_str=_read_path,
-    is_instance=lambda value: isinstance(value, Path),
-    str_from_instance=lambda value: [str(value)],
-)
+_PATH = called("PATH", _path, Path)
 
 
 @_RULES.primitive_rule

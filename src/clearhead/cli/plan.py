@@ -1,15 +1,14 @@
 """clearhead plan: the bill of models that do not exist yet."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from clearhead.cli.options import Overrides, parse
 from clearhead.errors import ClearheadError, choose
 from clearhead.experiments.sweep_configs import PlanConfig
-from clearhead.metavars import Name
-from clearhead.ranges import Count, Length, Range
+from clearhead.ranges import Count, Length
 from clearhead.terminal import console, show, write
 from clearhead.train.config import TrainConfig
 
@@ -21,20 +20,14 @@ class Command(PlanConfig):
     """Models to count."""
 
     set: Overrides = field(default_factory=dict)
-    recipe: Name = ""
-    """A published run: its presets, size and settings; --recipes lists them."""
     recipes: bool = False
     """Print the published runs, each with the command that trains it."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    """Settings of the training; of a recipe, its own where they are not given."""
-    checkpointing: bool = False
-    """Compute the activations of a layer again in the backward pass."""
+    """Settings of the training."""
     gpu: tuple[Kind, ...] = ("cpu", "a100", "h100", "h200")
     """Devices to train on: GPUs, or this machine's cpu."""
     gpus: tuple[Count, ...] = (1,)
     """Numbers of GPUs, with weights and optimizer sharded over them."""
-    efficiency: Annotated[float, Range("a share above 0 and at most 1", lambda x: 0 < x <= 1)] = 0.4
-    """Share of a device's dense bf16 rate that training reaches."""
     context: Length | None = None
     """Tokens of the text whose keys and values are counted; the model's own where not given."""
 
@@ -50,7 +43,7 @@ def run(words: list[str]) -> int:
             "",
             "differential --size diff-1.4b --train.tokens 30000000000 --train.accumulation 8 "
             "--gpus 1 8",
-            "--recipe diff-3b --gpus 64 --checkpointing",
+            "transformer --size diff-3b --gpus 64 --train.checkpointing blocks",
         ),
         presets=True,
     )
@@ -64,12 +57,12 @@ def run(words: list[str]) -> int:
 
         record_memory(command)
         show(f"records: {command.records}")
-    if not command.models and not command.recipe:
+    if not command.models:
         _overview(command)
         return 0
-    for name, config, settings in _models(command):
+    for name, config in _models(command):
         show(name)
-        _print_bill(config, settings, command)
+        _print_bill(config, command)
     return 0
 
 
@@ -97,31 +90,23 @@ def _overview(command: Command) -> None:
         console().print(reason, style="dim")
 
 
-def _models(command: Command) -> Iterator[tuple[str, Any, TrainConfig]]:
-    """Name, configuration and settings of each model."""
+def _models(command: Command) -> Iterator[tuple[str, Any]]:
+    """Name and configuration of each model."""
     from clearhead.models import PRESETS, preset
 
-    changes, train = command.set, command.train
-    if command.recipe:
-        from clearhead.reproduce.recipes import RUNS
-
-        published = RUNS[choose("recipe", command.recipe, RUNS)].config
-        given = {key: one for key, one in vars(train).items() if one != getattr(TrainConfig(), key)}
-        for arm in published.arms:
-            config = preset(arm.preset, published.size, **{**arm.model, **changes})
-            yield f"{arm.name}, recipe {command.recipe}", config, replace(arm.train, **given)
+    changes = command.set
     for name in command.models:
         if name in PRESETS or not (Path(name).exists() or "/" in name):
             base = preset(choose("preset or folder", name, PRESETS), command.size, **changes)
             # As the training fits it: with room for its windows.
-            room = max(base.max_position_embeddings, train.sequence_length)
+            room = max(base.max_position_embeddings, command.train.sequence_length)
             config = preset(name, command.size, **{"max_position_embeddings": room} | changes)
             keys = ", ".join(f"{key}={value}" for key, value in changes.items())
-            yield f"{name}, {keys or f'size {command.size}'}", config, train
+            yield f"{name}, {keys or f'size {command.size}'}", config
         elif changes or command.size != Command.size:
             raise ClearheadError(f"{name} is no preset: leave --size and --set out")
         else:
-            yield name, _saved(name, command.trust_remote_code), train
+            yield name, _saved(name, command.trust_remote_code)
 
 
 def _saved(name: str, trust_remote_code: bool) -> Any:
@@ -134,17 +119,13 @@ def _saved(name: str, trust_remote_code: bool) -> Any:
         return load_config(name, trust_remote_code=trust_remote_code)
 
 
-def _print_bill(config: Any, train: TrainConfig, command: Command) -> None:
-    from clearhead.experiments.bill import bill
+def _print_bill(config: Any, command: Command) -> None:
+    from clearhead.experiments.bill import EFFICIENCY, bill
     from clearhead.models import plan
 
+    train = command.train
     counts, memory, flops, estimates = bill(
-        config,
-        train,
-        devices=command.gpu,
-        numbers=command.gpus,
-        checkpointing=command.checkpointing,
-        efficiency=command.efficiency,
+        config, train, devices=command.gpu, numbers=command.gpus
     )
     read = plan(config, length=command.context)
     show(
@@ -156,13 +137,13 @@ def _print_bill(config: Any, train: TrainConfig, command: Command) -> None:
         f"  keys and values of {read.length:,} tokens: {_bytes(read.cache_bytes * read.length)}\n"
     )
     how = f"{train.optimizer}, {'fp32' if train.precision == 'fp32' else 'bf16'}"
-    how += ", checkpointing" * command.checkpointing
+    how += ", checkpointing" * (train.checkpointing == "blocks")
     how += ", before gradients" * (not any(one["gradients"] for one in memory.values()))
     show(f"  memory of a device at the peak ({how})")
     parts = next(iter(memory.values()))
     sizes = [(part, *(_bytes(one[part]) for one in memory.values())) for part in parts]
     _print_table(("devices", *map(str, memory)), sizes)
-    show(f"\n  time at {100 * command.efficiency:g} % of the dense bf16 rate")
+    show(f"\n  time at {100 * EFFICIENCY:g} % of the dense bf16 rate")
     times = [
         (
             f"{one.number} x {one.device}",

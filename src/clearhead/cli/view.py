@@ -2,15 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tyro.conf import Positional
 
 from clearhead.arguments import OpensModels
-from clearhead.cli.options import overrides, parse
+from clearhead.cli.options import parse
 from clearhead.errors import NOT_FINITE, ClearheadError
 from clearhead.experiments.sweep_configs import short_names
-from clearhead.metavars import Model, Pair, Passage, Size
+from clearhead.metavars import Model, Passage
 from clearhead.ranges import Length
 from clearhead.terminal import say
 
@@ -28,8 +27,7 @@ class Command(OpensModels):
     """A page to click through."""
 
     models: Positional[tuple[Model, ...]]
-    """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
-    init:NAME is a preset with fresh weights."""
+    """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name."""
     text: Passage = TEXT
     """Text to read: in words, or a file, a folder or another source of --data.data, of which the
     first text is read."""
@@ -38,10 +36,6 @@ class Command(OpensModels):
     tokens: Length = 2048
     """Tokens read at most, the first of the text. Of a text longer than about 256 tokens the page
     has the maps of some heads only."""
-    size: Size = "tiny"
-    """Size of an init: preset, such as tiny or small."""
-    set: tuple[Pair, ...] = ()
-    """Changes to the configuration of an init: model, such as num_hidden_layers=24."""
 
 
 def run(words: list[str]) -> int:
@@ -55,20 +49,18 @@ def run(words: list[str]) -> int:
             './SmolLM2-135M --text "The keys to the cabinet are on the table."',
             "runs/a/final runs/b/final --text essay.txt --output page.html",
         ),
-        presets=True,
     )
     if len(command.models) > 2:
         raise ClearheadError(f"one model or two side by side; found {len(command.models)}")
-    fresh = [name for name in command.models if name.startswith("init:")]
-    if (command.set or command.size != Command.size) and not fresh:
-        raise ClearheadError("--set and --size have no effect on a trained model: view init:NAME")
     names = short_names(command.models)
     from clearhead.data.sources import passages
+    from clearhead.experiments.run_setup import load_model
     from clearhead.records.files import write_text
     from clearhead.view import observe_text, render
 
     text = next(passages(command.text, say))
-    models = [_loaded(source, command) for source in command.models]
+    kinds, trust = ("causal", "masked", "bare"), command.trust_remote_code
+    models = [load_model(one, kinds, trust_remote_code=trust) for one in command.models]
     observations = []
     for name, (model, tokenizer) in zip(names, models, strict=True):
         say(f"{name} reads the text")
@@ -81,24 +73,3 @@ def run(words: list[str]) -> int:
             say(f"clearhead: {name} is {NOT_FINITE} {one.lost}")
     say(f"wrote {command.output}")
     return int(any(one.lost for one in observations))
-
-
-def _loaded(source: str, command: Command) -> tuple[Any, Any]:
-    import torch
-
-    from clearhead.data.config import DataConfig
-    from clearhead.experiments.run_setup import load_model, untrained
-
-    if source.startswith("init:"):
-        torch.manual_seed(0)
-        model, corpus = untrained(
-            source.removeprefix("init:"),
-            command.size,
-            overrides(command.set),
-            DataConfig(),
-            say=say,
-        )
-        return model, corpus.tokenizer
-    return load_model(
-        source, kinds=("causal", "masked", "bare"), trust_remote_code=command.trust_remote_code
-    )

@@ -89,7 +89,7 @@ class RotatedKurtosis(HiddenStatistics):
             self._signs = random_signs([sign_key(seed, name, -1)], size, model.device)[0]
 
     def observe(self, layer: int, x_BTC: Tensor) -> None:
-        super().observe(layer, self._rotation.apply(x_BTC.float() * self._signs, -1))
+        super().observe(layer, self._rotation.apply(x_BTC.float() * self._signs))
 
     def measures(self) -> list[dict[str, Any]]:
         return [

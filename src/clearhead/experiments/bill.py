@@ -95,10 +95,8 @@ def bill(
     *,
     devices: Sequence[str],
     numbers: Sequence[int] = (1,),
-    checkpointing: bool = False,
-    efficiency: float = EFFICIENCY,
 ) -> Bill:
-    """Make the bill of `train`: a step takes its FLOPs over `efficiency` of the devices' rate.
+    """Make the bill of `train`: a step takes its FLOPs over `EFFICIENCY` of the devices' rate.
 
     The devices share the batches of a step, then the rows of a batch. Checkpointing computes the
     forward pass twice.
@@ -113,21 +111,20 @@ def bill(
     memory = dict[int, Mapping[str, int]]()
     for number in numbers:
         step = replace(train, batch_size=train.batch_size * dealt_among(train, number) // number)
-        memory[number] = training_memory(config, step, checkpointing=checkpointing, gpus=number)
+        memory[number] = training_memory(config, step, gpus=number)
     flops, steps = 3.0 * counts.forward_flops * train.tokens, train.tokens / train.tokens_per_step
+    taken = flops * (4 / 3 if train.checkpointing == "blocks" else 1)
     estimates = []
     for name in devices:
         rate, room = device(name)
         for number in numbers if name != "cpu" else {1}.intersection(numbers):
-            total = flops * (4 / 3 if checkpointing else 1) / (number * efficiency * rate)
+            total = taken / (number * EFFICIENCY * rate)
             fits = memory[number]["peak"] < 0.9 * room
             estimates.append(Estimate(name, number, total / steps, total, fits))
     return Bill(counts, memory, flops, estimates)
 
 
-def training_memory(
-    config: Any, train: TrainConfig, *, checkpointing: bool = False, gpus: int = 1
-) -> Mapping[str, int]:
+def training_memory(config: Any, train: TrainConfig, *, gpus: int = 1) -> Mapping[str, int]:
     """Bytes of tensors on one GPU when a training step holds most, by part.
 
     The step is eager, on the CPU's kernels; `precision` "auto" counts as bf16. Each of several GPUs
@@ -136,7 +133,6 @@ def training_memory(
 
     Args:
         config: as `plan` takes it.
-        checkpointing: whether layers compute their activations again in the backward pass.
 
     Raises:
         ClearheadError: an optimizer that reads numbers of its tensors, such as Adafactor.
@@ -144,7 +140,7 @@ def training_memory(
     config = counterpart(config)
     with torch.device("meta"):
         model: Any = OBJECTIVES[objective_of(config)](config).float()
-    if checkpointing:
+    if train.checkpointing == "blocks":
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             model.gradient_checkpointing_enable({"use_reentrant": False})  # 5.17 has no other name
     try:

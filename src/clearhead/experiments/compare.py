@@ -231,19 +231,18 @@ def compare(
 def _compare(
     config: CompareConfig, world: World, say: Callable[[str], None], work: Work
 ) -> Records:
-    if config.jobs > 1 and world.size > 1:
-        raise world.told(
-            ClearheadError(
+    with world.together():
+        if config.jobs > 1 and world.size > 1:
+            raise ClearheadError(
                 "jobs gives every run a process, and torchrun gives one run several: leave one out"
             )
-        )
     base, corpus = world.in_turn(lambda: _opened(config, say))
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
         named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
         say(f"nothing is held out of {named}: validation text has none of it")
     if len(config.seeds) == 1 and len(config.arms) > 1:
         say("one seed cannot tell these models apart: give several, such as --seeds 0 1 2")
-    with world.alike():
+    with world.together():
         models = {arm.name: ArmModel.of(arm, config, corpus, base) for arm in config.arms}
         for remark in filter(None, (model.remark for model in models.values())):
             say(remark)
@@ -277,8 +276,9 @@ def _compare(
     for job, reason in zip(jobs, diverged, strict=True):
         if reason:
             say(f"{job.called}: {reason}")
-    if all(diverged):
-        raise world.told(DivergedError(f"no run stayed finite: {diverged[0]}"))
+    with world.together():
+        if all(diverged):
+            raise DivergedError(f"no run stayed finite: {diverged[0]}")
     return load(config.output / RECORDS)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from clearhead.data import prepare, windows
 from clearhead.errors import ClearheadError, require
 from clearhead.eval import perplexity
+from clearhead.experiments.quantization import check_models
 from clearhead.experiments.run_setup import load_model, refuse_tokenizer, text_of
 from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
 from clearhead.experiments.timing import take_turns
@@ -55,6 +56,7 @@ def run_deployment(
         )
     forms = list(dict.fromkeys(config.deploy))
     require_new(config.output)
+    check_models(config)
     for source, name in zip(config.models, short_names(config.models), strict=True):
         peer, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
         corpus = prepare(text_of(config.data, config.models), tokenizer=tokenizer, progress=say)

@@ -13,9 +13,10 @@ from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
 from clearhead.measure import Portion, Subject, Texts
 from clearhead.measure.sweep import sweep
 from clearhead.models.inspection import dtype_name, parameter_count
-from clearhead.models.loading import resolved
+from clearhead.models.loading import explained, load_config, resolved
 from clearhead.progress import Work
 from clearhead.quantize import Scheme, every, left_out, linear_layers, scheme
+from clearhead.quantize.linear import refuse_quantised
 from clearhead.quantize.measure import QuantizationTask
 from clearhead.records.runs import QUANTIZATION, Line
 
@@ -39,13 +40,21 @@ def run_quantization(
     config = replace(config, data=text_of(config.data, config.models))
     names = [name for word in config.scheme for name in (every() if word == ALL else [word])]
     schemes = tuple(scheme(name) for name in dict.fromkeys(names))
-    for source in config.models:
-        resolved(source)  # refuses a mistyped path before the others are measured
+    check_models(config)
     portions = [
         partial(_portion, config, source, name, schemes, say)
         for source, name in zip(config.models, short_names(config.models), strict=True)
     ]
     return sweep(portions, records=config.records, study=QUANTIZATION, work=work)
+
+
+def check_models(config: QuantizeConfig) -> None:
+    """Refuse a path that leads nowhere and a model in few bits before the others are measured."""
+    for source in config.models:
+        path = resolved(source)
+        with explained(path):
+            settings = load_config(path, trust_remote_code=config.trust_remote_code)
+        refuse_quantised(settings, source)
 
 
 def _portion(

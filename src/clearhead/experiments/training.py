@@ -28,6 +28,7 @@ from clearhead.models.loading import best_device
 from clearhead.models.starts import check_baseline
 from clearhead.optim import learning_rate
 from clearhead.records.identity import canonical, restored
+from clearhead.records.lock import hold_folder
 from clearhead.train import Progress, TrainResult, checkpoint, make_trackers, train
 from clearhead.train.run_dir import read_record, require_no_run
 from clearhead.train.world import World, joined
@@ -55,8 +56,8 @@ def run_training(
 def _run(
     job: TrainJob, world: World, *, command: str, resume: bool, say: Callable[[str], None]
 ) -> TrainResult:
-    if not (resume or world.restarted()):
-        world.by_first(lambda: require_no_run(job.output))
+    resumes = resume or world.restarted()
+    world.by_first(lambda: _check_folder(job.output, resumes))
     start: dict[str, Any] = {"preset": job.preset, "from": None}
     began = data_of(job.output) if resume else None
     if job.base is None:
@@ -88,7 +89,7 @@ def _run(
             f"learning rate stays at {rate:g} (for another warmup: train --from {job.output})"
         )
     torch.manual_seed(job.train.seed)
-    with world.alike():
+    with world.together():
         masked = getattr(model, "objective", "") == "mlm"
         made = (masked_batches if masked else batches)(corpus, job.train, job.output)
     return train(
@@ -108,6 +109,18 @@ def _run(
             "command": command,
         },
     )
+
+
+def _check_folder(output: Path, resumes: bool) -> None:
+    """Refuse a folder in use, or for a new run one that holds runs, before any text is read."""
+    with hold_folder(output):
+        if resumes:
+            return
+        require_no_run(output)
+        if any(output.glob("*seed*/run.json")):
+            raise ClearheadError(
+                f"{output} holds the runs of a comparison or a fine-tuning: choose another folder"
+            )
 
 
 def _settings(job: TrainJob) -> dict[str, Any]:

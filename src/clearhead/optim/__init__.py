@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from clearhead.optim.groups import decay_groups as decay_groups
     from clearhead.optim.groups import pattern_groups as pattern_groups
     from clearhead.optim.orthoadam import OrthoAdam as OrthoAdam
-    from clearhead.optim.recipe import READERS as READERS
     from clearhead.optim.recipe import SCHEDULES as SCHEDULES
     from clearhead.optim.recipe import Course as Course
     from clearhead.optim.recipe import Recipe as Recipe

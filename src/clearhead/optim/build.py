@@ -6,12 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from clearhead.errors import ClearheadError, choose, require
+from clearhead.errors import ClearheadError, choose
 from clearhead.optim.groups import decay_groups, named_groups, split_named
 from clearhead.optim.orthoadam import FUSED_DEVICES, OrthoAdam
 from clearhead.optim.recipe import Course
-
-LIBRARY, EXTRA = "pytorch_optimizer", "optimizers"
 
 
 def build_optimizer(model: nn.Module, config: Course) -> torch.optim.Optimizer:
@@ -39,15 +37,10 @@ def _adamw_of(groups: list[dict[str, Any]], config: Course) -> torch.optim.Optim
 def _orthoadam(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     plain, rotated = split_named(model, config.adamw_patterns)
     tables = _tables(model)
-    hidden = [(name, p) for name, p in rotated if p not in tables]
-    vocabulary = [(name, p) for name, p in rotated if p in tables]
-    sides = config.rotation_sides or "right"
-    groups = named_groups(hidden, config.weight_decay)
-    # A vocabulary has no basis to mix: its axis holds the tokens, whatever its size.
-    for group in named_groups(vocabulary, config.weight_decay):
-        groups.append(
-            {**group, **({"rotation": "none"} if sides == "left" else {"sides": "right"})}
-        )
+    groups: list[dict[str, Any]] = []
+    for vocabulary in (False, True):
+        named = [(name, p) for name, p in rotated if (p in tables) == vocabulary]
+        groups += named_groups(named, config.weight_decay)
     for group in named_groups(plain, config.weight_decay):
         groups.append({**group, "rotation": "none"})
     return OrthoAdam(
@@ -56,55 +49,32 @@ def _orthoadam(model: nn.Module, config: Course) -> torch.optim.Optimizer:
         betas=config.betas,
         eps=config.epsilon,
         rotation=config.rotation or "hadamard",
-        sides=sides,
         share=config.rotation_share or "parameter",
         seed=config.seed,
     )
 
 
 def _muon(model: nn.Module, config: Course) -> torch.optim.Optimizer:
-    """Muon for the hidden matrices at AdamW's scale of updates; AdamW for all else."""
-
-    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        return torch.optim.Muon(
-            groups,
-            lr=config.learning_rate,
-            momentum=0.95 if config.momentum is None else config.momentum,
-            adjust_lr_fn="match_rms_adamw",
-        )
-
-    return _beside_adamw(model, config, make)
-
-
-def _soap(model: nn.Module, config: Course) -> torch.optim.Optimizer:
-    """SOAP for the hidden matrices; AdamW for all else."""
-    library = require(LIBRARY, EXTRA)
-
-    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        return library.SOAP(groups, lr=config.learning_rate, betas=config.betas, eps=config.epsilon)
-
-    return _beside_adamw(model, config, make)
-
-
-def _beside_adamw(
-    model: nn.Module,
-    config: Course,
-    make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
-) -> torch.optim.Optimizer:
-    """`make` over the hidden matrices that no pattern gives to AdamW, and AdamW over the rest."""
+    """Muon for the hidden matrices that no pattern gives to AdamW, at AdamW's scale of updates;
+    AdamW for all else."""
     tables = _tables(model)
     plain, others = split_named(model, config.adamw_patterns)
     own = [(name, p) for name, p in others if p.ndim == 2 and p not in tables]
     if not own:
         raise ClearheadError(
-            f"no matrix is left for {config.optimizer}: it steps hidden matrices, AdamW the rest; "
+            "no matrix is left for muon: it steps hidden matrices, AdamW the rest; "
             "give fewer adamw_patterns, or choose adamw"
         )
     plain += [(name, p) for name, p in others if p.ndim != 2 or p in tables]
-    parts = [make(named_groups(own, config.weight_decay))]
-    if plain:
-        parts.append(_adamw_of(named_groups(plain, config.weight_decay), config))
-    return CombinedOptimizer(*parts)
+    muon = torch.optim.Muon(
+        named_groups(own, config.weight_decay),
+        lr=config.learning_rate,
+        momentum=0.95 if config.momentum is None else config.momentum,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    if not plain:
+        return CombinedOptimizer(muon)
+    return CombinedOptimizer(muon, _adamw_of(named_groups(plain, config.weight_decay), config))
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
@@ -117,16 +87,6 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._parts = parts
         super().__init__([group for part in parts for group in part.param_groups], {})
         self._share()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group: one that is not of a part already, to the last part."""
-        known = any(group is param_group for part in self._parts for group in part.param_groups)
-        super().add_param_group(param_group)
-        if not known:
-            self._parts[-1].add_param_group(param_group)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_parts": self._parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -178,9 +138,5 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, Course], torch.optim.Optimizer]] = {
         decay_groups(model, config.weight_decay), lr=config.learning_rate
     ),
     "muon": _muon,
-    "soap": _soap,
-    "lion": lambda model, config: require(LIBRARY, EXTRA).Lion(
-        decay_groups(model, config.weight_decay), lr=config.learning_rate, betas=config.betas
-    ),
 }
 """Optimizers by name: functions of the model and its settings."""

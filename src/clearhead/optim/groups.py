@@ -1,6 +1,5 @@
 """Parameter groups: weight decay, options by a parameter's name, and these names."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -79,13 +78,6 @@ def named_groups(named: Sequence[Named], weight_decay: float) -> list[dict[str, 
         {"params": kinds[False], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
-
-
-def undecayed(model: nn.Module) -> list[str]:
-    """Names of `ADDED` parameters with a matrix's dimensions; "*" replaces numbers."""
-    named = ((plain_name(name), p) for name, p in model.named_parameters())
-    found = {name for name, p in named if p.ndim >= 2 and matched(name, ADDED)}
-    return sorted({re.sub(r"\.\d+\.", ".*.", name) for name in found})
 
 
 def matched(name: str, patterns: Iterable[str]) -> bool:

@@ -1,24 +1,20 @@
 """OrthoAdam: Adam in a fixed random orthogonal basis (arXiv 2410.17174, Algorithm 1)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.optim import sharded
 from clearhead.optim.groups import names
 from clearhead.optim.rotations import KINDS, Rotation, make_rotation, random_signs, sign_key
 from clearhead.ranges import Betas, Length, Natural, NotNegative, Positive, check_value
 
 STATE_KEYS = ("step", "first_moment", "second_moment")
 NONE = "none"
-SIDES = {"left": (-2,), "right": (-1,), "both": (-1, -2)}  # columns first: FSDP leaves them whole
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # One kernel a step, elementwise, so that results do not depend on the order of threads; other
@@ -34,15 +30,13 @@ _HINTS = {
     "betas": Betas,
     "seed": Natural,
     "limit": Length,
-    "sides": Literal["left", "right", "both"],
     "share": Literal["parameter", "size"],
 }
 
 
-class Axis(NamedTuple):
-    """An axis to rotate, -1 or -2; its rotation's kind, seed and size; the parameter's signs."""
+class Turn(NamedTuple):
+    """The rotation of a parameter's columns: its kind, seed and size; the parameter's signs."""
 
-    dim: int
     kind: str
     seed: int
     size: int
@@ -50,28 +44,28 @@ class Axis(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A parameter in its turn, with its state and the axes to rotate."""
+    """A parameter in its turn, with its state and rotation."""
 
     parameter: torch.Tensor
     gradient: torch.Tensor
     first_moment: torch.Tensor
     second_moment: torch.Tensor
     step: torch.Tensor
-    axes: tuple[Axis, ...]
+    turn: Turn | None
 
 
 class OrthoAdam(torch.optim.Optimizer):
     """Adam with decoupled weight decay whose moments live in a rotated basis.
 
-    For a matrix G of gradients, Ḡ = Q_L G Q_Rᵀ (either Q is the identity where its side is not
-    rotated); m and v are Adam's moments of Ḡ, m̂ and v̂ with bias
-    correction, and θ ← (1 − lr·weight_decay)·θ − lr·Q_Lᵀ (m̂ / (√v̂ + eps)) Q_R. The last two axes of
-    a parameter are rotated; axes longer than `limit` and of size 1 are not; vectors and scalars
-    follow plain Adam. Moments and update are float32 whatever the parameter's dtype.
+    For a matrix G of gradients, Ḡ = G Qᵀ; m and v are Adam's moments of Ḡ, m̂ and v̂ with bias
+    correction, and θ ← (1 − lr·weight_decay)·θ − lr·(m̂ / (√v̂ + eps)) Q. Q rotates columns, a
+    parameter's last axis: the inputs of a linear layer. Axes longer than `limit` and of size 1 are
+    not rotated; vectors and scalars follow plain Adam. Moments and update are float32 whatever the
+    parameter's dtype.
 
     Rotations are functions of `seed`, the axis size and the parameter's name, so no state holds
-    them (`clearhead.optim.rotations`). DTensor parameters get the update of one process
-    (`clearhead.optim.sharded`). A step can be captured by torch.compile.
+    them (`clearhead.optim.rotations`). DTensor parameters get the update of one process: FSDP2
+    shards rows, so columns are rotated where they lie.
 
     Args:
         params: parameters, groups, or `model.named_parameters()`. Options may differ by group;
@@ -81,10 +75,9 @@ class OrthoAdam(torch.optim.Optimizer):
         eps: added to the root of the second moment, above 0.
         weight_decay: decoupled, in the parameter's own basis.
         rotation: "hadamard" (O(n log n) a vector) or "haar" (dense).
-        sides: "right" rotates columns, the inputs of a linear layer; "left" rows; "both" both.
-        share: "parameter": each axis of each parameter has a rotation of its own, as in the paper,
-            drawn by the parameter's name, or by its place where none was given. "size": all axes of
-            a size share one, another method (docs/optimizers.md).
+        share: "parameter": each parameter has a rotation of its own, as in the paper, drawn by the
+            parameter's name, or by its place where none was given. "size": all axes of a size
+            share one, another method (docs/optimizers.md).
         seed: which rotations.
         limit: longest axis that is rotated.
 
@@ -101,12 +94,11 @@ class OrthoAdam(torch.optim.Optimizer):
         weight_decay: float = 1e-2,
         *,
         rotation: str = "hadamard",
-        sides: str = "right",
         share: str = "parameter",
         seed: int = 0,
         limit: int = 8192,
     ) -> None:
-        self._axes: list[list[tuple[Axis, ...]]] = []
+        self._turns: list[list[Turn | None]] = []
         self._rotations: dict[tuple[Any, ...], Rotation] = {}
         defaults = {
             "lr": lr,
@@ -114,15 +106,14 @@ class OrthoAdam(torch.optim.Optimizer):
             "eps": eps,
             "weight_decay": weight_decay,
             "rotation": rotation,
-            "sides": sides,
             "share": share,
             "seed": seed,
             "limit": limit,
         }
         super().__init__(params, defaults)
-        if not any(map(any, self._axes)):
+        if not any(map(any, self._turns)):
             raise ClearheadError(
-                f"no parameter has an axis to rotate (matrices, of sizes 2 to {limit}): raise "
+                f"no parameter has an axis to rotate (matrices of 2 to {limit} columns): raise "
                 "limit, or use torch.optim.AdamW"
             )
 
@@ -137,14 +128,14 @@ class OrthoAdam(torch.optim.Optimizer):
         except ClearheadError:
             self.param_groups.pop()
             raise
-        self._axes.append(_rotated_axes(group, len(self.param_groups) - 1))
+        self._turns.append(_turns(group, len(self.param_groups) - 1))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
             _check_group(group)
         self._rotations = {}
-        self._axes = [_rotated_axes(group, i) for i, group in enumerate(self.param_groups)]
+        self._turns = [_turns(group, i) for i, group in enumerate(self.param_groups)]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -152,42 +143,29 @@ class OrthoAdam(torch.optim.Optimizer):
 
         Raises:
             ClearheadError: before anything changes, for a sparse gradient or one that is not
-                finite (a rotation would spread one NaN over the whole matrix). Captured steps
-                cannot look, and hand NaN on as AdamW does.
+                finite (a rotation would spread one NaN over the whole matrix).
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        captured = torch.compiler.is_compiling()
-        captured |= torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if not captured:
-            _check_gradients(self.param_groups)
-        for group, axes in zip(self.param_groups, self._axes, strict=True):
-            lists: tuple[list[Any], ...] = ([], [], [], [], [], [])
-            self._init_group(group, *lists)
-            rows = zip(*lists, strict=True)
-            members = [Member(*(*row[:-1], axes[row[-1]])) for row in rows]
-            for bucket in _buckets(members):
+        _check_gradients(self.param_groups)
+        for group, turns in zip(self.param_groups, self._turns, strict=True):
+            for bucket in _buckets(self._members(group["params"], turns)):
                 first = bucket[0]
-                device = str(first.parameter.device)
-                rotations = [(axis.dim, self._rotations[axis[1:4], device]) for axis in first.axes]
-                if not rotations and _plain(first):
-                    values = [sharded.local(member.parameter) for member in bucket]
-                    gradients = [sharded.local(member.gradient) for member in bucket]
+                if first.turn is None and _plain(first):
+                    values = [_local(member.parameter) for member in bucket]
+                    gradients = [_local(member.gradient) for member in bucket]
                     _elementwise(group, bucket, values, gradients, group["weight_decay"])
                     continue
+                rotation = Rotation()
+                if first.turn is not None:
+                    rotation = self._rotations[first.turn[:3], str(first.parameter.device)]
                 chunk = CHUNK.get(first.parameter.device.type, CHUNK["cuda"])
                 size = max(1, chunk // first.parameter.numel())
                 for start in range(0, len(bucket), size):
-                    _rotated(group, bucket[start : start + size], rotations)
+                    _rotated(group, bucket[start : start + size], rotation)
         return loss
-
-    def rotation_numel(self) -> int:
-        """Float32 numbers that the rotations hold: all the memory kept beyond AdamW's state."""
-        for group, axes in zip(self.param_groups, self._axes, strict=True):
-            self._make_rotations(group["params"], axes)
-        return sum(rotation.numel() for rotation in self._rotations.values())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; as in PyTorch its options (seed and rotation too) replace this one's.
@@ -219,56 +197,42 @@ class OrthoAdam(torch.optim.Optimizer):
             # Else PyTorch would put today's names in, and with them other rotations.
             groups = [{**group, "param_names": names(group, i)} for i, group in enumerate(groups)]
         super().load_state_dict({**state_dict, "param_groups": groups})
-        held = chain.from_iterable(group["params"] for group in self.param_groups)
-        axes_of = dict(zip(held, chain.from_iterable(self._axes), strict=True))
         for parameter, entry in pairs:
             # Again: PyTorch has just rounded the moments to the parameter's dtype.
             for key, value in entry.items():
                 tensor = value.to(device=parameter.device, dtype=torch.float32)
                 if isinstance(tensor, DTensor):
-                    layouts = sharded.layouts(parameter, [axis.dim for axis in axes_of[parameter]])
-                    tensor = tensor.redistribute(placements=layouts[-1])
+                    tensor = tensor.redistribute(placements=parameter.placements)
                 self.state[parameter][key] = tensor
 
-    # Under this name torch.compile runs it as it is, outside the graph.
-    def _init_group(self, group: dict[str, Any], *lists: list[Any]) -> None:
-        """Fill a list for each field of `Member`, but for the last with places in the group."""
-        number = next(i for i, other in enumerate(self.param_groups) if other is group)
-        self._make_rotations(group["params"], self._axes[number])
-        for place, parameter in enumerate(group["params"]):
+    def _members(self, parameters: list[torch.Tensor], turns: list[Turn | None]) -> list[Member]:
+        """The parameters of a group that have a gradient, each with its state."""
+        members = []
+        for parameter, turn in zip(parameters, turns, strict=True):
             if parameter.grad is None:
                 continue
             state = self.state[parameter]
             if not state:
-                dims = [axis.dim for axis in self._axes[number][place]]
-                layout = sharded.layouts(parameter, dims)[-1]
                 state["step"] = torch.zeros((), device=parameter.device)
-                state["first_moment"] = sharded.zeros(parameter, layout)
-                state["second_moment"] = sharded.zeros(parameter, layout)
-            moments = state["first_moment"], state["second_moment"], state["step"]
-            for values, value in zip(
-                lists, (parameter, parameter.grad, *moments, place), strict=True
-            ):
-                values.append(value)
-
-    def _make_rotations(self, parameters: list[torch.Tensor], axes: list[tuple[Axis, ...]]) -> None:
-        for parameter, rotated in zip(parameters, axes, strict=True):
-            for _, kind, seed, size, _ in rotated:
-                key = (kind, seed, size), str(parameter.device)
-                if key not in self._rotations and not parameter.is_meta:
-                    rotation = make_rotation(kind, seed=seed, size=size)
+                state["first_moment"] = torch.zeros_like(parameter, dtype=torch.float32)
+                state["second_moment"] = torch.zeros_like(parameter, dtype=torch.float32)
+            if turn is not None:
+                key = turn[:3], str(parameter.device)
+                if key not in self._rotations:
+                    rotation = make_rotation(turn.kind, seed=turn.seed, size=turn.size)
                     self._rotations[key] = rotation.to(parameter.device)
+            moments = state["first_moment"], state["second_moment"], state["step"]
+            members.append(Member(parameter, parameter.grad, *moments, turn))
+        return members
 
 
-def _rotated_axes(group: Mapping[str, Any], number: int) -> list[tuple[Axis, ...]]:
-    """The axes to rotate of each parameter of the group of that number."""
+def _turns(group: Mapping[str, Any], number: int) -> list[Turn | None]:
+    """The rotation of each parameter of the group of that number; None for plain Adam."""
     kind, seed, own = group["rotation"], group["seed"], group["share"] == "parameter"
     return [
-        tuple(
-            Axis(dim, kind, seed, parameter.shape[dim], sign_key(seed, name, dim) if own else None)
-            for dim in (SIDES[group["sides"]] if kind != NONE and parameter.ndim > 1 else ())
-            if 2 <= parameter.shape[dim] <= group["limit"]
-        )
+        Turn(kind, seed, parameter.shape[-1], sign_key(seed, name, -1) if own else None)
+        if kind != NONE and parameter.ndim > 1 and 2 <= parameter.shape[-1] <= group["limit"]
+        else None
         for name, parameter in zip(names(group, number), group["params"], strict=True)
     ]
 
@@ -282,7 +246,16 @@ def _check_group(group: Mapping[str, Any]) -> None:
         if parameter.dtype not in DTYPES or not parameter.numel():
             kind = f"{parameter.dtype} {list(parameter.shape)}"
             raise ClearheadError(f"{name} is {kind}: OrthoAdam takes filled, real floats only")
-        sharded.check(parameter)
+        if isinstance(parameter, DTensor):
+            columns = parameter.ndim - 1
+            if any(
+                one.is_partial() or (columns > 0 and one.is_shard(columns))
+                for one in parameter.placements
+            ):
+                raise ClearheadError(
+                    f"{name} is placed as {parameter.placements}, and OrthoAdam rotates whole "
+                    "columns: place it as Replicate, or as Shard of rows"
+                )
 
 
 def _check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
@@ -302,14 +275,15 @@ def _check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
     if not named:
         return
     # One pass that any NaN or infinity comes through, and at float32 only the absurd overflows.
-    sums = [sharded.local(parameter.grad).sum(dtype=torch.float32) for _, parameter in named]
+    sums = [_local(parameter.grad).sum(dtype=torch.float32) for _, parameter in named]
     unfit = (~torch.stack([each.to(sums[0].device) for each in sums]).isfinite()).float()
-    for mesh in sharded.meshes([parameter for _, parameter in named]):
+    meshes = dict.fromkeys(p.device_mesh for _, p in named if isinstance(p, DTensor))
+    for mesh in meshes:
         # All or none: a process that stopped alone would leave the others waiting.
         unfit = unfit.to(mesh.device_type)
         for group in mesh.get_all_groups():
             dist.all_reduce(unfit, dist.ReduceOp.MAX, group=group)
-    if not isinstance(unfit, FakeTensor) and unfit.any():
+    if unfit.any():
         raise ClearheadError(
             f"the gradient of {named[int(unfit.argmax())][0]} is not finite, or too large for "
             "float32 to sum: nothing was changed; lower the learning rate, or skip this step"
@@ -320,11 +294,10 @@ def _buckets(members: Iterable[Member]) -> Iterable[list[Member]]:
     """Members that can be stepped together."""
     buckets: dict[Any, list[Member]] = {}
     for member in members:
-        parameter, rotated = member.parameter, tuple(axis[:4] for axis in member.axes)
-        key: tuple[Any, ...] = (str(parameter.device), rotated, parameter.dtype)
-        if rotated or not _plain(member):
-            placements = sharded.layouts(parameter, ())[0]
-            key = (*key, parameter.shape, placements, *sharded.meshes([parameter]))
+        parameter, turn = member.parameter, member.turn
+        key: tuple[Any, ...] = (str(parameter.device), turn and turn[:3], parameter.dtype)
+        if turn or not _plain(member):
+            key = (*key, _local(parameter).shape)
         buckets.setdefault(key, []).append(member)
     return buckets.values()
 
@@ -334,32 +307,28 @@ def _plain(member: Member) -> bool:
     return member.parameter.dtype == member.gradient.dtype == torch.float32
 
 
-def _rotated(
-    group: Mapping[str, Any], members: list[Member], rotations: list[tuple[int, Rotation]]
-) -> None:
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _rotated(group: Mapping[str, Any], members: list[Member], rotation: Rotation) -> None:
     """One stack of parameters of equal shape: rotate, let Adam step from zero, rotate back."""
-    parameters = [sharded.local(member.parameter) for member in members]
-    gradients = [sharded.local(member.gradient).float() for member in members]
+    parameters = [_local(member.parameter) for member in members]
+    gradients = [_local(member.gradient).float() for member in members]
     first = members[0].parameter
-    layouts = sharded.layouts(first, [dim for dim, _ in rotations])
     stack = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
-    signs: list[torch.Tensor | None] = []  # the members' own; None where all share Q
-    for axis in zip(*(member.axes for member in members), strict=True):
-        dim, _, _, size, key = axis[0]
-        shape = [len(members) if place == 0 else 1 for place in range(stack.ndim)]
-        shape[dim] = size
-        own = None if key is None else random_signs([each.key for each in axis], size, stack.device)
-        signs.append(None if own is None else own.view(shape))
-    for i, ((dim, rotation), own) in enumerate(zip(rotations, signs, strict=True)):
-        stack = sharded.move(stack, first, layouts[i], layouts[i + 1])
-        stack = rotation.apply(stack if own is None else stack * own, dim)
+    signs = None  # the members' own; None where all share Q
+    keys = [member.turn.key for member in members if member.turn and member.turn.key is not None]
+    if keys:
+        signs = random_signs(keys, stack.shape[-1], stack.device)
+        signs = signs.view(len(members), *(1,) * (stack.ndim - 2), -1)
+    stack = rotation.apply(stack if signs is None else stack * signs)
     update = torch.zeros_like(stack, memory_format=torch.contiguous_format)
     _elementwise(group, members, update.unbind(), stack.unbind(), 0.0)
-    for i, (dim, rotation) in reversed(list(enumerate(rotations))):
-        update = rotation.apply(update, dim, inverse=True)
-        own = signs[i]
-        update = update if own is None else update * own
-        update = sharded.move(update, first, layouts[i + 1], layouts[i])
+    update = rotation.apply(update, inverse=True)
+    if signs is not None:
+        update = update * signs
     kept = 1 - group["lr"] * group["weight_decay"]
     if first.dtype in (torch.float32, torch.float64):
         torch._foreach_mul_(parameters, kept)
@@ -378,17 +347,16 @@ def _elementwise(
 ) -> None:
     """PyTorch's own AdamW on `values`, with the members' moments."""
     held = [i for i, value in enumerate(values) if value.numel()]
-    compiling = torch.compiler.is_compiling()  # which fuses, but not what already is
-    fused = not compiling and bool(held) and values[held[0]].device.type in FUSED_DEVICES
+    fused = bool(held) and values[held[0]].device.type in FUSED_DEVICES
     adamw(
         [values[i] for i in held],
         [gradients[i] for i in held],
-        [sharded.local(members[i].first_moment) for i in held],
-        [sharded.local(members[i].second_moment) for i in held],
+        [_local(members[i].first_moment) for i in held],
+        [_local(members[i].second_moment) for i in held],
         [],
         [members[i].step for i in held],
-        foreach=True if compiling else None,
-        capturable=compiling,
+        foreach=None,
+        capturable=False,
         fused=True if fused else None,
         amsgrad=False,
         beta1=group["betas"][0],

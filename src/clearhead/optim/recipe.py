@@ -24,16 +24,15 @@ from clearhead.ranges import (
     check,
 )
 
-Optimizer = Literal["adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon", "soap", "lion"]
+Optimizer = Literal["adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon"]
 Schedule = Literal["cosine", "linear", "constant", "triangle"]
 SCHEDULES = get_args(Schedule)
 """Courses of the learning rate, after warmup."""
-READERS = {
+_READERS = {
     "momentum": ("muon", "rmsprop", "sgd"),
     "rotation": ("orthoadam",),
-    "rotation_sides": ("orthoadam",),
     "rotation_share": ("orthoadam",),
-    "adamw_patterns": ("muon", "orthoadam", "soap"),
+    "adamw_patterns": ("muon", "orthoadam"),
 }
 """Optimizers that read a setting, by setting; a setting not listed is read by all."""
 
@@ -56,7 +55,7 @@ class Recipe:
     """Fall of the learning rate after the warmup. A triangle starts at a quarter of the peak; both
     its sides are linear in tokens, not in steps (steps of a ramp differ in tokens)."""
     optimizer: Optimizer = "adamw"
-    """Muon and SOAP step hidden matrices, AdamW the rest; soap and lion come with an extra."""
+    """Muon steps hidden matrices, AdamW the rest."""
     weight_decay: NotNegative = 0.1
     """Decay of the matrices; norms, biases, gains and learned keys have none. Part of the gradient
     in SGD and RMSprop, decoupled elsewhere."""
@@ -68,13 +67,11 @@ class Recipe:
     """Momentum of SGD (0.9 where not given), RMSprop (0) and Muon (0.95)."""
     rotation: Literal["hadamard", "haar"] | None = None
     """OrthoAdam's rotation; hadamard where not given."""
-    rotation_sides: Literal["left", "right", "both"] | None = None
-    """The sides that OrthoAdam rotates, rows (left) or columns; columns where not given."""
     rotation_share: Literal["parameter", "size"] | None = None
     """OrthoAdam's rotations: one for each parameter, as in its paper (the default), or one for all
     axes of a size, as in every record up to 2026-11."""
     adamw_patterns: Annotated[tuple[Pattern, ...], Range("patterns such as '*.o_proj.*'")] = ()
-    """Names of parameters left to AdamW under OrthoAdam, Muon and SOAP, such as "*.o_proj.*"."""
+    """Names of parameters left to AdamW under OrthoAdam and Muon, such as "*.o_proj.*"."""
     clip: NotNegative = 1.0
     """Largest global norm of the gradient; 0 clips nothing."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
@@ -86,7 +83,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check(self)
-        for name, readers in READERS.items():
+        for name, readers in _READERS.items():
             value = getattr(self, name)
             if value not in (None, (), []) and self.optimizer not in readers:
                 raise ClearheadError(

@@ -51,22 +51,20 @@ class Block:
         """Number of coordinates."""
         return math.prod([factor.shape[0] for factor in self.factors])
 
-    def apply(self, x: torch.Tensor, dim: int, *, inverse: bool) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, *, inverse: bool) -> torch.Tensor:
         shape, after = x.shape, self.width
-        columns = shape[-1] if dim == -2 else 1
-        signs = self.signs[:, None] if self.signs is not None and dim == -2 else self.signs
-        if signs is not None and not inverse:
-            x = x * signs
+        if self.signs is not None and not inverse:
+            x = x * self.signs
         for factor in self.factors:
             width = factor.shape[0]
             after //= width
             matrix = factor.mT if inverse else factor
-            if after * columns == 1:
+            if after == 1:
                 x = x.reshape(-1, width) @ matrix.mT
             else:
-                x = matrix @ x.reshape(-1, width, after * columns)
-        x = x.reshape(shape)
-        return x.mul_(signs) if signs is not None and inverse else x  # fresh from the last product
+                x = matrix @ x.reshape(-1, width, after)
+        x = x.reshape(shape)  # fresh from the last product
+        return x.mul_(self.signs) if self.signs is not None and inverse else x
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,17 +76,14 @@ class Rotation:
 
     blocks: tuple[Block, ...] = ()
 
-    def apply(self, x: torch.Tensor, dim: int, *, inverse: bool = False) -> torch.Tensor:
-        """Q (inverse: Qᵀ) times every vector along `dim`, -1 or -2, of float32 `x`; x is kept."""
+    def apply(self, x: torch.Tensor, *, inverse: bool = False) -> torch.Tensor:
+        """Q (inverse: Qᵀ) times every vector along the last axis of float32 `x`; x is kept."""
         for block in reversed(self.blocks) if inverse else self.blocks:
-            rest = x.shape[dim] - block.width
-            mixed = block.apply(x.narrow(dim, block.start, block.width), dim, inverse=inverse)
-            if not rest:
-                x = mixed
-            elif block.start:
-                x = torch.cat((x.narrow(dim, 0, rest), mixed), dim)
-            else:
-                x = torch.cat((mixed, x.narrow(dim, block.width, rest)), dim)
+            start, stop = block.start, block.start + block.width
+            mixed = block.apply(x[..., start:stop], inverse=inverse)
+            if block.width < x.shape[-1]:
+                mixed = torch.cat((x[..., :start], mixed, x[..., stop:]), -1)
+            x = mixed
         return x
 
     def to(self, device: torch.device) -> "Rotation":
@@ -103,11 +98,6 @@ class Rotation:
                 for block in self.blocks
             )
         )
-
-    def numel(self) -> int:
-        """Number of values."""
-        parts = (part for block in self.blocks for part in (block.signs, *block.factors))
-        return sum(part.numel() for part in parts if part is not None)
 
 
 def dense(matrix: torch.Tensor) -> Rotation:

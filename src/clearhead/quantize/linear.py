@@ -33,7 +33,8 @@ def linear_layers(model: Any) -> Layers:
     Raises:
         ClearheadError: a model without such layers, or quantised already.
     """
-    refuse_quantised(model)
+    refuse_quantised(model.config)
+    _refuse_integers(model)
     kept = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     head = model.get_output_embeddings()
     found = {
@@ -50,16 +51,19 @@ def linear_layers(model: Any) -> Layers:
     return found
 
 
-def refuse_quantised(model: Any) -> None:
-    """Raise a ClearheadError where the model's weights are in few bits already."""
-    method = getattr(model.config, "quantization_config", None)
+def refuse_quantised(config: Any, model: str = "the model") -> None:
+    """Raise a ClearheadError where a configuration says that the weights are in few bits."""
+    method = getattr(config, "quantization_config", None)
     if method is not None:
         method = method if isinstance(method, dict) else vars(method)
         name = method.get("quant_method", "some method")
         raise ClearheadError(
-            f"the model is already quantised ({getattr(name, 'value', name)}): "
+            f"{model} is already quantised ({getattr(name, 'value', name)}): "
             "give the one in full precision that it was made from"
         )
+
+
+def _refuse_integers(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point() or type(parameter.data) is not Tensor:
             kind = f"{type(parameter.data).__name__} of {parameter.dtype}"

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from clearhead.train.config import FinetuneConfig as FinetuneConfig
     from clearhead.train.config import TrainConfig as TrainConfig
     from clearhead.train.loop import train as train
+    from clearhead.train.loop import train_to_end as train_to_end
     from clearhead.train.result import DivergedError as DivergedError
     from clearhead.train.result import InterruptedRun as InterruptedRun
     from clearhead.train.result import TrainResult as TrainResult
     from clearhead.train.run_dir import holds_run as holds_run
     from clearhead.train.run_dir import is_finished as is_finished
-    from clearhead.train.whole import train_to_end as train_to_end
 
 
 __getattr__, __all__ = lazily(__name__)

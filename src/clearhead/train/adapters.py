@@ -17,7 +17,7 @@ def present(model: PreTrainedModel) -> bool:
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
-def add(model: PreTrainedModel, modules: list[str], *, rank: int, alpha: float, seed: int) -> None:
+def add(model: PreTrainedModel, modules: list[str], *, rank: int, seed: int) -> None:
     """Give the linear layers of these names an adapter each, which alone is then trained.
 
     Raises:
@@ -26,7 +26,7 @@ def add(model: PreTrainedModel, modules: list[str], *, rank: int, alpha: float, 
     peft = require("peft", "peft")
     settings = peft.LoraConfig(
         r=rank,
-        lora_alpha=alpha,
+        lora_alpha=2 * rank,
         target_modules=modules,
         # Of transformers' own linear layers, which are stored transposed.
         fan_in_fan_out=not all(

@@ -44,7 +44,6 @@ from clearhead.records import manifest
 from clearhead.records.files import publish_folder
 from clearhead.train import adapters, optimizer_state
 from clearhead.train.parallel import is_sharded, plain_class
-from clearhead.train.saver import Saver
 from clearhead.train.world import ALONE, World
 
 if TYPE_CHECKING:
@@ -73,14 +72,6 @@ def newest(output: Path) -> Path | None:
     return next(reversed(folders(output)), None)
 
 
-def prepare(model: "PreTrainedModel", optimizer: torch.optim.Optimizer, saver: Saver) -> None:
-    """Have `saver` take the memory of its copies before the first checkpoint, while steps go on.
-
-    The optimizer has its state: a step was made.
-    """
-    saver.prepare(_state(model, optimizer)[0])
-
-
 def save(
     output: Path,
     *,
@@ -89,46 +80,30 @@ def save(
     optimizer: torch.optim.Optimizer,
     record: dict[str, Any],
     keep: int,
-    saver: Saver,
-    last: bool,
-) -> None:
-    """Have `saver` publish the checkpoint of step `record["step"]`, then delete all but the `keep`
-    newest.
-
-    It is written beside the training, of a copy of the state in host memory, unless it is the
-    `last`, with nothing to go on beside it, or there is no room for a copy.
+    world: World = ALONE,
+) -> Path:
+    """Publish the checkpoint of step `record["step"]`, then delete all but the `keep` newest.
 
     Raises:
-        ClearheadError: where it cannot be written, on a full disk for one, here or from the saver;
-            those before it are as they were.
+        ClearheadError: where it cannot be written, on a full disk for one; those before it are as
+            they were.
     """
-    world = saver.world
     target = output / FOLDER / f"step-{record['step']:08d}"
     previous = newest(output)
     safe = f"the one before, {previous}, is whole" if previous else "there is none before it"
     advice = f"{safe}; make room and resume"
-    with ExitStack() as stack:
+    with world.together(), ExitStack() as stack:
         # Written by all, published by the first.
         folder = world.by_first(lambda: stack.enter_context(publish_folder(target, advice)))
         state, outline = _state(model, optimizer)
-        beside = not last and saver.prepare(state)
-        if beside:
-            state = saver.copies(state)
-        state |= _random_state(model.device, world)
-        publishing = stack.pop_all()
-
-    def write() -> Path:
-        with publishing:
-            write_state(folder, state, world, advice)
-            if world.first:
-                save_config(model, tokenizer, folder)
-                manifest.seal(folder, {**record, "optimizer": outline}, name=TRAINER_FILE)
-        for old in folders(output)[:-keep] if world.first else ():
-            if old.is_dir() and not old.is_symlink():
-                shutil.rmtree(old)
-        return target
-
-    saver.start(write, beside=beside)
+        write_state(folder, state | _random_state(model.device, world), world, advice)
+        if world.first:
+            save_config(model, tokenizer, folder)
+            manifest.seal(folder, {**record, "optimizer": outline}, name=TRAINER_FILE)
+    for old in folders(output)[:-keep] if world.first else ():
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old)
+    return target
 
 
 def write_state(
@@ -141,7 +116,7 @@ def write_state(
         OSError: where the only one cannot.
     """
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    group, alone = world.writing, world.size == 1
+    group, alone = world.control, world.size == 1
     try:
         dcp.save(state, storage_writer=writer, process_group=group, no_dist=alone)
     except CheckpointException as error:
@@ -149,8 +124,8 @@ def write_state(
         if alone:
             raise failure from None
         reason = (str(failure).splitlines() or [type(failure).__name__])[0]
-        raise world.told(
-            ClearheadError(f"process {rank} cannot write {folder} ({reason}): {advice}")
+        raise ClearheadError(
+            f"process {rank} cannot write {folder} ({reason}): {advice}"
         ) from error
 
 
@@ -213,10 +188,7 @@ def verify(folder: Path) -> dict[str, Any]:
     advice = f"delete {folder} to resume from {start}"
     record = manifest.verify(folder, name=TRAINER_FILE, advice=advice)
     if not is_checkpoint(folder):
-        raise ClearheadError(
-            f"{folder} is of an earlier version's format: convert it by "
-            f"`python tools/migrate_checkpoint.py {folder}` of the repository, or {advice}"
-        )
+        raise ClearheadError(f"{folder} is of an earlier version's format: {advice}")
     return record
 
 

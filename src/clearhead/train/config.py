@@ -3,8 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-from clearhead.errors import ClearheadError, choose
-from clearhead.metavars import Parallel, Pattern
+from clearhead.errors import ClearheadError
+from clearhead.metavars import Pattern
 from clearhead.optim.recipe import Course, Recipe
 from clearhead.ranges import (
     Betas,
@@ -19,51 +19,14 @@ from clearhead.ranges import (
 
 Tracker = Literal["tensorboard", "wandb"]
 
-
-# Ways of spreading a model that are not on offer, and the reason.
-_REFUSED = {
-    "tensor": "heads would have to be split by width, which these blocks do not do",
-    "pipeline": "its stages would need models without tied weights and a schedule of their own",
-    "context": "attention here reads whole texts",
-}
-PARALLELS = ("ddp", "fsdp")
+# How several processes, started by torchrun (docs/scale.md), share a run: no token depends on it.
+SPREADING = ("parallel", "checkpointing", "timeout")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Processes:
-    """Training on several processes, started by torchrun: docs/scale.md. No token depends on it."""
-
-    parallel: Parallel = "ddp"
-    """ddp gives every process the whole model; fsdp (FSDP2) shards it, and with precision bf16
-    computes in bfloat16 throughout."""
-    shard: Natural = 0
-    """Processes that share one copy of the model under fsdp (HSDP); 0 is all of them."""
-    reshard: bool = True
-    """Under fsdp, free a block's weights after its forward pass and gather them again."""
-    checkpointing: Literal["none", "blocks"] = "none"
-    """"blocks" recomputes activations in the backward pass, block by block."""
-    timeout: Positive = 600.0
-    """Seconds that a process waits for another before the run ends with an error."""
-
-    def check_processes(self) -> None:
-        """Raise a ClearheadError for what is not on offer, or would have no effect."""
-        if reason := _REFUSED.get(self.parallel):
-            raise ClearheadError(
-                f"parallel {self.parallel} is not supported, for {reason} (docs/scale.md): "
-                f"choose {' or '.join(PARALLELS)}"
-            )
-        choose("parallel", str(self.parallel), PARALLELS)
-        if self.parallel != "fsdp" and (self.shard or not self.reshard):
-            raise ClearheadError(
-                "shard and reshard have no effect under parallel ddp: leave them out, or choose "
-                "fsdp"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig(Processes, Course):  # the last base's fields come first, in help too
-    """One training run. Every field shapes the result but those of `Processes`, `save_every`,
-    `keep` and `log_every`.
+class TrainConfig(Course):
+    """One training run. Every field shapes the result but `SPREADING`, `save_every`, `keep`
+    and `log_every`.
 
     Raises:
         ClearheadError: naming the field, what was found and what would work.
@@ -84,13 +47,18 @@ class TrainConfig(Processes, Course):  # the last base's fields come first, in h
     """Names of parameters to freeze, such as "*.layers.[0-3].*"."""
     lora: Natural = 0
     """Rank of low-rank adapters (LoRA, by the extra peft), trained in place of the linear layers
-    that `only` and `freeze` leave, and of all else; 0 trains the weights themselves."""
-    lora_alpha: Positive | None = None
-    """Scale of the adapters, times their rank; twice the rank where not given."""
+    that `only` and `freeze` leave, and of all else; 0 trains the weights themselves. The
+    adapters' scale is twice their rank."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """ddp gives every process the whole model; fsdp (FSDP2) shards it, and with precision bf16
+    computes in bfloat16 throughout."""
+    checkpointing: Literal["none", "blocks"] = "none"
+    """"blocks" recomputes activations in the backward pass, block by block."""
+    timeout: Positive = 600.0
+    """Seconds that a process waits for another before the run ends with an error."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_processes()
         if self.tokens < self.tokens_per_step:
             raise ClearheadError(
                 f"tokens is {self.tokens}, less than one step of {self.tokens_per_step} "
@@ -98,8 +66,6 @@ class TrainConfig(Processes, Course):  # the last base's fields come first, in h
                 f"accumulation {self.accumulation}): raise tokens, or lower one of those"
             )
         self._check_schedule()
-        if self.lora_alpha is not None and not self.lora:
-            raise ClearheadError("lora_alpha has no effect without lora, a rank: leave it out")
         if self.ramp and self.accumulation == 1:
             raise ClearheadError(
                 f"ramp is {self.ramp}, but accumulation is 1, so that nothing can grow: raise "

@@ -1,19 +1,22 @@
 """The training loop."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from clearhead.models.loading import pretrained
 from clearhead.nn.annealing import advance
 from clearhead.optim import learning_rate
-from clearhead.train import world
+from clearhead.records.manifest import verify_model
+from clearhead.train import precision, run_dir, world
 from clearhead.train.batches import BatchSource
 from clearhead.train.callbacks import Callback
 from clearhead.train.config import TrainConfig
-from clearhead.train.parallel import accumulate, whole
-from clearhead.train.result import TrainResult
+from clearhead.train.parallel import accumulate, is_sharded, whole
+from clearhead.train.result import InterruptedRun, TrainResult
 from clearhead.train.training_run import TrainingRun, opened
 
 if TYPE_CHECKING:
@@ -99,3 +102,38 @@ def steps(run: TrainingRun) -> TrainResult:
         if run.must_stop():
             break
     return run.end()
+
+
+def train_to_end(
+    model: "PreTrainedModel",
+    batches: BatchSource,
+    config: TrainConfig,
+    *,
+    output: Path,
+    **options: Any,
+) -> "tuple[PreTrainedModel, TrainResult | None]":
+    """Begin the run in `output`, resume it, or open its finished model; `options` as `train`.
+
+    Returns:
+        The trained model in evaluation mode; and the result, None where the run was finished
+        before.
+
+    Raises:
+        ClearheadError: as `train`; for a finished run of other settings, or whose model is damaged.
+        InterruptedRun: after SIGINT or SIGTERM, once the run has saved.
+    """
+    final, kind, device = output / run_dir.FINAL, type(model), model.device
+    with world.joined(config.timeout, alone=config.parallel != "fsdp") as processes:
+        finished = processes.by_first(lambda: run_dir.is_finished(output))
+        if finished:
+            config = replace(config, precision=precision.resolve(config.precision, device))
+            run_dir.check_same(output, run_dir.identity(model, batches, config))
+            verify_model(final)
+            return pretrained(kind, final).to(device), None
+        resume = processes.by_first(lambda: run_dir.holds_run(output))
+        result = train(model, batches, config, output=output, resume=resume, **options)
+        if result.stop_signal is not None:
+            raise InterruptedRun(result.stop_signal)
+        if is_sharded(result.model):  # no process can run it alone
+            return pretrained(kind, final).to(device), result
+        return result.model, result

@@ -1,19 +1,14 @@
-"""Memory: the peak of one run, not of everything the process did before; room for a copy."""
+"""The peak memory of one run, not of everything the process did before."""
 
-import os
 import resource
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from clearhead.train.parallel import local
-
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
-_HOST = Path("/proc/meminfo")
 
 
 class PeakMemory:
@@ -36,27 +31,8 @@ class PeakMemory:
         """The peak so far, in bytes."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        peak = _bytes(_STATUS, "VmHWM:")
-        if peak is not None:
-            return peak
+        with suppress(OSError):  # Linux alone has it
+            status = _STATUS.read_text()
+            return int(status.partition("VmHWM:")[2].split()[0]) * 1024
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def has_room_for(tensors: Iterable[torch.Tensor]) -> bool:
-    """True if this process's part of the tensors fits into half of the host's free memory.
-
-    Every process of a machine wants as much. Where free memory is not known there is room.
-    """
-    free = _bytes(_HOST, "MemAvailable:")
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return free is None or 2 * processes * sum(local(t).nbytes for t in tensors) <= free
-
-
-def _bytes(path: Path, name: str) -> int | None:
-    """A line of what Linux says about memory; None on other systems."""
-    with suppress(OSError):
-        for line in path.read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) * 1024
-    return None

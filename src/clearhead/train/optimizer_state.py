@@ -1,11 +1,10 @@
-"""An optimizer's state as named tensors and an outline in JSON: whatever it is made of.
+"""An optimizer's state as named tensors and an outline in JSON.
 
-PyTorch's own optimizers keep a few tensors a parameter; others also lists of them, numbers, and
-counters in their groups. Tensors are named optimizer/PARAMETER/PLACE, and all that is not a tensor
-is in the outline, so that nothing needs to be pickled.
+Optimizers keep a few tensors and numbers a parameter, and counters in their groups. Tensors are
+named optimizer/PARAMETER/KEY, and all else is in the outline, so that nothing needs to be pickled.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,25 +29,24 @@ def pack(
         names: of every parameter.
 
     Raises:
-        ClearheadError: for a state that holds something else than tensors, numbers and lists.
+        ClearheadError: for a state that holds something else than tensors and numbers.
     """
     tensors: dict[str, torch.Tensor] = {}
-
-    def outlined(value: Any, place: str) -> Any:
-        if isinstance(value, torch.Tensor):
-            tensors[place] = value.contiguous()
-            return {TENSOR: place}
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return value
-        raise ClearheadError(
-            f"the optimizer keeps a {type(value).__name__} ({place}), which a checkpoint cannot "
-            "hold: choose another optimizer"
-        )
-
-    parameters = {
-        names[parameter]: _each(state, outlined, PREFIX + names[parameter])
-        for parameter, state in optimizer.state.items()
-    }
+    parameters: dict[str, dict[str, Any]] = {}
+    for parameter, state in optimizer.state.items():
+        outline = parameters[names[parameter]] = {}
+        for key, value in state.items():
+            place = f"{PREFIX}{names[parameter]}/{key}"
+            if isinstance(value, torch.Tensor):
+                tensors[place] = value.contiguous()
+                outline[key] = {TENSOR: place}
+            elif value is None or isinstance(value, (bool, int, float, str)):
+                outline[key] = value
+            else:
+                raise ClearheadError(
+                    f"the optimizer keeps a {type(value).__name__} ({place}), which a checkpoint "
+                    "cannot hold: choose another optimizer"
+                )
     counters = [group.get(COUNTER) for group in optimizer.param_groups]
     return tensors, {"parameters": parameters, "counters": counters}
 
@@ -64,24 +62,16 @@ def unpack(
     places = [index for group in saved["param_groups"] for index in group["params"]]
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
-    def filled(value: Any, place: str) -> Any:
-        return tensors[value[TENSOR]] if isinstance(value, dict) else value
-
+    outlines = outline["parameters"]
     state = {
-        place: _each(outline["parameters"][names[parameter]], filled)
+        place: {
+            key: tensors[value[TENSOR]] if isinstance(value, dict) else value
+            for key, value in outlines[names[parameter]].items()
+        }
         for place, parameter in zip(places, held, strict=True)
-        if names[parameter] in outline["parameters"]
+        if names[parameter] in outlines
     }
     for group, counter in zip(saved["param_groups"], outline["counters"], strict=True):
         if counter is not None:
             group[COUNTER] = counter
     optimizer.load_state_dict({**saved, "state": state})
-
-
-def _each(value: Any, change: Callable[[Any, str], Any], place: str = "") -> Any:
-    """A state or an outline with every number, word and tensor changed, told its place."""
-    if isinstance(value, dict) and not isinstance(value.get(TENSOR), str):
-        return {key: _each(item, change, f"{place}/{key}") for key, item in value.items()}
-    if isinstance(value, list):
-        return [_each(item, change, f"{place}/{i}") for i, item in enumerate(value)]
-    return change(value, place)

@@ -84,7 +84,7 @@ def spread(
             raise ClearheadError(f"{error}: train it with checkpointing none") from error
     forward: Callable[..., Any] = model
     if config.parallel == "fsdp":
-        _shard(model, config, _mesh(model.device, config, world.size))
+        _shard(model, config, init_device_mesh(model.device.type, (world.size,)))
     elif world.size > 1:
         # Gradients lie where they are exchanged: a third less of the exchange's CPU time.
         forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -187,21 +187,6 @@ def _rows(tensor: torch.Tensor, part: int, sharing: int) -> torch.Tensor:
     return tensor[part * size : (part + 1) * size]
 
 
-def _mesh(device: torch.device, config: TrainConfig, size: int) -> DeviceMesh:
-    """One dimension, or under HSDP two: copies of the model, and the processes of a copy."""
-    copy = config.shard or size
-    if size % copy:
-        fits = [n for n in range(1, size + 1) if size % n == 0]
-        raise ClearheadError(
-            f"shard is {copy}, which does not divide {size} processes: give one of "
-            f"{', '.join(map(str, fits))}, or 0 for all"
-        )
-    if copy == size:
-        return init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
-    names = ("replicate", "shard")
-    return init_device_mesh(device.type, (size // copy, copy), mesh_dim_names=names)
-
-
 def _shard(model: PreTrainedModel, config: TrainConfig, mesh: DeviceMesh) -> None:
     """FSDP2 on every decoder layer, and on what is left as one."""
     options: dict[str, Any] = {"mesh": mesh}
@@ -213,7 +198,7 @@ def _shard(model: PreTrainedModel, config: TrainConfig, mesh: DeviceMesh) -> Non
     except ClearheadError as error:
         raise ClearheadError(f"{error}, or train it with parallel ddp") from None
     for layer in layers:
-        fully_shard(layer, reshard_after_forward=config.reshard, **options)
+        fully_shard(layer, reshard_after_forward=True, **options)
     fully_shard(model, **options)
 
 

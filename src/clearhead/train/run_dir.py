@@ -10,7 +10,7 @@ OUTPUT/.lock            while a process writes here
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,17 @@ from transformers import PreTrainedModel
 from clearhead.errors import ClearheadError
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.layers import renamed
-from clearhead.optim.groups import undecayed
 from clearhead.records.files import read_json, remove_leftovers, write_json
 from clearhead.records.identity import canonical
 from clearhead.records.provenance import provenance
 from clearhead.train import checkpoint
-from clearhead.train.config import Processes, TrainConfig
+from clearhead.train.config import SPREADING, TrainConfig
 
 RUN_FILE = "run.json"
 FINAL = "final"
 
 # May change between a run and its resumption: no weight depends on them.
-FREE_KEYS = {"save_every", "keep", "log_every", *(field.name for field in fields(Processes))}
+FREE_KEYS = {"save_every", "keep", "log_every", *SPREADING, "shard", "reshard"}  # once settings
 # Hugging Face fills these in on saving and loading; they say nothing about the architecture.
 VOLATILE_KEYS = {"_name_or_path", "architectures", "auto_map", "dtype", "transformers_version"}
 
@@ -72,7 +71,6 @@ def identity(model: PreTrainedModel, batches: Any, config: TrainConfig) -> dict[
         "config": asdict(config),
         "model": {key: value for key, value in settings.items() if key not in VOLATILE_KEYS},
         "data": getattr(batches, "fingerprint", None),
-        "undecayed": undecayed(model) if config.weight_decay else [],
     }
     return canonical(found)
 
@@ -170,7 +168,6 @@ def _comparable(record: Mapping[str, Any]) -> dict[str, Any]:
         "train": config,
         "model": record["model"],
         "data": {"fingerprint": record.get("data")},
-        "undecayed": record.get("undecayed"),
     }
 
 
@@ -192,8 +189,9 @@ def refuse_changes(place: Path, asked: Mapping[str, Any], wanted: Mapping[str, A
         before = asked.get(section)
         if isinstance(now, dict):
             before = usual | renamed(before or {}) if section == "model" else before or {}
-            keys = sorted(now.keys() - FREE_KEYS - VOLATILE_KEYS)
-            pairs = {f"{section}.{key}": (before.get(key), now[key]) for key in keys}
+            gone = before.keys() if section == "train" else ()  # settings of an earlier version
+            keys = sorted({*now, *gone} - FREE_KEYS - VOLATILE_KEYS)
+            pairs = {f"{section}.{key}": (before.get(key), now.get(key)) for key in keys}
         else:
             pairs = {section: (before, now)}
         for name, (old, new) in pairs.items():

@@ -50,8 +50,7 @@ def choose_parameters(model: PreTrainedModel, config: TrainConfig) -> None:
                     f"lora trains linear layers, and the pattern {pattern!r} of only names none of "
                     "them: leave it out, or train without lora"
                 )
-        alpha = 2.0 * config.lora if config.lora_alpha is None else config.lora_alpha
-        adapters.add(model, modules, rank=config.lora, alpha=alpha, seed=config.seed)
+        adapters.add(model, modules, rank=config.lora, seed=config.seed)
 
 
 def _freeze(named: Iterable[Named]) -> None:

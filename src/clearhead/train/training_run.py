@@ -4,8 +4,8 @@ import math
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from clearhead.train.memory import PeakMemory
 from clearhead.train.parallel import Spread, local, recompute, spread
 from clearhead.train.prefetch import MicroBatches, Prefetcher
 from clearhead.train.result import DivergedError, TrainResult
-from clearhead.train.saver import Saver
 from clearhead.train.trainable import choose_parameters
 from clearhead.train.world import World
 
@@ -57,11 +56,9 @@ class TrainingRun:
     loss: float = math.nan
     gradient_norm: float = math.nan
     stopped_by: signal.Signals | None = None
-    saver: Saver = field(init=False)
 
     def __post_init__(self) -> None:
         self.world = self.spread.world
-        self.saver = Saver(self.world)
         self.precision = precision.resolve(self.config.precision, self.model.device)
         self.memory = PeakMemory(self.model.device)
         self.saved_step = self.step
@@ -118,31 +115,23 @@ class TrainingRun:
         self.last_mark = _Mark(self.step, self.seconds, self.micro_batches.waited)
 
     def save_if_due(self) -> None:
-        """Begin a checkpoint every `save_every` steps, and tell the callbacks of one published."""
-        self.tell_published()
-        steps, every = self.config.steps, self.config.save_every or self.config.steps
-        first = self.report.first_step
-        if self.step % every == 0:
-            self.save(last=self.step == steps)
-        elif self.step == first + 1 and (steps - 1) // every > first // every:
-            checkpoint.prepare(self.model, self.optimizer, self.saver)
+        """Save a checkpoint every `save_every` steps."""
+        if self.step % (self.config.save_every or self.config.steps) == 0:
+            self.save()
 
-    def save(self, *, last: bool) -> None:
-        """Begin a checkpoint, unless this step has one; with the `last` no step goes on beside."""
+    def save(self) -> None:
+        """Save a checkpoint, unless this step has one, and tell the callbacks."""
         if self.step == self.saved_step:
             return
-        self.saver.finish()
-        self.tell_published()
         parts = (local(parameter) for parameter in self.model.parameters())
         # aminmax() takes an eleventh of isfinite()'s time, and propagates NaN.
         ends = (torch.stack(torch.aminmax(part)) for part in parts if part.numel())
         finite = all(bool(two.isfinite().all()) for two in ends)
         if not all(self.world.gather(finite)):
             raise self.diverged(self.step, "some weights are no longer finite")
-        checkpoint.save(
+        path = checkpoint.save(
             self.report.output,
-            saver=self.saver,
-            last=last,
+            world=self.world,
             model=self.model,
             tokenizer=self.tokenizer,
             optimizer=self.optimizer,
@@ -157,6 +146,8 @@ class TrainingRun:
             keep=self.config.keep,
         )
         self.saved_step = self.step
+        for callback in self.callbacks:
+            callback.checkpoint(path)
 
     def must_stop(self) -> bool:
         """True once any process has a signal."""
@@ -166,9 +157,7 @@ class TrainingRun:
 
     def end(self) -> TrainResult:
         """Save the last step, and the final model of a run that did all its steps."""
-        self.save(last=True)
-        self.saver.finish()
-        self.tell_published()
+        self.save()
         self.model.eval()
         finished = self.step == self.config.steps
         if finished:
@@ -191,16 +180,8 @@ class TrainingRun:
             callback.end(result)
         return result
 
-    def tell_published(self) -> None:
-        """Tell the callbacks about a checkpoint that is whole now."""
-        if path := self.saver.published():
-            for callback in self.callbacks:
-                callback.checkpoint(path)
-
     def diverged(self, step: int, what: str) -> DivergedError:
         """The error of a run that left the finite numbers at `step`, counted from 1."""
-        with suppress(ClearheadError):  # a full disk is not what stopped the run
-            self.saver.finish()
         last = checkpoint.newest(self.report.output)
         finite = "no step before it was finite"
         if math.isfinite(self.loss):
@@ -244,7 +225,7 @@ def opened(
     """
     config = replace(config, precision=precision.resolve(config.precision, model.device))
     model.float()
-    with processes.alike():
+    with processes.together():
         choose_parameters(model, config)
         check(batches, model, config)
     keep_begin(batches, model)
@@ -253,7 +234,7 @@ def opened(
     record = {**run_dir.describe(model, name, description), "seed": config.seed, **identity}
     record["processes"] = processes.size
     processes.agree({"versions": record["versions"], **identity})
-    with processes.alike():
+    with processes.together():
         model_spread = spread(model, batches, config, processes)
         optimizer = build_optimizer(model, config)  # refuses before anything is written
     with ExitStack() as stack:
@@ -270,13 +251,12 @@ def opened(
             return None, None
 
         saved, newest = processes.by_first(hold)
-        if not all(processes.gather(run_dir.holds_run(output))):
-            raise processes.told(
-                ClearheadError(
+        with processes.together():
+            if not run_dir.holds_run(output):
+                raise ClearheadError(
                     f"{output} is not the same folder for every process: choose one on a file "
                     "system that all machines share"
                 )
-            )
         first_step = saved["step"] if saved else 0
         _seed(config.seed, processes, first_step)
         if saved is not None and newest is not None:
@@ -301,7 +281,7 @@ def opened(
             stack.callback(callback.close)
             callback.start(report)
         stack.enter_context(compiled(model, config.compile))
-        run = TrainingRun(
+        yield TrainingRun(
             model=model,
             tokenizer=tokenizer,
             optimizer=optimizer,
@@ -315,8 +295,6 @@ def opened(
             stop=stack.enter_context(StopSignals()),
             **({key: saved[key] for key in ("step", "seconds", "loss")} if saved else {}),
         )
-        with run.saver:
-            yield run
     if config.checkpointing == "blocks":
         recompute(model, False)
 

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from clearhead.errors import ClearheadError
+from clearhead.records.identity import differences
 
 T = TypeVar("T")
 
@@ -39,9 +40,7 @@ class World:
     rank: int = 0
     size: int = 1
     control: Any = None
-    """The gloo group of decisions."""
-    writing: Any = None
-    """The gloo group of the threads that write checkpoints."""
+    """The gloo group of decisions and of checkpoints."""
     store: Any = None
     """Keys and values of the rendezvous, which outlast a broken group."""
 
@@ -77,13 +76,15 @@ class World:
         try:
             if self.first:
                 answer[0] = call()
-        except BaseException as error:
+        except BaseException as error:  # the others must not wait
             answer[1] = str(error) or type(error).__name__
             raise
         finally:
             dist.broadcast_object_list(answer, src=0, group=self.control)
         if answer[1] is not None:
-            raise self.told(ClearheadError(answer[1]))
+            shared = ClearheadError(answer[1])
+            shared.printed_elsewhere = True
+            raise shared
         return answer[0]
 
     def in_turn(self, call: Callable[[], T]) -> T:
@@ -91,35 +92,32 @@ class World:
 
         For work that is found done the second time, such as preparing text.
         """
-        if self.size == 1:
-            return call()
-        leads = int(os.environ.get("LOCAL_RANK", 0)) == 0
-        made: Any = None
+        leads = self.size == 1 or int(os.environ.get("LOCAL_RANK", 0)) == 0
+        value: Any = None
         for turn in (True, False):
-            error = None
-            if leads is turn:
-                try:
-                    made = call()
-                except ClearheadError as found:
-                    error = found
-            self.share_error(error)
-        return made
+            with self.together():
+                if leads is turn:
+                    value = call()
+        return value
 
-    def share_error(self, error: ClearheadError | None) -> None:
-        """Raise the first error of any process in all of them."""
-        if self.size == 1:
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Run a body whose error in any process is raised in all of them; the first prints it."""
+        error: ClearheadError | None = None
+        try:
+            yield
+        except ClearheadError as own:
+            error = own
+        if self.size > 1:
+            lines: list[Any] = [None] * self.size
+            dist.all_gather_object(lines, error and str(error), group=self.control)
+            failed = [rank for rank, line in enumerate(lines) if line is not None]
+            if failed and (error is None or failed[0] != self.rank):
+                error = ClearheadError(lines[failed[0]])
             if error is not None:
-                raise error
-            return
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, error and str(error), group=self.control)
-        failed = [rank for rank, line in enumerate(found) if line is not None]
-        if failed and failed[0] == self.rank and error is not None:
+                error.printed_elsewhere = not self.first
+        if error is not None:
             raise error
-        if failed:
-            shared = ClearheadError(found[failed[0]])
-            shared.printed_elsewhere = True
-            raise shared
 
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Compare what every process has with what the first has.
@@ -127,34 +125,13 @@ class World:
         Raises:
             ClearheadError: in all processes, naming the first difference.
         """
-        if self.size == 1:
-            return
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, dict(facts), group=self.control)
-        first, *others = map(_flat, found)
-        for rank, other in enumerate(others, 1):
-            different = [key for key in first | other if first.get(key) != other.get(key)]
-            if different:
-                key = different[0]
-                raise self.told(
-                    ClearheadError(
-                        f"process {rank} has {key} {other.get(key)!r}, and process 0 "
-                        f"{first.get(key)!r}: give every process the same"
-                    )
+        shared = self.by_first(lambda: facts)
+        with self.together():
+            for name, first, own in differences(shared, facts):
+                raise ClearheadError(
+                    f"process {self.rank} has {name} {own!r}, and process 0 {first!r}: give every "
+                    "process the same"
                 )
-
-    def told(self, error: ClearheadError) -> ClearheadError:
-        """An error that all processes raise alike: only the first prints it."""
-        error.printed_elsewhere = error.printed_elsewhere or not self.first
-        return error
-
-    @contextmanager
-    def alike(self) -> Iterator[None]:
-        """Run a body that fails in every process where it fails in one."""
-        try:
-            yield
-        except ClearheadError as error:
-            raise self.told(error) from error.__cause__
 
     @contextmanager
     def losses_told(self) -> Iterator[None]:
@@ -213,8 +190,8 @@ def joined(seconds: float, *, alone: bool = True) -> Iterator[World]:
             return
         store = _start(timedelta(seconds=seconds), alone=not given)
     try:
-        control, writing = (dist.new_group(backend="gloo", timeout=_PATIENCE) for _ in range(2))
-        _worlds.append(World(dist.get_rank(), dist.get_world_size(), control, writing, store))
+        control = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        _worlds.append(World(dist.get_rank(), dist.get_world_size(), control, store))
         try:
             with _worlds[-1].losses_told():
                 yield _worlds[-1]
@@ -273,8 +250,7 @@ def _reach(host: str, port: int, seconds: float) -> None:
     end = time.monotonic() + seconds
     while True:
         try:
-            socket.create_connection((host, port), max(0.1, end - time.monotonic())).close()
-            return
+            return socket.create_connection((host, port), timeout=seconds).close()
         except OSError as error:
             if time.monotonic() > end - 0.1:
                 raise RuntimeError(error.strerror or str(error)) from error
@@ -310,15 +286,6 @@ def _store_of_start(store: dist.Store, rank: int, size: int, seconds: float) -> 
             absent = ", ".join(map(str, late if known else [0]))
             raise RuntimeError(f"process {absent} did not come")
         time.sleep(0.05)
-
-
-def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts with those of mappings within, by their key's words."""
-    flat = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
-    for key, value in facts.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{key} {name}": one for name, one in value.items()}
-    return flat
 
 
 def _line(error: BaseException) -> str:

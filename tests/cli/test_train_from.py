@@ -1,0 +1,197 @@
+"""Training and comparisons that go on from a trained model."""
+
+import json
+import shutil
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests_architectures import takes_adapters
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from clearhead.data.tokenizer import train as train_tokenizer
+
+from .conftest import call, changed, record_of, refusal, weights_of
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("--train.only", "*attn*", "--train.optimizer", "muon"),
+        ("gated", "--set", "normalizer=sink", "annealed_start=true"),
+        ("--train.lora", "2"),
+        ("softmax1", "--train.lora", "2", "--set", "annealed_start=true"),
+    ],
+    ids=lambda more: " ".join(more[:2]),
+)
+def test_any_model_goes_on_and_a_stopped_run_ends_in_the_same_bits(
+    source, going_on, more, tmp_path, stopping, capsys
+):
+    if "--train.lora" in more and not takes_adapters():
+        pytest.skip("no PEFT that this transformers takes")
+    words = ["train", *more, "--from", str(source), *going_on]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert call(*words, "--output", str(whole)) == 0
+    stopping(3)
+    assert call(*words, "--output", str(cut)) == 128 + signal.SIGTERM
+    assert call("train", "--resume", str(cut)) == 0
+    assert "Writing model shards" not in capsys.readouterr().err
+    assert weights_of(cut) == weights_of(whole)
+    record = record_of(whole)
+    assert record["description"]["from"]["name"] == str(source)
+    assert record["config"]["learning_rate"] == 3e-5
+    model = AutoModelForCausalLM.from_pretrained(whole / "final")
+    kind = "LlamaForCausalLM" if more == () or more[0][0] == "-" else "ClearheadForCausalLM"
+    assert type(model).__name__ == kind
+    started = load_file(source / "model.safetensors")
+    found = load_file(whole / "final/model.safetensors")
+    frozen = {key for key in started if key in found and torch.equal(found[key], started[key])}
+    if "--train.only" in more:
+        assert frozen == {key for key in started if "attn" not in key}
+    if "--train.lora" in more:
+        for alone in (next((whole / "checkpoints").iterdir()), whole / "final/adapter"):
+            said = refusal(capsys, "generate", str(alone), "key")
+            assert "open RUN/final, where they are merged" in said
+    # The model of the run is one for every verb, and for another run.
+    assert call("generate", str(whole), "key", "--tokens", "2") == 0
+    again = ["train", "--from", str(whole), *going_on, "--output", str(tmp_path / "again")]
+    assert call(*again) == 0
+
+
+def test_adapters_of_other_weights_are_not_gone_on_with(
+    source, going_on, tmp_path, stopping, capsys
+):
+    if not takes_adapters():
+        pytest.skip("no PEFT that this transformers takes")
+    run = tmp_path / "run"
+    stopping(3)
+    words = [
+        "train",
+        "--from",
+        str(source),
+        *going_on,
+        "--train.lora",
+        "2",
+        "--output",
+        str(run),
+    ]
+    assert call(*words) == 128 + signal.SIGTERM
+    (checkpoint,) = (run / "checkpoints").glob("step-*")
+    said = refusal(capsys, "generate", str(checkpoint), "key")
+    assert "holds adapters alone, no model: open RUN/final" in said
+    model = AutoModelForCausalLM.from_pretrained(source)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2)
+    model.save_pretrained(source)
+    assert "has other weights than the run in" in refusal(capsys, "train", "--resume", str(run))
+
+
+def test_text_that_changed_since_a_run_began_is_refused_before_it_is_tokenised(
+    source, going_on, text, tmp_path, stopping, monkeypatch, capsys
+):
+    own, cache = tmp_path / "own", tmp_path / "cache"
+    shutil.copytree(text, own)
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(cache))
+    base = ["--from", str(source), *changed(going_on, "--data.data", str(own))]
+    train = ["train", *base, "--output", str(tmp_path / "run")]
+    compare = ["compare", "transformer", *base, "--output", str(tmp_path / "out")]
+    compare += ["--lengths", "1", "--evaluation-tokens", "64"]
+    done = [*changed(compare, "--output", str(tmp_path / "done"))]
+    assert call(*done) == 0
+    for words in (train, compare):
+        stopping(3)
+        assert call(*words) == 128 + signal.SIGTERM
+    (own / "00.txt").write_text("attention noise sink " * 300)
+    for words in (["train", "--resume", str(tmp_path / "run")], compare, done):
+        said = refusal(capsys, *words)
+        assert f"data {own}: the text or the tokenizer changed since the run began" in said
+    assert len(list((cache / "corpora").iterdir())) == 1
+
+
+def test_arms_start_from_one_model(source, going_on, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["compare", "transformer", "gated", "--from", str(source), *going_on]
+    words += ["--lengths", "1", "--evaluation-tokens", "64", "--output", str(out)]
+    still = [*words, "--train.learning-rate", "1e-12", "--vary", 'train.only=[],["*attn*"]']
+    assert call(*still) == 0
+    lines = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    headers = [line for line in lines if line["kind"] == "run"]
+    assert [line["model"]["model_type"] for line in headers] == ["llama"] * 2 + ["clearhead"] * 2
+    assert headers[0]["non_embedding_parameters"] == headers[0]["parameters"] - 300 * 32
+    assert headers[2]["parameters"] == headers[0]["parameters"] + 2 * 32 * 32  # gates
+    assert {line["from"]["name"] for line in headers} == {str(source)}
+    # Hardly trained, and put on exactly: all are the model that they started from.
+    measured = [x["value"] for x in lines if x.get("metric") == "perplexity"]
+    assert measured == [pytest.approx(measured[0], rel=1e-4)] * 4
+    assert call(*still) == 0
+    assert "already done" in capsys.readouterr().err
+    model = AutoModelForCausalLM.from_pretrained(source)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2)
+    model.save_pretrained(source)
+    assert "from.parameters was" in refusal(capsys, *still)
+    other = tmp_path / "other"
+    for more, said in (
+        (["--set", "num_hidden_layers=1"], "num_hidden_layers is a size of the model's weights"),
+        (["--set", "direction=bidirectional"], "transformer: "),
+        (["--vary", "normalizer=sink,sinks"], "did you mean sink"),
+    ):
+        assert said in refusal(capsys, *words[:-1], str(other), *more)
+        assert not (other / "records.jsonl").exists()
+
+
+def test_sinks_too_low_to_be_trained_are_said(source, going_on, tmp_path, capsys):
+    out = ["--from", str(source), *going_on, "--output"]
+    measured = ["--lengths", "1", "--evaluation-tokens", "64"]
+    annealed = ["--set", "annealed_start=true"]
+    for number, (words, said) in enumerate(
+        (
+            (["train", "sink", *out], True),
+            (["train", "sink", *annealed, *out], False),
+            (["train", "sink", "--train.freeze", "*.normalizer.*", *out], False),
+            (["compare", "gated", "sink", *measured, *out], True),
+        )
+    ):
+        assert call(*words, str(tmp_path / str(number))) == 0
+        told = " ".join("".join(capsys.readouterr()).split())
+        wanted = "the sinks rest at -40, where training hardly moves them: give --set annealed_st"
+        assert (wanted in told) == said, words
+    weights = load_file(tmp_path / "0/final/model.safetensors")
+    logit = weights["model.layers.0.self_attn.normalizer.logit"]
+    assert torch.equal(logit, torch.full_like(logit, -40.0))
+
+
+def test_what_cannot_go_on_is_refused_in_a_line(
+    source, going_on, tmp_path, tokenizer, text, capsys
+):
+    gpt2 = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=300, n_positions=8)
+    short, full = tmp_path / "short", tmp_path / "full"
+    for folder, positions in ((short, 8), (full, 16)):
+        gpt2.n_positions = positions
+        GPT2LMHeadModel(gpt2).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    many = train_tokenizer([path.read_text("utf-8") for path in text.iterdir()] * 9, 340)
+    larger = tmp_path / "larger"
+    shutil.copytree(source, larger)
+    many.save_pretrained(larger)
+    out = ["--output", str(tmp_path / "run")]
+    for words, said in (
+        (["--from", str(source), "--data.vocabulary", "400"], "data.vocabulary has no effect"),
+        (
+            ["--from", str(source), "--set", "hidden_size=8"],
+            "hidden_size is a size of the model's",
+        ),
+        (["--from", str(tmp_path / "none")], "cannot load a model from"),
+        (["--from", str(short)], "windows of 16 tokens are more than the 8 positions of"),
+        (["key-value", "--from", str(full)], "the 15 positions of"),
+        (["gated", "--from", str(source), "--train.only", "x"], "the pattern 'x' decides no"),
+        (
+            ["--from", str(source), "--train.document-masks"],
+            "LlamaForCausalLM takes no document_ids",
+        ),
+        (["--from", str(larger)], "restore the one it was trained with, or give the model rows"),
+    ):
+        assert said in refusal(capsys, "train", *words, *going_on, *out), words
+    assert not (tmp_path / "run").exists()
