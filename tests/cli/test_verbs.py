@@ -80,7 +80,6 @@ def test_version_and_empty_call(capsys):
         ("wandb", "train transformer --data.data none --track wandb"),
         ("wandb", "compare transformer --data.data none --track wandb"),
         ("wandb", "finetune none --task cola --track wandb"),
-        ("wandb", "reproduce blocks --track wandb"),
         ("peft", "train --from none --data.data none --train.lora 2"),
         ("peft", "compare --from none --data.data none --vary train.lora=0,4"),
         ("torchao", "quantize none --data.data none --deploy int8-dynamic --output new"),

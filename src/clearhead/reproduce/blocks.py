@@ -149,7 +149,7 @@ def blocks_scaling(scale: str) -> Iterator[Study]:
 
 @experiment(PAPER, "Do tokens stay apart in a deep block before any training?")
 def signal(scale: str) -> Iterator[Study]:
-    """How alike two tokens are after 24 layers with fresh weights."""
+    """Similarity of two tokens after 24 layers with fresh weights."""
     table = _table(24, 1024, 0, hidden_size=256, batch_size=8)
     asked = {"signal": diagnose(length=128, windows=4)}
     table = table.changed(seeds=tuple(range(5)), label="signal", questions=asked)
