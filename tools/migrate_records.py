@@ -4,7 +4,7 @@
 
 Configurations with "scores" collinear say coca. Three forms are converted: headers of the kinds
 `diagnosis` and `quantization` to `run` with a "study"; `scheme`, one result of a quantisation, to
-measures; and cells that hold their "result" to measures, a curve and a closing line. A result's
+measures; and cells that hold their "result" to measures and a closing line. A result's
 numbers that tables leave out become details of its first measure. A file without such lines is left
 as it is.
 """
@@ -63,11 +63,12 @@ def _scheme(line: Line) -> Iterator[Line]:
 
 
 def _cell(line: Line) -> Iterator[Line]:
-    """Measures and the curve of a cell, and the line that closes it."""
+    """Measures of a cell, and the line that closes it."""
     at = {name: value for name, value in line["at"].items() if value is not None}
     where = {"kind": "measure", "run": line["run"], "task": line["task"], **at}
     headlines, key = line["headlines"], _key(line)
-    payloads = lines_of(headlines, {**dict.fromkeys(headlines), **line["result"]})
+    result = {name: value for name, value in line["result"].items() if name != "positions"}
+    payloads = lines_of(headlines, **dict.fromkeys(headlines) | result)
     shown = [{**where, **one, "cell": key} for one in payloads if "aside" not in one]
     shown[0] |= {one["metric"]: one["value"] for one in payloads if "aside" in one}
     yield from shown

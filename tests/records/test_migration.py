@@ -45,21 +45,19 @@ def test_schemes_of_a_quantisation_are_measures() -> None:
     assert (found.reason, len(run.measures)) == ("no", 5)
 
 
-def test_a_cell_with_its_result_is_measures_a_curve_and_a_closing_line() -> None:
+def test_a_cell_with_its_result_is_measures_and_a_closing_line() -> None:
     positions = [{"to": 1, "loss": 9.0, "cumulative": 9.0}, {"to": 8, "loss": 3, "cumulative": 4}]
     result = {"perplexity": 20.0, "loss": 3.0, "stride": 4, "positions": positions}
     lines = [*migrate_records.migrated([HEADER, _cell(result, "perplexity", "lost")])]
-    assert [line["kind"] for line in lines] == ["run", "measure", "measure", "curve", "cell"]
+    assert [line["kind"] for line in lines] == ["run", "measure", "measure", "cell"]
     (run,) = parse(lines).runs
     found = run.measure("perplexity", task="perplexity", length=8)
     assert found is not None
     assert (found.value, found.details["loss"], found.details["stride"]) == (20.0, 3.0, 4)
     assert run.value("loss", task="perplexity", length=8) is None
     assert run.select("lost")[0].value is None
-    (curve,) = run.payload("curve")
-    assert (curve["x"], curve["y"], curve["loss"]) == ([1, 8], [9.0, 4], [9.0, 3])
     (cell,) = run.cells
-    assert (cell["made"], cell["lines"], cell["cell"][-2:]) == (MADE, 3, "-1")
+    assert (cell["made"], cell["lines"], cell["cell"][-2:]) == (MADE, 2, "-1")
 
 
 def test_documents_of_a_cell_are_measures_on_the_scale_of_the_loss() -> None:

@@ -25,12 +25,12 @@ HOSTILE = "<script>alert(1)</script>"
 def _cell(run: str, task: str, at: dict, result: dict, headline: str) -> list[dict]:
     dimensions = {"scaling": "none", **{name: x for name, x in at.items() if x is not None}}
     line = {"kind": "measure", "run": run, "task": task, **dimensions}
-    return [line | one for one in lines_of([headline], result) if "aside" not in one]
+    return [line | one for one in lines_of([headline], **result) if "aside" not in one]
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Two seeds of one arm and one of another: passkey at two depths, perplexity with a curve."""
+    """Two seeds of one arm and one of another: passkey at two depths, and perplexity."""
     lines = []
     for run, preset, seed, shift in (
         ("a0", "coca", 0, 0.0),
@@ -43,8 +43,7 @@ def path(tmp_path: Path) -> Path:
                 result = {"accuracy": 0.2 + 0.4 * depth + shift, "low": 0.1, "high": 0.9}
                 at = {"length": length, "depth": depth}
                 lines.extend(_cell(run, "passkey", at, {**result, "trials": 5}, "accuracy"))
-            positions = [{"to": n, "cumulative": 5 - shift - n / 99} for n in (1, 2, length - 1)]
-            result = {"perplexity": 30.0 + length, "positions": positions}
+            result = {"perplexity": 30.0 + length}
             for scaling, factor in (("none", None), ("ntk", 2.0)):
                 at = {"length": length, "longest": 256, "scaling": scaling, "factor": factor}
                 lines.extend(_cell(run, "perplexity", at, result, "perplexity"))
@@ -57,7 +56,7 @@ def _figures(page, kind):
     return [f for f in payload(render(page))["figures"].values() if f["data"][0]["type"] == kind]
 
 
-def test_the_page_has_tables_and_the_curve(path):
+def test_the_page_has_tables_and_curves_by_length(path):
     page = page_of(load(path))
     text = shown(page)
     assert "ntk × 2 accuracy" not in text
@@ -66,15 +65,13 @@ def test_the_page_has_tables_and_the_curve(path):
     assert "158 ± 0" in text
     assert HOSTILE not in own(render(page))
     assert 'id="comparison"' not in render(page)  # nothing of it was measured
-    accuracy, perplexity, curve = _figures(page, "scatter")
+    accuracy, perplexity = _figures(page, "scatter")
     assert len(accuracy["data"]) == 2  # models
     assert accuracy["data"][0]["x"] == [128, 256]
     assert accuracy["data"][0]["y"] == pytest.approx([0.5, 0.5])  # over depths and seeds
     scalings = [(x["legendgroup"], x["line"]["dash"]) for x in perplexity["data"]]
     assert [dash for _, dash in scalings] == ["solid", "dot"] * 2
     assert "Solid: none; dotted: ntk × 2." in text
-    assert curve["data"][0]["x"] == [1, 2, 255]
-    assert curve["data"][0]["y"][0] == pytest.approx(5 - 0.1 - 1 / 99)
 
 
 def test_texts_chosen_by_another_longest_length_have_a_row_of_their_own():

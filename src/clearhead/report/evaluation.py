@@ -138,7 +138,6 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
             if metrics := tasks(labelled).get(task):
                 blocks += [tag, *(table(labelled, task, metric) for metric in metrics)]
                 blocks.append(_by_length(labelled, looks, task, metrics[0]))
-                blocks.append(figures.loss_by_position(labelled, looks, task, scaling=PLAIN))
         yield Section(
             name=f"evaluation-{task}",
             title=f"Evaluation: {task}",

@@ -1,10 +1,8 @@
 """Charts of several arms: over training, over length and over layers."""
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any, Literal
 
 from clearhead.records.runs import Records
@@ -113,33 +111,6 @@ def by_length(
         size=8,
         note=note,
         mark=(trained, "trained at this length") if trained else None,
-    )
-
-
-def loss_by_position(records: Records, looks: Looks, task: str, scaling: str) -> Panel | None:
-    """The mean loss up to each position of the longest texts, a line a model."""
-    curves: Curves = {}
-    for arm in records.arms():
-        found: dict[int, list[float]] = defaultdict(list)
-        for run in records.of(arm):
-            longest = max(
-                reversed(run.payload("curve", curve="cumulative_loss", task=task, scaling=scaling)),
-                key=lambda curve: curve.get("length", 0),
-                default={"x": (), "y": ()},
-            )
-            for x, y in zip(longest["x"], longest["y"], strict=True):
-                found[x] += [] if y is None else [y]
-        curves[arm, ""] = [(x, fmean(ys), None) for x, ys in sorted(found.items()) if ys]
-    return chart(
-        "Loss of growing contexts",
-        curves,
-        looks,
-        "tokens of context, up to (log scale)",
-        "cumulative loss (nats a token)",
-        across="log",
-        size=6,
-        note="Without scaling; every position counts alike, whatever the number of tokens there.",
-        described="cumulative loss by position",
     )
 
 
