@@ -13,8 +13,7 @@ from clearhead.records.jsonl import append
 from clearhead.records.loading import parse
 from clearhead.report import load, page_of, render, write_page
 from clearhead.report.evaluation import numbers, scaling_name, setting, tables
-from clearhead.report.pivots import difference_of
-from clearhead.report.pivots import found as of_arm
+from clearhead.report.pivots import Quantity, difference_of
 from clearhead.report.statistics import Verdict
 
 from .conftest import own, payload, printed, shown
@@ -139,7 +138,8 @@ def test_the_error_of_drawing_keys_is_in_the_interval_where_records_have_them(tm
     half = scipy.stats.t.ppf(0.975, degrees) * (0.01 / 3 + keys) ** 0.5
     assert found[True] == pytest.approx(half, rel=1e-6)
     records = load(_retrieval(tmp_path, True))
-    arms = [of_arm(records, one, lambda run: run.select("accuracy")) for one in records.arms()]
+    accuracy = Quantity("", metric="accuracy", pooled=True)
+    arms = [accuracy.found(records, one) for one in records.arms()]
     percent = difference_of(*arms[::-1], scale=100)
     assert percent is not None
     assert percent.decidable == pytest.approx(100 * half, rel=1e-6)

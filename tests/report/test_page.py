@@ -32,7 +32,7 @@ def test_a_whole_page(fake: Fake, tmp_path: Path) -> None:
     write_page(page_of(records), path)
     page = path.read_text(encoding="utf-8")
     text = own(page)
-    for section in ("comparison", "training", "lengths", "first-token", "layers"):
+    for section in ("comparison", "training", "lengths", "internals"):
         assert f'<section id="{section}">' in text
     assert "<h1>transformer, differential and softmax1</h1>" in text
     assert "This run" in text

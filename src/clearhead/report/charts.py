@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from clearhead.records.runs import INPUT
 from clearhead.report import style
 from clearhead.report.page import Panel
-from clearhead.report.statistics import Summary
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -24,11 +23,6 @@ TICKS = 12  # layers or heads that an axis names
 # By the names of plotly, and by those of people.
 DASHES = {"solid": "solid", "dot": "dotted", "dash": "dashed", "longdash": "in long dashes"}
 _MUTED = {"color": style.MUTED[0]}
-
-
-def points_of(summaries: Mapping[Any, Summary | None]) -> list[Point]:
-    """The points of a line, where there are numbers."""
-    return [(x, one.mean, one.deviation) for x, one in summaries.items() if one is not None]
 
 
 def with_map(arm: str, name: str) -> str:

@@ -3,20 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from clearhead.records.runs import Measure, Records, Run
+from clearhead.records.runs import Records
 from clearhead.report import figures, heatmaps, made, narrative, style
-from clearhead.report.diagnosis import outlier
-from clearhead.report.heatmaps import SHARE
+from clearhead.report.costs import add_costs
 from clearhead.report.page import Page, Panel, section
 from clearhead.report.pivots import (
+    SHARE,
     Entry,
     Heading,
     Pivot,
     Quantity,
-    at,
     build,
     by_arm,
-    in_header,
 )
 
 TITLE = "Defects of the Transformer, and what repairs them"
@@ -56,13 +54,13 @@ BASE, SHAPED, ALIBI, COCA = "transformer", "sas-p", "alibi", "coca"
 PARAMETERS = Quantity(
     "parameters",
     note="M",
-    read=in_header("parameters"),
+    metric="parameters",
     scale=1e-6,
     judged=False,
     write=style.number,
 )
 SINK = [
-    Quantity(title, note=note, read=at(metric, map="softmax"), write=style.percent)
+    Quantity(title, note=note, metric=metric, at={"map": "softmax"}, write=style.percent)
     for title, note, metric in (
         ("weight on the first token", "", MASS),
         ("weight on no token", "", "null_mass"),
@@ -109,15 +107,14 @@ def page(parts: Parts) -> Page:
         narrative.answer(
             lengths,
             f"Perplexity at {longest:,} tokens, after training at {trained or 0:,}",
-            at("perplexity", length=longest),
+            Quantity("", metric="perplexity", at={"length": longest}),
             words=better,
         ),
-        narrative.answer(blocks, "Perplexity", at("perplexity", length=trained), words=better),
+        narrative.answer(blocks, "Perplexity", _perplexity(blocks), words=better),
         narrative.answer(
             parts.sinks,
             "Weight on the first token",
-            at(MASS, map="softmax"),
-            style.percent,
+            Quantity("", metric=MASS, at={"map": "softmax"}, write=style.percent),
             words=("less", "more"),
         ),
     ]
@@ -153,31 +150,25 @@ def _own_legend(panel: Panel | None) -> Panel | None:
 
 
 def _perplexity(records: Records) -> Quantity:
-    return Quantity("perplexity", read=at("perplexity", length=records.sequence_length()))
+    return Quantity("perplexity", metric="perplexity", at={"length": records.sequence_length()})
 
 
 def _by_length(records: Records) -> Iterator[Quantity]:
     for length in records.dimension("perplexity", "length", task=None):
-        yield Quantity(f"{length:,}", note="tokens", read=at("perplexity", length=length))
-
-
-def _added(run: Run) -> list[Measure]:
-    """The share that 8 bits add to perplexity."""
-    full, coarse = run.value("perplexity"), run.value("perplexity", scheme=COARSE)
-    if full is None or coarse is None:
-        return []
-    return [Measure(metric="added", value=coarse / full - 1)]
+        yield Quantity(f"{length:,}", note="tokens", metric="perplexity", at={"length": length})
 
 
 def _bits(parts: Parts) -> Pivot | None:
     """Outliers and what 8 bits cost, of each model by its diagnosis and its quantisation."""
     columns = [
         replace(SINK[-1], title="first token a sink"),
-        Quantity("largest hidden number", note="in medians", read=outlier),
-        Quantity("perplexity", note="full precision", read=at("perplexity")),
-        Quantity("in 8 bits", note="a scale a tensor", read=at("perplexity", scheme=COARSE)),
-        Quantity("change", read=_added, write=style.percent),
+        Quantity("largest hidden number", note="in medians", metric="outlier"),
+        Quantity("perplexity", note="full precision", metric="perplexity"),
+        Quantity("in 8 bits", note="a scale a tensor", metric="perplexity", at={"scheme": COARSE}),
+        Quantity("change", metric="cost", at={"scheme": COARSE}, write=style.percent),
     ]
+    for run in parts.all.runs:
+        add_costs(run)
     studies: dict[str, list[Records]] = {}
     for records in (parts.bits, *parts.pretrained):
         for arm in records.arms():

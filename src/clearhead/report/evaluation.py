@@ -10,12 +10,12 @@ from statistics import fmean
 from typing import Any
 
 from clearhead.errors import NOT_FINITE
-from clearhead.records.runs import Measure, Records, Run
+from clearhead.records.frame import frame
+from clearhead.records.runs import Records
 from clearhead.report import figures, narrative, style
-from clearhead.report.charts import Curves, Looks
+from clearhead.report.charts import Looks
 from clearhead.report.page import Block, Panel, Section
-from clearhead.report.pivots import Entry, Found, Heading, Pivot, build, by_seed, entry
-from clearhead.report.statistics import summarize
+from clearhead.report.pivots import Entry, Found, Heading, Pivot, Quantity, build, by_seed, entry
 
 PLAIN = "none"  # the scaling that a curve shows
 FEW = 3  # models whose scalings a chart by length shows too
@@ -159,16 +159,16 @@ def numbers(records: Records, task: str) -> str:
     labelled = records.labelled(records.labels()[0])
     metric = next(iter(tasks(labelled).get(task, ())), "")
     longest = max(labelled.dimension(metric, "length", task=task), default=None)
-    where = {"task": task} if longest is None else {"task": task, "length": longest}
-
-    def read(run: Run) -> list[Measure]:
-        ones = run.select(metric, **where)
-        return [one for one in ones if one.dimensions.get("scaling", PLAIN) == PLAIN]
-
+    where: dict[str, Any] = {"task": task} if longest is None else {"task": task, "length": longest}
+    where["scaling"] = PLAIN if labelled.dimension(metric, "scaling", **where) else None
     words = metric.replace("_", " ") + ("" if task == metric else f" of {task}")
     at = f" at {longest:,} tokens" if longest else ""
     text = narrative.text_in_words(labelled) if task in _READ else ""
-    return narrative.answer(labelled, f"{words[:1].upper()}{words[1:]}{at}{text}", read)
+    return narrative.answer(
+        labelled,
+        f"{words[:1].upper()}{words[1:]}{at}{text}",
+        Quantity("", metric=metric, at=where, pooled=True),
+    )
 
 
 def setting(dimensions: Mapping[str, Any], *, by_depth: bool = False, longest: bool = False) -> str:
@@ -193,24 +193,18 @@ def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel 
 
     Of many models only what was measured without scaling: more lines could not be told apart.
     """
-    few, texts = len(records.arms()) <= FEW, records.dimension(metric, "longest", task=task)
-    together: Places = {}
-    for (arm, words, length), measures in places_of(records, task, metric).items():
-        name = words.partition(",")[0]
-        of_text = len(texts) < 2 or f"longest {texts[-1]:g}" in words
-        if of_text and (few or name == PLAIN):
-            place = together.setdefault((arm, name, length), {})
-            for seed, ones in measures.items():
-                place.setdefault(seed, []).extend(ones)
-    if len({length for *_, length in together}) < 2:
+    rows = frame({"": records}, metric)
+    rows = rows[(rows["task"] == task) & rows["length"].notna()]
+    if rows["longest"].nunique() > 1:
+        rows = rows[rows["longest"] == rows["longest"].max()]
+    rows = rows.assign(line=[scaling_name(one.dimensions) for one in rows["measure"]])
+    few = len(records.arms()) <= FEW
+    rows = rows if few else rows[rows["line"] == PLAIN]
+    if rows["length"].nunique() < 2:
         return None
-    curves: Curves = {}
-    for (arm, name, length), measures in together.items():
-        if over := summarize(by_seed(_finite(measures))):
-            curves.setdefault((arm, name), []).append((length, over.mean, over.deviation))
+    curves = figures.curves(records, figures.finite(rows), "length", "line")
     words = metric.replace("_", " ")
     title = f"{words[:1].upper()}{words[1:]} by length of text"
-    curves = {place: sorted(points) for place, points in curves.items()}
     return figures.by_length(
         records, looks, curves, title, words, "" if few else "Without scaling."
     )

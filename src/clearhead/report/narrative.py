@@ -1,11 +1,11 @@
 """Sentences of a page: plain text built from the records, not yet escaped."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from clearhead.records.runs import Records, Run
 from clearhead.report import style
 from clearhead.report.page import Tag
-from clearhead.report.pivots import Read, at, by_seed, entry, found, no_seed_varies, seeds_in_words
+from clearhead.report.pivots import Quantity, by_seed, entry, no_seed_varies, read, seeds_in_words
 from clearhead.report.statistics import LEVEL, Difference, Verdict, compare, summarize
 from clearhead.report.verdicts import holds
 
@@ -57,8 +57,7 @@ def _tag(label: str, records: Records) -> Tag:
 def answer(
     records: Records,
     what: str,
-    read: Read,
-    write: Callable[[float], str] = style.number,
+    quantity: Quantity,
     *,
     words: tuple[str, str] | None = None,
     threshold: float = LEVEL,
@@ -79,9 +78,10 @@ def answer(
         more: the end of the sentence.
     """
     parts, alone = [], alone * (len(records.arms()) == 1)
+    write = quantity.write or style.number
     for label in records.labels():
         labelled = records.labelled(label)
-        every = {arm: found(labelled, arm, read) for arm in labelled.arms()}
+        every = {arm: quantity.found(labelled, arm) for arm in labelled.arms()}
         values = {arm: by_seed(ones) for arm, ones in every.items() if ones}
         means = {arm: sum(ones) / len(ones) for arm, ones in values.items()}
         reference = next(iter(labelled.arms()), "")
@@ -124,23 +124,19 @@ def lead(records: Records, threshold: float) -> list[str]:
     if not records.runs:
         return ["There are no records yet."]
 
-    def perplexity(run: Run) -> Sequence:  # of the length of training
-        return at("perplexity", length=run.sequence_length)(run)
-
     first = records.labelled(records.labels()[0]).on_one_device()
     said = (
         answer(
             records,
             "Validation perplexity",
-            perplexity,
+            Quantity("", metric="trained perplexity"),
             words=("better", "worse"),
             threshold=threshold,
         ),
         answer(
             first,
             "Training speed in tokens/s",
-            at("tokens_per_second"),
-            style.count,
+            Quantity("", metric="tokens_per_second", write=style.count),
             words=("slower", "faster"),
             threshold=threshold,
         ),
@@ -191,7 +187,8 @@ def _named(arms: Sequence[str]) -> str:
 
 
 def _hardly_learnt(run: Run) -> bool:
-    value = run.value("perplexity", length=run.sequence_length)
+    perplexity = read(run, "trained perplexity")
+    value = None if perplexity is None else perplexity.value
     return None not in (run.vocabulary, value) and (value or 0.0) ** 2 > (run.vocabulary or 0)
 
 

@@ -1,7 +1,7 @@
 """The generic table: arms and dimensions, over seeds, with mean, interval and verdict."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
 from typing import Any, TypeVar
@@ -12,7 +12,6 @@ from clearhead.report import style
 from clearhead.report.statistics import (
     Component,
     Difference,
-    Summary,
     Verdict,
     alike_trials,
     compare,
@@ -22,7 +21,6 @@ from clearhead.report.statistics import (
 )
 from clearhead.report.verdicts import interval_in_words
 
-Read = Callable[[Run], Sequence[Measure]]
 Found = dict[int, list[Measure]]  # by seed, those with a value
 R = TypeVar("R")
 C = TypeVar("C")
@@ -93,44 +91,63 @@ class Quantity(Heading):
     """A number of every run under its heading, shown as value × scale.
 
     Attributes:
-        by_map: a metric that has a number for each attention map; `read` is then not used.
+        metric, at: the measure at exactly these dimensions, or one of `DERIVED`; "layer" may be
+            "first" or "last".
+        by_map: it has a number for each attention map.
+        pooled: the mean over all other dimensions is meant.
         judged: whether a difference to the reference is a result.
         one_device: whether runs on other devices than most do not count.
     """
 
-    read: Read = lambda run: ()
+    metric: str = ""
+    at: Mapping[str, Any] = field(default_factory=dict)
     scale: float = 1.0
     write: Callable[[float], str] | None = None
-    by_map: str = ""
+    by_map: bool = False
+    pooled: bool = False
     judged: bool = True
     one_device: bool = False
+
+    def found(self, records: Records, arm: str) -> Found:
+        """The measures of an arm that have a value, by seed."""
+        if not self.pooled:
+            return found(records, arm, self.metric, **self.at)
+        measures = ((run.seed, run.select(self.metric, **self.at)) for run in records.of(arm))
+        valued = ((seed, [one for one in ones if one.value is not None]) for seed, ones in measures)
+        return {seed: ones for seed, ones in valued if ones}
 
     def entries(self, records: Records, arm: str, reference: str) -> tuple[Entry, ...]:
         """The cell of an arm; empty where nothing was recorded."""
         if not self.by_map:
-            return self._entries(records, arm, reference, [self.read])
+            return self._entries(records, arm, reference, [self.at])
         cell: tuple[Entry, ...] = ()
-        for name in records.dimension(self.by_map, "map", arm):
+        for name in records.dimension(self.metric, "map", arm):
             # Maps that plain attention lacks are held against its only one.
-            reads = [at(self.by_map, map=one) for one in (name, "softmax")]
+            ats = [{**self.at, "map": one} for one in (name, "softmax")]
             shown = "" if name == "softmax" else name
-            cell += self._entries(records, arm, reference, reads, shown)
+            cell += self._entries(records, arm, reference, ats, shown)
         return cell
 
     def _entries(
-        self, records: Records, arm: str, reference: str, reads: Sequence[Read], name: str = ""
+        self,
+        records: Records,
+        arm: str,
+        reference: str,
+        ats: Sequence[Mapping[str, Any]],
+        name: str = "",
     ) -> tuple[Entry, ...]:
         alike = records.on_one_device() if self.one_device else records
-        mine, theirs = found(alike, arm, reads[0]), Found()
+        mine, theirs = found(alike, arm, self.metric, **ats[0]), Found()
         if not mine:
-            lines = [one for run in records.of(arm) for one in reads[0](run)]
-            reasons = [str(one.reason) for one in lines if one.reason]
-            if any(one.value is not None for one in lines):
+            lines = [read(run, self.metric, **ats[0]) for run in records.of(arm)]
+            known = [one for one in lines if one is not None]
+            reasons = [str(one.reason) for one in known if one.reason]
+            if any(one.value is not None for one in known):
                 reasons = ["trained on another device"]
-            text = NOT_FINITE if any(one.not_finite for one in lines) else "none"
+            text = NOT_FINITE if any(one.not_finite for one in known) else "none"
             return (Entry(text, name, note=reasons[0]),) if reasons else ()
         if self.judged and arm != reference:
-            sides = (found(alike, reference, one) for one in reads)
+            sides = (found(alike, reference, self.metric, **at) for at in ats)
             theirs = next(filter(None, sides), Found())
         shown = entry(
             mine,
@@ -143,56 +160,53 @@ class Quantity(Heading):
         return (replace(shown, name=name),)
 
 
-def at(metric: str, **dimensions: Any) -> Read:
-    """Read the measure at exactly these dimensions."""
-
-    def read(run: Run) -> list[Measure]:
-        measure = run.measure(metric, **dimensions)
-        return [] if measure is None else [measure]
-
-    return read
+def _outlier(run: Run) -> float | None:
+    top, median = run.value("hidden_top_1"), run.value("hidden_median")
+    return None if top is None or not median else top / median
 
 
-def at_end(metric: str, *, first: bool = False) -> Read:
-    """Read the measure of a model's last layer, or of its first."""
+def _outlier_channels(run: Run) -> float | None:
+    """None where no hidden states were measured."""
+    lines = run.payload("channel")
+    measured = lines or run.measure("hidden_top_1") is not None
+    return float(lines[0]["of"] if lines else 0) if measured else None
 
-    def read(run: Run) -> list[Measure]:
+
+def _sink(run: Run) -> float | None:
+    """Of the difference of maps, where a model has one."""
+    values = (run.value(SHARE, map=name) for name in ("difference", "softmax"))
+    return next((one for one in values if one is not None), None)
+
+
+SHARE = "first_token_argmax_share"
+DERIVED: dict[str, Callable[[Run], float | None]] = {
+    "parameters": lambda run: run.header.get("parameters"),
+    "non_embedding_parameters": lambda run: run.header.get("non_embedding_parameters"),
+    "trained perplexity": lambda run: run.value("perplexity", length=run.sequence_length),
+    "outlier": _outlier,
+    "outlier_channels": _outlier_channels,
+    "sink": _sink,
+}
+"""Numbers of a run that are no single measure: of its header, or made of several measures."""
+
+
+def read(run: Run, metric: str, **at: Any) -> Measure | None:
+    """The measure at exactly these dimensions, or one of `DERIVED`; the "layer" may be "first" or
+    "last"."""
+    if metric in DERIVED:
+        value = DERIVED[metric](run)
+        return None if value is None else Measure(metric=metric, value=float(value))
+    if at.get("layer") in ("first", "last"):
         layers = [one for one in run.select(metric) if "layer" in one.dimensions]
-        by_layer = sorted(layers, key=lambda one: one.dimensions["layer"])
-        return by_layer[:1] if first else by_layer[-1:]
-
-    return read
-
-
-def in_header(name: str) -> Read:
-    """Read a number of the run's header."""
-
-    def read(run: Run) -> list[Measure]:
-        value = run.header.get(name)
-        return [] if value is None else [Measure(metric=name, value=float(value))]
-
-    return read
+        end = min if at["layer"] == "first" else max
+        return end(layers, key=lambda one: one.dimensions["layer"], default=None)
+    return run.measure(metric, **at)
 
 
-def found(records: Records, arm: str, read: Read) -> Found:
+def found(records: Records, arm: str, metric: str, **at: Any) -> Found:
     """The measures of an arm that have a value, by seed."""
-    by_seed = {
-        run.seed: [one for one in read(run) if one.value is not None] for run in records.of(arm)
-    }
-    return {seed: measures for seed, measures in by_seed.items() if measures}
-
-
-def summary(records: Records, arm: str, metric: str, **dimensions: Any) -> Summary | None:
-    """Mean and spread over seeds; None where no seed has the measure."""
-    return summarize(list(records.values(arm, metric, **dimensions).values()))
-
-
-def along(
-    records: Records, arm: str, metric: str, name: str, **fixed: Any
-) -> dict[Any, Summary | None]:
-    """The summaries of an arm at every value that dimension `name` takes."""
-    places = records.dimension(metric, name, arm, **fixed)
-    return {one: summary(records, arm, metric, **{name: one}, **fixed) for one in places}
+    measures = ((run.seed, read(run, metric, **at)) for run in records.of(arm))
+    return {seed: [one] for seed, one in measures if one is not None and one.value is not None}
 
 
 def entry(

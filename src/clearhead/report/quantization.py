@@ -6,11 +6,11 @@ from statistics import fmean
 
 from clearhead.errors import ClearheadError
 from clearhead.records.runs import Records, Run
-from clearhead.report import made, narrative, style
-from clearhead.report.charts import Curves, Looks, chart, points_of
+from clearhead.report import figures, made, narrative, style
+from clearhead.report.charts import Curves, Looks, chart
 from clearhead.report.costs import add_costs, all_noise, four_digits
 from clearhead.report.page import Block, Page, Title, section
-from clearhead.report.pivots import Entry, Heading, Pivot, Quantity, at, build, summary
+from clearhead.report.pivots import Entry, Heading, Pivot, Quantity, build
 from clearhead.report.verdicts import verdict_in_words
 
 ROTATED = "hadamard-"
@@ -127,14 +127,14 @@ def results(records: Records) -> Pivot | None:
 
     def fill(scheme: str | None, column: tuple[str, str]) -> tuple[Entry, ...]:
         arm, metric = column
-        quantity = Quantity("", read=at(metric, scheme=scheme), write=style.percent)
+        quantity = Quantity("", metric=metric, at={"scheme": scheme}, write=style.percent)
         entries = quantity.entries(records, arm, reference)
         if metric != "cost":
             return entries
         if entries and all_noise(records, arm, str(scheme)):
             entries = tuple(replace(one, text=f"{one.text}, noise") for one in entries)
-        read = Quantity("", read=at("perplexity", scheme=scheme), write=four_digits, judged=False)
-        found = read.entries(records, arm, reference)
+        plain = replace(quantity, metric="perplexity", write=four_digits, judged=False)
+        found = plain.entries(records, arm, reference)
         return (*entries, *(replace(one, name="perplexity") for one in found))
 
     return build("cost of schemes", rows, columns, fill, corner="scheme")
@@ -150,15 +150,15 @@ def _verdict(records: Records, threshold: float) -> str:
             costs[scheme] = {arm: fmean(ones) for arm, ones in values.items()}
     if not costs:
         what = f"Perplexity{text} in full precision"
-        said = narrative.answer(records, what, at("perplexity"), four_digits)
+        said = narrative.answer(records, what, Quantity("", metric="perplexity", write=four_digits))
         return said or "No perplexity could be measured in full precision."
     ends = [pick(costs, key=lambda one: max(costs[one].values())) for pick in (max, min)]
     sentences = [_less(records, costs, threshold)] if len(arms) == 2 else []
     for scheme in dict.fromkeys(ends):
-        what, read = f"Rise of perplexity{text} under {scheme}", at("cost", scheme=scheme)
-        sentences.append(
-            narrative.answer(records, what, read, style.percent, alone=f"{what}: {{}}", errors=True)
-        )
+        what = f"Rise of perplexity{text} under {scheme}"
+        cost = Quantity("", metric="cost", at={"scheme": scheme}, write=style.percent)
+        alone = f"{what}: {{}}"
+        sentences.append(narrative.answer(records, what, cost, alone=alone, errors=True))
     return " ".join(sentences)
 
 
@@ -171,7 +171,7 @@ def _less(records: Records, costs: dict[str, dict[str, float]], threshold: float
     points = 100 * (costs[scheme][other] - costs[scheme][winner])
     if points < 1e-9:
         return f"{first} and {second} lose alike."
-    cost = Quantity("", read=at("cost", scheme=scheme), scale=100)
+    cost = Quantity("", metric="cost", at={"scheme": scheme}, scale=100)
     difference = cost.entries(records, second, first)[0].difference
     words = verdict_in_words(difference, threshold) if difference else ""
     return (
@@ -239,11 +239,13 @@ def _missing(records: Records, arm: str, bits: dict[int, str]) -> bool:
 
 def _curves(records: Records, bits: dict[int, str]) -> Curves:
     """Mean perplexity by bits, full precision first; no line where nothing else was measured."""
-    curves: Curves = {}
-    for arm in records.arms():
-        over = {FULL: summary(records, arm, "perplexity")}
-        for one in sorted(bits, reverse=True):
-            over[f"{one:g}"] = summary(records, arm, "perplexity", scheme=bits[one])
-        points = points_of(over)
-        curves[arm, ""] = points if any(tick != FULL for tick, *_ in points) else []
-    return curves
+    ticks: dict[str | None, str] = {None: FULL}
+    ticks |= {bits[one]: f"{one:g}" for one in sorted(bits, reverse=True)}
+    rows = figures.numbers(records, "perplexity", "scheme")
+    rows = rows.assign(tick=[ticks.get(one.dimensions.get("scheme")) for one in rows["measure"]])
+    order = [*ticks.values()].index
+    return {
+        place: sorted(points, key=lambda point: order(point[0]))
+        for place, points in figures.curves(records, rows, "tick").items()
+        if any(tick != FULL for tick, *_ in points)
+    }
