@@ -190,7 +190,7 @@ def test_one_model_from_elsewhere(tmp_path):
     assert '<p class="lead">Perplexity at 256 tokens: llama 30.0.' in text
     assert "was trained" not in text
     assert HOSTILE not in text
-    assert "in bfloat16, with seed 7, 8,192 tokens together" in text
+    assert "<dt>computed in</dt><dd>bfloat16</dd>" in text
     assert "torch 2.99" in text
 
 
@@ -311,3 +311,19 @@ def test_a_headline_names_its_text():
     assert " on books.jsonl (held-out part): a 20.8; b 23.0." in numbers(records, "perplexity")
     (pivot,) = tables(parse(_given({"a": LOSSES["a"]}, data=data)), "a")
     assert pivot.rows[0].group == "perplexity on books.jsonl (held-out part)"
+
+
+def test_an_interval_of_shares_ends_at_0_and_1() -> None:
+    for metric, items, ends in (
+        ("forced_tokens", [0.0, 0.0, 0.0, 0.2], (0.0, 0.21)),
+        ("forced_tokens", [1.0, 1.0, 1.0, 0.8], (0.79, 1.0)),
+        ("loss", [0.0, 0.0, 0.0, 0.2], (-0.11, 0.21)),
+    ):
+        result = {metric: sum(items) / 4, f"{metric}_by_item": items}
+        (line,) = lines_of([metric], **result)
+        assert line["interval"] == pytest.approx(ends, abs=0.005)
+
+
+def test_a_row_does_not_say_that_demonstrations_are_in_random_order() -> None:
+    assert setting({"shots": "fill", "order": "random", "length": 8}) == "none, shots fill"
+    assert setting({"order": "alternating"}) == "none, order alternating"

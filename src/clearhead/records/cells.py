@@ -116,11 +116,20 @@ def _is_number(value: object) -> bool:
 def _interval(
     metric: str, items: Sequence[float], centre: float, of_items: OfItems
 ) -> intervals.Interval | None:
-    """The interval of items; a perplexity's is made on the scale of the loss, of `FEWEST` items."""
+    """The interval of items; a perplexity's is made on the scale of the loss, of `FEWEST` items,
+    and that of a share ends at 0 and 1."""
     interval = of_items(items, centre)
-    if metric != "perplexity" or interval is None:
-        return interval
-    return intervals.on_log_scale(interval, centre) if len(items) >= FEWEST else None
+    if interval is None:
+        return None
+    if metric == "perplexity":
+        return intervals.on_log_scale(interval, centre) if len(items) >= FEWEST else None
+    if of_items is intervals.of_items and "loss" not in metric and _are_shares(items):
+        return max(0.0, interval[0]), min(1.0, interval[1])
+    return interval
+
+
+def _are_shares(items: Sequence[float]) -> bool:
+    return all(0 <= one <= 1 for one in items)
 
 
 def _value(value: Any) -> Line:

@@ -6,7 +6,7 @@ from records passes through `style.plain`, and never enters a hover template.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle, pairwise
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from clearhead.records.runs import INPUT
@@ -241,12 +241,3 @@ def heads_map(cells: Mapping[tuple[int, int], float], largest: float) -> "go.Fig
     figure.update_xaxes(showgrid=False, tickvals=some_of(columns))
     figure.update_yaxes(showgrid=False, tickvals=some_of(rows), autorange="reversed")
     return figure
-
-
-def where_reached(curve: Sequence[tuple[float, float]], x: float) -> float | None:
-    """The y at which a curve first comes down to `x`; None where it starts below."""
-    for (before, old), (after, new_) in pairwise(curve):
-        if after <= x <= before:
-            part = 0.0 if before == after else (before - x) / (before - after)
-            return old + part * (new_ - old)
-    return None

@@ -1,6 +1,6 @@
 """The page of a comparison: cost and perplexity first, what models do inside folded below."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 from clearhead.records.runs import Records
@@ -8,16 +8,16 @@ from clearhead.report import (
     evaluation,
     figures,
     made,
-    milestones,
     narrative,
     quantization,
     style,
 )
 from clearhead.report.costs import add_costs, four_digits
-from clearhead.report.page import Block, Page, Section, section
+from clearhead.report.milestones import at_equal_loss
+from clearhead.report.narrative import Maker
+from clearhead.report.page import Page, Section, section
 from clearhead.report.pivots import Pivot, Quantity, by_arm
 
-Made = Block | list[Block] | None
 _FIRST_TOKEN = "First token’s attention"
 CAPTION = (
     "Mean ± standard deviation over seeds; below it the difference to the first row where its 95 % "
@@ -69,58 +69,30 @@ def page(records: Records, title: str) -> Page:
     )
 
     def show(
-        name: str,
-        title: str,
-        caption: str,
-        *makers: Callable[[Records], Made],
-        answer: str = "",
-        folded: bool = True,
+        name: str, title: str, caption: str, *makers: Maker, answer: str = "", folded: bool = False
     ) -> Section | None:
-        words = {"title": title, "caption": caption, "folded": folded}
-        return section(name, answer, each(records, *makers), **words)
+        blocks = narrative.each(records, *makers)
+        return section(name, answer, blocks, title=title, caption=caption, folded=folded)
 
     return built.with_sections(
-        show("comparison", "The comparison", CAPTION, comparison, folded=False)
-        if trained
-        else None,
+        show("comparison", "The comparison", CAPTION, comparison) if trained else None,
         show(
-            "training",
-            "Learning",
-            LEARNING,
+            *("training", "Learning", LEARNING),
             lambda mine: figures.loss(mine, looks, "tokens"),
             lambda mine: figures.loss(mine, looks, "seconds"),
-            folded=False,
         ),
         show(
-            "lengths",
-            "Texts longer than in training",
-            LENGTHS + APART * apart,
+            *("lengths", "Texts longer than in training", LENGTHS + APART * apart),
             lambda mine: figures.perplexity_by_length(mine, looks),
-            folded=False,
         ),
         *evaluation.sections(records, looks),
-        show("bits", "What few bits cost", quantization.COSTS, _bits, folded=False)
+        show("bits", "What few bits cost", quantization.COSTS, _bits)
         if quantization.schemes(records)
         else None,
-        show("internals", "Inside the models", "", internals, answer=sink),
-        show(
-            "equal-loss",
-            "Outliers at equal loss",
-            EQUAL,
-            milestones.at_equal_loss,
-        ),
+        show("internals", "Inside the models", "", internals, answer=sink, folded=True),
+        show("equal-loss", "Outliers at equal loss", EQUAL, at_equal_loss, folded=True),
         made.section(records) if records.runs else None,
     )
-
-
-def each(records: Records, *makers: Callable[[Records], Made]) -> Iterator[Block]:
-    """The tables and figures of each set of records, under its mark."""
-    for tag, labelled in narrative.sets(records):
-        made = [make(labelled) for make in makers]
-        blocks = [
-            block for one in made if one for block in (one if isinstance(one, list) else [one])
-        ]
-        yield from [tag, *blocks] if blocks else []
 
 
 def chance(records: Records) -> str:

@@ -6,6 +6,7 @@ over seeds.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -14,7 +15,8 @@ from clearhead.records.frame import frame
 from clearhead.records.runs import Records
 from clearhead.report import figures, narrative, style
 from clearhead.report.charts import Looks
-from clearhead.report.page import Block, Panel, Section
+from clearhead.report.narrative import Maker
+from clearhead.report.page import Panel, Section
 from clearhead.report.pivots import Entry, Found, Heading, Pivot, Quantity, build, by_seed, entry
 
 PLAIN = "none"  # the scaling that a curve shows
@@ -132,19 +134,12 @@ def tables(records: Records, name: str) -> Iterator[Pivot]:
 def sections(records: Records, looks: Looks) -> Iterator[Section]:
     """A section for each task, over all sets of records."""
     caption = CAPTION.format(*(("", "") if records.given else SEEDS))
-    for task in tasks(records):
-        blocks: list[Block | None] = []
-        for tag, labelled in narrative.sets(records):
-            if metrics := tasks(labelled).get(task):
-                blocks += [tag, *(table(labelled, task, metric) for metric in metrics)]
-                blocks.append(_by_length(labelled, looks, task, metrics[0]))
-        yield Section(
-            name=f"evaluation-{task}",
-            title=f"Evaluation: {task}",
-            answer="",
-            caption=caption,
-            blocks=tuple(block for block in blocks if block is not None),
-        )
+    for task, metrics in tasks(records).items():
+        makers: list[Maker] = [partial(table, task=task, metric=one) for one in metrics]
+        makers.append(partial(_by_length, looks=looks, task=task, metric=metrics[0]))
+        blocks = tuple(narrative.each(records, *makers))
+        title = f"Evaluation: {task}"
+        yield Section(name=f"evaluation-{task}", title=title, caption=caption, blocks=blocks)
         caption = ""
 
 
@@ -177,7 +172,7 @@ def setting(dimensions: Mapping[str, Any], *, by_depth: bool = False, longest: b
     words = [
         f"{name} {value:g}" if isinstance(value, float | int) else f"{name} {value}"
         for name, value in dimensions.items()
-        if told.get(name, name not in _SILENT)
+        if told.get(name, name not in _SILENT) and (name, value) != ("order", "random")
     ]
     return ", ".join([scaling_name(dimensions), *words])
 

@@ -1,14 +1,15 @@
 """Sentences of a page: plain text built from the records, not yet escaped."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from clearhead.records.runs import Records, Run
 from clearhead.report import style
-from clearhead.report.page import Tag
+from clearhead.report.page import Block, Tag
 from clearhead.report.pivots import Quantity, by_seed, entry, no_seed_varies, read, seeds_in_words
 from clearhead.report.statistics import LEVEL, Difference, Verdict, compare, summarize
 from clearhead.report.verdicts import holds
 
+Maker = Callable[[Records], Block | None]
 MANY = 6  # arms: beyond, a sentence names the reference and the ends alone
 
 
@@ -44,6 +45,13 @@ def text_in_words(records: Records) -> str:
 def sets(records: Records) -> list[tuple[Tag, Records]]:
     """The records of each label under its mark."""
     return [(_tag(one, records.labelled(one)), records.labelled(one)) for one in records.labels()]
+
+
+def each(records: Records, *makers: Maker) -> Iterator[Block]:
+    """The tables and figures of each set of records, under its mark."""
+    for tag, labelled in sets(records):
+        blocks = [block for make in makers if (block := make(labelled)) is not None]
+        yield from [tag, *blocks] if blocks else []
 
 
 def _tag(label: str, records: Records) -> Tag:
