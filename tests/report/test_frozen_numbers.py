@@ -16,7 +16,7 @@ import pytest
 
 from clearhead.records.loading import load
 from clearhead.records.runs import Measure, Records, Run
-from clearhead.report.pivots import difference_of, found
+from clearhead.report.pivots import Quantity, difference_of
 from clearhead.report.statistics import summarize
 
 ROOT = Path(__file__).parents[2]
@@ -94,12 +94,8 @@ def sums_of(records: Records) -> dict[str, Sums]:
                     sums.add("means", key, over.mean, *_ends(over.interval), over.n)
                 if arm == reference:
                     continue
-                sides = [
-                    *(
-                        found(chosen, name, one.metric, **one.dimensions)
-                        for name in (arm, reference)
-                    )
-                ]
+                number = Quantity("", metric=one.metric, at=one.dimensions)
+                sides = [number.found(chosen, name) for name in (arm, reference)]
                 for name, relative in (("differences", False), ("ratios", True)):
                     other = difference_of(*sides, relative=relative, given=chosen.given)
                     if other is not None:

@@ -108,13 +108,24 @@ class Quantity(Heading):
     judged: bool = True
     one_device: bool = False
 
-    def found(self, records: Records, arm: str) -> Found:
-        """The measures of an arm that have a value, by seed."""
-        if not self.pooled:
-            return found(records, arm, self.metric, **self.at)
-        measures = ((run.seed, run.select(self.metric, **self.at)) for run in records.of(arm))
-        valued = ((seed, [one for one in ones if one.value is not None]) for seed, ones in measures)
-        return {seed: ones for seed, ones in valued if ones}
+    def measures(self, run: Run, at: Mapping[str, Any]) -> list[Measure]:
+        """Those of a run at `at`, missing values included."""
+        if self.pooled:
+            return run.select(self.metric, **at)
+        one = read(run, self.metric, **at)
+        return [] if one is None else [one]
+
+    def found(self, records: Records, arm: str, at: Mapping[str, Any] | None = None) -> Found:
+        """The measures of an arm that have a value, by seed; of a pooled number none where one of
+        its parts is not finite."""
+        at = self.at if at is None else at
+        lines = {run.seed: self.measures(run, at) for run in records.of(arm)}
+        if self.pooled and any(one.not_finite for ones in lines.values() for one in ones):
+            return {}
+        valued = {
+            seed: [one for one in ones if one.value is not None] for seed, ones in lines.items()
+        }
+        return {seed: ones for seed, ones in valued.items() if ones}
 
     def entries(self, records: Records, arm: str, reference: str) -> tuple[Entry, ...]:
         """The cell of an arm; empty where nothing was recorded."""
@@ -137,19 +148,19 @@ class Quantity(Heading):
         name: str = "",
     ) -> tuple[Entry, ...]:
         alike = records.on_one_device() if self.one_device else records
-        mine, theirs = found(alike, arm, self.metric, **ats[0]), Found()
+        mine, theirs = self.found(alike, arm, ats[0]), Found()
         if not mine:
-            lines = [read(run, self.metric, **ats[0]) for run in records.of(arm)]
-            known = [one for one in lines if one is not None]
+            known = [one for run in records.of(arm) for one in self.measures(run, ats[0])]
             reasons = [str(one.reason) for one in known if one.reason]
             if any(one.value is not None for one in known):
                 reasons = ["trained on another device"]
             text = NOT_FINITE if any(one.not_finite for one in known) else "none"
-            return (Entry(text, name, note=reasons[0]),) if reasons else ()
+            shown = reasons or ([""] if known and self.pooled else [])
+            return tuple(Entry(text, name, note=reason) for reason in shown[:1])
         if self.judged and arm != reference:
-            sides = (found(alike, reference, self.metric, **at) for at in ats)
+            sides = (self.found(alike, reference, at) for at in ats)
             theirs = next(filter(None, sides), Found())
-        shown = entry(
+        number = entry(
             mine,
             theirs,
             reference=reference,
@@ -157,7 +168,7 @@ class Quantity(Heading):
             write=self.write,
             given=records.given or no_seed_varies(records),
         )
-        return (replace(shown, name=name),)
+        return (replace(number, name=name),)
 
 
 def _outlier(run: Run) -> float | None:
@@ -201,12 +212,6 @@ def read(run: Run, metric: str, **at: Any) -> Measure | None:
         end = min if at["layer"] == "first" else max
         return end(layers, key=lambda one: one.dimensions["layer"], default=None)
     return run.measure(metric, **at)
-
-
-def found(records: Records, arm: str, metric: str, **at: Any) -> Found:
-    """The measures of an arm that have a value, by seed."""
-    measures = ((run.seed, read(run, metric, **at)) for run in records.of(arm))
-    return {seed: [one] for seed, one in measures if one is not None and one.value is not None}
 
 
 def entry(
