@@ -297,7 +297,7 @@ def test_models_without_seeds_differ_by_their_documents_and_no_seed_is_spoken_of
     assert "seed" not in own(render(page)).lower()
     trained = page_of(parse(_given(LOSSES, train={"tokens": 9})))
     assert trained.differences[0].interval is None
-    assert "One seed a model" in own(render(trained))
+    assert "one seed: undecided" in own(render(trained))
 
 
 def test_an_axis_of_accuracy_ends_at_1(path):

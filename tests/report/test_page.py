@@ -10,6 +10,7 @@ import pytest
 from clearhead.errors import ClearheadError
 from clearhead.records.jsonl import append
 from clearhead.report import load, narrative, page_of, render, write_page
+from clearhead.report.comparison import comparison
 from clearhead.report.page import embed
 
 from .conftest import own, payload, shown
@@ -66,17 +67,17 @@ def test_the_verdict_and_the_cost_come_before_the_internals(fake: Fake) -> None:
         assert section.folded == (section.name not in ("comparison", "training", "lengths"))
 
 
-def test_readers_are_warned_of_few_seeds_and_of_models_that_have_hardly_learnt(fake: Fake) -> None:
-    path = fake(steps=3, seeds=2, attention=False)
-    (warning,) = page_of(load(path)).warnings
-    assert "Two seeds" in warning
-    records = load(path)
+def test_rows_say_how_many_seeds_there_are_and_what_has_hardly_learnt(fake: Fake) -> None:
+    records = load(fake(steps=3, seeds=2, attention=False))
     for run in records.of("softmax1"):
         run.header["model"]["vocab_size"] = 1024  # whose root is 32, below perplexities of 39
-    _, hardly = page_of(records).warnings
-    assert hardly.startswith("Hardly learnt")
-    assert ": softmax1. " in hardly
-    assert page_of(load(fake("more.jsonl", steps=3, seeds=3, attention=False))).warnings == []
+    table = comparison(records)
+    assert table is not None
+    assert [row.note for row in table.rows] == [
+        "reference, 2 seeds",
+        "2 seeds",
+        "2 seeds, hardly learnt",
+    ]
 
 
 def test_nothing_is_asked_of_the_network(fake: Fake) -> None:

@@ -22,7 +22,9 @@ _FIRST_TOKEN = "First token’s attention"
 CAPTION = (
     "Mean ± standard deviation over seeds; below it the difference to the first row where its 95 % "
     "interval (Welch’s t) excludes zero, “alone” where it does not hold among all comparisons of "
-    "the page, else “undecided” with the smallest effect that these seeds could have decided."
+    "the page, else “undecided” with the smallest effect that these seeds could have decided. "
+    "Hardly learnt is a perplexity above the square root of the vocabulary: what mechanisms do in "
+    "trained models may not show yet. At the edge is the lowest or highest rate of those tried."
 )
 LEARNING = (
     "By tokens, a lower curve learns more from the same text; by time, it also pays for its own "
@@ -57,7 +59,6 @@ def page(records: Records, title: str) -> Page:
         kicker="clearhead report",
         records=records,
         judge=judge,
-        warnings=narrative.warnings(records),
     )
     looks = built.looks
     apart = any(run.header.get("documents") == "apart" for run in records.runs)

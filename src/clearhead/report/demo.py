@@ -97,7 +97,6 @@ def page(parts: Parts) -> Page:
         kicker="clearhead demo",
         records=parts.all,
         judge=lambda threshold: [LEAD, *filter(None, answers)],
-        warnings=narrative.warnings(parts.text),
     )
     lengths, blocks = (only(parts.text, BASE, *arms) for arms in ((ALIBI, COCA), (SHAPED,)))
     longest = max(lengths.dimension("perplexity", "length", task=None), default=0)

@@ -77,7 +77,6 @@ def page(records: Records, title: str) -> Page:
         records=records,
         judge=lambda threshold: _verdict(records),
         next=tuple(filter(None, (_next(records.of(arm)[0]) for arm in records.arms()))),
-        warnings=narrative.warnings(records),
     )
     looks = built.looks
     three = [by_arm(records, "three numbers", THREE, corner="", arms_across=True)]

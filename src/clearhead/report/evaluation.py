@@ -16,7 +16,7 @@ from clearhead.report import figures, narrative, style
 from clearhead.report.charts import Looks
 from clearhead.report.narrative import Maker
 from clearhead.report.page import Panel, Section
-from clearhead.report.pivots import Entry, Heading, Pivot, Quantity, build, by_seed
+from clearhead.report.pivots import Entry, Heading, Pivot, Quantity, arm_headings, build, by_seed
 
 PLAIN = "none"  # the scaling that a curve shows
 FEW = 3  # models whose scalings a chart by length shows too
@@ -83,8 +83,7 @@ def table(records: Records, task: str, metric: str, *, by_depth: bool = False) -
         for one in settings
         for name, length in across
     ]
-    models = [(Heading(title=arm, arm=arm), arm) for arm in arms]
-    return build(title, models, columns, fill, corner=corner)
+    return build(title, arm_headings(records), columns, fill, corner=corner)
 
 
 def tables(records: Records, name: str) -> Iterator[Pivot]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from clearhead.records.runs import Records, Run
+from clearhead.records.runs import Records
 from clearhead.report import style
 from clearhead.report.page import Block, Tag
-from clearhead.report.pivots import Quantity, by_seed, entry, no_seed_varies, read, seeds_in_words
+from clearhead.report.pivots import Quantity, by_seed, entry, no_seed_varies, seeds_in_words
 from clearhead.report.statistics import LEVEL, Difference, Verdict, compare, summarize
 from clearhead.report.verdicts import holds
 
@@ -158,46 +158,6 @@ def only_evaluated(records: Records) -> bool:
         run.steps or any("task" not in one.dimensions for one in run.measures.values())
         for run in records.runs
     )
-
-
-def warnings(records: Records) -> list[str]:
-    """Warnings before any number: few seeds, runs that diverged, models that have hardly learnt."""
-    texts = []
-    for label in records.labels():
-        mine = records.labelled(label)
-        arms, several = mine.arms(), len(records.labels()) > 1
-        whole = {arm: len(mine.whole(arm)) for arm in arms}
-        given = len(arms) < 2 or mine.given or no_seed_varies(mine)
-        few = 0 if given else min(filter(None, whole.values()), default=0)
-        who = "Some models have one seed" if max(whole.values()) > 1 else "One seed a model"
-        lost = [(arm, len(mine.of(arm))) for arm in arms if whole[arm] < len(mine.of(arm))]
-        gone = [f"{runs - whole[arm]} of {runs} runs of {arm}" for arm, runs in lost]
-        edge = [arm for arm in arms if mine.at_edge(arm)]
-        hardly = [arm for arm in arms if any(map(_hardly_learnt, mine.of(arm)))]
-        found = (
-            few == 1 and f"{who}: no difference of theirs to another can be decided.",
-            few == 2 and "Two seeds a model: only a difference many times their spread is decided.",
-            gone and f"Left out, since they diverged: {enumerate_words(gone)}.",
-            edge
-            and f"The learning rate of {_named(edge)} is the lowest or the highest of those that "
-            "were tried: a better one may lie beyond.",
-            hardly
-            and f"Hardly learnt, with a perplexity above the square root of the vocabulary: "
-            f"{_named(hardly)}. What mechanisms do in trained models may not show yet.",
-        )
-        where = f"{record_name(label)}: " if several else ""
-        texts += [f"{where}{text}" for text in found if text]
-    return texts
-
-
-def _named(arms: Sequence[str]) -> str:
-    return enumerate_words(arms) if len(arms) <= MANY else f"{len(arms)} models"
-
-
-def _hardly_learnt(run: Run) -> bool:
-    perplexity = read(run, "trained perplexity")
-    value = None if perplexity is None else perplexity.value
-    return None not in (run.vocabulary, value) and (value or 0.0) ** 2 > (run.vocabulary or 0)
 
 
 def chance_floor(records: Records) -> float | None:

@@ -1,5 +1,6 @@
 """The generic table: arms and dimensions, over seeds, with mean, interval and verdict."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -348,16 +349,28 @@ def build(
 
 
 def arm_headings(records: Records) -> list[tuple[Heading, str]]:
-    """A heading for each arm; with one seed no difference of it is decided: said once, here."""
+    """A heading for each arm, whose note says what holds for all of its numbers: with one seed no
+    difference is decided."""
     headings = []
     for place, arm in enumerate(records.arms()):
-        n = len(records.whole(arm))
+        runs, n = records.of(arm), len(records.whole(arm))
         seeds = str(Verdict.ONE_SEED) if n == 1 and place else seeds_in_words(n)
-        notes = ["reference"] * (place == 0 and len(records.arms()) > 1)
-        notes += [seeds] * (not (records.given or no_seed_varies(records)))
-        edge = ", rate at the edge" * records.at_edge(arm)
-        headings.append((Heading(arm, note=", ".join(notes) + edge, arm=arm), arm))
+        notes = {
+            "reference": place == 0 and len(records.arms()) > 1,
+            seeds: not (records.given or no_seed_varies(records)),
+            f"{len(runs) - n} of {len(runs)} runs diverged": n < len(runs),
+            "rate at the edge": records.at_edge(arm),
+            "hardly learnt": any(map(_hardly_learnt, runs)),
+        }
+        note = ", ".join(words for words, holds in notes.items() if holds)
+        headings.append((Heading(arm, note=note, arm=arm), arm))
     return headings
+
+
+def _hardly_learnt(run: Run) -> bool:
+    """True of a perplexity above the square root of the vocabulary."""
+    perplexity = run.value("perplexity", length=run.sequence_length)
+    return perplexity is not None and perplexity**2 > (run.vocabulary or math.inf)
 
 
 def by_arm(

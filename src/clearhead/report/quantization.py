@@ -75,7 +75,7 @@ def page(records: Records, title: str) -> Page:
         kicker="clearhead quantize",
         records=records,
         judge=lambda threshold: [_verdict(records, threshold)],
-        warnings=[*narrative.warnings(records), *remarks],
+        warnings=remarks,
     )
     return built.with_sections(
         section(
