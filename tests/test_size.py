@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_771
+LINES = 40_755
 LONGEST = 400
 
 

@@ -13,7 +13,7 @@ SETTINGS = ("size", "model", "train", "evaluation")
 # Keys of a header, and those of a cell, that are shown as they are.
 SHOWN = (
     *("path", "class", "architecture", "parameters", "quantized_parameters", "dtype", "windows"),
-    *("length", "tokens", "calibration", "questions", "chance", "choices"),
+    *("length", "tokens", "calibration"),
 )
 
 

@@ -10,7 +10,7 @@ from clearhead.report import figures, made, narrative, style
 from clearhead.report.charts import Curves, Looks, chart
 from clearhead.report.costs import add_costs, all_noise, four_digits
 from clearhead.report.page import Block, Page, Title, section
-from clearhead.report.pivots import Entry, Heading, Pivot, Quantity, build
+from clearhead.report.pivots import Entry, Heading, Pivot, Quantity, arm_headings, build
 from clearhead.report.verdicts import verdict_in_words
 
 ROTATED = "hadamard-"
@@ -42,19 +42,12 @@ BITS = (
 COSTS = (
     "The rise of perplexity in per cent of that in full precision, with its 95 % interval over the "
     "windows read where records have it; and the perplexity itself. A cost below zero, or with "
-    "zero in its interval, is noise. Accuracy is that of multiple-choice questions, by the "
-    "log-likelihood of the answers; by length, divided by their characters."
+    "zero in its interval, is noise."
 )
 ROUNDED = (
     "Linear layers only, or attention logits only; embeddings, the output matrix, norms and hidden "
     "states in full precision. One text at a time, so that no scale is shared between texts."
 )
-# Metric of a column and its title.
-COLUMNS = {
-    "cost": "cost in perplexity",
-    "accuracy": "accuracy",
-    "accuracy_normalised": "by length",
-}
 
 
 def check(records: Records) -> Records:
@@ -113,31 +106,23 @@ def schemes(records: Records) -> dict[str, tuple[str, int | None]]:
 
 
 def results(records: Records) -> Pivot | None:
-    """A row a scheme; for each model its perplexity, what the scheme adds, and accuracies."""
+    """A row a scheme; for each model what the scheme adds, and its perplexity."""
     rows: list[tuple[Heading, str | None]] = [(Heading(title="full precision"), None)]
     for scheme, (family, _) in schemes(records).items():
         group, note = (kind_of(family), scale_of(family)) if family else ("", "")
         rows.append((Heading(title=scheme, group=group, note=note), scheme))
     reference = next(iter(records.arms()), "")
-    columns = [
-        (Heading(title=title, group=arm, arm=arm), (arm, metric))
-        for arm in records.arms()
-        for metric, title in COLUMNS.items()
-    ]
 
-    def fill(scheme: str | None, column: tuple[str, str]) -> tuple[Entry, ...]:
-        arm, metric = column
-        quantity = Quantity("", metric=metric, at={"scheme": scheme}, write=style.percent)
-        entries = quantity.entries(records, arm, reference)
-        if metric != "cost":
-            return entries
+    def fill(scheme: str | None, arm: str) -> tuple[Entry, ...]:
+        cost = Quantity("", metric="cost", at={"scheme": scheme}, write=style.percent)
+        entries = cost.entries(records, arm, reference)
         if entries and all_noise(records, arm, str(scheme)):
             entries = tuple(replace(one, text=f"{one.text}, noise") for one in entries)
-        plain = replace(quantity, metric="perplexity", write=four_digits, judged=False)
+        plain = replace(cost, metric="perplexity", write=four_digits, judged=False)
         found = plain.entries(records, arm, reference)
         return (*entries, *(replace(one, name="perplexity") for one in found))
 
-    return build("cost of schemes", rows, columns, fill, corner="scheme")
+    return build("cost in perplexity", rows, arm_headings(records), fill, corner="scheme")
 
 
 def _verdict(records: Records, threshold: float) -> str:
