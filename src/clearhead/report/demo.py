@@ -1,7 +1,7 @@
 """The demo's page: a sentence and a section a defect."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from clearhead.records.runs import Records
 from clearhead.report import figures, heatmaps, made, narrative, style
@@ -69,38 +69,26 @@ SINK = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The records of the demo by part."""
-
-    text: Records
-    sinks: Records
-    bits: Records
-    pretrained: tuple[Records, ...] = ()
-
-    @property
-    def all(self) -> Records:
-        """Every run that the page shows."""
-        records = (self.text, self.sinks, self.bits, *self.pretrained)
-        return Records(runs=tuple(run for one in records for run in one.runs))
-
-
 def only(records: Records, *arms: str) -> Records:
     """The runs of these arms."""
     return Records(runs=tuple(run for run in records.runs if run.arm in arms))
 
 
-def page(parts: Parts) -> Page:
-    """The page of the demo."""
+def page(
+    *, text: Records, sinks: Records, bits: Records, pretrained: Sequence[Records] = ()
+) -> Page:
+    """The page of the demo, of the records of each part."""
+    of_bits = (bits, *pretrained)
+    whole = Records(runs=tuple(run for one in (text, sinks, *of_bits) for run in one.runs))
     built = Page(
         title=TITLE,
         kicker="clearhead demo",
-        records=parts.all,
+        records=whole,
         judge=lambda threshold: [LEAD, *filter(None, answers)],
     )
-    lengths, blocks = (only(parts.text, BASE, *arms) for arms in ((ALIBI, COCA), (SHAPED,)))
+    lengths, blocks = (only(text, BASE, *arms) for arms in ((ALIBI, COCA), (SHAPED,)))
     longest = max(lengths.dimension("perplexity", "length", task=None), default=0)
-    trained = parts.text.sequence_length()
+    trained = text.sequence_length()
     better = ("better", "worse")
     answers = [
         narrative.answer(
@@ -111,13 +99,13 @@ def page(parts: Parts) -> Page:
         ),
         narrative.answer(blocks, "Perplexity", _perplexity(blocks), words=better),
         narrative.answer(
-            parts.sinks,
+            sinks,
             "Weight on the first token",
             Quantity("", metric=MASS, at={"map": "softmax"}, write=style.percent),
             words=("less", "more"),
         ),
     ]
-    largest = heatmaps.largest_share(parts.sinks)
+    largest = heatmaps.largest_share(sinks)
     tables = {
         "lengths": (
             _own_legend(figures.perplexity_by_length(lengths, built.looks)),
@@ -129,17 +117,17 @@ def page(parts: Parts) -> Page:
         ),
         "sinks": (
             heatmaps.share_scale(largest),
-            *heatmaps.first_token_share(parts.sinks, largest),
-            by_arm(parts.sinks, "the sink", [*SINK, _perplexity(parts.sinks)]),
+            *heatmaps.first_token_share(sinks, largest),
+            by_arm(sinks, "the sink", [*SINK, _perplexity(sinks)]),
         ),
-        "bits": (_bits(parts),),
+        "bits": (_bits(of_bits),),
     }
     return built.with_sections(
         *(
             section(name, "", blocks, title=title, caption=caption)
             for (name, blocks), (title, caption) in zip(tables.items(), WORDS, strict=True)
         ),
-        made.section(parts.all),
+        made.section(whole),
     )
 
 
@@ -157,7 +145,7 @@ def _by_length(records: Records) -> Iterator[Quantity]:
         yield Quantity(f"{length:,}", note="tokens", metric="perplexity", at={"length": length})
 
 
-def _bits(parts: Parts) -> Pivot | None:
+def _bits(records: Sequence[Records]) -> Pivot | None:
     """Outliers and what 8 bits cost, of each model by its diagnosis and its quantisation."""
     columns = [
         replace(SINK[-1], title="first token a sink"),
@@ -166,17 +154,13 @@ def _bits(parts: Parts) -> Pivot | None:
         Quantity("in 8 bits", note="a scale a tensor", metric="perplexity", at={"scheme": COARSE}),
         Quantity("change", metric="cost", at={"scheme": COARSE}, write=style.percent),
     ]
-    for run in parts.all.runs:
+    for run in (run for one in records for run in one.runs):
         add_costs(run)
-    studies: dict[str, list[Records]] = {}
-    for records in (parts.bits, *parts.pretrained):
-        for arm in records.arms():
-            studies.setdefault(arm, []).append(only(records, arm))
-    rows = [(Heading(arm, arm=arm), ones) for arm, ones in studies.items()]
+    arms = dict.fromkeys(arm for one in records for arm in one.arms())
 
-    def fill(ones: list[Records], quantity: Quantity) -> tuple[Entry, ...]:
-        cells = (quantity.entries(one, one.arms()[0], one.arms()[0]) for one in ones)
+    def fill(arm: str, quantity: Quantity) -> tuple[Entry, ...]:
+        cells = (quantity.entries(only(one, arm), arm, arm) for one in records)
         return next(filter(None, cells), ())
 
-    named = [(column, column) for column in columns]
-    return build("outliers and 8 bits", rows, named, fill, corner="model")
+    rows = [(Heading(arm, arm=arm), arm) for arm in arms]
+    return build("outliers and 8 bits", rows, [(x, x) for x in columns], fill, corner="model")

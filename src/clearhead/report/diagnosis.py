@@ -9,7 +9,7 @@ from clearhead.report import figures, heatmaps, made, narrative, style
 from clearhead.report.charts import Looks
 from clearhead.report.comparison import chance
 from clearhead.report.figures import Line
-from clearhead.report.page import Block, Fold, Notes, Page, Panel, Section, Title, section
+from clearhead.report.page import Block, Fold, Notes, Page, Panel, Section, section
 from clearhead.report.pivots import Pivot, Quantity, by_arm
 
 SAMPLED = (
@@ -212,10 +212,10 @@ def _findings(records: Records) -> Section | None:
             )
             texts.append(f"{_sentence(line['finding'])} {_sentence(line['advice'])} [{support}]")
         texts += [f"Not measured: {line['part']}: {line['reason']}" for line in run.payload("note")]
-        blocks += [Title(text=run.id), Notes(texts=tuple(texts))] if texts else []
+        blocks += [Notes(title=run.id, texts=tuple(texts))] if texts else []
         if lines := run.payload("channel"):
             words = f"{run.id}: {lines[0]['of']:,} outlier channels, the largest first"
-            blocks.append(Fold(summary=words, lines=tuple(map(_channel, lines))))
+            blocks.append(Fold(summary=words, text="\n".join(map(_channel, lines))))
     title = "What was found, and what to do"
     if not blocks:
         return None

@@ -9,7 +9,7 @@ from clearhead.records.runs import Records, Run
 from clearhead.report import figures, made, narrative, style
 from clearhead.report.charts import Curves, Looks, chart
 from clearhead.report.costs import add_costs, all_noise, four_digits
-from clearhead.report.page import Block, Page, Title, section
+from clearhead.report.page import Block, Notes, Page, section
 from clearhead.report.pivots import Entry, Heading, Pivot, Quantity, arm_headings, build
 from clearhead.report.verdicts import verdict_in_words
 
@@ -199,7 +199,7 @@ def _charts(records: Records, looks: Looks) -> Iterator[Block | None]:
     for kind, families in kinds.items():
         curves = {family: _curves(records, bits) for family, bits in families.items()}
         points = [point for one in curves.values() for line in one.values() for point in line]
-        yield Title(text=kind) if points else None
+        yield Notes(title=kind) if points else None
         for family, bits in families.items():
             missing = [arm for arm in records.arms() if _missing(records, arm, bits)]
             title = scale_of(family)
