@@ -156,7 +156,7 @@ class Quantity(Heading):
             if any(one.value is not None for one in known):
                 reasons = ["trained on another device"]
             text = NOT_FINITE if any(one.not_finite for one in known) else "none"
-            shown = reasons or ([""] if known and self.pooled else [])
+            shown = [""] * len(known) if self.pooled else reasons
             return tuple(Entry(text, name, note=reason) for reason in shown[:1])
         if self.judged and arm != reference:
             sides = (self.found(alike, reference, at) for at in ats)
