@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_732
+LINES = 40_764
 LONGEST = 400
 
 

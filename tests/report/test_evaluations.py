@@ -13,7 +13,8 @@ from clearhead.records.jsonl import append
 from clearhead.records.loading import parse
 from clearhead.report import load, page_of, render, write_page
 from clearhead.report.evaluation import numbers, scaling_name, setting, tables
-from clearhead.report.pivots import Quantity, difference_of
+from clearhead.report.pivots import difference_of
+from clearhead.report.quantities import Quantity
 from clearhead.report.statistics import Verdict
 
 from .conftest import own, payload, printed, shown

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.records.loading import load
-from clearhead.report.pivots import arm_headings
+from clearhead.report.quantities import arm_headings
 from clearhead.reproduce import book, stages
 from clearhead.reproduce.claims import claims, evidence, judged, threshold_over
 from clearhead.reproduce.contrasts import (

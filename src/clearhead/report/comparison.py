@@ -16,7 +16,8 @@ from clearhead.report.costs import add_costs, four_digits
 from clearhead.report.milestones import at_equal_loss
 from clearhead.report.narrative import Maker
 from clearhead.report.page import Page, Section, section
-from clearhead.report.pivots import Pivot, Quantity, by_arm
+from clearhead.report.pivots import Pivot
+from clearhead.report.quantities import Quantity, by_arm
 
 _FIRST_TOKEN = "First token’s attention"
 CAPTION = (

@@ -7,15 +7,8 @@ from clearhead.records.runs import Records
 from clearhead.report import figures, heatmaps, made, narrative, style
 from clearhead.report.costs import add_costs
 from clearhead.report.page import Page, Panel, section
-from clearhead.report.pivots import (
-    SHARE,
-    Entry,
-    Heading,
-    Pivot,
-    Quantity,
-    build,
-    by_arm,
-)
+from clearhead.report.pivots import Entry, Heading, Pivot, build
+from clearhead.report.quantities import SHARE, Quantity, by_arm
 
 TITLE = "Defects of the Transformer, and what repairs them"
 LEAD = (

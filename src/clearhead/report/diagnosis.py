@@ -10,7 +10,8 @@ from clearhead.report.charts import Looks
 from clearhead.report.comparison import chance
 from clearhead.report.figures import Line
 from clearhead.report.page import Block, Fold, Notes, Page, Panel, Section, section
-from clearhead.report.pivots import Pivot, Quantity, by_arm
+from clearhead.report.pivots import Pivot
+from clearhead.report.quantities import Quantity, by_arm
 
 SAMPLED = (
     "Every number is over all queries, heads and tokens read, but for what is named as sampled: "

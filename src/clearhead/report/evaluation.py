@@ -16,7 +16,8 @@ from clearhead.report import figures, narrative, style
 from clearhead.report.charts import Looks
 from clearhead.report.narrative import Maker
 from clearhead.report.page import Panel, Section
-from clearhead.report.pivots import Entry, Heading, Pivot, Quantity, arm_headings, build, by_seed
+from clearhead.report.pivots import Entry, Heading, Pivot, build, by_seed
+from clearhead.report.quantities import Quantity, arm_headings
 
 PLAIN = "none"  # the scaling that a curve shows
 FEW = 3  # models whose scalings a chart by length shows too

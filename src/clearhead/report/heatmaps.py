@@ -3,7 +3,7 @@
 from clearhead.records.runs import Records, ordered_maps
 from clearhead.report.charts import heads_map, with_map
 from clearhead.report.page import Panel, Scale
-from clearhead.report.pivots import SHARE
+from clearhead.report.quantities import SHARE
 
 
 def largest_share(records: Records) -> float:

@@ -7,7 +7,7 @@ from clearhead.records.provenance import source_of
 from clearhead.records.runs import Records, Run
 from clearhead.report.narrative import sets
 from clearhead.report.page import Block, Facts, Fold, Section
-from clearhead.report.pivots import no_seed_varies
+from clearhead.report.quantities import no_seed_varies
 
 SETTINGS = ("size", "model", "train", "evaluation")
 # Keys of a header, and those of a cell, that are shown as they are.

@@ -8,7 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from clearhead.records.runs import Measure, Records, Run
-from clearhead.report.pivots import SHARE, Entry, Heading, Pivot, arm_headings, build, entry
+from clearhead.report.pivots import Entry, Heading, Pivot, build, entry
+from clearhead.report.quantities import SHARE, arm_headings
 
 OUTLIERS = {
     "kurtosis": "Kurtosis",

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from clearhead.records.runs import Records
 from clearhead.report import style
 from clearhead.report.page import Block, Tag
-from clearhead.report.pivots import Quantity, by_seed, entry, no_seed_varies, seeds_in_words
+from clearhead.report.pivots import by_seed, entry
+from clearhead.report.quantities import Quantity, no_seed_varies, seeds_in_words
 from clearhead.report.statistics import LEVEL, Difference, Verdict, compare, summarize
 from clearhead.report.verdicts import holds
 

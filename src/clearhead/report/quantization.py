@@ -10,7 +10,8 @@ from clearhead.report import figures, made, narrative, style
 from clearhead.report.charts import Curves, Looks, chart
 from clearhead.report.costs import add_costs, all_noise, four_digits
 from clearhead.report.page import Block, Notes, Page, section
-from clearhead.report.pivots import Entry, Heading, Pivot, Quantity, arm_headings, build
+from clearhead.report.pivots import Entry, Heading, Pivot, build
+from clearhead.report.quantities import Quantity, arm_headings
 from clearhead.report.verdicts import verdict_in_words
 
 ROTATED = "hadamard-"
