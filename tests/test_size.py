@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_233
+LINES = 40_956
 LONGEST = 400
 
 

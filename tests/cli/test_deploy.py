@@ -9,11 +9,16 @@ import tests_architectures as architectures
 import torch
 from transformers import AutoModelForCausalLM
 
-from clearhead.experiments.deployment import deploy
+from clearhead.experiments.deployment import deploy, in_words
 from clearhead.models.loading import load
 from clearhead.records import manifest
 
 from .conftest import call, refusal, saved
+
+
+def test_a_speed_above_a_thousand_is_written_out():
+    figures = {"bytes": 2_000, "tokens_per_second": 1123.4, "perplexity": 9.0}
+    assert in_words(figures, "") == "2,000 bytes, 1,123 tokens/s, perplexity 9.00"
 
 
 class TestDeployment:

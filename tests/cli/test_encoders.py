@@ -114,12 +114,15 @@ def test_a_checkpoint_of_any_kind_learns_a_task_and_reloads(
     assert min(accuracy.values()) > 0.9 > max(commonest.values())
     run = records.runs[0]
     assert len(run.steps) == 8 * 8
+    assert 0 < run.steps[-1]["tokens"] < 8 * 64 * 16  # few texts are of the largest length
     assert run.header["data"]["train"]["texts"] == 64
     assert run.header["train"]["epochs"] == 8
     shown = capsys.readouterr().out
     assert "accuracy" in shown
 
     folder = out / "seed0/final"
+    told = refusal(capsys, "eval", str(folder), "--tasks", "perplexity")
+    assert "is a classifier, which predicts no tokens" in told
     again = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     reader = AutoTokenizer.from_pretrained(folder)
     assert again.config.id2label == {0: "no", 1: "yes"}

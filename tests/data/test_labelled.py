@@ -191,6 +191,14 @@ def test_batches_are_padded_to_their_longest(tokenizer, side):
             number += 1
 
 
+def test_tokens_are_those_of_the_texts_and_not_of_the_longest_length(tokenizer):
+    batches = LabelledBatches(_data(tokenizer), tokenizer, batch_size=4, seed=3)
+    read = [int(batches.batch(step)["attention_mask"].sum()) for step in range(7)]
+    assert [batches.tokens_before(step) for step in range(8)] == [
+        sum(read[:step]) for step in range(8)
+    ]
+
+
 def test_every_epoch_has_all_texts_in_an_order_of_its_own(tokenizer):
     data = _data(tokenizer, 50)
     data.labels[:] = range(50)

@@ -18,13 +18,6 @@ def numbers(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """A cell's lines as one dictionary: numbers by name, their errors, and all details."""
     found: dict[str, Any] = {"headlines": ()}
     for line in lines:
-        if line.get("kind") == "curve":
-            names = [name for name in line if name not in ("kind", "curve", "x", "y")]
-            points = zip(line["x"], line["y"], *(line[name] for name in names), strict=True)
-            found["positions"] = [
-                dict(zip(("to", "cumulative", *names), point, strict=True)) for point in points
-            ]
-            continue
         metric, value = line["metric"], line["value"]
         details = {key: one for key, one in line.items() if key not in ("metric", "value")}
         if metric == "document_perplexity":

@@ -7,7 +7,7 @@ import torch
 
 from clearhead import ClearheadError
 from clearhead.eval.ar_hits import HitsTask, hits
-from clearhead.eval.perplexity_task import PerplexityTask, profile
+from clearhead.eval.perplexity_task import PerplexityTask
 from clearhead.eval.sliding import Losses, sliding, windows_of
 from clearhead.models import with_scaled_rope
 
@@ -140,7 +140,7 @@ def test_windows_predict_each_token_once():
         list(windows_of(20, 8, 9))
 
 
-def test_perplexity_pools_documents_and_profiles_positions(subject):
+def test_perplexity_pools_documents(subject):
     task = PerplexityTask(stride=50)
     cells = task.cells(subject)
     assert [cell["length"] for cell in cells] == [128, 192]
@@ -155,32 +155,7 @@ def test_perplexity_pools_documents_and_profiles_positions(subject):
     assert found["loss"] == pytest.approx(pooled / found["predicted_tokens"])
     assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))
     assert sum(steps) == 3 * len(books)
-    positions = found["positions"]
-    assert positions[-1]["to"] == 127
-    assert sum(one["predicted_tokens"] for one in positions) == found["predicted_tokens"]
     assert "books.jsonl" in books[0]["document"]
-
-
-def test_the_cumulative_loss_is_that_of_growing_contexts(subject):
-    """One window a document: the cumulative loss to n is the mean loss of its first n tokens."""
-    length = subject.lengths[-1]
-    cell = {"length": length, "longest": length}
-    found = numbers(PerplexityTask(stride=length).measure(subject, cell, lambda steps: None))
-    for point in found["positions"]:
-        cut = point["to"] + 1
-        if cut in (17, 192):
-            texts = [one.ids[:cut] for one in PerplexityTask().chosen(subject)]
-            windows = list(sliding(subject.model, texts, length=cut, stride=cut, batch_tokens=500))
-            mean = np.mean([window.loss.mean() for window in windows])
-            assert point["cumulative"] == pytest.approx(mean, rel=1e-5)
-
-
-def test_profile_counts_every_place_alike():
-    table = np.array([[0, 0], [2.0, 1], [8.0, 2], [0, 0], [5.0, 5]])
-    found = profile(table)
-    assert [one["to"] for one in found] == [1, 2, 4]
-    assert [one["loss"] for one in found] == [2, 4, 1]
-    assert [one["cumulative"] for one in found] == [2, 3, pytest.approx(7 / 3)]
 
 
 def test_hits_are_repeated_ngrams():

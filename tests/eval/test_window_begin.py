@@ -25,6 +25,8 @@ from clearhead.models.starts import started
 from clearhead.quantize.measure import Texts, cost
 from clearhead.train import TrainConfig, train
 
+from .conftest import numbers
+
 BEGIN = 3
 
 
@@ -125,7 +127,7 @@ def test_a_begin_token_ends_no_repetition(models):
             tokens=8,
             batch_tokens=8,
         )
-        line = HitsTask(ngram=2).result(subject, {"length": 8}, lambda count: None)
+        line = numbers(HitsTask(ngram=2).measure(subject, {"length": 8}, lambda count: None))
         assert (line["ar_hits"], line["predicted_tokens"]) == (hits, 7)
 
 

@@ -14,7 +14,7 @@ from clearhead.records.loading import parse
 from clearhead.report import load, page_of, render, write_page
 from clearhead.report.evaluation import numbers, scaling_name, setting, tables
 from clearhead.report.pivots import difference_of
-from clearhead.report.pivots import found as of_arm
+from clearhead.report.quantities import Quantity
 from clearhead.report.statistics import Verdict
 
 from .conftest import own, payload, printed, shown
@@ -25,12 +25,12 @@ HOSTILE = "<script>alert(1)</script>"
 def _cell(run: str, task: str, at: dict, result: dict, headline: str) -> list[dict]:
     dimensions = {"scaling": "none", **{name: x for name, x in at.items() if x is not None}}
     line = {"kind": "measure", "run": run, "task": task, **dimensions}
-    return [line | one for one in lines_of([headline], result) if "aside" not in one]
+    return [line | one for one in lines_of([headline], **result) if "aside" not in one]
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Two seeds of one arm and one of another: passkey at two depths, perplexity with a curve."""
+    """Two seeds of one arm and one of another: passkey at two depths, and perplexity."""
     lines = []
     for run, preset, seed, shift in (
         ("a0", "coca", 0, 0.0),
@@ -43,8 +43,7 @@ def path(tmp_path: Path) -> Path:
                 result = {"accuracy": 0.2 + 0.4 * depth + shift, "low": 0.1, "high": 0.9}
                 at = {"length": length, "depth": depth}
                 lines.extend(_cell(run, "passkey", at, {**result, "trials": 5}, "accuracy"))
-            positions = [{"to": n, "cumulative": 5 - shift - n / 99} for n in (1, 2, length - 1)]
-            result = {"perplexity": 30.0 + length, "positions": positions}
+            result = {"perplexity": 30.0 + length}
             for scaling, factor in (("none", None), ("ntk", 2.0)):
                 at = {"length": length, "longest": 256, "scaling": scaling, "factor": factor}
                 lines.extend(_cell(run, "perplexity", at, result, "perplexity"))
@@ -57,7 +56,7 @@ def _figures(page, kind):
     return [f for f in payload(render(page))["figures"].values() if f["data"][0]["type"] == kind]
 
 
-def test_the_page_has_tables_and_the_curve(path):
+def test_the_page_has_tables_and_curves_by_length(path):
     page = page_of(load(path))
     text = shown(page)
     assert "ntk × 2 accuracy" not in text
@@ -66,15 +65,13 @@ def test_the_page_has_tables_and_the_curve(path):
     assert "158 ± 0" in text
     assert HOSTILE not in own(render(page))
     assert 'id="comparison"' not in render(page)  # nothing of it was measured
-    accuracy, perplexity, curve = _figures(page, "scatter")
+    accuracy, perplexity = _figures(page, "scatter")
     assert len(accuracy["data"]) == 2  # models
     assert accuracy["data"][0]["x"] == [128, 256]
     assert accuracy["data"][0]["y"] == pytest.approx([0.5, 0.5])  # over depths and seeds
     scalings = [(x["legendgroup"], x["line"]["dash"]) for x in perplexity["data"]]
     assert [dash for _, dash in scalings] == ["solid", "dot"] * 2
     assert "Solid: none; dotted: ntk × 2." in text
-    assert curve["data"][0]["x"] == [1, 2, 255]
-    assert curve["data"][0]["y"][0] == pytest.approx(5 - 0.1 - 1 / 99)
 
 
 def test_texts_chosen_by_another_longest_length_have_a_row_of_their_own():
@@ -142,7 +139,8 @@ def test_the_error_of_drawing_keys_is_in_the_interval_where_records_have_them(tm
     half = scipy.stats.t.ppf(0.975, degrees) * (0.01 / 3 + keys) ** 0.5
     assert found[True] == pytest.approx(half, rel=1e-6)
     records = load(_retrieval(tmp_path, True))
-    arms = [of_arm(records, one, lambda run: run.select("accuracy")) for one in records.arms()]
+    accuracy = Quantity("", metric="accuracy", pooled=True)
+    arms = [accuracy.found(records, one) for one in records.arms()]
     percent = difference_of(*arms[::-1], scale=100)
     assert percent is not None
     assert percent.decidable == pytest.approx(100 * half, rel=1e-6)
@@ -193,7 +191,7 @@ def test_one_model_from_elsewhere(tmp_path):
     assert '<p class="lead">Perplexity at 256 tokens: llama 30.0.' in text
     assert "was trained" not in text
     assert HOSTILE not in text
-    assert "in bfloat16, with seed 7, 8,192 tokens together" in text
+    assert "<dt>computed in</dt><dd>bfloat16</dd>" in text
     assert "torch 2.99" in text
 
 
@@ -300,7 +298,7 @@ def test_models_without_seeds_differ_by_their_documents_and_no_seed_is_spoken_of
     assert "seed" not in own(render(page)).lower()
     trained = page_of(parse(_given(LOSSES, train={"tokens": 9})))
     assert trained.differences[0].interval is None
-    assert "One seed a model" in own(render(trained))
+    assert "one seed: undecided" in own(render(trained))
 
 
 def test_an_axis_of_accuracy_ends_at_1(path):
@@ -314,3 +312,19 @@ def test_a_headline_names_its_text():
     assert " on books.jsonl (held-out part): a 20.8; b 23.0." in numbers(records, "perplexity")
     (pivot,) = tables(parse(_given({"a": LOSSES["a"]}, data=data)), "a")
     assert pivot.rows[0].group == "perplexity on books.jsonl (held-out part)"
+
+
+def test_an_interval_of_shares_ends_at_0_and_1() -> None:
+    for metric, items, ends in (
+        ("forced_tokens", [0.0, 0.0, 0.0, 0.2], (0.0, 0.21)),
+        ("forced_tokens", [1.0, 1.0, 1.0, 0.8], (0.79, 1.0)),
+        ("loss", [0.0, 0.0, 0.0, 0.2], (-0.11, 0.21)),
+    ):
+        result = {metric: sum(items) / 4, f"{metric}_by_item": items}
+        (line,) = lines_of([metric], **result)
+        assert line["interval"] == pytest.approx(ends, abs=0.005)
+
+
+def test_a_row_does_not_say_that_demonstrations_are_in_random_order() -> None:
+    assert setting({"shots": "fill", "order": "random", "length": 8}) == "none, shots fill"
+    assert setting({"order": "alternating"}) == "none, order alternating"

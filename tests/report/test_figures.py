@@ -112,11 +112,15 @@ def test_layers_tell_first_token_and_rest_apart(fake: Fake) -> None:
     records = load(fake(steps=1, presets=("transformer",), attention=False))
     for metric in ("kurtosis", "largest_activation"):
         panel = figures.by_layer(
-            records, style.looks(["transformer"]), "title", "axis", figures.by_token(metric)
+            records,
+            style.looks(["transformer"]),
+            "title",
+            "axis",
+            [figures.Line(metric, f"{one} tokens", {"tokens": one}) for one in ("first", "rest")],
         )
         assert panel is not None
         assert [trace.line.dash for trace in panel.figure.data] == ["solid", "dot"]
-        assert "Solid: first token; dotted: other tokens." in panel.note
+        assert "Solid: first tokens; dotted: rest tokens." in panel.note
         assert [trace.showlegend for trace in panel.figure.data] == [True, False]
 
 

@@ -16,7 +16,9 @@ import pytest
 
 from clearhead.records.loading import load
 from clearhead.records.runs import Measure, Records, Run
-from clearhead.report.pivots import at, difference_of, found, summary
+from clearhead.report.pivots import difference_of
+from clearhead.report.quantities import Quantity
+from clearhead.report.statistics import summarize
 
 ROOT = Path(__file__).parents[2]
 FROZEN = Path(__file__).with_name("frozen") / "numbers.json"
@@ -87,13 +89,14 @@ def sums_of(records: Records) -> dict[str, Sums]:
         for arm in chosen.arms():
             for one in _measures(chosen.of(arm)):
                 key = label, arm, one.metric, one.dimensions
-                sums, read = by_metric[one.metric], at(one.metric, **one.dimensions)
-                over = summary(chosen, arm, one.metric, **one.dimensions)
+                sums = by_metric[one.metric]
+                over = summarize([*chosen.values(arm, one.metric, **one.dimensions).values()])
                 if over is not None:
                     sums.add("means", key, over.mean, *_ends(over.interval), over.n)
                 if arm == reference:
                     continue
-                sides = found(chosen, arm, read), found(chosen, reference, read)
+                number = Quantity("", metric=one.metric, at=one.dimensions)
+                sides = [number.found(chosen, name) for name in (arm, reference)]
                 for name, relative in (("differences", False), ("ratios", True)):
                     other = difference_of(*sides, relative=relative, given=chosen.given)
                     if other is not None:

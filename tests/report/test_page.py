@@ -10,6 +10,7 @@ import pytest
 from clearhead.errors import ClearheadError
 from clearhead.records.jsonl import append
 from clearhead.report import load, narrative, page_of, render, write_page
+from clearhead.report.comparison import comparison
 from clearhead.report.page import embed
 
 from .conftest import own, payload, shown
@@ -32,7 +33,7 @@ def test_a_whole_page(fake: Fake, tmp_path: Path) -> None:
     write_page(page_of(records), path)
     page = path.read_text(encoding="utf-8")
     text = own(page)
-    for section in ("comparison", "training", "lengths", "first-token", "layers"):
+    for section in ("comparison", "training", "lengths", "internals"):
         assert f'<section id="{section}">' in text
     assert "<h1>transformer, differential and softmax1</h1>" in text
     assert "This run" in text
@@ -66,17 +67,17 @@ def test_the_verdict_and_the_cost_come_before_the_internals(fake: Fake) -> None:
         assert section.folded == (section.name not in ("comparison", "training", "lengths"))
 
 
-def test_readers_are_warned_of_few_seeds_and_of_models_that_have_hardly_learnt(fake: Fake) -> None:
-    path = fake(steps=3, seeds=2, attention=False)
-    (warning,) = page_of(load(path)).warnings
-    assert "Two seeds" in warning
-    records = load(path)
+def test_rows_say_how_many_seeds_there_are_and_what_has_hardly_learnt(fake: Fake) -> None:
+    records = load(fake(steps=3, seeds=2, attention=False))
     for run in records.of("softmax1"):
         run.header["model"]["vocab_size"] = 1024  # whose root is 32, below perplexities of 39
-    _, hardly = page_of(records).warnings
-    assert hardly.startswith("Hardly learnt")
-    assert ": softmax1. " in hardly
-    assert page_of(load(fake("more.jsonl", steps=3, seeds=3, attention=False))).warnings == []
+    table = comparison(records)
+    assert table is not None
+    assert [row.note for row in table.rows] == [
+        "reference, 2 seeds",
+        "2 seeds",
+        "2 seeds, hardly learnt",
+    ]
 
 
 def test_nothing_is_asked_of_the_network(fake: Fake) -> None:
@@ -111,6 +112,15 @@ def test_markup_is_escaped_by_the_template_alone() -> None:
     source = Path(narrative.__file__).parents[1]
     assert not [path for path in source.rglob("*.py") if "html.escape" in path.read_text("utf-8")]
     assert not [path for path in source.rglob("*.html") if "|safe" in path.read_text("utf-8")]
+
+
+def test_settings_that_are_not_set_are_left_out(fake: Fake) -> None:
+    records = load(fake(steps=1, attention=False))
+    for run in records.runs:
+        run.header["data"]["sources"] = [{"spec": "books", "weight": None}, None]
+    text = shown(page_of(records))
+    assert "sources: spec books" in text
+    assert "None" not in text
 
 
 def test_json_cannot_close_its_script() -> None:

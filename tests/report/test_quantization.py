@@ -25,7 +25,7 @@ from .conftest import own, printed, shown
 HOSTILE = "</script><img src=x onerror=\"document.title='hacked'\"><b>b</b>"
 
 
-def lines(name: str, full: float, *, questions: int = 0, broken: str = "") -> list[dict[str, Any]]:
+def lines(name: str, full: float, *, broken: str = "") -> list[dict[str, Any]]:
     """A model whose perplexity rises by a quarter with each bit below 8."""
     header = {
         "kind": "run",
@@ -40,9 +40,6 @@ def lines(name: str, full: float, *, questions: int = 0, broken: str = "") -> li
         "left_out": {"experts.up": 300} if broken else {},
         "length": 16,
         "tokens": 64,
-        "questions": questions,
-        "choices": "arc.jsonl",
-        "chance": 0.25 if questions else None,
         "versions": {"torch": "2"},
     }
     found = [header]
@@ -61,8 +58,6 @@ def lines(name: str, full: float, *, questions: int = 0, broken: str = "") -> li
         numbers = {
             "perplexity": value,
             "added_perplexity": None if value is None or made is None else value - full,
-            "accuracy": 0.5 if questions else None,
-            "accuracy_normalised": 0.25 if questions else None,
         }
         found += [
             {"kind": "measure", "run": name, "metric": metric, "value": number, **details}
@@ -111,11 +106,10 @@ def test_every_family_is_named_in_words():
 
 
 def test_the_console_has_every_number_and_every_reason():
-    records = parse(lines("[b]one", 10.0, questions=8, broken="no interface"))
+    records = parse(lines("[b]one", 10.0, broken="no interface"))
     text = printed(page_of(records), 160)
     assert "[b]one" in text
-    full = r"full precision\s*│\s*perplexity: 10\.00\s*│\s*50\.0\s%\s*│\s*25\.0\s%"
-    assert re.search(full, text)
+    assert re.search(r"full precision\s*│\s*perplexity: 10\.00\s*│", text)
     assert re.search(r"w4-channel \(a scale a channel\)\s*│\s*100\s%\s*│", text)
     assert re.search(r"logits4-row \(a scale a query\)\s*│\s*perplexity: none", text)
     reasons, left_out, unused = remarks_on(records.runs[0])
@@ -126,12 +120,6 @@ def test_the_console_has_every_number_and_every_reason():
     assert "experts.3" in unused
     plain = parse(lines("two", 10.0))
     assert remarks_on(plain.runs[0]) == []
-    assert "accuracy" not in printed(page_of(plain))
-    asked = lines("three", 10.0, questions=8)
-    boolq = [line for line in asked if line.get("metric") != "accuracy_normalised"]
-    text = printed(page_of(parse(boolq)), 160)
-    assert re.search(r"full precision\s*│\s*perplexity: 10\.00\s*│\s*50\.0\s%\s*│\n", text)
-    assert "by length" not in text
 
 
 def test_seeds_of_one_model_have_a_spread_and_a_verdict():
@@ -143,15 +131,13 @@ def test_seeds_of_one_model_have_a_spread_and_a_verdict():
 
 
 def test_the_page_shows_all_and_is_safe():
-    page = page_of(
-        parse(lines("one", 10.0, questions=8) + lines(HOSTILE, 9.0, broken=HOSTILE)), HOSTILE
-    )
+    page = page_of(parse(lines("one", 10.0) + lines(HOSTILE, 9.0, broken=HOSTILE)), HOSTILE)
     text = own(render(page))
     assert "<img" not in text
     for family in {scheme(name).family for name in every() if scheme(name).bits}:
         assert f"<h3>{scale_of(family)}</h3>" in text or family.startswith("logits")
     seen = shown(page)
-    assert "100 % perplexity 20.00 50.0" in seen
+    assert "100 % perplexity 20.00" in seen
     assert "33.3\u00a0% of the matrices" in text
     assert [section.name for section in page.sections][:2] == ["bits", "numbers"]
 

@@ -10,7 +10,9 @@ import pytest
 
 from clearhead.errors import ClearheadError
 from clearhead.records.jsonl import append
-from clearhead.report import load
+from clearhead.report import load, page_of
+
+from .conftest import shown, write_records
 
 RUN = {"kind": "run", "run": "a/seed0", "preset": "a", "seed": 0, "size": "tiny", "label": ""}
 Fake = Callable[..., Path]
@@ -118,6 +120,22 @@ def test_two_files_may_use_the_same_run_names(fake: Fake) -> None:
     assert len(records.labelled("").runs) == 3
     assert len(records.labelled("committed record").of("softmax1")) == 2
     assert len(records.labelled("").of("softmax1")[0].steps) == 3
+
+
+def test_two_comparisons_of_the_same_arms_under_other_settings_are_both_shown(
+    tmp_path: Path,
+) -> None:
+    paths = [tmp_path / name / "records.jsonl" for name in ("short", "long")]
+    for path, steps in zip(paths, (3, 5), strict=True):
+        write_records(path, steps=steps, attention=False)
+    records = load(paths)
+    assert records.labels() == ["short", "long"]
+    assert [len(records.labelled(one).runs[0].steps) for one in records.labels()] == [3, 5]
+    text = shown(page_of(records))
+    assert "Short" in text
+    assert "Long" in text
+    again = write_records(tmp_path / "again.jsonl", steps=3, attention=False)
+    assert load([paths[0], again]).labels() == [""]  # the same training: the later counts
 
 
 def test_the_baseline_comes_first(fake: Fake) -> None:

@@ -9,7 +9,7 @@ import pytest
 from clearhead.records.loading import load
 from clearhead.records.runs import Records
 from clearhead.report import page_of
-from clearhead.report.pivots import arm_headings
+from clearhead.report.quantities import arm_headings
 from clearhead.reproduce import book, stages
 from clearhead.reproduce.claims import claims, evidence, judged, threshold_over
 from clearhead.reproduce.contrasts import (
@@ -339,10 +339,6 @@ def test_a_rate_at_the_edge_of_those_tried_is_marked(rate, edge, tmp_path):
     start = "| queries that look most at the first token, on a text that grows a sink | r"
     (line,) = (one for one in book.markdown({"r": records}) if one.startswith(start))
     assert line.count(book.EDGE) == 2 * edge
-    page = page_of(records)
-    assert (
-        any("learning rate of transformer and softmax1 is the" in w for w in page.warnings) == edge
-    )
     notes = [heading.note for heading, _ in arm_headings(records)]
     assert notes == [f"{who}3 seeds{', rate at the edge' * edge}" for who in ("reference, ", "")]
 

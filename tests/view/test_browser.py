@@ -192,17 +192,3 @@ def test_dark_is_dark_and_as_legible(
     assert seen["light"]["body"] == ["rgb(34, 38, 44)", "rgb(253, 252, 249)"]
     assert seen["dark"]["contrast"] >= 4.5
     assert seen["dark"]["start"]["maps"] != seen["light"]["start"]["maps"]
-
-
-def test_a_text_of_2048_tokens_says_which_heads_are_here(
-    make: Any, tokenizer: Any, words: str, tmp_path: Path, chromium: str
-) -> None:
-    model = make("transformer", max_position_embeddings=2048)
-    found = observe_text(model, tokenizer, words * 200, name="long")
-    assert len(found.model["tokens"]) == 2048
-    write(tmp_path, found)
-    assert (tmp_path / "page.html").stat().st_size < 3_200_000
-    seen = use(chromium, tmp_path, 900)
-    assert seen["room"][0].startswith(f"Maps of {found.kept} of 12 heads are on this page")
-    assert len(seen["start"]["maps"]) == 1
-    assert seen["width"] == 900

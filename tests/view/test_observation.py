@@ -8,8 +8,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BloomConfig, BloomForCausalLM
 
 from clearhead.errors import ClearheadError
-from clearhead.view import observation, observe_text, trace
-from clearhead.view.trace import Head, by_extremes
+from clearhead.view import observe_text
 
 from . import conftest as helpers
 
@@ -35,7 +34,7 @@ def test_maps_are_those_of_eager_attention(make, tokenizer, words, name):
     model = make(name)
     found = observe_text(model, tokenizer, words, name=name)
     out = _own(model, _ids(found, tokenizer, words))
-    assert found.kept == found.heads == LAYERS * 4
+    assert len(found.model["maps"]) == LAYERS * 4
     assert found.model["causal"]
     for layer in range(LAYERS):
         for head in range(4):
@@ -154,42 +153,10 @@ def test_an_encoder_reads_both_ways_and_predicts_nothing(make, tokenizer, words)
         assert bool(((weights - own).abs() <= helpers.step(found, layer, 2, "softmax", own)).all())
 
 
-def test_a_long_text_is_cut_and_heads_are_chosen(make, tokenizer, words, monkeypatch):
-    monkeypatch.setattr(trace, "WEIGHTS", 5_000)
-    monkeypatch.setattr(observation, "CHOSEN", 5_000)
-    model = make("Llama")
-    found = observe_text(model, tokenizer, words * 9, name="x", longest=50)
-    length = len(found.model["tokens"])
-    assert length == 50 < found.model["total"]
-    assert found.kept == len(found.model["maps"]) == 5_000 // (50 * 51 // 2) < found.heads
-    assert len(found.model["statistics"]["entropy"]["softmax"]) == LAYERS  # those are of all heads
-    out = _own(model, _ids(found, tokenizer, words * 9)[:, :50])
-    for place in found.model["maps"]:
-        layer, head = map(int, place.split("."))
-        weights, _ = helpers.map_of(found, layer, head, "softmax")
-        own = out.attentions[layer][0, head].double()
-        assert bool(
-            ((weights - own).abs() <= helpers.step(found, layer, head, "softmax", own)).all()
-        )
-
-
-def test_a_page_stays_within_its_bytes(make, tokenizer, words, monkeypatch):
-    whole = observe_text(make("Llama"), tokenizer, words, name="x")
-    size = sum(map(len, whole.chunks))
-    monkeypatch.setattr(observation, "BYTES", len(json.dumps(whole.model)) + size // 2)
-    found = observe_text(make("Llama"), tokenizer, words, name="x")
-    assert 0 < found.kept < found.heads
-    assert sum(map(len, found.chunks)) < size
-
-
-def test_heads_are_chosen_by_extremes_of_each_statistic():
-    a, b, c, d = (Head(0, i) for i in range(4))
-    statistics = [
-        {a: 0.1, b: 0.9, c: 0.5, d: 0.4},
-        {a: 3.0, b: 1.0, c: 2.0, d: 2.5},
-    ]
-    assert by_extremes(statistics) == [b, a, c, d]
-    assert by_extremes([]) == []
+def test_a_long_text_is_cut(make, tokenizer, words):
+    found = observe_text(make("Llama"), tokenizer, words * 9, name="x", longest=50)
+    assert len(found.model["tokens"]) == 50 < found.model["total"]
+    assert len(found.model["maps"]) == LAYERS * 4
 
 
 def test_texts_and_models_that_cannot_be_viewed_are_refused(make, tokenizer, words):

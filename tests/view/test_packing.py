@@ -41,8 +41,6 @@ def test_a_round_trip_stays_within_a_step(length, causal, signed, with_null, see
             "causal": causal,
         },
         chunks=[chunk],
-        kept=1,
-        heads=1,
     )
     again, null_again = helpers.map_of(found, 0, 0, "softmax")
     bound = helpers.step(found, 0, 0, "softmax", weights) + 1e-5 * size

@@ -141,7 +141,11 @@ def _print_bill(config: Any, command: Command) -> None:
     how += ", before gradients" * (not any(one["gradients"] for one in memory.values()))
     show(f"  memory of a device at the peak ({how})")
     parts = next(iter(memory.values()))
-    sizes = [(part, *(_bytes(one[part]) for one in memory.values())) for part in parts]
+    sizes = [
+        (part, *(_bytes(one[part]) for one in memory.values()))
+        for part in parts
+        if any(one[part] for one in memory.values())
+    ]
     _print_table(("devices", *map(str, memory)), sizes)
     show(f"\n  time at {100 * EFFICIENCY:g} % of the dense bf16 rate")
     times = [

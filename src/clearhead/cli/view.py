@@ -33,9 +33,8 @@ class Command(OpensModels):
     first text is read."""
     output: Path = Path("runs/view.html")
     """The page."""
-    tokens: Length = 2048
-    """Tokens read at most, the first of the text. Of a text longer than about 256 tokens the page
-    has the maps of some heads only."""
+    tokens: Length = 256
+    """Tokens read at most, the first of the text. The page grows with their square."""
 
 
 def run(words: list[str]) -> int:
@@ -67,8 +66,6 @@ def run(words: list[str]) -> int:
         observations.append(observe_text(model, tokenizer, text, name=name, longest=command.tokens))
     write_text(command.output, render(observations, title=" and ".join(names)))
     for name, one in zip(names, observations, strict=True):
-        if one.kept < one.heads:
-            say(f"{name}: maps of {one.kept} of {one.heads} heads fit on the page")
         if one.lost:
             say(f"clearhead: {name} is {NOT_FINITE} {one.lost}")
     say(f"wrote {command.output}")

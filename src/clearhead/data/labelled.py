@@ -202,6 +202,13 @@ class LabelledBatches:
         texts = [{**self.data.inputs[one], "labels": self.data.labels[one]} for one in chosen]
         return dict(self._collate(texts))
 
+    def tokens_before(self, step: int) -> int:
+        """Tokens of the texts of all earlier batches, without padding."""
+        epoch, turn = divmod(step, self.per_epoch)
+        lengths = [len(one["input_ids"]) for one in self.data.inputs]
+        read = self._order(epoch)[: turn * self.batch_size]
+        return epoch * sum(lengths) + sum(lengths[one] for one in read)
+
     def _epoch_order(self, epoch: int) -> Sequence[int]:
         if self.seed is None:
             return range(len(self.data))

@@ -5,6 +5,8 @@ stood in the same window before. As in arXiv 2410.05258 (table 6) all of them co
 out those that are frequent in the training text, which this does not.
 """
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 
@@ -12,14 +14,14 @@ from clearhead.errors import ClearheadError
 from clearhead.eval.options import HitsOptions
 from clearhead.eval.perplexity_task import PerplexityTask
 from clearhead.eval.sliding import sliding
-from clearhead.eval.task import EvalTask
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import opened
+from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 
-class HitsTask(EvalTask, HitsOptions):
-    drawn = False
+class HitsTask(HitsOptions):
+    drawn: ClassVar[bool] = False
     headlines = ("ar_hit_loss", "others_loss")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -31,7 +33,7 @@ class HitsTask(EvalTask, HitsOptions):
             )
         return _text().cells(subject)
 
-    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         length = cell["length"]
         texts = [document.ids for document in _text().chosen(subject)]
         sums = {True: np.zeros(2), False: np.zeros(2)}
@@ -50,13 +52,14 @@ class HitsTask(EvalTask, HitsOptions):
                 losses = window.loss[hit[window.position :] == kind]
                 total += losses.sum(), len(losses)
         (hit_sum, hit_count), (other_sum, other_count) = sums[True], sums[False]
-        return {
-            "ar_hit_loss": hit_sum / hit_count if hit_count else None,
-            "others_loss": other_sum / other_count if other_count else None,
-            "loss": (hit_sum + other_sum) / (hit_count + other_count),
-            "ar_hits": int(hit_count),
-            "predicted_tokens": int(hit_count + other_count),
-        }
+        return lines_of(
+            self.headlines,
+            ar_hit_loss=hit_sum / hit_count if hit_count else None,
+            others_loss=other_sum / other_count if other_count else None,
+            loss=(hit_sum + other_sum) / (hit_count + other_count),
+            ar_hits=int(hit_count),
+            predicted_tokens=int(hit_count + other_count),
+        )
 
 
 def hits(ids: np.ndarray, ngram: int) -> np.ndarray:

@@ -7,7 +7,7 @@ heads and layers. The paper does not say how it normalises; here the sums are of
 of a difference of maps, too, each share is between 0 and 1.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,17 +15,19 @@ from torch import Tensor
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.eval.needles import Haystack, haystack
 from clearhead.eval.options import AllocationOptions
-from clearhead.eval.task import EvalTask, by_depth, check_count
+from clearhead.eval.task import by_depth, check_count
 from clearhead.measure.answers import Prompt
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import evaluating, finite
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.observation import observe
 from clearhead.probe.tiles import AttentionTile, ByTile
+from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 
-class AllocationTask(EvalTask, AllocationOptions):
+class AllocationTask(AllocationOptions):
+    drawn: ClassVar[bool] = True
     headlines = ("answer_share", "noise_share")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -36,7 +38,7 @@ class AllocationTask(EvalTask, AllocationOptions):
             subject.check_length(length)
         return cells
 
-    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         weights = torch.zeros(3, dtype=torch.float64)
         for sample in range(self.samples):
             stack = self._haystack(subject, cell, sample)
@@ -44,7 +46,9 @@ class AllocationTask(EvalTask, AllocationOptions):
             weights += last_row(subject, prompt, _spans(stack, prompt, len(subject.begin)))
             advanced(1)
         answer, noise, _ = (weights / weights.sum()).tolist()
-        return {"answer_share": answer, "noise_share": noise, "samples": self.samples}
+        return lines_of(
+            self.headlines, answer_share=answer, noise_share=noise, samples=self.samples
+        )
 
     def _haystack(self, subject: Subject, cell: Cell, sample: int) -> Haystack:
         label = f"allocation {subject.seed} {cell['length']} {sample}"

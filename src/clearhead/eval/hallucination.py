@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import ClassVar
 
 from clearhead.data import labelled
 from clearhead.data.corpus import fingerprint_of
@@ -18,9 +19,10 @@ from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
 from clearhead.eval.judge import PROMPT, verdicts
 from clearhead.eval.options import HallucinationOptions
-from clearhead.eval.task import EvalTask, check_count, labelled_rows
+from clearhead.eval.task import check_count, labelled_rows
 from clearhead.measure.answers import Prompt
 from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 _OPENING = (
@@ -29,7 +31,8 @@ _OPENING = (
 _NAME = re.compile(r"(?<=[\w,;)] )[^\W\d_]\w*")
 
 
-class HallucinationTask(EvalTask, HallucinationOptions):
+class HallucinationTask(HallucinationOptions):
+    drawn: ClassVar[bool] = True
     headlines = ("accuracy", "undecided", "unjudged", "unsupported_names")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -56,7 +59,7 @@ class HallucinationTask(EvalTask, HallucinationOptions):
             for length in subject.lengths
         ]
 
-    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         (file,) = [file for file in self.files if Path(file).name == cell["file"]]
         rows, documents, prompts = self._asked(subject, file, cell["length"])
         answers = subject.reader.ask(
@@ -70,13 +73,14 @@ class HallucinationTask(EvalTask, HallucinationOptions):
             each = zip(documents, rows, texts, strict=True)
             prompts_of_judge = [PROMPT.format(one, row.label, text) for one, row, text in each]
             judged = verdicts(self.judge, prompts_of_judge)
-        return {
+        return lines_of(
+            self.headlines,
             **judged,
             **grounding(texts, documents),
-            "items": len(rows),
-            "cut": fmean(a.text != b for a, b in zip(rows, documents, strict=True)),
-            "texts": texts,
-        }
+            items=len(rows),
+            cut=fmean(a.text != b for a, b in zip(rows, documents, strict=True)),
+            texts=texts,
+        )
 
     def _rows(self, file: str) -> list[labelled.Row]:
         fields = Task(name=file, text=self.text_field, label=self.label_field)

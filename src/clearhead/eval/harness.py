@@ -89,7 +89,7 @@ class HarnessTask(HarnessOptions):
             details = {"items": items.get(one, sum(items.values())), "requests_cut": cut}
             where = {"task": one} | ({} if one == name else {"shots": found["n-shot"].get(one)})
             result = {**row, **details, "lm_eval": version("lm_eval")}
-            lines += [{**line, **where} for line in lines_of(shown, result)]
+            lines += [{**line, **where} for line in lines_of(shown, **result)]
         return lines
 
     def _evaluated(

@@ -1,7 +1,7 @@
 """Loss and accuracy of masked language models at hidden tokens, on windows of any length."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +11,16 @@ from clearhead.data.batches import IGNORED, document_inputs, document_starts
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import MaskedOptions
-from clearhead.eval.task import EvalTask
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import batches, evaluating, lack_of_positions
+from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 BATCH = 4096  # tokens run together
 
 
-class MaskedTask(EvalTask, MaskedOptions):
-    drawn = False
+class MaskedTask(MaskedOptions):
+    drawn: ClassVar[bool] = False
     headlines = ("masked_loss", "masked_accuracy")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -34,7 +34,7 @@ class MaskedTask(EvalTask, MaskedOptions):
                 raise ClearheadError(f"{reason}: give shorter lengths, or more text")
         return [{"length": length} for length in subject.lengths]
 
-    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         loss, accuracy = masked_loss(
             subject.model,
             with_mask_token(subject.texts.corpus),
@@ -43,7 +43,9 @@ class MaskedTask(EvalTask, MaskedOptions):
             share=self.mask,
         )
         read = {"predicted_tokens": loss.get("predicted_tokens", 0), "reason": loss.get("reason")}
-        return {"masked_loss": loss["value"], "masked_accuracy": accuracy["value"], **read}
+        return lines_of(
+            self.headlines, masked_loss=loss["value"], masked_accuracy=accuracy["value"], **read
+        )
 
 
 def masked_loss(

@@ -8,19 +8,22 @@ same context (which is read once), and the R needles stand together at the depth
 import re
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import ClassVar
 
 from clearhead.data.retrieval import Fact, facts, sentence
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import NeedlesOptions
 from clearhead.eval.passkey import scores
-from clearhead.eval.task import EvalTask, by_depth, check_count, parted
+from clearhead.eval.task import by_depth, check_count, parted
 from clearhead.measure.answers import Ids, Prompt
 from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 
-class NeedlesTask(EvalTask, NeedlesOptions):
+class NeedlesTask(NeedlesOptions):
+    drawn: ClassVar[bool] = True
     headlines = ("accuracy", "forced_tokens")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -36,14 +39,14 @@ class NeedlesTask(EvalTask, NeedlesOptions):
                 subject.check_length(cell["length"] + self.new_tokens)
         return cells
 
-    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         stacks = [self._haystack(subject, cell, sample) for sample in range(self.samples)]
         prompts = [prompt for stack in stacks for prompt in stack.prompts]
         numbers = [fact.number for stack in stacks for fact in stack.asked]
         answers = [answer for stack in stacks for _, answer in stack.questions]
         found = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens, advanced=advanced)
         by_query = scores(subject, found, numbers, [0] * len(found), cell["queries"])
-        return {**by_query, "samples": self.samples, "trials": len(found)}
+        return lines_of(self.headlines, **by_query, samples=self.samples, trials=len(found))
 
     def _haystack(self, subject: Subject, cell: Cell, sample: int) -> "Haystack":
         # The same sample at every depth has the same filler and facts.

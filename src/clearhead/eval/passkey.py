@@ -9,19 +9,21 @@ the answer's lead).
 import re
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 from clearhead.data.retrieval import LANDMARK, PAPER, Wording, number
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import PasskeyOptions
-from clearhead.eval.task import EvalTask, by_depth, check_count
+from clearhead.eval.task import by_depth, check_count
 from clearhead.measure.answers import Answer, Prompt
 from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 
-class PasskeyTask(EvalTask, PasskeyOptions):
+class PasskeyTask(PasskeyOptions):
+    drawn: ClassVar[bool] = True
     headlines = ("accuracy", "forced_tokens")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -34,7 +36,7 @@ class PasskeyTask(EvalTask, PasskeyOptions):
             subject.check_length(length + self._new_tokens)
         return cells
 
-    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         draws = SeededChoices(f"passkey {subject.seed} {cell['length']} {cell['depth']}")
         keys = [number(draws, self.digits, evaluation=True) for _ in range(self.trials)]
         texts = [self._prompt(subject, key, cell["length"], cell["depth"]) for key in keys]
@@ -51,11 +53,12 @@ class PasskeyTask(EvalTask, PasskeyOptions):
             new_tokens=self._new_tokens,
             advanced=advanced,
         )
-        return {
+        return lines_of(
+            self.headlines,
             **scores(subject, found, keys, [len(lead) for lead in leads]),
-            "trials": self.trials,
-            "prompt_tokens": fmean(map(len, prompts)),
-        }
+            trials=self.trials,
+            prompt_tokens=fmean(map(len, prompts)),
+        )
 
     @property
     def _wording(self) -> Wording:

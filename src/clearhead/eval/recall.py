@@ -6,20 +6,23 @@ pairs being given as they are.
 """
 
 from itertools import accumulate
+from typing import ClassVar
 
 from clearhead.data.retrieval import listing, pairs, sentence
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import RecallOptions
-from clearhead.eval.task import EvalTask, check_count
+from clearhead.eval.task import check_count
 from clearhead.measure.answers import Prompt
 from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 WORDS = 8  # of the shortest sentence of filler, about
 
 
-class RecallTask(EvalTask, RecallOptions):
+class RecallTask(RecallOptions):
+    drawn: ClassVar[bool] = True
     headlines = ("accuracy",)
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -34,7 +37,7 @@ class RecallTask(EvalTask, RecallOptions):
             subject.check_length(len(prompt.ids) + len(answer))
         return found
 
-    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         samples = [self._sample(subject, cell, number) for number in range(self.samples)]
         prompts, answers, places = zip(*samples, strict=True)
         found = subject.reader.ask(prompts, answers, advanced=advanced)
@@ -43,12 +46,13 @@ class RecallTask(EvalTask, RecallOptions):
             by_sample.append([all(answer.right[start:stop]) for start, stop in values])
             losses += [sum(answer.loss[start:stop]) for start, stop in values]
         right = [one for some in by_sample for one in some]
-        return {
-            "accuracy": sum(right) / len(right),
-            "accuracy_by_item": [sum(some) / len(some) for some in by_sample],
-            "answer_loss": sum(losses) / len(losses),
-            "trials": len(right),
-        }
+        return lines_of(
+            self.headlines,
+            accuracy=sum(right) / len(right),
+            accuracy_by_item=[sum(some) / len(some) for some in by_sample],
+            answer_loss=sum(losses) / len(losses),
+            trials=len(right),
+        )
 
     def _sample(
         self, subject: Subject, cell: Cell, number: int

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, variance
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from clearhead.data import labelled
 from clearhead.data.corpus import fingerprint_of
@@ -23,16 +23,18 @@ from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import FILL, ShotsOptions
-from clearhead.eval.task import EvalTask, check_count, labelled_rows, parted
+from clearhead.eval.task import check_count, labelled_rows, parted
 from clearhead.measure.answers import Ids, Prompt
 from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.records.cells import lines_of
 from clearhead.records.intervals import wilson
 from clearhead.records.runs import Line
 
 ORDER = "random"
 
 
-class ShotsTask(EvalTask, ShotsOptions):
+class ShotsTask(ShotsOptions):
+    drawn: ClassVar[bool] = True
     headlines = ("accuracy", "margin", "variance")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -57,7 +59,7 @@ class ShotsTask(EvalTask, ShotsOptions):
             for length in subject.lengths
         ]
 
-    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         setting = Setting(self, subject)
         shown = setting.shown(cell["length"], _count(cell["shots"]))
         known: dict[Ids, list[int]] = {}
@@ -75,22 +77,23 @@ class ShotsTask(EvalTask, ShotsOptions):
         low, high = wilson(sum(by_query), self.queries)
         several = len(known) > 1
         commonest = max(Counter(query.label for query in setting.queries).values())
-        return {
-            "accuracy": fmean(accuracies),
-            "low": low,
-            "high": high,
-            "accuracy_by_item": by_query,
-            "margin": max(accuracies) - min(accuracies) if several else None,
-            "variance": variance(accuracies) if several else None,
-            "accuracies": accuracies,
-            "chance": 1 / len(setting.labels),
-            "commonest": commonest / self.queries,
-            "labels": len(setting.labels),
-            "labels_shown": len({example.label for example in shown}),
-            "demonstrations": len(shown),
-            "prompt_tokens": len(context) + fmean(map(len, setting.questions)),
-            "trials": self.queries,
-        }
+        return lines_of(
+            self.headlines,
+            accuracy=fmean(accuracies),
+            low=low,
+            high=high,
+            accuracy_by_item=by_query,
+            margin=max(accuracies) - min(accuracies) if several else None,
+            variance=variance(accuracies) if several else None,
+            accuracies=accuracies,
+            chance=1 / len(setting.labels),
+            commonest=commonest / self.queries,
+            labels=len(setting.labels),
+            labels_shown=len({example.label for example in shown}),
+            demonstrations=len(shown),
+            prompt_tokens=len(context) + fmean(map(len, setting.questions)),
+            trials=self.queries,
+        )
 
 
 class Example(NamedTuple):

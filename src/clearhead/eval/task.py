@@ -1,45 +1,13 @@
-"""The base of evaluation tasks, and checks of their options and files."""
+"""Options and files of evaluation tasks, checked."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import ClassVar
 
 from clearhead.data import DataConfig, hub, labelled
 from clearhead.data.tasks import Task
-from clearhead.errors import ClearheadError, NotFinite
-from clearhead.measure.task import Advanced, Cell, Subject
-from clearhead.records.cells import lines_of, unmeasured
-from clearhead.records.runs import Line
+from clearhead.errors import ClearheadError
+from clearhead.measure.task import Cell
 from clearhead.terminal import say
-
-
-class EvalTask(ABC):
-    """A task of `clearhead eval`; its other base says what it measures, and has its options.
-
-    Attributes:
-        headlines: the numbers of a cell that tables show.
-    """
-
-    drawn: ClassVar[bool] = True
-    headlines: ClassVar[tuple[str, ...]] = ()
-
-    @abstractmethod
-    def cells(self, subject: Subject) -> list[Cell]:
-        """As `clearhead.measure.Task`."""
-
-    @abstractmethod
-    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
-        """The numbers of one cell, and what `lines_of` takes besides."""
-
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
-        """The lines of one cell; prompts that are cut are shown."""
-        try:
-            result = self.result(subject, cell, advanced)
-        except NotFinite as error:
-            return unmeasured(self.headlines, error)
-        cut = ["requests_cut"] if result.get("requests_cut") else []
-        return lines_of([*self.headlines, *cut], result)
 
 
 def parted(words: Sequence[str]) -> list[str]:

@@ -32,6 +32,7 @@ from clearhead.quantize.linear import linear_layers
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, require_new, write_json
 from clearhead.records.provenance import provenance
+from clearhead.report import style
 from clearhead.versions import versions
 
 TOKENS, ROUNDS = 32, 5  # of a prompt and of what follows it; of timing
@@ -81,13 +82,17 @@ def run_deployment(
             }
             write_json(folder / FIGURES, figures)
             manifest.seal(folder)
-            bits, full = (
-                f"{figures[f'{side}bytes']:,} bytes, {figures[f'{side}tokens_per_second']:.3g} "
-                f"tokens/s, perplexity {figures[f'{side}perplexity']:.2f}"
-                for side in ("", "bfloat16_")
-            )
+            bits, full = (in_words(figures, side) for side in ("", "bfloat16_"))
             show(f"{name}, {form}: {bits}; in bfloat16 {full}")
             show(f"saved: {folder}; loaded and run by a new process")
+
+
+def in_words(figures: dict[str, Any], side: str) -> str:
+    """Bytes, speed and perplexity of a side, "" or "bfloat16_"."""
+    size, speed, perplexity = (
+        figures[f"{side}{name}"] for name in ("bytes", "tokens_per_second", "perplexity")
+    )
+    return f"{size:,} bytes, {style.number(speed)} tokens/s, perplexity {perplexity:.2f}"
 
 
 def deploy(

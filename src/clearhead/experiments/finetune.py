@@ -247,6 +247,5 @@ class _Task:
         per_epoch = self.batches("train").per_epoch
         line: dict[str, Any] = {}
         for line in jsonl.steps(folder / STEPS):
-            del line["tokens"], line["tokens_per_second"]  # texts are not as long as they may be
             yield {**line, "epoch": (line["step"] - 1) // per_epoch + 1}
         yield {"metric": "train_seconds", "value": line.get("seconds")}

@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from clearhead.errors import NotFinite
 from clearhead.measure.task import Cell, Task
 from clearhead.models.inspection import dtype_name, within_memory
 from clearhead.progress import Work
+from clearhead.records.cells import unmeasured
 from clearhead.records.identity import canonical, digest_of
 from clearhead.records.lock import hold_file
 from clearhead.records.provenance import provenance
@@ -164,7 +166,13 @@ def _measured(task: Task[Any], one: _Planned, study: str, work: Work) -> tuple[l
 
     named = {"task": one.task} if study == COMPARISON else {}
     where = {**named, **one.at, **one.draw}
-    rows = [{**where, **line} for line in task.measure(one.subject, one.cell, advanced)]
+    try:
+        lines = list(task.measure(one.subject, one.cell, advanced))
+    except NotFinite as error:
+        if not (headlines := getattr(task, "headlines", ())):
+            raise
+        lines = unmeasured(headlines, error)
+    rows = [{**where, **line} for line in lines]
     return rows, {"seconds": time.perf_counter() - started, "peak_memory_bytes": peak.bytes()}
 
 

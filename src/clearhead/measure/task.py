@@ -92,7 +92,8 @@ class Task(Protocol[S]):
     cell's "digest" is of the files that it reads. `measure` gives one cell's lines: measures
     {"metric", "value", …} and other payloads of records, with a "kind"; it calls `advanced` with
     the number of windows or prompts done. `drawn` says whether a seed decides what is read: only
-    then are several seeds measured.
+    then are several seeds measured. A task may have `headlines`, the numbers that tables show: a
+    cell whose logits are not finite has each of them without a value.
     """
 
     drawn: ClassVar[bool]

@@ -53,6 +53,11 @@ def load(
     kind = kind_of(name, trust_remote_code=trust_remote_code)
     if kind == "masked" and kind not in kinds:
         raise ClearheadError(f"{name} predicts hidden tokens, not the next: give a causal one")
+    if kind == "bare" and kind not in kinds and _is_classifier(name, trust_remote_code):
+        raise ClearheadError(
+            f"{name} is a classifier, which predicts no tokens: `clearhead finetune` has written "
+            "how good it is to records.jsonl; give the model that it was made from, or diagnose it"
+        )
     if kind not in kinds:  # a bare trunk may still be completed, by a head that is the embedding
         kind = "causal"
     head: Literal["saved", "none"] = "none" if kind == "bare" else "saved"
@@ -162,6 +167,11 @@ def kind_of(name: str, *, trust_remote_code: bool = False) -> str:
     if saved.endswith("ForMaskedLM"):
         return "masked"
     return "causal" if saved.endswith(("ForCausalLM", "LMHeadModel")) else "bare"
+
+
+def _is_classifier(name: str, trust_remote_code: bool) -> bool:
+    config = load_config(name, trust_remote_code=trust_remote_code)
+    return any("Classification" in one for one in getattr(config, "architectures", None) or ())
 
 
 def auto_class(kind: str) -> Any:

@@ -10,21 +10,21 @@ from clearhead.errors import NOT_FINITE
 from clearhead.records import intervals
 from clearhead.records.runs import Line, Measure
 
-_PARTS = ("low", "high", "documents", "positions", "reason")
+_PARTS = ("low", "high", "documents", "reason")
 _ERRORS = ("interval", "stderr", "items")
 OfItems = Callable[[Sequence[float], float | None], intervals.Interval | None]
 FEWEST = 5  # texts whose losses tell the spread of a perplexity
 _BY_ITEM, _STDERR = "_by_item", "_stderr"
 
 
-def lines_of(headlines: Sequence[str], result: Line) -> list[Line]:
+def lines_of(headlines: Sequence[str], /, **result: Any) -> list[Line]:
     """The numbers of one cell as payloads of records.
 
     - A measure for each number: first the `headlines`, which tables show; then all others, marked
       as "aside". The first has what is no number as details.
     - `low` and `high` are accuracy's "interval", NAME_stderr the "stderr" of NAME and NAME_by_item
       its "items", from which an interval is made where none is given.
-    - `documents` are measures of their perplexities, `positions` a curve of the loss.
+    - `documents` are measures of their perplexities.
     """
     numbers = {name: result[name] for name in headlines if name in result}
     rest: Line = {}
@@ -40,11 +40,6 @@ def lines_of(headlines: Sequence[str], result: Line) -> list[Line]:
         details = {key: value for key, value in one.items() if key != "perplexity"}
         value = _value(one.get("perplexity"))
         lines.append({"metric": "document_perplexity", **details, **value})
-    if points := result.get("positions"):
-        x, y = [one["to"] for one in points], [one["cumulative"] for one in points]
-        names = [name for name in points[0] if name not in ("to", "cumulative")]
-        others = {name: [one[name] for one in points] for name in names}
-        lines.append({"kind": "curve", "curve": "cumulative_loss", "x": x, "y": y, **others})
     return lines
 
 
@@ -121,11 +116,20 @@ def _is_number(value: object) -> bool:
 def _interval(
     metric: str, items: Sequence[float], centre: float, of_items: OfItems
 ) -> intervals.Interval | None:
-    """The interval of items; a perplexity's is made on the scale of the loss, of `FEWEST` items."""
+    """The interval of items; a perplexity's is made on the scale of the loss, of `FEWEST` items,
+    and that of a share ends at 0 and 1."""
     interval = of_items(items, centre)
-    if metric != "perplexity" or interval is None:
-        return interval
-    return intervals.on_log_scale(interval, centre) if len(items) >= FEWEST else None
+    if interval is None:
+        return None
+    if metric == "perplexity":
+        return intervals.on_log_scale(interval, centre) if len(items) >= FEWEST else None
+    if of_items is intervals.of_items and "loss" not in metric and _are_shares(items):
+        return max(0.0, interval[0]), min(1.0, interval[1])
+    return interval
+
+
+def _are_shares(items: Sequence[float]) -> bool:
+    return all(0 <= one <= 1 for one in items)
 
 
 def _value(value: Any) -> Line:

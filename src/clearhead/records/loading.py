@@ -46,18 +46,41 @@ def load(paths: Path | Iterable[Path]) -> Records:
     A last line without its end, as an interrupted run leaves it, is skipped. Of two lines about
     the same step, measure or map the later counts, and so of two runs of one arm, seed, label.
 
-    An evaluation of a run beside that run's own records adds to them.
+    An evaluation of a run beside that run's own records adds to them. Files with runs of one arm,
+    seed and label that were trained under other settings are told apart by labels, their names.
 
     Raises:
         ClearheadError: naming file and line, for anything else that is not a record; two diagnoses
             of one name.
     """
-    runs: list[Run] = []
+    files: list[tuple[Path, list[Run]]] = []
     for path in [paths] if isinstance(paths, Path) else paths:
         reader = Reader()
         jsonl.each([path], reader.add)
-        runs += reader.runs()
-    return records_of(runs)
+        files.append((path, reader.runs()))
+    return records_of(_told_apart(files))
+
+
+def _told_apart(files: list[tuple[Path, list[Run]]]) -> list[Run]:
+    """The runs of all files, with the file's name as label where two hold other trainings of one
+    arm, seed and label."""
+    trainings: dict[tuple[str, str, int], set[str]] = {}
+    for _, runs in files:
+        for run in runs:
+            if not _is_evaluated(run) and run.steps:
+                settings = [run.header.get(name) for name in ("model", "train", "data")]
+                place = run.label, run.arm, run.seed
+                trainings.setdefault(place, set()).add(json.dumps(settings, sort_keys=True))
+    if all(len(one) < 2 for one in trainings.values()):
+        return [run for _, runs in files for run in runs]
+    names = [path.parent.name if path.stem == "records" else path.stem for path, _ in files]
+    if len({*names}) < len(names):
+        names = [str(path) for path, _ in files]
+    return [
+        replace(run, label=", ".join(filter(None, (name, run.label))))
+        for name, (_, runs) in zip(names, files, strict=True)
+        for run in runs
+    ]
 
 
 def parse(lines: Iterable[Line]) -> Records:

@@ -6,13 +6,12 @@ from records passes through `style.plain`, and never enters a hover template.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle, pairwise
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from clearhead.records.runs import INPUT
 from clearhead.report import style
 from clearhead.report.page import Panel
-from clearhead.report.statistics import Summary
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -24,11 +23,6 @@ TICKS = 12  # layers or heads that an axis names
 # By the names of plotly, and by those of people.
 DASHES = {"solid": "solid", "dot": "dotted", "dash": "dashed", "longdash": "in long dashes"}
 _MUTED = {"color": style.MUTED[0]}
-
-
-def points_of(summaries: Mapping[Any, Summary | None]) -> list[Point]:
-    """The points of a line, where there are numbers."""
-    return [(x, one.mean, one.deviation) for x, one in summaries.items() if one is not None]
 
 
 def with_map(arm: str, name: str) -> str:
@@ -247,12 +241,3 @@ def heads_map(cells: Mapping[tuple[int, int], float], largest: float) -> "go.Fig
     figure.update_xaxes(showgrid=False, tickvals=some_of(columns))
     figure.update_yaxes(showgrid=False, tickvals=some_of(rows), autorange="reversed")
     return figure
-
-
-def where_reached(curve: Sequence[tuple[float, float]], x: float) -> float | None:
-    """The y at which a curve first comes down to `x`; None where it starts below."""
-    for (before, old), (after, new_) in pairwise(curve):
-        if after <= x <= before:
-            part = 0.0 if before == after else (before - x) / (before - after)
-            return old + part * (new_ - old)
-    return None

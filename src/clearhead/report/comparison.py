@@ -1,31 +1,31 @@
 """The page of a comparison: cost and perplexity first, what models do inside folded below."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 from clearhead.records.runs import Records
 from clearhead.report import (
     evaluation,
     figures,
-    heatmaps,
     made,
-    milestones,
     narrative,
     quantization,
     style,
 )
-from clearhead.report.charts import Looks
 from clearhead.report.costs import add_costs, four_digits
-from clearhead.report.figures import by_token
-from clearhead.report.page import Block, Notes, Page, Panel, Section, section
-from clearhead.report.pivots import Pivot, Quantity, at, by_arm, in_header
+from clearhead.report.milestones import at_equal_loss
+from clearhead.report.narrative import Maker
+from clearhead.report.page import Page, Section, section
+from clearhead.report.pivots import Pivot
+from clearhead.report.quantities import Quantity, by_arm
 
-Made = Block | list[Block] | None
 _FIRST_TOKEN = "First token’s attention"
 CAPTION = (
     "Mean ± standard deviation over seeds; below it the difference to the first row where its 95 % "
     "interval (Welch’s t) excludes zero, “alone” where it does not hold among all comparisons of "
-    "the page, else “undecided” with the smallest effect that these seeds could have decided."
+    "the page, else “undecided” with the smallest effect that these seeds could have decided. "
+    "Hardly learnt is a perplexity above the square root of the vocabulary: what mechanisms do in "
+    "trained models may not show yet. At the edge is the lowest or highest rate of those tried."
 )
 LEARNING = (
     "By tokens, a lower curve learns more from the same text; by time, it also pays for its own "
@@ -42,15 +42,6 @@ APART = (
 EQUAL = (
     "Outliers grow as a model learns, so each model stands beside the first one where both had the "
     "same validation loss."
-)
-HEADS = (
-    "For how many queries (in %) the first token gets the largest weight. Heads far above chance "
-    "use it as a sink: a place to put attention when there is nothing to attend to."
-)
-LAYERS = (
-    "Kurtosis says how far single channels stand out (3 is a bell curve), the largest activation "
-    "how large they get. In OrthoAdam’s basis means after its random rotation, the same for every "
-    "model of a seed: outliers that an optimizer only moved would show there."
 )
 
 
@@ -69,90 +60,41 @@ def page(records: Records, title: str) -> Page:
         kicker="clearhead report",
         records=records,
         judge=judge,
-        warnings=narrative.warnings(records),
     )
     looks = built.looks
     apart = any(run.header.get("documents") == "apart" for run in records.runs)
-    largest = heatmaps.largest_share(records)
     sink = narrative.answer(
         records,
         "Queries that look most at the first token",
-        heatmaps.share_of_queries,
-        style.percent,
+        Quantity("", metric="sink", write=style.percent),
         more=chance(records),
     )
 
     def show(
-        name: str,
-        title: str,
-        caption: str,
-        *makers: Callable[[Records], Made],
-        answer: str = "",
-        folded: bool = True,
+        name: str, title: str, caption: str, *makers: Maker, answer: str = "", folded: bool = False
     ) -> Section | None:
-        words = {"title": title, "caption": caption, "folded": folded}
-        return section(name, answer, each(records, *makers), **words)
+        blocks = narrative.each(records, *makers)
+        return section(name, answer, blocks, title=title, caption=caption, folded=folded)
 
     return built.with_sections(
-        show("comparison", "The comparison", CAPTION, comparison, folded=False)
-        if trained
-        else None,
+        show("comparison", "The comparison", CAPTION, comparison) if trained else None,
         show(
-            "training",
-            "Learning",
-            LEARNING,
+            *("training", "Learning", LEARNING),
             lambda mine: figures.loss(mine, looks, "tokens"),
             lambda mine: figures.loss(mine, looks, "seconds"),
-            folded=False,
         ),
         show(
-            "lengths",
-            "Texts longer than in training",
-            LENGTHS + APART * apart,
+            *("lengths", "Texts longer than in training", LENGTHS + APART * apart),
             lambda mine: figures.perplexity_by_length(mine, looks),
-            folded=False,
         ),
         *evaluation.sections(records, looks),
-        show("bits", "What few bits cost", quantization.COSTS, _bits, folded=False)
+        show("bits", "What few bits cost", quantization.COSTS, _bits)
         if quantization.schemes(records)
         else None,
-        show("internals", "Inside the models", "", internals, answer=sink),
-        show(
-            "equal-loss",
-            "Outliers at equal loss",
-            EQUAL,
-            milestones.at_equal_loss,
-        ),
-        show(
-            "first-token",
-            "The first token’s share, head by head",
-            HEADS,
-            partial(_heads, largest=largest),
-            answer=f"The head that looks there most does so for {style.percent(largest)} of its "
-            "queries.",
-        ),
-        show(
-            "layers",
-            "Outliers in the hidden states",
-            LAYERS,
-            *(
-                partial(_by_layer, looks=looks, one=one)
-                for one in milestones.MILESTONES
-                if one.by_tokens
-            ),
-        ),
+        show("internals", "Inside the models", "", internals, answer=sink, folded=True),
+        show("equal-loss", "Outliers at equal loss", EQUAL, at_equal_loss, folded=True),
         made.section(records) if records.runs else None,
     )
-
-
-def each(records: Records, *makers: Callable[[Records], Made]) -> Iterator[Block]:
-    """The tables and figures of each set of records, under its mark."""
-    for tag, labelled in narrative.sets(records):
-        made = [make(labelled) for make in makers]
-        blocks = [
-            block for one in made if one for block in (one if isinstance(one, list) else [one])
-        ]
-        yield from [tag, *blocks] if blocks else []
 
 
 def chance(records: Records) -> str:
@@ -170,10 +112,10 @@ def _outside(records: Records) -> Iterator[Quantity]:
     millions = partial(
         Quantity, group="Parameters", note="M", scale=1e-6, judged=False, write=four_digits
     )
-    yield millions("all", read=in_header("parameters"))
-    yield millions("without embeddings", read=in_header("non_embedding_parameters"))
+    yield millions("all", metric="parameters")
+    yield millions("without embeddings", metric="non_embedding_parameters")
     group = "Validation perplexity by length of text"
-    yield Quantity("overall", group, read=at("perplexity"))
+    yield Quantity("overall", group, metric="perplexity")
     trained = records.sequence_length()
     for metric, heading, unit in (
         ("perplexity", group, ""),
@@ -182,7 +124,7 @@ def _outside(records: Records) -> Iterator[Quantity]:
         for length in records.dimension(metric, "length", task=None):
             title = f"{length / trained:g} ×" if trained else f"{length:,}"
             note = f"{unit}{length:,} tokens" if trained else unit.removesuffix("; ")
-            yield Quantity(title, heading, note, read=at(metric, length=length))
+            yield Quantity(title, heading, note, metric=metric, at={"length": length})
     splits = dict.fromkeys(
         (one.metric, one.dimensions["split"])
         for run in records.runs
@@ -191,10 +133,10 @@ def _outside(records: Records) -> Iterator[Quantity]:
         if "split" in one.dimensions
     )
     for metric, split in splits:
-        yield Quantity(metric, "Classification", split, read=at(metric, split=split))
+        yield Quantity(metric, "Classification", split, metric=metric, at={"split": split})
     cost = partial(Quantity, group="Cost", one_device=True)
-    yield cost("training speed", note="tokens/s", read=at("tokens_per_second"))
-    yield cost("peak memory", note="MiB", read=at("peak_memory_bytes"), scale=2.0**-20)
+    yield cost("training speed", note="tokens/s", metric="tokens_per_second")
+    yield cost("peak memory", note="MiB", metric="peak_memory_bytes", scale=2.0**-20)
 
 
 def internals(records: Records) -> Pivot | None:
@@ -209,29 +151,17 @@ def _inside(records: Records) -> Iterator[Quantity]:
         ("null_mass", "mass on no token", "%"),
         ("prefix_mass", "mass on learned keys", "%"),
     ):
-        yield Quantity(title, _FIRST_TOKEN, note, by_map=metric, scale=100)
+        yield Quantity(title, _FIRST_TOKEN, note, metric=metric, by_map=True, scale=100)
     for metric, group in (
         ("kurtosis", "Kurtosis of hidden states"),
         ("kurtosis_rotated", "Kurtosis in OrthoAdam’s basis"),
         ("largest_activation", "Largest activation"),
     ):
         for tokens, title in (("first", "first token"), ("rest", "other tokens")):
-            yield Quantity(title, group, read=at(metric, tokens=tokens))
+            yield Quantity(title, group, metric=metric, at={"tokens": tokens})
 
 
 def _bits(records: Records) -> Pivot | None:
     for run in records.runs:
         add_costs(run)
     return quantization.results(records)
-
-
-def _heads(records: Records, largest: float) -> list[Block]:
-    seeds = sorted({records.of(arm)[0].seed for arm in records.arms()})
-    words = f"Seed {', '.join(map(str, seeds))}{chance(records)}."
-    found = heatmaps.first_token_share(records, largest)
-    return [Notes(texts=(words,)), heatmaps.share_scale(largest), *found] if found else []
-
-
-def _by_layer(records: Records, looks: Looks, one: milestones.Milestone) -> Panel | None:
-    lines, title = by_token(one.metric), f"{one.title} by layer"
-    return figures.by_layer(records, looks, title, one.axis, lines, log=True)

@@ -1,23 +1,14 @@
 """The demo's page: a sentence and a section a defect."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from clearhead.records.runs import Measure, Records, Run
+from clearhead.records.runs import Records
 from clearhead.report import figures, heatmaps, made, narrative, style
-from clearhead.report.diagnosis import outlier
-from clearhead.report.heatmaps import SHARE
+from clearhead.report.costs import add_costs
 from clearhead.report.page import Page, Panel, section
-from clearhead.report.pivots import (
-    Entry,
-    Heading,
-    Pivot,
-    Quantity,
-    at,
-    build,
-    by_arm,
-    in_header,
-)
+from clearhead.report.pivots import Entry, Heading, Pivot, build
+from clearhead.report.quantities import SHARE, Quantity, by_arm
 
 TITLE = "Defects of the Transformer, and what repairs them"
 LEAD = (
@@ -56,13 +47,13 @@ BASE, SHAPED, ALIBI, COCA = "transformer", "sas-p", "alibi", "coca"
 PARAMETERS = Quantity(
     "parameters",
     note="M",
-    read=in_header("parameters"),
+    metric="parameters",
     scale=1e-6,
     judged=False,
     write=style.number,
 )
 SINK = [
-    Quantity(title, note=note, read=at(metric, map="softmax"), write=style.percent)
+    Quantity(title, note=note, metric=metric, at={"map": "softmax"}, write=style.percent)
     for title, note, metric in (
         ("weight on the first token", "", MASS),
         ("weight on no token", "", "null_mass"),
@@ -71,57 +62,43 @@ SINK = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The records of the demo by part."""
-
-    text: Records
-    sinks: Records
-    bits: Records
-    pretrained: tuple[Records, ...] = ()
-
-    @property
-    def all(self) -> Records:
-        """Every run that the page shows."""
-        records = (self.text, self.sinks, self.bits, *self.pretrained)
-        return Records(runs=tuple(run for one in records for run in one.runs))
-
-
 def only(records: Records, *arms: str) -> Records:
     """The runs of these arms."""
     return Records(runs=tuple(run for run in records.runs if run.arm in arms))
 
 
-def page(parts: Parts) -> Page:
-    """The page of the demo."""
+def page(
+    *, text: Records, sinks: Records, bits: Records, pretrained: Sequence[Records] = ()
+) -> Page:
+    """The page of the demo, of the records of each part."""
+    of_bits = (bits, *pretrained)
+    whole = Records(runs=tuple(run for one in (text, sinks, *of_bits) for run in one.runs))
     built = Page(
         title=TITLE,
         kicker="clearhead demo",
-        records=parts.all,
+        records=whole,
         judge=lambda threshold: [LEAD, *filter(None, answers)],
-        warnings=narrative.warnings(parts.text),
     )
-    lengths, blocks = (only(parts.text, BASE, *arms) for arms in ((ALIBI, COCA), (SHAPED,)))
+    lengths, blocks = (only(text, BASE, *arms) for arms in ((ALIBI, COCA), (SHAPED,)))
     longest = max(lengths.dimension("perplexity", "length", task=None), default=0)
-    trained = parts.text.sequence_length()
+    trained = text.sequence_length()
     better = ("better", "worse")
     answers = [
         narrative.answer(
             lengths,
             f"Perplexity at {longest:,} tokens, after training at {trained or 0:,}",
-            at("perplexity", length=longest),
+            Quantity("", metric="perplexity", at={"length": longest}),
             words=better,
         ),
-        narrative.answer(blocks, "Perplexity", at("perplexity", length=trained), words=better),
+        narrative.answer(blocks, "Perplexity", _perplexity(blocks), words=better),
         narrative.answer(
-            parts.sinks,
+            sinks,
             "Weight on the first token",
-            at(MASS, map="softmax"),
-            style.percent,
+            Quantity("", metric=MASS, at={"map": "softmax"}, write=style.percent),
             words=("less", "more"),
         ),
     ]
-    largest = heatmaps.largest_share(parts.sinks)
+    largest = heatmaps.largest_share(sinks)
     tables = {
         "lengths": (
             _own_legend(figures.perplexity_by_length(lengths, built.looks)),
@@ -133,17 +110,17 @@ def page(parts: Parts) -> Page:
         ),
         "sinks": (
             heatmaps.share_scale(largest),
-            *heatmaps.first_token_share(parts.sinks, largest),
-            by_arm(parts.sinks, "the sink", [*SINK, _perplexity(parts.sinks)]),
+            *heatmaps.first_token_share(sinks, largest),
+            by_arm(sinks, "the sink", [*SINK, _perplexity(sinks)]),
         ),
-        "bits": (_bits(parts),),
+        "bits": (_bits(of_bits),),
     }
     return built.with_sections(
         *(
             section(name, "", blocks, title=title, caption=caption)
             for (name, blocks), (title, caption) in zip(tables.items(), WORDS, strict=True)
         ),
-        made.section(parts.all),
+        made.section(whole),
     )
 
 
@@ -153,40 +130,30 @@ def _own_legend(panel: Panel | None) -> Panel | None:
 
 
 def _perplexity(records: Records) -> Quantity:
-    return Quantity("perplexity", read=at("perplexity", length=records.sequence_length()))
+    return Quantity("perplexity", metric="perplexity", at={"length": records.sequence_length()})
 
 
 def _by_length(records: Records) -> Iterator[Quantity]:
     for length in records.dimension("perplexity", "length", task=None):
-        yield Quantity(f"{length:,}", note="tokens", read=at("perplexity", length=length))
+        yield Quantity(f"{length:,}", note="tokens", metric="perplexity", at={"length": length})
 
 
-def _added(run: Run) -> list[Measure]:
-    """The share that 8 bits add to perplexity."""
-    full, coarse = run.value("perplexity"), run.value("perplexity", scheme=COARSE)
-    if full is None or coarse is None:
-        return []
-    return [Measure(metric="added", value=coarse / full - 1)]
-
-
-def _bits(parts: Parts) -> Pivot | None:
+def _bits(records: Sequence[Records]) -> Pivot | None:
     """Outliers and what 8 bits cost, of each model by its diagnosis and its quantisation."""
     columns = [
         replace(SINK[-1], title="first token a sink"),
-        Quantity("largest hidden number", note="in medians", read=outlier),
-        Quantity("perplexity", note="full precision", read=at("perplexity")),
-        Quantity("in 8 bits", note="a scale a tensor", read=at("perplexity", scheme=COARSE)),
-        Quantity("change", read=_added, write=style.percent),
+        Quantity("largest hidden number", note="in medians", metric="outlier"),
+        Quantity("perplexity", note="full precision", metric="perplexity"),
+        Quantity("in 8 bits", note="a scale a tensor", metric="perplexity", at={"scheme": COARSE}),
+        Quantity("change", metric="cost", at={"scheme": COARSE}, write=style.percent),
     ]
-    studies: dict[str, list[Records]] = {}
-    for records in (parts.bits, *parts.pretrained):
-        for arm in records.arms():
-            studies.setdefault(arm, []).append(only(records, arm))
-    rows = [(Heading(arm, arm=arm), ones) for arm, ones in studies.items()]
+    for run in (run for one in records for run in one.runs):
+        add_costs(run)
+    arms = dict.fromkeys(arm for one in records for arm in one.arms())
 
-    def fill(ones: list[Records], quantity: Quantity) -> tuple[Entry, ...]:
-        cells = (quantity.entries(one, one.arms()[0], one.arms()[0]) for one in ones)
+    def fill(arm: str, quantity: Quantity) -> tuple[Entry, ...]:
+        cells = (quantity.entries(only(one, arm), arm, arm) for one in records)
         return next(filter(None, cells), ())
 
-    named = [(column, column) for column in columns]
-    return build("outliers and 8 bits", rows, named, fill, corner="model")
+    rows = [(Heading(arm, arm=arm), arm) for arm in arms]
+    return build("outliers and 8 bits", rows, [(x, x) for x in columns], fill, corner="model")

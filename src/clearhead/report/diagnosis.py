@@ -4,13 +4,14 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from clearhead.records.runs import LOST, Measure, Records, Run
+from clearhead.records.runs import LOST, Records, Run
 from clearhead.report import figures, heatmaps, made, narrative, style
 from clearhead.report.charts import Looks
 from clearhead.report.comparison import chance
 from clearhead.report.figures import Line
-from clearhead.report.page import Block, Fold, Notes, Page, Panel, Section, Title, section
-from clearhead.report.pivots import Pivot, Quantity, Read, at, at_end, by_arm
+from clearhead.report.page import Block, Fold, Notes, Page, Panel, Section, section
+from clearhead.report.pivots import Pivot
+from clearhead.report.quantities import Quantity, by_arm
 
 SAMPLED = (
     "Every number is over all queries, heads and tokens read, but for what is named as sampled: "
@@ -87,7 +88,6 @@ def page(records: Records, title: str) -> Page:
         records=records,
         judge=lambda threshold: _verdict(records),
         next=tuple(filter(None, (_next(records.of(arm)[0]) for arm in records.arms()))),
-        warnings=narrative.warnings(records),
     )
     looks = built.looks
     three = [by_arm(records, "three numbers", THREE, corner="", arms_across=True)]
@@ -124,15 +124,11 @@ def _quantities(records: Records) -> Iterator[Quantity]:
     for group, title, metric, words, note in NUMBERS:
         how = words.split()
         for line in _lines(records, metric, how) if "layer" not in how else ():
-            read: Read = at(metric, **line.dimensions)
-            if metric == CHANNELS:
-                read = _channel_count
-            elif {"first", "last"} & {*how}:
-                read = at_end(metric, first="first" in how)
             named = f"{title}, {line.name}" if line.name else title
-            yield Quantity(
-                named, group, note, read=read, write=style.percent if "%" in how else None
-            )
+            ends = [{"layer": end} for end in ("first", "last") if end in how]
+            at = {**line.dimensions, **(ends[0] if ends else {})}
+            write = style.percent if "%" in how else None
+            yield Quantity(named, group, note, metric=metric, at=at, write=write)
 
 
 def _lines(records: Records, metric: str, how: Sequence[str]) -> list[Line]:
@@ -155,32 +151,20 @@ def _by_layer(records: Records, looks: Looks) -> Iterator[Panel | None]:
             yield figures.by_layer(records, looks, title, note or group, lines, log=log)
 
 
-def _channel_count(run: Run) -> list[Measure]:
-    """The number of outlier channels; 0 only where hidden states were measured."""
-    lines = run.payload("channel")
-    if not lines and run.measure("hidden_top_1") is None:
-        return []
-    return [Measure(metric=CHANNELS, value=float(lines[0]["of"] if lines else 0))]
-
-
-def outlier(run: Run) -> list[Measure]:
-    """The largest hidden number in medians."""
-    top, median = run.value("hidden_top_1"), run.value("hidden_median")
-    return [Measure(metric="outlier", value=top / median)] if top is not None and median else []
-
-
 THREE = (
     Quantity(
         "queries whose largest weight is on the first token",
         note="sink",
-        by_map=SINK,
+        metric=SINK,
+        by_map=True,
         write=style.percent,
     ),
-    Quantity("largest hidden number, in medians", note="outliers", read=outlier),
+    Quantity("largest hidden number, in medians", note="outliers", metric="outlier"),
     Quantity(
         "similarity of tokens after the last layer",
         note="mean cosine; 1 is rank collapse",
-        read=at_end("similarity"),
+        metric="similarity",
+        at={"layer": "last"},
     ),
 )
 
@@ -188,15 +172,14 @@ THREE = (
 def _verdict(records: Records) -> list[str]:
     """The three numbers, those of several models in a table below; and whether any is a defect."""
     sentences = (
-        ("{} of queries look most at the first token", heatmaps.share_of_queries, style.percent),
-        ("Largest hidden number: {} × the median", outlier, style.number),
-        ("Mean cosine of tokens after the last layer: {}", at_end("similarity"), "{:.2f}".format),
+        ("{} of queries look most at the first token", "sink", style.percent, chance(records)),
+        ("Largest hidden number: {} × the median", "outlier", style.number, ""),
+        ("Mean cosine of tokens after the last layer: {}", "similarity", "{:.2f}".format, ""),
     )
-    what, floors = "Queries that look most at the first token", [chance(records), "", ""]
-    said = [
-        narrative.answer(records, what, read, write, alone=words, more=floor)
-        for (words, read, write), floor in zip(sentences, floors, strict=True)
-    ]
+    what, said = "Queries that look most at the first token", []
+    for words, metric, write, floor in sentences:
+        number = Quantity("", metric=metric, at={"layer": "last"}, write=write)
+        said.append(narrative.answer(records, what, number, alone=words, more=floor))
     said = [one for one in said[: 3 if len(records.arms()) == 1 else 1] if one]
     if not said:
         return [f"No sink, outlier or similarity was measured of {narrative.title_of(records)}."]
@@ -241,13 +224,13 @@ def _findings(records: Records) -> Section | None:
             )
             texts.append(f"{_sentence(line['finding'])} {_sentence(line['advice'])} [{support}]")
         texts += [f"Not measured: {line['part']}: {line['reason']}" for line in run.payload("note")]
-        blocks += [Title(text=run.id), Notes(texts=tuple(texts))] if texts else []
+        blocks += [Notes(title=run.id, texts=tuple(texts))] if texts else []
         if lines := run.payload("channel"):
             words = f"{run.id}: {lines[0]['of']:,} outlier channels, the largest first"
-            blocks.append(Fold(summary=words, lines=tuple(map(_channel, lines))))
+            blocks.append(Fold(summary=words, text="\n".join(map(_channel, lines))))
         if places := tuple(_largest_of_cache(run)):
             words = f"{run.id}: the largest keys and values, by layer"
-            blocks.append(Fold(summary=words, lines=places))
+            blocks.append(Fold(summary=words, text="\n".join(places)))
     title = "What was found, and what to do"
     if not blocks:
         return None

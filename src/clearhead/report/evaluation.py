@@ -1,4 +1,4 @@
-"""Evaluations on a page: a section a task, with tables and curves by length and position.
+"""Evaluations on a page: a section a task, with tables and curves by length.
 
 A number is the mean over seeds, and in tables and curves over depths; ± is one standard deviation
 over seeds.
@@ -6,16 +6,18 @@ over seeds.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
-from clearhead.errors import NOT_FINITE
-from clearhead.records.runs import Measure, Records, Run
+from clearhead.records.frame import frame
+from clearhead.records.runs import DIMENSIONS, Records
 from clearhead.report import figures, narrative, style
-from clearhead.report.charts import Curves, Looks
-from clearhead.report.page import Block, Panel, Section
-from clearhead.report.pivots import Entry, Found, Heading, Pivot, build, by_seed, entry
-from clearhead.report.statistics import summarize
+from clearhead.report.charts import Looks
+from clearhead.report.narrative import Maker
+from clearhead.report.page import Panel, Section
+from clearhead.report.pivots import Entry, Heading, Pivot, build, by_seed
+from clearhead.report.quantities import Quantity, arm_headings
 
 PLAIN = "none"  # the scaling that a curve shows
 FEW = 3  # models whose scalings a chart by length shows too
@@ -29,7 +31,6 @@ SEEDS = (" and seeds", ", by Welch’s t over seeds")
 _READ = ("perplexity", "hits", "masked")  # tasks whose number is one of the text
 # Dimensions that name no row: the column, and what only decides which text is read.
 _SILENT = ("task", "scaling", "factor", "length", "longest", "digest", "depth")
-Places = dict[tuple[str, str, int], Found]  # by arm, setting and length
 
 
 def tasks(records: Records) -> dict[str, list[str]]:
@@ -44,52 +45,31 @@ def tasks(records: Records) -> dict[str, list[str]]:
     return {task: list(names) for task, names in metrics.items()}
 
 
-def places_of(records: Records, task: str, metric: str, *, by_depth: bool = False) -> Places:
-    """The measures of a task's metric by arm, setting and length, and by seed."""
-    texts = len(records.dimension(metric, "longest", task=task)) > 1
-    places: Places = {}
-    for arm in records.arms():
-        for run in records.of(arm):
-            for one in run.select(metric, task=task):
-                at = one.dimensions
-                words = setting(at, by_depth=by_depth, longest=texts)
-                place = places.setdefault((arm, words, at.get("length", 0)), {})
-                place.setdefault(run.seed, []).append(one)
-    return places
-
-
-def _finite(measures: Found | None) -> Found:
-    """Those that have a value; none where one is not finite."""
-    by_seed = (measures or {}).items()
-    if any(one.not_finite for _, ones in by_seed for one in ones):
-        return {}
-    found = {seed: [one for one in ones if one.value is not None] for seed, ones in by_seed}
-    return {seed: ones for seed, ones in found.items() if ones}
-
-
 def table(records: Records, task: str, metric: str, *, by_depth: bool = False) -> Pivot | None:
     """A row a model, a column a setting and length; of one model a row a setting."""
-    places = places_of(records, task, metric, by_depth=by_depth)
+    texts = len(records.dimension(metric, "longest", task=task)) > 1
+    told = {"depth": by_depth, "longest": texts}
+    named = [name for name in DIMENSIONS if told.get(name, True)]
+    places: dict[tuple[str, int], Quantity] = {}
+    for run in records.runs:
+        for one in run.select(metric, task=task):
+            words = setting(one.dimensions, by_depth=by_depth, longest=texts)
+            at = {name: one.dimensions.get(name) for name in named}
+            number = Quantity("", words, metric=metric, at=at, pooled=True)
+            places.setdefault((words, one.dimensions.get("length", 0)), number)
     arms, reference = records.arms(), next(iter(records.arms()), "")
 
-    def fill(arm: str, words: str, length: int) -> tuple[Entry, ...]:
-        measures = places.get((arm, words, length))
-        if measures is None:
-            return ()
-        if not (mine := _finite(measures)):
-            lost = any(one.not_finite for ones in measures.values() for one in ones)
-            return (Entry(text=NOT_FINITE if lost else "none"),)
-        theirs = {} if arm == reference else _finite(places.get((reference, words, length)))
-        return (entry(mine, theirs, reference=reference, given=records.given),)
+    def fill(arm: str, place: tuple[str, int]) -> tuple[Entry, ...]:
+        return places[place].entries(records, arm, reference) if place in places else ()
 
     guesses: dict[str, list[float]] = {}
-    if metric == "accuracy":
-        for (_, words, _), known in places_of(records, task, "chance", by_depth=by_depth).items():
-            if finite := _finite(known):
-                guesses.setdefault(words, []).append(fmean(by_seed(finite)))
-    notes = {words: f"chance {style.percent(fmean(ones))}" for words, ones in guesses.items()}
-    settings = list(dict.fromkeys(words for _, words, _ in places))
-    lengths = sorted({length for *_, length in places})
+    for (words, _), number in places.items() if metric == "accuracy" else ():
+        chance = replace(number, metric="chance")
+        known = [one for arm in arms for one in by_seed(chance.found(records, arm))]
+        guesses.setdefault(words, []).extend(known)
+    notes = {words: f"chance {style.percent(fmean(x))}" for words, x in guesses.items() if x}
+    settings = list(dict.fromkeys(words for words, _ in places))
+    lengths = sorted({length for _, length in places})
     names = {length: f"{length:,}" if length else "" for length in lengths}
     by = " by length in tokens" if any(lengths) else ""
     words = metric.replace("_", " ")
@@ -98,14 +78,13 @@ def table(records: Records, task: str, metric: str, *, by_depth: bool = False) -
     across = [(Heading(title=name), length) for length, name in names.items()]
     if len(arms) == 1:
         down = [(Heading(title=one, note=notes.get(one, "")), one) for one in settings]
-        return build(title, down, across, lambda *place: fill(reference, *place), corner=corner)
+        return build(title, down, across, lambda *place: fill(reference, place), corner=corner)
     columns = [
         (replace(name, group=one, note=notes.get(one, "")), (one, length))
         for one in settings
         for name, length in across
     ]
-    models = [(Heading(title=arm, arm=arm), arm) for arm in arms]
-    return build(title, models, columns, lambda arm, place: fill(arm, *place), corner=corner)
+    return build(title, arm_headings(records), columns, fill, corner=corner)
 
 
 def tables(records: Records, name: str) -> Iterator[Pivot]:
@@ -132,20 +111,12 @@ def tables(records: Records, name: str) -> Iterator[Pivot]:
 def sections(records: Records, looks: Looks) -> Iterator[Section]:
     """A section for each task, over all sets of records."""
     caption = CAPTION.format(*(("", "") if records.given else SEEDS))
-    for task in tasks(records):
-        blocks: list[Block | None] = []
-        for tag, labelled in narrative.sets(records):
-            if metrics := tasks(labelled).get(task):
-                blocks += [tag, *(table(labelled, task, metric) for metric in metrics)]
-                blocks.append(_by_length(labelled, looks, task, metrics[0]))
-                blocks.append(figures.loss_by_position(labelled, looks, task, scaling=PLAIN))
-        yield Section(
-            name=f"evaluation-{task}",
-            title=f"Evaluation: {task}",
-            answer="",
-            caption=caption,
-            blocks=tuple(block for block in blocks if block is not None),
-        )
+    for task, metrics in tasks(records).items():
+        makers: list[Maker] = [partial(table, task=task, metric=one) for one in metrics]
+        makers.append(partial(_by_length, looks=looks, task=task, metric=metrics[0]))
+        blocks = tuple(narrative.each(records, *makers))
+        title = f"Evaluation: {task}"
+        yield Section(name=f"evaluation-{task}", title=title, caption=caption, blocks=blocks)
         caption = ""
 
 
@@ -160,16 +131,16 @@ def numbers(records: Records, task: str) -> str:
     labelled = records.labelled(records.labels()[0])
     metric = next(iter(tasks(labelled).get(task, ())), "")
     longest = max(labelled.dimension(metric, "length", task=task), default=None)
-    where = {"task": task} if longest is None else {"task": task, "length": longest}
-
-    def read(run: Run) -> list[Measure]:
-        ones = run.select(metric, **where)
-        return [one for one in ones if one.dimensions.get("scaling", PLAIN) == PLAIN]
-
+    where: dict[str, Any] = {"task": task} if longest is None else {"task": task, "length": longest}
+    where["scaling"] = PLAIN if labelled.dimension(metric, "scaling", **where) else None
     words = metric.replace("_", " ") + ("" if task == metric else f" of {task}")
     at = f" at {longest:,} tokens" if longest else ""
     text = narrative.text_in_words(labelled) if task in _READ else ""
-    return narrative.answer(labelled, f"{words[:1].upper()}{words[1:]}{at}{text}", read)
+    return narrative.answer(
+        labelled,
+        f"{words[:1].upper()}{words[1:]}{at}{text}",
+        Quantity("", metric=metric, at=where, pooled=True),
+    )
 
 
 def setting(dimensions: Mapping[str, Any], *, by_depth: bool = False, longest: bool = False) -> str:
@@ -178,7 +149,7 @@ def setting(dimensions: Mapping[str, Any], *, by_depth: bool = False, longest: b
     words = [
         f"{name} {value:g}" if isinstance(value, float | int) else f"{name} {value}"
         for name, value in dimensions.items()
-        if told.get(name, name not in _SILENT)
+        if told.get(name, name not in _SILENT) and (name, value) != ("order", "random")
     ]
     return ", ".join([scaling_name(dimensions), *words])
 
@@ -194,24 +165,18 @@ def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel 
 
     Of many models only what was measured without scaling: more lines could not be told apart.
     """
-    few, texts = len(records.arms()) <= FEW, records.dimension(metric, "longest", task=task)
-    together: Places = {}
-    for (arm, words, length), measures in places_of(records, task, metric).items():
-        name = words.partition(",")[0]
-        of_text = len(texts) < 2 or f"longest {texts[-1]:g}" in words
-        if of_text and (few or name == PLAIN):
-            place = together.setdefault((arm, name, length), {})
-            for seed, ones in measures.items():
-                place.setdefault(seed, []).extend(ones)
-    if len({length for *_, length in together}) < 2:
+    rows = frame({"": records}, metric)
+    rows = rows[(rows["task"] == task) & rows["length"].notna()]
+    if rows["longest"].nunique() > 1:
+        rows = rows[rows["longest"] == rows["longest"].max()]
+    rows = rows.assign(line=[scaling_name(one.dimensions) for one in rows["measure"]])
+    few = len(records.arms()) <= FEW
+    rows = rows if few else rows[rows["line"] == PLAIN]
+    if rows["length"].nunique() < 2:
         return None
-    curves: Curves = {}
-    for (arm, name, length), measures in together.items():
-        if over := summarize(by_seed(_finite(measures))):
-            curves.setdefault((arm, name), []).append((length, over.mean, over.deviation))
+    curves = figures.curves(records, figures.finite(rows), "length", "line")
     words = metric.replace("_", " ")
     title = f"{words[:1].upper()}{words[1:]} by length of text"
-    curves = {place: sorted(points) for place, points in curves.items()}
     return figures.by_length(
         records, looks, curves, title, words, "" if few else "Without scaling."
     )

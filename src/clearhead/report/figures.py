@@ -1,16 +1,17 @@
 """Charts of several arms: over training, over length and over layers."""
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from clearhead.records.runs import Records
-from clearhead.report.charts import Curves, Looks, chart, points_of
+from clearhead.records.frame import frame
+from clearhead.records.runs import DIMENSIONS, Records
+from clearhead.report.charts import Curves, Looks, chart
 from clearhead.report.page import Panel
-from clearhead.report.pivots import along, summary
+
+if TYPE_CHECKING:
+    import pandas
 
 SHARES = ("acc", "forced", "share", "exact_match", "contained", "f1")  # parts of metrics' names
 POINTS = 80  # of a training curve; each is the mean over a block of steps
@@ -29,6 +30,38 @@ class Line:
     dimensions: dict[str, Any] = field(default_factory=dict)
 
 
+def numbers(records: Records, metric: str, across: str, **at: Any) -> "pandas.DataFrame":
+    """The rows of a metric (`records.frame`) that have all of these dimensions, `across` besides,
+    and no others; infinite where they are not finite."""
+    rows = frame({"": records}, metric)
+    absent = [name for name in DIMENSIONS if at.get(name) is None and name != across]
+    rows = rows[rows[absent].isna().all(axis=1)]
+    for name, value in at.items():
+        rows = rows if value is None else rows[rows[name] == value]
+    return finite(rows)
+
+
+def finite(rows: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Without missing values; infinite are those that are not finite, and all means of them."""
+    lost = rows["measure"].map(lambda one: one.not_finite).astype(bool)
+    return rows.assign(value=rows["value"].mask(lost, math.inf)).dropna(subset="value")
+
+
+def curves(records: Records, rows: "pandas.DataFrame", across: str, name: str = "") -> Curves:
+    """A line of each arm, and of each value of the column `name`: along `across` the mean over
+    seeds and its deviation, within a seed the mean of all rows."""
+    by = ["arm", *([name] if name else []), across]
+    means = rows.groupby([*by, "seed"], sort=False, observed=True)["value"].mean()
+    over = means.groupby(by, observed=True).agg(["mean", "std"]).fillna({"std": 0.0}).reset_index()
+    names = [*dict.fromkeys(rows[name])] if name else [""]
+    found: Curves = {(arm, one): [] for arm in records.arms() for one in names}
+    for row in over[over["mean"] < math.inf].to_dict("records"):
+        x = row[across]
+        x = int(x) if isinstance(x, float) and x.is_integer() else x
+        found[row["arm"], row.get(name, "")].append((x, row["mean"], row["std"]))
+    return found
+
+
 def loss(records: Records, looks: Looks, against: Literal["tokens", "seconds"]) -> Panel | None:
     """Training loss against tokens or time: mean over seeds, band of ± 1 standard deviation.
 
@@ -38,8 +71,8 @@ def loss(records: Records, looks: Looks, against: Literal["tokens", "seconds"]) 
 
     alike = records.on_one_device() if against == "seconds" else records
     others = len(records.runs) - len(alike.runs)
-    lines = [{"arm": run.arm, "seed": run.seed, **step} for run in alike.runs for step in run.steps]
-    steps = pandas.DataFrame(lines, columns=["arm", "seed", "step", "loss", against]).dropna()
+    read = [{"arm": run.arm, "seed": run.seed, **step} for run in alike.runs for step in run.steps]
+    steps = pandas.DataFrame(read, columns=["arm", "seed", "step", "loss", against]).dropna()
     if not len(steps) or not steps[against].max():
         return None
     longest, width = steps[against].max(), math.ceil(steps["step"].max() / POINTS)
@@ -50,14 +83,14 @@ def loss(records: Records, looks: Looks, against: Literal["tokens", "seconds"]) 
     spread = means.groupby(["arm", "block"]).agg(
         x=(against, "mean"), y=("loss", "mean"), spread=("loss", "std")
     )
-    curves: Curves = {
+    lines: Curves = {
         (arm, ""): [*spread.fillna(0.0).loc[arm].itertuples(index=False, name=None)]
         for arm in alike.arms()
         if arm in spread.index
     }
     # The steep start would press all that follows into a line.
-    settled = [y for one in curves.values() for _, y, _ in one[len(one) // 20 :]]
-    crop = max(map(len, curves.values())) >= POINTS // 2
+    settled = [y for one in lines.values() for _, y, _ in one[len(one) // 20 :]]
+    crop = max(map(len, lines.values())) >= POINTS // 2
     smoothing = "none" if width == 1 else f"each point is the mean over {width} steps"
     notes = [f"Smoothing: {smoothing}."]
     notes += ["The first 5 % lie above the frame; a double click shows them."] * crop
@@ -65,7 +98,7 @@ def loss(records: Records, looks: Looks, against: Literal["tokens", "seconds"]) 
     notes += [left_out] * (others > 0)
     return chart(
         f"Training loss {'by tokens read' if against == 'tokens' else 'by time on this machine'}",
-        curves,
+        lines,
         looks,
         f"{'tokens read' if against == 'tokens' else 'training time'} ({unit})",
         "loss (nats per token)",
@@ -81,30 +114,27 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
 
     None where one length was measured, and none failed: a point is no line.
     """
-    lengths = records.dimension("perplexity", "length", task=None)
-    curves: Curves = {}
+    lines = curves(records, numbers(records, "perplexity", "length"), "length")
     missing: dict[str, list[str]] = {}
     for arm in records.arms():
-        over = {length: summary(records, arm, "perplexity", length=length) for length in lengths}
-        curves[arm, ""] = points_of(over)
-        for length in lengths:
+        for length in records.dimension("perplexity", "length", task=None):
             if reason := records.reason(arm, "perplexity", length=length):
                 missing.setdefault(f"at {length:,} tokens: {reason}.", []).append(arm)
-    if len({length for points in curves.values() for length, *_ in points}) + len(missing) < 2:
+    if len({length for points in lines.values() for length, *_ in points}) + len(missing) < 2:
         return None
     reasons = [f"{', '.join(arms)} {reason}" for reason, arms in missing.items()]
     title = "Perplexity by length of text"
-    return by_length(records, looks, curves, title, "validation perplexity", " ".join(reasons))
+    return by_length(records, looks, lines, title, "validation perplexity", " ".join(reasons))
 
 
 def by_length(
-    records: Records, looks: Looks, curves: Curves, title: str, axis: str, note: str = ""
+    records: Records, looks: Looks, lines: Curves, title: str, axis: str, note: str = ""
 ) -> Panel | None:
     """A line for each arm and variant by length of the text; the training length is marked."""
     trained = records.sequence_length()
     return chart(
         title,
-        curves,
+        lines,
         looks,
         "length of the text (tokens, log scale)",
         axis,
@@ -113,33 +143,6 @@ def by_length(
         size=8,
         note=note,
         mark=(trained, "trained at this length") if trained else None,
-    )
-
-
-def loss_by_position(records: Records, looks: Looks, task: str, scaling: str) -> Panel | None:
-    """The mean loss up to each position of the longest texts, a line a model."""
-    curves: Curves = {}
-    for arm in records.arms():
-        found: dict[int, list[float]] = defaultdict(list)
-        for run in records.of(arm):
-            longest = max(
-                reversed(run.payload("curve", curve="cumulative_loss", task=task, scaling=scaling)),
-                key=lambda curve: curve.get("length", 0),
-                default={"x": (), "y": ()},
-            )
-            for x, y in zip(longest["x"], longest["y"], strict=True):
-                found[x] += [] if y is None else [y]
-        curves[arm, ""] = [(x, fmean(ys), None) for x, ys in sorted(found.items()) if ys]
-    return chart(
-        "Loss of growing contexts",
-        curves,
-        looks,
-        "tokens of context, up to (log scale)",
-        "cumulative loss (nats a token)",
-        across="log",
-        size=6,
-        note="Without scaling; every position counts alike, whatever the number of tokens there.",
-        described="cumulative loss by position",
     )
 
 
@@ -154,18 +157,12 @@ def by_layer(
     note: str = "",
 ) -> Panel | None:
     """A line an arm and `Line`: colour says which arm, dash which line."""
-    curves: Curves = {}
-    for arm in records.arms():
-        for one in lines:
-            points = points_of(along(records, arm, one.metric, "layer", **one.dimensions))
-            curves[arm, one.name] = [point for point in points if point[1] > 0 or not log]
+    found: Curves = {}
+    for one in lines:
+        rows = numbers(records, one.metric, "layer", **one.dimensions)
+        rows = rows[rows["value"] > 0] if log else rows
+        for (arm, _), points in curves(records, rows, "layer").items():
+            found[arm, one.name] = points
+    ordered = {(arm, one.name): found[arm, one.name] for arm in records.arms() for one in lines}
     up = "auto" if log else "zero"
-    return chart(title, curves, looks, "layer", axis, across="layers", up=up, note=note)
-
-
-def by_token(metric: str) -> list[Line]:
-    """The first token and all others apart."""
-    return [
-        Line(metric, "first token", {"tokens": "first"}),
-        Line(metric, "other tokens", {"tokens": "rest"}),
-    ]
+    return chart(title, ordered, looks, "layer", axis, across="layers", up=up, note=note)

@@ -1,23 +1,15 @@
 """Heat-maps of the first token's share by layer and head."""
 
-from clearhead.records.runs import Measure, Records, Run, ordered_maps
+from clearhead.records.runs import Records, ordered_maps
 from clearhead.report.charts import heads_map, with_map
 from clearhead.report.page import Panel, Scale
-
-SHARE = "first_token_argmax_share"
+from clearhead.report.quantities import SHARE
 
 
 def largest_share(records: Records) -> float:
     """The largest first-token share of any head: where a colour scale for all models ends."""
     values = (one.value for run in records.runs for one in run.select(SHARE))
     return max((value for value in values if value is not None), default=1.0)
-
-
-def share_of_queries(run: Run) -> list[Measure]:
-    """The share of queries whose largest weight is on the first token: of the difference of maps,
-    where a model has one."""
-    found = (run.measure(SHARE, map=name) for name in ("difference", "softmax"))
-    return [one for one in found if one is not None and one.value is not None][:1]
 
 
 def share_scale(largest: float) -> Scale:

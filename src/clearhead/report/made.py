@@ -7,15 +7,14 @@ from clearhead.records.provenance import source_of
 from clearhead.records.runs import Records, Run
 from clearhead.report.narrative import sets
 from clearhead.report.page import Block, Facts, Fold, Section
-from clearhead.report.pivots import no_seed_varies
+from clearhead.report.quantities import no_seed_varies
 
 SETTINGS = ("size", "model", "train", "evaluation")
 # Keys of a header, and those of a cell, that are shown as they are.
 SHOWN = (
     *("path", "class", "architecture", "parameters", "quantized_parameters", "dtype", "windows"),
-    *("length", "tokens", "calibration", "questions", "chance", "choices"),
+    *("length", "tokens", "calibration"),
 )
-BYTES = ("peak_memory_bytes", "probes_hold_bytes")
 
 
 def section(records: Records, caption: str = "") -> Section:
@@ -54,13 +53,7 @@ def _facts_of(run: Run, *, given: bool) -> list[tuple[str, str]]:
         *(("source", source_of(one)) for one in lines),
         ("training’s precision", run.precision),
         *((name.replace("_", " "), header.get(name)) for name in SHOWN),
-        *(("evaluated", _evaluated(one)) for one in cells if "dtype" in one),
-        *(
-            (name.removesuffix("_bytes").replace("_", " "), f"{one[name] / 2**20:,.0f} MiB")
-            for name in BYTES
-            for one in lines
-            if one.get(name)
-        ),
+        *(("computed in", one.get("dtype")) for one in cells),
         ("seeds", "" if given else str(run.seed)),
         ("tokens a model", f"{run.budget:,.0f}" if run.budget else ""),
         *(("data", f"{name}: {short(one)}") for name, one in (header.get("data") or {}).items()),
@@ -69,16 +62,13 @@ def _facts_of(run: Run, *, given: bool) -> list[tuple[str, str]]:
     return [(name, short(value)) for name, value in facts if value]
 
 
-def _evaluated(made: dict[str, Any]) -> str:
-    return f"in {made['dtype']}, with seed {made['seed']}, {made['batch_tokens']:,} tokens together"
-
-
 def short(value: Any) -> str:
     """A value of a record in one line: 1,690 or train 1,690, validation 34."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {short(item)}" for name, item in value.items())
+        known = {name: item for name, item in value.items() if item is not None}
+        return ", ".join(f"{name} {short(item)}" for name, item in known.items())
     if isinstance(value, list):
-        return ", ".join(map(short, value))
+        return ", ".join(short(one) for one in value if one is not None)
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)

@@ -4,58 +4,20 @@ An optimizer that learns faster grows its outliers sooner: at equal steps it loo
 equal loss. So models are compared where they are equally good, pair by pair with the reference.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from clearhead.records.runs import Measure, Records, Run
-from clearhead.report.charts import where_reached
-from clearhead.report.pivots import Entry, Found, Heading, Pivot, arm_headings, build, entry
+from clearhead.report.pivots import Entry, Heading, Pivot, build, entry
+from clearhead.report.quantities import SHARE, arm_headings
 
-_TOKENS = {"first": "first token", "rest": "other tokens"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Milestone:
-    """Something measured on the way."""
-
-    metric: str
-    title: str
-    axis: str
-    by_tokens: bool = True
-    scale: float = 1.0
-
-    def dimensions(self, records: Records, arm: str) -> list[dict[str, Any]]:
-        """Dimensions that tell its lines apart: the first token and the rest, or the first map."""
-        if self.by_tokens:
-            return [{"tokens": name} for name in _TOKENS]
-        return [{"map": name} for name in records.dimension(self.metric, "map", arm)][:1]
-
-    def at(self, loss: float, run: Run, dimensions: dict[str, Any]) -> float | None:
-        """The value where the run had this validation loss, interpolated; None where it was not
-        measured before and after."""
-        losses = dict(steps_of(run, "loss", {}))
-        values = steps_of(run, self.metric, dimensions)
-        curve = [(losses[step], value * self.scale) for step, value in values if step in losses]
-        return where_reached(curve, loss)
-
-
-MILESTONES = (
-    Milestone(metric="kurtosis", title="Kurtosis", axis="kurtosis (3 = Gaussian)"),
-    Milestone(
-        metric="kurtosis_rotated",
-        title="Kurtosis in OrthoAdam’s basis",
-        axis="kurtosis, rotated (3 = Gaussian)",
-    ),
-    Milestone(metric="largest_activation", title="Largest activation", axis="largest |activation|"),
-    Milestone(
-        metric="first_token_argmax_share",
-        title="First token’s argmax share",
-        axis="% of query–head pairs",
-        by_tokens=False,
-        scale=100,
-    ),
-)
+OUTLIERS = {
+    "kurtosis": "Kurtosis",
+    "kurtosis_rotated": "Kurtosis in OrthoAdam’s basis",
+    "largest_activation": "Largest activation",
+}
+TOKENS = {"first": "first token", "rest": "other tokens"}
+Column = tuple[str, dict[str, Any], float]  # metric, dimensions and scale
 
 
 def at_equal_loss(records: Records) -> Pivot | None:
@@ -65,57 +27,69 @@ def at_equal_loss(records: Records) -> Pivot | None:
     interpolated. A seed counts only where both models were measured before and after.
     """
     reference, *_ = records.arms() or [""]
-    rows = arm_headings(records)[1:]
-    entries = {arm: _row(records, arm, reference) for _, arm in rows}
-    columns = dict.fromkeys(heading for row in entries.values() for heading in row)
-    return build(
-        f"at equal loss, beside {reference}",
-        rows,
-        [(heading, heading) for heading in columns],
-        lambda arm, heading: (entries[arm][heading],) if heading in entries[arm] else (),
-        corner="model",
-    )
-
-
-def _row(records: Records, arm: str, reference: str) -> dict[Heading, Entry]:
     others = {run.seed: run for run in records.of(reference)}
-    pairs = {run.seed: (run, others[run.seed]) for run in records.of(arm) if run.seed in others}
-    losses = {}
-    for seed, pair in pairs.items():
-        curves = [steps_of(run, "loss", {}) for run in pair]
-        if all(curves):
-            losses[seed] = max(min(loss for _, loss in curve) for curve in curves)
-    if not losses:
-        return {}
-    at = Heading(group="Loss", title="compared at", note="nats per token")
-    row = {at: entry(_found(losses), {}, reference=reference)}
-    for milestone in MILESTONES:
-        for dimensions in milestone.dimensions(records, reference):
-            sides: tuple[Found, Found] = {}, {}
-            for seed, loss in losses.items():
-                values = [milestone.at(loss, run, dimensions) for run in pairs[seed]]
-                for side, value in zip(sides, values, strict=True):
-                    side |= {} if None in values else _found({seed: value})
-            mine, theirs = sides
-            if not mine:
-                continue
-            tokens = _TOKENS.get(dimensions.get("tokens", ""))
-            group = milestone.title + (f", {tokens}" if tokens else "")
-            note = "" if milestone.by_tokens else milestone.axis
-            heading = Heading(group=group, title="this model", note=note)
-            row[heading] = entry(mine, theirs, reference=reference)
-            row[replace(heading, title=reference)] = entry(theirs, {}, reference=reference)
-    return row
+    columns: list[tuple[Heading, tuple[Column, bool]]] = [
+        (Heading("compared at", "Loss", "nats per token"), (("loss", {}, 1.0), False))
+    ]
+    outliers = [
+        (f"{title}, {words}", "", (metric, {"tokens": tokens}, 1.0))
+        for metric, title in OUTLIERS.items()
+        for tokens, words in TOKENS.items()
+    ]
+    for name in records.dimension(SHARE, "map", reference)[:1]:
+        note = "% of query–head pairs"
+        outliers.append(("First token’s argmax share", note, (SHARE, {"map": name}, 100.0)))
+    for group, note, column in outliers:
+        columns.append((Heading("this model", group, note), (column, True)))
+        columns.append((Heading(reference, group, note), (column, False)))
+
+    def fill(arm: str, what: tuple[Column, bool]) -> tuple[Entry, ...]:
+        column, own = what
+        pairs = [(run, others[run.seed]) for run in records.of(arm) if run.seed in others]
+        found = {run.seed: _at_equal_loss(run, other, column) for run, other in pairs}
+        mine, theirs = (
+            {seed: [Measure(metric="", value=ones[side])] for seed, ones in found.items() if ones}
+            for side in (0, 1)
+        )
+        sides = (mine, theirs) if own else (theirs, {})
+        return (entry(*sides, reference=reference),) if mine else ()
+
+    title = f"at equal loss, beside {reference}"
+    return build(title, arm_headings(records)[1:], columns, fill, corner="model")
 
 
-def _found(values: Mapping[int, float | None]) -> Found:
-    return {seed: [Measure(metric="", value=value)] for seed, value in values.items()}
+def _at_equal_loss(run: Run, other: Run, column: Column) -> tuple[float, ...]:
+    """The numbers of both runs where they had the same loss; none where one was not measured
+    before and after."""
+    metric, dimensions, scale = column
+    losses = [dict(_steps(one, "loss", {})) for one in (run, other)]
+    if not all(losses):
+        return ()
+    equal = max(min(one.values()) for one in losses)
+    if metric == "loss":
+        return equal, equal
+    found = []
+    for one, known in zip((run, other), losses, strict=True):
+        values = _steps(one, metric, dimensions)
+        curve = [(known[step], value * scale) for step, value in values if step in known]
+        found.append(_where_reached(curve, equal))
+    mine, theirs = found
+    return () if mine is None or theirs is None else (mine, theirs)
 
 
-def steps_of(run: Run, metric: str, dimensions: dict[str, Any]) -> list[tuple[int, float]]:
+def _steps(run: Run, metric: str, dimensions: dict[str, Any]) -> list[tuple[int, float]]:
     """(step, value) of what was measured on the way."""
     return sorted(
         (int(one.dimensions["step"]), one.value)
         for one in run.select(metric, **dimensions)
         if "step" in one.dimensions and one.value is not None
     )
+
+
+def _where_reached(curve: list[tuple[float, float]], x: float) -> float | None:
+    """The y at which a curve first comes down to `x`; None where it starts below."""
+    for (before, old), (after, new) in pairwise(curve):
+        if after <= x <= before:
+            part = 0.0 if before == after else (before - x) / (before - after)
+            return old + part * (new - old)
+    return None

@@ -1,14 +1,16 @@
 """Sentences of a page: plain text built from the records, not yet escaped."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from clearhead.records.runs import Records, Run
+from clearhead.records.runs import Records
 from clearhead.report import style
-from clearhead.report.page import Tag
-from clearhead.report.pivots import Read, at, by_seed, entry, found, no_seed_varies, seeds_in_words
+from clearhead.report.page import Block, Tag
+from clearhead.report.pivots import by_seed, entry
+from clearhead.report.quantities import Quantity, no_seed_varies, seeds_in_words
 from clearhead.report.statistics import LEVEL, Difference, Verdict, compare, summarize
 from clearhead.report.verdicts import holds
 
+Maker = Callable[[Records], Block | None]
 MANY = 6  # arms: beyond, a sentence names the reference and the ends alone
 
 
@@ -46,6 +48,13 @@ def sets(records: Records) -> list[tuple[Tag, Records]]:
     return [(_tag(one, records.labelled(one)), records.labelled(one)) for one in records.labels()]
 
 
+def each(records: Records, *makers: Maker) -> Iterator[Block]:
+    """The tables and figures of each set of records, under its mark."""
+    for tag, labelled in sets(records):
+        blocks = [block for make in makers if (block := make(labelled)) is not None]
+        yield from [tag, *blocks] if blocks else []
+
+
 def _tag(label: str, records: Records) -> Tag:
     amount = max((run.budget or 0.0 for run in records.runs), default=0.0)
     facts = [f"{style.count(amount)} tokens a model"] if amount else []
@@ -57,8 +66,7 @@ def _tag(label: str, records: Records) -> Tag:
 def answer(
     records: Records,
     what: str,
-    read: Read,
-    write: Callable[[float], str] = style.number,
+    quantity: Quantity,
     *,
     words: tuple[str, str] | None = None,
     threshold: float = LEVEL,
@@ -79,9 +87,10 @@ def answer(
         more: the end of the sentence.
     """
     parts, alone = [], alone * (len(records.arms()) == 1)
+    write = quantity.write or style.number
     for label in records.labels():
         labelled = records.labelled(label)
-        every = {arm: found(labelled, arm, read) for arm in labelled.arms()}
+        every = {arm: quantity.found(labelled, arm) for arm in labelled.arms()}
         values = {arm: by_seed(ones) for arm, ones in every.items() if ones}
         means = {arm: sum(ones) / len(ones) for arm, ones in values.items()}
         reference = next(iter(labelled.arms()), "")
@@ -124,23 +133,19 @@ def lead(records: Records, threshold: float) -> list[str]:
     if not records.runs:
         return ["There are no records yet."]
 
-    def perplexity(run: Run) -> Sequence:  # of the length of training
-        return at("perplexity", length=run.sequence_length)(run)
-
     first = records.labelled(records.labels()[0]).on_one_device()
     said = (
         answer(
             records,
             "Validation perplexity",
-            perplexity,
+            Quantity("", metric="trained perplexity"),
             words=("better", "worse"),
             threshold=threshold,
         ),
         answer(
             first,
             "Training speed in tokens/s",
-            at("tokens_per_second"),
-            style.count,
+            Quantity("", metric="tokens_per_second", write=style.count),
             words=("slower", "faster"),
             threshold=threshold,
         ),
@@ -154,45 +159,6 @@ def only_evaluated(records: Records) -> bool:
         run.steps or any("task" not in one.dimensions for one in run.measures.values())
         for run in records.runs
     )
-
-
-def warnings(records: Records) -> list[str]:
-    """Warnings before any number: few seeds, runs that diverged, models that have hardly learnt."""
-    texts = []
-    for label in records.labels():
-        mine = records.labelled(label)
-        arms, several = mine.arms(), len(records.labels()) > 1
-        whole = {arm: len(mine.whole(arm)) for arm in arms}
-        given = len(arms) < 2 or mine.given or no_seed_varies(mine)
-        few = 0 if given else min(filter(None, whole.values()), default=0)
-        who = "Some models have one seed" if max(whole.values()) > 1 else "One seed a model"
-        lost = [(arm, len(mine.of(arm))) for arm in arms if whole[arm] < len(mine.of(arm))]
-        gone = [f"{runs - whole[arm]} of {runs} runs of {arm}" for arm, runs in lost]
-        edge = [arm for arm in arms if mine.at_edge(arm)]
-        hardly = [arm for arm in arms if any(map(_hardly_learnt, mine.of(arm)))]
-        found = (
-            few == 1 and f"{who}: no difference of theirs to another can be decided.",
-            few == 2 and "Two seeds a model: only a difference many times their spread is decided.",
-            gone and f"Left out, since they diverged: {enumerate_words(gone)}.",
-            edge
-            and f"The learning rate of {_named(edge)} is the lowest or the highest of those that "
-            "were tried: a better one may lie beyond.",
-            hardly
-            and f"Hardly learnt, with a perplexity above the square root of the vocabulary: "
-            f"{_named(hardly)}. What mechanisms do in trained models may not show yet.",
-        )
-        where = f"{record_name(label)}: " if several else ""
-        texts += [f"{where}{text}" for text in found if text]
-    return texts
-
-
-def _named(arms: Sequence[str]) -> str:
-    return enumerate_words(arms) if len(arms) <= MANY else f"{len(arms)} models"
-
-
-def _hardly_learnt(run: Run) -> bool:
-    value = run.value("perplexity", length=run.sequence_length)
-    return None not in (run.vocabulary, value) and (value or 0.0) ** 2 > (run.vocabulary or 0)
 
 
 def chance_floor(records: Records) -> float | None:

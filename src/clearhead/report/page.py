@@ -62,25 +62,18 @@ class Tag(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class Notes(Block):
-    """Remarks, a paragraph each."""
+    """Remarks, a paragraph each, under a heading of their own where they have one."""
 
-    texts: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Title(Block):
-    """A heading within a section."""
-
-    text: str
+    title: str = ""
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fold(Block):
-    """Lines, or a text of fixed width, that a reader may open."""
+    """Lines of fixed width, that a reader may open."""
 
     summary: str
-    lines: tuple[str, ...] = ()
-    text: str = ""
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,19 +1,16 @@
 """The generic table: arms and dimensions, over seeds, with mean, interval and verdict."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from clearhead.errors import NOT_FINITE
-from clearhead.records.runs import COMPARISON, Measure, Records, Run
+from clearhead.records.runs import Measure
 from clearhead.report import style
 from clearhead.report.statistics import (
     Component,
     Difference,
-    Summary,
-    Verdict,
     alike_trials,
     compare,
     compare_ratio,
@@ -22,7 +19,6 @@ from clearhead.report.statistics import (
 )
 from clearhead.report.verdicts import interval_in_words
 
-Read = Callable[[Run], Sequence[Measure]]
 Found = dict[int, list[Measure]]  # by seed, those with a value
 R = TypeVar("R")
 C = TypeVar("C")
@@ -86,113 +82,6 @@ class Pivot(Block):
         for place, column in enumerate(self.columns):
             places.setdefault(column.group, []).append(place)
         return places
-
-
-@dataclass(frozen=True)
-class Quantity(Heading):
-    """A number of every run under its heading, shown as value × scale.
-
-    Attributes:
-        by_map: a metric that has a number for each attention map; `read` is then not used.
-        judged: whether a difference to the reference is a result.
-        one_device: whether runs on other devices than most do not count.
-    """
-
-    read: Read = lambda run: ()
-    scale: float = 1.0
-    write: Callable[[float], str] | None = None
-    by_map: str = ""
-    judged: bool = True
-    one_device: bool = False
-
-    def entries(self, records: Records, arm: str, reference: str) -> tuple[Entry, ...]:
-        """The cell of an arm; empty where nothing was recorded."""
-        if not self.by_map:
-            return self._entries(records, arm, reference, [self.read])
-        cell: tuple[Entry, ...] = ()
-        for name in records.dimension(self.by_map, "map", arm):
-            # Maps that plain attention lacks are held against its only one.
-            reads = [at(self.by_map, map=one) for one in (name, "softmax")]
-            shown = "" if name == "softmax" else name
-            cell += self._entries(records, arm, reference, reads, shown)
-        return cell
-
-    def _entries(
-        self, records: Records, arm: str, reference: str, reads: Sequence[Read], name: str = ""
-    ) -> tuple[Entry, ...]:
-        alike = records.on_one_device() if self.one_device else records
-        mine, theirs = found(alike, arm, reads[0]), Found()
-        if not mine:
-            lines = [one for run in records.of(arm) for one in reads[0](run)]
-            reasons = [str(one.reason) for one in lines if one.reason]
-            if any(one.value is not None for one in lines):
-                reasons = ["trained on another device"]
-            text = NOT_FINITE if any(one.not_finite for one in lines) else "none"
-            return (Entry(text, name, note=reasons[0]),) if reasons else ()
-        if self.judged and arm != reference:
-            sides = (found(alike, reference, one) for one in reads)
-            theirs = next(filter(None, sides), Found())
-        shown = entry(
-            mine,
-            theirs,
-            reference=reference,
-            scale=self.scale,
-            write=self.write,
-            given=records.given or no_seed_varies(records),
-        )
-        return (replace(shown, name=name),)
-
-
-def at(metric: str, **dimensions: Any) -> Read:
-    """Read the measure at exactly these dimensions."""
-
-    def read(run: Run) -> list[Measure]:
-        measure = run.measure(metric, **dimensions)
-        return [] if measure is None else [measure]
-
-    return read
-
-
-def at_end(metric: str, *, first: bool = False) -> Read:
-    """Read the measure of a model's last layer, or of its first."""
-
-    def read(run: Run) -> list[Measure]:
-        layers = [one for one in run.select(metric) if "layer" in one.dimensions]
-        by_layer = sorted(layers, key=lambda one: one.dimensions["layer"])
-        return by_layer[:1] if first else by_layer[-1:]
-
-    return read
-
-
-def in_header(name: str) -> Read:
-    """Read a number of the run's header."""
-
-    def read(run: Run) -> list[Measure]:
-        value = run.header.get(name)
-        return [] if value is None else [Measure(metric=name, value=float(value))]
-
-    return read
-
-
-def found(records: Records, arm: str, read: Read) -> Found:
-    """The measures of an arm that have a value, by seed."""
-    by_seed = {
-        run.seed: [one for one in read(run) if one.value is not None] for run in records.of(arm)
-    }
-    return {seed: measures for seed, measures in by_seed.items() if measures}
-
-
-def summary(records: Records, arm: str, metric: str, **dimensions: Any) -> Summary | None:
-    """Mean and spread over seeds; None where no seed has the measure."""
-    return summarize(list(records.values(arm, metric, **dimensions).values()))
-
-
-def along(
-    records: Records, arm: str, metric: str, name: str, **fixed: Any
-) -> dict[Any, Summary | None]:
-    """The summaries of an arm at every value that dimension `name` takes."""
-    places = records.dimension(metric, name, arm, **fixed)
-    return {one: summary(records, arm, metric, **{name: one}, **fixed) for one in places}
 
 
 def entry(
@@ -326,47 +215,3 @@ def build(
         columns=tuple(columns[place][0] for place in across),
         cells=tuple(tuple(cells[i][j] for j in across) for i in down),
     )
-
-
-def arm_headings(records: Records) -> list[tuple[Heading, str]]:
-    """A heading for each arm; with one seed no difference of it is decided: said once, here."""
-    headings = []
-    for place, arm in enumerate(records.arms()):
-        n = len(records.whole(arm))
-        seeds = str(Verdict.ONE_SEED) if n == 1 and place else seeds_in_words(n)
-        notes = ["reference"] * (place == 0 and len(records.arms()) > 1)
-        notes += [seeds] * (not (records.given or no_seed_varies(records)))
-        edge = ", rate at the edge" * records.at_edge(arm)
-        headings.append((Heading(arm, note=", ".join(notes) + edge, arm=arm), arm))
-    return headings
-
-
-def by_arm(
-    records: Records,
-    title: str,
-    quantities: Iterable[Quantity],
-    *,
-    corner: str = "model",
-    arms_across: bool = False,
-) -> Pivot | None:
-    """A table of quantities by arm, a row an arm, or a column where `arms_across`."""
-    arms, reference = arm_headings(records), next(iter(records.arms()), "")
-    named = [(one, one) for one in quantities]
-
-    def fill(one: Quantity, arm: str) -> tuple[Entry, ...]:
-        return one.entries(records, arm, reference)
-
-    if arms_across:
-        return build(title, named, arms, fill, corner=corner)
-    return build(title, arms, named, lambda arm, one: fill(one, arm), corner=corner)
-
-
-def no_seed_varies(records: Records) -> bool:
-    """True of models that are diagnosed or quantised as they are, one run each: whatever trained
-    them, a difference is one of these models."""
-    return not any(run.study == COMPARISON or len(records.of(run.arm)) > 1 for run in records.runs)
-
-
-def seeds_in_words(n: int) -> str:
-    """1 seed; 3 seeds."""
-    return "1 seed" if n == 1 else f"{n} seeds"

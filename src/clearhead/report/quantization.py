@@ -6,11 +6,12 @@ from statistics import fmean
 
 from clearhead.errors import ClearheadError
 from clearhead.records.runs import Records, Run
-from clearhead.report import made, narrative, style
-from clearhead.report.charts import Curves, Looks, chart, points_of
+from clearhead.report import figures, made, narrative, style
+from clearhead.report.charts import Curves, Looks, chart
 from clearhead.report.costs import add_costs, all_noise, four_digits
-from clearhead.report.page import Block, Page, Title, section
-from clearhead.report.pivots import Entry, Heading, Pivot, Quantity, at, build, summary
+from clearhead.report.page import Block, Notes, Page, section
+from clearhead.report.pivots import Entry, Heading, Pivot, build
+from clearhead.report.quantities import Quantity, arm_headings
 from clearhead.report.verdicts import verdict_in_words
 
 ROTATED = "hadamard-"
@@ -52,20 +53,13 @@ BITS = (
 COSTS = (
     "The rise of perplexity in per cent of that in full precision, with its 95 % interval over the "
     "windows read where records have it; and the perplexity itself. A cost below zero, or with "
-    "zero in its interval, is noise. Accuracy is that of multiple-choice questions, by the "
-    "log-likelihood of the answers; by length, divided by their characters."
+    "zero in its interval, is noise."
 )
 ROUNDED = (
     "Linear layers, attention logits, or keys and values, as named; embeddings, the output matrix, "
     "norms and hidden states in full precision. One text at a time, so that no scale is shared "
     "between texts."
 )
-# Metric of a column and its title.
-COLUMNS = {
-    "cost": "cost in perplexity",
-    "accuracy": "accuracy",
-    "accuracy_normalised": "by length",
-}
 
 
 def check(records: Records) -> Records:
@@ -86,7 +80,7 @@ def page(records: Records, title: str) -> Page:
         kicker="clearhead quantize",
         records=records,
         judge=lambda threshold: [_verdict(records, threshold)],
-        warnings=[*narrative.warnings(records), *remarks],
+        warnings=remarks,
     )
     return built.with_sections(
         section(
@@ -129,31 +123,23 @@ def schemes(records: Records) -> dict[str, tuple[str, int | None]]:
 
 
 def results(records: Records) -> Pivot | None:
-    """A row a scheme; for each model its perplexity, what the scheme adds, and accuracies."""
+    """A row a scheme; for each model what the scheme adds, and its perplexity."""
     rows: list[tuple[Heading, str | None]] = [(Heading(title="full precision"), None)]
     for scheme, (family, _) in schemes(records).items():
         group, note = (kind_of(family), scale_of(family)) if family else ("", "")
         rows.append((Heading(title=scheme, group=group, note=note), scheme))
     reference = next(iter(records.arms()), "")
-    columns = [
-        (Heading(title=title, group=arm, arm=arm), (arm, metric))
-        for arm in records.arms()
-        for metric, title in COLUMNS.items()
-    ]
 
-    def fill(scheme: str | None, column: tuple[str, str]) -> tuple[Entry, ...]:
-        arm, metric = column
-        quantity = Quantity("", read=at(metric, scheme=scheme), write=style.percent)
-        entries = quantity.entries(records, arm, reference)
-        if metric != "cost":
-            return entries
+    def fill(scheme: str | None, arm: str) -> tuple[Entry, ...]:
+        cost = Quantity("", metric="cost", at={"scheme": scheme}, write=style.percent)
+        entries = cost.entries(records, arm, reference)
         if entries and all_noise(records, arm, str(scheme)):
             entries = tuple(replace(one, text=f"{one.text}, noise") for one in entries)
-        read = Quantity("", read=at("perplexity", scheme=scheme), write=four_digits, judged=False)
-        found = read.entries(records, arm, reference)
+        plain = replace(cost, metric="perplexity", write=four_digits, judged=False)
+        found = plain.entries(records, arm, reference)
         return (*entries, *(replace(one, name="perplexity") for one in found))
 
-    return build("cost of schemes", rows, columns, fill, corner="scheme")
+    return build("cost in perplexity", rows, arm_headings(records), fill, corner="scheme")
 
 
 def _verdict(records: Records, threshold: float) -> str:
@@ -166,15 +152,15 @@ def _verdict(records: Records, threshold: float) -> str:
             costs[scheme] = {arm: fmean(ones) for arm, ones in values.items()}
     if not costs:
         what = f"Perplexity{text} in full precision"
-        said = narrative.answer(records, what, at("perplexity"), four_digits)
+        said = narrative.answer(records, what, Quantity("", metric="perplexity", write=four_digits))
         return said or "No perplexity could be measured in full precision."
     ends = [pick(costs, key=lambda one: max(costs[one].values())) for pick in (max, min)]
     sentences = [_less(records, costs, threshold)] if len(arms) == 2 else []
     for scheme in dict.fromkeys(ends):
-        what, read = f"Rise of perplexity{text} under {scheme}", at("cost", scheme=scheme)
-        sentences.append(
-            narrative.answer(records, what, read, style.percent, alone=f"{what}: {{}}", errors=True)
-        )
+        what = f"Rise of perplexity{text} under {scheme}"
+        cost = Quantity("", metric="cost", at={"scheme": scheme}, write=style.percent)
+        alone = f"{what}: {{}}"
+        sentences.append(narrative.answer(records, what, cost, alone=alone, errors=True))
     return " ".join(sentences)
 
 
@@ -187,7 +173,7 @@ def _less(records: Records, costs: dict[str, dict[str, float]], threshold: float
     points = 100 * (costs[scheme][other] - costs[scheme][winner])
     if points < 1e-9:
         return f"{first} and {second} lose alike."
-    cost = Quantity("", read=at("cost", scheme=scheme), scale=100)
+    cost = Quantity("", metric="cost", at={"scheme": scheme}, scale=100)
     difference = cost.entries(records, second, first)[0].difference
     words = verdict_in_words(difference, threshold) if difference else ""
     return (
@@ -230,7 +216,7 @@ def _charts(records: Records, looks: Looks) -> Iterator[Block | None]:
     for kind, families in kinds.items():
         curves = {family: _curves(records, bits) for family, bits in families.items()}
         points = [point for one in curves.values() for line in one.values() for point in line]
-        yield Title(text=kind) if points else None
+        yield Notes(title=kind) if points else None
         for family, bits in families.items():
             missing = [arm for arm in records.arms() if _missing(records, arm, bits)]
             title = scale_of(family)
@@ -255,11 +241,13 @@ def _missing(records: Records, arm: str, bits: dict[int, str]) -> bool:
 
 def _curves(records: Records, bits: dict[int, str]) -> Curves:
     """Mean perplexity by bits, full precision first; no line where nothing else was measured."""
-    curves: Curves = {}
-    for arm in records.arms():
-        over = {FULL: summary(records, arm, "perplexity")}
-        for one in sorted(bits, reverse=True):
-            over[f"{one:g}"] = summary(records, arm, "perplexity", scheme=bits[one])
-        points = points_of(over)
-        curves[arm, ""] = points if any(tick != FULL for tick, *_ in points) else []
-    return curves
+    ticks: dict[str | None, str] = {None: FULL}
+    ticks |= {bits[one]: f"{one:g}" for one in sorted(bits, reverse=True)}
+    rows = figures.numbers(records, "perplexity", "scheme")
+    rows = rows.assign(tick=[ticks.get(one.dimensions.get("scheme")) for one in rows["measure"]])
+    order = [*ticks.values()].index
+    return {
+        place: sorted(points, key=lambda point: order(point[0]))
+        for place, points in figures.curves(records, rows, "tick").items()
+        if any(tick != FULL for tick, *_ in points)
+    }

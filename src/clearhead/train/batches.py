@@ -27,8 +27,10 @@ class BatchSource(Protocol):
 
     An attribute `objective` (str), "next-token" where there is none, says what labels mean: with
     "mlm" they stand where the token was, and the model shifts nothing; with "classification" a text
-    has one label, [B], and batches may be smaller than the settings' batch_size x sequence_length,
-    by which tokens are counted.
+    has one label, [B], and batches may be smaller than the settings' batch_size x sequence_length.
+
+    A method `tokens_before(step)` counts the tokens of earlier batches, where rows are not all of
+    the settings' sequence_length.
     """
 
     def batch(self, step: int) -> dict[str, torch.Tensor]:

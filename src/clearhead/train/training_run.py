@@ -3,7 +3,7 @@
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +44,7 @@ class TrainingRun:
     optimizer: torch.optim.Optimizer
     config: TrainConfig
     objective: str
+    tokens_before: Callable[[int], int]
     spread: Spread
     micro_batches: Prefetcher
     report: Run
@@ -97,16 +98,16 @@ class TrainingRun:
             return
         first, last = self.first_mark, self.last_mark
         pace = (self.seconds - first.seconds) / (self.step - first.step)
-        tokens = config.tokens_before(self.step) - config.tokens_before(last.step)
+        tokens = self.tokens_before(self.step)
         seconds = self.seconds - last.seconds
         metrics = StepMetrics(
             step=self.step,
-            tokens=config.tokens_before(self.step),
+            tokens=tokens,
             seconds=self.seconds,
             loss=self.loss,
             learning_rate=learning_rate(self.step - 1, config),
             gradient_norm=self.gradient_norm,
-            tokens_per_second=tokens / seconds,
+            tokens_per_second=(tokens - self.tokens_before(last.step)) / seconds,
             batch_stall=(self.micro_batches.waited - last.waited) / seconds,
             seconds_left=(config.steps - self.step) * pace,
         )
@@ -165,7 +166,7 @@ class TrainingRun:
             advice = f"the checkpoint {newest} is whole; make room and resume"
             target = self.report.output / run_dir.FINAL
             checkpoint.export(target, self.model, self.tokenizer, self.world, advice)
-        tokens = self.config.tokens_before(self.step)
+        tokens = self.tokens_before(self.step)
         result = TrainResult(
             model=self.model,
             steps=self.step,
@@ -287,6 +288,7 @@ def opened(
             optimizer=optimizer,
             config=config,
             objective=objective_of(batches),
+            tokens_before=getattr(batches, "tokens_before", config.tokens_before),
             spread=model_spread,
             micro_batches=micro_batches,
             report=report,

@@ -78,9 +78,7 @@ class MapPanel {
     });
     this.row.replaceChildren(...parts);
     this.row.classList.toggle("several", parts.length > 1);
-    this.note.textContent = parts.length
-      ? this.numbers()
-      : "This head's map is not on the page: there was no room for all. Larger squares in the grid have one.";
+    this.note.textContent = this.numbers();
     this.mark();
   }
   numbers() {

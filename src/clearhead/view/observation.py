@@ -1,6 +1,5 @@
 """Attention, hidden states and predictions of one model on one text, packed for the page."""
 
-import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +21,9 @@ from clearhead.probe.observation import observe
 from clearhead.probe.tiles import ByTile
 from clearhead.view.lens import BEST, Lens, find_lens, surprises
 from clearhead.view.packing import pack, pack_logarithms, pack_map
-from clearhead.view.trace import WEIGHTS, AttentionTrace, Head, HiddenTrace, by_extremes
+from clearhead.view.trace import AttentionTrace, Head, HiddenTrace
 
-BYTES = 3_000_000  # of one model on the page, at most
-LONGEST = 2048  # tokens
-CHOSEN = 3 * WEIGHTS  # held where heads are chosen
+LONGEST = 256  # tokens, of which the maps of 270 heads take 3 MB
 _LESS_MEMORY = "give a shorter --text or a smaller --tokens; nothing was written"
 
 
@@ -38,14 +35,11 @@ class Observation:
         model: what the page shows at once: tokens, statistics of heads, predictions.
         chunks: packed maps, which the page unpacks when they are looked at; `model["maps"]` says
             which is whose.
-        kept, heads: the number of heads whose maps are here, and of all.
         lost: where numbers are not finite: "after layer 3", "in the logits"; "" for nowhere.
     """
 
     model: dict[str, Any]
     chunks: list[str]
-    kept: int
-    heads: int
     lost: str = ""
 
 
@@ -90,13 +84,6 @@ def _observed(
     for line in trace.measures():
         by_map = statistics.setdefault(line["metric"], {})
         by_map.setdefault(line["map"], {})[Head(line["layer"], line["head"])] = line["value"]
-    order = by_extremes([values for maps in statistics.values() for values in maps.values()])
-    if trace.full:
-        each = trace.weights_of_map * max(map(len, trace.names.values()))
-        # Long maps are compressed better than short ones: `_packed` stops at `BYTES`.
-        trace = AttentionTrace(ids_BT.shape[1], set(order[: max(1, CHOSEN // each)]))
-        with observe(model, attention=[ByTile(weights=[trace])]):
-            run_backbone(model, ids_BT)
     data: dict[str, Any] = {
         "name": name,
         "tokens": [shown for _, shown, *_ in tokens],
@@ -120,33 +107,21 @@ def _observed(
             data["lens"] = _lens(lens, tokenizer)
     lost = hidden.lost() or ("in the logits" if None in data.get("surprise", ())[1:] else "")
     data["lost"] = lost
-    used = len(json.dumps(data))
-    chunks, places, kept = _packed(trace, order, used)
-    data["maps"] = places
-    return Observation(model=data, chunks=chunks, kept=kept, heads=len(order), lost=lost)
+    chunks, data["maps"] = _packed(trace)
+    return Observation(model=data, chunks=chunks, lost=lost)
 
 
-def _packed(
-    trace: AttentionTrace, order: list[Head], used: int
-) -> tuple[list[str], dict[str, Any], int]:
-    """Chunks, and "layer.head" → map → the chunk's place, as many as there is room for."""
+def _packed(trace: AttentionTrace) -> tuple[list[str], dict[str, Any]]:
+    """Chunks, and "layer.head" → map → the chunk's place."""
     chunks: list[str] = []
     places: dict[str, Any] = {}
-    for head in order:
-        maps = {
-            map: pack_map(weights, trace.nulls.get((head, map)), causal=trace.causal)
-            for (layer_head, map), weights in trace.maps.items()
-            if layer_head == head
-        }
-        size = sum(len(packed["data"]) + 80 for packed in maps.values())
-        if not maps or used + size > BYTES:
-            continue
-        used += size
-        entry = places[f"{head.layer}.{head.head}"] = {}
-        for map, packed in maps.items():
-            chunks.append(packed.pop("data"))
-            entry[map] = {**packed, "chunk": len(chunks) - 1, "null": (head, map) in trace.nulls}
-    return chunks, places, len(places)
+    for (head, map), weights in trace.maps.items():
+        null_T = trace.nulls.get((head, map))
+        packed = pack_map(weights, null_T, causal=trace.causal)
+        chunks.append(packed.pop("data"))
+        where = {**packed, "chunk": len(chunks) - 1, "null": null_T is not None}
+        places.setdefault(f"{head.layer}.{head.head}", {})[map] = where
+    return chunks, places
 
 
 def _tokens(model: Any, tokenizer: Any, text: str) -> list[tuple[int, str, tuple[int, int]]]:

@@ -14,14 +14,11 @@ class ModelView {
     this.hidden = new HiddenPanel(this);
     this.lens = new LensPanel(this);
     const heads = this.layers.reduce((a, b) => a + b, 0);
-    const kept = Object.keys(model.maps).length;
     const facts = [`${this.layers.length} layers, ${heads} heads, ${model.tokens.length.toLocaleString("en")} tokens`];
     if (model.tokens.length < model.total) facts.push(`the first of ${model.total.toLocaleString("en")}`);
-    const room = kept < heads ? make("p", { className: "warning" },
-      `Maps of ${kept} of ${heads} heads are on this page, chosen for the largest and smallest values of each statistic: all would not fit into 3 MB. The grid, the hidden states and the predictions are complete.`) : null;
     const lost = model.lost ? make("p", { className: "warning" }, `Not finite ${model.lost}: NaN or infinite numbers of this text are left out.`) : null;
     this.element = make("section", { className: "model" },
-      make("h2", {}, make("span", {}, model.name), make("small", {}, facts.join(", "))), lost, room,
+      make("h2", {}, make("span", {}, model.name), make("small", {}, facts.join(", "))), lost,
       make("div", { className: "sides" },
         make("div", { className: "side" }, this.grid.element, this.text.element, this.lens.element),
         make("div", { className: "side" }, this.mapPanel.element, this.text.reading, this.hidden.element)));

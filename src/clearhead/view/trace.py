@@ -1,9 +1,5 @@
-"""Trace of a model reading one text: attention maps, and hidden states by token.
+"""Trace of a model reading one text: attention maps, and hidden states by token."""
 
-`by_extremes` chooses the heads whose maps a page has room for.
-"""
-
-from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -20,25 +16,8 @@ class Head(NamedTuple):
     head: int
 
 
-def by_extremes(statistics: Iterable[Mapping[Head, float]]) -> list[Head]:
-    """Every head once, the most telling first: by each statistic in turn the head with the largest
-    value, then the one with the smallest, then the next."""
-    queues = []
-    for values in statistics:
-        ordered = sorted(values, key=lambda head: (-values[head], head))
-        queues += [ordered, ordered[::-1]]
-    longest = max(map(len, queues), default=0)
-    return list(
-        dict.fromkeys(queue[i] for i in range(longest) for queue in queues if i < len(queue))
-    )
-
-
-# Of the maps of all heads together, in weights: 30 layers of 9 heads on 256 tokens fit.
-WEIGHTS = 9_000_000
-
-
 class AttentionTrace:
-    """Statistics of every head, and whole maps of the heads that there is room for.
+    """Statistics and the whole maps of every head.
 
     By layer, map and head, as means over the queries:
 
@@ -51,14 +30,11 @@ class AttentionTrace:
 
     Args:
         length: of the text, in tokens.
-        chosen: the heads whose maps are kept. Unless given: of all heads, or of none where they
-            would hold more than `WEIGHTS` weights (`full`).
     """
 
-    def __init__(self, length: int, chosen: Collection[Head] | None = None) -> None:
-        self.length, self.chosen = length, chosen
+    def __init__(self, length: int) -> None:
+        self.length = length
         self.causal = True
-        self.full = False
         self.maps: dict[tuple[Head, str], Tensor] = {}  # [T, T]
         self.nulls: dict[tuple[Head, str], Tensor] = {}  # [T]
         self.lambdas: dict[int, Tensor] = {}  # a scalar or [heads, T]
@@ -112,24 +88,12 @@ class AttentionTrace:
         heads, _, keys = part.weights[0].shape
         for index in range(heads):
             place = (Head(layer, index), part.name)
-            if self.full or (self.chosen is not None and place[0] not in self.chosen):
-                continue
             if place not in self.maps:
-                if self.chosen is None and (len(self.maps) + 1) * self.weights_of_map > WEIGHTS:
-                    self.full = True
-                    self.maps.clear()
-                    self.nulls.clear()
-                    continue
                 self.maps[place] = torch.zeros(self.length, self.length)
             self.maps[place][rows, :keys] = part.weights[0, index].nan_to_num(0.0, 0.0, 0.0).cpu()
             if part.null is not None:
                 null_T = self.nulls.setdefault(place, torch.zeros(self.length))
                 null_T[rows] = part.null[0, index].nan_to_num(0.0, 0.0, 0.0).cpu()
-
-    @property
-    def weights_of_map(self) -> int:
-        """The weights that are packed of one map."""
-        return self.length * (self.length + 1) // 2 if self.causal else self.length**2
 
 
 class HiddenTrace:
