@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 41_016
+LINES = 40_763
 LONGEST = 400
 
 

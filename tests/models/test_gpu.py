@@ -84,11 +84,6 @@ def test_presets(name):
     _like_the_cpu(_model(name), _ids())
 
 
-@pytest.mark.parametrize("name", ["sas", "sas-p", "bert-sas"])
-def test_shaped_attention_with_alibi(name):
-    _like_the_cpu(_model(name, position="alibi", query_range=0.2), _ids())
-
-
 @pytest.mark.parametrize(("scores", "position"), PLACES)
 def test_every_attention(scores, position):
     for point in space.attentions():

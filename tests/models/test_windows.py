@@ -25,7 +25,6 @@ POINTS = {
     "forget": {"position": "forget", "normalizer": "sink"},
     "xpos": {"position": "xpos"},
     "sas": {"shaping": "shaped", "query_range": 0.3, "normalizer": "softmax1"},
-    "sas with alibi": {"shaping": "shaped", "query_range": 0.3, "position": "alibi"},
     "no position in full layers": {"layer_overrides": [{}, {}, {}, {"position": "none"}]},
     "forget in windows": {"layer_overrides": [{"position": "forget"}] * 3 + [{}]},
     "alibi in windows": {"layer_overrides": [{"position": "alibi"}] * 3 + [{}]},

@@ -11,7 +11,6 @@ from clearhead.ops import (
     attend,
     dynamic_theta,
     frequencies,
-    held_slopes,
     ntk_theta,
     oracles,
     rotary_table,
@@ -142,16 +141,6 @@ def test_alibi_attention_matches_its_oracle(groups, sink):
     grad = torch.randn_like(want)
     found, expected = (torch.autograd.grad(o, q, grad, retain_graph=True)[0] for o in (got, want))
     assert torch.allclose(found, expected, atol=1e-5)
-
-
-def test_held_slopes_are_those_of_the_columns():
-    at, slopes = torch.arange(200)[None], alibi_slopes(12)
-    q, k = alibi_columns(at, at, slopes, 64**-0.5)
-    got = (q.double() @ k.double().mT)[0, :, 199, 0] * 64**-0.5
-    held = held_slopes(slopes, 64**-0.5)
-    assert torch.allclose(got, -199 * held, rtol=1e-6)
-    assert not torch.equal(held, slopes)
-    assert torch.allclose(held, slopes, rtol=2**-16, atol=0)
 
 
 def test_maps_of_one_head_share_its_slope():

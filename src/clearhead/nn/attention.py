@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.nn.bases import SingleMaps
 from clearhead.nn.init import fixed_normal, starting
@@ -65,8 +66,6 @@ class Attention(nn.Module):
         self.scores: Scores = scores.build(position.prepare)
         self.cache_unrotated = self.scores.cache_unrotated or position.cache_unrotated(layer)
         self.decay: Decay | None = position.decay(layer, maps.heads(layer))
-        self.attention_at_init = position.attention_at_init
-        self.position_only = position.position_only
         self.wide_factors = position.wide_factors
         self.maps: Any = maps.build(layer)  # `Maps`, or SingleMaps, which is not called
         self.combines = type(self.maps) is not SingleMaps
@@ -165,7 +164,7 @@ class Attention(nn.Module):
 
         if self.shaping is not None:
             cached = v if past or dropped else None
-            centring = partial(self._centring, cached, tables, visibility, lambdas)
+            centring = partial(self._centring, cached, visibility, lambdas)
             o_BTC = self.shaping(own_BTC, o_BTC, centring)
         if matrices is not None and torch.is_grad_enabled():
             product = self._product(matrices[-1], v).to(o_BTC.dtype)
@@ -177,17 +176,19 @@ class Attention(nn.Module):
     def _centring(
         self,
         cached: Tensor | None,
-        tables: PositionTables,
         visibility: Visibility,
         lambdas: Tensor | None,
         x_BTHD: Tensor,
     ) -> Tensor:
-        """C x, [B, T, heads, width], over `cached` values [B, G, S, D], or the tokens' own x."""
+        """C x, attention's output at W_Q = 0, [B, T, heads, width].
+
+        Over `cached` values [B, G, S, D], or the tokens' own x.
+        """
         new = x_BTHD.shape[1]
         # Side by side, the heads are one: their sums need no copy.
         values = x_BTHD.flatten(2)[:, None] if cached is None else cached
-        mean, weight = self.attention_at_init(values, new, tables.at_init, visibility)
-        mass = None if self.normalizer is None else self.normalizer.row_sum(weight)
+        mean, count_BT = ops.running_mean(values, new, visibility)
+        mass = None if self.normalizer is None else self.normalizer.row_sum(count_BT)
         mass = self.maps.row_sum(mass, lambdas)
         mean = mean.transpose(1, 2).reshape(mean.shape[0], new, -1, self.width_of_head)
         return mean if mass is None else mean * (mass.transpose(1, 2) if mass.ndim else mass)
@@ -206,7 +207,7 @@ class Attention(nn.Module):
         Args:
             weights_BHRS: the queries' maps, in `attend`'s order.
             lambdas: `maps.lambdas` of these queries.
-            alone: computes the maps from position alone (`position_only`).
+            alone: computes the maps at W_Q = 0.
             first: the key that is the first query's own token.
         """
         weights = self.maps.effective_weights(weights_BHRS, lambdas)

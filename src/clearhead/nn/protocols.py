@@ -19,14 +19,11 @@ class PositionTables(NamedTuple):
 
     Attributes:
         queries, keys: tables for queries and keys; the last dimension but one counts tokens.
-        at_init: argument of `Position.attention_at_init`; None if position acts only through
-            queries and keys, whose scores are 0 at W_Q = 0.
         prefix: makes the table for the keys of a prefix (`Normalizer.prefix`), if there is one.
     """
 
     queries: Any = None
     keys: Any = None
-    at_init: Any = None
     prefix: Callable[[], Any] | None = None
 
 
@@ -95,23 +92,6 @@ class Position(Protocol):
     def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
         """Apply position to queries or keys."""
 
-    @staticmethod
-    def attention_at_init(
-        x_BHSD: Tensor, queries: int, table: Any, visibility: Visibility
-    ) -> tuple[Tensor, Tensor]:
-        """C·x, attention's output at W_Q = 0 without a sink, and the unnormalised row sums.
-
-        Args:
-            x_BHSD: values, by head or of all heads side by side. queries: the last of the keys.
-
-        Returns:
-            ([B, any, T, any], heads in order; [B or 1, 1 or heads, T]), float32 at least.
-        """
-
-    @staticmethod
-    def position_only(x_BHTN: Tensor) -> Tensor:
-        """Prepared queries or keys that hold position alone: their scores are those of C."""
-
 
 class Scores(Protocol):
     """Scores of queries and keys. Built for the position's `prepare`.
@@ -150,11 +130,8 @@ class Normalizer(Protocol):
     def resting(self) -> float | Tensor | None:
         """The sink at W_Q = 0."""
 
-    def row_sum(self, weight_BGT: Tensor) -> Tensor | None:
-        """Row sums at W_Q = 0, [B, H, T, 1], from unnormalised ones; None for 1.
-
-        G divides H; neighbouring heads share a sum.
-        """
+    def row_sum(self, count_BT: Tensor) -> Tensor | None:
+        """Row sums at W_Q = 0, [B, H, T, 1], of queries that see so many keys; None for 1."""
 
 
 class Maps(Protocol):
