@@ -13,6 +13,7 @@ from transformers import DynamicCache, StaticCache
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
 from clearhead.experiments import prefixes
 from clearhead.experiments.prefixes import fill, largest_states
+from clearhead.models.caches import PrefixCache
 from clearhead.models.inspection import longest_text
 from clearhead.models.starts import started
 from clearhead.nn import REGISTRY
@@ -215,12 +216,13 @@ def test_a_new_process_opens_both_with_the_same_bits(tmp_path):
     assert there.stdout.split() == [here]
 
 
+@pytest.mark.parametrize("kind", [DynamicCache, PrefixCache])
 @torch.no_grad()
-def test_a_cache_keeps_the_prefix_until_it_is_filled_anew():
+def test_a_cache_of_either_kind_goes_on_until_it_is_filled_anew(kind):
     plain, made = _both()
     ids = _ids(1)
     wanted = _after(plain, ids)
-    cache = DynamicCache(config=made.config)
+    cache = kind(config=made.config)
     made(ids[:, :5], past_key_values=cache)
     assert cache.get_seq_length() == 5  # the text's length alone
     cache.batch_repeat_interleave(3)
@@ -240,19 +242,20 @@ def test_a_cache_keeps_the_prefix_until_it_is_filled_anew():
     assert _apart(other, wanted) > 1e-3
     cache.reset()
     if cache.get_seq_length():  # transformers 5.17 keeps the slots
-        cache = DynamicCache(config=made.config)
+        cache = kind(config=made.config)
     steps = [made(part, past_key_values=cache).logits for part in ids.split([5, 1, 5], 1)]
     assert _apart(torch.cat(steps, 1), other) < 1e-12
 
 
-def test_a_cache_filled_without_gradients_hides_none_of_the_prefix():
+@pytest.mark.parametrize("kind", [DynamicCache, PrefixCache])
+def test_a_cache_filled_without_gradients_hides_none_of_the_prefix(kind):
     _, made = _both()
     ids = _ids(1)
     biases = [p for name, p in made.named_parameters() if name.endswith("_bias")]
     found = []
     for implementation in ("sdpa", "eager"):
         made.set_attn_implementation(implementation)
-        cache = DynamicCache(config=made.config)
+        cache = kind(config=made.config)
         with torch.no_grad():
             made(ids[:, :5], past_key_values=cache)
             made(ids[:, 5:6], past_key_values=cache)

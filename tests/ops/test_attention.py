@@ -329,22 +329,6 @@ def test_autocast_does_not_round_a_lone_query_of_both_maps():
         assert (a - b).abs().max() <= 1e-5 * b.abs().max().clamp_min(1)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"key_mask": torch.ones(2, 5)}, "key_mask must be bool"),
-        ({"key_mask": torch.ones(1, 5, dtype=torch.bool)}, "key_mask must be bool"),
-        ({"sink": torch.zeros(3)}, "one logit a head"),
-    ],
-)
-def test_misfits_of_a_lone_query_of_both_maps_are_refused_in_one_line(options, message):
-    q, k, v = torch.randn(2, 4, 1, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
-    rest = {"norm_weight": None, "norm_eps": None, "gain": 0.6}
-    with pytest.raises(ClearheadError, match=message) as error:
-        ops.differential(q, k, v, torch.tensor(0.3), **rest, **options)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_step_of_decoding_copies_no_cache(dtype):
     """Of two maps: float32 reads keys and values as they lie, bfloat16 widens the keys."""

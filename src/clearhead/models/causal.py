@@ -12,7 +12,7 @@ from transformers.utils import can_return_tuple
 from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ClearheadModel
-from clearhead.models.caches import steps_on_device, the_cache
+from clearhead.models.caches import PrefixCache, steps_on_device, the_cache
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
 from clearhead.ops.precision import readable
@@ -129,12 +129,20 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         return nn.functional.pad(attention_mask, (0, max(spare, 0)))
 
     def generate(self, *inputs: Any, **options: Any) -> Any:
-        """transformers' own; after a failed `assistant_early_exit` the configuration is whole."""
+        """transformers' own; after a failed `assistant_early_exit` the configuration is whole.
+
+        A model with a prefix brings its own cache where the call names none.
+        """
         layers = len(self.model.layers)
         config = options.get("generation_config") or self.generation_config
         depth = options.get("assistant_early_exit", config.assistant_early_exit)
         if depth is not None and not 0 < depth <= layers:
             raise ClearheadError(f"assistant_early_exit={depth} is none of the {layers} layers")
+        of_cache = {"past_key_values", "cache", "use_cache", "cache_implementation"}
+        free = config.use_cache is not False and not config.cache_implementation
+        free = free and not (config.is_assistant or of_cache & options.keys())
+        if self.model.needs.places and free:
+            options[CACHE] = PrefixCache(config=self.config)
         try:
             return super().generate(*inputs, **options)
         finally:

@@ -9,12 +9,12 @@ from transformers import Cache, DynamicCache
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.models.caches import (
+    PrefixCache,
     cached_tokens,
     check_cache,
     check_mask,
     check_recomputation,
     key_positions,
-    prefixes_of,
     room_of,
     seen_slots,
     steps_on_device,
@@ -67,7 +67,7 @@ class Inputs(NamedTuple):
         visibility: the keys that each token sees, whatever a layer's own window.
         cache: a transformers Cache, or None.
         past: tokens in the cache.
-        prefixes: learned keys that the cache has; None where they are made anew at each call.
+        prefixes: where the cache keeps prepared prefixes; None where it keeps none.
     """
 
     positions: Tensor
@@ -152,7 +152,8 @@ def settle(
     packed = documents is not None and (document_ids is not None or has_numbers(tokens))
     use_cache = config.use_cache if use_cache is None else use_cache
     if use_cache and causal and not (cached or packed or training):
-        cache = DynamicCache(config=config if config.sliding_window is not None else None)
+        kind = PrefixCache if needs.places else DynamicCache
+        cache = kind(config=config if config.sliding_window is not None else None)
     places, positions = needs.places, position_ids
     if positions is None:
         positions = positions_of(documents, key_mask, tokens, past)
@@ -167,7 +168,8 @@ def settle(
         rows = None if on_device or torch.compiler.is_compiling() else batch
         keys = key_positions(positions, key_mask, cache, past, places, rows)
     visibility = Visibility(causal, None, key_mask, documents)
-    prefixes = prefixes_of(cache) if places and cache is not None else None
+    kept = isinstance(cache, PrefixCache) and not torch.compiler.is_compiling()
+    prefixes = cache.prefixes if kept else None
     return Inputs(positions, keys, visibility, cache, past, prefixes)
 
 

@@ -29,7 +29,7 @@ from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
-# Learned keys with their positions and their values, by layer.
+# Prepared keys of a prefix and its values, by layer.
 Prefixes = MutableMapping[int, tuple[Tensor, Tensor]]
 
 
@@ -95,7 +95,6 @@ class Attention(nn.Module):
         past: int = 0,
         prefixes: Prefixes | None = None,
         visibility: Visibility = Visibility(),  # noqa: B008 (a frozen value)
-        matrices: list[Tensor] | None = None,
     ) -> Tensor:
         """[B, T, C] → [B, T, C].
 
@@ -103,10 +102,8 @@ class Attention(nn.Module):
             tables: the position's tables for these tokens.
             interface: another function in place of `ops.attention.attend_visible`.
             cache: a transformers Cache of `past` tokens; S = past + T.
-            prefixes: where the cache's learned keys are kept; None where they are not.
+            prefixes: where the cache keeps prepared prefixes; None where it keeps none.
             visibility: of all S keys, whatever the layer's own window.
-            matrices: where `interface` puts the layer's matrix, `effective_weights`, which the
-                output's gradient then passes through.
         """
         batch, new, _ = x_BTC.shape
         q = self.q_proj(x_BTC).view(batch, new, self.heads, -1).transpose(1, 2)
@@ -139,7 +136,7 @@ class Attention(nn.Module):
         attend: Attend = attend_visible
         if interface is not None:
             attend = partial(interface, self, lambdas=lambdas)
-        prefix = self._prefix(tables, v, past, prefixes) if self.places else None
+        prefix = self._prefix(tables.prefix, v, past, prefixes) if self.places else None
         if self.cache_unrotated:
             whole, rotation = self.scores.attend_unrotated, tables.keys
             alone = new == 1 and prefix is None and isinstance(rotation, Rotation)
@@ -166,9 +163,6 @@ class Attention(nn.Module):
             cached = v if past or dropped else None
             centring = partial(self._centring, cached, visibility, lambdas)
             o_BTC = self.shaping(own_BTC, o_BTC, centring)
-        if matrices is not None and torch.is_grad_enabled():
-            product = self._product(matrices[-1], v).to(o_BTC.dtype)
-            o_BTC = o_BTC.detach() + (product - product.detach())
         if self.epilogue is not None:
             o_BTC = self.epilogue(o_BTC, x_BTC, partial(self._own, own_BTC))
         return self.o_proj(o_BTC)
@@ -220,33 +214,24 @@ class Attention(nn.Module):
             weights, own, lambda: self.maps.effective_weights(alone(), lambdas)
         )
 
-    def _product(self, matrix_BHTS: Tensor, v_BGSD: Tensor) -> Tensor:
-        """The heads' outputs again, [B, T, width], by the matrix that multiplies the values."""
-        heads = matrix_BHTS.shape[1]
-        v = layouts.repeat(v_BGSD, self.layer.num_attention_heads, self.maps.keys_together)
-        v_BHSD = v.transpose(1, 2).flatten(2).unflatten(-1, (heads, -1)).transpose(1, 2)
-        return self.maps.finish(matrix_BHTS @ v_BHSD).transpose(1, 2).flatten(2)
-
     def _prefix(
-        self, tables: PositionTables, v_BGSD: Tensor, past: int, prefixes: Prefixes | None
+        self, table: Any, v_BGSD: Tensor, past: int, prefixes: Prefixes | None
     ) -> tuple[Tensor, Tensor]:
         """The prefix's keys with their positions, one for each value, and its values."""
-        batch, prefix, learning = v_BGSD.shape[0], None, torch.is_grad_enabled()
-        if past and prefixes is not None and not learning:
-            prefix = prefixes.get(self.layer.index)
-        if prefix is None or prefix[0].dtype != v_BGSD.dtype:  # autocast came or went
+        batch, prefix = v_BGSD.shape[0], None
+        keeps = prefixes is not None and not (self.cache_unrotated or torch.is_grad_enabled())
+        if keeps and past:
+            prefix = prefixes.get(self.layer.index)  # type: ignore[union-attr]
+        if prefix is None:
             own: Any = self.normalizer.prefix()  # type: ignore[union-attr]
-            table: Any = tables.prefix
             key_GND, value_GND = (x.to(v_BGSD.dtype) for x in own)
             rows = batch if self.cache_unrotated else 1
-            key_BGND = self.scores.keys(key_GND.expand(rows, -1, -1, -1), table())
+            key_BGND = self.scores.keys(key_GND.expand(rows, -1, -1, -1), table)
             key_BGND = layouts.repeat(key_BGND, v_BGSD.shape[1], self.maps.keys_together)
             prefix = key_BGND, value_GND[None]
-            if prefixes is not None and not (self.cache_unrotated or learning):
-                prefixes[self.layer.index] = prefix
-        key_BGND, value_BGNV = prefix
-        if batch == 1:
-            return prefix
+            if keeps:
+                prefixes[self.layer.index] = prefix  # type: ignore[index]
+        key_BGND, value_BGNV = (x.to(v_BGSD.dtype) for x in prefix)  # autocast may come or go
         return key_BGND.expand(batch, -1, -1, -1), value_BGNV.expand(batch, -1, -1, -1)
 
     def _remembered(self, cache: Any, k: Tensor, v_BTC: Tensor, keys: int) -> tuple[Tensor, Tensor]:

@@ -147,9 +147,6 @@ class SingleMaps:
     def effective_weights(self, weights_BHTS: Tensor, lambdas: Any) -> Tensor:
         return weights_BHTS
 
-    def finish(self, o_BHTD: Tensor) -> Tensor:
-        return o_BHTD
-
     def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Any) -> Tensor | None:
         return row_sum_BHT1
 

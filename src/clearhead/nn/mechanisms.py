@@ -33,7 +33,7 @@ for declaration in (
     differential.DECLARATION,
     differential_v2.DECLARATION,
     *shaping.DECLARATIONS,
-    *gate.DECLARATIONS,
+    gate.DECLARATION,
     xsa.DECLARATION,
     *values.DECLARATIONS,
     *rotary.DECLARATIONS,

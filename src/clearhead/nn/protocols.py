@@ -19,12 +19,12 @@ class PositionTables(NamedTuple):
 
     Attributes:
         queries, keys: tables for queries and keys; the last dimension but one counts tokens.
-        prefix: makes the table for the keys of a prefix (`Normalizer.prefix`), if there is one.
+        prefix: table for the keys of a prefix (`Normalizer.prefix`), if there is one.
     """
 
     queries: Any = None
     keys: Any = None
-    prefix: Callable[[], Any] | None = None
+    prefix: Any = None
 
 
 class Attend(Protocol):
@@ -158,9 +158,6 @@ class Maps(Protocol):
 
     def effective_weights(self, weights_BHTS: Tensor, lambdas: Any) -> Tensor:
         """The matrix that multiplies the values, from the maps in `attend`'s order."""
-
-    def finish(self, o_BHTD: Tensor) -> Tensor:
-        """The heads' outputs, from that matrix times the values."""
 
     def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Any) -> Tensor | None:
         """Row sums of that matrix, [B, heads, T, 1], from the maps', in the queries' order.
