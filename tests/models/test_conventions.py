@@ -333,7 +333,6 @@ def test_the_arguments_that_are_offered_are_those_there_are(model):
     offered = str(error.value).partition("choose one of ")[2].split(", ")
     assert {"input_ids", "past_key_values", "output_attentions"} <= set(offered)
     assert not {"self", "unknown", "arguments", "return_dict"} & set(offered)
-    assert ("labels" in offered) == isinstance(model, ClearheadForCausalLM)
 
 
 def test_positions_beyond_a_learned_table_are_refused():

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
 from torch.nn.functional import pad
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -154,24 +153,6 @@ def test_every_parameter_receives_a_gradient(name):
         assert p.grad.abs().max() > 0, parameter_name
 
 
-def test_the_loss_has_the_second_derivatives_of_the_logits_loss():
-    model, ids = _model("transformer").double(), _ids()
-    weights = list(model.model.layers[0].parameters())
-    ways = [torch.randn_like(p) for p in weights]
-
-    def curvature(loss: Tensor) -> list[Tensor]:
-        gradients = torch.autograd.grad(loss, weights, create_graph=True)
-        slope = sum((g * way).sum() for g, way in zip(gradients, ways, strict=True))
-        return list(torch.autograd.grad(slope, weights))
-
-    fast = curvature(model(ids, labels=ids).loss)
-    model.set_attn_implementation("eager")
-    logits = model(ids).logits[:, :-1].flatten(0, 1)
-    plain = curvature(torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten()))
-    for a, b in zip(fast, plain, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("name", "heads"), [("transformer", 4), ("differential", 2), ("differential-v2", 4)]
 )
@@ -252,30 +233,3 @@ def test_a_layer_s_input_is_let_go_where_no_hidden_states_are_asked_for():
     for asked in (False, True):
         model(_ids(), use_cache=False, output_hidden_states=asked)
     assert alive == [False, True]
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_gradients_of_each_text_by_torch_func(name):
-    """`vmap(grad(loss))` over padded texts equals a backward pass of each."""
-    config = preset(name, **SHAPE)
-    causal = config.direction == "causal"
-    model = (ClearheadForCausalLM if causal else ClearheadForMaskedLM)(config).eval()
-    ids = torch.randint(0, 61, (2, 9))
-    mask = torch.ones_like(ids)
-    mask[0, :3] = mask[1, -2:] = 0
-    labels = ids.masked_fill(mask == 0, -100)
-    weights = {key: parameter.detach() for key, parameter in model.named_parameters()}
-
-    def loss(weights: dict[str, Tensor], *batch: Tensor) -> Tensor:
-        keys = ("input_ids", "attention_mask", "labels")
-        batch = {key: row[None] for key, row in zip(keys, batch, strict=True)}
-        return functional_call(model, weights, (), batch).loss
-
-    gradients = vmap(grad(loss), (None, 0, 0, 0))(weights, ids, mask, labels)
-    for row in range(2):
-        model.zero_grad()
-        texts = {"input_ids": ids, "attention_mask": mask, "labels": labels}
-        model(**{key: value[row : row + 1] for key, value in texts.items()}).loss.backward()
-        for key, parameter in model.named_parameters():
-            expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            torch.testing.assert_close(gradients[key][row], expected, atol=1e-5, rtol=1e-4)

@@ -13,7 +13,7 @@ from transformers.utils import can_return_tuple
 
 from clearhead.models.attention_interface import interface_of
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.inputs import ARGUMENTS, Inputs, Needs, settle
+from clearhead.models.inputs import Inputs, Needs, settle
 from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
 from clearhead.nn import REGISTRY, Block, block_of
 from clearhead.nn.annealing import moves, warn
@@ -68,7 +68,6 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.needs = Needs(
             places=max([each.places for each in attentions]),
             longest=self.position.longest(),
-            arguments=ARGUMENTS,
             limits=tuple(
                 (p.layer.position, n) for p in positions if (n := p.longest()) is not None
             ),

@@ -107,7 +107,6 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             )
         super().__init__(config, **unknown)
         self.model = ClearheadModel(config)
-        self.take_arguments("labels", "logits_to_keep", "num_items_in_batch")
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.loss = NextTokenLoss()
         self.post_init()

@@ -27,12 +27,12 @@ from clearhead.ops.visibility import Visibility
 
 # transformers 5 before 5.23 passes where in the cache the tokens go, which the cache knows.
 _HARMLESS = ("cache_position",)
-ARGUMENTS = frozenset(
-    (
-        *("input_ids", "inputs_embeds", "attention_mask", "position_ids", "document_ids"),
-        *("past_key_values", "cache", "use_cache", "output_hidden_states", "output_attentions"),
-    )
-)
+# Names that an unknown one is compared with, a head's among them.
+_ARGUMENTS = {
+    *("input_ids", "inputs_embeds", "attention_mask", "position_ids", "document_ids", "labels"),
+    *("past_key_values", "cache", "use_cache", "output_hidden_states", "output_attentions"),
+    *("logits_to_keep", "num_items_in_batch"),
+}
 _WHOLE = (torch.int64, torch.int32)  # the dtypes that an embedding takes
 
 
@@ -43,7 +43,6 @@ class Needs(NamedTuple):
         places: positions before every text, which belong to learned keys.
         longest: positions that the embedded position tells apart; None where there is no limit.
         limits: the same for every position with a limit, by name.
-        arguments: names that an unknown one is compared with.
         windowed, gated, prepares_late: whether a layer has a window; caches gates beside keys;
             prepares keys when they are read.
     """
@@ -51,7 +50,6 @@ class Needs(NamedTuple):
     places: int
     longest: int | None
     limits: tuple[tuple[str, int], ...]
-    arguments: frozenset[str]
     windowed: bool
     gated: bool
     prepares_late: bool
@@ -110,7 +108,7 @@ def settle(
     """
     for key, value in others.items():
         if value is not None and key not in _HARMLESS:
-            choose("argument of the model", key, needs.arguments - {key})
+            choose("argument of the model", key, _ARGUMENTS - {key})
     tokens = check_inputs(input_ids, inputs_embeds, config.vocab_size)
     (batch, new), causal = tokens.shape[:2], config.direction == "causal"
     if past_key_values is not None:
