@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
-from clearhead import ClearheadConfig, ClearheadForCausalLM, preset
-from clearhead.models import ClearheadModel, plan
+from clearhead import ClearheadConfig, ClearheadForCausalLM
 from clearhead.nn.xsa import without_own
 
 from . import space
@@ -191,26 +190,6 @@ def test_output_attentions_are_what_multiplies_the_values_before_the_epilogue(ep
     assert torch.allclose(heads, seen["heads"], atol=1e-5)
     weights = out.attentions[1].sum(-1)
     assert ((weights > 0) & (weights < 1)).all()  # the rest is on the key bias
-
-
-def test_bidirectional_models_have_them_too():
-    keys = {"direction": "bidirectional", "normalizer": "key"}
-    for epilogue in ("gate", "xsa"):
-        config = ClearheadConfig(**space.SHAPE, epilogue=epilogue, **keys)
-        model, ids = ClearheadModel(config).eval(), _ids()
-        with torch.no_grad():
-            fast = model(ids).last_hidden_state
-            model.set_attn_implementation("eager")
-            assert torch.allclose(model(ids).last_hidden_state, fast, atol=1e-5)
-
-
-def test_presets_have_what_they_are_named_for():
-    for size in ("tiny", "small"):
-        baseline = plan(preset("transformer", size)).parameters
-        for name in ("gated", "xsa", "key-bias"):
-            assert abs(plan(preset(name, size)).parameters / baseline - 1) < 0.002
-    assert preset("xsa").epilogue == "xsa"
-    assert plan(preset("xsa")).parameters == plan(preset("transformer")).parameters
 
 
 def test_the_gradient_of_a_key_bias_is_the_oracle_s():

@@ -50,6 +50,7 @@ MODELS = {
     "rope": {},
     "a key for all": {"num_key_value_heads": 1},
     "alibi": {"position": "alibi"},
+    "alibi in a layer": {"layer_overrides": [{}, {"position": "alibi"}]},
     "xpos": {"position": "xpos"},
     "learned": {"position": "learned"},
     "none": {"position": "none"},
@@ -78,7 +79,7 @@ def test_logits_are_those_of_the_plain_model_after_the_prefix(keys):
     wanted = _after(plain, ids)
     bound = 1e-6 if "maps" in keys else 1e-12  # λ is float32
     assert _apart(made(ids, use_cache=False).logits, wanted) < bound
-    for cache in (DynamicCache(), StaticCache(config=made.config, max_cache_len=16)):
+    for cache in (DynamicCache(), PrefixCache(), StaticCache(made.config, max_cache_len=16)):
         steps = [made(part, past_key_values=cache).logits for part in ids.split([5, 3, 1, 2], 1)]
         assert _apart(torch.cat(steps, 1), wanted) < bound
     padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), ids], 1)

@@ -188,7 +188,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 keys = keys_BS if attention.cache_unrotated else positions_BT
                 make = self._position_of(position).tables
                 shared[key] = make(positions_BT, keys)
-                if places and not kept:
+                if places and (attention.cache_unrotated or not kept):
                     first = torch.arange(places, device=positions_BT.device)[None]
                     prefix = make(positions_BT, first).keys
                     prefix = prefix.table() if isinstance(prefix, Rotation) else prefix
