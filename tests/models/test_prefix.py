@@ -15,6 +15,7 @@ from clearhead.experiments import prefixes
 from clearhead.experiments.prefixes import fill, largest_states
 from clearhead.models.caches import PrefixCache
 from clearhead.models.inspection import longest_text
+from clearhead.models.pretrained import cache_of
 from clearhead.models.starts import started
 from clearhead.nn import REGISTRY
 
@@ -125,10 +126,12 @@ def test_generation_goes_on_as_after_the_prefix():
     plain, made = _both()
     ids = _ids(1, 4)
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    found = made.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    mask = torch.ones_like(ids)
+    found = made.generate(ids, attention_mask=mask, return_dict_in_generate=True, **options)
+    assert isinstance(cache_of(found), PrefixCache)
     whole = torch.cat([PREFIX, ids], 1)
     wanted = plain.generate(whole, attention_mask=torch.ones_like(whole), **options)
-    assert torch.equal(found, wanted[:, 2:])
+    assert torch.equal(found.sequences, wanted[:, 2:])
 
 
 def test_it_takes_positions_that_a_model_can_tell_apart():
