@@ -126,8 +126,7 @@ class Declaration:
             heads; for scores, from the position's `prepare`; for qk_norm, from a spec and the width
             of a head; for MLPs, from a spec and the rotation of what their output matrix reads;
             for mlp_rotation, from that width; for orders, from a spec, the class of its block,
-            which reads the skips; for residual scales, from the gain that a branch
-            starts with.
+            which reads the skips.
         refuses: why it cannot be in this layer, and which axis to change; None if it can.
         flops: multiply-adds × 2 that it adds to the forward pass, for each token of a sequence of
             the given length (`flops(layer, length)`), beyond those of its linear projections.

@@ -180,16 +180,6 @@ def running_mean(
     return seen / count.clamp_min(1) @ x_BHSD.double(), count[:, 0, :, 0]
 
 
-def shaped_weights(
-    weights_BHTS: Tensor, centre_BHTS: Tensor, alpha_H: Tensor, beta_H: Tensor, gamma_H: Tensor
-) -> Tensor:
-    """α I + β A − γ C, float64 [B, H, T, S] (arXiv 2311.01906, eq. 5); queries: the last keys."""
-    queries, keys = weights_BHTS.shape[-2:]
-    own = torch.eye(keys, dtype=torch.float64, device=weights_BHTS.device)[-queries:]
-    alpha, beta, gamma = (g.double()[:, None, None] for g in (alpha_H, beta_H, gamma_H))
-    return alpha * own + beta * weights_BHTS.double() - gamma * centre_BHTS.double()
-
-
 def rotate(x_BHTD: Tensor, positions_BT: Tensor, theta: float) -> Tensor:
     """Rotary positions as complex numbers, float64: z_j · exp(i · position · theta^(−2j/D)).
 
