@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, GenerationConfig, StaticCache
 
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
 from clearhead.experiments import prefixes
@@ -132,6 +132,10 @@ def test_generation_goes_on_as_after_the_prefix():
     whole = torch.cat([PREFIX, ids], 1)
     wanted = plain.generate(whole, attention_mask=torch.ones_like(whole), **options)
     assert torch.equal(found.sequences, wanted[:, 2:])
+    static = GenerationConfig(cache_implementation="static", **options)
+    assert torch.equal(made.generate(ids, static, attention_mask=mask), wanted[:, 2:])
+    made.generation_config.cache_implementation = "static"
+    assert torch.equal(made.generate(ids, attention_mask=mask, **options), wanted[:, 2:])
 
 
 def test_it_takes_positions_that_a_model_can_tell_apart():

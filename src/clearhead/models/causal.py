@@ -133,14 +133,16 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         A model with a prefix brings its own cache where the call names none.
         """
         layers = len(self.model.layers)
-        config = options.get("generation_config") or self.generation_config
+        config = options.get("generation_config") or next(iter(inputs[1:]), None)
+        config = config or self.generation_config
         depth = options.get("assistant_early_exit", config.assistant_early_exit)
         if depth is not None and not 0 < depth <= layers:
             raise ClearheadError(f"assistant_early_exit={depth} is none of the {layers} layers")
         of_cache = {"past_key_values", "cache", "use_cache", "cache_implementation"}
-        free = config.use_cache is not False and not config.cache_implementation
-        free = free and not (config.is_assistant or of_cache & options.keys())
-        if self.model.needs.places and free:
+        both = (config, self.generation_config)
+        fixed = any(one.use_cache is False or one.cache_implementation for one in both)
+        fixed = fixed or config.is_assistant or bool(of_cache & options.keys())
+        if self.model.needs.places and not fixed:
             options[CACHE] = PrefixCache(config=self.config)
         try:
             return super().generate(*inputs, **options)
