@@ -105,9 +105,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "large": _size(24, 1024, 16, 32_768, 2048),
     "codeparrot": _CODEPARROT,
     "codeparrot-72": {**_CODEPARROT, "num_hidden_layers": 72, "intermediate_size": 1536},
-    "languini": _size(
-        12, 768, 12, 16_384, 512, intermediate_size=3072, position="alibi", mlp="gelu"
-    ),
+    "languini": _size(12, 768, 12, 16_384, 512, intermediate_size=3072, mlp="gelu"),
     "crammed": _size(16, 768, 12, 32_768, 128, intermediate_size=1536),
     "diff-830m": _diff(24, 1536, 16),
     "diff-1.4b": _diff(24, 2048, 16),

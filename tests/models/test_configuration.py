@@ -35,6 +35,7 @@ from clearhead.spec import AXES
         ({"position": "alibi", "max_position_embeddings": 100_000}, "two digits"),
         ({"position": "xpos", "max_position_embeddings": 100_000}, "leave float32"),
         ({"position": "alibi", "scores": "coca"}, "rotates nothing"),
+        ({"position": "alibi", "shaping": "shaped"}, "choose position='rope'"),
         (
             {"position": "xpos", "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
             "not defined for it",

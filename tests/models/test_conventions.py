@@ -333,7 +333,6 @@ def test_the_arguments_that_are_offered_are_those_there_are(model):
     offered = str(error.value).partition("choose one of ")[2].split(", ")
     assert {"input_ids", "past_key_values", "output_attentions"} <= set(offered)
     assert not {"self", "unknown", "arguments", "return_dict"} & set(offered)
-    assert ("labels" in offered) == isinstance(model, ClearheadForCausalLM)
 
 
 def test_positions_beyond_a_learned_table_are_refused():
@@ -437,41 +436,3 @@ def test_packed_documents_leave_no_cache_behind():
     assert model(_ids(), document_ids=documents).past_key_values is None
     with pytest.raises(ClearheadError, match="cannot be used with a key-value cache"):
         model(_ids(), document_ids=documents, past_key_values=DynamicCache())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_kind_of_search_that_transformers_ships(name):
-    """Contrastive, DoLa and group beam search are remote code since transformers 5."""
-    model, ids = _model(name), _ids()
-    several = _generate(model, ids, do_sample=True, num_return_sequences=3)
-    assert several.shape == (6, 14)
-    assert torch.equal(several[::3, :9], ids)
-    assert _generate(model, ids, num_beams=3, do_sample=True).shape == (2, 14)
-    repeated = torch.cat([ids[:1, :4]] * 3, 1)  # candidates are found, and cropped where rejected
-    greedy = _generate(model, repeated)
-    assert torch.equal(_generate(model, repeated, prompt_lookup_num_tokens=3), greedy)
-    small = ClearheadForCausalLM(preset(name, **SHAPE | {"num_hidden_layers": 1})).eval()
-    assert torch.equal(_generate(model, repeated, assistant_model=small), greedy)
-
-
-@pytest.mark.parametrize(
-    ("name", "backend", "keys"),
-    [
-        ("differential", "eager", {}),
-        ("alibi", "eager", {}),
-        ("forget", "eager", {"num_key_value_heads": 2}),
-        ("transformer", "inductor", {"num_key_value_heads": 2}),
-    ],
-)
-def test_a_compiled_step_of_decoding_with_a_static_cache(name, backend, keys):
-    """One graph, whatever the length so far."""
-    torch._dynamo.reset()
-    model, ids = _model(name, **keys), _ids(length=8)
-    whole = model(ids, use_cache=False).logits
-    cache = StaticCache(config=model.config, max_cache_len=12)
-    with torch.no_grad():
-        model(ids[:, :5], past_key_values=cache)
-        step = torch.compile(model, fullgraph=True, backend=backend)
-        for place in range(5, 8):
-            got = step(ids[:, place : place + 1], past_key_values=cache).logits
-            assert torch.allclose(got[:, 0], whole[:, place], atol=1e-4)

@@ -58,32 +58,6 @@ def test_without_a_position_a_text_is_a_bag_of_tokens():
     assert torch.allclose(_run(model, ids[:, order]), _run(model, ids)[:, order], atol=2e-5)
 
 
-def test_documents_see_only_themselves():
-    model, first, second = _model("transformer"), _ids(1, 6), _ids(1, 5)
-    packed = torch.cat([first, second], 1)
-    documents, positions = torch.tensor([[0] * 6 + [1] * 5]), torch.tensor([[*range(6), *range(5)]])
-    got = _run(model, packed, document_ids=documents, position_ids=positions)
-    assert torch.allclose(got[:, :6], _run(model, first), atol=2e-5)
-    assert torch.allclose(got[:, 6:], _run(model, second), atol=2e-5)
-
-
-def test_rotary_scaling_reaches_beyond_the_trained_length():
-    rope = {"rope_type": "dynamic", "factor": 4.0}
-    model = _model("coca", rope_parameters=rope, max_position_embeddings=8)
-    plain = _model("coca", max_position_embeddings=8)
-    plain.load_state_dict(model.state_dict())
-    short, long = _ids(length=8), _ids(length=11)
-    assert torch.allclose(_run(model, short), _run(plain, short), atol=1e-6)
-    assert (_run(model, long) - _run(plain, long)).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("position", ["alibi", "xpos"])
-def test_a_position_that_fades_earlier_keys_alone_is_refused(position):
-    with pytest.raises(ClearheadError, match="choose direction='causal', or position") as error:
-        _model("transformer", position=position)
-    assert "\n" not in str(error.value)
-
-
 def test_what_needs_a_direction_is_refused():
     with pytest.raises(ClearheadError, match="build ClearheadForMaskedLM"):
         ClearheadForCausalLM(preset("transformer", **SHAPE))

@@ -12,8 +12,6 @@ from torch import Tensor
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
-    BertConfig,
-    BertForMaskedLM,
 )
 
 import clearhead
@@ -313,13 +311,6 @@ def test_saved_and_loaded_the_logits_are_the_same_bits(tmp_path):
         with torch.no_grad():
             assert torch.equal(again(ids).logits, model(ids).logits)
     assert again.config.id2label == {0: "a", 1: "b", 2: "c"}
-
-
-def test_the_heads_objective_is_that_of_the_batches():
-    assert ClearheadForMaskedLM.objective == "mlm"
-    assert ClearheadForCausalLM.objective == "next-token"
-    theirs = BertForMaskedLM(BertConfig(**{k: SHAPE[k] for k in list(SHAPE)[:5]}))
-    assert not hasattr(theirs, "objective")
 
 
 @pytest.mark.parametrize("installed", [True, False], ids=["with", "without"])

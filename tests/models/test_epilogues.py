@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
-from clearhead import ClearheadConfig, ClearheadForCausalLM, preset
-from clearhead.models import ClearheadModel, plan
+from clearhead import ClearheadConfig, ClearheadForCausalLM
 from clearhead.nn.xsa import without_own
 
 from . import space
@@ -19,8 +18,7 @@ MAPS = {
 }
 MEETINGS = [
     {"epilogue": "gate"},
-    {"epilogue": "gate-headwise"},
-    {"epilogue": "gate-headwise", "maps": "differential"},
+    {"epilogue": "gate", "maps": "differential"},
     {"epilogue": "xsa"},
     {"epilogue": "gate", "maps": "differential", "normalizer": "key"},
     {"epilogue": "gate", "shaping": "shaped", "query_range": 0.3, "normalizer": "key"},
@@ -64,17 +62,12 @@ def _both(epilogue: str, **keys: object) -> tuple[ClearheadForCausalLM, dict, di
     return model, _seen(model, ids), _seen(plain, ids)
 
 
-@pytest.mark.parametrize("epilogue", ["gate", "gate-headwise"])
 @pytest.mark.parametrize("name", MAPS)
-def test_a_gate_is_a_sigmoid_of_the_input(name, epilogue):
-    model, with_gate, without = _both(epilogue, **MAPS[name])
+def test_a_gate_is_a_sigmoid_of_the_input(name):
+    model, with_gate, without = _both("gate", **MAPS[name])
     weight = model.model.layers[1].self_attn.epilogue.gate_proj.weight.double()
     assert torch.equal(with_gate["x"], without["x"])
     gates = 1 / (1 + torch.exp(-(with_gate["x"] @ weight.T)))
-    if epilogue == "gate-headwise":
-        heads = 2 if name == "differential" else 4
-        assert len(weight) == heads
-        gates = gates.repeat_interleave(with_gate["heads"].shape[-1] // heads, -1)
     assert torch.allclose(with_gate["heads"], without["heads"] * gates, atol=1e-6)
 
 
@@ -178,7 +171,7 @@ def test_what_it_meets(keys, tmp_path):
     assert (eager - fast).abs().max() < 1e-5 * fast.abs().max()
 
 
-@pytest.mark.parametrize("epilogue", ["none", "gate", "gate-headwise", "xsa"])
+@pytest.mark.parametrize("epilogue", ["none", "gate", "xsa"])
 @torch.no_grad()
 def test_output_attentions_are_what_multiplies_the_values_before_the_epilogue(epilogue):
     model, ids = _model(epilogue=epilogue, normalizer="key", num_key_value_heads=4), _ids()
@@ -191,32 +184,12 @@ def test_output_attentions_are_what_multiplies_the_values_before_the_epilogue(ep
     if epilogue == "xsa":
         heads = without_own(heads, values)
     heads = heads.flatten(2)
-    if epilogue in ("gate", "gate-headwise"):
+    if epilogue == "gate":
         gate = seen["x"] @ attention.epilogue.gate_proj.weight.double().T
-        heads = heads * torch.sigmoid(gate.repeat_interleave(heads.shape[-1] // gate.shape[-1], -1))
+        heads = heads * torch.sigmoid(gate)
     assert torch.allclose(heads, seen["heads"], atol=1e-5)
     weights = out.attentions[1].sum(-1)
     assert ((weights > 0) & (weights < 1)).all()  # the rest is on the key bias
-
-
-def test_bidirectional_models_have_them_too():
-    keys = {"direction": "bidirectional", "normalizer": "key"}
-    for epilogue in ("gate", "xsa"):
-        config = ClearheadConfig(**space.SHAPE, epilogue=epilogue, **keys)
-        model, ids = ClearheadModel(config).eval(), _ids()
-        with torch.no_grad():
-            fast = model(ids).last_hidden_state
-            model.set_attn_implementation("eager")
-            assert torch.allclose(model(ids).last_hidden_state, fast, atol=1e-5)
-
-
-def test_presets_have_what_they_are_named_for():
-    for size in ("tiny", "small"):
-        baseline = plan(preset("transformer", size)).parameters
-        for name in ("gated", "xsa", "key-bias"):
-            assert abs(plan(preset(name, size)).parameters / baseline - 1) < 0.002
-    assert preset("xsa").epilogue == "xsa"
-    assert plan(preset("xsa")).parameters == plan(preset("transformer")).parameters
 
 
 def test_the_gradient_of_a_key_bias_is_the_oracle_s():

@@ -25,6 +25,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with biases of attention": ("llama", {"attention_bias": True}),
     "mistral": ("mistral", {"sliding_window": 5}),
     "mistral without a window": ("mistral", {"sliding_window": None}),
+    # Its attention slides in every layer.
+    "mistral with types of layers": (
+        "mistral",
+        {"sliding_window": 5, "layer_types": ["full_attention", "full_attention"]},
+    ),
+    "diffllama": ("diffllama", {"rms_norm_eps": 1e-3}),
+    "diffllama, tied": (
+        "diffllama",
+        {"num_key_value_heads": 4, "tie_word_embeddings": True},
+    ),
     "qwen2": ("qwen2", {"rope_parameters": ROPE}),
     "qwen2 with a window": (
         "qwen2",
@@ -141,20 +151,14 @@ def test_exact_starts_keep_the_logits_of_every_family(case):
     kind, settings = CASES[case]
     theirs = _model(kind, **settings)
     ours, wanted = converted(theirs), _logits(theirs)
-    starts = [(name, {}) for name in ("gated", "differential-v2", "sink")]
+    starts = [(name, {}) for name in ("gated", "sink")]
+    if ours.config.maps == "single":
+        starts += [("differential-v2", {})]
     if ours.config.normalizer == "softmax":
         starts += [(name, {"annealed_start": True}) for name in ("softmax1", "xsa")]
     for start in starts:
         found = _logits(started(ours, target(*start)).model)
         assert (found - wanted).abs().max() <= 2e-5 * wanted.abs().max(), start
-
-
-def test_the_layer_types_of_a_mistral_say_nothing_of_its_windows():
-    """Mistral's attention slides in every layer; only texts beyond the window show it."""
-    kinds = ["full_attention", "full_attention"]
-    theirs = _model("mistral", sliding_window=5, layer_types=kinds)
-    wanted = _logits(theirs)
-    assert (_logits(converted(theirs)) - wanted).abs().max() <= 2e-5 * wanted.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +188,9 @@ def test_generation_and_padding_agree(case):
     assert torch.equal(ours.generate(IDS, **options), theirs.generate(IDS, **options))
 
 
-@pytest.mark.parametrize("case", ["llama with biases", "mistral", "qwen3", "granite-swa"])
+@pytest.mark.parametrize(
+    "case", ["llama with biases", "mistral", "qwen3", "granite-swa", "diffllama"]
+)
 def test_there_and_back_every_weight_is_the_same(case):
     kind, settings = CASES[case]
     theirs = _model(kind, **settings)
@@ -214,6 +220,15 @@ def test_softmax1_and_sinks_are_exported_to_granite_swa(name, changes):
     assert (_logits(again) - wanted).abs().max() <= 2e-6 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("groups", [2, 4])
+def test_the_gain_of_a_head_s_norm_is_folded_on_the_way_to_diffllama(groups):
+    changes = {"num_key_value_heads": groups, "head_dim": 12}
+    ours = ClearheadForCausalLM(preset("differential", **SHAPE | changes)).eval()
+    for layer in ours.model.layers:
+        torch.nn.init.normal_(layer.self_attn.maps.norm_weight)
+    assert torch.allclose(_logits(converted(ours)), _logits(ours), atol=5e-5)
+
+
 def test_layers_without_position_are_exported_to_granite_swa():
     overrides = [{"position": "none"}, {}]
     ours = ClearheadForCausalLM(preset("sink", **SHAPE, layer_overrides=overrides)).eval()
@@ -229,6 +244,10 @@ def test_layers_without_position_are_exported_to_granite_swa():
         ("softmax1", {"qk_norm": "rmsnorm"}, "GraniteSWA has no qk_norm='rmsnorm'"),
         ("sink", {"layer_overrides": [{}, {"normalizer": "key"}]}, "no normalizer='key'"),
         ("key-bias", {}, "Llama has no normalizer='key'"),
+        ("differential", {"lambda_init": 0.8}, "only lambda_init=None can be exported"),
+        ("differential", {"head_norm": "none"}, "no head_norm='none'"),
+        ("differential", {"normalizer": "softmax1"}, "only normalizer='softmax'"),
+        ("differential", {"mlp_skip": "none"}, "only mlp_skip='identity'"),
         ("transformer", {"sliding_window": 4, "bias": True}, "Mistral has no bias=True"),
     ],
 )
@@ -253,6 +272,7 @@ def test_what_has_no_place_is_refused(name, change, said):
         ),
         ("gemma2", {}, "a Gemma2ForCausalLM cannot be converted: give one of DiffLlama"),
         ("qwen3", {"hidden_act": "gelu"}, "a Qwen3 with hidden_act='gelu'"),
+        ("diffllama", {"attention_bias": True}, "attention_bias=True"),
         ("llama", {"hidden_act": "gelu"}, "a Llama with hidden_act='gelu'"),
     ],
 )

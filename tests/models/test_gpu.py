@@ -5,13 +5,8 @@ import copy
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
-from clearhead.models import presets
-from clearhead.optim import build_optimizer
-from clearhead.train import TrainConfig, precision
-from clearhead.train.compiling import compiled
 
 from . import space
 
@@ -30,8 +25,6 @@ SHAPE = {
     "initializer_range": 0.2,
 }
 PLACES = sorted({(point["scores"], point["position"]) for point in space.attentions()})
-# One of each kind of kernel and block: compiling takes a while.
-COMPILED = ["transformer", "differential", "coca", "alibi", "skipless", "sas", "sas-p", "bert-sas"]
 FAR = 1e-4  # of the largest entry: float32 sums in another order, through two layers
 
 
@@ -79,61 +72,12 @@ def _like_the_cpu(model: ClearheadForCausalLM | ClearheadForMaskedLM, ids: Tenso
                 assert (a.cpu() - b).abs().max() <= FAR * largest
 
 
-@pytest.mark.parametrize("name", presets())
-def test_presets(name):
-    _like_the_cpu(_model(name), _ids())
-
-
-@pytest.mark.parametrize("name", ["sas", "sas-p", "bert-sas"])
-def test_shaped_attention_with_alibi(name):
-    _like_the_cpu(_model(name, position="alibi", query_range=0.2), _ids())
-
-
 @pytest.mark.parametrize(("scores", "position"), PLACES)
 def test_every_attention(scores, position):
     for point in space.attentions():
         if (point["scores"], point["position"]) == (scores, position):
             model = ClearheadForCausalLM(space.config(**point))
             _like_the_cpu(model, _ids(2, 21, 31))
-
-
-@pytest.mark.parametrize("name", COMPILED)
-def test_compiled_steps_in_bfloat16_learn_alike(name):
-    """Eight steps on one batch: the loss falls as it does eagerly in float32."""
-    torch._dynamo.reset()
-    ids, losses = _ids(8, 64).cuda(), {}
-    start = _model(name, initializer_range=0.02, query_range=0.02)
-    for mode, how in (("fp32", "none"), ("bf16", "blocks")):
-        model = copy.deepcopy(start).cuda().train()
-        optimizer = build_optimizer(model, TrainConfig(learning_rate=1e-3))
-        losses[mode] = []
-        with compiled(model, how):
-            for _ in range(8):
-                with precision.autocast(mode, ids.device):
-                    loss = model(input_ids=ids, labels=ids).loss
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                losses[mode].append(loss.item())
-    assert losses["fp32"][-1] < losses["fp32"][0] - 0.05
-    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
-
-
-@pytest.mark.parametrize("name", [n for n in presets() if not n.startswith("bert")])
-@torch.no_grad()
-def test_cached_decoding(name):
-    model, ids = _model(name).eval().cuda(), _ids().cuda()
-    mask = torch.ones_like(ids)
-    mask[1, :7] = 0
-    whole = model(ids, attention_mask=mask, use_cache=False).logits
-    cache, rows = DynamicCache(), []
-    sizes = [20, 3, *[1] * 22]
-    for part, end in zip(ids.split(sizes, 1), torch.tensor(sizes).cumsum(0).tolist(), strict=True):
-        rows.append(model(part, attention_mask=mask[:, :end], past_key_values=cache).logits)
-    _close(torch.cat(rows, 1)[mask.bool()], whole[mask.bool()])
-    cache.crop(-5)
-    again = model(ids[:, -5:], attention_mask=mask, past_key_values=cache).logits
-    _close(again, whole[:, -5:])
 
 
 @pytest.mark.parametrize("name", ["transformer", "differential", "coca", "sas-p"])

@@ -40,20 +40,6 @@ def test_there_and_back(groups, tied, dtype):
         assert torch.equal(back.state_dict()[name], weight), name
 
 
-@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "llama3"])
-def test_rotary_scaling_comes_along(kind):
-    rope = {"rope_type": kind, "factor": 4.0, "rope_theta": 500.0}
-    if kind == "llama3":
-        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        rope["original_max_position_embeddings"] = 8
-    shape = SHAPE | {"max_position_embeddings": 8}
-    theirs = LlamaForCausalLM(LlamaConfig(**shape, rope_parameters=rope)).eval()
-    with torch.no_grad():
-        ours = LLAMA.imported(theirs)
-        assert torch.allclose(ours(IDS).logits, theirs(IDS).logits, atol=1e-4)
-        assert torch.allclose(LLAMA.exported(ours)(IDS).logits, theirs(IDS).logits, atol=1e-4)
-
-
 CARDS = {
     "linear": {"type": "linear", "factor": 4.0},
     "dynamic": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 8},
@@ -88,14 +74,6 @@ def test_rope_scaling_as_cards_have_it_is_read_as_transformers_does(family, card
         ours = converted(theirs)
         assert torch.allclose(ours(IDS).logits, theirs(IDS).logits, atol=1e-4)
         assert torch.allclose(converted(ours)(IDS).logits, theirs(IDS).logits, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["default", "linear"])
-def test_a_part_of_the_channels_to_rotate_is_refused(kind):
-    rope = {"rope_type": kind, "factor": 2.0, "partial_rotary_factor": 0.5}
-    theirs = LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=rope))
-    with pytest.raises(ClearheadError, match="partial_rotary_factor in rope_parameters"):
-        converted(theirs)
 
 
 @pytest.mark.parametrize(

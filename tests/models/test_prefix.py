@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, GenerationConfig, StaticCache
 
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
 from clearhead.experiments import prefixes
 from clearhead.experiments.prefixes import fill, largest_states
+from clearhead.models.caches import PrefixCache
 from clearhead.models.inspection import longest_text
+from clearhead.models.pretrained import cache_of
 from clearhead.models.starts import started
 from clearhead.nn import REGISTRY
 
@@ -49,6 +51,7 @@ MODELS = {
     "rope": {},
     "a key for all": {"num_key_value_heads": 1},
     "alibi": {"position": "alibi"},
+    "alibi in a layer": {"layer_overrides": [{}, {"position": "alibi"}]},
     "xpos": {"position": "xpos"},
     "learned": {"position": "learned"},
     "none": {"position": "none"},
@@ -77,7 +80,7 @@ def test_logits_are_those_of_the_plain_model_after_the_prefix(keys):
     wanted = _after(plain, ids)
     bound = 1e-6 if "maps" in keys else 1e-12  # λ is float32
     assert _apart(made(ids, use_cache=False).logits, wanted) < bound
-    for cache in (DynamicCache(), StaticCache(config=made.config, max_cache_len=16)):
+    for cache in (DynamicCache(), PrefixCache(), StaticCache(made.config, max_cache_len=16)):
         steps = [made(part, past_key_values=cache).logits for part in ids.split([5, 3, 1, 2], 1)]
         assert _apart(torch.cat(steps, 1), wanted) < bound
     padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), ids], 1)
@@ -123,10 +126,16 @@ def test_generation_goes_on_as_after_the_prefix():
     plain, made = _both()
     ids = _ids(1, 4)
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    found = made.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    mask = torch.ones_like(ids)
+    found = made.generate(ids, attention_mask=mask, return_dict_in_generate=True, **options)
+    assert isinstance(cache_of(found), PrefixCache)
     whole = torch.cat([PREFIX, ids], 1)
     wanted = plain.generate(whole, attention_mask=torch.ones_like(whole), **options)
-    assert torch.equal(found, wanted[:, 2:])
+    assert torch.equal(found.sequences, wanted[:, 2:])
+    static = GenerationConfig(cache_implementation="static", **options)
+    assert torch.equal(made.generate(ids, static, attention_mask=mask), wanted[:, 2:])
+    made.generation_config.cache_implementation = "static"
+    assert torch.equal(made.generate(ids, attention_mask=mask, **options), wanted[:, 2:])
 
 
 def test_it_takes_positions_that_a_model_can_tell_apart():
@@ -215,12 +224,13 @@ def test_a_new_process_opens_both_with_the_same_bits(tmp_path):
     assert there.stdout.split() == [here]
 
 
+@pytest.mark.parametrize("kind", [DynamicCache, PrefixCache])
 @torch.no_grad()
-def test_a_cache_keeps_the_prefix_until_it_is_filled_anew():
+def test_a_cache_of_either_kind_goes_on_until_it_is_filled_anew(kind):
     plain, made = _both()
     ids = _ids(1)
     wanted = _after(plain, ids)
-    cache = DynamicCache(config=made.config)
+    cache = kind(config=made.config)
     made(ids[:, :5], past_key_values=cache)
     assert cache.get_seq_length() == 5  # the text's length alone
     cache.batch_repeat_interleave(3)
@@ -240,19 +250,20 @@ def test_a_cache_keeps_the_prefix_until_it_is_filled_anew():
     assert _apart(other, wanted) > 1e-3
     cache.reset()
     if cache.get_seq_length():  # transformers 5.17 keeps the slots
-        cache = DynamicCache(config=made.config)
+        cache = kind(config=made.config)
     steps = [made(part, past_key_values=cache).logits for part in ids.split([5, 1, 5], 1)]
     assert _apart(torch.cat(steps, 1), other) < 1e-12
 
 
-def test_a_cache_filled_without_gradients_hides_none_of_the_prefix():
+@pytest.mark.parametrize("kind", [DynamicCache, PrefixCache])
+def test_a_cache_filled_without_gradients_hides_none_of_the_prefix(kind):
     _, made = _both()
     ids = _ids(1)
     biases = [p for name, p in made.named_parameters() if name.endswith("_bias")]
     found = []
     for implementation in ("sdpa", "eager"):
         made.set_attn_implementation(implementation)
-        cache = DynamicCache(config=made.config)
+        cache = kind(config=made.config)
         with torch.no_grad():
             made(ids[:, :5], past_key_values=cache)
             made(ids[:, 5:6], past_key_values=cache)

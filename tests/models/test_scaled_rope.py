@@ -63,11 +63,6 @@ def test_only_the_rotated_part_of_a_head_counts_for_ntk():
     assert other.config.rope_parameters["rope_theta"] == pytest.approx(ntk_theta(1e4, 2.0, 4))
 
 
-def test_clearhead_models_too():
-    model = ClearheadForCausalLM(preset("coca", **SHAPE))
-    assert with_scaled_rope(model, "yarn", 4).config.rope_parameters["factor"] == 4
-
-
 @pytest.mark.parametrize(
     ("make", "kind", "factor", "message"),
     [

@@ -54,9 +54,10 @@ def _sensible(point: dict[str, Any]) -> dict[str, Any]:
         dropped |= {"rope_parameters"}
     if point["position"] in ("alibi", "forget", "xpos"):
         dropped |= {"direction"}
-    if point["position"] == "forget":
-        unfit = {"shaping": "shaped", "normalizer": "key-value"}
-        dropped |= {axis for axis, value in unfit.items() if point[axis] == value}
+    if point["position"] in ("alibi", "forget") and point["shaping"] == "shaped":
+        dropped |= {"shaping"}
+    if point["position"] == "forget" and point["normalizer"] == "key-value":
+        dropped |= {"normalizer"}
     if point["position"] not in ("rope", "xpos"):
         dropped |= {"scores"}
     if point["scores"] == "pope" or point["normalizer"] == "softpick":

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
-from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
+from clearhead import ClearheadConfig, ClearheadForCausalLM
 from clearhead.models import plan
 from clearhead.ops import oracles
 from clearhead.probe import ByTile, observe
@@ -25,7 +25,6 @@ POINTS = {
     "forget": {"position": "forget", "normalizer": "sink"},
     "xpos": {"position": "xpos"},
     "sas": {"shaping": "shaped", "query_range": 0.3, "normalizer": "softmax1"},
-    "sas with alibi": {"shaping": "shaped", "query_range": 0.3, "position": "alibi"},
     "no position in full layers": {"layer_overrides": [{}, {}, {}, {"position": "none"}]},
     "forget in windows": {"layer_overrides": [{"position": "forget"}] * 3 + [{}]},
     "alibi in windows": {"layer_overrides": [{"position": "alibi"}] * 3 + [{}]},
@@ -159,12 +158,3 @@ def test_a_probe_sees_the_window():
         want = model(ids, output_attentions=True).attentions
     for (head, _), found in trace.maps.items():
         assert torch.allclose(found, want[head.layer][0, head.head], atol=1e-6)
-
-
-def test_another_model_s_shorter_cache_is_refused():
-    model, whole = _model("transformer"), _model("transformer", layer_types=None)
-    cache = DynamicCache(config=whole.config)
-    with torch.no_grad():
-        whole(_ids(), past_key_values=cache)
-    with pytest.raises(ClearheadError, match="start a new one"):
-        model(_ids(length=1), past_key_values=cache)

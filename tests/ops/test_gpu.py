@@ -7,9 +7,7 @@ import torch
 
 from benchmarks import dispatch_table
 from clearhead.ops import (
-    alibi_slopes,
     attend,
-    decayed_mean,
     dispatch,
     oracles,
     running_mean,
@@ -149,22 +147,16 @@ def test_running_sums_are_float32(way, autocast):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("fading", [False, True])
-def test_means(causal, compiled, fading):
+def test_means(causal, compiled):
     """As a layer takes them: bfloat16 in, float32 out, eager and compiled."""
     torch._dynamo.reset()
     x = torch.randn(2, 3, 1025, 40, device="cuda").bfloat16().requires_grad_()
     mask = torch.ones(2, 1025, dtype=torch.bool, device="cuda")
     mask[0, :300] = False
-    slopes, at = alibi_slopes(3, x.device), torch.arange(1025, device="cuda")[None]
-    more = (at, slopes) if fading else ()
-    fast, slow = (
-        (decayed_mean, oracles.decayed_mean) if fading else (running_mean, oracles.running_mean)
-    )
-    fast = torch.compile(fast) if compiled else fast
+    fast = torch.compile(running_mean) if compiled else running_mean
     for masks in ({}, {"key_mask": mask}):
-        mean, weight = fast(x, 1025, *more, causal=causal, **masks)
-        want, want_weight = slow(x, 1025, *more, causal=causal, **masks)
+        mean, weight = fast(x, 1025, Visibility(causal, **masks))
+        want, want_weight = oracles.running_mean(x, 1025, causal=causal, **masks)
         assert mean.dtype == torch.float32
         assert (mean - want).abs().max() < 2e-5
         assert torch.allclose(weight.double().expand_as(want_weight), want_weight, rtol=1e-5)

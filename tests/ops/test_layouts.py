@@ -153,18 +153,6 @@ def _mean(module: Any) -> Callable[..., Tensor]:
     return run
 
 
-def _fading(module: Any) -> Callable[..., Tensor]:
-    slopes = torch.tensor([0.7, 0.1, 0.02, 0.3], dtype=torch.float64)
-
-    def run(x: Tensor, positions: Tensor, mask: Tensor, segments: Tensor) -> Tensor:
-        seen = {"key_mask": mask, "segments": segments}
-        if module is oracles:
-            return oracles.decayed_mean(x, LENGTH, positions, slopes, **seen)[0]
-        return ops.decayed_mean(x, LENGTH, positions, slopes, Visibility(**seen))[0]
-
-    return run
-
-
 def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return x / x.pow(2).mean(-1, keepdim=True).add(1e-2).sqrt() * weight
 
@@ -200,7 +188,6 @@ CASES = {
     "running mean": Case(_mean(ops), _mean(oracles), [Q]),
     "running mean, padded": Case(_mean(ops), _mean(oracles), [Q], [MASK]),
     "running mean, packed": Case(_mean(ops), _mean(oracles), [Q], [MASK, SEGMENTS]),
-    "fading mean": Case(_fading(ops), _fading(oracles), [Q], [POSITIONS, MASK, SEGMENTS]),
     "rms norm": Case(lambda x, weight: ops.rms_norm(x, weight, 1e-2), _rms_norm, [Q, (8,)]),
     "cross entropy": Case(
         lambda x, weight, target: ops.linear_cross_entropy(x, weight, target[:, 0]),

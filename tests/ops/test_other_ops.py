@@ -1,4 +1,4 @@
-"""Rotary positions, norms, differential attention and the loss against their oracles."""
+"""Norms, differential attention and the loss against their oracles."""
 
 import pytest
 import torch
@@ -9,46 +9,16 @@ from clearhead.ops import (
     cross_entropy,
     differential,
     differential_v2,
-    frequencies,
     linear_cross_entropy,
     oracles,
     rms_norm,
-    rotary_table,
-    rotate,
 )
-
-ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 
 
 def _close(found: list[Tensor], expected: list[Tensor], bound: float) -> None:
     for index, (a, b) in enumerate(zip(found, expected, strict=True)):
         error = (a.double() - b.double()).abs().max() / b.abs().max().clamp_min(1e-9)
         assert error < bound, f"tensor {index}: {error:.2e}"
-
-
-def test_rotation_matches_complex_multiplication():
-    x = torch.randn(2, 3, 7, 10, dtype=torch.float64, requires_grad=True)
-    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [9, 0, 1, 2, 100, 101, 4000]])
-    frequency, _ = frequencies(ROPE, 10, x.device)
-    got = rotate(x, rotary_table(positions, frequency))
-    want = oracles.rotate(x, positions, 10_000.0)
-    grad = torch.randn_like(want)
-    _close(
-        [got, *torch.autograd.grad(got, x, grad)],
-        [want, *torch.autograd.grad(want, x, grad)],
-        2e-4,  # the angles are float32: 4000 radians keep four digits
-    )
-    assert rotate(x.bfloat16(), rotary_table(positions, frequency)).dtype == torch.bfloat16
-
-
-def test_rotation_depends_on_distance_only():
-    q, k = torch.randn(2, 1, 1, 5, 16, dtype=torch.float64)
-    near, far = torch.arange(5)[None], torch.arange(5)[None] + 37
-    scores = [
-        oracles.rotate(q, at, 1e4) @ oracles.rotate(k, at, 1e4).transpose(-1, -2)
-        for at in (near, far)
-    ]
-    _close([scores[0]], [scores[1]], 1e-12)
 
 
 @pytest.mark.parametrize("groups", [2, 4, 8])

@@ -8,10 +8,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from clearhead.ops import (
     alibi_columns,
     alibi_slopes,
-    attend,
     dynamic_theta,
     frequencies,
-    held_slopes,
     ntk_theta,
     oracles,
     rotary_table,
@@ -124,34 +122,6 @@ def test_columns_carry_the_distance_in_every_dtype(heads, dtype, start):
         want.abs() * 2**-16 + (start + 300) * 2**-22 + (1e-2 if dtype == torch.float16 else 1e-6)
     )
     assert ((got - want).abs() <= bound).all()
-
-
-@pytest.mark.parametrize("groups", [1, 2, 6])
-@pytest.mark.parametrize("sink", [None, 0.0], ids=["softmax", "softmax1"])
-def test_alibi_attention_matches_its_oracle(groups, sink):
-    q = torch.randn(2, 6, 21, 8, dtype=torch.float64, requires_grad=True)
-    k, v = torch.randn(2, 2, groups, 21, 8, dtype=torch.float64)
-    at = torch.stack([torch.arange(21), torch.arange(21) + 300])
-    columns = alibi_columns(at, at, alibi_slopes(6), 8**-0.5)
-    got = attend(*map(with_columns, (q, k), columns), v, sink=sink, scale=8**-0.5)
-    k, v = k.repeat_interleave(6 // groups, 1), v.repeat_interleave(6 // groups, 1)
-    scores = q @ k.mT * 8**-0.5 + oracles.alibi_bias(at, at, 6)
-    scores = scores.masked_fill(torch.ones(21, 21).triu(1).bool(), -torch.inf).exp()
-    want = scores / (scores.sum(-1, keepdim=True) + (0 if sink is None else 1)) @ v
-    assert torch.allclose(got, want, atol=1e-5)
-    grad = torch.randn_like(want)
-    found, expected = (torch.autograd.grad(o, q, grad, retain_graph=True)[0] for o in (got, want))
-    assert torch.allclose(found, expected, atol=1e-5)
-
-
-def test_held_slopes_are_those_of_the_columns():
-    at, slopes = torch.arange(200)[None], alibi_slopes(12)
-    q, k = alibi_columns(at, at, slopes, 64**-0.5)
-    got = (q.double() @ k.double().mT)[0, :, 199, 0] * 64**-0.5
-    held = held_slopes(slopes, 64**-0.5)
-    assert torch.allclose(got, -199 * held, rtol=1e-6)
-    assert not torch.equal(held, slopes)
-    assert torch.allclose(held, slopes, rtol=2**-16, atol=0)
 
 
 def test_maps_of_one_head_share_its_slope():

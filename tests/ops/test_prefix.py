@@ -113,19 +113,6 @@ def test_of_both_differential_forms():
             assert (a - b).abs().max() < 1e-11 * b.abs().max()
 
 
-@pytest.mark.parametrize("options", [{}, {"key_mask": PADDING[:, :4]}], ids=["whole", "padded"])
-def test_it_differentiates_twice(options):
-    inputs = [
-        torch.randn(2, *shape, dtype=torch.float64, requires_grad=True)
-        for shape in ((2, 4, 4), (1, 4, 4), (1, 4, 3), (1, 2, 4), (1, 2, 3))
-    ]
-
-    def run(q: Tensor, k: Tensor, v: Tensor, *prefix: Tensor) -> Tensor:
-        return attend(q, k, v, prefix=prefix, sink=0.0, **options)
-
-    assert torch.autograd.gradgradcheck(run, inputs)
-
-
 def test_another_shape_is_refused_in_a_line():
     q, k, v, keys, values = _inputs()
     for prefix in ((keys[:, :1], values), (keys, values[..., :3]), (keys[:, :, :0], values)):

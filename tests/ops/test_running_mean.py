@@ -87,27 +87,3 @@ def test_what_is_hidden_may_be_anything():
     assert mean.isfinite().all()
     assert (mean[:, :, :2] == 0).all()
     assert count[0].tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 7]
-
-
-@pytest.mark.parametrize("low", [0.0, -40.0, 30.0])
-def test_the_shaped_sum_is_the_shaped_matrix_times_the_input(low):
-    """Eq. 5 as a dense matrix; outputs and gradients of x, q, k and the gains, in float64."""
-    torch.manual_seed(1)
-    x, q, k = (torch.randn(2, 3, 21, 4, dtype=torch.float64) for _ in range(3))
-    k = k + low
-    inputs = [x, q, k, *(torch.randn(3, dtype=torch.float64) for _ in range(3))]
-    for tensor in inputs:
-        tensor.requires_grad_()
-    x, q, k, alpha, beta, gamma = inputs
-    attended = ops.attend(q, k, x)
-    mean, _ = ops.running_mean(x, 21)
-    out = ops.shaped(*(t.transpose(1, 2) for t in (x, attended, mean)), alpha, beta, gamma)
-    centre = torch.ones(21, 21, dtype=torch.float64).tril()
-    centre = centre / centre.sum(-1, keepdim=True)
-    want = oracles.shaped_weights(oracles.weights(q, k), centre, alpha, beta, gamma) @ x
-    assert torch.allclose(out.transpose(1, 2), want, atol=1e-12)
-    weight = torch.randn_like(want)
-    ours = torch.autograd.grad((out.transpose(1, 2) * weight).sum(), inputs)
-    theirs = torch.autograd.grad((want * weight).sum(), inputs)
-    for a, b in zip(ours, theirs, strict=True):
-        assert torch.allclose(a, b, atol=1e-10)

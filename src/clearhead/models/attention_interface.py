@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -61,7 +62,7 @@ def _recording(maps: list[Tensor]) -> Interface:
 
         def alone() -> Tensor:
             resting = options | {"sink": at_zero_queries(options["sink"])}
-            return oracles.weights(module.position_only(q), module.position_only(k), **resting)
+            return oracles.weights(torch.zeros_like(q), torch.zeros_like(k), **resting)
 
         weights = module.weights(q, k, **options)[..., -k.shape[2] :]
         matrix = module.effective_weights(weights, lambdas, alone, k.shape[2] - q.shape[2])

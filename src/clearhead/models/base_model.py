@@ -1,6 +1,5 @@
 """The trunk of every model, as transformers knows one: embedding, blocks, final norm."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,10 +13,10 @@ from transformers.utils import can_return_tuple
 
 from clearhead.models.attention_interface import interface_of
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.inputs import ARGUMENTS, Inputs, Needs, settle
+from clearhead.models.inputs import Inputs, Needs, settle
 from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
 from clearhead.nn import REGISTRY, Block, block_of
-from clearhead.nn.annealing import moves, note
+from clearhead.nn.annealing import moves, warn
 from clearhead.nn.bases import NoPosition
 from clearhead.nn.embedding_projection import embedding_projection
 from clearhead.nn.protocols import Position, PositionTables
@@ -41,8 +40,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
 
     Attributes:
         needs: what its layers ask of every call.
-        moves: True where training moves parts beside the weights.
-        course: steps done and steps in all, 0 where nobody said, of the training it is in.
+        followed: False where training moves parts beside the weights, and no step was told yet.
     """
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
@@ -73,7 +71,6 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.needs = Needs(
             places=max([each.places for each in attentions]),
             longest=self.position.longest(),
-            arguments=ARGUMENTS,
             limits=tuple(
                 (p.layer.position, n) for p in positions if (n := p.longest()) is not None
             ),
@@ -86,8 +83,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         )
         self.project_out = embedding_projection(width, wanted=projected)
         self.gradient_checkpointing = False
-        self.moves = moves(self)
-        self.course: tuple[int, int] | None = None
+        self.followed = not moves(self)
         self.post_init()
 
     @can_return_tuple
@@ -119,8 +115,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             document_ids: int [B, T]; a token sees only its own document (packing), in which
                 positions are counted. No cache then.
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
-                multiply the values: for differential attention the signed difference. The output's
-                gradient passes through them, for attribution (`attentions[i].retain_grad()`).
+                multiply the values: for differential attention the signed difference.
             **unknown: `return_dict=False` for a tuple.
 
         Raises:
@@ -170,11 +165,12 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 past=inputs.past,
                 prefixes=inputs.prefixes,
                 visibility=inputs.visibility,
-                matrices=maps,
             )
         x = self.project_out(self.norm(x))
-        if self.moves:
-            note(self, x)
+        if not self.followed and x.requires_grad and self.training:
+            self.followed = True
+            if not torch.compiler.is_compiling():
+                warn(self)
         return BaseModelOutputWithPast(
             **{CACHE: inputs.cache},  # type: ignore[arg-type]
             last_hidden_state=x,
@@ -185,7 +181,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
 
     def _tables(self, layers: Any, inputs: Inputs) -> list[PositionTables]:
         """Each layer's tables; layers that tell order alike share theirs."""
-        positions_BT, keys_BS, past = inputs.positions, inputs.key_positions, inputs.past
+        positions_BT, keys_BS = inputs.positions, inputs.key_positions
+        kept = inputs.past and inputs.prefixes and not torch.is_grad_enabled()
         shared: dict[tuple[str, bool, int], PositionTables] = {}
         tables = []
         for layer, position in zip(layers, self._position_keys, strict=False):
@@ -196,8 +193,10 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 keys = keys_BS if attention.cache_unrotated else positions_BT
                 make = self._position_of(position).tables
                 shared[key] = make(positions_BT, keys)
-                if places:
-                    prefix = _prefix_table(make, positions_BT, places, past)
+                if places and (attention.cache_unrotated or not kept):
+                    first = torch.arange(places, device=positions_BT.device)[None]
+                    prefix = make(positions_BT, first).keys
+                    prefix = prefix.table() if isinstance(prefix, Rotation) else prefix
                     shared[key] = shared[key]._replace(prefix=prefix)
             tables.append(shared[key])
         return tables
@@ -219,21 +218,3 @@ def _position_key(layer: LayerSpec) -> str:
     """Layers of the same key share one position module."""
     wide = REGISTRY.find("scores", layer.scores).rotary_width(layer)
     return f"{layer.position} of {_heads(layer)} heads, {wide} wide"
-
-
-def _prefix_table(
-    make: Callable[[Tensor, Tensor], PositionTables], positions_BT: Tensor, places: int, past: int
-) -> Callable[[], Any]:
-    """The table of a prefix's keys. After `past` keys it is made when it is first wanted: a cache
-    keeps these keys, so that a step of decoding wants none."""
-    known: list[Any] = []
-
-    def table() -> Any:
-        if not known:
-            keys = make(positions_BT, torch.arange(places, device=positions_BT.device)[None]).keys
-            known.append(keys.table() if isinstance(keys, Rotation) else keys)
-        return known[0]
-
-    if not past:
-        table()  # here, for the first layer's graph to be that of all
-    return table

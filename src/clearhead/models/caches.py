@@ -6,30 +6,26 @@ hides those that have no token yet, so that neither shapes nor any choice depend
 """
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import Cache
+from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from clearhead.errors import ClearheadError
 from clearhead.nn.attention import Prefixes
 from clearhead.ops.precision import is_exporting, readable
 
-# Learned keys with their positions, by cache: beside its slots, since its length, by which it is
-# cut and tokens are counted, is the text's; and not in it, since `generate` makes the cache.
-_PREFIXES: WeakKeyDictionary[Cache, Prefixes] = WeakKeyDictionary()
 
+class PrefixCache(DynamicCache):
+    """A growing cache that keeps a prefix's prepared keys and its values too, by layer.
 
-def prefixes_of(cache: Cache) -> Prefixes | None:
-    """Learned keys that were prepared with a cache's first tokens; None where none are kept.
-
-    A cache of fixed room keeps none: a graph may repeat its steps after it was filled anew.
+    With any other cache they are prepared at every call. Its length is the text's.
     """
-    if torch.compiler.is_compiling() or getattr(cache, "is_compileable", True):
-        return None
-    return _PREFIXES.setdefault(cache, {})
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.prefixes: Prefixes = {}
 
 
 def the_cache(past_key_values: Any, cache: Any) -> Any:

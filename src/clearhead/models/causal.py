@@ -12,7 +12,7 @@ from transformers.utils import can_return_tuple
 from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ClearheadModel
-from clearhead.models.caches import steps_on_device, the_cache
+from clearhead.models.caches import PrefixCache, steps_on_device, the_cache
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
 from clearhead.ops.precision import readable
@@ -107,7 +107,6 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             )
         super().__init__(config, **unknown)
         self.model = ClearheadModel(config)
-        self.take_arguments("labels", "logits_to_keep", "num_items_in_batch")
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.loss = NextTokenLoss()
         self.post_init()
@@ -129,12 +128,22 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         return nn.functional.pad(attention_mask, (0, max(spare, 0)))
 
     def generate(self, *inputs: Any, **options: Any) -> Any:
-        """transformers' own; after a failed `assistant_early_exit` the configuration is whole."""
+        """transformers' own; after a failed `assistant_early_exit` the configuration is whole.
+
+        A model with a prefix brings its own cache where the call names none.
+        """
         layers = len(self.model.layers)
-        config = options.get("generation_config") or self.generation_config
+        config = options.get("generation_config") or next(iter(inputs[1:]), None)
+        config = config or self.generation_config
         depth = options.get("assistant_early_exit", config.assistant_early_exit)
         if depth is not None and not 0 < depth <= layers:
             raise ClearheadError(f"assistant_early_exit={depth} is none of the {layers} layers")
+        of_cache = {"past_key_values", "cache", "use_cache", "cache_implementation"}
+        both = (config, self.generation_config)
+        fixed = any(one.use_cache is False or one.cache_implementation for one in both)
+        fixed = fixed or config.is_assistant or bool(of_cache & options.keys())
+        if self.model.needs.places and not fixed:
+            options[CACHE] = PrefixCache(config=self.config)
         try:
             return super().generate(*inputs, **options)
         finally:

@@ -47,7 +47,6 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         super().__init__(config, **unknown)
         self.problem = _problem(config)
         self.model = ClearheadModel(config)
-        self.take_arguments("labels", "num_items_in_batch")
         self.classifier = ClassificationHead(config)
         self.post_init()
 

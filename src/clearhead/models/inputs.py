@@ -9,12 +9,12 @@ from transformers import Cache, DynamicCache
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.models.caches import (
+    PrefixCache,
     cached_tokens,
     check_cache,
     check_mask,
     check_recomputation,
     key_positions,
-    prefixes_of,
     room_of,
     seen_slots,
     steps_on_device,
@@ -27,12 +27,12 @@ from clearhead.ops.visibility import Visibility
 
 # transformers 5 before 5.23 passes where in the cache the tokens go, which the cache knows.
 _HARMLESS = ("cache_position",)
-ARGUMENTS = frozenset(
-    (
-        *("input_ids", "inputs_embeds", "attention_mask", "position_ids", "document_ids"),
-        *("past_key_values", "cache", "use_cache", "output_hidden_states", "output_attentions"),
-    )
-)
+# Names that an unknown one is compared with, a head's among them.
+_ARGUMENTS = {
+    *("input_ids", "inputs_embeds", "attention_mask", "position_ids", "document_ids", "labels"),
+    *("past_key_values", "cache", "use_cache", "output_hidden_states", "output_attentions"),
+    *("logits_to_keep", "num_items_in_batch"),
+}
 _WHOLE = (torch.int64, torch.int32)  # the dtypes that an embedding takes
 
 
@@ -43,7 +43,6 @@ class Needs(NamedTuple):
         places: positions before every text, which belong to learned keys.
         longest: positions that the embedded position tells apart; None where there is no limit.
         limits: the same for every position with a limit, by name.
-        arguments: names that an unknown one is compared with.
         windowed, gated, prepares_late: whether a layer has a window; caches gates beside keys;
             prepares keys when they are read.
     """
@@ -51,7 +50,6 @@ class Needs(NamedTuple):
     places: int
     longest: int | None
     limits: tuple[tuple[str, int], ...]
-    arguments: frozenset[str]
     windowed: bool
     gated: bool
     prepares_late: bool
@@ -67,7 +65,7 @@ class Inputs(NamedTuple):
         visibility: the keys that each token sees, whatever a layer's own window.
         cache: a transformers Cache, or None.
         past: tokens in the cache.
-        prefixes: learned keys that the cache has; None where they are made anew at each call.
+        prefixes: where the cache keeps prepared prefixes; None where it keeps none.
     """
 
     positions: Tensor
@@ -110,7 +108,7 @@ def settle(
     """
     for key, value in others.items():
         if value is not None and key not in _HARMLESS:
-            choose("argument of the model", key, needs.arguments - {key})
+            choose("argument of the model", key, _ARGUMENTS - {key})
     tokens = check_inputs(input_ids, inputs_embeds, config.vocab_size)
     (batch, new), causal = tokens.shape[:2], config.direction == "causal"
     if past_key_values is not None:
@@ -152,7 +150,8 @@ def settle(
     packed = documents is not None and (document_ids is not None or has_numbers(tokens))
     use_cache = config.use_cache if use_cache is None else use_cache
     if use_cache and causal and not (cached or packed or training):
-        cache = DynamicCache(config=config if config.sliding_window is not None else None)
+        kind = PrefixCache if needs.places else DynamicCache
+        cache = kind(config=config if config.sliding_window is not None else None)
     places, positions = needs.places, position_ids
     if positions is None:
         positions = positions_of(documents, key_mask, tokens, past)
@@ -167,7 +166,8 @@ def settle(
         rows = None if on_device or torch.compiler.is_compiling() else batch
         keys = key_positions(positions, key_mask, cache, past, places, rows)
     visibility = Visibility(causal, None, key_mask, documents)
-    prefixes = prefixes_of(cache) if places and cache is not None else None
+    kept = isinstance(cache, PrefixCache) and not torch.compiler.is_compiling()
+    prefixes = cache.prefixes if kept else None
     return Inputs(positions, keys, visibility, cache, past, prefixes)
 
 

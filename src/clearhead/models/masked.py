@@ -11,7 +11,6 @@ from clearhead.models.base_model import ClearheadModel
 from clearhead.models.causal import IGNORED, check_labels, read_by, summed_loss
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.pretrained import ClearheadPreTrainedModel
-from clearhead.ops.precision import transformed
 
 
 class ClearheadForMaskedLM(ClearheadPreTrainedModel):
@@ -29,7 +28,6 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
             )
         super().__init__(config, **unknown)
         self.model = ClearheadModel(config)
-        self.take_arguments("labels", "num_items_in_batch")
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
@@ -71,10 +69,9 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
             x, weight = read_by(self.lm_head, x)
             called = weight is None
             x_ND, target_N = x.flatten(0, 1), labels.flatten()
-            if not transformed():  # vmap has no tensors of unknown length
-                # A GPU is waited for once, to learn their number; a mask as index would cost two.
-                (hidden_N,) = (target_N != IGNORED).nonzero(as_tuple=True)
-                x_ND, target_N = (each.index_select(0, hidden_N) for each in (x_ND, target_N))
+            # A GPU is waited for once, to learn their number; a mask as index would cost two.
+            (hidden_N,) = (target_N != IGNORED).nonzero(as_tuple=True)
+            x_ND, target_N = (each.index_select(0, hidden_N) for each in (x_ND, target_N))
             count = num_items_in_batch
             count = (target_N != IGNORED).sum() if count is None else count
             loss = summed_loss(x_ND, weight, target_N) / count

@@ -47,11 +47,5 @@ class ClearheadPreTrainedModel(PreTrainedModel):
         if not cls.__module__.startswith("clearhead."):
             super().register_for_auto_class(auto_class)
 
-    def take_arguments(self, *names: str) -> None:
-        """Have the trunk offer these arguments of a head where an unknown one is near them."""
-        self.model.needs = self.model.needs._replace(
-            arguments=self.model.needs.arguments | frozenset(names)
-        )
-
     def _init_weights(self, module: nn.Module) -> None:
         initialise(module, self.config.initializer_range)

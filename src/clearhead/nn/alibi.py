@@ -7,7 +7,6 @@ from torch import Tensor
 from clearhead import ops
 from clearhead.nn.bases import NoPosition, visible_keys
 from clearhead.nn.protocols import PositionTables
-from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
 LONGEST = 256**2
@@ -30,28 +29,11 @@ class Alibi(NoPosition):
     def tables(self, queries_BT: Tensor, keys_BS: Tensor) -> PositionTables:
         scale = self.layer.head_dim**-0.5
         slopes_H = ops.alibi_slopes(self.heads, queries_BT.device)
-        q, k = ops.alibi_columns(queries_BT, keys_BS, slopes_H, scale)
-        return PositionTables(q, k, (keys_BS, ops.held_slopes(slopes_H, scale)))
+        return PositionTables(*ops.alibi_columns(queries_BT, keys_BS, slopes_H, scale))
 
     @staticmethod
     def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
         return ops.with_columns(x_BHTD, table)
-
-    @staticmethod
-    def attention_at_init(
-        x_BHSD: Tensor, queries: int, table: Any, visibility: Visibility
-    ) -> tuple[Tensor, Tensor]:
-        """A mean that fades with distance, by each head's slope."""
-        positions_BS, slopes_H = table
-        positions_BS = positions_BS[:, -x_BHSD.shape[2] :]  # a cache may have dropped early keys
-        if x_BHSD.shape[1] != len(slopes_H):
-            x_BHSD = x_BHSD.transpose(1, 2).flatten(2).unflatten(-1, (len(slopes_H), -1))
-            x_BHSD = x_BHSD.transpose(1, 2)
-        return ops.decayed_mean(x_BHSD, queries, positions_BS, slopes_H, visibility)
-
-    @staticmethod
-    def position_only(x_BHTN: Tensor) -> Tensor:
-        return ops.alibi.columns_only(x_BHTN)
 
 
 def _refuses(layer: LayerSpec) -> str | None:
@@ -59,6 +41,11 @@ def _refuses(layer: LayerSpec) -> str | None:
         return (
             "a penalty on |i − j| is no sum of products of columns, and only causally is i − j "
             "all there is: choose direction='causal', or position='rope'"
+        )
+    if layer.shaping == "shaped":
+        return (
+            "its C, attention at W_Q = 0, would be a mean that fades with distance, which no paper "
+            "states: choose position='rope', or shaping='none'"
         )
     if layer.max_position_embeddings > LONGEST:
         return f"positions above {LONGEST} have more than two digits of base 256: choose rope"

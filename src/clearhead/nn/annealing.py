@@ -1,44 +1,36 @@
-"""Parts of a model that move with training beside its weights, in any training loop.
+"""Parts of a model that move with training beside its weights.
 
-Such a part has `on_step_end(done)` and keeps its numbers in buffers. It moves at every step
-of a torch optimizer that follows a forward pass in training.
+Such a part has `on_step_end(done)` and keeps its numbers in buffers.
 """
 
 import warnings
+from copy import deepcopy
 from functools import cache
 from typing import Any
-from weakref import WeakSet
 
 import torch
-from torch import Tensor, nn
-from torch.autograd import Variable
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch import nn
 
 from clearhead.errors import ClearheadError
 
-_passes: Any = WeakSet()  # trunks in training since the last step
-
 
 def moves(trunk: nn.Module) -> bool:
-    """True if a trunk has parts that move in training; Trainers then announce their steps."""
+    """True if a trunk has parts that move in training; transformers' Trainers then move them."""
     if not _parts(trunk):
         return False
     _join_trainers()
     return True
 
 
-def note(trunk: nn.Module, x: Tensor) -> None:
-    """Note a forward pass in training, if x has a gradient."""
-    if trunk.training and x.requires_grad:
-        _passes.add(trunk)
-
-
-def anneal(model: nn.Module, steps: int, *, first_step: int = 0) -> None:
-    """Move the annealed parts of a model over the next optimizer steps.
+def anneal(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, *, first_step: int = 0
+) -> None:
+    """Move the annealed parts of a model after each of the optimizer's next steps.
 
     For your own training loop; clearhead's training and transformers' Trainer need no call.
 
     Args:
+        optimizer: with several for one model, one of them.
         steps: optimizer steps of the whole training.
         first_step: steps already done, in a training that is resumed.
 
@@ -54,17 +46,35 @@ def anneal(model: nn.Module, steps: int, *, first_step: int = 0) -> None:
             f"steps is {steps} and first_step {first_step}: give a number of steps that is at "
             "least 1 and greater than those done"
         )
-    _begin(model, first_step, steps)
+    done = first_step
+
+    def after(*_: Any) -> None:
+        nonlocal done
+        done += 1
+        advance(model, min(1.0, done / steps))
+
+    advance(model, done / steps)
+    optimizer.register_step_post_hook(after)
 
 
 def advance(model: nn.Module, done: float) -> None:
-    """Move the parts, which the optimizer's step then leaves alone; `done` is from 0 to 1."""
+    """Move the parts to where they are when `done` of the training, from 0 to 1, is done."""
     module: Any
     for module in model.modules():
-        _passes.discard(module)
-        _passes.data.discard(module)
+        if hasattr(module, "followed"):
+            module.followed = True
         if hasattr(module, "on_step_end"):
             module.on_step_end(done)
+
+
+def warn(trunk: nn.Module) -> None:
+    """Say that a training moves no part that has a way to go, as nobody told its steps."""
+    if any(map(_waits, _parts(trunk))):
+        warnings.warn(
+            "the parts of this model that training moves (annealed_start) stay as they are: call "
+            "clearhead.anneal(model, optimizer, steps) before the training loop",
+            stacklevel=2,
+        )
 
 
 def _parts(model: nn.Module) -> list[Any]:
@@ -72,64 +82,22 @@ def _parts(model: nn.Module) -> list[Any]:
     return [part for part in parts if next(part.buffers(), None) is not None]
 
 
-def _begin(model: nn.Module, step: int, steps: int | None) -> None:
-    for module in model.modules():
-        if hasattr(module, "course"):
-            module.course = None if steps is None else (step, steps)  # type: ignore[assignment]
+def _waits(part: Any) -> bool:
+    """True where a part is not yet where the end of a training leaves it."""
+    end = deepcopy(part)  # the graph of a pass that is under way holds the part's own buffers
+    end.on_step_end(1.0)
+    return not all(map(torch.equal, end.buffers(), part.buffers()))
 
 
 @cache
 def _join_trainers() -> None:
-    """Have every Trainer of transformers announce its steps; it has no other hook for a model."""
+    """Have every Trainer of transformers move the parts; it has no other hook for a model."""
     from transformers import TrainerCallback, trainer
 
-    class TrainingSteps(TrainerCallback):
+    class Annealing(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **of: Any) -> None:
-            _begin(of["model"], state.global_step, state.max_steps)
+            advance(of["model"], state.global_step / max(1, state.max_steps))
 
-        def on_train_end(self, args: Any, state: Any, control: Any, **of: Any) -> None:
-            _begin(of["model"], 0, None)
+        on_step_end = on_train_begin
 
-    trainer.DEFAULT_CALLBACKS.append(TrainingSteps)
-
-
-def _after_step(*_: Any) -> None:
-    """Move the parts now, or after a backward pass that is under way, which still reads them."""
-    if _passes and torch._C._current_graph_task_id() != -1:
-        Variable._execution_engine.queue_callback(_move)
-    elif _passes:
-        _move()
-
-
-def _move() -> None:
-    """Move the parts of every model trained: once, however many optimizers share its weights."""
-    for trunk in _trained():
-        step, steps = trunk.course or (0, 0)  # type: ignore[misc]
-        if trunk.course is None and any(map(_waits, _parts(trunk))):
-            warnings.warn(
-                "the parts of this model that training moves (annealed_start) stay as they are: "
-                "call clearhead.anneal(model, steps=...) before the training loop",
-                stacklevel=5,
-            )
-        trunk.course = None if step + 1 == steps else (step + 1, steps)  # type: ignore[assignment]
-        advance(trunk, (step + 1) / steps if steps else 0.0)
-
-
-def _trained() -> list[Any]:
-    """The trunks noted. torch 2.15 compiles the noting so that a module itself is in the set."""
-    noted = [item if isinstance(item, nn.Module) else item() for item in list(_passes.data)]
-    return [*{id(trunk): trunk for trunk in noted if trunk is not None}.values()]
-
-
-def _waits(part: Any) -> bool:
-    """True where a part depends on how much of the training is done, and has not arrived."""
-    now, ends = [buffer.clone() for buffer in part.buffers()], []
-    for done in (0.0, 1.0):
-        part.on_step_end(done)
-        ends.append([buffer.clone() for buffer in part.buffers()])
-        for buffer, value in zip(part.buffers(), now, strict=True):
-            buffer.copy_(value)
-    return not all(map(torch.equal, *ends))
-
-
-register_optimizer_step_post_hook(_after_step)
+    trainer.DEFAULT_CALLBACKS.append(Annealing)

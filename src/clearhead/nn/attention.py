@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.nn.bases import SingleMaps, Softmax
 from clearhead.nn.init import fixed_normal, starting
@@ -28,7 +29,7 @@ from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
-# Learned keys with their positions and their values, by layer.
+# Prepared keys of a prefix and its values, by layer.
 Prefixes = MutableMapping[int, tuple[Tensor, Tensor]]
 
 
@@ -66,8 +67,6 @@ class Attention(nn.Module):
         self.scores: Scores = scores.build(layer, position.prepare)
         self.cache_unrotated = self.scores.cache_unrotated or position.cache_unrotated(layer)
         self.decay: Decay | None = position.decay(layer, maps.heads(layer))
-        self.attention_at_init = position.attention_at_init
-        self.position_only = position.position_only
         self.wide_factors = position.wide_factors
         self.maps: Any = maps.build(layer)  # `Maps`, or SingleMaps, which is not called
         self.combines = type(self.maps) is not SingleMaps
@@ -100,7 +99,6 @@ class Attention(nn.Module):
         past: int = 0,
         prefixes: Prefixes | None = None,
         visibility: Visibility = Visibility(),  # noqa: B008 (a frozen value)
-        matrices: list[Tensor] | None = None,
     ) -> Tensor:
         """[B, T, C] → [B, T, C].
 
@@ -108,10 +106,8 @@ class Attention(nn.Module):
             tables: the position's tables for these tokens.
             interface: another function in place of `attend`.
             cache: a transformers Cache of `past` tokens; S = past + T.
-            prefixes: where the cache's learned keys are kept; None where they are not.
+            prefixes: where the cache keeps prepared prefixes; None where it keeps none.
             visibility: of all S keys, whatever the layer's own window.
-            matrices: where `interface` puts the layer's matrix, `effective_weights`, which the
-                output's gradient then passes through.
         """
         batch, new, _ = x_BTC.shape
         q = self.q_proj(x_BTC).view(batch, new, self.heads, -1).transpose(1, 2)
@@ -144,7 +140,7 @@ class Attention(nn.Module):
         attend = self.attend
         if interface is not None:
             attend = partial(interface, self, lambdas=lambdas)
-        prefix = self._prefix(tables, v, past, prefixes) if self.places else None
+        prefix = self._prefix(tables.prefix, v, past, prefixes) if self.places else None
         if self.cache_unrotated:
             whole, rotation = self.scores.attend_unrotated, tables.keys
             alone = new == 1 and prefix is None and isinstance(rotation, Rotation)
@@ -169,11 +165,8 @@ class Attention(nn.Module):
 
         if self.shaping is not None:
             cached = v if past or dropped else None
-            centring = partial(self._centring, cached, tables, visibility, lambdas)
+            centring = partial(self._centring, cached, visibility, lambdas)
             o_BTC = self.shaping(own_BTC, o_BTC, centring)
-        if matrices is not None and torch.is_grad_enabled():
-            product = self._product(matrices[-1], v).to(o_BTC.dtype)
-            o_BTC = o_BTC.detach() + (product - product.detach())
         if self.epilogue is not None:
             o_BTC = self.epilogue(o_BTC, x_BTC, partial(self._own, own_BTC))
         return self.o_proj(o_BTC)
@@ -181,17 +174,19 @@ class Attention(nn.Module):
     def _centring(
         self,
         cached: Tensor | None,
-        tables: PositionTables,
         visibility: Visibility,
         lambdas: Tensor | None,
         x_BTHD: Tensor,
     ) -> Tensor:
-        """C x, [B, T, heads, width], over `cached` values [B, G, S, D], or the tokens' own x."""
+        """C x, attention's output at W_Q = 0, [B, T, heads, width].
+
+        Over `cached` values [B, G, S, D], or the tokens' own x.
+        """
         new = x_BTHD.shape[1]
         # Side by side, the heads are one: their sums need no copy.
         values = x_BTHD.flatten(2)[:, None] if cached is None else cached
-        mean, weight = self.attention_at_init(values, new, tables.at_init, visibility)
-        mass = None if self.normalizer is None else self.normalizer.row_sum(weight)
+        mean, count_BT = ops.running_mean(values, new, visibility)
+        mass = None if self.normalizer is None else self.normalizer.row_sum(count_BT)
         mass = self.maps.row_sum(mass, lambdas)
         mean = mean.transpose(1, 2).reshape(mean.shape[0], new, -1, self.width_of_head)
         return mean if mass is None else mean * (mass.transpose(1, 2) if mass.ndim else mass)
@@ -210,7 +205,7 @@ class Attention(nn.Module):
         Args:
             weights_BHRS: the queries' maps, in `attend`'s order.
             lambdas: `maps.lambdas` of these queries.
-            alone: computes the maps from position alone (`position_only`).
+            alone: computes the maps at W_Q = 0.
             first: the key that is the first query's own token.
         """
         weights = self.maps.effective_weights(weights_BHRS, lambdas)
@@ -223,33 +218,24 @@ class Attention(nn.Module):
             weights, own, lambda: self.maps.effective_weights(alone(), lambdas)
         )
 
-    def _product(self, matrix_BHTS: Tensor, v_BGSD: Tensor) -> Tensor:
-        """The heads' outputs again, [B, T, width], by the matrix that multiplies the values."""
-        heads = matrix_BHTS.shape[1]
-        v = layouts.repeat(v_BGSD, self.layer.num_attention_heads, self.maps.keys_together)
-        v_BHSD = v.transpose(1, 2).flatten(2).unflatten(-1, (heads, -1)).transpose(1, 2)
-        return self.maps.finish(matrix_BHTS @ v_BHSD).transpose(1, 2).flatten(2)
-
     def _prefix(
-        self, tables: PositionTables, v_BGSD: Tensor, past: int, prefixes: Prefixes | None
+        self, table: Any, v_BGSD: Tensor, past: int, prefixes: Prefixes | None
     ) -> tuple[Tensor, Tensor]:
         """The prefix's keys with their positions, one for each value, and its values."""
-        batch, prefix, learning = v_BGSD.shape[0], None, torch.is_grad_enabled()
-        if past and prefixes is not None and not learning:
-            prefix = prefixes.get(self.layer.index)
-        if prefix is None or prefix[0].dtype != v_BGSD.dtype:  # autocast came or went
+        batch, prefix = v_BGSD.shape[0], None
+        keeps = prefixes is not None and not (self.cache_unrotated or torch.is_grad_enabled())
+        if keeps and past:
+            prefix = prefixes.get(self.layer.index)  # type: ignore[union-attr]
+        if prefix is None:
             own: Any = self.normalizer.prefix()  # type: ignore[union-attr]
-            table: Any = tables.prefix
             key_GND, value_GND = (x.to(v_BGSD.dtype) for x in own)
             rows = batch if self.cache_unrotated else 1
-            key_BGND = self.scores.keys(key_GND.expand(rows, -1, -1, -1), table())
+            key_BGND = self.scores.keys(key_GND.expand(rows, -1, -1, -1), table)
             key_BGND = layouts.repeat(key_BGND, v_BGSD.shape[1], self.maps.keys_together)
             prefix = key_BGND, value_GND[None]
-            if prefixes is not None and not (self.cache_unrotated or learning):
-                prefixes[self.layer.index] = prefix
-        key_BGND, value_BGNV = prefix
-        if batch == 1:
-            return prefix
+            if keeps:
+                prefixes[self.layer.index] = prefix  # type: ignore[index]
+        key_BGND, value_BGNV = (x.to(v_BGSD.dtype) for x in prefix)  # autocast may come or go
         return key_BGND.expand(batch, -1, -1, -1), value_BGNV.expand(batch, -1, -1, -1)
 
     def _remembered(self, cache: Any, k: Tensor, v_BTC: Tensor, keys: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.nn.protocols import AsSoftmax, Attend, Decay, PositionTables
 from clearhead.ops import oracles
@@ -104,17 +103,6 @@ class NoPosition(nn.Module):
     def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
         return x_BHTD
 
-    @staticmethod
-    def attention_at_init(
-        x_BHSD: Tensor, queries: int, table: Any, visibility: Visibility
-    ) -> tuple[Tensor, Tensor]:
-        mean, count_BT = ops.running_mean(x_BHSD, queries, visibility)
-        return mean, count_BT[:, None]
-
-    @staticmethod
-    def position_only(x_BHTN: Tensor) -> Tensor:
-        return torch.zeros_like(x_BHTN)
-
 
 class Softmax:
     """Softmax without a sink: a row's weights sum to 1. Base of the other normalizers."""
@@ -136,14 +124,14 @@ class Softmax:
     def resting(self) -> float | Tensor | None:
         return None
 
-    def row_sum(self, weight_BGT: Tensor) -> Tensor | None:
+    def row_sum(self, count_BT: Tensor) -> Tensor | None:
         sink = self.resting()
         if sink is None:
             return None
-        weight_BHT = weight_BGT.repeat_interleave(self.heads // weight_BGT.shape[1], 1)
-        logit = sink.to(weight_BHT.dtype)[:, None] if isinstance(sink, Tensor) else sink
-        # w / (w + exp(sink)), also where w is 0, or more than a float holds.
-        return torch.sigmoid(weight_BHT.log() - logit)[..., None]
+        count_BHT = count_BT[:, None].expand(-1, self.heads, -1)
+        logit = sink.to(count_BT.dtype)[:, None] if isinstance(sink, Tensor) else sink
+        # n / (n + exp(sink)), also where n is 0.
+        return torch.sigmoid(count_BHT.log() - logit)[..., None]
 
 
 class SingleMaps:
@@ -163,9 +151,6 @@ class SingleMaps:
 
     def effective_weights(self, weights_BHTS: Tensor, lambdas: Any) -> Tensor:
         return weights_BHTS
-
-    def finish(self, o_BHTD: Tensor) -> Tensor:
-        return o_BHTD
 
     def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Any) -> Tensor | None:
         return row_sum_BHT1

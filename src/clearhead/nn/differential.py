@@ -127,14 +127,6 @@ class Differential(nn.Module, SingleMaps):
         difference = first - lambdas.to(first.dtype) * second
         return difference * self.constants[1] if self.head_norm == "none" else difference
 
-    @with_own_parameters
-    def finish(self, o_BHTD: Tensor) -> Tensor:
-        """The norm of each head and the constant gain, where the matrix does not hold it."""
-        if self.head_norm == "none":
-            return o_BHTD
-        weight = self.norm_weight if self.head_norm == "affine" else None
-        return ops.rms_norm(o_BHTD, weight, self.norm_eps) * self.constants[1]
-
     def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Tensor) -> Tensor:
         """Without the norm: (1 − λ_init)(mass 1 − λ · mass 2)."""
         first, second = (

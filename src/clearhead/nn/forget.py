@@ -76,7 +76,7 @@ def _refuses(layer: LayerSpec) -> str | None:
     if layer.shaping == "shaped":
         return (
             "its C, attention at W_Q = 0, would be a second attention, by gates: choose "
-            "shaping='none', or position='alibi'"
+            "shaping='none', or position='rope'"
         )
     if layer.normalizer == "key-value":
         return (

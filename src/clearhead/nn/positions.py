@@ -1,8 +1,7 @@
 """Positions added to the input: learned, sinusoidal; and no position.
 
 `embed` adds to the input; `tables` computes, once for all layers, tables of the positions;
-`prepare` applies them to queries and keys in every layer. A position that adds to the scores also
-has `attention_at_init` and `position_only`: attention by position alone.
+`prepare` applies them to queries and keys in every layer.
 """
 
 import math

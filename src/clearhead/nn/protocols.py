@@ -19,15 +19,12 @@ class PositionTables(NamedTuple):
 
     Attributes:
         queries, keys: tables for queries and keys; the last dimension but one counts tokens.
-        at_init: argument of `Position.attention_at_init`; None if position acts only through
-            queries and keys, whose scores are 0 at W_Q = 0.
-        prefix: makes the table for the keys of a prefix (`Normalizer.prefix`), if there is one.
+        prefix: table for the keys of a prefix (`Normalizer.prefix`), if there is one.
     """
 
     queries: Any = None
     keys: Any = None
-    at_init: Any = None
-    prefix: Callable[[], Any] | None = None
+    prefix: Any = None
 
 
 class Attend(Protocol):
@@ -102,23 +99,6 @@ class Position(Protocol):
     def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
         """Apply position to queries or keys."""
 
-    @staticmethod
-    def attention_at_init(
-        x_BHSD: Tensor, queries: int, table: Any, visibility: Visibility
-    ) -> tuple[Tensor, Tensor]:
-        """C·x, attention's output at W_Q = 0 without a sink, and the unnormalised row sums.
-
-        Args:
-            x_BHSD: values, by head or of all heads side by side. queries: the last of the keys.
-
-        Returns:
-            ([B, any, T, any], heads in order; [B or 1, 1 or heads, T]), float32 at least.
-        """
-
-    @staticmethod
-    def position_only(x_BHTN: Tensor) -> Tensor:
-        """Prepared queries or keys that hold position alone: their scores are those of C."""
-
 
 class Scores(Protocol):
     """Scores of queries and keys. Built for a layer and the position's `prepare`.
@@ -163,11 +143,8 @@ class Normalizer(Protocol):
     def resting(self) -> float | Tensor | None:
         """The sink at W_Q = 0."""
 
-    def row_sum(self, weight_BGT: Tensor) -> Tensor | None:
-        """Row sums at W_Q = 0, [B, H, T, 1], from unnormalised ones; None for 1.
-
-        G divides H; neighbouring heads share a sum.
-        """
+    def row_sum(self, count_BT: Tensor) -> Tensor | None:
+        """Row sums at W_Q = 0, [B, H, T, 1], of queries that see so many keys; None for 1."""
 
 
 class Maps(Protocol):
@@ -194,9 +171,6 @@ class Maps(Protocol):
 
     def effective_weights(self, weights_BHTS: Tensor, lambdas: Any) -> Tensor:
         """The matrix that multiplies the values, from the maps in `attend`'s order."""
-
-    def finish(self, o_BHTD: Tensor) -> Tensor:
-        """The heads' outputs, from that matrix times the values."""
 
     def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Any) -> Tensor | None:
         """Row sums of that matrix, [B, heads, T, 1], from the maps', in the queries' order.

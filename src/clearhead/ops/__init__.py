@@ -4,11 +4,10 @@ Shape suffixes: B batch, H query heads, G key/value heads (groups), T queries, S
 queries and keys, V width of values, N rows.
 """
 
-from clearhead.ops.alibi import alibi_columns, alibi_slopes, held_slopes, with_columns
+from clearhead.ops.alibi import alibi_columns, alibi_slopes, with_columns
 from clearhead.ops.attention import attend
 from clearhead.ops.coca import coca_keys, coca_queries
 from clearhead.ops.cross_entropy import linear_cross_entropy
-from clearhead.ops.decayed_mean import decayed_mean
 from clearhead.ops.differential import differential, differential_v2
 from clearhead.ops.forget import forget_columns
 from clearhead.ops.precision import rms_norm
@@ -33,13 +32,11 @@ __all__ = [
     "attend_unrotated",
     "coca_keys",
     "coca_queries",
-    "decayed_mean",
     "differential",
     "differential_v2",
     "dynamic_theta",
     "forget_columns",
     "frequencies",
-    "held_slopes",
     "linear_cross_entropy",
     "ntk_theta",
     "rms_norm",

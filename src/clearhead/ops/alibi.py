@@ -44,16 +44,6 @@ def alibi_columns(
     return q_BHT8.float(), k_BS8[:, None].float()
 
 
-def held_slopes(slopes_H: Tensor, scale: float) -> Tensor:
-    """The slopes as the columns have them, by 2^−16 off at most."""
-    return sum(bfloat16_parts(slopes_H / scale, 2)) * scale  # type: ignore[return-value]
-
-
-def columns_only(x_BHTD: Tensor) -> Tensor:
-    """Queries or keys with their columns, and 0 in place of all else."""
-    return torch.nn.functional.pad(x_BHTD[..., -COLUMNS:], (x_BHTD.shape[-1] - COLUMNS, 0))
-
-
 def with_columns(x_BHTD: Tensor, columns: Tensor) -> Tensor:
     """[B, H, T, D + columns]. Heads that share a slope (the maps of one head) are neighbours."""
     heads = x_BHTD.shape[1]

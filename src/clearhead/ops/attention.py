@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import cuda_sdpa, higher_order, oracles, sinks
+from clearhead.ops import cuda_sdpa, sinks
 from clearhead.ops.dispatch import KERNELS, select_kernel
-from clearhead.ops.precision import transformed, without_autocast
+from clearhead.ops.precision import refuse_second_derivative, without_autocast
 from clearhead.ops.requests import PREFIXED, Saved
 from clearhead.ops.visibility import Visibility
 
@@ -85,12 +85,12 @@ def attend_visible(
     scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
     if scale <= 0:  # kernels want it above 0
         q_BHTD, scale = (-q_BHTD, -scale) if scale else (q_BHTD * 0, 1.0)
-    value, plain = None, transformed()
+    value = None
     if prefix is not None:
         _check_prefix(prefix, k_BGSD, v_BGSV)
         given = q_BHTD, k_BGSD, v_BGSV
         name = ""
-        if sink is None and not torch.is_grad_enabled() and not plain:
+        if sink is None and not torch.is_grad_enabled():
             name = select_kernel(*given, visibility, kernel, PREFIXED)
         if name:
             with without_autocast(q_BHTD):
@@ -107,12 +107,10 @@ def attend_visible(
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
     inputs = q_BHTD, k_BGSD, v_BGSV
-    name = "tiles"
-    if not plain:
-        name = select_kernel(*inputs, visibility, kernel, sink=sink is not None)
+    name = select_kernel(*inputs, visibility, kernel, sink=sink is not None)
     if name == "sdpa":
         return cuda_sdpa.attend(*inputs, scale=scale, visibility=visibility)
-    if plain or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled():
         return _joined(*inputs, sink, value, scale, visibility, name)[0]
     if torch.compiler.is_compiling():  # Dynamo takes no tensor for two inputs
         inputs = q_BHTD, k_BGSD.view_as(k_BGSD), v_BGSV.view_as(v_BGSV)
@@ -187,22 +185,9 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        refuse_second_derivative()
         q, k, v, o, lse, sink, value, *masks = ctx.saved_tensors
         visibility = Visibility(ctx.causal, ctx.window, *masks)
-        if higher_order.requested():
-
-            def plain(
-                q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, value: Tensor | None
-            ) -> Tensor:
-                options = {"sink": sink, "scale": ctx.scale, **visibility._asdict()}
-                o = oracles.attend(q, k, v, **options)
-                if value is None:
-                    return o
-                rest = 1 - oracles.weights(q, k, **options).sum(-1, keepdim=True)
-                return o + rest * value.double()
-
-            inputs, needed = (q, k, v, sink, value), ctx.needs_input_grad[:5]
-            return *higher_order.gradients(plain, inputs, needed, grad), None, None, None
         dsink = dvalue = None
         with without_autocast(q):
             dq, dk, dv = KERNELS[ctx.kernel].run.backward(

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.ops import higher_order, oracles
-from clearhead.ops.precision import STARTABLE, transformed, without_autocast
+from clearhead.ops.precision import STARTABLE, refuse_second_derivative, without_autocast
 from clearhead.ops.requests import HALF
 
 # Logits of one chunk stay near a core's caches at a vocabulary of some thousands.
@@ -26,8 +25,7 @@ def linear_cross_entropy(
     """Σ −log softmax(x Wᵀ)[target] over the rows whose target is not `ignore_index`.
 
     The [N, V] logits are never held: each chunk's gradient is computed beside its loss and only
-    scaled in the backward pass. Products run in the dtype of x, the softmax in float32. Under
-    create_graph=True the backward pass is the oracle's instead, with all logits in float64.
+    scaled in the backward pass. Products run in the dtype of x, the softmax in float32.
 
     Args:
         x_ND: hidden states.
@@ -39,14 +37,6 @@ def linear_cross_entropy(
     """
     if not x_ND.is_meta and torch.is_autocast_enabled(x_ND.device.type):
         x_ND = x_ND.to(torch.get_autocast_dtype(x_ND.device.type))
-    if transformed():
-        logits_NV = torch.matmul(x_ND, weight_VD.to(x_ND.dtype).T)
-        return torch.nn.functional.cross_entropy(
-            logits_NV.to(torch.promote_types(x_ND.dtype, torch.float32)),
-            target_N,
-            ignore_index=ignore_index,
-            reduction="sum",
-        )
     return _LinearCrossEntropy.apply(x_ND, weight_VD, target_N, ignore_index)
 
 
@@ -60,23 +50,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         with without_autocast(x_ND):
             total, dx, dweight = compute(x_ND, weight_VD, target_N, ignore_index, learning)
         if learning:
-            ctx.save_for_backward(dx, dweight, x_ND, weight_VD, target_N)
-        ctx.ignore_index = ignore_index
+            ctx.save_for_backward(dx, dweight)
+        ctx.dtype = weight_VD.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        dx, dweight, x, weight, target = ctx.saved_tensors
-        if higher_order.requested():
-
-            def plain(x: Tensor, weight: Tensor) -> Tensor:
-                return oracles.linear_cross_entropy(
-                    x, weight, target, ignore_index=ctx.ignore_index
-                )
-
-            needed = ctx.needs_input_grad[:2]
-            return *higher_order.gradients(plain, (x, weight), needed, grad), None, None
-        return (dx * grad).to(dx.dtype), (dweight * grad).to(weight.dtype), None, None
+        refuse_second_derivative()
+        dx, dweight = ctx.saved_tensors
+        return (dx * grad).to(dx.dtype), (dweight * grad).to(ctx.dtype), None, None
 
 
 def _by_chunks(

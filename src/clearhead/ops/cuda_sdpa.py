@@ -1,8 +1,7 @@
 """Softmax attention by PyTorch's own call, `F.scaled_dot_product_attention`, its backward included.
 
-It gives no log-sum-exp, so that sinks and prefixes go to the kernels below it, and no second
-derivative on CUDA: `kernel="tiles"` has one. Requests are limited to those for which PyTorch has a
-kernel of its own: its fallback makes T × S scores.
+It gives no log-sum-exp, so that sinks and prefixes go to the kernels below it. Requests are limited
+to those for which PyTorch has a kernel of its own: its fallback makes T × S scores.
 """
 
 import torch

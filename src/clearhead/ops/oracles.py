@@ -211,35 +211,6 @@ def running_mean(
     return seen / count.clamp_min(1) @ x_BHSD.double(), count[:, 0, :, 0]
 
 
-def decayed_mean(
-    x_BHSD: Tensor,
-    queries: int,
-    positions_BS: Tensor,
-    slopes_H: Tensor,
-    *,
-    window: int | None = None,
-    **masks: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Softmax of ALiBi's penalty alone, as a T × S matrix, and the sum before it is normed."""
-    keys, device = x_BHSD.shape[2], x_BHSD.device
-    seen = visible(queries, keys, causal=True, window=window, device=device, **masks)
-    at = positions_BS.double()[:, None]
-    distance = at[:, :, -queries:, None] - at[:, :, None, :]
-    bias = (-slopes_H.double()[:, None, None] * distance).masked_fill(~seen, -torch.inf)
-    mean = bias.softmax(-1).nan_to_num() @ x_BHSD.double()
-    return mean, bias.exp().sum(-1)
-
-
-def shaped_weights(
-    weights_BHTS: Tensor, centre_BHTS: Tensor, alpha_H: Tensor, beta_H: Tensor, gamma_H: Tensor
-) -> Tensor:
-    """α I + β A − γ C, float64 [B, H, T, S] (arXiv 2311.01906, eq. 5); queries: the last keys."""
-    queries, keys = weights_BHTS.shape[-2:]
-    own = torch.eye(keys, dtype=torch.float64, device=weights_BHTS.device)[-queries:]
-    alpha, beta, gamma = (g.double()[:, None, None] for g in (alpha_H, beta_H, gamma_H))
-    return alpha * own + beta * weights_BHTS.double() - gamma * centre_BHTS.double()
-
-
 def rotate(x_BHTD: Tensor, positions_BT: Tensor, theta: float) -> Tensor:
     """Rotary positions as complex numbers, float64: z_j · exp(i · position · theta^(−2j/D)).
 

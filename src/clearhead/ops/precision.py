@@ -1,4 +1,4 @@
-"""Torch's modes (autocast, torch.func, export, fake tensors), Triton, and the RMS norm."""
+"""Torch's modes (autocast, export, fake tensors), Triton, and the RMS norm."""
 
 import importlib.util
 import os
@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+from clearhead.errors import ClearheadError
 
 _NOTHING = nullcontext()
 _EXACT = (torch.float32, torch.float64)
@@ -56,9 +58,13 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return (wide if weight is None else wide * weight).to(x.dtype)
 
 
-def transformed() -> bool:
-    """True under torch.func (grad, vmap, jvp), which differentiates plain operations alone."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+def refuse_second_derivative() -> None:
+    """Refuse a backward pass with create_graph=True, whose own derivative would be wrong."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise ClearheadError(
+            "attention and the loss have no second derivative (create_graph=True): call "
+            "set_attn_implementation('eager'), and take the loss of the logits"
+        )
 
 
 def is_exporting() -> bool:
@@ -71,10 +77,8 @@ def is_exporting() -> bool:
 
 
 def has_numbers(x: Tensor) -> bool:
-    """False if x has no values: fake tensors, under a compiler, under torch.func."""
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
-        return False
-    return not (x.is_meta or isinstance(x, FakeTensor))
+    """False if x has no values: fake tensors, under a compiler."""
+    return not (torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor))
 
 
 def readable(x: Tensor) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from clearhead.ops.precision import is_exporting, without_autocast
-from clearhead.ops.visibility import Span, Visibility
+from clearhead.ops.visibility import Visibility
 
 # Tokens in a block that is one product, and in one that a GPU's thread sums.
 BLOCK, LANES = 16, 32
@@ -34,8 +34,7 @@ def running_mean(
     keys = x_BHSD.shape[2]
     causal, window, key_mask, segments = visibility.settled(queries, keys)
     if window is not None:
-        mean, count = windowed_mean(x_BHSD, queries, visibility)
-        return mean, count[:, 0]
+        return _windowed(x_BHSD, queries, visibility)
     if segments is not None:
         return _by_segment(x_BHSD, queries, visibility.causal, key_mask, segments)
     exact = torch.promote_types(x_BHSD.dtype, torch.float32)
@@ -121,37 +120,23 @@ def _over_blocks(x_BHTD: Tensor, block: int, within: Callable[[Tensor], Tensor])
 WAYS = {"scan": _by_scan, "blocks": _by_blocks, "products": _by_products, "unrolled": _by_unrolled}
 
 
-def windowed_mean(
-    x_BHSD: Tensor,
-    queries: int,
-    visibility: Visibility,
-    weigh: Callable[[Span], Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """m_t = Σ w_ts x_s / Σ w_ts over the keys that query t sees; time and memory as T · window.
-
-    Args:
-        weigh: the weights w of a span, [B or 1, H or 1, rows, keys]; 1 unless given.
-
-    Returns:
-        (mean, mass): [B, H, T, D] and Σ w_ts, [B or 1, H or 1, T], both float32 (float64 for
-        float64). A query that sees no key has mean 0 and mass 0.
-    """
+def _windowed(x_BHSD: Tensor, queries: int, visibility: Visibility) -> tuple[Tensor, Tensor]:
+    """`running_mean` under a window; time and memory as T · window."""
     x = x_BHSD.to(torch.promote_types(x_BHSD.dtype, torch.float32))
     if visibility.key_mask is not None:
         x = torch.where(visibility.key_mask[:, None, :, None], x, 0)
     keys = x.shape[2]
-    means, masses = [], []
+    means, counts = [], []
     # Autocast would round the sums to bfloat16.
     with without_autocast(x):
         for span in visibility.spans(queries, keys, ROWS):
             hidden = visibility.hidden(span, queries, keys, x.device)
-            weight = x.new_ones(()) if weigh is None else weigh(span)
-            weight = torch.where(hidden, 0, weight) if hidden is not None else weight
-            mass = weight.sum(-1, keepdim=True)
-            sums = weight @ x[:, :, span.first : span.end]
-            means.append(sums / torch.where(mass == 0, 1, mass))
-            masses.append(mass.squeeze(-1))
-    return torch.cat(means, 2), torch.cat(masses, 2)
+            assert hidden is not None
+            seen = (~hidden).to(x.dtype)
+            count = seen.sum(-1, keepdim=True)
+            means.append(seen @ x[:, :, span.first : span.end] / count.clamp_min(1))
+            counts.append(count[:, 0, :, 0])
+    return torch.cat(means, 2), torch.cat(counts, 1)
 
 
 def _by_segment(
@@ -164,24 +149,24 @@ def _by_segment(
     x = torch.where(mask[:, None, :, None], x_BHSD.to(exact), 0)
     # The count of keys is a channel like the others.
     count = mask.to(exact)[:, None, :, None].expand(*x.shape[:3], 1)
-    x = picked(torch.cat([x, count], -1), order)
+    x = _picked(torch.cat([x, count], -1), order)
     segment = segments_BS.gather(1, order)
     sums = running_sum(x)
     at = torch.arange(segment.shape[1], device=segment.device).expand_as(segment)
     edge = segment[:, 1:] != segment[:, :-1]
     first = torch.nn.functional.pad(edge, (1, 0), value=True)
     start = torch.where(first, at, 0).cummax(1).values
-    base = picked(sums - x, start)
+    base = _picked(sums - x, start)
     if not causal:
         last = torch.nn.functional.pad(edge, (0, 1), value=True)
         end = torch.where(last, at, at.shape[1]).flip(1).cummin(1).values.flip(1)
-        sums = picked(sums, end)
-    sums = picked(sums - base, order.argsort(1))[:, :, -queries:]
+        sums = _picked(sums, end)
+    sums = _picked(sums - base, order.argsort(1))[:, :, -queries:]
     count_BHT1 = sums[..., -1:]
     return sums[..., :-1] / count_BHT1.clamp_min(1), count_BHT1[:, 0, :, 0]
 
 
-def picked(x_BHSN: Tensor, index_BS: Tensor) -> Tensor:
+def _picked(x_BHSN: Tensor, index_BS: Tensor) -> Tensor:
     """x at these places of its last dimension but one; x and index may have a batch of 1."""
     index = index_BS[:, None, :, None].expand(-1, *x_BHSN.shape[1:2], -1, x_BHSN.shape[3])
     return x_BHSN.expand(len(index), -1, -1, -1).gather(2, index)

@@ -50,7 +50,7 @@ class LayerMaps:
         by, first = self._of_rows(tile.weights, tile.start), before + tile.start
         attention: Any = call.module
         return attention.effective_weights(
-            tile.weights, by, lambda: _position_only(call, tile), first
+            tile.weights, by, lambda: _at_zero_queries(call, tile), first
         )
 
     def _of_rows(self, weights_BHRS: Tensor, start: int) -> Tensor | None:
@@ -74,16 +74,11 @@ def maps_of(call: AttentionCall) -> LayerMaps:
     return LayerMaps(names=(PLAIN,), lambdas=None, by=None)
 
 
-def _position_only(call: AttentionCall, tile: Tile) -> Tensor:
-    """The softmax maps [B, H, R, S] of queries and keys that hold only their position."""
-    batch, heads, rows, keys = tile.weights.shape
-    attention: Any = call.module
-    q = attention.position_only(call.q[:batch, :, tile.start : tile.start + rows])
-    k = attention.position_only(call.k[:batch, :, :keys])
-    q, k = (x.to(tile.weights.dtype) for x in (q, k))
+def _at_zero_queries(call: AttentionCall, tile: Tile) -> Tensor:
+    """The softmax maps [B, H, R, S] at W_Q = 0."""
     resting = replace(call, sink=at_zero_queries(call.sink))
-    score = call.scale * q @ k.repeat_interleave(heads // k.shape[1], dim=1).mT
-    return normalised(score.masked_fill(~tile.visible, -torch.inf), resting.null_logit())[0]
+    score = torch.zeros_like(tile.weights).masked_fill(~tile.visible, -torch.inf)
+    return normalised(score, resting.null_logit())[0]
 
 
 class _Halves:

@@ -82,6 +82,7 @@ def steps(run: TrainingRun) -> TrainResult:
     """Do the steps that remain, or those until any process has a signal."""
     model, optimizer, config = run.model, run.optimizer, run.config
     model.train()
+    advance(model, config.done(run.step))
     while run.step < config.steps:
         with run.timed():
             for group in optimizer.param_groups:
