@@ -16,7 +16,7 @@ from clearhead.records.runs import Measure
 
 RESULTS = Path(__file__).parents[2] / "results"
 # Of other formats: times of kernels, and a sweep that no run's file holds.
-OTHERS = ("bench", "gpu", "learning-rates")
+OTHERS = ("bench", "gpu", "gpu-check", "learning-rates")
 FILES = sorted(path for path in RESULTS.glob("*.jsonl") if path.stem not in OTHERS)
 
 

@@ -38,7 +38,7 @@ def _faults(lines: list[dict[str, Any]]) -> set[str]:
     for header in headers:
         if not re.fullmatch(r"[0-9a-f]{40}", header.get("commit", "")):
             found.add("commit")
-        if not re.search(r"clearhead|__main__\.py", header.get("command", "")):
+        if not re.search(r"clearhead|__main__\.py|make gpu-", header.get("command", "")):
             found.add("command")
         kind = header.get("study", header["kind"])
         found |= {name for name in CONFIGURATION[kind] if header.get(name) in (None, "", {})}
@@ -85,7 +85,7 @@ def test_the_readme_says_what_a_record_is(path: Path) -> None:
 
 
 # Of other formats: times of kernels, and a sweep that no run's file holds.
-OTHERS = ("bench", "gpu", "learning-rates")
+OTHERS = ("bench", "gpu", "gpu-check", "learning-rates")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from clearhead.report.statistics import summarize
 
 ROOT = Path(__file__).parents[2]
 FROZEN = Path(__file__).with_name("frozen") / "numbers.json"
-OTHERS = ("bench", "gpu", "learning-rates")  # of other formats
+OTHERS = ("bench", "gpu", "gpu-check", "learning-rates")  # of other formats
 FILES = [path for path in sorted((ROOT / "results").glob("*.jsonl")) if path.stem not in OTHERS]
 WORDS = ("family", "bits", "reason", "aside")
 TOLERANCE = 1e-9  # of the sum of magnitudes
