@@ -23,9 +23,7 @@ NUMBERS = (
     "without training. Few bits round weights and activations, with one scale a tensor."
 )
 BASE, REPAIRED = "transformer", "repaired"
-PARAMETERS = Quantity(
-    "parameters", note="M", metric="parameters", scale=1e-6, judged=False, write=style.number
-)
+PARAMETERS = Quantity("parameters", metric="parameters", judged=False, write=style.count)
 PERPLEXITY = Quantity("perplexity", metric="trained perplexity")
 PERCENT = Quantity("", write=style.percent)
 FIRST = replace(
@@ -61,7 +59,7 @@ def page(text: Records, sinks: Records, *of_bits: Records) -> Page:
     whole = Records(runs=tuple(run for one in (text, sinks, *of_bits) for run in one.runs))
     for run in (run for one in of_bits for run in one.runs):
         add_costs(run)
-    title = "Defects of the Transformer, and what repairs them"
+    title = "The Transformer’s defects and repairs"
     built = Page(title=title, kicker="clearhead demo", records=whole, judge=lambda _: [LEAD])
     tables = (
         by_arm(text, "ordinary text", [PARAMETERS, *map(_at, lengths)]),
@@ -91,9 +89,9 @@ def _charts(text: Records, sinks: Records, bits: Records, looks: Looks) -> Itera
     )
     yield _titled(
         figures.loss(blocks, looks, "tokens"),
-        "A block without skips, values and projections",
+        "A simpler block",
         narrative.answer(blocks, "Perplexity", PERPLEXITY, words=better),
-        narrative.answer(blocks, "Millions of parameters", replace(PARAMETERS, write=None)),
+        narrative.answer(blocks, "Parameters", PARAMETERS),
     )
     yield _titled(
         _dots(parked, looks, FIRST),
@@ -127,9 +125,9 @@ def _dots(records: Records, looks: Looks, quantity: Quantity) -> Panel | None:
     """A share of each model in per cent."""
     lines = {(arm, ""): _points(records, arm, {arm: quantity}) for arm in records.arms()}
     arms = records.arms()
-    panel = chart("", lines, looks, "", f"{quantity.title} (%)", across=arms, up="zero", size=9)
+    panel = chart("", lines, looks, "", "% of attention", across=arms, size=9)
     if panel is not None:  # the axis has the models' names
-        panel.figure.update_layout(showlegend=False)
+        panel.figure.update_layout(showlegend=False, yaxis_rangemode="tozero")
     return panel
 
 
