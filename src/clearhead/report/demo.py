@@ -20,7 +20,8 @@ NUMBERS = (
     "in a made text: after three words the word before them comes again, and a head that copies it "
     "has nothing to do at all others. “repaired” is the trained transformer with its begin token "
     "as a prefix, which then stands for it, and with its hidden states turned: the same function, "
-    "without training. Few bits round weights and activations, with one scale a tensor."
+    "without training. Few bits round weights and activations, with one scale a tensor. All models "
+    "of a text have one learning rate, which was not tuned."
 )
 BASE, REPAIRED = "transformer", "repaired"
 PARAMETERS = Quantity("parameters", metric="parameters", judged=False, write=style.count)
