@@ -6,12 +6,13 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from clearhead.cli.demo import write_demo
-from clearhead.data import DataConfig
-from clearhead.experiments.demo import Studies, run_demo, studies
+from clearhead.experiments.demo import SCHEMES, CopiedShare, Studies, run_demo, studies
 from clearhead.progress import Line, Work
 from clearhead.records.loading import load
 
@@ -23,20 +24,24 @@ _call = partial(call, "demo")
 @pytest.fixture(scope="module")
 def small(text: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Studies:
     """The demo's own studies with two steps a run and two seeds."""
-    asked = studies(tmp_path_factory.mktemp("demo"))
+    on_text, sinks = studies(tmp_path_factory.mktemp("demo"))
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
     def shrunk(config, **data):
         train = replace(config.train, tokens=64, sequence_length=16, batch_size=2)
         keys = {**config.set, **shape, "max_position_embeddings": 16}
-        source = replace(config.data, vocabulary=300, cache=cache, **data)
+        source = replace(config.data, cache=cache, **{"vocabulary": 300, **data})
         return replace(
             config, train=train, set=keys, data=source, seeds=(0, 1), evaluation_tokens=64
         )
 
-    return Studies(
-        text=replace(shrunk(asked.text, data=(str(text),), limit=None), lengths=(1, 2)),
-        sinks=shrunk(asked.sinks, data=("synthetic:backcopy:documents=200,characters=360",)),
+    return (
+        replace(shrunk(on_text, data=(str(text),), limit=None), lengths=(1, 2)),
+        shrunk(
+            sinks,
+            data=("synthetic:backcopy:documents=200,characters=360",),
+            vocabulary=512,  # a token for each word
+        ),
     )
 
 
@@ -52,34 +57,37 @@ def found(small: Studies, log: io.StringIO) -> dict[str, Path]:
 
 def _run(small: Studies, work: Work, **options) -> dict[str, Path]:
     asked = {"pretrained": None, "trust_remote_code": False, "say": lambda line: None, **options}
-    return run_demo(small, small.text.output.parent, work=work, **asked)
+    return run_demo(small, small[0].output.parent, work=work, **asked)
 
 
 def test_the_demo_trains_measures_and_shows_every_part(found, tmp_path, capsys):
     text, sinks, bits = (load(found[part]) for part in ("text", "sinks", "bits"))
     assert text.arms() == ["transformer", "sas-p", "alibi", "coca"]
-    assert sinks.arms() == ["transformer", "softmax1", "key-bias", "gated"]
-    assert bits.arms() == ["transformer"]
+    assert sinks.arms() == [
+        *("transformer", "repaired", "softmax1", "gated", "differential", "differential-v2")
+    ]
+    assert bits.arms() == ["transformer", "repaired"]
     for records in (text, sinks, bits):
         assert all(len(records.of(arm)) == 2 for arm in records.arms())
     for arm in sinks.arms():
+        assert all(0 < one < 1 for one in sinks.values(arm, "copied_share").values())
+        for metric, theirs in (("null_mass", "softmax1"), ("prefix_mass", "repaired")):
+            assert len(sinks.values(arm, metric, map="softmax")) == 2 * (arm == theirs)
+    for arm in ("transformer", "softmax1", "gated", "repaired"):
         assert len(sinks.values(arm, "first_token_mass", map="softmax")) == 2
-        assert bool(sinks.values(arm, "null_mass", map="softmax")) == (
-            arm in ("softmax1", "key-bias")
-        )
-    assert len(bits.values("transformer", "perplexity", scheme="w8a8-coarse")) == 2
+    for scheme in SCHEMES:
+        assert all(len(bits.values(arm, "perplexity", scheme=scheme)) == 2 for arm in bits.arms())
     write_demo(found, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text("utf-8")
     assert re.search(r'<p class="lead">[^<]*standard Transformer', page)
-    assert '<section id="sinks">' in page
+    assert page.count('<figure class="panel">') == 5
     assert "page: " in capsys.readouterr().out
 
 
 def test_a_log_says_which_run_is_at_hand(found, log):
     lines = log.getvalue().splitlines()
-    assert lines[0].startswith("run 1 of 18: transformer, seed 0, ")
-    assert any(re.match(r"run 9 of 18, \d+ s left: the models in 8 bits", line) for line in lines)
-    assert lines[-1].startswith("run 18 of 18, ")
+    assert lines[0].startswith("run 1 of 20: transformer, seed 0, ")
+    assert any(re.match(r"run 20 of 20, \d+ s left: few bits", line) for line in lines)
 
 
 def test_a_second_call_trains_nothing_and_counts_the_runs_as_done(small, found):
@@ -93,12 +101,12 @@ def test_a_second_call_trains_nothing_and_counts_the_runs_as_done(small, found):
     finally:
         theirs.removeFilter(heard.append)
     assert not heard  # of layers that are not sharded
-    assert sum("already done" in line for line in said) == small.units == 16
+    assert sum("already done" in line for line in said) == 18
     assert work.share == 1
 
 
 def test_a_pretrained_model_stands_beside(small, found, tmp_path):
-    model = small.text.output / "transformer-seed0"
+    model = small[0].output / "transformer-seed0"
     more = _run(small, Work(), pretrained=str(model))
     diagnosis, bits = load(more["diagnosis"]), load(more["pretrained bits"])
     (run,) = diagnosis.runs
@@ -118,10 +126,20 @@ def test_a_missing_model_is_refused_before_any_training(tmp_path, capsys, monkey
     assert not (tmp_path / "demo/text").exists()
 
 
+def test_the_share_on_the_token_to_copy_is_read_where_all_before_it_were_copied():
+    """The token 9 always copies, 5 does so once of two times; keys before a query weigh alike."""
+    ids = torch.tensor([[1, 9, 1, 5, 1, 9], [2, 9, 2, 5, 3, 4]])
+    weights = torch.ones(2, 1, 6, 6).tril() / torch.arange(1, 7)[:, None]
+    tile = SimpleNamespace(start=0, maps=[SimpleNamespace(weights=-weights)])
+    statistic = CopiedShare(ids)
+    statistic.observe(SimpleNamespace(layer=0), tile)
+    share = statistic.measures()[0]
+    assert share["metric"] == "copied_share"
+    assert share["value"] == pytest.approx(1 / 2)  # both of them after one other token
+
+
 def test_the_demos_own_budget_is_what_it_promises(tmp_path):
-    asked = studies(tmp_path)
-    assert asked.units == 24
-    tokens = {config.train.tokens for config in (asked.text, asked.sinks)}
-    assert tokens == {200_000, 409_600}
-    assert isinstance(asked.text.data, DataConfig)
-    assert asked.text.data.data == ("python-stdlib",)
+    both = studies(tmp_path)
+    assert sum(len(one.seeds) * len(one.presets) for one in both) == 27
+    assert [one.train.tokens for one in both] == [200_000, 409_600]
+    assert both[0].data.data == ("python-stdlib",)

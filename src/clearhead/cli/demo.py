@@ -59,9 +59,7 @@ def write_demo(found: dict[str, Path], path: Path) -> None:
     from clearhead.report import write_page
     from clearhead.report.demo import page
 
-    records = {part: load(file) for part, file in found.items()}
-    this_run = {part: records.pop(part) for part in ("text", "sinks", "bits")}
-    shown = page(**this_run, pretrained=tuple(records.values()))
+    shown = page(*map(load, found.values()))
     write_page(shown, path)
     print_page(shown)
     show(f"page: {path}")

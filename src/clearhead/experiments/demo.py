@@ -1,57 +1,52 @@
 """The demo: small models that show defects and what repairs do to them, in minutes on two cores."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clearhead.data import Corpus, DataConfig, prepare, windows
+import torch
+from torch import Tensor
+
+from clearhead.data import DataConfig, prepare, windows
+from clearhead.diagnose import RowMeans
+from clearhead.diagnose.means import Means
 from clearhead.experiments.compare import compare, folder_of
 from clearhead.experiments.configs import RECORDS, CompareConfig
+from clearhead.experiments.convert_config import ConvertConfig
+from clearhead.experiments.converting import run_conversion
 from clearhead.experiments.diagnosing import run_diagnosis
-from clearhead.experiments.final_measures import states
 from clearhead.experiments.quantization import run_quantization
 from clearhead.experiments.run_setup import load_model
 from clearhead.experiments.sweep_configs import DIAGNOSIS_FILE, DiagnoseConfig, QuantizeConfig
 from clearhead.models.loading import kind_of, resolved
+from clearhead.named_models import BASELINE
+from clearhead.probe import AttentionCall, AttentionTile, ByTile
+from clearhead.probe import measure as measure_inside
 from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
 from clearhead.train import TrainConfig
 from clearhead.train.run_dir import FINAL
 
-SCHEME = "w8a8-coarse"  # 8 bits, a scale for each whole tensor: what outliers ruin
+REPAIRED = "repaired"
+SCHEMES = ("w8a8-coarse", "w6a6-coarse", "w4a4-coarse")  # a scale for each whole tensor
 _SEEDS = (0, 1, 2)
 _READ = 64  # beginnings of documents
 
 
-@dataclass(frozen=True, kw_only=True)
-class Studies:
-    """The comparisons of the demo."""
-
-    text: CompareConfig
-    """Blocks and positions on ordinary text, read beyond the training length."""
-    sinks: CompareConfig
-    """Remedies for the sink, on a made text that grows one."""
-
-    @property
-    def units(self) -> int:
-        """Runs of both."""
-        return sum(len(one.seeds) * len(one.arms) for one in (self.text, self.sinks))
+Studies = tuple[CompareConfig, CompareConfig]
 
 
 def studies(output: Path) -> Studies:
-    """The demo's own: 250 to 300 CPU-seconds.
+    """Blocks and positions on ordinary text, and remedies for sinks and noise on a made one.
 
     Rates are not tuned. At 1e-2 the made text grows its sink within 200 steps.
     """
     text = CompareConfig(
         presets=("transformer", "sas-p", "alibi", "coca"),
         # Attention is learnt sooner from matrices that keep the size of what they read.
-        set={
-            **_shape(hidden_size=128, num_hidden_layers=4, num_attention_heads=4),
-            "initializer_range": 0.07,
-        },
+        set={**_shape(128, 4), "initializer_range": 0.07},
         seeds=_SEEDS,
         lengths=(1, 2, 4, 8, 16),
         evaluation_tokens=16_384,
@@ -60,8 +55,8 @@ def studies(output: Path) -> Studies:
         output=output / "text",
     )
     sinks = CompareConfig(
-        presets=("transformer", "softmax1", "key-bias", "gated"),
-        set=_shape(hidden_size=64, num_hidden_layers=2, num_attention_heads=2),
+        presets=("transformer", "softmax1", "gated", "differential", "differential-v2"),
+        set=_shape(64, 2),
         seeds=_SEEDS,
         lengths=(1,),
         evaluation_tokens=8192,
@@ -75,11 +70,12 @@ def studies(output: Path) -> Studies:
         data=DataConfig(data=("synthetic:backcopy:documents=8000,characters=360",), vocabulary=512),
         output=output / "sinks",
     )
-    return Studies(text=text, sinks=sinks)
+    return text, sinks
 
 
-def _shape(**keys: int) -> dict[str, Any]:
-    return {**keys, "max_position_embeddings": 64}
+def _shape(width: int, layers: int) -> dict[str, Any]:
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": layers}
+    return {**sizes, "max_position_embeddings": 64}
 
 
 def run_demo(
@@ -91,8 +87,8 @@ def run_demo(
     say: Callable[[str], None],
     work: Work,
 ) -> dict[str, Path]:
-    """Train and measure everything; return the records of each part: text, sinks, bits and, of a
-    pretrained model, diagnosis and pretrained bits.
+    """Train, repair and measure everything; return the records of each part: text, sinks, bits and,
+    of a pretrained model, diagnosis and pretrained bits.
 
     What is done is kept, and the same call goes on where it stopped.
 
@@ -100,83 +96,106 @@ def run_demo(
         ClearheadError: for a model that cannot be loaded, and as `compare` does.
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
     """
-    work.start(asked.units + 2 + (pretrained is not None))
-    found: dict[str, Path] = {}
+    text, sinks = asked
+    work.start(sum(len(one.seeds) * len(one.arms) for one in asked) + 2 + (pretrained is not None))
     if pretrained is not None:  # a name that leads nowhere is better known before the training
         kind_of(resolved(pretrained), trust_remote_code=trust_remote_code)
-    compare(asked.text, say=say, work=work)
-    work.begin("the models in 8 bits")
-    found["text"] = asked.text.output / RECORDS
-    baselines = [str(folder) for folder in _folders(asked.text, asked.text.presets[:1])]
-    if baselines:
-        text = replace(asked.text.data, vocabulary=DataConfig.vocabulary)  # each has its tokenizer
-        found["bits"] = _quantized(tuple(baselines), output / "bits.jsonl", text, False, say)
+    for one in asked:
+        compare(one, say=say, work=work)
+    records = {part: output / f"{part}.jsonl" for part in ("text", "sinks", "bits")}
+    records["text"] = text.output / RECORDS
+    work.begin("the attention")
+    lines = list(_attention(sinks, say))
+    write_text(records["sinks"], "".join(map(jsonl.encode, lines)))
     work.end()
-    compare(asked.sinks, say=say, work=work)
-    work.begin("the first token's attention")
-    lines = _sinks(asked.sinks, prepare(asked.sinks.data))
-    found["sinks"] = output / "sinks.jsonl"
-    write_text(found["sinks"], "".join(map(jsonl.encode, lines)))
+    work.begin("few bits")
+    if models := [one["path"] for one in lines if one.get("arm") in (BASELINE, REPAIRED)]:
+        data = replace(sinks.data, vocabulary=DataConfig.vocabulary)  # each has its tokenizer
+        length = 3 * sinks.train.sequence_length // 4  # room for the prefix
+        _quantize(records["bits"], say, models=tuple(models), data=data, length=length)
     work.end()
     if pretrained is not None:
         work.begin(pretrained)
-        text = DataConfig(limit=1_000_000, validation=0.2)
-        diagnosed = DiagnoseConfig(
-            models=(pretrained,),
-            output=output / "pretrained",
-            data=text,
-            windows=8,
-            trust_remote_code=trust_remote_code,
-        )
-        run_diagnosis(diagnosed, say=say)
-        found["diagnosis"] = diagnosed.output / DIAGNOSIS_FILE
-        found["pretrained bits"] = _quantized(
-            (pretrained,), output / "pretrained/bits.jsonl", text, trust_remote_code, say
-        )
+        data = DataConfig(limit=1_000_000, validation=0.2)
+        given: Any = {"models": (pretrained,), "data": data, "trust_remote_code": trust_remote_code}
+        folder = output / "pretrained"
+        run_diagnosis(DiagnoseConfig(output=folder, windows=8, **given), say=say)
+        records["diagnosis"] = folder / DIAGNOSIS_FILE
+        records["pretrained bits"] = folder / "bits.jsonl"
+        _quantize(records["pretrained bits"], say, length=256, **given)
         work.end()
-    return found
-
-
-def _quantized(
-    models: tuple[str, ...],
-    records: Path,
-    text: DataConfig,
-    trust_remote_code: bool,
-    say: Callable[[str], None],
-) -> Path:
-    """Records of models in full precision and in 8 bits."""
-    asked = QuantizeConfig(
-        models=models,
-        scheme=(SCHEME,),
-        length=256,
-        tokens=4096,
-        records=records,
-        data=text,
-        trust_remote_code=trust_remote_code,
-    )
-    run_quantization(asked, say=say)
     return records
 
 
-def _folders(config: CompareConfig, presets: Iterable[str]) -> Iterator[Path]:
-    """The folders of the runs of these presets that stayed finite, a seed after the other."""
+def _quantize(records: Path, say: Callable[[str], None], **given: Any) -> None:
+    run_quantization(QuantizeConfig(scheme=SCHEMES, tokens=4096, records=records, **given), say=say)
+
+
+def _attention(config: CompareConfig, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """Attention at the beginnings of documents, where the begin token is: `compare` reads windows
+    that begin anywhere. Of each baseline also that of its repair."""
+    corpus = prepare(config.data)
+    read = list(windows(corpus, length=config.train.sequence_length, count=_READ, at="documents"))
     for seed in config.seeds:
         for arm in config.arms:
             folder = folder_of(config, arm, seed)
-            if arm.preset in presets and (folder / FINAL).is_dir():
-                yield folder
+            if not (folder / FINAL).is_dir():  # its training did not stay finite
+                continue
+            made, *lines = jsonl.read(folder / RECORDS)
+            made["path"] = str(folder / FINAL)
+            yield dict(made)
+            yield from (line for line in lines if line.get("metric") == "perplexity")
+            yield from _measured(made, read)
+            if arm.preset == BASELINE:
+                repaired = config.output / f"{REPAIRED}-seed{seed}"
+                if not repaired.is_dir():
+                    # The same function, without training.
+                    repair = ConvertConfig(
+                        model=made["path"],
+                        output=repaired,
+                        prefix=corpus.tokenizer.bos_token,
+                        rotate=("residual", "values", "down"),
+                        text=config.data.data[0],
+                        length=len(read[0]) // 2,
+                    )
+                    run_conversion(repair, say=say)
+                made |= {"run": f"{REPAIRED}/seed{seed}", "arm": REPAIRED, "preset": REPAIRED}
+                made["path"] = str(repaired)
+                yield made
+                # The prefix stands in the place of the begin token.
+                yield from _measured(made, [one[1:] for one in read])
 
 
-def _sinks(config: CompareConfig, corpus: Corpus) -> Iterator[dict[str, Any]]:
-    """Attention at the beginnings of documents, where the begin token is: `compare` reads windows
-    that begin anywhere."""
-    length = config.train.sequence_length
-    read = list(windows(corpus, length=length, count=_READ, at="documents"))
-    for folder in _folders(config, config.presets):
-        made, *lines = jsonl.read(folder / RECORDS)
-        model, _ = load_model(str(folder), trust_remote_code=False)
-        run, settings = {"run": made["run"]}, replace(config.train, seed=made["seed"])
-        yield made
-        yield from (line for line in lines if line.get("metric") == "perplexity")
-        for found in states(model, read, settings, batch_size=len(read)):
-            yield {"kind": "measure", **run, **found}
+def _measured(made: dict[str, Any], read: Sequence[Tensor]) -> Iterator[dict[str, Any]]:
+    model, _ = load_model(made["path"], trust_remote_code=False)
+    attention = [ByTile(weights=[RowMeans(), CopiedShare(torch.stack([*read]))])]
+    for line in measure_inside(model, read, batch_size=len(read), attention=attention):
+        yield {"kind": "measure", "run": made["run"], **line}
+
+
+class CopiedShare(Means):
+    """`copied_share`: the share of absolute attention on the token that is to come again, at tokens
+    after which the one before them always does.
+
+    All else is noise, as in arXiv 2410.05258, table 3. Weights are those that multiply the values,
+    summed over heads and layers.
+
+    Args:
+        ids_BT: int64, all windows, which are to be read as one batch.
+    """
+
+    def __init__(self, ids_BT: Tensor) -> None:
+        super().__init__()
+        copies_BT = ids_BT[:, 2:] == ids_BT[:, :-2]
+        middle_BT = ids_BT[:, 1:-1]
+        others = middle_BT[~copies_BT].unique()
+        self._asking_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
+        self._asking_BT[:, 1:-1] = ~torch.isin(middle_BT, others)
+
+    def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
+        weight_BHRS = tile.maps[-1].weights.abs()
+        batch_N, row_N = self._asking_BT[:, tile.start :][:, : weight_BHRS.shape[2]].nonzero().T
+        weight_NHS = weight_BHRS[batch_N, :, row_N]
+        before_N = row_N + tile.start - 1
+        copied_H = weight_NHS[torch.arange(len(row_N)), :, before_N].sum(0)
+        self.add(call.layer, copied_H, weight_NHS.sum((0, 2)), metric="copied_share")

@@ -1,65 +1,52 @@
-"""The demo's page: a sentence and a section a defect."""
+"""The demo's page: five small charts of defects and their repairs, and their numbers below."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from clearhead.records.runs import Records
-from clearhead.report import figures, heatmaps, made, narrative, style
+from clearhead.report import figures, made, narrative, style
+from clearhead.report.charts import Looks, Point, chart
 from clearhead.report.costs import add_costs
 from clearhead.report.page import Page, Panel, section
-from clearhead.report.pivots import Entry, Heading, Pivot, build
-from clearhead.report.quantities import SHARE, Quantity, by_arm
+from clearhead.report.quantities import Quantity, by_arm
+from clearhead.report.statistics import summarize
 
-TITLE = "Defects of the Transformer, and what repairs them"
 LEAD = (
-    "What the standard Transformer gets wrong, and what each repair does to it, in small models "
-    "that train in minutes."
+    "The standard Transformer beside its repairs, in small models that were trained on this "
+    "machine: under each chart its numbers, also where a repair does nothing at this size."
 )
-WORDS = (
-    (
-        "Texts longer than in training",
-        "Perplexity is the number of next tokens that would surprise as much if all were equally "
-        "likely: lower is better. A line that rises to the right of the mark belongs to a model "
-        "that copes badly with texts longer than it was trained on.",
-    ),
-    (
-        "A block without skips, values and projections",
-        "A lower curve learns more from the same text. SAS-P leaves out the skip connections and "
-        "the matrices for values and projections; shaped attention, which starts as the identity, "
-        "makes up for them.",
-    ),
-    (
-        "The attention sink",
-        "In this made text three words are followed by a copy of the word before them. A head that "
-        "copies has nothing to do at all other words, and parks its weights on the first token. A "
-        "null key (softmax1, or learned: key-bias) is another place to park them, a gate (gated) "
-        "can switch the head off. Heads are the first seed’s, the table is of all seeds.",
-    ),
-    (
-        "Outliers, and the cost of 8 bits",
-        "Where one scale serves a whole tensor, its largest number decides how finely all others "
-        "are written. Small models trained for a minute have no outliers; larger ones do.",
-    ),
+NUMBERS = (
+    "Mean ± standard deviation over seeds. Attention is that of texts from their first token on, "
+    "in a made text: after three words the word before them comes again, and a head that copies it "
+    "has nothing to do at all others. “repaired” is the trained transformer with its begin token "
+    "as a prefix, which then stands for it, and with its hidden states turned: the same function, "
+    "without training. Few bits round weights and activations, with one scale a tensor. All models "
+    "of a text have one learning rate, which was not tuned."
 )
-COARSE = "w8a8-coarse"  # 8 bits, a scale a tensor
-MASS = "first_token_mass"
-BASE, SHAPED, ALIBI, COCA = "transformer", "sas-p", "alibi", "coca"
-PARAMETERS = Quantity(
-    "parameters",
-    note="M",
-    metric="parameters",
-    scale=1e-6,
-    judged=False,
-    write=style.number,
+BASE, REPAIRED = "transformer", "repaired"
+PARAMETERS = Quantity("parameters", metric="parameters", judged=False, write=style.count)
+PERPLEXITY = Quantity("perplexity", metric="trained perplexity")
+PERCENT = Quantity("", write=style.percent)
+FIRST = replace(
+    PERCENT, title="weight on the first token", metric="first_token_mass", at={"map": "softmax"}
 )
-SINK = [
-    Quantity(title, note=note, metric=metric, at={"map": "softmax"}, write=style.percent)
-    for title, note, metric in (
-        ("weight on the first token", "", MASS),
-        ("weight on no token", "", "null_mass"),
-        ("largest weight on the first token", "of all queries", SHARE),
-    )
-]
+COPIED = replace(PERCENT, title="weight on the word to copy", metric="copied_share")
+COSTS = {
+    bits: replace(PERCENT, title=f"at {bits} bits", metric="cost", at={"scheme": scheme})
+    for bits, scheme in (("8", "w8a8-coarse"), ("6", "w6a6-coarse"), ("4", "w4a4-coarse"))
+}
+OF_BITS = (
+    Quantity("perplexity", note="full precision", metric="perplexity"),
+    *COSTS.values(),
+    replace(PERCENT, title="first token a sink", note="of all queries", metric="sink"),
+    Quantity("largest hidden number", note="in medians", metric="outlier"),
+)
+ATTENTION = (
+    FIRST,
+    replace(FIRST, title="on no token", metric="null_mass"),
+    replace(FIRST, title="on the prefix", metric="prefix_mass"),
+    COPIED,
+)
 
 
 def only(records: Records, *arms: str) -> Records:
@@ -67,93 +54,88 @@ def only(records: Records, *arms: str) -> Records:
     return Records(runs=tuple(run for run in records.runs if run.arm in arms))
 
 
-def page(
-    *, text: Records, sinks: Records, bits: Records, pretrained: Sequence[Records] = ()
-) -> Page:
-    """The page of the demo, of the records of each part."""
-    of_bits = (bits, *pretrained)
+def page(text: Records, sinks: Records, *of_bits: Records) -> Page:
+    """The page of the demo, of the records of each part as `run_demo` returns them."""
+    lengths = text.dimension("perplexity", "length", task=None)
     whole = Records(runs=tuple(run for one in (text, sinks, *of_bits) for run in one.runs))
-    built = Page(
-        title=TITLE,
-        kicker="clearhead demo",
-        records=whole,
-        judge=lambda threshold: [LEAD, *filter(None, answers)],
+    for run in (run for one in of_bits for run in one.runs):
+        add_costs(run)
+    title = "The Transformer’s defects and repairs"
+    built = Page(title=title, kicker="clearhead demo", records=whole, judge=lambda _: [LEAD])
+    tables = (
+        by_arm(text, "ordinary text", [PARAMETERS, *map(_at, lengths)]),
+        by_arm(sinks, "made text", [*ATTENTION, PERPLEXITY]),
+        *(by_arm(one, "few bits", OF_BITS) for one in of_bits),
     )
-    lengths, blocks = (only(text, BASE, *arms) for arms in ((ALIBI, COCA), (SHAPED,)))
-    longest = max(lengths.dimension("perplexity", "length", task=None), default=0)
-    trained = text.sequence_length()
-    better = ("better", "worse")
-    answers = [
-        narrative.answer(
-            lengths,
-            f"Perplexity at {longest:,} tokens, after training at {trained or 0:,}",
-            Quantity("", metric="perplexity", at={"length": longest}),
-            words=better,
-        ),
-        narrative.answer(blocks, "Perplexity", _perplexity(blocks), words=better),
-        narrative.answer(
-            sinks,
-            "Weight on the first token",
-            Quantity("", metric=MASS, at={"map": "softmax"}, write=style.percent),
-            words=("less", "more"),
-        ),
-    ]
-    largest = heatmaps.largest_share(sinks)
-    tables = {
-        "lengths": (
-            _own_legend(figures.perplexity_by_length(lengths, built.looks)),
-            by_arm(lengths, "perplexity by length", _by_length(lengths)),
-        ),
-        "blocks": (
-            _own_legend(figures.loss(blocks, built.looks, "tokens")),
-            by_arm(blocks, "blocks", [PARAMETERS, _perplexity(blocks)]),
-        ),
-        "sinks": (
-            heatmaps.share_scale(largest),
-            *heatmaps.first_token_share(sinks, largest),
-            by_arm(sinks, "the sink", [*SINK, _perplexity(sinks)]),
-        ),
-        "bits": (_bits(of_bits),),
-    }
     return built.with_sections(
-        *(
-            section(name, "", blocks, title=title, caption=caption)
-            for (name, blocks), (title, caption) in zip(tables.items(), WORDS, strict=True)
-        ),
+        section("defects", "", _charts(text, sinks, of_bits[0], built.looks)),
+        section("numbers", "", tables, title="The numbers", caption=NUMBERS),
         made.section(whole),
     )
 
 
-def _own_legend(panel: Panel | None) -> Panel | None:
-    """A panel whose legend has its few models, not those of the whole page."""
-    return panel and replace(panel, own_legend=True)
+def _charts(text: Records, sinks: Records, bits: Records, looks: Looks) -> Iterator[Panel | None]:
+    """A chart a defect; its title has the defect, its note the answer."""
+    lengths, blocks = (only(text, BASE, *arms) for arms in (("alibi", "coca"), ("sas-p",)))
+    parked, noise = (
+        only(sinks, BASE, *arms)
+        for arms in (("softmax1", "gated", REPAIRED), ("differential", "differential-v2"))
+    )
+    longest = max(lengths.dimension("perplexity", "length", task=None), default=0)
+    better = ("better", "worse")
+    yield _titled(
+        figures.perplexity_by_length(lengths, looks),
+        "Texts longer than in training",
+        narrative.answer(lengths, f"Perplexity at {longest:,} tokens", _at(longest), words=better),
+    )
+    yield _titled(
+        figures.loss(blocks, looks, "tokens"),
+        "A simpler block",
+        narrative.answer(blocks, "Perplexity", PERPLEXITY, words=better),
+        narrative.answer(blocks, "Parameters", PARAMETERS),
+    )
+    yield _titled(
+        _dots(parked, looks, FIRST),
+        "The attention sink",
+        narrative.answer(parked, "Weight on the first token", FIRST, words=("less", "more")),
+    )
+    costs = {(arm, ""): _points(bits, arm, COSTS) for arm in bits.arms()}
+    yield _titled(
+        chart("", costs, looks, "bits", "rise of perplexity (%)", across=[*COSTS]),
+        "The cost of few bits",
+        narrative.answer(bits, "Rise of perplexity at 4 bits", COSTS["4"], words=("less", "more")),
+    )
+    yield _titled(
+        _dots(noise, looks, COPIED),
+        "Attention noise",
+        narrative.answer(noise, "Weight on the word to copy", COPIED, words=("less", "more")),
+    )
 
 
-def _perplexity(records: Records) -> Quantity:
-    return Quantity("perplexity", metric="perplexity", at={"length": records.sequence_length()})
+def _at(length: int) -> Quantity:
+    return Quantity(f"{length:,}", note="tokens", metric="perplexity", at={"length": length})
 
 
-def _by_length(records: Records) -> Iterator[Quantity]:
-    for length in records.dimension("perplexity", "length", task=None):
-        yield Quantity(f"{length:,}", note="tokens", metric="perplexity", at={"length": length})
+def _titled(panel: Panel | None, title: str, *answers: str) -> Panel | None:
+    """A panel with its own legend, whose note is the answer."""
+    note = " ".join(filter(None, answers))
+    return panel and replace(panel, title=title, note=note, own_legend=True)
 
 
-def _bits(records: Sequence[Records]) -> Pivot | None:
-    """Outliers and what 8 bits cost, of each model by its diagnosis and its quantisation."""
-    columns = [
-        replace(SINK[-1], title="first token a sink"),
-        Quantity("largest hidden number", note="in medians", metric="outlier"),
-        Quantity("perplexity", note="full precision", metric="perplexity"),
-        Quantity("in 8 bits", note="a scale a tensor", metric="perplexity", at={"scheme": COARSE}),
-        Quantity("change", metric="cost", at={"scheme": COARSE}, write=style.percent),
-    ]
-    for run in (run for one in records for run in one.runs):
-        add_costs(run)
-    arms = dict.fromkeys(arm for one in records for arm in one.arms())
+def _dots(records: Records, looks: Looks, quantity: Quantity) -> Panel | None:
+    """A share of each model in per cent."""
+    lines = {(arm, ""): _points(records, arm, {arm: quantity}) for arm in records.arms()}
+    arms = records.arms()
+    panel = chart("", lines, looks, "", "% of attention", across=arms, size=9)
+    if panel is not None:  # the axis has the models' names
+        panel.figure.update_layout(showlegend=False, yaxis_rangemode="tozero")
+    return panel
 
-    def fill(arm: str, quantity: Quantity) -> tuple[Entry, ...]:
-        cells = (quantity.entries(only(one, arm), arm, arm) for one in records)
-        return next(filter(None, cells), ())
 
-    rows = [(Heading(arm, arm=arm), arm) for arm in arms]
-    return build("outliers and 8 bits", rows, [(x, x) for x in columns], fill, corner="model")
+def _points(records: Records, arm: str, quantities: dict[str, Quantity]) -> list[Point]:
+    """Quantities of an arm in per cent: their means and deviations over seeds."""
+    over = {
+        name: summarize([*records.values(arm, one.metric, **one.at).values()])
+        for name, one in quantities.items()
+    }
+    return [(x, 100 * y.mean, 100 * (y.deviation or 0.0)) for x, y in over.items() if y is not None]
