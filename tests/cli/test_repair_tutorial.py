@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from .conftest import WORDS, call, saved_llama
 
 PAGE = Path(__file__).parents[2] / "docs/repair.md"
-TUTORIAL = PAGE.read_text("utf-8").partition("## From a diagnosis")[2].partition("\n## ")[0]
+TUTORIAL = PAGE.read_text("utf-8").partition("## From a diagnosis")[2].partition("\n## What to")[0]
 COMMANDS = [
     shlex.split(line)
     for block in re.findall(r"```\n(.*?)```", TUTORIAL, re.DOTALL)
@@ -20,19 +20,24 @@ COMMANDS = [
 # the commands make are the page's own.
 TINY = {"250000": "4096", "16": "2"}
 SAID = {
-    "diagnose SmolLM2-135M": r"look most at the first token(.|\n)*page: runs/diagnose/",
+    "diagnose SmolLM2-135M --data": r"look most at the first token(.|\n)*page: runs/diagnose/",
     "convert SmolLM2-135M softmax1": r"start: KL 0\.0000(.|\n)*with equal logits: softmax1",
     "train --from softmax1": r"model: repaired/final",
     "train --from SmolLM2-135M": r"model: control/final",
-    "diagnose control repaired": r"three numbers(.|\n)*: control (.|\n)*repaired(.|\n)*runs/after",
+    "diagnose control repaired": r"three numbers(.|\n)*: control (.|\n)*runs/trained",
     "quantize control repaired": r"lose(s less)? (.|\n)*page: bits.html",
-    "convert repaired served": r"GraniteSWAForCausalLM, with equal logits: served",
-    "generate served": r"Once upon a time.+",
-    "convert SmolLM2-135M few-bits": r"prefix '\\n'(.|\n)*logits are those of the first model",
+    "convert repaired granite": r"GraniteSWAForCausalLM, with equal logits: granite",
+    "generate granite": r"Once upon a time.+",
+    "convert SmolLM2-135M few-bits": r"prefix '\\n'(.|\n)*logits are those of the first model"
+    r"(.|\n)*sink: \S+ → \S+ of queries(.|\n)*largest state: .+ → (.|\n)*8 bits: \S+ → \S+ ",
+    "diagnose SmolLM2-135M few-bits": r"few-bits(.|\n)*runs/after",
     "quantize SmolLM2-135M few-bits --data.data": r"page: few-bits.html",
+    "convert SmolLM2-135M turned": r"with equal logits: turned",
+    "convert turned plain": r"LlamaForCausalLM, with equal logits: plain",
+    "quantize plain": r"20 of 20 prompts",
+    "generate served": r"Once upon a time.+",
     "quantize SmolLM2-135M few-bits --deploy": r"a new process loads the saved model",
     "generate int8/few-bits": r"Once upon a time.+",
-    "generate few-bits": r"Once upon a time.+",
 }
 
 

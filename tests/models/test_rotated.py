@@ -58,17 +58,22 @@ def test_a_learned_rotation_keeps_the_function_too(keys):
 def test_each_seed_draws_a_rotation_of_its_own():
     model = space.uneven()
     first, again, other = (rotated(model, ("residual",), seed=seed) for seed in (0, 0, 1))
-    weights = [one.model.embed_tokens.weight for one in (first, again, other)]
+    weights = [one.model.layers[0].self_attn.q_proj.weight for one in (first, again, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.allclose(weights[0], weights[2])
     torch.testing.assert_close(space.logits(other), space.logits(model), rtol=1e-9, atol=1e-9)
 
 
-def test_the_head_is_untied_only_where_the_last_norm_has_a_gain_a_channel():
-    assert not rotated(space.uneven(), ("residual",)).config.tie_word_embeddings
-    single = rotated(space.uneven(norm="rmsnorm-single"), ("residual",))
-    assert single.config.tie_word_embeddings
-    assert single.lm_head.weight is single.model.embed_tokens.weight
+def test_a_tied_head_stays_tied_behind_a_square_matrix_or_none():
+    for keys, projected in (({}, True), ({"norm": "rmsnorm-single"}, False)):
+        model = space.uneven(**keys)
+        once = rotated(model, ("residual",))
+        for made in (once, rotated(once, ("residual",), seed=1)):
+            assert made.lm_head.weight is made.model.embed_tokens.weight
+            assert made.config.embedding_projection is projected
+            more = sum(one.numel() for one in made.parameters()) - model.num_parameters()
+            assert more == 2 * 16**2 * projected
+            torch.testing.assert_close(space.logits(made), space.logits(model))
 
 
 def test_a_channel_that_stands_out_is_spread_over_all():

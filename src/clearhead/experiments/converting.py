@@ -23,6 +23,7 @@ from clearhead.experiments.prefixes import (
     given_prefix,
     searched_prefix,
 )
+from clearhead.experiments.repaired import WINDOWS, in_three_lines, three_numbers
 from clearhead.experiments.run_setup import load_model, require_own_tokenizer
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.conversion import (
@@ -255,6 +256,15 @@ class _Course:
                 if self.prefix is not None:
                     self.after = difference_after(self.made, self.first, self.prefix.ids)
 
+    def compare(self) -> None:
+        """Add what the repair changed of sink, largest state and 8 bits."""
+        windows, less = self.windows[:WINDOWS], f"give a smaller --length than {self.length}"
+        with in_float32(self.made), within_memory(less):
+            before, after = (three_numbers(model, windows) for model in (self.first, self.made))
+        text = f"{sum(map(len, windows)):,} tokens of {self.text}"
+        self.numbers = {"before": before, "after": after}
+        self.lines += in_three_lines(before, after, text)
+
     def _measure(self, what: str) -> None:
         with within_memory(f"give a smaller --length than {self.length}"):
             found = distance(self.first, self.made, self.windows)
@@ -286,6 +296,7 @@ def to_other_mechanisms(
     course.fill()
     same_in_float32 = course.relative <= TOLERANCE
     course.round(rounded)
+    course.compare()
     prefix, lines = course.prefix, course.lines + course.begun.in_words()
     return Conversion(
         model=course.made,
@@ -305,6 +316,7 @@ def to_other_mechanisms(
             "new": course.begun.new,
             "dropped": course.begun.dropped,
             "measures": course.measures,
+            "repaired": course.numbers,
             "text": course.text,
             "calibration": config.calibrate,
             "length": course.length,

@@ -3,8 +3,13 @@
 A random orthogonal matrix Q turns the residual stream, x → x Q: what writes to it is multiplied by
 Q, what reads it by Qᵀ, and an RMSNorm between them sees the same length once what differs between
 its gains is part of the matrices behind it. A matrix R for each layer turns what heads average.
-Nothing is computed at run time, and the outliers that a few channels held are spread over all of
-them (QuaRot, arXiv 2404.00456, sections 4.1 and 4.2).
+The outliers that a few channels held are spread over all of them (QuaRot, arXiv 2404.00456,
+sections 4.1 and 4.2).
+
+Nothing is computed at run time, but where a tied head E is behind a norm of gains g: E Q writes and
+E diag(g) Q reads, and one table can be both only if all gains are equal. So the table stays E, with
+the matrix Q behind the embedding and diag(g) Q before the head (`embedding_projection`): 2 D²
+numbers in place of a second table.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +25,7 @@ from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.families.family import filled, merged
 from clearhead.models.learned_rotation import learned_rotation
+from clearhead.models.starts import started
 from clearhead.nn.positions import NoPosition
 from clearhead.nn.positionwise import RMSNorm
 from clearhead.nn.registry import REGISTRY
@@ -48,8 +54,9 @@ def rotated(
     """The same function in another basis, from copies of the weights in their dtype.
 
     Args:
-        parts: "residual" turns the residual stream and unties the head where the last norm has a
-            gain for each channel; "values" turns each layer's values and what `o_proj` reads.
+        parts: "residual" turns the residual stream, with `embedding_projection` where a tied head
+            is behind a norm with a gain for each channel; "values" turns each layer's values and
+            what `o_proj` reads.
         seed: of the random rotations.
         learn: turn the residual stream once more, by a rotation learned from the weights.
 
@@ -59,17 +66,16 @@ def rotated(
     """
     if learn and "residual" not in parts:
         raise ClearheadError("only the rotation of the residual stream can be learned")
-    if "residual" in parts:
+    check_rotation(model.config, parts)
+    if "residual" in parts and not model.config.tie_word_embeddings:
         model = merged(model)
-    config, state = deepcopy(model.config), model.state_dict()
-    check_rotation(config, parts)
-    if "residual" in parts:
-        config.tie_word_embeddings &= model.model.norm.weight.numel() == 1
-    made = filled(ClearheadForCausalLM, config, state, model)
+    elif "residual" in parts and model.model.norm.weight.numel() > 1:
+        model = started(model, {"embedding_projection": True}).model
+    made = filled(ClearheadForCausalLM, deepcopy(model.config), model.state_dict(), model)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         if "residual" in parts:
-            _turn_residual(made, _orthogonal(config.hidden_size, draw))
+            _turn_residual(made, _orthogonal(made.config.hidden_size, draw))
         if "values" in parts:
             for layer in made.model.layers:
                 _turn_values(layer.self_attn, draw)
@@ -115,11 +121,17 @@ def _orthogonal(size: int, draw: torch.Generator) -> Tensor:
 def _turn_residual(model: ClearheadForCausalLM, turn: Tensor) -> None:
     turn = turn.to(model.device)
     trunk: Any = model.model
-    if not model.config.tie_word_embeddings:
-        _read(model.lm_head, trunk.norm, turn)
+    if model.config.embedding_projection:
+        _read(trunk.project_out, trunk.norm, turn)
+        first = trunk.project_in.weight
+        first.copy_(turn.mT @ first.double())
+    else:
+        if not model.config.tie_word_embeddings:
+            _read(model.lm_head, trunk.norm, turn)
+        table = trunk.embed_tokens.weight
+        table.copy_(table.double() @ turn)
+    if model.config.embedding_projection or not model.config.tie_word_embeddings:
         _settle(trunk.norm)
-    table = trunk.embed_tokens.weight
-    table.copy_(table.double() @ turn)
     for layer in trunk.layers:
         readers = list(_readers(layer))
         for linear, norm in readers:
@@ -141,7 +153,7 @@ def _readers(layer: Any) -> Iterator[tuple[nn.Linear, Any]]:
                 yield module, norm
 
 
-def _read(linear: nn.Linear, norm: RMSNorm, turn: Tensor) -> None:
+def _read(linear: Any, norm: RMSNorm, turn: Tensor) -> None:
     gain = norm.weight.double() / _scale(norm)
     linear.weight.copy_((linear.weight.double() * gain) @ turn)
 
