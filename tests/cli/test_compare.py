@@ -22,7 +22,7 @@ from clearhead.train import precision
 from .conftest import call, changed, refusal
 
 PRESETS = [name for name in ALL if preset(name).direction == "causal"]
-NULLS = ("softmax1", "sink", "key-bias")  # with a key that adds nothing
+NULLS = ("softmax1", "sink", "key-bias", "softpick")  # with weight that no key gets
 
 
 _call = partial(call, "compare")
