@@ -163,6 +163,12 @@ def test_refusals_in_one_line_and_nothing_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_mistyped_preset_is_refused_before_the_first_is_measured(saved, words, tmp_path, capsys):
+    assert _call(str(saved / "gpt2"), "init:transformr", *words) == 2
+    assert "did you mean transformer?" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_out_of_memory_advises_and_writes_nothing(saved, words, tmp_path, capsys, monkeypatch):
     def too_much(*arguments: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from clearhead.records import manifest
 
-from .conftest import call, refusal
+from .conftest import call, refusal, saved
 
 
 @pytest.mark.parametrize("scheme", ["w8a8-static", "w4a16-channel"])
@@ -29,6 +29,18 @@ def test_saved_and_opened_again(llama, windows, tmp_path, capsys, scheme):
     assert "exists" in refusal(capsys, *words, "--scheme", scheme)
     assert "already quantised" in refusal(capsys, "quantize", out, *windows)
     assert call("generate", out, "attention", "--tokens", "3") == 0
+    assert call("diagnose", out, *windows[:2], "--windows", "2", "--output", tmp_path / "d") == 0
+
+
+def test_a_model_that_brings_code_is_saved(windows, tmp_path, capsys, tokenizer):
+    pytest.importorskip("compressed_tensors")
+    own, served, out = (tmp_path / name for name in ("own", "served", "out"))
+    saved(own, tokenizer, epilogue="gate-headwise")
+    assert call("convert", own, served, "--for", "serving") == 0
+    words = ("quantize", served, *windows, "--scheme", "w8a8-token", "--save", out)
+    assert "--trust-remote-code" in refusal(capsys, *words)
+    assert call(*words, "--trust-remote-code") == 0
+    assert "20 of 20 prompts" in " ".join(capsys.readouterr().out.split())
 
 
 def test_requests_that_cannot_be_met(llama, model, windows, tmp_path, capsys):

@@ -14,6 +14,7 @@ from clearhead.experiments.run_setup import load_model, own_text, text_of, untra
 from clearhead.experiments.sweep_configs import DIAGNOSIS_FILE, FRESH, DiagnoseConfig, short_names
 from clearhead.measure import Portion, Subject, Texts
 from clearhead.measure.sweep import sweep
+from clearhead.models.catalogue import preset
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
 from clearhead.models.loading import resolved
 from clearhead.progress import Work
@@ -34,8 +35,10 @@ def run_diagnosis(
         raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
     config = replace(config, data=text_of(config.data, config.models))
     for source in config.models:
-        if not source.startswith(FRESH):
-            resolved(source)  # refuses a mistyped path before the other is measured
+        if source.startswith(FRESH):  # a mistyped name is refused before the other is measured
+            preset(source.removeprefix(FRESH), config.size or "tiny", **config.set)
+        else:
+            resolved(source)
 
     def portion(source: str, name: str) -> Portion:
         with within_memory(LESS_MEMORY):

@@ -163,7 +163,6 @@ def untrained(
     say: Callable[[str], None],
 ) -> tuple[Any, Corpus]:
     """A preset with fresh weights, and its text."""
-    preset(name, size, **changes)  # refuses before anything is read
     corpus = prepare(data, progress=say)
     config = fitted(name, size, corpus, TrainConfig(), **changes)
     return OBJECTIVES[objective_of(config)](config).to(best_device()).eval(), corpus

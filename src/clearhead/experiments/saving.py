@@ -4,7 +4,6 @@ import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from clearhead.experiments.deployment import FIGURES
 from clearhead.experiments.run_setup import load_model, refuse_tokenizer, text_of
 from clearhead.experiments.sweep_configs import QuantizeConfig
 from clearhead.models.inspection import generating_plainly, longest_text, parameter_count
-from clearhead.models.loading import pretrained, resolved, save_tokenizer, without_bars
+from clearhead.models.loading import save_tokenizer, without_bars
 from clearhead.quantize import Cost, Texts, cost, linear_layers, quantized, scheme
 from clearhead.quantize.compressed import as_loaded, check_widths, compress, stated
 from clearhead.quantize.measure import CALIBRATION
@@ -27,7 +26,6 @@ from clearhead.versions import versions
 
 PROMPTS, TOKENS = 20, 16  # continued greedily; tokens of a prompt and of what follows it
 FAR = 0.02  # of the perplexity: a saved model further from its simulation is another
-_KINDS = "saved", "simulated", "full"  # of perplexities
 
 
 def run_saving(
@@ -82,11 +80,14 @@ def run_saving(
     del model
     say(f"saved: {folder}; transformers loads it")
     with _quietly():
-        figures |= _measured(folder, texts, prompts, predicted)
+        model, _ = load_model(str(folder), trust_remote_code=config.trust_remote_code)
+        figures |= _measured(model, texts, prompts, predicted)
+    figures["bytes"] = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     figures |= {**provenance(torch.device("cpu")), "versions": versions("compressed-tensors")}
     write_json(folder / FIGURES, figures)
     manifest.seal(folder)
-    saved, simulated, full = (figures[f"{one}_perplexity"] for one in _KINDS)
+    kinds = "saved", "simulated", "full"
+    saved, simulated, full = (figures[f"{one}_perplexity"] for one in kinds)
     if abs(saved - simulated) > FAR * simulated:
         raise ClearheadError(
             f"{folder} was saved, but its perplexity is {saved:.2f} where {simulated:.2f} was "
@@ -106,17 +107,10 @@ def _perplexity(found: Cost) -> float:
     return found.perplexity
 
 
-def _measured(folder: Path, texts: Texts, prompts: Tensor, predicted: Tensor) -> dict[str, Any]:
-    from transformers import AutoModelForCausalLM
-
-    model = pretrained(AutoModelForCausalLM, resolved(str(folder))).eval()
-    continued = _continued(model, prompts, predicted.shape[1])
-    return {
-        "saved_perplexity": _perplexity(cost(model, None, texts)),
-        "prompts": len(prompts),
-        "equal_continuations": int((continued == predicted).all(1).sum()),
-        "bytes": sum(path.stat().st_size for path in folder.glob("*.safetensors")),
-    }
+def _measured(model: Any, texts: Texts, prompts: Tensor, predicted: Tensor) -> dict[str, Any]:
+    equal = (_continued(model, prompts, predicted.shape[1]) == predicted).all(1).sum()
+    figures = {"prompts": len(prompts), "equal_continuations": int(equal)}
+    return {"saved_perplexity": _perplexity(cost(model, None, texts)), **figures}
 
 
 def _continued(model: Any, prompts_BT: Tensor, tokens: int) -> Tensor:

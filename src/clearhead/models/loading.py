@@ -105,6 +105,8 @@ def pretrained(
             output_loading_info=True,
             **options,
         )
+    if hasattr(model, "ct_decompress_hook"):  # which a call of the trunk alone would not meet
+        model.hf_quantizer.compressor.decompress_model(model)
     if getattr(model.config, "attn_logit_softcapping", None):  # which 5.17's sdpa leaves out
         model.set_attn_implementation("eager")
     kind, trunk = type(model).__name__, model.base_model_prefix and f"{model.base_model_prefix}."

@@ -58,7 +58,7 @@ def observe_text(
         ClearheadError: a text of fewer than 2 tokens, more tokens than the model has learned
             positions, a model whose attention cannot be observed, or too little memory.
     """
-    tokens = _tokens(model, tokenizer, text)
+    tokens = _tokens(tokenizer, text)
     total, tokens = len(tokens), tokens[:longest]
     if reason := lack_of_positions(model, len(tokens), name):
         raise ClearheadError(f"{reason}: give --tokens {longest_text(model)}")
@@ -124,7 +124,7 @@ def _packed(trace: AttentionTrace) -> tuple[list[str], dict[str, Any]]:
     return chunks, places
 
 
-def _tokens(model: Any, tokenizer: Any, text: str) -> list[tuple[int, str, tuple[int, int]]]:
+def _tokens(tokenizer: Any, text: str) -> list[tuple[int, str, tuple[int, int]]]:
     """(id, characters, their place in the text) of each token, a beginning one where there is."""
     if not getattr(tokenizer, "is_fast", False):
         raise ClearheadError(
