@@ -3,10 +3,9 @@
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -92,9 +91,8 @@ def _cached(model: ClearheadForCausalLM, ids: Tensor) -> float:
 
 def gradients(setting: Setting) -> Iterator[Ratio]:
     """Whole models' gradients in bfloat16, compiled against eager, at 2,048 tokens."""
-    kinds = [(name,) for name in (KINDS[:2] if setting.toy else KINDS)]
-    missing = {name for (name,) in kinds}
-    for (name,), rows in side_by_side(partial(_gradients_of, setting), kinds, setting):
+    missing = set(names := KINDS[:2] if setting.toy else KINDS)
+    for name, rows in _side_by_side(names, setting):
         missing.discard(name)
         yield from rows
     for name in missing:
@@ -123,28 +121,25 @@ def _gradients_of(setting: Setting, name: str) -> list[Ratio]:
     ]
 
 
-def side_by_side(
-    run: Callable[..., Any], cases: Sequence[tuple[str, ...]], setting: Setting
-) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each case and its result, as they come: one process a case on a GPU, where compilers are
-    what takes the time. Cases that fail are printed; those out of time are left out."""
+def _side_by_side(names: Sequence[str], setting: Setting) -> Iterator[tuple[str, list[Ratio]]]:
+    """Each kind's figures, as they come: one process a kind on a GPU, where compilers are what
+    takes the time. Kinds that fail are printed; those out of time are left out."""
     if not setting.cuda:
-        yield from ((case, run(*case)) for case in cases)
+        yield from ((name, _gradients_of(setting, name)) for name in names)
         return
     # Each process compiles by itself instead of starting a pool as large as the machine.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(len(cases), context)
-    futures = {pool.submit(run, *case): case for case in cases}
+    pool = ProcessPoolExecutor(len(names), multiprocessing.get_context("spawn"))
+    futures = {pool.submit(_gradients_of, setting, name): name for name in names}
     try:
         for future in as_completed(futures, timeout=max(1.0, setting.left())):
-            case = futures[future]
+            name = futures[future]
             if error := future.exception():
-                print(f"FAILED {case}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+                print(f"FAILED {name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
             else:
-                yield case, future.result()
+                yield name, future.result()
     except TimeoutError:
-        print("out of time:", *(case for f, case in futures.items() if not f.done()), flush=True)
+        print("out of time:", *(name for f, name in futures.items() if not f.done()), flush=True)
     finally:
         del os.environ["TORCHINDUCTOR_COMPILE_THREADS"]
         for process in multiprocessing.active_children():
