@@ -43,10 +43,9 @@ class Polar(nn.Module):
     def keys(self, k_BGSD: Tensor, table: RotaryTable) -> Tensor:
         """[B, G, S, 2D] in the dtype of k; the arithmetic is float32 at least."""
         cos, sin = cos_sin(table)
-        delta_GD, lowest = widened(self.phase_bias), -2 * math.pi
-        # At its start, a bound, clamp has no gradient from torch 2.15 on.
-        inside = (delta_GD >= lowest) & (delta_GD <= 0)
-        delta_G1D = torch.where(inside, delta_GD, delta_GD.detach().clamp(lowest, 0))[:, None]
+        # A clamp at 0, where phases start, has no gradient there from torch 2.15 on.
+        above_0 = torch.finfo(torch.float32).tiny
+        delta_G1D = widened(self.phase_bias).clamp(-2 * math.pi, above_0)[:, None]
         of_cos, of_sin = delta_G1D.cos(), delta_G1D.sin()
         return _cartesian(k_BGSD, cos * of_cos - sin * of_sin, sin * of_cos + cos * of_sin)
 
