@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_462
+LINES = 40_434
 LONGEST = 400
 
 
