@@ -182,7 +182,7 @@ def _by_layer(values: dict[Head, float]) -> list[list[Any]]:
     """Rows of heads, a layer each; layers without this map are empty."""
     rows: list[list[Any]] = [[] for _ in range(max(head.layer for head in values) + 1)]
     for head, value in sorted(values.items()):
-        rows[head.layer].append(_rounded(value, 5))
+        rows[head.layer].append(_rounded(value, 5) or 0.0)  # 0 also where no row counts
     return rows
 
 
