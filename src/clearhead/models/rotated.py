@@ -67,11 +67,13 @@ def rotated(
     if learn and "residual" not in parts:
         raise ClearheadError("only the rotation of the residual stream can be learned")
     check_rotation(model.config, parts)
+    made = model
     if "residual" in parts and not model.config.tie_word_embeddings:
-        model = merged(model)
+        made = merged(model)
     elif "residual" in parts and model.model.norm.weight.numel() > 1:
-        model = started(model, {"embedding_projection": True}).model
-    made = filled(ClearheadForCausalLM, deepcopy(model.config), model.state_dict(), model)
+        made = started(model, {"embedding_projection": True}).model
+    if made is model:  # a second copy would be another model's memory
+        made = filled(ClearheadForCausalLM, deepcopy(model.config), model.state_dict(), model)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         if "residual" in parts:
@@ -164,12 +166,8 @@ def _settle(norm: RMSNorm) -> None:
 
 
 def _scale(norm: RMSNorm) -> float:
-    """The size of a norm's gains.
-
-    It stays in the norm, as a rotation passes one factor through, so that the matrices keep their
-    size: Adam's step has the size of the rate whatever the weight's, and gains of 0.2 within the
-    matrices made each step five times as large.
-    """
+    """The size of a norm's gains. It stays in the norm, so that the matrices keep theirs, and steps
+    of Adam, which have the size of the rate, their share of them."""
     return float(norm.weight.double().square().mean().sqrt()) or 1.0
 
 
