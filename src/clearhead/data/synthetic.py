@@ -26,7 +26,7 @@ _COMMON = {"documents": 10_000, "characters": 480, "seed": 0}
 
 
 def is_synthetic(spec: str) -> bool:
-    """True if a spec names text that is made."""
+    """True if a spec names generated text."""
     return spec.startswith(PREFIX)
 
 

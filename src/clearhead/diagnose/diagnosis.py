@@ -121,7 +121,7 @@ LESS_MEMORY = "give a smaller --length (window) or --batch-tokens"
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosisTask:
-    """All that is measured of one model on windows of text: one cell.
+    """The diagnosis of one model on windows of text: one cell.
 
     Attributes:
         length: tokens in a window. windows: their number, at most. at: where they start.

@@ -26,10 +26,10 @@ class HitsTask(HitsOptions):
 
     def cells(self, subject: Subject) -> list[Cell]:
         if self.ngram < 2:
-            raise ClearheadError(f"ngram is {self.ngram}: a token and one before it, at least 2")
+            raise ClearheadError(f"ngram is {self.ngram}: give 2 or more, a token and those before")
         if self.ngram >= subject.lengths[0]:
             raise ClearheadError(
-                f"ngram is {self.ngram}: nothing recurs in a window of {subject.lengths[0]}"
+                f"ngram is {self.ngram}: none recurs in a window of {subject.lengths[0]}: lower it"
             )
         return _text().cells(subject)
 

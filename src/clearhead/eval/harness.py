@@ -50,7 +50,7 @@ class HarnessTask(HarnessOptions):
         if self.limit is not None:
             check_count(limit=self.limit)
         if self.shots is not None and self.shots < 0:
-            raise ClearheadError(f"shots are {self.shots}: 0 or more")
+            raise ClearheadError(f"shots is {self.shots}: give 0 or more")
         return list(map(self._cell, dict.fromkeys(self.tasks)))
 
     def _cell(self, name: str) -> Cell:

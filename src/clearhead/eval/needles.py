@@ -135,7 +135,5 @@ def _size(word: str) -> tuple[int, int]:
         raise ClearheadError(f"grid {word!r} is not NxR: for example 4x2, 2 of 4 needles asked for")
     needles, queries = int(match[1]), int(match[2])
     if not 1 <= queries <= needles:
-        raise ClearheadError(
-            f"grid {word!r}: from 1 to {needles} of {needles} needles are asked for"
-        )
+        raise ClearheadError(f"grid {word!r}: ask for 1 to {needles} of the {needles} needles")
     return needles, queries

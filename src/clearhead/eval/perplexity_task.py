@@ -64,7 +64,7 @@ class PerplexityTask(PerplexityOptions):
         if stream:
             each = max(longest, subject.tokens // len(found))
         if each < longest:
-            raise ClearheadError(f"document-tokens is {each}: fewer than a window of {longest} has")
+            raise ClearheadError(f"document-tokens is {each}: give at least one window, {longest}")
         kept: list[Document] = []
         left = subject.tokens
         for document in found:

@@ -72,7 +72,7 @@ class RecallTask(RecallOptions):
             if room < 0:
                 raise ClearheadError(
                     f"{cell['pairs']} pairs and {len(asked)} queries take {length - room} "
-                    f"tokens, more than the length {length}: give longer lengths, or fewer"
+                    f"tokens, more than the length {length}: give longer lengths or fewer pairs"
                 )
             if len(filling) >= room:
                 break

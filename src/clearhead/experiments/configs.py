@@ -136,8 +136,8 @@ class CompareConfig(OpensModels):
             milestone_steps(self.measure_every, arm.train)
         if self.models and self.objective == "mlm" and self.measure_every:
             raise ClearheadError(
-                "measure_every measures the loss of the next token, and these presets learn hidden "
-                "ones: leave it out"
+                "measure_every measures the loss of the next token, and these presets predict "
+                "hidden ones: leave it out"
             )
 
     @cached_property

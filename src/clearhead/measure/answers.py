@@ -269,8 +269,8 @@ def _cache_of(model: Any) -> Any:
     cache = cache_of(model(input_ids=token, use_cache=True))
     if cache is None:
         raise ClearheadError(
-            f"{type(model).__name__} gives no key-value cache, by which answers "
-            "are read token by token: ask for perplexity or hits"
+            f"{type(model).__name__} has no key-value cache, which answers read token by token "
+            "need: ask for perplexity or hits"
         )
     return cache
 

@@ -37,8 +37,8 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
 
     The head reads one token's final state: of a bidirectional model the first one's, which is
     where the crammed BERT's pooler looks ("zero_index"); of a causal model the last one's, the only
-    one that has seen everything. First and last count only what is no padding, so that the logits
-    do not depend on how much of it there is nor on its side.
+    one that has seen everything. Padding does not count as first or last, so that the logits
+    depend neither on its amount nor on its side.
     """
 
     objective = "classification"  # what the training loop holds the batches to
@@ -69,7 +69,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
             **arguments: as in `ClearheadModel.forward`, as are those above that are not explained.
 
         Raises:
-            ClearheadError: a label outside the classes; padding that no mask tells.
+            ClearheadError: a label outside the classes; padding without an attention_mask.
         """
         self._check_padding(input_ids, attention_mask)
         arguments.setdefault("use_cache", False)

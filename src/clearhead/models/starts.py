@@ -1,9 +1,9 @@
 """A trained model on another point of the axes: its weights, and how new mechanisms start.
 
-Where a mechanism has such a start, the function is kept exactly: V2's second queries are the first,
-a gate is ½ everywhere and W_O doubled, a sink rests where no row notices it. Elsewhere what has a
-place keeps its value, and what is new starts as its paper says: another function, at a distance
-that is to be measured (`clearhead.eval.distance`).
+Some mechanisms can start at exactly the old function: V2's second queries equal the first,
+a gate is ½ everywhere and W_O doubled, a sink's logit is too low to have an effect. Under others,
+weights that both models have keep their values and new ones start as in the paper: another
+function, whose distance is to be measured (`clearhead.eval.distance`).
 """
 
 import re

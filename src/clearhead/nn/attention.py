@@ -279,7 +279,7 @@ def _check_room(layers: Any, k_BGTD: Tensor) -> None:
     if room is not None and room.ndim == 4 and room.shape[3] != k_BGTD.shape[3]:
         raise ClearheadError(
             f"the cache was made for {room.shape[3]} numbers a key, and this model keeps "
-            f"{k_BGTD.shape[3]}: export it with a cache that its first tokens make, or with none"
+            f"{k_BGTD.shape[3]}: export it with a cache that a first call filled, or with none"
         )
 
 

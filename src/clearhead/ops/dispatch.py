@@ -222,7 +222,7 @@ def resolve(
     if asked.kind != PLAIN:
         return Choice("", refusals)
     told = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
-    raise ClearheadError(f"no attention kernel named serves {asked} ({told}): name tiles too")
+    raise ClearheadError(f"none of the kernels named serves {asked} ({told}): name tiles too")
 
 
 def _named(names: str) -> list[str]:

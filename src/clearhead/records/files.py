@@ -49,7 +49,7 @@ def require_regular(path: Path, advice: str = "name a file") -> None:
 def require_new(target: Path) -> None:
     """Raise a ClearheadError where a folder exists: before work that `publish_folder` publishes."""
     if target.exists():
-        raise ClearheadError(f"{target} exists: give the folder of a model not made yet")
+        raise ClearheadError(f"{target} exists: give a folder that does not exist yet")
 
 
 @contextmanager

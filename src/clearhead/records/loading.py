@@ -105,8 +105,8 @@ def records_of(loaded: list[Run]) -> Records:
         if known is not None and _is_evaluated(run) and not _is_evaluated(known):
             if run.header.get("train") != known.header.get("train"):
                 raise ClearheadError(
-                    f"{run.id} was evaluated and {known.id} trained, under other settings but as "
-                    "one arm, seed and label: report these files apart"
+                    f"{run.id} (evaluated) and {known.id} (trained) have one arm, seed and label "
+                    "but different settings: report these files apart"
                 )
             kinds = {**known.payloads, **run.payloads}
             both = {

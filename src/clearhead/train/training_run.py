@@ -1,4 +1,4 @@
-"""A training run between its steps: what is trained, how far it has come, where it is kept."""
+"""A training run between its steps: model and optimizer, progress, checkpoints."""
 
 import math
 import signal
@@ -37,7 +37,7 @@ ORIGIN = (*provenance.KEYS, "processes")
 
 @dataclass
 class TrainingRun:
-    """A run as one process sees it. `step`, `seconds` and `loss` are what a checkpoint keeps."""
+    """A run as one process sees it. Checkpoints hold its `step`, `seconds` and `loss`."""
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase | None"
