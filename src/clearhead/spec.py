@@ -214,8 +214,8 @@ class Registry:
         """Every mechanism in Markdown, as docs/mechanisms.md has it."""
         lines = ["| axis | value | what it is | source |", "| --- | --- | --- | --- |"]
         for axis, declarations in self._table.items():
-            for name, found in declarations.items():
-                cells = (f"`{axis}`", f"`{name}`", found.summary, found.source)
+            for name, declaration in declarations.items():
+                cells = (f"`{axis}`", f"`{name}`", declaration.summary, declaration.source)
                 lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
         return "\n".join(lines)
 

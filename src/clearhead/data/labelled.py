@@ -91,9 +91,9 @@ def classes_of(rows: Sequence[Row], task: Task) -> tuple[str, ...]:
             raise ClearheadError(
                 f"{row.where}: a label is a name or a whole number; found {row.label!r}"
             )
-    found = {row.label for row in rows}
-    whole = all(isinstance(label, int) for label in found)
-    ordered = sorted(found, key=None if whole else str)
+    labels = {row.label for row in rows}
+    whole = all(isinstance(label, int) for label in labels)
+    ordered = sorted(labels, key=None if whole else str)
     classes = tuple(dict.fromkeys(map(str, ordered)))  # 1 and "1" are one class
     if len(classes) < 2:
         raise ClearheadError(f"all {len(rows)} training rows have class {classes[0]!r}: give two")
@@ -112,7 +112,7 @@ def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[i
         return [_number(row) for row in rows]
     numbers = {str(number): number for number in range(len(task.classes))}
     numbers |= {name: number for number, name in enumerate(classes)}
-    found = []
+    values = []
     for row in rows:
         if (number := numbers.get(str(row.label))) is None:
             known = ", ".join(classes[:8]) + (" …" if len(classes) > 8 else "")
@@ -120,8 +120,8 @@ def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[i
                 f"{row.where}: label {row.label!r} is outside the {len(classes)} classes ({known}) "
                 f"of {task.name}"
             )
-        found.append(number)
-    return found
+        values.append(number)
+    return values
 
 
 def encode(
@@ -220,8 +220,8 @@ class LabelledBatches:
 
 
 def _by_template(tokenizer: Any, row: Row, length: int) -> dict[str, list[int]]:
-    made = tokenizer(row.text, row.pair, truncation="longest_first", max_length=length)
-    return {name: made[name] for name in ("input_ids", "token_type_ids") if name in made}
+    encoded = tokenizer(row.text, row.pair, truncation="longest_first", max_length=length)
+    return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
 
 def _number(row: Row) -> float:

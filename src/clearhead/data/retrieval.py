@@ -171,6 +171,6 @@ def listing(name: str, found: Sequence[tuple[str, str]]) -> str:
 
 def drawn(draw: Callable[[], str], evaluation: bool) -> str:
     """Draw until `held_out` of the draw equals `evaluation`."""
-    while held_out(found := draw()) != evaluation:
+    while held_out(text := draw()) != evaluation:
         pass
-    return found
+    return text

@@ -221,12 +221,12 @@ def _walk(
     without: tuple[str, ...] = (),
 ) -> tuple[Path, ...]:
     """The wanted files under a folder, by name; hidden ones and linked folders are passed over."""
-    found: list[tuple[str, Path]] = []
+    files: list[tuple[str, Path]] = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name[0] != "." and name not in without]
         for name in names:
             path = Path(folder, name)
             plain = name[0] != "." and name.endswith(suffix)
             if plain and wanted(path) and path.is_file():
-                found.append((path.relative_to(root).as_posix(), path))
-    return tuple(path for _, path in sorted(found))
+                files.append((path.relative_to(root).as_posix(), path))
+    return tuple(path for _, path in sorted(files))

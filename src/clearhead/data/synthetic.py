@@ -102,11 +102,11 @@ def _recall(draws: SeededChoices, characters: int, *, pairs: int, queries: int, 
 
 def _sentences(draws: SeededChoices, characters: int) -> list[str]:
     """Filler of at most so many characters, a space with each."""
-    found: list[str] = []
+    sentences: list[str] = []
     while (sentence := retrieval.sentence(draws)) and len(sentence) + 1 <= characters:
-        found.append(sentence)
+        sentences.append(sentence)
         characters -= len(sentence) + 1
-    return found
+    return sentences
 
 
 _WRITERS: Mapping[str, Callable[..., str]] = {

@@ -64,14 +64,14 @@ class HitsTask(HitsOptions):
 
 def hits(ids: np.ndarray, ngram: int) -> np.ndarray:
     """Mask of tokens that end an n-gram which also ended earlier in these ids, bool [tokens]."""
-    found = np.zeros(len(ids), dtype=bool)
+    recurring = np.zeros(len(ids), dtype=bool)
     seen: set[tuple[int, ...]] = set()
     tokens = ids.tolist()
     for end in range(ngram, len(tokens) + 1):
         gram = tuple(tokens[end - ngram : end])
-        found[end - 1] = gram in seen
+        recurring[end - 1] = gram in seen
         seen.add(gram)
-    return found
+    return recurring
 
 
 def _text() -> PerplexityTask:

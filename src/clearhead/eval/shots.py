@@ -135,8 +135,8 @@ class Setting:
             )
         for name, ids in zip(self.labels, spelt, strict=True):
             if not ids or spelt.count(ids) > 1:
-                found = "the tokens of another label" if ids else "no token"
-                raise ClearheadError(f"label {name!r} has {found}: rename it")
+                cause = "the tokens of another label" if ids else "no token"
+                raise ClearheadError(f"label {name!r} has {cause}: rename it")
         self.answers: list[Ids] = [(*ids, *self._gap) for ids in spelt]
         self.questions = [self._question(query.text) for query in self.queries]
 

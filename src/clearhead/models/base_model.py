@@ -182,7 +182,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
     def _tables(self, layers: Any, inputs: Inputs) -> list[PositionTables]:
         """Each layer's tables; layers with equal positions share theirs."""
         positions_BT, keys_BS = inputs.positions, inputs.key_positions
-        kept = inputs.past and inputs.prefixes and not torch.is_grad_enabled()
+        prepared = inputs.past and inputs.prefixes and not torch.is_grad_enabled()
         shared: dict[tuple[str, bool, int], PositionTables] = {}
         tables = []
         for layer, position in zip(layers, self._position_keys, strict=False):
@@ -193,7 +193,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 keys = keys_BS if attention.cache_unrotated else positions_BT
                 make = self._position_of(position).tables
                 shared[key] = make(positions_BT, keys)
-                if places and (attention.cache_unrotated or not kept):
+                if places and (attention.cache_unrotated or not prepared):
                     first = torch.arange(places, device=positions_BT.device)[None]
                     prefix = make(positions_BT, first).keys
                     prefix = prefix.table() if isinstance(prefix, Rotation) else prefix

@@ -166,8 +166,8 @@ def settle(
         rows = None if on_device or torch.compiler.is_compiling() else batch
         keys = key_positions(positions, key_mask, cache, past, places, rows)
     visibility = Visibility(causal, None, key_mask, documents)
-    kept = isinstance(cache, PrefixCache) and not torch.compiler.is_compiling()
-    prefixes = cache.prefixes if kept else None
+    keeps_prefixes = isinstance(cache, PrefixCache) and not torch.compiler.is_compiling()
+    prefixes = cache.prefixes if keeps_prefixes else None
     return Inputs(positions, keys, visibility, cache, past, prefixes)
 
 

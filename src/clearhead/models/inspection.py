@@ -96,8 +96,8 @@ def generating_plainly(model: Any) -> Any:
     transformers takes from generation_config what a call leaves out.
     """
     own = model.generation_config
-    kept = {key: getattr(own, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    model.generation_config = GenerationConfig(**kept)
+    tokens = {key: getattr(own, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    model.generation_config = GenerationConfig(**tokens)
     return model
 
 

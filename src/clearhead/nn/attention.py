@@ -257,10 +257,10 @@ class Attention(nn.Module):
                 f"the cache does not fit this model or has no room for {keys} tokens ({reason}): "
                 "start a new one"
             ) from error
-        for found, given in zip((k.shape, v.shape), new, strict=True):
-            if (*found[:2], found[3]) != (*given[:2], given[3]) or found[2] < needed:
+        for held, given in zip((k.shape, v.shape), new, strict=True):
+            if (*held[:2], held[3]) != (*given[:2], given[3]) or held[2] < needed:
                 raise ClearheadError(
-                    f"the cache holds {list(found)} where this model needs "
+                    f"the cache holds {list(held)} where this model needs "
                     f"{[*given[:2], keys, given[3]]}: "
                     "it is another model's or another batch's; start a new one"
                 )

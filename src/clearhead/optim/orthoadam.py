@@ -329,13 +329,13 @@ def _rotated(group: Mapping[str, Any], members: list[Member], rotation: Rotation
     update = rotation.apply(update, inverse=True)
     if signs is not None:
         update = update * signs
-    kept = 1 - group["lr"] * group["weight_decay"]
+    decay = 1 - group["lr"] * group["weight_decay"]
     if first.dtype in (torch.float32, torch.float64):
-        torch._foreach_mul_(parameters, kept)
+        torch._foreach_mul_(parameters, decay)
         torch._foreach_add_(parameters, list(update.unbind()))
     else:
         for parameter, change in zip(parameters, update.unbind(), strict=True):
-            parameter.copy_(parameter.float() * kept + change)
+            parameter.copy_(parameter.float() * decay + change)
 
 
 def _elementwise(

@@ -173,11 +173,11 @@ class Reader:
 
     def cells(self, run: str) -> dict[str, list[Line]]:
         """The lines of each result of a run that counts, by its cell."""
-        found: dict[str, list[Line]] = {}
+        lines: dict[str, list[Line]] = {}
         for line, _ in _counting(self._entries[run]):
             if "cell" in line:
-                found.setdefault(str(line["cell"]), []).append(line)
-        return found
+                lines.setdefault(str(line["cell"]), []).append(line)
+        return lines
 
 
 def _counting(entries: list[Entry]) -> Iterator[Entry]:

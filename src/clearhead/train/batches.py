@@ -65,14 +65,14 @@ def check(batches: BatchSource, model: "PreTrainedModel", config: TrainConfig) -
             f"{type(model).__name__} learns {learns}, but the labels of the batches are for "
             f"{objective}: make both the same"
         )
-    found = tuple(batch["input_ids"].shape)
+    shape = tuple(batch["input_ids"].shape)
     expected = (config.batch_size, config.sequence_length)
-    largest = found
+    largest = shape
     if objective == CLASSIFICATION:  # an epoch's last batch has fewer texts, and texts differ
-        largest = tuple(map(max, found, expected))
+        largest = tuple(map(max, shape, expected))
     if largest != expected:
         raise ClearheadError(
-            f"the batches are {found[0]} x {found[1]} tokens, but batch_size x sequence_length "
+            f"the batches are {shape[0]} x {shape[1]} tokens, but batch_size x sequence_length "
             f"is {expected[0]} x {expected[1]}: make both the same"
         )
     masked = "document_ids" in batch

@@ -187,9 +187,9 @@ class TrainingRun:
         finite = "no step before it was finite"
         if math.isfinite(self.loss):
             finite = f"the last finite loss was {self.loss:.4f}"
-        kept = f"the last good checkpoint is {last}" if last else "no checkpoint was saved yet"
+        where = f"the last good checkpoint is {last}" if last else "no checkpoint was saved yet"
         error = DivergedError(
-            f"stopped at step {step}: {what}; {finite}; {kept}; start another run with a lower "
+            f"stopped at step {step}: {what}; {finite}; {where}; start another run with a lower "
             f"learning_rate (it is {self.config.learning_rate:g}) or a longer warmup "
             f"(it is {self.config.warmup:g})"
         )
