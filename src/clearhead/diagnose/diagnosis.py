@@ -121,7 +121,7 @@ LESS_MEMORY = "give a smaller --length (window) or --batch-tokens"
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosisTask:
-    """All that is measured of one model on windows of text: one cell.
+    """The diagnosis of one model on windows of text: one cell.
 
     Attributes:
         length: tokens in a window. windows: their number, at most. at: where they start.
@@ -139,8 +139,8 @@ class DiagnosisTask:
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> Iterable[Line]:
         size = max(1, subject.batch_tokens // self.length)
         texts = self._texts(subject)
-        found = diagnose(subject.model, texts, batch_size=size, progress=lambda: advanced(size))
-        return found.records()
+        diagnosis = diagnose(subject.model, texts, batch_size=size, progress=lambda: advanced(size))
+        return diagnosis.records()
 
     def number(self, subject: Subject) -> int:
         """The number of windows to measure: those requested, as far as the text has them."""

@@ -1,5 +1,5 @@
-"""The largest keys and values, by layer, at the sink and elsewhere: they are what few bits of a
-cache have to hold."""
+"""The largest keys and values, by layer, at the sink and elsewhere: a cache in few bits must
+hold them."""
 
 from itertools import product
 from typing import Any
@@ -18,7 +18,7 @@ class KeyValueSizes:
     """`largest_key` and `largest_value`: the largest |k| and |v| of all texts, and where it is.
 
     Of the first token, of the others, and of the learned keys of a prefix. Keys are as they are
-    compared, with their positions; of the columns that ALiBi and FoX add to them none counts.
+    compared, with their positions, without the columns that ALiBi and FoX add.
     """
 
     def __init__(self) -> None:

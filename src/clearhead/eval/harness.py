@@ -50,7 +50,7 @@ class HarnessTask(HarnessOptions):
         if self.limit is not None:
             check_count(limit=self.limit)
         if self.shots is not None and self.shots < 0:
-            raise ClearheadError(f"shots are {self.shots}: 0 or more")
+            raise ClearheadError(f"shots is {self.shots}: give 0 or more")
         return list(map(self._cell, dict.fromkeys(self.tasks)))
 
     def _cell(self, name: str) -> Cell:
@@ -73,21 +73,21 @@ class HarnessTask(HarnessOptions):
         manager = _manager(self.include_path, self.tasks)
         with _quiet(), _no_downloaded_code(name):
             try:
-                found = self._evaluated(subject, _loaded(manager, name), name, advanced)
+                results = self._evaluated(subject, _loaded(manager, name), name, advanced)
             except NotFinite as error:
-                stated = (manager.task_index[name].cfg or {}).get("metric_list") or ()
-                return unmeasured([str(x["metric"]) for x in stated] or ["acc"], error)
-        numbers = {one: _metrics(row) for one, row in found["results"].items()}
+                listed = (manager.task_index[name].cfg or {}).get("metric_list") or ()
+                return unmeasured([str(x["metric"]) for x in listed] or ["acc"], error)
+        numbers = {one: _metrics(row) for one, row in results["results"].items()}
         if numbers.get(name):
             numbers = {name: numbers[name]}
-        items = {one: counts["effective"] for one, counts in found["n-samples"].items()}
+        items = {one: counts["effective"] for one, counts in results["n-samples"].items()}
         lines = []
         for one, row in numbers.items():
             # Prompts too long for the model lose their beginning, shots first: then it is shown.
-            cut = found["requests_cut"]
+            cut = results["requests_cut"]
             shown = [*(x for x in row if not x.endswith("_stderr")), *["requests_cut"] * bool(cut)]
             details = {"items": items.get(one, sum(items.values())), "requests_cut": cut}
-            where = {"task": one} | ({} if one == name else {"shots": found["n-shot"].get(one)})
+            where = {"task": one} | ({} if one == name else {"shots": results["n-shot"].get(one)})
             result = {**row, **details, "lm_eval": version("lm_eval")}
             lines += [{**line, **where} for line in lines_of(shown, **result)]
         return lines
@@ -110,13 +110,13 @@ class HarnessTask(HarnessOptions):
                     if own is None or (self.shots is not None and own != 0):
                         task.set_config(key="num_fewshot", value=self.shots or 0)
                     task.set_fewshot_seed(seed=subject.seed)
-                found = evaluator.evaluate(
+                results = evaluator.evaluate(
                     lm=lm, task_dict=loaded, limit=self.limit, log_samples=True
                 )
             except _REFUSALS as error:
                 reason = _first_line(error) or "an answer that the model has no room for"
                 raise ClearheadError(f"lm-eval cannot run the task {name}: {reason}") from error
-            return {**found, "requests_cut": _cut(lm, found["samples"])}
+            return {**results, "requests_cut": _cut(lm, results["samples"])}
 
 
 def _manager(folder: str, names: Sequence[str]) -> Any:
@@ -177,7 +177,7 @@ def _digest(folder: str) -> str:
     paths = set[str](glob(f"{folder}/**", recursive=True) if folder else ())
     for path in sorted(path for path in paths if path.endswith(".yaml")):
         words = re.findall(r"[^\s,:{}\[\]\"']+", Path(path).read_text("utf-8"))
-        paths.update(found for word in words if "." in word for found in glob(word))
+        paths.update(file for word in words if "." in word for file in glob(word))
     for path in sorted(filter(os.path.isfile, paths)):
         digest.update(Path(path).read_bytes())
     return digest.hexdigest()[:12]
@@ -230,14 +230,14 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
 
     The standard error of NAME is NAME_stderr.
     """
-    found = {}
+    values = {}
     for key, value in row.items():
         metric, comma, kind = str(key).partition(",")
         if comma and isinstance(value, int | float):
             plain = metric.removesuffix("_stderr")
             end = metric[len(plain) :]
-            found[f"{plain}{'' if kind == 'none' else comma + kind}{end}"] = float(value)
-    return found
+            values[f"{plain}{'' if kind == 'none' else comma + kind}{end}"] = float(value)
+    return values
 
 
 @contextlib.contextmanager

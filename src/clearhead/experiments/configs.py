@@ -136,8 +136,8 @@ class CompareConfig(OpensModels):
             milestone_steps(self.measure_every, arm.train)
         if self.models and self.objective == "mlm" and self.measure_every:
             raise ClearheadError(
-                "measure_every measures the loss of the next token, and these presets learn hidden "
-                "ones: leave it out"
+                "measure_every measures the loss of the next token, and these presets predict "
+                "hidden ones: leave it out"
             )
 
     @cached_property
@@ -242,23 +242,23 @@ class FinetuneJob:
 
     def resolved(self) -> Task:
         """The task with the fields and the files that are given."""
-        found = Task(name="text") if self.task is None else TASKS[self.task]
+        task = Task(name="text") if self.task is None else TASKS[self.task]
         if self.train_file is not None:
             if self.task is None:
-                found = replace(found, name=Path(self.train_file).name.split(".")[0])
+                task = replace(task, name=Path(self.train_file).name.split(".")[0])
             splits = [Path(name).name.split(".")[0] for name in self.validation_file]
             if len(splits) == 1 or len({"train", *splits}) <= len(splits):
                 splits = [f"validation {n}" if n else "validation" for n in range(len(splits))]
-            found = replace(
-                found,
+            task = replace(
+                task,
                 train=self.train_file,
                 validation=tuple(zip(splits, self.validation_file, strict=True)),
             )
         return replace(
-            found,
-            text=self.text_field or found.text,
-            pair=self.pair_field or found.pair,
-            label=self.label_field or found.label,
+            task,
+            text=self.text_field or task.text,
+            pair=self.pair_field or task.pair,
+            label=self.label_field or task.label,
         )
 
 

@@ -76,8 +76,8 @@ class ConvertConfig(OpensModels):
             raise ClearheadError("--learn-rotation would have no effect without --rotate residual")
         if self.changes and self.purpose:
             raise ClearheadError(
-                "--for is a step of its own: convert without it first, then that --for "
-                f"{self.purpose}"
+                "--for is a step of its own: convert without it first, then the result with "
+                f"--for {self.purpose}"
             )
 
     @property

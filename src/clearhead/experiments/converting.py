@@ -76,8 +76,8 @@ def run_conversion(
     if (joined := whole(Path(config.model))) is not None:
         if config.changes or config.purpose:
             raise ClearheadError(
-                "--to, --prefix, --rotate, --equalise and --for take a whole model: convert "
-                "without them first, then that"
+                "--to, --prefix, --rotate, --equalise and --for take a whole model, not a run's "
+                "checkpoint: convert it without them first, then the result"
             )
         folder = Path(config.model)
         tokenizer = load_tokenizer(folder) if (folder / "tokenizer_config.json").exists() else None

@@ -128,8 +128,8 @@ def searched_prefix(
         )
     if best is plain:
         raise ClearheadError(
-            f"none of {len(candidates)} tokens before the text lowers its largest hidden states, "
-            f"{usual:,.0f} as a rule, at no loss of perplexity: give a prefix, such as \\n"
+            f"none of {len(candidates)} tokens before the text lowers its largest hidden states "
+            f"({usual:,.0f} in the median) without raising perplexity: give one, such as \\n"
         )
     return Prefix(ids=tuple(best["tokens"]), text=best["text"], tried=tried)
 

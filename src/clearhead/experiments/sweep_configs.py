@@ -72,7 +72,7 @@ class EvaluateSettings(SweepConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name and len(self.models) > 1:
-            raise ClearheadError(f"name is {self.name}, of {len(self.models)} models: leave it out")
+            raise ClearheadError(f"name is {self.name} for {len(self.models)} models: leave it out")
 
 
 EvaluateConfig = make_dataclass(
@@ -112,7 +112,7 @@ class DiagnoseConfig(SweepConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.models) > 2:
-            raise ClearheadError(f"one model or two side by side; found {len(self.models)}")
+            raise ClearheadError(f"give one model or two side by side; found {len(self.models)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class QuantizeConfig(SweepConfig):
         super().__post_init__()
         if self.tokens < self.length:
             raise ClearheadError(
-                f"tokens is {self.tokens}: give one length, {self.length}, or more"
+                f"tokens is {self.tokens}: give one window, {self.length}, or more"
             )
 
 

@@ -143,15 +143,15 @@ def _planned(portion: Portion) -> list[_Planned]:
                 if place == 0 or task.drawn
                 for cell in task.cells(subject)
             ]
-    found = []
+    planned = []
     for name, subject, at, cell in listed:  # only now is it known whether text is read at all
-        task, made = portion.tasks[name], _made(subject)
+        task, provenance = portion.tasks[name], _made(subject)
         options, seed = _options(task), subject.seed if task.drawn else 0
-        key = _key(name, at, options, made, seed)
+        key = _key(name, at, options, provenance, seed)
         at = {dimension: value for dimension, value in at.items() if dimension != "digest"}
         draw = {DRAW: seed} if task.drawn else {}
-        found.append(_Planned(name, subject, cell, at, options, made, key, draw))
-    return found
+        planned.append(_Planned(name, subject, cell, at, options, provenance, key, draw))
+    return planned
 
 
 def _measured(task: Task[Any], one: _Planned, study: str, work: Work) -> tuple[list[Line], Line]:

@@ -61,8 +61,8 @@ def rotated(
         learn: turn the residual stream once more, by a rotation learned from the weights.
 
     Raises:
-        ClearheadError: a mechanism that tells channels apart, naming its axis; a rotation to learn
-            without "residual".
+        ClearheadError: a mechanism that works channel by channel, naming its axis; a rotation to
+            learn without "residual".
     """
     if learn and "residual" not in parts:
         raise ClearheadError("only the rotation of the residual stream can be learned")
@@ -88,7 +88,7 @@ def rotated(
 
 
 def check_rotation(config: ClearheadConfig, parts: Sequence[Part]) -> None:
-    """Raise a ClearheadError for a mechanism that tells channels apart, naming its axis."""
+    """Raise a ClearheadError for a mechanism that works channel by channel, naming its axis."""
     layers = [config.layer(index) for index in range(config.num_hidden_layers)]
     for part in parts:
         for axis, allowed in _NEEDS[part].items():
@@ -109,7 +109,7 @@ def check_rotation(config: ClearheadConfig, parts: Sequence[Part]) -> None:
 def _require(axis: str, name: str, allowed: tuple[str, ...]) -> None:
     if name not in allowed:
         raise ClearheadError(
-            f"{axis}={name!r} tells channels apart, so that no rotation keeps the function: "
+            f"{axis}={name!r} treats each channel by itself, and no rotation keeps that: "
             f"--rotate takes {axis} {' or '.join(allowed)}"
         )
 

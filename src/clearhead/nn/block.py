@@ -82,8 +82,8 @@ class PreNorm(Block):
 class SAS(Block):
     """Attention alone carries the signal: y = β_SA A(N x), then α_FF y + β_FF M(N y).
 
-    SAS is it with shaped attention, whose values and projections are the identity (arXiv
-    2311.01906, section 4.2); V-SkipInit has matrices there (arXiv 2302.10322).
+    With shaped attention, values and projections the identity, it is SAS (arXiv 2311.01906,
+    section 4.2); with matrices for these it is V-SkipInit (arXiv 2302.10322).
 
         x ── N ─ A ──┬─ N ─ M ─ + ─→
                      └──────────┘

@@ -13,9 +13,8 @@ from clearhead.spec import Declaration, LayerSpec
 class ForgetGates(nn.Module):
     """log f = log σ(x w + b), a gate for each token and head; w as any matrix, b from 0.
 
-    Log gates are cached beside their keys, in the keys' dtype. They are summed when keys are read,
-    so a cache may drop early keys. Heads that share a key
-    have a gate each, the two maps of one head have one gate.
+    Log gates are cached beside their keys, in the keys' dtype, and summed when keys are read, so a
+    cache may drop early keys. Heads that share a key have a gate each; the maps of a head one.
     """
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
@@ -51,7 +50,7 @@ class Forget(NoPosition):
     """Scores get Σ log f_l over the tokens l after the key, up to the query: c_i − c_j.
 
     ALiBi with a learned distance: f = exp(−slope) is ALiBi. There is no other position, as in the
-    paper, and padding fades nothing.
+    paper, and padding lowers no score.
     """
 
     @staticmethod

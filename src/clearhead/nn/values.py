@@ -13,8 +13,8 @@ from clearhead.spec import Declaration, LayerSpec
 class Reparametrised(nn.Module):
     """W = α W_init + β ΔW, from ΔW = 0 and α = 1, all three trained (arXiv 2311.01906, eq. 6).
 
-    With Adam it is W at a learning rate of β times the others'. W_init is the identity, which costs
-    no product, or a matrix that is drawn once and kept with the checkpoint.
+    Under Adam W learns at β times the learning rate. W_init is the identity, which costs
+    no product, or a random matrix that is drawn once and kept with the checkpoint.
     """
 
     initial: Tensor

@@ -43,7 +43,7 @@ class LayerMaps:
         return self.by.effective_weights(weights_BHRS, self._of_rows(weights_BHRS, start))
 
     def shaped(self, tile: Tile, before: int) -> Tensor | None:
-        """The matrix with the identity in it, [B, heads, R, S]; `before`: keys before query 0."""
+        """The matrix α I + β A − γ C, [B, heads, R, S], or None; `before`: keys before query 0."""
         call = self.call
         if call is None:
             return None

@@ -107,7 +107,7 @@ def measure(
         Payloads of "measure" records, each with "metric", "value" and its dimensions.
 
     Raises:
-        ClearheadError: windows or a model that this cannot be measured on.
+        ClearheadError: windows or a model on which this cannot be measured.
     """
     with evaluating(model), observe(model, attention=attention, hidden=hidden):
         for ids_BT in batches(model, windows, batch_size):

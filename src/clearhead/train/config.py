@@ -25,8 +25,8 @@ SPREADING = ("parallel", "checkpointing", "timeout")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Course):
-    """One training run. Every field shapes the result but `SPREADING`, `save_every`, `keep`
-    and `log_every`.
+    """Settings of one training run. All shape the result except those in `SPREADING`,
+    `save_every`, `keep` and `log_every`.
 
     Raises:
         ClearheadError: naming the field, what was found and what would work.
@@ -93,7 +93,7 @@ class TrainConfig(Course):
 class FinetuneConfig(Recipe):
     """The protocol of the crammed BERT's GLUE runs, at SAS's settings (arXiv 2311.01906, D.2).
 
-    Neither states a gradient clip; 1 is this house's.
+    Neither paper states a gradient clip; 1 is ours.
     """
 
     learning_rate: Positive = 1.5e-4
@@ -116,7 +116,7 @@ class FinetuneConfig(Recipe):
     """Dropout of a clearhead model, 0.1 where not given; other models keep their own."""
 
     def run(self, per_epoch: int, seed: int) -> TrainConfig:
-        """One training run of so many batches an epoch."""
+        """The settings of one training run with `per_epoch` batches in an epoch."""
         return TrainConfig(
             **{one.name: getattr(self, one.name) for one in fields(Recipe)},
             tokens=self.epochs * per_epoch * self.batch_size * self.max_length,

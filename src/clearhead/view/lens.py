@@ -35,9 +35,9 @@ class Lens:
 
     def read(self, layer: int, x_TC: Tensor) -> None:
         """Add the predictions after one layer."""
-        found = [_best(self._logits(rows)) for rows in x_TC.split(_ROWS)]
-        self.shares[layer] = torch.cat([shares for shares, _ in found]).cpu()
-        self.tokens[layer] = torch.cat([tokens for _, tokens in found]).cpu()
+        best = [_best(self._logits(rows)) for rows in x_TC.split(_ROWS)]
+        self.shares[layer] = torch.cat([shares for shares, _ in best]).cpu()
+        self.tokens[layer] = torch.cat([tokens for _, tokens in best]).cpu()
 
     def _logits(self, x_TC: Tensor) -> Tensor:
         # A stream in float32 has a head of the weights' dtype (Mamba in bfloat16).

@@ -131,8 +131,8 @@ def _tokens(tokenizer: Any, text: str) -> list[tuple[int, str, tuple[int, int]]]
             f"{type(tokenizer).__name__} does not say which characters a token has: "
             "give a model with a fast tokenizer (tokenizer.json)"
         )
-    found = tokenizer(text, return_offsets_mapping=True, verbose=False)
-    ids, spans = list(found["input_ids"]), list(found["offset_mapping"])
+    encoded = tokenizer(text, return_offsets_mapping=True, verbose=False)
+    ids, spans = list(encoded["input_ids"]), list(encoded["offset_mapping"])
     begin = tokenizer.bos_token_id
     if begin is not None and ids[:1] != [begin]:
         ids, spans = [begin, *ids], [(0, 0), *spans]
