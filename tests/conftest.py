@@ -17,7 +17,7 @@ import pytest
 import torch
 
 # Test folders are no packages: what several floors share is loaded by its path.
-for _name in ("architectures", "chromium", "formulas", "judge_server"):
+for _name in ("architectures", "chromium", "judge_server"):
     _spec = importlib.util.spec_from_file_location(
         f"tests_{_name}", Path(__file__).with_name(f"{_name}.py")
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_401
+LINES = 40_558
 LONGEST = 400
 
 

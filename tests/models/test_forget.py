@@ -1,12 +1,12 @@
 """Forget gates in whole models: the layer from its formula, ALiBi as a special case, caches."""
 
 import pytest
-import tests_formulas as formulas
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM, ops, preset
+from clearhead.ops import oracles
 
 from . import space
 
@@ -46,7 +46,7 @@ def test_a_layer_and_all_its_gradients_are_the_formula_s(groups):
     k, v = (each.repeat_interleave(4 // groups, 1) for each in (k, v))
     gate = attention.decay.gate_proj
     log_gates = torch.sigmoid(x @ gate.weight.T + gate.bias).log().transpose(1, 2)
-    scores = q @ k.mT * 8**-0.5 + formulas.forget_bias(log_gates, 11)
+    scores = q @ k.mT * 8**-0.5 + oracles.forget_bias(log_gates, 11)
     scores = scores.masked_fill(torch.ones(11, 11).triu(1).bool(), -torch.inf)
     want = attention.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
     assert torch.allclose(seen["out"], want, atol=1e-12)

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import tests_formulas as formulas
 import torch
 from torch import Tensor
 
@@ -85,7 +84,7 @@ def test_pope_and_all_its_gradients_are_the_formula_s(logits, groups, kind):
         at = (MASKS[kind]["attention_mask"].cumsum(1) - 1).clamp_min(0)
     if kind == "packed":
         at = torch.tensor([[*range(4), *range(7)]] * 2)
-    scores = formulas.pope_scores(q, k, delta, at, at, 10_000.0) * 8**-0.5
+    scores = oracles.pope_scores(q, k, delta, at, at, 10_000.0) * 8**-0.5
     seen = _visible(kind)
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num()
     v = v.repeat_interleave(4 // groups, 1)

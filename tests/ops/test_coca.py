@@ -1,7 +1,6 @@
 """CoCA's dot products against the N × N × D equations, and what sets its three forms apart."""
 
 import pytest
-import tests_formulas as formulas
 import torch
 from torch import Tensor
 
@@ -46,7 +45,7 @@ def test_scores_and_gradients_match_the_equations(form, groups):
     inputs = _inputs(form, groups=groups)
     positions = torch.stack([torch.arange(9), torch.arange(9) * 7 + 3])
     got = _scores(*inputs, positions, form)
-    want = formulas.coca_scores(*inputs, positions, positions, THETA, form)
+    want = oracles.coca_scores(*inputs, positions, positions, THETA, form)
     grad = torch.randn_like(want)
     found = [got, *torch.autograd.grad(got, inputs, grad)]
     expected = [want, *torch.autograd.grad(want, inputs, grad)]
@@ -59,7 +58,7 @@ def test_exact_is_equation_17():
     """Σ_j t_j |q_j|² cos((m−n)θ_j), the closed form, against the N × N × D transcription."""
     q, t = (x.detach() for x in _inputs("exact", groups=4))
     at = torch.arange(9)
-    got = formulas.coca_scores(q, t, at[None], at[None], THETA, "exact")
+    got = oracles.coca_scores(q, t, at[None], at[None], THETA, "exact")
     angle = (at[:, None] - at)[..., None] * THETA ** (-torch.arange(4).double() / 4)
     amplitude = q[..., :4] ** 2 + q[..., 4:] ** 2
     want = torch.einsum("bhmj,bhnj,mnj->bhmn", amplitude, t.relu(), angle.cos())

@@ -1,11 +1,10 @@
 """Decay by forget gates: its columns in every dtype, and attention with it, from the formula."""
 
 import pytest
-import tests_formulas as formulas
 import torch
 from torch import Tensor
 
-from clearhead.ops import attend, forget_columns, with_columns
+from clearhead.ops import attend, forget_columns, oracles, with_columns
 
 SCALE = 8**-0.5
 
@@ -34,7 +33,7 @@ def test_columns_carry_the_sum_of_the_gates_between_in_every_dtype(shared, dtype
     q, k = forget_columns(log_gates, 77, SCALE, dtype)
     assert q.shape[-1] % 8 == k.shape[-1] % 8 == 0
     got = q.double() @ k.double().repeat_interleave(shared, 1).mT * SCALE
-    want = formulas.forget_bias(_by_head(log_gates), 77)
+    want = oracles.forget_bias(_by_head(log_gates), 77)
     past = torch.ones(77, 301).tril(301 - 77).bool()
     assert ((got - want)[..., past].abs() <= 1e5 * rounding).all()
     assert (got.diagonal(301 - 77, -2, -1) == 0).all()  # a token forgets nothing of itself
@@ -74,7 +73,7 @@ def test_attention_and_all_its_gradients_are_the_formula_s(masks, spread, shared
         visible = visible & (of[:, None, :, None] == of[:, None, None])
     visible = (visible & real[:, None, None])[:, :, -queries:]
     scores = q @ k.repeat_interleave(shared, 1).mT * SCALE
-    scores = scores + formulas.forget_bias(_by_head(log_gates), queries)
+    scores = scores + oracles.forget_bias(_by_head(log_gates), queries)
     scores = scores.masked_fill(~visible, -torch.inf)
     if sink:
         row = logits[:, None, None].expand(2, heads, queries, 1)

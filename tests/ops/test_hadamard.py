@@ -1,9 +1,9 @@
 """Hadamard rotation by two small products, against the whole matrix."""
 
 import pytest
-import tests_formulas as formulas
 import torch
 
+from clearhead.ops import oracles
 from clearhead.ops.hadamard import block_of, factors, rotate_blocks
 
 
@@ -15,7 +15,7 @@ def test_blocks_are_turned_by_sylvester_s_matrix_and_turned_back(width, block):
     matrices = [each.double() for each in factors(block)]
     x = torch.randn(2, 3, width, dtype=torch.float64)
     turned = rotate_blocks(x, *matrices)
-    assert torch.allclose(turned, formulas.rotate_blocks(x, block), atol=1e-12)
+    assert torch.allclose(turned, oracles.rotate_blocks(x, block), atol=1e-12)
     assert torch.allclose(rotate_blocks(turned, *matrices), x, atol=1e-12)
     if block > 1:
         one = torch.zeros(width, dtype=torch.float64)
@@ -29,5 +29,5 @@ def test_the_gradient_is_turned_back():
     x = torch.randn(24, 3, dtype=torch.float64, requires_grad=True).mT
     grad = torch.randn(3, 24, dtype=torch.float64)
     (found,) = torch.autograd.grad(rotate_blocks(x, *matrices), x, grad)
-    assert torch.allclose(found, formulas.rotate_blocks(grad, 8), atol=1e-12)
+    assert torch.allclose(found, oracles.rotate_blocks(grad, 8), atol=1e-12)
     assert rotate_blocks(x[:0], *matrices).shape == (0, 24)

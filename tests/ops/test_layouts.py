@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
-import tests_formulas as formulas
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -105,7 +104,7 @@ def _coca(form: str) -> Case:
         return _scores(ops.coca_queries(q, table, form), ops.coca_keys(t, table, form))
 
     def oracle(q: Tensor, t: Tensor, positions: Tensor) -> Tensor:
-        return formulas.coca_scores(q, t, positions, positions, THETA, form)
+        return oracles.coca_scores(q, t, positions, positions, THETA, form)
 
     width = 4 if form == "strict" else 8
     return Case(fast, oracle, [(2, 4, LENGTH, width), (2, 2, LENGTH, 4)], [POSITIONS], 1e-4)
@@ -118,7 +117,7 @@ def _xpos(q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
 
 
 def _xpos_oracle(q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
-    scores = formulas.xpos_scores(q, k, positions, positions, THETA)
+    scores = oracles.xpos_scores(q, k, positions, positions, THETA)
     return _where_earlier(scores, positions)
 
 
@@ -133,7 +132,7 @@ def _alibi(q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
 
 
 def _alibi_oracle(q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
-    return _scores(q, k) + formulas.alibi_bias(positions, positions, 4)
+    return _scores(q, k) + oracles.alibi_bias(positions, positions, 4)
 
 
 def _differential(module: Any) -> Callable[..., Tensor]:
@@ -148,7 +147,7 @@ def _mean(module: Any) -> Callable[..., Tensor]:
     def run(x: Tensor, mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         seen = {"key_mask": mask, "segments": segments}
         if module is oracles:
-            return formulas.running_mean(x, 5, **seen)[0]
+            return oracles.running_mean(x, 5, **seen)[0]
         return ops.running_mean(x, 5, Visibility(**seen))[0]
 
     return run
@@ -172,7 +171,7 @@ CASES = {
     ),
     "differential": Case(_differential(ops), _differential(oracles), [Q, K, K, (), (16,), (4,)]),
     "differential-v2": Case(
-        ops.differential_v2, formulas.differential_v2, [Q, K, K, (2, 2, LENGTH, 1)]
+        ops.differential_v2, oracles.differential_v2, [Q, K, K, (2, 2, LENGTH, 1)]
     ),
     "coca, exact": _coca("exact"),
     "coca, strict": _coca("strict"),
@@ -181,7 +180,7 @@ CASES = {
     "alibi": Case(_alibi, _alibi_oracle, [Q, K], [POSITIONS], 1e-3),
     "rotate": Case(
         lambda x, at: ops.rotate(x, _table(at, 8)),
-        lambda x, at: formulas.rotate(x, at, THETA),
+        lambda x, at: oracles.rotate(x, at, THETA),
         [Q],
         [POSITIONS],
         1e-4,
@@ -192,7 +191,7 @@ CASES = {
     "rms norm": Case(lambda x, weight: ops.rms_norm(x, weight, 1e-2), _rms_norm, [Q, (8,)]),
     "cross entropy": Case(
         lambda x, weight, target: ops.linear_cross_entropy(x, weight, target[:, 0]),
-        lambda x, weight, target: formulas.linear_cross_entropy(x, weight, target[:, 0]),
+        lambda x, weight, target: oracles.linear_cross_entropy(x, weight, target[:, 0]),
         [(3, 6), (5, 6)],
         [TARGET],
     ),

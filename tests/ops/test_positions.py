@@ -1,7 +1,6 @@
 """Positions against transformers' own frequencies, the papers' reference values, and oracles."""
 
 import pytest
-import tests_formulas as formulas
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -12,6 +11,7 @@ from clearhead.ops import (
     dynamic_theta,
     frequencies,
     ntk_theta,
+    oracles,
     rotary_table,
     rotate,
     with_columns,
@@ -116,7 +116,7 @@ def test_columns_carry_the_distance_in_every_dtype(heads, dtype, start):
         # float16 may be short of range, not of digits.
         assert torch.equal(columns.bfloat16().float(), columns)
     got = (q.to(dtype).double() @ k.to(dtype).double().mT) * 32**-0.5
-    want = formulas.alibi_bias(at, at, heads)
+    want = oracles.alibi_bias(at, at, heads)
     # c = slope √D keeps 16 bits, c · i 24; float16's smallest numbers lose more.
     bound = (
         want.abs() * 2**-16 + (start + 300) * 2**-22 + (1e-2 if dtype == torch.float16 else 1e-6)
@@ -140,7 +140,7 @@ def test_xpos_scores_match_their_oracle_whatever_the_centre(centre):
     frequency, _ = frequencies({"rope_type": "default", "rope_theta": 1e4}, 16, CPU)
     tables = xpos_tables(at, at, frequency, centre)
     got = rotate(q, tables[0]).double() @ rotate(k, tables[1]).double().mT
-    want = formulas.xpos_scores(q, k, at, at, 1e4)
+    want = oracles.xpos_scores(q, k, at, at, 1e4)
     past = torch.ones(9, 9).tril().bool()
     assert ((got - want)[..., past].abs() / want[..., past].abs().max()).max() < 1e-4
 

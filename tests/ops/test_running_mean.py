@@ -3,10 +3,10 @@
 import itertools
 
 import pytest
-import tests_formulas as formulas
 import torch
 
 from clearhead import ops
+from clearhead.ops import oracles
 from clearhead.ops.running_mean import WAYS, running_sum
 from clearhead.ops.visibility import Visibility
 
@@ -20,7 +20,7 @@ def test_the_mean_is_the_matrix_s(make_masks, causal, padding, packed):
         x = torch.randn(2, 3, keys, 5, dtype=torch.float64, requires_grad=True)
         masks = make_masks(keys, padding, packed)
         mean, count = ops.running_mean(x, queries, Visibility(causal, **masks))
-        want, want_count = formulas.running_mean(x, queries, causal=causal, **masks)
+        want, want_count = oracles.running_mean(x, queries, causal=causal, **masks)
         assert mean.shape == (2, 3, queries, 5)
         assert torch.allclose(mean, want, atol=1e-12)
         assert torch.equal(count.expand_as(want_count), want_count)
@@ -34,11 +34,11 @@ def test_sums_are_float32_whatever_comes_in(dtype):
     x = torch.randn(1, 1, 2051, 3).to(dtype)
     for queries in (2051, 1):
         mean, _ = ops.running_mean(x, queries)
-        want, _ = formulas.running_mean(x, queries)
+        want, _ = oracles.running_mean(x, queries)
         assert mean.dtype == torch.float32
         assert (mean - want).abs().max() < 2e-6
     with torch.autocast("cpu", torch.bfloat16):
-        assert (ops.running_mean(x, 2051)[0] - formulas.running_mean(x, 2051)[0]).abs().max() < 2e-6
+        assert (ops.running_mean(x, 2051)[0] - oracles.running_mean(x, 2051)[0]).abs().max() < 2e-6
 
 
 @pytest.mark.parametrize("way", WAYS)

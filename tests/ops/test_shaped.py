@@ -1,11 +1,10 @@
 """Shaped attention over its own running mean, and whether Triton can start a kernel."""
 
 import pytest
-import tests_formulas as formulas
 import torch
 
 from clearhead import ops
-from clearhead.ops import precision
+from clearhead.ops import oracles, precision
 
 FP32, BF16 = torch.float32, torch.bfloat16
 BOUND = {torch.float64: 1e-12, FP32: 3e-6, BF16: 8e-3}
@@ -28,7 +27,7 @@ def test_shaped_over_the_running_mean(length, x, o):
         return x, o, mean.transpose(1, 2), alpha, beta, gamma
 
     got = ops.shaped(*run(ops, *inputs))
-    own, out, mean, *gains = run(formulas, *exact)
+    own, out, mean, *gains = run(oracles, *exact)
     alpha, beta, gamma = (gain[:, None] for gain in gains)
     want = alpha * own + beta * out - gamma * mean
     assert got.dtype == x

@@ -8,7 +8,6 @@ On a GPU, `test_gpu_decoding.py` runs the kernels compiled.
 import os
 
 import pytest
-import tests_formulas as formulas
 import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
@@ -120,7 +119,7 @@ def _collinear(inputs, exact, form, start, sink, key_mask) -> tuple[Tensor, Tens
         **{"visibility": visibility, "sink": sink, "scale": width**-0.5},
     )
     places = (own.expand(2, -1), positions.expand(2, -1))
-    score = formulas.coca_scores(exact[0], exact[1], *places, THETA, form) * width**-0.5
+    score = oracles.coca_scores(exact[0], exact[1], *places, THETA, form) * width**-0.5
     if key_mask is not None:
         score = score.masked_fill(~key_mask[:, None, None], -torch.inf)
     null = score.new_full((*score.shape[:3], 1), -torch.inf if sink is None else 0.0)

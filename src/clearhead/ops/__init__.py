@@ -1,4 +1,4 @@
-"""Pure functions on tensors, each held against its formula in float64 (`ops.oracles`, the tests).
+"""Pure functions on tensors, each with an oracle of the same signature in `clearhead.ops.oracles`.
 
 Shape suffixes: B batch, H query heads, G key/value heads (groups), T queries, S keys, D width of
 queries and keys, V width of values, N rows.
