@@ -17,7 +17,7 @@ import pytest
 import torch
 
 # Test folders are no packages: what several floors share is loaded by its path.
-for _name in ("architectures", "chromium", "judge_server"):
+for _name in ("architectures", "chromium", "judge_server", "warm"):
     _spec = importlib.util.spec_from_file_location(
         f"tests_{_name}", Path(__file__).with_name(f"{_name}.py")
     )
@@ -73,6 +73,14 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(judges, "PAUSE", 0.0)
     server = sys.modules["tests_judge_server"].JudgeServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Starts Python as a fork of a process that has imported the libraries."""
+    server = sys.modules["tests_warm"].Warm(tmp_path_factory.mktemp("warm"))
     yield server
     server.close()
 
