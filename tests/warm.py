@@ -46,6 +46,11 @@ class Started:
 
 
 STREAMS = ("out", "err")
+# Variables of the environment that libraries read once, and the modules that keep them.
+READ_AT_IMPORT = {
+    "HF_MODULES_CACHE": "transformers.dynamic_module_utils",
+    "HF_HUB_CACHE": "huggingface_hub.constants",
+}
 
 
 class Warm:
@@ -148,9 +153,9 @@ def _child(request: dict[str, Any]) -> None:
     os.environ.update(request["env"])
     paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[1:1] = [path for path in paths if path not in sys.path]
-    if "HF_MODULES_CACHE" in os.environ:  # read when transformers was imported
-        modules: Any = sys.modules["transformers.dynamic_module_utils"]
-        modules.HF_MODULES_CACHE = os.environ["HF_MODULES_CACHE"]
+    for name, module in READ_AT_IMPORT.items():
+        if name in os.environ:
+            setattr(sys.modules[module], name, os.environ[name])
     signal.alarm(request["seconds"])
     if request.get("kill_at"):
         _kill_at(request["kill_at"], request["cwd"])
