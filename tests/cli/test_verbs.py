@@ -190,7 +190,7 @@ def test_plan_prints_counts(capsys):
 
 def test_plan_names_the_shape(capsys):
     assert "choose one of" in refusal(capsys, "plan", "transformer", "--size", "0.35b")
-    shape = ["hidden_size=1024", "num_hidden_layers=24", "num_attention_heads=8"]
+    shape = ["hidden_size=256", "num_hidden_layers=4", "num_attention_heads=8"]
     assert call("plan", "transformer", "--set", *shape, "--gpus", "1", "2") == 0
     out = capsys.readouterr().out
     assert out.startswith(f"transformer, {', '.join(shape)}\n")
