@@ -52,7 +52,7 @@ def _qk_refuses(layer: LayerSpec) -> str | None:
         )
     if layer.scores != "dot":
         return (
-            f"scores={layer.scores!r} read lengths of queries and keys, which it takes out: choose "
+            f"scores={layer.scores!r} read lengths of queries and keys, which it removes: choose "
             "scores='dot'"
         )
     return None
