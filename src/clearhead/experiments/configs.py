@@ -125,9 +125,9 @@ class CompareConfig(OpensModels):
         return models_of(self.arms, self.size, based=self.base is not None)
 
     def check(self) -> None:
-        """Refuse settings that cannot be, and models that are unknown, impossible or alike.
+        """Refuse settings that cannot work, and models that are unknown, impossible or equal.
 
-        Not when it is made: an experiment makes hundreds by changing one, and runs few.
+        Not done at construction: an experiment makes hundreds by changing one, and runs few.
         """
         check(self)
         check_distinct(self, "presets", "seeds", *(["lengths"] if self.lengths else []))
@@ -262,7 +262,7 @@ class FinetuneJob:
 
 
 def continued_recipe() -> TrainConfig:
-    """The defaults of training that goes on from a model.
+    """The default settings of training that starts from a trained model.
 
     At a learning rate of 1e-4 SmolLM2-135M ended worse on new text after 250,000 tokens than at
     3e-5 (docs/log.md).

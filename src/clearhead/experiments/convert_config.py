@@ -89,7 +89,7 @@ class ConvertConfig(OpensModels):
         return next(iter(self._presets), None)
 
     def settings(self) -> dict[str, Any]:
-        """The axes that are changed of it, as KEY=VALUE words or by a rotation name them.
+        """The axes that change: those of KEY=VALUE words, and the one of a rotation.
 
         Raises:
             ClearheadError: for words of another form.
@@ -99,7 +99,7 @@ class ConvertConfig(OpensModels):
 
     @property
     def is_drawn(self) -> bool:
-        """True if random rotations are part of it."""
+        """True if the conversion draws random rotations."""
         return bool({"residual", "values"} & {*self.rotate})
 
     @property
