@@ -68,7 +68,7 @@ DECLARATIONS = (
     Declaration(
         "mlp_rotation",
         "hadamard",
-        "those multiplied by a Hadamard matrix in blocks of up to 512, for few bits",
+        "the hidden channels times a Hadamard matrix in blocks of up to 512, for few bits",
         "arXiv 2404.00456 (QuaRot)",
         Hadamard,
         refuses=_refuses,
