@@ -207,12 +207,12 @@ def test_presets_of_a_family_of_transformers_are_served_as_that():
         (
             "coca",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "turns cached keys again",
+            "rotates cached keys anew",
         ),
         (  # Llama has a place for it, and keeps cached keys as they were turned
             "transformer",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "turns cached keys again",
+            "rotates cached keys anew",
         ),
     ],
 )

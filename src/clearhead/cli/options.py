@@ -165,7 +165,7 @@ def said_once() -> Iterator[None]:
 
 
 def given(words: list[str], option: str) -> str | None:
-    """The value of an option that stands with one of the words, or after it."""
+    """The value of an option among the words, as `--option=VALUE` or `--option VALUE`."""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name == option:

@@ -76,7 +76,7 @@ def diagnose(
         progress: called after every batch.
 
     Raises:
-        ClearheadError: windows or a model that this cannot be measured on.
+        ClearheadError: windows or a model on which this cannot be measured.
     """
     windows = list(windows)
     length = max(map(len, windows), default=0)

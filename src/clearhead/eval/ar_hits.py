@@ -2,7 +2,7 @@
 
 An AR-hit (associative recall; Arora et al., arXiv 2312.04927) is the last token of an n-gram that
 stood in the same window before. As in arXiv 2410.05258 (table 6) all of them count; Zoology leaves
-out those that are frequent in the training text, which this does not.
+out n-grams that are frequent in the training text.
 """
 
 from typing import ClassVar

@@ -67,8 +67,8 @@ class HarnessTask(HarnessOptions):
         }
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
-        """Every metric by lm-eval's name for it, with `NAME_stderr` where lm-eval gives one: of a
-        group that has numbers of its own those, of others and of tags each task's."""
+        """Every metric by lm-eval's name, with `NAME_stderr` if lm-eval gives one: a group's own
+        numbers if it has some; for other groups and for tags those of each task."""
         name = str(cell["task"])
         manager = _manager(self.include_path, self.tasks)
         with _quiet(), _no_downloaded_code(name):
@@ -120,8 +120,8 @@ class HarnessTask(HarnessOptions):
 
 
 def _manager(folder: str, names: Sequence[str]) -> Any:
-    """lm-eval's index of tasks: a folder's alone where it has all names as tasks, for lm-eval reads
-    its own 14,000 files in seconds.
+    """lm-eval's index of tasks; only the folder's if it has all names, since reading lm-eval's own
+    14,000 files takes seconds.
 
     Raises:
         ClearheadError: where lm-eval is not installed, or there is no such folder.
@@ -149,7 +149,7 @@ def _loaded(manager: Any, name: str) -> Any:
     """A task or group, with its data, as lm-eval's evaluator takes it.
 
     Raises:
-        ClearheadError: where its data cannot be had, or its files are wrong.
+        ClearheadError: its data cannot be loaded, or its files are wrong.
     """
     try:
         return manager.load([name])
@@ -187,7 +187,7 @@ def check_names(names: Sequence[str], folder: str, others: Iterable[str] = ()) -
     """Refuse names that lm-eval does not know.
 
     Args:
-        others: names that would have done as well, for the advice.
+        others: names of other tasks that are allowed, for the advice.
 
     Raises:
         ClearheadError: naming what is near; or how to install lm-eval.
@@ -244,8 +244,8 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
 def harness_model(subject: Subject, advanced: Advanced) -> Iterator[Any]:
     """A model as lm-eval takes it (`HFLM`), its log-softmax in float32.
 
-    The begin token of a model that was trained with one first in every window stands before each
-    prompt, and in place of the first token of what is cut: windows of a text, prompts too long.
+    A model trained with a begin token first in every window gets it before each prompt, and in
+    place of the first token of windows of a text and of prompts that are cut.
 
     Args:
         subject: its batch_tokens are those of a batch, at the model's longest text.
@@ -340,7 +340,7 @@ def _no_downloaded_code(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without lm-eval's own output: lines, bars of progress, and warnings of what is meant here."""
+    """Run the body without lm-eval's output: lines, progress bars, warnings of what is intended."""
     tqdm = require("tqdm", EXTRA).tqdm
 
     def bar(*words: Any, **options: Any) -> Any:

@@ -85,10 +85,10 @@ def haystack(
     queries: int,
     digits: int = 5,
 ) -> Haystack:
-    """Sentences of exactly the length that is left beside needles and question.
+    """Needles among sentences: context and longest question have exactly `length` tokens.
 
     The needles that are asked for stand together at `depth` (a share of the filler before them, to
-    the nearest sentence); the others, each at a place of its own, drawn.
+    the nearest sentence); each other needle stands at a random place of its own.
 
     Raises:
         ClearheadError: needles that do not fit the length.

@@ -1,8 +1,8 @@
 """Multi-query associative recall (Arora et al., arXiv 2312.04927), in words.
 
-A list of pairs, filler up to the length, and some of the pairs again: after each key its value can
-be known. Scored by teacher forcing: whether each token of the value is the likeliest, the earlier
-pairs being given as they are.
+A list of pairs, filler up to the length, and some of the pairs again: after each key the list tells
+its value. Scored by teacher forcing: whether each token of the value is the likeliest, given the
+earlier pairs as they are.
 """
 
 from itertools import accumulate

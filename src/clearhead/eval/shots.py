@@ -141,15 +141,15 @@ class Setting:
         self.questions = [self._question(query.text) for query in self.queries]
 
     def shown(self, length: int, count: int | None) -> list[Example]:
-        """The demonstrations beside which the longest query and label still fit the length.
+        """Demonstrations that fit the length together with the longest query and label.
 
-        One draw for all lengths: those of a shorter one are among a longer one's.
+        All lengths share one draw: a shorter length's are among a longer one's.
 
         Args:
             count: how many; None for as many as fit.
 
         Raises:
-            ClearheadError: where not so many fit, or there are not so many.
+            ClearheadError: `count` do not fit, or `pool` has fewer.
         """
         rest = max(map(len, self.questions)) + max(map(len, self.answers))
         room = length - rest - len(self._subject.begin)

@@ -1,8 +1,8 @@
 """Prefixes that need no training: tokens before the text, as learned keys and values.
 
-The first token of a text takes attention for want of anything better and grows a hidden state
-thousands of times the others'. A token that stands before every text takes that place: its keys and
-values are kept, and nothing of the text grows (PrefixQuant, arXiv 2410.05265).
+The first token of a text takes the attention of heads that find nothing, and its hidden state
+becomes thousands of times larger than others'. Tokens before every text, kept as keys and values,
+take that place, and no state of the text grows (PrefixQuant, arXiv 2410.05265).
 """
 
 from collections import Counter

@@ -34,8 +34,8 @@ class Portion:
         header: the run's line, with "run" its name; `sweep` adds study, provenance and text.
         subjects: the model's variants, such as its rope scalings, each with its dimensions.
         tasks: by name.
-        seeds: of what tasks draw.
-        less: what to give so that less memory is needed.
+        seeds: of the tasks' random draws.
+        less: advice for too little memory, such as smaller batches.
     """
 
     header: Line
@@ -82,7 +82,7 @@ def sweep(
         portions: each makes its portion, and loads its model, when its turn comes.
         records: a file to append to; None keeps nothing.
         work: shows which cell is at hand; models are taken to have as many cells as the first.
-        told: is given a run's line, and the lines of each cell as soon as it is done.
+        told: called with a run's line, and with the lines of each cell as soon as it is done.
 
     Raises:
         ClearheadError: what a model, the text or an option makes impossible; too little memory;

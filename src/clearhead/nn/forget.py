@@ -69,12 +69,12 @@ class Forget(NoPosition):
 def _refuses(layer: LayerSpec) -> str | None:
     if layer.direction != "causal":
         return (
-            "a sum of log gates grows towards later keys where it should fade: choose "
+            "a sum of log gates would raise the scores of later keys: choose "
             "direction='causal', or position='rope'"
         )
     if layer.shaping == "shaped":
         return (
-            "its C, attention at W_Q = 0, would be a second attention, by gates: choose "
+            "C, attention at W_Q = 0, would itself attend by gates: choose "
             "shaping='none', or position='rope'"
         )
     if layer.normalizer == "key-value":

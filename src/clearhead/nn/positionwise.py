@@ -52,7 +52,7 @@ def _qk_refuses(layer: LayerSpec) -> str | None:
         )
     if layer.scores != "dot":
         return (
-            f"scores={layer.scores!r} read lengths of queries and keys, which it takes out: choose "
+            f"scores={layer.scores!r} read lengths of queries and keys, which it removes: choose "
             "scores='dot'"
         )
     return None
@@ -180,7 +180,7 @@ DECLARATIONS = (
     Declaration(
         "qk_norm",
         "rmsnorm",
-        "each head's queries and keys by root mean square, one gain a channel for all heads",
+        "RMSNorm of each head's queries and keys, with one gain a channel for all heads",
         "arXiv 2010.04245, as Qwen3 has it",
         lambda layer, width: RMSNorm(width, layer.norm_eps),
         refuses=_qk_refuses,

@@ -74,7 +74,7 @@ def _refuses(layer: LayerSpec) -> str | None:
     if layer.scores != "dot" and not layer.query_range:
         return (
             f"scores={layer.scores!r} are quadratic in the queries, so that from W_Q = 0 no "
-            "gradient ever moves them: state query_range=0.02, or choose scores='dot'"
+            "gradient ever moves them: give query_range=0.02, or choose scores='dot'"
         )
     if layer.num_value_heads != layer.num_attention_heads:
         return (

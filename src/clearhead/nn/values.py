@@ -80,9 +80,9 @@ def _linear_value_refuses(layer: LayerSpec) -> str | None:
 def _value_refuses(layer: LayerSpec) -> str | None:
     if layer.num_value_heads != layer.num_attention_heads:
         return (
-            f"a head's value is its own channels of the input, which {layer.num_attention_heads} "
-            f"heads cannot share as {layer.num_value_heads}: leave num_value_heads out, and only "
-            "keys are shared, or choose values='linear'"
+            f"a head's value is its own channels of the input, so {layer.num_attention_heads} "
+            f"heads cannot share {layer.num_value_heads} values: leave num_value_heads out, and "
+            "only keys are shared, or choose values='linear'"
         )
     return _as_wide_as_the_stream(layer)
 

@@ -37,8 +37,8 @@ class _Running:
 def attention(
     model: Any, logits: Logits | None, keys_values: KeysValues | None = None
 ) -> Iterator[set[str]]:
-    """Every attention of `model` on quantised logits, or keys and values; its implementation is set
-    again afterwards.
+    """In the body every attention of `model` runs on quantised logits, or keys and values; its own
+    implementation is set again afterwards.
 
     Yields the names of the attention modules that ran so.
 
@@ -69,7 +69,7 @@ def attention(
 
 
 def without_interface(model: Any) -> str:
-    """The message for a model whose attention cannot be quantised."""
+    """The error message for a model whose attention cannot be quantised."""
     return (
         f"{type(model).__name__} does not use transformers' AttentionInterface, so its attention "
         "logits, keys and values cannot be quantised; the other schemes work"

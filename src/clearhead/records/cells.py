@@ -50,7 +50,7 @@ def unmeasured(metrics: Sequence[str], error: Exception) -> list[Line]:
 
 
 def of_items(metric: str, value: float, items: Sequence[float], **details: Any) -> Line:
-    """A measure whose error is that of drawing these items, no trials, and no others."""
+    """A measure whose error is that of drawing these items, which are not trials."""
     interval = _interval(metric, items, value, intervals.of_numbers)
     error = {} if interval is None else {"interval": interval}
     return {"metric": metric, "value": value, **error, "items": list(items), **details}

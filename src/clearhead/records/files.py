@@ -40,7 +40,7 @@ def require_regular(path: Path, advice: str = "name a file") -> None:
     """Refuse a pipe or a device: it may never end, and a whole new file would take its place.
 
     Raises:
-        ClearheadError: with `advice`; a file, a folder and nothing at all pass.
+        ClearheadError: with `advice`; a file, a folder and a missing path pass.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise ClearheadError(f"{path}: not a regular file: {advice}")

@@ -46,8 +46,8 @@ def load(paths: Path | Iterable[Path]) -> Records:
     A last line without its end, as an interrupted run leaves it, is skipped. Of two lines about
     the same step, measure or map the later counts, and so of two runs of one arm, seed, label.
 
-    An evaluation of a run beside that run's own records adds to them. Files with runs of one arm,
-    seed and label that were trained under other settings are told apart by labels, their names.
+    An evaluation of a run beside that run's own records adds to them. Where files have runs of one
+    arm, seed and label with different training settings, the file's name becomes the label.
 
     Raises:
         ClearheadError: naming file and line, for anything else that is not a record; two diagnoses

@@ -122,7 +122,7 @@ class Run:
 
     @property
     def precision(self) -> str | None:
-        """That of the training's products, "bf16" or "fp32"; None where it was not recorded."""
+        """Precision of the training's products, "bf16" or "fp32"; None if it was not recorded."""
         chosen = (self.header.get("train") or {}).get("precision")
         return None if chosen == "auto" else chosen  # of before; it meant one or the other
 
@@ -167,7 +167,7 @@ class Records:
 
     @property
     def finite(self) -> bool:
-        """True if every number is finite that was measured of a model whose training was."""
+        """True if every number is finite that was measured of models whose training stayed so."""
         whole = (run for run in self.runs if not run.diverged)
         return not any(
             one.not_finite or (one.value and one.metric in LOST)
@@ -206,8 +206,8 @@ class Records:
         return Records(runs=tuple(run for run, place in alike if place in (None, *most)))
 
     def arms(self) -> list[str]:
-        """The reference first: the first arm of the baseline, if it was compared; the others as
-        recorded."""
+        """The arms' names: first the reference, which is the first arm of the baseline if it was
+        compared; the others as recorded."""
         names = dict.fromkeys(run.arm for run in self.runs)
         reference = next((run.arm for run in self.runs if run.preset == BASELINE), None)
         return sorted(names, key=lambda name: name != reference)
@@ -221,11 +221,11 @@ class Records:
         return [run for run in self.of(arm) if not run.diverged]
 
     def at_edge(self, arm: str) -> bool:
-        """True if a run of the arm is: a better learning rate may lie beyond those tried for it."""
+        """True if a run of the arm is at the edge of the learning rates tried for it."""
         return any(run.at_edge for run in self.of(arm))
 
     def values(self, arm: str, metric: str, **dimensions: Any) -> dict[int, float]:
-        """{seed: value} of a measure, without the runs that lack it or could not give it."""
+        """{seed: value} of a measure, without the runs in which it has no value."""
         by_seed = {run.seed: run.value(metric, **dimensions) for run in self.of(arm)}
         return {seed: value for seed, value in by_seed.items() if value is not None}
 

@@ -1,8 +1,8 @@
 """The logit lens: a model's prediction of the next token after each layer.
 
 The model's own final norm and output head are applied to the hidden states of every layer
-(nostalgebraist, 2020). Whatever else a model does to its logits is not known in general; so the
-lens is checked on the last layer, and left out where it does not give the model's own logits.
+(nostalgebraist, 2020). A model may do more to its logits; so the lens is checked on the last
+layer, and left out if it does not give the model's own logits there.
 """
 
 from collections.abc import Callable

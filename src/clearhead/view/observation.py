@@ -32,9 +32,9 @@ class Observation:
     """A model on a text, packed.
 
     Attributes:
-        model: what the page shows at once: tokens, statistics of heads, predictions.
-        chunks: packed maps, which the page unpacks when they are looked at; `model["maps"]` says
-            which is whose.
+        model: tokens, statistics of heads and predictions, shown as the page opens.
+        chunks: packed maps, which the page unpacks when they are shown; `model["maps"]` has the
+            place of each head's maps.
         lost: where numbers are not finite: "after layer 3", "in the logits"; "" for nowhere.
     """
 

@@ -112,5 +112,5 @@ class HiddenTrace:
         return sorted(self.norms)
 
     def measures(self) -> list[dict[str, Any]]:
-        """Return nothing: the trace is by token, without means."""
+        """No measures: the trace is by token, without means."""
         return []

@@ -84,7 +84,7 @@ def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
 def turns_anew(ours: ClearheadConfig) -> str | None:
     """The reason why no server decodes a model with a dynamic base alike; None for other models."""
     if (ours.rope_parameters or {}).get("rope_type") == "dynamic":
-        return "rope_type='dynamic' turns cached keys again as a text grows"
+        return "rope_type='dynamic' rotates cached keys anew as a text grows"
     return None
 
 
