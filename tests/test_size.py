@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_558
+LINES = 40_516
 LONGEST = 400
 
 
