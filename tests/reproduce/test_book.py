@@ -11,7 +11,7 @@ def test_what_is_undecided_has_the_command_for_small_and_its_cost():
     losses = {"transformer": [2.5, 2.6, 2.4], "sas": [2.4, 2.62, 2.5]}
     lines = [*book.markdown({"r": _records(losses)})]
     (line,) = (line for line in lines if "--scale small" in line)
-    assert "### sas/figure5: undecided" in line
+    assert "### sas/figure5: undecided" in lines
     asked = "At `small`: `clearhead reproduce sas/figure5 --scale small`, 36 runs, 173 M tokens, "
     assert asked in line
     assert "of training on one GPU" in line

@@ -11,14 +11,14 @@ from clearhead.data import windows
 from clearhead.diagnose.advice import advise
 from clearhead.diagnose.attention_profile import (
     ClosedGates,
+    KeyValueSizes,
     Lambdas,
+    LogitSizes,
     NullMass,
     RowMeans,
     SinkRate,
 )
 from clearhead.diagnose.hidden import HiddenStatistics, ResidualStream
-from clearhead.diagnose.keys_values import KeyValueSizes
-from clearhead.diagnose.logits import LogitSizes
 from clearhead.diagnose.order import RotaryOrder
 from clearhead.diagnose.reparametrised import gain_ratios
 from clearhead.errors import ClearheadError
