@@ -94,7 +94,6 @@ def _inputs(kind: str) -> tuple[dict[str, Tensor], Tensor | None]:
     [
         *((name, {}, "aot_eager") for name in (*SPREAD, "gpt2", "pope", "sink")),
         ("transformer", {"num_key_value_heads": 2}, "inductor"),
-        ("differential", {}, "inductor"),
         ("sas", {}, "inductor"),
     ],
 )
