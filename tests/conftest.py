@@ -31,7 +31,6 @@ TESTS = Path(__file__).parent
 SLOW = (
     *("attack", "cli", "train/test_resume.py", "view/test_browser.py"),
     *("report/test_browser.py", "report/test_committed_records.py"),
-    "report/test_frozen_numbers.py",
     *("eval/test_answers.py", "eval/test_harness.py"),
     *("data/test_corpus.py", "data/test_corpus_builds.py", "data/test_going_on.py"),
     *("data/test_scale.py", "data/test_synthetic.py"),
