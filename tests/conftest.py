@@ -1,5 +1,6 @@
 """Shared by every test: a fixed seed, and one thread, so that tests can run side by side."""
 
+import gc
 import importlib.util
 import os
 import resource
@@ -31,7 +32,6 @@ TESTS = Path(__file__).parent
 SLOW = (
     *("attack", "cli", "train/test_resume.py", "view/test_browser.py"),
     *("report/test_browser.py", "report/test_committed_records.py"),
-    "report/test_frozen_numbers.py",
     *("eval/test_answers.py", "eval/test_harness.py"),
     *("data/test_corpus.py", "data/test_corpus_builds.py", "data/test_going_on.py"),
     *("data/test_scale.py", "data/test_synthetic.py"),
@@ -73,6 +73,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(_place(item).is_relative_to(slow) for slow in SLOW):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is there by now, which stays to the end, out of the search for garbage."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Records read into one model."""
 
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,30 +14,10 @@ from clearhead.records.loading import load, parse
 from clearhead.records.runs import Measure
 
 RESULTS = Path(__file__).parents[2] / "results"
-# Of other formats: times of kernels, and a sweep that no run's file holds.
-OTHERS = ("bench", "gpu", "gpu-check", "learning-rates")
-FILES = sorted(path for path in RESULTS.glob("*.jsonl") if path.stem not in OTHERS)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_committed_file_loads_whole(path: Path) -> None:
-    lines = lines_of(path)
-    records = load(path)
-    headers = [x for x in lines if x["kind"] == "run"]
-    assert {run.id for run in records.runs} == {x["run"] for x in headers}
-    numbers = Counter(line["metric"] for line in lines if line["kind"] == "measure")
-    measures = [one for run in records.runs for one in run.measures.values()]
-    drawn = [draw for one in measures for draw in one.draws.values() or [one]]
-    assert Counter(one.metric for one in drawn) == numbers
-    kinds = Counter(line["kind"] for line in lines)
-    assert sum(len(run.steps) for run in records.runs) == kinds["step"]
-    assert sum(len(run.attention) for run in records.runs) == kinds["attention"]
-    for kind in ("cell", "curve", "advice"):
-        assert sum(len(run.payload(kind)) for run in records.runs) == kinds[kind]
 
 
 def test_values_of_committed_files_stand_under_their_dimensions() -> None:

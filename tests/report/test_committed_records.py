@@ -3,14 +3,18 @@
 import json
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clearhead.records.loading import load
+from clearhead.records.runs import Records
 from clearhead.report import page_of
 from clearhead.report.pivots import Pivot
+
+from .frozen_numbers import OTHERS, differing
 
 RESULTS = Path(__file__).parents[2] / "results"
 # What the header of a record names beside the commit and the command: the configuration, by kind.
@@ -46,9 +50,42 @@ def _faults(lines: list[dict[str, Any]]) -> set[str]:
     return found if headers else found | {"header"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_header_names_commit_command_and_configuration(path: Path) -> None:
-    assert not _faults(_read(path))
+@pytest.fixture(scope="module", params=FILES, ids=lambda path: path.stem)
+def committed(request: pytest.FixtureRequest) -> tuple[Path, list[dict[str, Any]]]:
+    """A file of records, and its lines."""
+    return request.param, _read(request.param)
+
+
+@pytest.fixture(scope="module")
+def records(committed: tuple[Path, list[dict[str, Any]]]) -> Records:
+    """The runs of a file."""
+    if committed[0].stem in OTHERS:
+        pytest.skip("of another format")
+    return load(committed[0])
+
+
+def test_every_header_names_commit_command_and_configuration(committed: Any) -> None:
+    assert not _faults(committed[1])
+
+
+def test_every_committed_file_loads_whole(committed: Any, records: Records) -> None:
+    lines = committed[1]
+    headers = [x for x in lines if x["kind"] == "run"]
+    assert {run.id for run in records.runs} == {x["run"] for x in headers}
+    numbers = Counter(line["metric"] for line in lines if line["kind"] == "measure")
+    measures = [one for run in records.runs for one in run.measures.values()]
+    drawn = [draw for one in measures for draw in one.draws.values() or [one]]
+    assert Counter(one.metric for one in drawn) == numbers
+    kinds = Counter(line["kind"] for line in lines)
+    assert sum(len(run.steps) for run in records.runs) == kinds["step"]
+    assert sum(len(run.attention) for run in records.runs) == kinds["attention"]
+    for kind in ("cell", "curve", "advice"):
+        assert sum(len(run.payload(kind)) for run in records.runs) == kinds[kind]
+
+
+def test_the_numbers_of_a_committed_record_hold(committed: Any, records: Records) -> None:
+    """Before its page is made, which adds costs to its runs."""
+    assert not differing(committed[0].stem, records)
 
 
 def test_every_commit_is_in_the_history() -> None:
@@ -77,24 +114,14 @@ def _git(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_readme_says_what_a_record_is(path: Path) -> None:
+def test_the_readme_says_what_a_record_is(committed: Any) -> None:
     """The first cell of a row names it; the others say what it holds, and by which command."""
     rows = re.findall(r"^\| (.*?) \| .+ \| .+ \|$", README, re.MULTILINE)
-    assert any(f"`{path.name}`" in names for names in rows)
+    assert any(f"`{committed[0].name}`" in names for names in rows)
 
 
-# Of other formats: times of kernels, and a sweep that no run's file holds.
-OTHERS = ("bench", "gpu", "gpu-check", "learning-rates")
-
-
-@pytest.mark.parametrize(
-    "path",
-    [path for path in sorted(RESULTS.glob("*.jsonl")) if path.stem not in OTHERS],
-    ids=lambda path: path.stem,
-)
-def test_every_record_makes_a_page_with_a_verdict(path: Path) -> None:
-    page = page_of(load(path))
+def test_every_record_makes_a_page_with_a_verdict(records: Records) -> None:
+    page = page_of(records)
     assert page.verdict
     assert page.verdict[0].endswith(".")
     assert page.sections[-1].name == "made"

@@ -30,16 +30,23 @@ LEFT_OUT = (
 )
 
 
-@pytest.fixture
-def reproduced(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    base = tmp_path / "base"
-    monkeypatch.setattr(requests, "EXPERIMENTS", smoke.experiments(f"{base}/final"))
-    requests._arms.cache_clear()
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A run, and beside it the cache of every experiment's tokens."""
+    folder = tmp_path_factory.mktemp("smoke")
     shape = ("hidden_size=24", "num_hidden_layers=2", "max_position_embeddings=512")
     text = ("--data.limit", "200000", "--data.vocabulary", "512", "--train.tokens", "4096")
-    assert call("train", "--set", *shape, *text, "--train.log-every", 1, "--output", base) == 0
+    words = (*text, "--data.cache", folder / "cache", "--train.log-every", 1)
+    assert call("train", "--set", *shape, *words, "--output", folder / "base") == 0
+    return folder / "base"
+
+
+@pytest.fixture
+def reproduced(base, capsys, monkeypatch):
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(base.with_name("cache")))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    monkeypatch.setattr(requests, "EXPERIMENTS", smoke.experiments(f"{base}/final"))
+    requests._arms.cache_clear()
 
     def run(*words, folder):
         with pytest.raises(SystemExit) as stop:
