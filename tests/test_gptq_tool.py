@@ -47,6 +47,7 @@ def test_a_folder_with_other_weights(tmp_path):
     weights = {
         f"{name}.weight": quantise_weight(layer.weight.data, how) for name, layer in layers.items()
     }
+    (tmp_path / "before/manifest.json").write_text("{}")
     texts = Texts(windows=list(torch.randint(0, architectures.VOCABULARY, (2, 13))))
     expected = cost(model, scheme("w4-group8"), texts).perplexity
     TOOL["write"](tmp_path / "before", tmp_path / "after", weights)
@@ -54,6 +55,7 @@ def test_a_folder_with_other_weights(tmp_path):
     assert cost(again, None, texts).perplexity == pytest.approx(expected, rel=1e-6)
     before, after = (load_file(tmp_path / one / TOOL["WEIGHTS"]) for one in ("before", "after"))
     assert {name for name in before if not torch.equal(before[name], after[name])} == set(weights)
+    assert not (tmp_path / "after/manifest.json").exists()
     with pytest.raises(SystemExit, match="has no"):
         TOOL["write"](tmp_path / "before", tmp_path / "third", {"else.weight": torch.zeros(1)})
     assert not (tmp_path / "third").exists()

@@ -97,7 +97,8 @@ def write(model: Path, folder: Path, weights: dict[str, Tensor]) -> None:
     if unknown := weights.keys() - before.keys():
         raise SystemExit(f"{model / WEIGHTS} has no {min(unknown)}")
     after = {name: weights[name].to(before[name].dtype) for name in weights}
-    shutil.copytree(model, folder)
+    # A manifest holds the checksum of the weights that are replaced.
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("manifest.json"))
     save_file({**before, **after}, folder / WEIGHTS, metadata={"format": "pt"})
 
 
