@@ -27,7 +27,7 @@ def markdown(path: Path = RECORDS) -> str:
     for line in path.read_text("utf-8").splitlines():
         record = json.loads(line)
         if not record["ours"].endswith(GONE) and record["name"] != SUPERSEDED:
-            device = record["device"].split(",")[0]
+            device = re.split("[ ,]", record["device"].removeprefix("NVIDIA "))[0]
             newest[device, record["name"], record["ours"], record["peer"]] = record
     tables: dict[tuple[str, str, str], dict[str, dict[int, float]]] = {}
     plain: list[str] = []
@@ -39,8 +39,9 @@ def markdown(path: Path = RECORDS) -> str:
             plain.append(f"| {name} | {ours} | {peer} | {record['ratio']:.3f} | {device} |")
     lines = []
     for (device, title, peer), rows in tables.items():
-        lines += _pivot(f"{title}, of {peer} ({device})", rows)
-    lines += ["| | | of | ratio | device |", "| --- | --- | --- | --- | --- |", *plain]
+        title = title.replace("decoding, ", "decoding, batch ")
+        lines += _pivot(f"{title}, time / {peer}'s ({device})", rows)
+    lines += ["| figure | of | peer | ratio | device |", "| --- | --- | --- | --- | --- |", *plain]
     return "\n".join(lines)
 
 

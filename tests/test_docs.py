@@ -3,8 +3,6 @@
 import importlib
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -75,12 +73,10 @@ HOW_TO = re.findall(r"```python\n(.*?)```", (ROOT / "docs/howto.md").read_text()
 
 
 @pytest.mark.parametrize("number", range(len(HOW_TO)))
-def test_a_program_of_the_how_to_runs_as_it_stands(number, tmp_path):
+def test_a_program_of_the_how_to_runs_as_it_stands(number, tmp_path, warm):
     program = tmp_path / "program.py"  # a process: what it registers stays its own
     program.write_text(HOW_TO[number])
-    done = subprocess.run(
-        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = warm.run(program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -88,11 +84,9 @@ def test_the_how_to_has_programs():
     assert len(HOW_TO) == 5
 
 
-def test_a_command_knows_the_mechanism_of_the_how_to(tmp_path):
+def test_a_command_knows_the_mechanism_of_the_how_to(tmp_path, warm):
     (program,) = (one for one in HOW_TO if "register_preset" in one)
     (tmp_path / "quieter.py").write_text(program)
     words = ["plan", "quieter", "--set", "hidden_size=48", "--import", "quieter"]
-    done = subprocess.run(
-        [sys.executable, "-m", "clearhead", *words], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = warm.run("-m", "clearhead", *words, cwd=tmp_path)
     assert done.stdout.startswith("quieter, hidden_size=48"), done.stderr

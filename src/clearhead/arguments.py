@@ -31,15 +31,15 @@ def pairs(words: Sequence[str]) -> dict[str, str]:
     Raises:
         ClearheadError: for another form, and for a key given twice.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key or not value:
             raise ClearheadError(f"{word!r} is not KEY=VALUE: for example maps=differential")
-        if key in found:
-            raise ClearheadError(f"{key} is given twice: {found[key]} and {value}")
-        found[key] = value
-    return found
+        if key in values:
+            raise ClearheadError(f"{key} is given twice: {values[key]} and {value}")
+        values[key] = value
+    return values
 
 
 def overrides(words: Sequence[str]) -> dict[str, Any]:

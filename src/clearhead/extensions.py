@@ -35,12 +35,12 @@ def taken_from(line: list[str]) -> list[str]:
 
 
 def words() -> list[str]:
-    """The option that asks for the same packages in another command."""
+    """The --import options with which another command imports the same packages."""
     return [_OPTION, os.environ[VARIABLE]] if os.environ.get(VARIABLE) else []
 
 
 def load() -> None:
-    """Import the packages that are asked for, and those that are installed as extensions.
+    """Import the packages of `--import` and CLEARHEAD_IMPORT, and the installed extensions.
 
     Raises:
         ClearheadError: where one cannot be imported, or refuses to be.

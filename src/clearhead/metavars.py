@@ -33,7 +33,7 @@ def place(word: str) -> str:
 def called(
     metavar: str, read: Callable[[str], Any] = in_utf8, kind: type = str
 ) -> PrimitiveConstructorSpec[Any]:
-    """One word that `read` makes a value of a kind of."""
+    """The constructor of an option of one word, which `read` turns into a `kind`."""
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,

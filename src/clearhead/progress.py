@@ -47,7 +47,7 @@ class Work:
         self.close()
 
     def start(self, total: int) -> None:
-        """Say how many units there are; without effect where that was said before."""
+        """Set the number of units; without effect on later calls."""
         if self._total is None:
             self._total, self._started = total, self._clock()
 
@@ -73,7 +73,7 @@ class Work:
         self._printed = self.share
 
     def update(self, share: float, detail: str = "") -> None:
-        """Say how far the unit at hand is, from 0 to 1, and its numbers."""
+        """Show a share of the unit at hand, from 0 to 1, and its numbers."""
         self._share = share
         due = round((self.share - self._printed) * PLAIN_LINES, 6) >= 1
         line = "  ".join(filter(None, (self.place, detail)))
@@ -85,7 +85,7 @@ class Work:
         self._share = 0.0
 
     def say(self, line: str) -> None:
-        """Tell a line beside, where there is someone to tell."""
+        """Print a line beside the progress, or pass it to `say`."""
         self.close()
         if self._stream is None:
             self._say(line)

@@ -113,7 +113,7 @@ def _refuses_nothing(layer: LayerSpec) -> str | None:
 
 @dataclass(frozen=True)
 class Declaration:
-    """All that the house knows of one mechanism; options after `build` are given by name.
+    """All that clearhead knows of one mechanism; arguments after `build` are given by name.
 
     Attributes:
         axis: a key of `AXES`.
@@ -135,12 +135,11 @@ class Declaration:
             making one map.
         query_width, key_width: of scores: how wide a head's query and key are, as projected.
         rotary_width: of scores: twice the angles of a head's rotary table.
-        adopt: makes an attention layer's weights go on under this mechanism where the axis had its
-            default, as the same function where there is one: `adopt(weights, before, after)`, by
-            name within the layer's attention, its MLP's with "mlp." before them, and the specs
-            before and after. None where a new mechanism starts as its paper says, beside weights as
-            they are.
-        anneals: whether `annealed_start` brings it in over the training run, from no effect.
+        adopt: converts a layer's weights to this mechanism from the axis's default, to the same
+            function if possible: `adopt(weights, before, after)`, of weights by their names within
+            the layer's attention ("mlp." before an MLP's) and the two specs. None: weights stay,
+            and the new mechanism starts as its paper says.
+        anneals: whether it can come in over a training run, from no effect (`annealed_start`).
     """
 
     axis: str
@@ -215,8 +214,8 @@ class Registry:
         """Every mechanism in Markdown, as docs/mechanisms.md has it."""
         lines = ["| axis | value | what it is | source |", "| --- | --- | --- | --- |"]
         for axis, declarations in self._table.items():
-            for name, found in declarations.items():
-                cells = (f"`{axis}`", f"`{name}`", found.summary, found.source)
+            for name, declaration in declarations.items():
+                cells = (f"`{axis}`", f"`{name}`", declaration.summary, declaration.source)
                 lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
         return "\n".join(lines)
 

@@ -16,10 +16,10 @@ def versions(*packages: str) -> dict[str, str]:
     """
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"python": platform.python_version(), "clearhead": __version__}
+    numbers = {"python": platform.python_version(), "clearhead": __version__}
     for name in (*_LIBRARIES, *packages):
         try:
-            found[name] = version(name)
+            numbers[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return numbers

@@ -2,12 +2,9 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
-
-from .conftest import changed
 
 # Counts calls of functions of the package until WHERE is called; comprehensions are none of them,
 # since later versions of Python inline them.
@@ -40,8 +37,37 @@ from tests.reproduce.smoke import experiments
 
 requests.EXPERIMENTS = experiments()
 """
+STEPS = (
+    *("--data.validation", "0.1", "--train.tokens", "64", "--train.sequence-length", "16"),
+    *("--train.batch-size", "2", "--train.precision", "fp32"),
+)
 STEP = "train/parallel.py:accumulate"
 SHAPE = ("--set", "hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2")
+
+
+TEXT = ("--data.data", "own.jsonl")
+
+
+@pytest.fixture(scope="module")
+def called(warm, cache, tmp_path_factory):
+    """called(where, verb, …) says how often functions were called, in a folder with a run."""
+    folder = tmp_path_factory.mktemp("called")
+    paths = os.pathsep.join(filter(None, sys.path))
+    environment = os.environ | {"PYTHONPATH": paths, "CLEARHEAD_CACHE": str(cache)}
+    texts = [{"text": f"attention noise sink query key value head {n} " * 40} for n in range(60)]
+    (folder / "own.jsonl").write_text("".join(json.dumps(one) + "\n" for one in texts))
+
+    def run(where, verb, *words):
+        settings = (*STEPS, *TEXT, "--data.vocabulary", "300") * (verb in ("train", "compare"))
+        output = "--records" if verb == "eval" else "--output"
+        code = SMALL * (verb == "reproduce") + PROGRAM
+        out = (output, f"{verb}-{where[:4]}")
+        return warm.run(
+            "-c", code, where, verb, *words, *settings, *out, cwd=folder, env=environment
+        ).stdout
+
+    run("none", "train", *SHAPE)  # makes the tokens of the others
+    return run
 
 
 @pytest.mark.parametrize(
@@ -52,7 +78,7 @@ SHAPE = ("--set", "hidden_size=24", "num_hidden_layers=1", "num_attention_heads=
         (
             5000,
             "eval/sliding.py:Losses.__call__",
-            ("eval", "run", "--lengths", "16", "--tokens", "64"),
+            ("eval", "train-none", "--lengths", "16", "--tokens", "64"),
         ),
         (
             20_000,
@@ -62,22 +88,6 @@ SHAPE = ("--set", "hidden_size=24", "num_hidden_layers=1", "num_attention_heads=
     ],
     ids=lambda one: one[0] if isinstance(one, tuple) else "",
 )
-def test_a_verb_does_its_work_soon(bound, where, words, settings, tmp_path, monkeypatch):
-    def called(*given: str) -> str:
-        small = SMALL * (given[1] == "reproduce")
-        line = [sys.executable, "-c", small + PROGRAM, *given]
-        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True).stdout
-
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    if words[0] != "reproduce":
-        texts = [
-            {"text": f"attention noise sink query key value head {n} " * 40} for n in range(60)
-        ]
-        (tmp_path / "own.jsonl").write_text("".join(json.dumps(one) + "\n" for one in texts))
-        settings = changed(settings, "--data.data", "own.jsonl")
-        called("none", "train", *SHAPE, *settings, "--output", "run")  # makes its tokens
-    if words[0] in ("train", "compare"):
-        words = (*words, *settings)
-    output = "--records" if words[0] == "eval" else "--output"
-    said = called(where, *words, output, "out")
+def test_a_verb_does_its_work_soon(bound, where, words, called):
+    said = called(where, *words)
     assert int(said.split("calls ")[1].split()[0]) <= bound

@@ -70,7 +70,7 @@ def test_what_cannot_be_converted_leaves_nothing(settings, tmp_path, capsys, mon
     assert call("convert", str(run), str(made)) == 2
     assert "Llama has no normalizer='key': only normalizer='softmax'" in error_line(capsys)
     assert call("convert", str(run), str(run)) == 2
-    assert "run exists: give the folder of a model not made yet" in error_line(capsys)
+    assert "run exists: give a folder that does not exist yet" in error_line(capsys)
     assert call("convert", str(tmp_path / "none"), str(made)) == 2
     assert "cannot load a model" in error_line(capsys)
     plain = tmp_path / "plain"

@@ -158,7 +158,7 @@ def test_a_searched_prefix_is_the_best_of_those_at_no_loss(llama, text, tmp_path
     model.save_pretrained(still)
     AutoTokenizer.from_pretrained(llama).save_pretrained(still)
     assert call("convert", str(still), str(made), *words) == 2
-    assert "at no loss of perplexity: give a prefix" in error_line(capsys)
+    assert "without raising perplexity: give one" in error_line(capsys)
     model = AutoModelForCausalLM.from_pretrained(llama)
     with torch.no_grad():
         model.lm_head.weight.mul_(1e-3)  # no prefix changes much of the loss
@@ -219,7 +219,7 @@ def test_what_is_refused_is_refused_before_the_search_and_the_rotation(
     assert call("convert", str(llama), str(tmp_path / "normed"), "--to", "norm=layernorm") == 0
     words = ("--prefix", "auto", "--rotate", "residual", *read)
     assert call("convert", str(tmp_path / "normed"), str(made), *words) == 2
-    assert "norm='layernorm' tells channels apart" in error_line(capsys)
+    assert "norm='layernorm' treats each channel by itself" in error_line(capsys)
     assert not made.exists()
 
 

@@ -9,7 +9,7 @@ import tests_architectures as architectures
 import torch
 from transformers import AutoModelForCausalLM
 
-from clearhead.experiments.deployment import deploy, in_words
+from clearhead.experiments.saving import deploy, in_words
 from clearhead.models.loading import load
 from clearhead.records import manifest
 
@@ -100,7 +100,7 @@ class TestDeployment:
     def test_a_saved_model_that_is_another_is_refused(
         self, model, windows, tmp_path, capsys, monkeypatch
     ):
-        monkeypatch.setattr("clearhead.experiments.deployment.continuation", lambda *_: [0, 0])
+        monkeypatch.setattr("clearhead.experiments.saving.continuations", lambda *_: [[0, 0]])
         options = ("--deploy", "int8-weight-only", "--output", str(tmp_path / "few"))
         assert "do not use it" in refusal(capsys, "quantize", str(model), *windows, *options)
 

@@ -2,9 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,23 +29,23 @@ def hub(tmp_path: Path, text: Path) -> Path:
     return repository.parent
 
 
-def _clearhead(hub: Path, *words: object) -> "subprocess.CompletedProcess[str]":
-    """A new process, as huggingface_hub reads these variables once, in a folder without models."""
-    return subprocess.run(
-        [sys.executable, "-m", "clearhead", *map(str, words)],
-        cwd=hub,
-        env={**os.environ, "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture
+def clearhead(hub: Path, warm: Any) -> Callable[..., Any]:
+    """Runs a command line in a new process with this cache, in a folder without models."""
+
+    def run(*words: object) -> Any:
+        environment = os.environ | {"HF_HUB_CACHE": str(hub)}
+        return warm.run("-m", "clearhead", *words, cwd=hub, env=environment)
+
+    return run
 
 
-def test_training_goes_on_from_a_name_on_the_hub(hub, text, tmp_path):
+def test_training_goes_on_from_a_name_on_the_hub(hub, clearhead, text, tmp_path):
     options = ["--data.data", text, "--data.validation", "0.1", "--train.tokens", "64"]
     options += ["--train.sequence-length", "16", "--train.batch-size", "2"]
     options += ["--train.precision", "fp32", "--data.cache", tmp_path / "tokens"]
     run = tmp_path / "run"
-    done = _clearhead(hub, "train", "--from", "owner/tiny", *options, "--output", run)
+    done = clearhead("train", "--from", "owner/tiny", *options, "--output", run)
     assert done.returncode == 0, done.stderr
     record = json.loads((run / "run.json").read_text("utf-8"))
     assert record["description"]["from"]["name"] == "owner/tiny"
@@ -54,7 +54,7 @@ def test_training_goes_on_from_a_name_on_the_hub(hub, text, tmp_path):
     assert weights.keys() == start.keys()
     assert 0 < max(float((weights[key] - start[key]).abs().max()) for key in start) < 0.1
     # A name that the cache has not: one line, and no run.
-    refused = _clearhead(hub, "train", "--from", "owner/none", *options, "--output", run / "none")
+    refused = clearhead("train", "--from", "owner/none", *options, "--output", run / "none")
     assert refused.returncode == 2
     assert len(refused.stderr.splitlines()) == 1
     assert "'owner/none'" in refused.stderr
@@ -62,9 +62,9 @@ def test_training_goes_on_from_a_name_on_the_hub(hub, text, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["owner/tiny", "owner/none"])
-def test_a_folder_with_the_owner_s_name_hides_no_model_of_the_cache(name, hub):
+def test_a_folder_with_the_owner_s_name_hides_no_model_of_the_cache(name, hub, clearhead):
     (hub / "owner").mkdir()
-    done = _clearhead(hub, "generate", name, "attention", "--tokens", "2")
+    done = clearhead("generate", name, "attention", "--tokens", "2")
     if name == "owner/tiny":
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("attention")
@@ -74,9 +74,9 @@ def test_a_folder_with_the_owner_s_name_hides_no_model_of_the_cache(name, hub):
         assert "no such folder; nor in the hub's cache" in line
 
 
-def test_a_name_on_the_hub_is_converted(hub, tmp_path):
+def test_a_name_on_the_hub_is_converted(hub, clearhead, tmp_path):
     made = tmp_path / "made"
-    done = _clearhead(hub, "convert", "owner/tiny", made, "--to", "differential-v2")
+    done = clearhead("convert", "owner/tiny", made, "--to", "differential-v2")
     assert done.returncode == 0, done.stderr
     assert "LlamaForCausalLM → ClearheadForCausalLM, with equal logits" in done.stdout
     theirs = AutoModelForCausalLM.from_pretrained(hub / "models--owner--tiny/snapshots" / COMMIT)

@@ -1,5 +1,6 @@
 """A model with a prefix, or an annealed start, in verbs beside the one that made it."""
 
+import gc
 import json
 import random
 from collections.abc import Callable
@@ -9,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests_architectures import takes_adapters
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from clearhead.experiments import converting
 
 from .conftest import WORDS, call, lines_of, saved_llama
 
@@ -41,6 +44,26 @@ def steps(settings: list[str], tmp_path: Path) -> Callable[..., list[float]]:
         return [json.loads(line)["loss"] for line in lines]
 
     return losses
+
+
+def test_a_repair_holds_two_models_in_memory(plain, text, tmp_path, monkeypatch):
+    """The model as it is and one copy; half as much again while the copy's MLPs are equalised."""
+    held = list[float]()
+
+    def measured(before, after, *rest):
+        models = [one for one in gc.get_objects() if issubclass(type(one), PreTrainedModel)]
+        tensors = {x.data_ptr(): x.numel() for one in models for x in one.parameters()}
+        held.append(sum(tensors.values()) / sum(x.numel() for x in before.parameters()))
+        return one_of_them(before, after, *rest)
+
+    one_of_them = converting.with_equal_logits
+    monkeypatch.setattr(converting, "with_equal_logits", measured)
+    gc.collect()
+    repair = "--prefix key --rotate residual values down --equalise --windows 1 --length 64"
+    words = [*repair.split(), "--text", str(text)]
+    assert call("convert", str(plain), str(tmp_path / "repaired"), *words) == 0
+    assert len(held) == 2
+    assert max(held) < 2.6
 
 
 def test_a_prefix_is_evaluated_at_every_length_and_in_sliding_windows(prefixed, windows, tmp_path):

@@ -105,12 +105,12 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
     for words, said in (
         (("train", "--data.data", "none"), "already holds a run: go on with it by --resume"),
         (("train", "--from", "none", "--data.data", "none"), "already holds a run"),
-        (("quantize", "none", "--deploy", "int8-dynamic"), "exists: give the folder of a model"),
+        (("quantize", "none", "--deploy", "int8-dynamic"), "exists: give a folder that"),
     ):
         assert call(*words, "--output", str(tmp_path)) == 2
         assert said in capsys.readouterr().err
     assert call("convert", "none", str(tmp_path)) == 2
-    assert "exists: give the folder of a model not made yet" in capsys.readouterr().err
+    assert "exists: give a folder that does not exist yet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
         (["train", "--data.data", "missing.txt"], "missing.txt"),
         (["compare", "transformer", "softmx1"], "did you mean softmax1?"),
         (["compare", "gpt2", "gpt2"], "each once"),
-        (["compare", "--rates", "gpt2", "0.1"], "which is not compared"),
+        (["compare", "--rates", "gpt2", "0.1"], "no arm has this name"),
         (["compare", "--beside", "missing.jsonl"], "missing.jsonl"),
         (["report", "missing.jsonl"], "missing.jsonl"),
         (["eval", "nowhere/model"], "cannot load a model from 'nowhere/model'"),
@@ -190,7 +190,7 @@ def test_plan_prints_counts(capsys):
 
 def test_plan_names_the_shape(capsys):
     assert "choose one of" in refusal(capsys, "plan", "transformer", "--size", "0.35b")
-    shape = ["hidden_size=1024", "num_hidden_layers=24", "num_attention_heads=8"]
+    shape = ["hidden_size=256", "num_hidden_layers=4", "num_attention_heads=8"]
     assert call("plan", "transformer", "--set", *shape, "--gpus", "1", "2") == 0
     out = capsys.readouterr().out
     assert out.startswith(f"transformer, {', '.join(shape)}\n")

@@ -45,7 +45,7 @@ def test_a_page_of_the_text_in_a_file(saved, tmp_path, capsys):
         (("a", "b", "c"), "one model or two side by side; found 3"),
         (
             ("x", "--text", "missing.txt"),
-            "missing.txt: no such file or folder: give one that there is, or a text",
+            "missing.txt: no such file or folder: give an existing one, or a text",
         ),
         (("nowhere/model",), "cannot load a model from 'nowhere/model'"),
         (("x", "--tokens", "1"), "tokens is 1: give a whole number of at least 2"),

@@ -54,7 +54,7 @@ def test_the_smallest_corpus_has_two_sides(tmp_path, configure):
         corpus = prepare(configure(root, validation=share))
         assert [len(documents(corpus, split)) for split in ("train", "validation")] == [1, 1]
     (root / "two.txt").write_text("one")
-    with pytest.raises(ClearheadError, match=r"too small to split, 2 document\(s\) and all alike"):
+    with pytest.raises(ClearheadError, match=r"too small to split \(2 document\(s\), all alike"):
         prepare(configure(root))
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -278,22 +277,22 @@ def test_damaged_build_is_made_anew(folder, configure, encoded, damage, name):
     assert sum(encoded) == 60
 
 
-def test_two_builds_at_once(folder, configure):
+BUILT = """
+import sys
+from pathlib import Path
+from clearhead.data import DataConfig, prepare
+data, cache = sys.argv[1:]
+config = DataConfig(data=(data,), vocabulary=280, validation=0.2, cache=Path(cache))
+print(prepare(config).split("train")[0].tokens.tolist())
+"""
+
+
+def test_two_builds_at_once(folder, configure, warm):
     config = configure(folder)
-    # Processes of their own: a fork of one whose tokenizers have threads would wait for these.
-    code = (
-        "import pickle, sys; from clearhead.data import prepare; "
-        "print(prepare(pickle.load(sys.stdin.buffer)).split('train')[0].tokens.tolist())"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    builds = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
-    for one in builds:
-        one.stdin.write(pickle.dumps(config))
-        one.stdin.close()
+    builds = [warm.start("-c", BUILT, folder, config.cache) for _ in range(2)]
     wanted = prepare(config).split("train")[0].tokens.tolist()
     for one in builds:
-        with one:
-            assert json.loads(one.stdout.read()) == wanted
+        assert json.loads(one.wait().stdout) == wanted
     assert os.listdir(config.cache / "corpora") == [build(config.cache).name]
 
 
@@ -325,10 +324,10 @@ prepare(DataConfig(data=(data,), vocabulary=280, validation=0.2, cache=Path(cach
 """
 
 
-def test_a_killed_build_is_made_anew(folder, configure):
+def test_a_killed_build_is_made_anew(folder, configure, warm):
     config = configure(folder)
-    words = [sys.executable, "-c", KILLED, str(folder), str(config.cache)]
-    assert subprocess.run(words).returncode == -signal.SIGKILL
+    killed = warm.run("-c", KILLED, folder, config.cache)
+    assert killed.returncode == -signal.SIGKILL
     (left,) = (config.cache / "corpora").iterdir()
     assert left.name.startswith(".")
     whole = prepare(configure(folder, cache=config.cache.parent / "whole"))

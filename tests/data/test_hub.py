@@ -115,7 +115,9 @@ def test_a_stream_that_breaks_leaves_nothing(configure, hub, second):
         return rows()
 
     hub.rows = breaks
-    with pytest.raises(ClearheadError, match=r"'hf:org/name' cannot be had .* the line went down"):
+    with pytest.raises(
+        ClearheadError, match=r"'hf:org/name' cannot be loaded .* the line went down"
+    ):
         prepare(config)
     hub.fails_at = None
     assert prepare(config).describe()["documents"] == 1000
@@ -126,7 +128,7 @@ def test_a_hub_that_does_not_answer_is_one_line(configure, hub):
         raise OSError(f"no route\nto {name}")
 
     hub.dataset_info = dataset_info
-    with pytest.raises(ClearheadError, match="cannot be had from the hub: no route to org/name"):
+    with pytest.raises(ClearheadError, match="cannot be loaded from the hub: no route to org/name"):
         prepare(configure("hf:org/name"))
 
 
@@ -153,5 +155,5 @@ def test_the_real_library_streams_a_folder(configure, tmp_path):
     assert "revision" not in prepare(config).describe()["sources"][0]
     write(21)
     assert prepare(config).describe()["documents"] == 21
-    with pytest.raises(ClearheadError, match=r"cannot be had from the hub: .*nosplit"):
+    with pytest.raises(ClearheadError, match=r"cannot be loaded from the hub: .*nosplit"):
         prepare(configure(f"hf:{root}#nosplit"))

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.diagnose.attention_profile import Lambdas, RowMeans, SinkRate
-from clearhead.diagnose.logits import LogitSizes
+from clearhead.diagnose.attention_profile import Lambdas, LogitSizes, RowMeans, SinkRate
 from clearhead.ops.visibility import Visibility
 from clearhead.probe import AttentionCall, ByTile
 from clearhead.probe import tiles as module_under_test

@@ -10,9 +10,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from clearhead import ClearheadError
 from clearhead.diagnose import attention_profile, diagnose
-from clearhead.diagnose.attention_profile import RowMeans
+from clearhead.diagnose.attention_profile import LogitSizes, RowMeans
 from clearhead.diagnose.hidden import ResidualStream
-from clearhead.diagnose.logits import LogitSizes
 from clearhead.models import with_rope_scaling
 from clearhead.models.inspection import longest_text, within_memory
 from clearhead.probe import AttentionCall, ByTile, observe

@@ -192,7 +192,7 @@ def test_what_is_shared_is_read_once():
 
 def test_refuses_a_model_without_a_key_value_cache():
     config = MambaConfig(vocab_size=8, hidden_size=8, state_size=2, num_hidden_layers=1)
-    with pytest.raises(ClearheadError, match="MambaForCausalLM gives no key-value cache"):
+    with pytest.raises(ClearheadError, match="MambaForCausalLM has no key-value cache"):
         Reader(MambaForCausalLM(config).eval(), batch_tokens=8)
 
 

@@ -109,7 +109,7 @@ def test_refuses_at_once_what_cannot_be_measured(subject, task, changes, message
 )
 def test_refuses_rows_that_say_nothing(subject, tmp_path, row):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    with pytest.raises(ClearheadError, match="line 1: give a document and a summary, not empty"):
+    with pytest.raises(ClearheadError, match="line 1: document or summary is empty: give both"):
         HallucinationTask(files=(str(tmp_path / "rows.jsonl"),)).cells(subject)
 
 

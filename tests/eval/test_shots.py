@@ -132,7 +132,7 @@ def _letters(text):
         (_letters, ("a", ""), "label '' has no token"),
         (lambda t: _letters(t.replace("q", "").replace(" ", "")), ("a", "q"), "'q' has no token"),
         (lambda t: _letters(t.lower()), ("Ab", "aB"), "'Ab' has the tokens of another label"),
-        (lambda t: _letters(t.strip()), ("a", "b"), "end of a line no token"),
+        (lambda t: _letters(t.strip()), ("a", "b"), "no token ends a line"),
     ],
 )
 def test_labels_that_cannot_be_scored_are_refused(write, encode, labels, message):
@@ -167,7 +167,7 @@ def test_labelled_texts_of_a_data_set_are_those_of_a_file(
         ({}, [{"sentence": "a", "label": "b"}], r"line 1: no field 'text', it has 'sentence', 'la"),
         ({"label_field": "labels"}, _rows(3), "the one meant with --shots.label-field label"),
         ({}, [*_rows(9), {"text": "a", "label": ["b"]}], r"line 10: a label is a name .*\['b'\]"),
-        ({}, _rows(1) * 3, "all 3 training rows are of class"),
+        ({}, _rows(1) * 3, "all 3 training rows have class"),
         ({"queries": 31}, _rows(30), "queries is 31, and .* has 30 rows"),
         ({"queries": 30}, _rows(30), "shots: fill asked for, and 0 of 0 examples fit"),
         ({"counts": ("9",)}, _rows(12), "shots: 9 asked for, and 4 of 8 examples fit"),

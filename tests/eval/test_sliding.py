@@ -136,7 +136,7 @@ def test_windows_predict_each_token_once():
                     for token in range(window.first, window.stop)
                 ]
                 assert found == list(range(1, tokens))
-    with pytest.raises(ClearheadError, match="stride is 9: it is from 1 to the window's length, 8"):
+    with pytest.raises(ClearheadError, match="stride is 9: give 1 to the window's length, 8"):
         list(windows_of(20, 8, 9))
 
 

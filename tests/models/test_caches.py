@@ -152,7 +152,7 @@ def test_rows_of_a_cache_whose_positions_have_gaps_may_be_repeated():
         past_key_values=cache,
     )
     cache.batch_repeat_interleave(2)
-    with pytest.raises(ClearheadError, match="had 2 rows whose position_ids differ, now 4"):
+    with pytest.raises(ClearheadError, match="holds position_ids of 2 rows, and the batch has 4"):
         model(ids[:1].expand(4, -1), past_key_values=cache)
 
 

@@ -1,8 +1,6 @@
 """Save, then load in a clean process: the same logits bit for bit, by three ways in."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,7 +41,7 @@ for folder in sys.argv[1:]:
     ],
     ids=["clearhead", "remote-code", "both"],
 )
-def test_a_clean_process_gives_the_same_bits(first, options, tmp_path):
+def test_a_clean_process_gives_the_same_bits(first, options, tmp_path, warm):
     """Also of matrices that are drawn once and never trained: they are in the checkpoint."""
     models = {
         name: stirred(ClearheadForCausalLM(preset(name, **SHAPE)))
@@ -52,9 +50,9 @@ def test_a_clean_process_gives_the_same_bits(first, options, tmp_path):
     for name, model in models.items():
         model.save_pretrained(tmp_path / name)
     code = READ.format(first=first, options=options)
-    environment = {"HF_HOME": str(tmp_path / "hub"), **ENVIRONMENT}
-    folders = [str(tmp_path / name) for name in models]
-    subprocess.run([sys.executable, "-c", code, *folders], check=True, env=environment)
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), **ENVIRONMENT}
+    done = warm.run("-c", code, *(tmp_path / name for name in models), env=environment)
+    assert done.returncode == 0, done.stderr
     for name, model in models.items():
         with torch.no_grad():
             want = model(torch.arange(18).view(2, 9)).logits
@@ -72,11 +70,11 @@ for auto in (AutoConfig, AutoModel, AutoModelForCausalLM):
 """
 
 
-def test_a_model_opened_as_remote_code_and_saved_again_brings_no_copy_of_our_code(tmp_path):
+def test_a_model_opened_as_remote_code_and_saved_again_brings_no_copy_of_our_code(tmp_path, warm):
     ClearheadForCausalLM(preset("coca", **SHAPE)).save_pretrained(tmp_path / "model")
-    environment = {"HF_HOME": str(tmp_path / "hub"), **ENVIRONMENT}
-    words = [sys.executable, "-c", AGAIN, str(tmp_path / "model")]
-    subprocess.run(words, check=True, env=environment)
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), **ENVIRONMENT}
+    done = warm.run("-c", AGAIN, tmp_path / "model", env=environment)
+    assert done.returncode == 0, done.stderr
     wanted = json.loads((tmp_path / "model" / "config.json").read_text())["auto_map"]
     assert set(wanted.values()) > {"modeling_clearhead.ClearheadConfig"}
     for folder in tmp_path.glob("model*"):

@@ -398,7 +398,7 @@ def test_an_argument_without_effect_is_refused(key):
                 "input_ids": _ids(),
                 "attention_mask": torch.tensor([[1] * 5 + [2] * 4] * 2),
             },
-            "attention_mask must be of 1",
+            "attention_mask must hold 1",
         ),
         ({"input_ids": _ids(), "document_ids": torch.zeros(2, 5).long()}, "document_ids must be"),
         ({"input_ids": _ids(), "cu_seq_lens_q": torch.tensor([0, 9])}, "document_ids"),
@@ -415,9 +415,9 @@ def test_an_argument_without_effect_is_refused(key):
         ),
         (
             {"input_ids": _ids(), "attention_mask": torch.eye(2, 9) * -1e9},
-            "of 1, for a token, and 0",
+            "hold 1 for a token and 0",
         ),
-        ({"input_ids": _ids(), "attention_mask": torch.full((2, 9), 0.5)}, "of 1, for a token"),
+        ({"input_ids": _ids(), "attention_mask": torch.full((2, 9), 0.5)}, "hold 1 for a token"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_in_one_line(arguments, message):

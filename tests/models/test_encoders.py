@@ -1,9 +1,7 @@
 """Encoders: hidden tokens, classes, and what the crammed BERT is made of."""
 
 import math
-import subprocess
-import sys
-from pathlib import Path
+import os
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-import clearhead
 from clearhead import (
     ClearheadError,
     ClearheadForCausalLM,
@@ -314,7 +311,7 @@ def test_saved_and_loaded_the_logits_are_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize("installed", [True, False], ids=["with", "without"])
-def test_remote_code_finds_the_classes_or_says_what_to_install(installed, tmp_path):
+def test_remote_code_finds_the_classes_or_says_what_to_install(installed, tmp_path, warm):
     causal = ClearheadForCausalLM(preset("softmax1", **SHAPE))
     causal.save_pretrained(tmp_path / "AutoModelForCausalLM")
     _masked().save_pretrained(tmp_path / "AutoModelForMaskedLM")
@@ -340,17 +337,8 @@ for auto in (
     except ImportError as error:
         print("pip install clearhead" in str(error))
 """
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={
-            "PATH": "",
-            "HF_HUB_OFFLINE": "1",
-            "HF_HOME": str(tmp_path / "hub"),
-            "PYTHONPATH": str(Path(clearhead.__file__).parents[1]),
-        },
-    )
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    ran = warm.run("-c", code, env=os.environ | environment)
     heads = ("CausalLM", "MaskedLM", "SequenceClassification")
     found = [f"ClearheadFor{head}" if installed else "True" for head in heads]
     assert ran.stdout.split() == found, ran.stderr

@@ -120,8 +120,8 @@ def _without_range() -> dict[str, object]:
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        ({"direction": "bidirectional"}, "grows towards later keys"),
-        ({"shaping": "shaped", "head_dim": 4}, "a second attention"),
+        ({"direction": "bidirectional"}, "raise the scores of later keys"),
+        ({"shaping": "shaped", "head_dim": 4}, "itself attend by gates"),
         ({"normalizer": "key-value"}, "no token has a gate"),
         ({"scores": "coca"}, "rotates nothing"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "no effect"),

@@ -93,7 +93,7 @@ def test_a_sixteen_bit_model_stays_in_sixteen_bits():
             {"num_attention_heads": 2},
             "llama.cpp has no DiffLlama: transformers reads",
         ),
-        ("sink", {"rope_parameters": DYNAMIC}, "rope_type='dynamic' turns cached keys again"),
+        ("sink", {"rope_parameters": DYNAMIC}, "rope_type='dynamic' rotates cached keys anew"),
         ("gated", {}, "llama.cpp has no family for this model: Llama has no epilogue='gate'"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -52,22 +51,17 @@ except clearhead.ClearheadError as error:
 """
 
 
-def _python(code: str, folder: Path) -> str:
+def _run(warm, *words, folder=None, **environment):
+    """Python in a new process that could import the package."""
     paths = [str(OUTSIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    environment = {"PYTHONPATH": os.pathsep.join(paths)} | environment
+    return warm.run(*words, cwd=folder, env=os.environ | environment)
 
 
-def test_a_model_lives_with_the_package_and_names_it_without(tmp_path):
-    _python(LIFE, tmp_path)
-    lines = _python(ALONE, tmp_path).splitlines()
+def test_a_model_lives_with_the_package_and_names_it_without(tmp_path, warm):
+    lived, alone = (_run(warm, "-c", code, tmp_path) for code in (LIFE, ALONE))
+    assert lived.returncode == alone.returncode == 0, lived.stderr + alone.stderr
+    lines = alone.stdout.splitlines()
     message = "this model has mechanisms of the package 'louder_heads': import that first"
     assert lines == [f"{message} (a command by --import)"] * 2
 
@@ -81,19 +75,12 @@ TRAIN = (
 
 
 @pytest.fixture
-def command(tmp_path):
+def command(tmp_path, warm):
     """Runs a command line in a new process that could import the package, and returns it."""
 
-    def run(*words, program=("-m", "clearhead"), **environment):
-        cache = {"CLEARHEAD_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-        paths = [str(OUTSIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return subprocess.run(
-            [sys.executable, *program, *words],
-            env=os.environ | cache | {"PYTHONPATH": os.pathsep.join(paths)} | environment,
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-        )
+    def run(*words, **environment):
+        cache = {"CLEARHEAD_CACHE": str(tmp_path / "cache")}
+        return _run(warm, "-m", "clearhead", *words, folder=tmp_path, **cache, **environment)
 
     return run
 
@@ -143,9 +130,11 @@ def test_processes_of_a_command_import_the_package_and_a_run_names_it(command, t
 
 
 @pytest.mark.slow
-def test_the_processes_of_torchrun_import_the_package(command):
+def test_the_processes_of_torchrun_import_the_package(tmp_path, warm):
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "clearhead")
-    done = command("train", "louder", *TRAIN, "--import", "louder_heads", program=torchrun)
+    words = ("train", "louder", *TRAIN, "--import", "louder_heads")
+    environment = {"CLEARHEAD_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    done = _run(warm, *torchrun, *words, folder=tmp_path, **environment)
     assert done.returncode == 0, done.stderr
 
 
@@ -210,9 +199,6 @@ assert config.requires == ["louder_heads"], config.requires
 """
 
 
-def test_a_mechanism_built_by_a_partial_is_of_the_package_of_its_function():
-    subprocess.run(
-        [sys.executable, "-c", PARTIAL],
-        check=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(OUTSIDE), *sys.path])},
-    )
+def test_a_mechanism_built_by_a_partial_is_of_the_package_of_its_function(warm):
+    done = _run(warm, "-c", PARTIAL)
+    assert done.returncode == 0, done.stderr

@@ -1,7 +1,5 @@
 """Learned keys and values before every text: a token's own are that token before the text."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -213,15 +211,14 @@ print(model(ids).logits.double().sum().item().hex())
 
 
 @pytest.mark.slow
-def test_a_new_process_opens_both_with_the_same_bits(tmp_path):
+def test_a_new_process_opens_both_with_the_same_bits(tmp_path, warm):
     plain = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE)).eval()
     made = started(plain, CHANGES | {"mlp_rotation": "hadamard"}).model
     fill(made, plain, PREFIX)
     made.save_pretrained(tmp_path)
     here = made(torch.arange(20)[None] % 31).logits.double().sum().item().hex()
-    command = [sys.executable, "-c", _ELSEWHERE, str(tmp_path)]
-    there = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert there.stdout.split() == [here]
+    there = warm.run("-c", _ELSEWHERE, tmp_path)
+    assert there.stdout.split() == [here], there.stderr
 
 
 @pytest.mark.parametrize("kind", [DynamicCache, PrefixCache])

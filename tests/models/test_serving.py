@@ -3,8 +3,6 @@
 import inspect
 import json
 import os
-import subprocess
-import sys
 from itertools import pairwise
 from typing import Any
 
@@ -209,12 +207,12 @@ def test_presets_of_a_family_of_transformers_are_served_as_that():
         (
             "coca",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "turns cached keys again",
+            "rotates cached keys anew",
         ),
         (  # Llama has a place for it, and keeps cached keys as they were turned
             "transformer",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "turns cached keys again",
+            "rotates cached keys anew",
         ),
     ],
 )
@@ -267,18 +265,13 @@ for folder in sys.argv[1:]:
 """
 
 
-def test_a_process_without_clearhead_loads_it(tmp_path):
+def test_a_process_without_clearhead_loads_it(tmp_path, warm):
     models = {name: _model(name, {}) for name in ("differential-v2", "sas", "gated")}
     models["sink"] = _model("gated", {"normalizer": "sink"})
     for name, model in models.items():
         for_serving(model).save_pretrained(tmp_path / name)
-    run = subprocess.run(
-        [sys.executable, "-c", ALONE, *(str(tmp_path / name) for name in models)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"},
-    )
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    run = warm.run("-c", ALONE, *(tmp_path / name for name in models), env=environment)
     assert run.returncode == 0, run.stderr
     ids = torch.arange(12)[None]
     for line, model in zip(run.stdout.splitlines(), models.values(), strict=True):

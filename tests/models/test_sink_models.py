@@ -257,8 +257,9 @@ def test_the_lines_of_the_page_on_serving_work_as_written():
     _close(model(_ids()).logits, wanted)
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["as it is", "compiled"])
-@pytest.mark.parametrize("family", ["llama", "afmoe"])
+@pytest.mark.parametrize(
+    ("family", "compiled"), [("llama", False), ("llama", True), ("afmoe", False)]
+)
 def test_ordinary_models_run_too(family, compiled):
     model, outputs = _model(family), []
     for _ in _forms(model):

@@ -86,7 +86,7 @@ def test_a_mask_of_other_numbers_and_a_full_cache_are_refused():
     model, ids = _model("transformer"), _ids()
     cache = StaticCache(config=model.config, max_cache_len=PLACES)
     model(ids[:, :11], past_key_values=cache)
-    with pytest.raises(ClearheadError, match="of 1, for a token, and 0, for padding"):
+    with pytest.raises(ClearheadError, match="hold 1 for a token and 0 for padding"):
         model(ids[:, 11:], attention_mask=torch.full_like(ids, 2), past_key_values=cache)
     model(ids[:, 11:], past_key_values=cache)
     with pytest.raises(ClearheadError, match="no room for 13 tokens"):

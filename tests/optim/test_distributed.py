@@ -1,8 +1,6 @@
 """Two processes give the update of one: DDP, FSDP2."""
 
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,30 +10,16 @@ KINDS = ("haar", "hadamard")
 
 
 @pytest.fixture(scope="module")
-def differences():
+def differences(warm):
     """What each process says it is off by, for each thing it tried."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(rank), port],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
     found = []
-    try:
-        for process in processes:
-            output, errors = process.communicate(timeout=120)
-            assert process.returncode == 0, errors
-            lines = [line.split("\t") for line in output.splitlines() if "\t" in line]
-            found.append({what: float(value) for what, value in lines})
-    finally:
-        for process in processes:
-            process.kill()
+    for done in [each.wait() for each in [warm.start(PROGRAM, rank, port) for rank in range(2)]]:
+        assert done.returncode == 0, done.stderr
+        lines = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
+        found.append({what: float(value) for what, value in lines})
     return found
 
 

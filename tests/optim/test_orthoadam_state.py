@@ -63,7 +63,7 @@ def test_no_rotation_is_in_the_state():
 def test_adamws_state_is_refused_and_ours_by_adamw():
     parameters, theirs = run(adamw, 1)
     optimizer = ortho()(parameters.values())
-    with pytest.raises(ClearheadError, match="cannot be turned into another basis"):
+    with pytest.raises(ClearheadError, match="cannot be rotated"):
         optimizer.load_state_dict(theirs.state_dict())
     disguised = {**theirs.state_dict(), "param_groups": optimizer.state_dict()["param_groups"]}
     with pytest.raises(ClearheadError, match="exp_avg"):
@@ -151,9 +151,9 @@ def test_bad_settings(options, message):
 @pytest.mark.parametrize(
     ("parameter", "message"),
     [
-        (torch.zeros(4, 4, dtype=torch.complex64), "real floats only"),
-        (torch.zeros(4, 4, dtype=torch.int64), "real floats only"),
-        (torch.zeros(4, 0), "takes filled"),
+        (torch.zeros(4, 4, dtype=torch.complex64), "takes real floats"),
+        (torch.zeros(4, 4, dtype=torch.int64), "takes real floats"),
+        (torch.zeros(4, 0), "real floats, not empty"),
         (torch.zeros(1, 4), None),
         (torch.zeros(4, 1), "no parameter has an axis to rotate"),
     ],

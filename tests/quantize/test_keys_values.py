@@ -8,7 +8,7 @@ from transformers import DynamicCache
 from clearhead import ClearheadError
 from clearhead.ops.hadamard import hadamard
 from clearhead.quantize import quantized, scheme
-from clearhead.quantize.keys_values import rounded
+from clearhead.quantize.attention import rounded
 
 from .test_quantizers import fp8_oracle, zeropoint_oracle
 

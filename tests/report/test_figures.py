@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clearhead.report import figures, heatmaps, load, style
+from clearhead.report import figures, load, style
 from clearhead.report.charts import some_of
 from clearhead.report.comparison import comparison
 
@@ -126,8 +126,8 @@ def test_layers_tell_first_token_and_rest_apart(fake: Fake) -> None:
 
 def test_shares_use_one_colour_scale(fake: Fake) -> None:
     records = load(fake(steps=1, attention=False))
-    largest = heatmaps.largest_share(records)
-    panels = heatmaps.first_token_share(records, largest)
+    largest = figures.largest_share(records)
+    panels = figures.first_token_share(records, largest)
     assert [panel.title for panel in panels] == [
         "transformer",
         "differential · map 1",
@@ -156,6 +156,6 @@ def test_of_thirty_layers_every_third_is_named(fake: Fake) -> None:
     assert some_of(range(12)) == list(range(12))
     assert some_of(range(30)) == list(range(0, 30, 3))
     records = load(fake(steps=1, presets=("transformer",), attention=False, layers=30, heads=9))
-    (panel,) = heatmaps.first_token_share(records, 1.0)
+    (panel,) = figures.first_token_share(records, 1.0)
     assert list(panel.figure.layout.yaxis.tickvals) == list(range(0, 30, 3))
     assert list(panel.figure.layout.xaxis.tickvals) == list(range(9))

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -58,34 +59,25 @@ REQUESTS = {
 AT_BATCH_6 = (6, 7)
 
 
-def start(folder, size, requests, *launcher):
-    """Start the program in `size` processes, or by a launcher that does."""
+def spread_out(warm, size, *words):
+    """Start a program in `size` processes, as torchrun does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    words = [str(PROGRAM), str(folder), json.dumps(requests)]
     common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
-    return [
-        subprocess.Popen(
-            [*(launcher or [sys.executable]), *words],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **place},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for place in ([{}] if launcher else ranks)
-    ]  # fmt: skip
+    return [warm.start(*words, env=os.environ | place) for place in ranks]
 
 
-def answers(folder, processes, size):
+def start(warm, folder, size, requests):
+    """Start the program of requests in `size` processes."""
+    return spread_out(warm, size, PROGRAM, folder, json.dumps(requests))
+
+
+def answers(warm, folder, size, requests):
     """What each process saw, by output."""
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=400)
-            assert process.returncode == 0, errors[-3000:]
-    finally:
-        for process in processes:
-            process.kill()
+    for done in [process.wait() for process in start(warm, folder, size, requests)]:
+        assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"answers-{rank}.json").read_text()) for rank in range(size)]
 
 
@@ -105,13 +97,13 @@ def by_one(tiny, output, request, resume=False, **events):
 
 
 @pytest.fixture(scope="module")
-def two(tiny, tmp_path_factory):
+def two(tiny, warm, tmp_path_factory):
     """The folder of two processes, and by output what each saw."""
     folder = tmp_path_factory.mktemp("two")
     by_one(tiny, folder / "from-one", REQUESTS["from-one"], **{"0": {"6": "stop"}})
     requests = [{"output": name, **request} for name, request in REQUESTS.items()]
     requests += [{**requests[8], "events": {}, "resume": True}]
-    found = answers(folder, start(folder, 2, requests), 2)
+    found = answers(warm, folder, 2, requests)
     names = [*REQUESTS, "resumed"]
     return folder, [dict(zip(names, one, strict=True)) for one in found]
 
@@ -311,23 +303,24 @@ def test_one_process_trains_under_fsdp_without_torchrun(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_four_processes_and_then_two_have_the_losses_of_one(tiny, tmp_path):
+def test_four_processes_and_then_two_have_the_losses_of_one(tiny, warm, tmp_path):
     request = {"model": V1, "config": {**ORTHO, "accumulation": 2}, "output": "run"}
     stop = {**request, "events": {"3": {"13": "stop"}}}
-    (found, *_) = answers(tmp_path, start(tmp_path, 4, [stop]), 4)
-    (then, *_) = answers(tmp_path, start(tmp_path, 2, [{**request, "resume": True}]), 2)
+    (found, *_) = answers(warm, tmp_path, 4, [stop])
+    (then, *_) = answers(warm, tmp_path, 2, [{**request, "resume": True}])
     assert len(found[0]["losses"]) in AT_BATCH_6
     theirs = by_one(tiny, tmp_path / "one", request)
     assert found[0]["losses"] + then[0]["losses"] == pytest.approx(theirs, abs=2e-5)
 
 
 @pytest.mark.slow
-def test_after_a_kill_torchrun_goes_on_and_the_curve_is_the_unbroken_one(tmp_path):
+def test_after_a_kill_torchrun_goes_on_and_the_curve_is_the_unbroken_one(warm, tmp_path):
     request = {"config": FSDP, "events": {"1": {"6": "kill"}}, "output": "run"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run"]
-    options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    unbroken = {"config": FSDP, "output": "unbroken"}
-    answers(tmp_path, start(tmp_path, 2, [request, unbroken], *torchrun, *options), 2)
+    requests = [request, {"config": FSDP, "output": "unbroken"}]
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    words = (*torchrun, "--max-restarts", "1", PROGRAM, tmp_path, json.dumps(requests))
+    done = warm.run(*words, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "killed").exists()
     curves = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("run", "unbroken")]
     steps, losses = zip(*[_curve(text) for text in curves], strict=True)
@@ -341,14 +334,14 @@ def _curve(text):
 
 
 @pytest.mark.slow
-def test_a_hanging_process_is_named(tmp_path):
-    request = {"timeout": 20, "config": {"timeout": 20}, "events": {"1": {"5": "hang"}}}
-    first, second = start(tmp_path, 2, [{**request, "output": "run"}])
-    _, errors = first.communicate(timeout=300)
-    assert first.returncode == 1
-    assert "process 0 of 2 gave up: process 1 does not answer" in errors
-    second.kill()
-    second.communicate(timeout=300)
+def test_a_hanging_process_is_named(warm, tmp_path):
+    request = {"timeout": 20, "config": {"timeout": 8}, "events": {"1": {"5": "hang"}}}
+    first, second = start(warm, tmp_path, 2, [{**request, "output": "run"}])
+    done = first.wait()
+    assert done.returncode == 1
+    assert "process 0 of 2 gave up: process 1 does not answer" in done.stderr
+    os.kill(second.pid, signal.SIGKILL)
+    assert second.wait().returncode == -signal.SIGKILL
 
 
 @pytest.mark.slow
@@ -367,12 +360,11 @@ def test_two_hosts_with_addresses_of_their_own_train_as_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_hugging_faces_trainer_has_the_same_losses_in_two_processes(tmp_path):
+def test_hugging_faces_trainer_has_the_same_losses_in_two_processes(warm, tmp_path):
     script = Path(__file__).with_name("hf_trainer.py")
     optimizers = ["adamw", "orthoadam"]
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words += [str(script), str(tmp_path), *optimizers]
-    subprocess.run(words, check=True, timeout=400, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    for done in [each.wait() for each in spread_out(warm, 2, script, tmp_path, *optimizers)]:
+        assert done.returncode == 0, done.stderr[-3000:]
     spec = importlib.util.spec_from_file_location("tests_train_hf_trainer", script)
     trainer = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(trainer)

@@ -42,7 +42,7 @@ TOGETHER = ("compare", "train")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one verb; exits with 0, or with 2 and one line on a request that cannot be met."""
+    """Run one verb; exits with 0, or with 2 and one line for a request that cannot be met."""
     words = sys.argv[1:] if arguments is None else arguments
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if usual:

@@ -44,15 +44,15 @@ def run(words: list[str]) -> int:
     for bench in [
         benchmarks.find(choose("benchmark", name, benchmarks.BENCHES)) for name in command.names
     ]:
-        for found in bench(command.rounds):
+        for result in bench(command.rounds):
             aim = ""
-            if found.bound is not None:
-                verdict = "reached" if found.ratio <= found.bound else "NOT reached"
-                aim = f" (aim: at most {found.bound:.3g} ×: {verdict})"
-            told = f"{found.name}: {found.ours} takes {found.ratio:.3f} × {found.peer}{aim}"
-            print(told, flush=True)
+            if result.bound is not None:
+                verdict = "reached" if result.ratio <= result.bound else "NOT reached"
+                aim = f" (aim: at most {result.bound:.3g} ×: {verdict})"
+            line = f"{result.name}: {result.ours} takes {result.ratio:.3f} × {result.peer}{aim}"
+            print(line, flush=True)
             if command.output is not None:
-                jsonl.append(command.output, found.record())
+                jsonl.append(command.output, result.record())
     return 0
 
 

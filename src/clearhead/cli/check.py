@@ -64,7 +64,7 @@ def run(words: list[str]) -> int:
     if all(one.lacks for one in found):
         names = ", ".join(one.name for one in found)
         raise ClearheadError(
-            f"none of {names} loads here ({found[0].lacks}): --attention names others, such as "
+            f"none of {names} loads here ({found[0].lacks}): give --attention another, such as "
             "eager or sdpa"
         )
     show(f"{type(model).__name__} in {command.dtype}, beside eager attention in float64")

@@ -10,9 +10,9 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="convert",
-        description="Write a model in the other format, once both have given the same logits; or "
-        "with --to on other mechanisms, saying how far it is from the first. A checkpoint that "
-        "several processes wrote becomes an ordinary folder of the same model.",
+        description="Write a model of transformers as a clearhead model, or back, after both gave "
+        "the same logits; or with --to on other mechanisms, and print its distance from the "
+        "original. A run's checkpoint becomes an ordinary folder of the same model.",
         examples=(
             "./SmolLM2-135M ./smollm2-clearhead",
             "./SmolLM2-135M ./smollm2-sink --to sink --calibrate ./books",

@@ -27,9 +27,9 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="demo",
-        description="Train small models on text that every Python has and on a made text, in five "
-        "minutes on two cores. Show what is wrong with the standard Transformer, what repairs do "
-        "to it, and what they do not, on one page.",
+        description="Train small models on Python's own library and on a generated text, in five "
+        "minutes on two cores. Show the standard Transformer's defects, what repairs change and "
+        "what they do not, on one page.",
         examples=("", "--pretrained ./SmolLM2-135M"),
     )
     from clearhead.experiments.demo import run_demo, studies

@@ -56,6 +56,6 @@ def _print(records: "Records") -> int:
         for pivot in evaluation.tables(records, run.id):
             for table in terminal.tables(pivot, threshold=0.0):
                 out.print(table)
-    if records.runs and (said := evaluation.verdict(records)):
-        show(said)
+    if records.runs and (verdict := evaluation.verdict(records)):
+        show(verdict)
     return status_of(records)

@@ -165,7 +165,7 @@ def said_once() -> Iterator[None]:
 
 
 def given(words: list[str], option: str) -> str | None:
-    """The value of an option that stands with one of the words, or after it."""
+    """The value of an option among the words, as `--option=VALUE` or `--option VALUE`."""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name == option:
@@ -182,8 +182,8 @@ def _one_line(box: str) -> str:
     lines = [line.strip("│ ") for line in box.splitlines() if line[:1] not in ("╭", "╰")]
     parts = re.split("^[─-]{3,}$", "\n".join(lines), flags=re.MULTILINE)
     # Where the output's encoding has no boxes, the title is a part of its own.
-    said, *others = parts if "╭" in box or len(parts) == 1 else parts[1:]
-    words = said.split()
+    message, *others = parts if "╭" in box or len(parts) == 1 else parts[1:]
+    words = message.split()
     near = re.findall(r"^(--\S+)", "".join(others), flags=re.MULTILINE)
     hint = f": did you mean {' or '.join(near)}?" if near and "Unrecognized" in words else ""
     line, _, _ = " ".join(words).partition(" Got errors:")  # of each type of a union
@@ -223,13 +223,13 @@ def _spelt(word: str) -> str:
 
 def variations(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """KEY=VALUE,VALUE… words; each value is JSON, or else plain text."""
-    found: dict[str, tuple[Any, ...]] = {}
+    varied: dict[str, tuple[Any, ...]] = {}
     for key, text in pairs(words).items():
         try:
-            found[key] = tuple(json.loads(f"[{text}]"))  # whose own commas separate nothing
+            varied[key] = tuple(json.loads(f"[{text}]"))  # whose own commas separate nothing
         except (ValueError, RecursionError):
-            found[key] = tuple(map(value_of, text.split(",")))
-    return found
+            varied[key] = tuple(map(value_of, text.split(",")))
+    return varied
 
 
 def _words(read: Callable[[Sequence[str]], dict[str, Any]], metavar: str) -> Any:

@@ -29,7 +29,7 @@ class Command(PlanConfig):
     gpus: tuple[Count, ...] = (1,)
     """Numbers of GPUs, with weights and optimizer sharded over them."""
     context: Length | None = None
-    """Tokens of the text whose keys and values are counted; the model's own where not given."""
+    """Tokens of the text whose keys and values are counted; by default the model's own length."""
 
 
 def run(words: list[str]) -> int:
@@ -37,8 +37,8 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="plan",
-        description="Tell what models cost before a weight exists: parameters, memory by part, "
-        "FLOPs, the time of their training, and the cache of keys and values.",
+        description="Estimate the costs of models before a weight exists: parameters, memory by "
+        "part, FLOPs, the time of their training, and the cache of keys and values.",
         examples=(
             "",
             "differential --size diff-1.4b --train.tokens 30000000000 --train.accumulation 8 "

@@ -26,7 +26,7 @@ def run(words: list[str]) -> int:
         run_saving(command, say=say, show=show)
         return 0
     if command.deploy or command.output is not None:
-        from clearhead.experiments.deployment import run_deployment
+        from clearhead.experiments.saving import run_deployment
 
         run_deployment(command, say=say, show=show)
         return 0

@@ -32,14 +32,13 @@ class Command(Changes):
     """Records to judge the claims by; nothing is run. --output names the book (Markdown)."""
     scale: Literal["tiny", "small", "paper"] = "tiny"
     """tiny runs on two CPU cores, small takes minutes a model on one GPU, paper is the published
-    recipe, with a GPU for each of --jobs. Commands that spread one model over several GPUs:
-    clearhead plan --recipes."""
+    recipe, with a GPU for each of --jobs. clearhead plan --recipes prints commands that train one
+    model on several GPUs."""
     output: Path | None = None
-    """Folder for everything that is made; runs/EXPERIMENT-SCALE where not given. The same command
+    """Folder for all results; by default runs/EXPERIMENT-SCALE. The same command
     goes on where it stopped, and claims of one experiment share its runs."""
     jobs: Count = 1
-    """Jobs that run at once, each with its share of the CPU's threads and on one GPU of those there
-    are, the least used."""
+    """Jobs that run at once, each with its share of the CPU's threads and on the least used GPU."""
     dry_run: bool = False
     """Print each arm with its parameters, tokens, rates, seeds and questions, and run nothing."""
 

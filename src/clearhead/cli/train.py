@@ -21,14 +21,14 @@ class Command(TrainJob):
     """One training run."""
 
     preset: Positional[Preset | None] = None
-    """Preset to train; clearhead plan says what each is. Where not given, transformer, or the model
-    of --from as it is. A bidirectional one, such as bert, learns to predict hidden tokens."""
+    """Preset to train (clearhead plan lists them); by default transformer, or the model of --from
+    as it is. A bidirectional one, such as bert, learns to predict hidden tokens."""
     set: Overrides = field(default_factory=dict)
     resume: Path | None = None
-    """Go on with the run in this folder: all settings are in its run.json. --train.tokens may be
-    another number, so that a finished run is extended; --train.save-every, --train.keep,
-    --train.log-every, --track and how processes share the run may change. --data.data,
-    --data.tokenizer and --from name what the run began with where it lies elsewhere now."""
+    """Go on with the run in this folder, whose run.json has all settings. A larger --train.tokens
+    extends a run; --train.save-every, --train.keep, --train.log-every, --track and the division
+    among processes may change. If the run's text, tokenizer or first model have moved, --data.data,
+    --data.tokenizer and --from name their new places."""
 
 
 def run(words: list[str]) -> int:

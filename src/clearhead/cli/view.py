@@ -50,7 +50,7 @@ def run(words: list[str]) -> int:
         ),
     )
     if len(command.models) > 2:
-        raise ClearheadError(f"one model or two side by side; found {len(command.models)}")
+        raise ClearheadError(f"give one model or two side by side; found {len(command.models)}")
     names = short_names(command.models)
     from clearhead.data.sources import passages
     from clearhead.experiments.run_setup import load_model

@@ -22,16 +22,16 @@ def text(
         ClearheadError: for numbers that leave nothing to draw from.
     """
     table, copying = _table(words, triggers, followers)
-    found = [draws.choice(words_of(words))]
-    length = len(found[0])
+    chosen = [draws.choice(words_of(words))]
+    length = len(chosen[0])
     while True:
-        last = found[-1]
-        copies = last in copying and len(found) > 1
-        word = found[-2] if copies else draws.choice(table[last])
+        last = chosen[-1]
+        copies = last in copying and len(chosen) > 1
+        word = chosen[-2] if copies else draws.choice(table[last])
         length += 1 + len(word)
         if length > characters:
-            return " ".join(found)
-        found.append(word)
+            return " ".join(chosen)
+        chosen.append(word)
 
 
 def words_of(words: int) -> tuple[str, ...]:

@@ -50,8 +50,8 @@ class Batches:
         accumulation: batches a step, so that no step reads a window twice.
         document_masks: whether batches tell documents apart (see `batch`).
         begin: a token in the place of every window's first; the window before has that as a target.
-        began: the fingerprint that a run recorded which is to go on. It may be from before orders
-            were computed: then they are written out, as they were.
+        began: the recorded fingerprint of a run to resume; one of an earlier version gets that
+            version's order, held in memory.
 
     Raises:
         ClearheadError: fewer windows than one step takes, a weighted source without a window or
@@ -132,8 +132,8 @@ class Batches:
         return max(len(stream) - 1, 0) // (self.sequence_length - 1)
 
     def _make_pools(self, split: str) -> tuple[list[np.ndarray], list[int]]:
-        """Where the windows of a pool's streams end, counted from the first one's start, for each
-        pool; and its number of sequences in a block."""
+        """For each pool the cumulative number of windows of its streams, and its number of
+        sequences in a block."""
         weights = [stream.weight for stream in self._streams if stream.weight is not None]
         if not weights:
             return [np.cumsum(self._windows)], [BLOCK]
@@ -141,8 +141,8 @@ class Batches:
         for stream, windows, quota in zip(self._streams, self._windows, quotas, strict=True):
             if not windows:
                 raise ClearheadError(
-                    f"data {stream.spec!r} has a weight but its {split} split holds only "
-                    f"{len(stream)} tokens, fewer than one window of {self.sequence_length}"
+                    f"data {stream.spec!r}: its {split} split holds {len(stream)} tokens, fewer "
+                    f"than one window of {self.sequence_length}: give more, or no weight"
                 )
             if not quota:
                 raise ClearheadError(
@@ -197,10 +197,10 @@ def document_inputs(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, t
 
 
 def document_starts(ids_BT: torch.Tensor, tokenizer: Any) -> torch.Tensor:
-    """Where documents begin in windows, bool [B, T]: after the token that closes one, with the one
-    that opens one, where the tokenizer has it. Both may be the same, as in GPT-2.
+    """Where documents begin in windows, bool [B, T]: after an end token, or at a begin token if the
+    tokenizer has one; both may be the same token, as in GPT-2.
 
-    A window's first token is no beginning to anyone: nothing stands before it.
+    A window's first token is not marked, as nothing stands before it.
     """
     opens_BT = F.pad(ids_BT[:, :-1] == tokenizer.eos_token_id, (1, 0))
     if tokenizer.bos_token_id is not None:

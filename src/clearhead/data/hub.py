@@ -90,4 +90,4 @@ def rows(spec: str, revision: str | None) -> Iterator[tuple[str, dict[str, Any]]
 
 def _failed(spec: str, error: Exception) -> ClearheadError:
     reason = " ".join(str(error).split()) or type(error).__name__
-    return ClearheadError(f"data {spec!r} cannot be had from the hub: {reason}")
+    return ClearheadError(f"data {spec!r} cannot be loaded from the hub: {reason}")

@@ -20,7 +20,7 @@ from clearhead.errors import ClearheadError
 
 
 class Row(NamedTuple):
-    """A text or two, their label as it was found, and where."""
+    """A text or two, their label as in the file, and the row's place for messages."""
 
     text: str
     pair: str | None
@@ -74,7 +74,7 @@ def read_rows(
         label = value_of(row, task.label, where, f"{options}label-field")
         rows.append(Row(text, pair, label, where))
     if not rows:
-        raise ClearheadError(f"{source!r} holds no row: nothing to learn from")
+        raise ClearheadError(f"{source!r} holds no row: give a file with labelled rows")
     return rows
 
 
@@ -91,12 +91,12 @@ def classes_of(rows: Sequence[Row], task: Task) -> tuple[str, ...]:
             raise ClearheadError(
                 f"{row.where}: a label is a name or a whole number; found {row.label!r}"
             )
-    found = {row.label for row in rows}
-    whole = all(isinstance(label, int) for label in found)
-    ordered = sorted(found, key=None if whole else str)
+    labels = {row.label for row in rows}
+    whole = all(isinstance(label, int) for label in labels)
+    ordered = sorted(labels, key=None if whole else str)
     classes = tuple(dict.fromkeys(map(str, ordered)))  # 1 and "1" are one class
     if len(classes) < 2:
-        raise ClearheadError(f"all {len(rows)} training rows are of class {classes[0]!r}: give two")
+        raise ClearheadError(f"all {len(rows)} training rows have class {classes[0]!r}: give two")
     return classes
 
 
@@ -112,7 +112,7 @@ def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[i
         return [_number(row) for row in rows]
     numbers = {str(number): number for number in range(len(task.classes))}
     numbers |= {name: number for number, name in enumerate(classes)}
-    found = []
+    values = []
     for row in rows:
         if (number := numbers.get(str(row.label))) is None:
             known = ", ".join(classes[:8]) + (" …" if len(classes) > 8 else "")
@@ -120,8 +120,8 @@ def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[i
                 f"{row.where}: label {row.label!r} is outside the {len(classes)} classes ({known}) "
                 f"of {task.name}"
             )
-        found.append(number)
-    return found
+        values.append(number)
+    return values
 
 
 def encode(
@@ -129,8 +129,8 @@ def encode(
 ) -> Labelled:
     """Texts to ids of at most `length`; of two texts the longer one loses its end first.
 
-    A tokenizer that puts special tokens itself, as BERT's does, puts them here too. Others, ours
-    among them, get BEGIN text END, and BEGIN text END pair END; text never yields a special token.
+    A tokenizer that adds special tokens itself, as BERT's does, adds them here too. Others, such as
+    ours, give BEGIN text END, and BEGIN text END pair END; text never yields a special token.
 
     Raises:
         ClearheadError: a length without room for a token of each text.
@@ -141,11 +141,13 @@ def encode(
     else:
         encoder = Encoder(tokenizer)
         if encoder.end is None:
-            raise ClearheadError("this model's tokenizer has no end token, which closes each text")
+            raise ClearheadError("the tokenizer has no end token to close a text: give another")
         begin = [] if encoder.begin is None else [encoder.begin]
         room = length - len(begin) - parts
         if room < parts:
-            raise ClearheadError(f"max_length is {length}: too short for special tokens and a text")
+            raise ClearheadError(
+                f"max_length is {length}: raise it to hold special tokens and text"
+            )
         texts = encoder.encode([row.text for row in rows])
         pairs = encoder.encode([row.pair or "" for row in rows])
         inputs = []
@@ -218,12 +220,12 @@ class LabelledBatches:
 
 
 def _by_template(tokenizer: Any, row: Row, length: int) -> dict[str, list[int]]:
-    made = tokenizer(row.text, row.pair, truncation="longest_first", max_length=length)
-    return {name: made[name] for name in ("input_ids", "token_type_ids") if name in made}
+    encoded = tokenizer(row.text, row.pair, truncation="longest_first", max_length=length)
+    return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
 
 def _number(row: Row) -> float:
     number = row.label
     if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-        raise ClearheadError(f"{row.where}: label {number!r} is no number, and this is regression")
+        raise ClearheadError(f"{row.where}: label {number!r} is no number: a regression needs one")
     return float(number)

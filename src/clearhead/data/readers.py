@@ -68,7 +68,7 @@ def value_of(row: Any, field: str, where: str, option: str = "--data.text-field"
     """The value of a row's field.
 
     Raises:
-        ClearheadError: `where` it happened, the fields that it has, the `option` for another.
+        ClearheadError: no such field in the row, naming `where`, its fields and the `option`.
     """
     if not isinstance(row, dict):
         raise ClearheadError(f"{where}: expected a JSON object, found a {type(row).__name__}")
@@ -157,7 +157,7 @@ def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
             where = f"{path}, line {number}"
             if len(line) > LONGEST_LINE:
                 raise ClearheadError(
-                    f"{where}: longer than {LONGEST_LINE >> 20} MiB: give a text a line"
+                    f"{where}: longer than {LONGEST_LINE >> 20} MiB: give each text its own line"
                 )
             if not line.strip():
                 continue

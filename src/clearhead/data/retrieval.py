@@ -1,4 +1,4 @@
-"""Retrieval texts: passkeys, magic numbers of cities, pairs of words, hidden and asked for.
+"""Retrieval texts: passkeys, magic numbers of cities and pairs of words, with their questions.
 
 Both the synthetic training text and the evaluations take their words from here. A tenth of all
 numbers, pairs and filler sentences, by a hash of their text, is held out: training text never has
@@ -117,7 +117,7 @@ def held_out(text: str) -> bool:
 
 
 def number(draws: SeededChoices, digits: int, *, evaluation: bool = False) -> str:
-    """A number of so many digits; 3 at least, so that there are enough on either side."""
+    """A number of `digits` digits, 3 to 15, held out or not as `evaluation` says."""
     if not 3 <= digits <= 15:
         raise ClearheadError(f"digits is {digits}: a number to find has 3 to 15")
     least = 10 ** (digits - 1)
@@ -171,6 +171,6 @@ def listing(name: str, found: Sequence[tuple[str, str]]) -> str:
 
 def drawn(draw: Callable[[], str], evaluation: bool) -> str:
     """Draw until `held_out` of the draw equals `evaluation`."""
-    while held_out(found := draw()) != evaluation:
+    while held_out(text := draw()) != evaluation:
         pass
-    return found
+    return text

@@ -81,9 +81,9 @@ def scan(
     if lowest == highest:
         names = ", ".join(source.spec for source in sources)
         raise ClearheadError(
-            f"data {names}: too small to split, {sum(s.documents for s in scans)} document(s) and "
-            "all alike; give two different ones at least, or name one text file of several KB "
-            "itself, which is cut into pieces"
+            f"data {names}: too small to split ({sum(s.documents for s in scans)} document(s), all "
+            "alike); give at least two different ones, or name a text file of several KB itself, "
+            "which is cut into pieces"
         )
     threshold = min(max(int(validation * (1 << 64)), lowest + 1), highest)
     return CorpusScan(sources=tuple(scans), threshold=threshold)

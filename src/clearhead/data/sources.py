@@ -154,10 +154,10 @@ def find(config: DataConfig, progress: Callable[[str], None]) -> tuple[Source, .
 
 
 def passages(words: str, progress: Callable[[str], None]) -> Iterator[str]:
-    """Yield the texts of a source, each whole; `words` themselves where they name none.
+    """Yield the texts of a source, each whole; or `words` themselves, if they name no source.
 
-    A text file may have any ending here. Words that look like a path are none: one word that ends
-    as a file would, or has an existing folder before its last slash.
+    A text file may have any ending here. Words that look like a path are not taken as text: one
+    word that ends as a file would, or has an existing folder before its last slash.
 
     Raises:
         ClearheadError: as `find`; for a text that is not UTF-8, or a source without any.
@@ -176,7 +176,7 @@ def passages(words: str, progress: Callable[[str], None]) -> Iterator[str]:
             raise ClearheadError(f"{words} holds no text: give a file with one, or words in quotes")
     elif word and (readable(path) or (os.sep in word and path.parent.is_dir())):
         raise ClearheadError(
-            f"{words}: no such file or folder: give one that there is, or a text in quotes"
+            f"{words}: no such file or folder: give an existing one, or a text in quotes"
         )
     else:
         yield in_utf8(words)
@@ -221,12 +221,12 @@ def _walk(
     without: tuple[str, ...] = (),
 ) -> tuple[Path, ...]:
     """The wanted files under a folder, by name; hidden ones and linked folders are passed over."""
-    found: list[tuple[str, Path]] = []
+    files: list[tuple[str, Path]] = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name[0] != "." and name not in without]
         for name in names:
             path = Path(folder, name)
             plain = name[0] != "." and name.endswith(suffix)
             if plain and wanted(path) and path.is_file():
-                found.append((path.relative_to(root).as_posix(), path))
-    return tuple(path for _, path in sorted(found))
+                files.append((path.relative_to(root).as_posix(), path))
+    return tuple(path for _, path in sorted(files))

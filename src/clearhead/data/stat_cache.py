@@ -33,7 +33,7 @@ def state_of(files: Iterable[Path], key: Any) -> str | None:
 
 
 def recall(path: Path, state: str | None) -> Any:
-    """The value that was kept for a state; None where there is none."""
+    """The value stored for a state; None if there is none."""
     try:
         known, value, digest = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError, TypeError):
@@ -46,7 +46,7 @@ def recall(path: Path, state: str | None) -> Any:
 
 
 def keep(path: Path, state: str | None, value: Any) -> None:
-    """Keep a value, JSON, for a state that is known and where the folder can be written."""
+    """Store a JSON value for a state, unless the state is None or the folder is not writable."""
     if state is not None:
         with suppress(ClearheadError):
             write_text(path, json.dumps([state, value, digest_of([state, value])]))

@@ -26,7 +26,7 @@ _COMMON = {"documents": 10_000, "characters": 480, "seed": 0}
 
 
 def is_synthetic(spec: str) -> bool:
-    """True if a spec names text that is made."""
+    """True if a spec names generated text."""
     return spec.startswith(PREFIX)
 
 
@@ -102,11 +102,11 @@ def _recall(draws: SeededChoices, characters: int, *, pairs: int, queries: int, 
 
 def _sentences(draws: SeededChoices, characters: int) -> list[str]:
     """Filler of at most so many characters, a space with each."""
-    found: list[str] = []
+    sentences: list[str] = []
     while (sentence := retrieval.sentence(draws)) and len(sentence) + 1 <= characters:
-        found.append(sentence)
+        sentences.append(sentence)
         characters -= len(sentence) + 1
-    return found
+    return sentences
 
 
 _WRITERS: Mapping[str, Callable[..., str]] = {

@@ -10,7 +10,7 @@ class Task:
     Attributes:
         name: for records and people.
         text, pair, label: fields of a row; `pair`, a second text, is None where there is one text.
-        classes: in the order of their numbers; empty where the training rows tell them.
+        classes: in the order of their numbers; empty: those of the training rows.
         regression: whether labels are numbers.
         metrics: names of `clearhead.eval.METRICS`; the first is the task's own.
         train, validation: `hf:` names, used where no files are given; each validation set with the

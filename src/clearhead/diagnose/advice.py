@@ -6,8 +6,8 @@ _RANK = "effective_rank_without_first / largest"  # advice where it is at most i
 
 
 def advise(measures: list[dict[str, Any]], *, width: int, length: int) -> list[dict[str, Any]]:
-    """{"finding", "advice", "metric", "value", "threshold"} of each rule whose number reaches its
-    threshold.
+    """Findings: {"finding", "advice", "metric", "value", "threshold"} of each rule whose number
+    reaches its threshold.
 
     Args:
         width: the model's, in channels.
@@ -123,7 +123,7 @@ def _quotient(above: float | None, below: float | None) -> float | None:
 
 
 def _sink(whole: dict[tuple[str, Any], float]) -> float | None:
-    """The argmax share, where it is at least five times what no preference would give."""
+    """The argmax share, if at least five times that of attention without preference."""
     shares = (whole.get(("first_token_argmax_share", map)) for map in ("softmax", "difference"))
     share = next((one for one in shares if one is not None), None)
     floor = whole.get(("chance_floor", None))

@@ -71,7 +71,7 @@ def padded(model: Any, texts: list[Tensor]) -> Answer:
 
 
 def packed(model: Any, texts: list[Tensor]) -> Answer:
-    """All texts in one row, told apart by positions that begin anew."""
+    """All texts in one row, separated by positions that begin anew."""
     positions = torch.cat([torch.arange(len(ids), device=ids.device) for ids in texts])
     options = {"position_ids": positions[None]}
     if is_ours(model):

@@ -333,8 +333,8 @@ def _windows(model: Any) -> list[tuple[Any, str, int]]:
     configs = {id(one): one for one in (model.config, model.config.get_text_config())}
     owners = [*configs.values(), *model.modules()]
     names = ("sliding_window", "window")
-    found = ((one, key, vars(one).get(key)) for one in owners for key in names)
-    return [(one, key, now) for one, key, now in found if type(now) is int]
+    attributes = ((one, key, vars(one).get(key)) for one in owners for key in names)
+    return [(one, key, now) for one, key, now in attributes if type(now) is int]
 
 
 def _of_last_layer(parameters: list[str]) -> list[str]:

@@ -1,19 +1,27 @@
-"""Statistics of attention weights by map: first token, null key, entropy and λ.
+"""Statistics of attention: first token, null key, entropy and λ by map; logits, keys and values.
 
 Shares are of (query, head) pairs, as in arXiv 2410.17174: give windows of text from its first
-token on, without padding. Each statistic is fed by `clearhead.probe.ByTile`.
+token on, without padding. All but those of keys and values are fed by `clearhead.probe.ByTile`.
 """
 
+from collections import defaultdict
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.diagnose.means import Means
-from clearhead.probe.attention_call import AttentionCall
+from clearhead.diagnose.sizes import Sizes
+from clearhead.nn.attention import Attention
+from clearhead.probe.attention_call import AttentionCall, Scores
 from clearhead.probe.tiles import AttentionTile
 
 SINK = 0.3  # mean weight of a text's queries on its first token (arXiv 2410.10781)
+MEDIAN_EVERY = 16  # queries: the median of the logits is over one query in so many
+METRICS = ("largest_key", "largest_value")
+PARTS = ("first", "rest", "prefix")
+EQUAL = 1 - 1e-5
 OF_VISIBLE_KEYS = ("chance_floor", "entropy_ceiling")  # the same for all maps
 
 
@@ -135,3 +143,91 @@ class ClosedGates(ByPosition):
         closed_BHT = 1 - gate_BTC.mean(-1)[:, None]
         every = torch.ones_like(closed_BHT, dtype=torch.bool)
         self.add_queries(layer, 0, closed_BHT, every, metric="gate_closed", map="gate")
+
+
+class LogitSizes:
+    """The largest |logit| of all maps (ranks over all layers, and the first by layer), and their
+    median, over one query in 16.
+
+    A logit is scaled and capped, as it enters the softmax; keys that a query does not see have
+    none.
+    """
+
+    def __init__(self) -> None:
+        self._layers: dict[int, Sizes] = defaultdict(Sizes)
+
+    def observe(self, call: AttentionCall, scores: Scores) -> None:
+        start, score, visible, clear = scores
+        # Masks added to the scores of hidden keys are no logits, and would be the largest of all.
+        shown = score if clear else score.masked_fill(~visible, 0.0)
+        bound = torch.maximum(shown.amax(-1), -shown.amin(-1))
+        sizes = self._layers[call.layer]
+        sizes.add(score, bound, visible)
+        before = call.k.shape[2] - call.q.shape[2] + start
+        few = score[:, :, -before % MEDIAN_EVERY :: MEDIAN_EVERY]
+        if few.numel():
+            seen = visible[:, :, -before % MEDIAN_EVERY :: MEDIAN_EVERY].expand(few.shape)
+            sizes.count(few[seen])
+
+    def measures(self) -> list[dict[str, Any]]:
+        if not self._layers:
+            return []
+        return Sizes(self._layers.values()).measures("logit") + [
+            {"metric": "logit_top_1", "layer": layer, "value": sizes.ranks().get(1)}
+            for layer, sizes in sorted(self._layers.items())
+        ]
+
+
+class KeyValueSizes:
+    """`largest_key` and `largest_value`: the largest |k| and |v| of all texts, and where it is.
+
+    Of the first token, of the others, and of the learned keys of a prefix. Keys are as they are
+    compared, with their positions, without the columns that ALiBi and FoX add.
+    """
+
+    def __init__(self) -> None:
+        self._largest: dict[tuple[str, str, int], tuple[float, tuple[int, ...]]] = {}
+
+    def observe(self, call: AttentionCall) -> None:
+        own = call.module.layer.head_dim if isinstance(call.module, Attention) else None
+        for i, (metric, x_BGSD) in enumerate(zip(METRICS, (call.k, call.v), strict=True)):
+            if x_BGSD is None:
+                continue
+            prefix = None if call.prefix is None else call.prefix[i]
+            parts = (x_BGSD[:, :, :1], x_BGSD[:, :, 1:], prefix)
+            for part, first, x in zip(PARTS, (0, 1, 0), parts, strict=True):
+                if x is not None and x.numel():
+                    self._add((metric, part, call.layer), x if i else x[..., :own], first)
+
+    def _add(self, key: tuple[str, str, int], x_BGSD: Tensor, first: int) -> None:
+        """Of numbers that are equal to rounding the earliest token's counts, whatever the batch."""
+        top_SGD = x_BGSD.abs().amax(0).transpose(0, 1)
+        value = float(top_SGD.max())
+        token, head, channel = (top_SGD >= EQUAL * value).nonzero()[:1].flatten().tolist() or (
+            0,
+        ) * 3
+        place = (token + first, head, channel)
+        largest, earlier = self._largest.get(key, (-1.0, place))
+        if value * EQUAL > largest or (not value < EQUAL * largest and place < earlier):
+            self._largest[key] = value, place
+
+    def measures(self) -> list[dict[str, Any]]:
+        lines: list[dict[str, Any]] = []
+        for metric, part in product(METRICS, PARTS):
+            layers = {
+                layer: (value, f"head {head}, channel {channel}, token {token}")
+                for (name, tokens, layer), (value, place) in sorted(self._largest.items())
+                for token, head, channel in (place,)
+                if (name, tokens) == (metric, part)
+            }
+            if not layers:
+                continue
+            top = max(layers, key=lambda layer: layers[layer][0])
+            line = {"metric": metric, "tokens": part}
+            where = f"layer {top}, {layers[top][1]}"
+            lines.append({**line, "value": layers[top][0], "where": where})
+            lines += [
+                {**line, "layer": layer, "value": value, "where": where}
+                for layer, (value, where) in layers.items()
+            ]
+        return lines

@@ -11,14 +11,14 @@ from clearhead.data import windows
 from clearhead.diagnose.advice import advise
 from clearhead.diagnose.attention_profile import (
     ClosedGates,
+    KeyValueSizes,
     Lambdas,
+    LogitSizes,
     NullMass,
     RowMeans,
     SinkRate,
 )
 from clearhead.diagnose.hidden import HiddenStatistics, ResidualStream
-from clearhead.diagnose.keys_values import KeyValueSizes
-from clearhead.diagnose.logits import LogitSizes
 from clearhead.diagnose.order import RotaryOrder
 from clearhead.diagnose.reparametrised import gain_ratios
 from clearhead.errors import ClearheadError
@@ -76,7 +76,7 @@ def diagnose(
         progress: called after every batch.
 
     Raises:
-        ClearheadError: windows or a model that this cannot be measured on.
+        ClearheadError: windows or a model on which this cannot be measured.
     """
     windows = list(windows)
     length = max(map(len, windows), default=0)
@@ -121,7 +121,7 @@ LESS_MEMORY = "give a smaller --length (window) or --batch-tokens"
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosisTask:
-    """All that is measured of one model on windows of text: one cell.
+    """The diagnosis of one model on windows of text: one cell.
 
     Attributes:
         length: tokens in a window. windows: their number, at most. at: where they start.
@@ -139,8 +139,8 @@ class DiagnosisTask:
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> Iterable[Line]:
         size = max(1, subject.batch_tokens // self.length)
         texts = self._texts(subject)
-        found = diagnose(subject.model, texts, batch_size=size, progress=lambda: advanced(size))
-        return found.records()
+        diagnosis = diagnose(subject.model, texts, batch_size=size, progress=lambda: advanced(size))
+        return diagnosis.records()
 
     def number(self, subject: Subject) -> int:
         """The number of windows to measure: those requested, as far as the text has them."""

@@ -14,7 +14,7 @@ def quotient(sums_2: Tensor) -> float:
 
 
 class Means:
-    """The base of statistics: they `add` what they observe, and `measures` has its means."""
+    """Base of statistics: they `add` sums and counts, and `measures` returns the means."""
 
     over_layers = True  # whether a mean over all layers means anything
 
@@ -23,7 +23,7 @@ class Means:
         self._sums: dict[tuple[tuple[str, Any], ...], dict[int, Tensor]] = {}
 
     def add(self, layer: int, total: Tensor, count: Tensor | int, **line: Any) -> None:
-        """Add a sum over so many, or a sum a head, [H], with its count."""
+        """Add a sum over `count` numbers, or a sum for each head, [H], with its count."""
         counts = torch.as_tensor(count, device=total.device).expand_as(total)
         both = torch.stack([total.double(), counts.double()])
         layers = self._sums.setdefault(tuple(line.items()), {})

@@ -23,7 +23,7 @@ class Sizes:
             self.counts = self.counts + part.counts
 
     def add(self, rows: Tensor, bound: Tensor, visible: Tensor | None = None) -> None:
-        """rows [..., N], bound [...] at least each row's largest |x|; hidden numbers do not count.
+        """Add rows [..., N]; bound [...] is at least each row's largest |x|; hidden numbers aside.
 
         A row that cannot hold any of the largest costs one comparison; one whose bound is not
         finite is left out.

@@ -2,7 +2,7 @@
 
 An AR-hit (associative recall; Arora et al., arXiv 2312.04927) is the last token of an n-gram that
 stood in the same window before. As in arXiv 2410.05258 (table 6) all of them count; Zoology leaves
-out those that are frequent in the training text, which this does not.
+out n-grams that are frequent in the training text.
 """
 
 from typing import ClassVar
@@ -26,10 +26,10 @@ class HitsTask(HitsOptions):
 
     def cells(self, subject: Subject) -> list[Cell]:
         if self.ngram < 2:
-            raise ClearheadError(f"ngram is {self.ngram}: a token and one before it, at least 2")
+            raise ClearheadError(f"ngram is {self.ngram}: give 2 or more, a token and those before")
         if self.ngram >= subject.lengths[0]:
             raise ClearheadError(
-                f"ngram is {self.ngram}: nothing recurs in a window of {subject.lengths[0]}"
+                f"ngram is {self.ngram}: none recurs in a window of {subject.lengths[0]}: lower it"
             )
         return _text().cells(subject)
 
@@ -64,14 +64,14 @@ class HitsTask(HitsOptions):
 
 def hits(ids: np.ndarray, ngram: int) -> np.ndarray:
     """Mask of tokens that end an n-gram which also ended earlier in these ids, bool [tokens]."""
-    found = np.zeros(len(ids), dtype=bool)
+    recurring = np.zeros(len(ids), dtype=bool)
     seen: set[tuple[int, ...]] = set()
     tokens = ids.tolist()
     for end in range(ngram, len(tokens) + 1):
         gram = tuple(tokens[end - ngram : end])
-        found[end - 1] = gram in seen
+        recurring[end - 1] = gram in seen
         seen.add(gram)
-    return found
+    return recurring
 
 
 def _text() -> PerplexityTask:

@@ -58,7 +58,7 @@ class AllocationTask(AllocationOptions):
 def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> Tensor:
     """Absolute attention of a prompt's last token, summed over heads and layers.
 
-    The prompt is read but for its last token, and only that one is observed.
+    All tokens of the prompt but the last are read first; only the last is observed.
 
     Args:
         spans_3S: bool, for each of the spans the keys in it.

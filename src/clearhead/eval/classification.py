@@ -18,9 +18,9 @@ def accuracy(answers: Answers, labels: Answers) -> float:
 
 def f1(answers: Answers, labels: Answers) -> float:
     """2 · tp / (2 · tp + fp + fn) of class 1; 0 where there is none of it in either."""
-    said, is_so = np.asarray(answers) == 1, np.asarray(labels) == 1
-    positive = int(said.sum() + is_so.sum())
-    return 2.0 * int((said & is_so).sum()) / positive if positive else 0.0
+    predicted, actual = np.asarray(answers) == 1, np.asarray(labels) == 1
+    positive = int(predicted.sum() + actual.sum())
+    return 2.0 * int((predicted & actual).sum()) / positive if positive else 0.0
 
 
 def matthews(answers: Answers, labels: Answers) -> float:
@@ -29,11 +29,11 @@ def matthews(answers: Answers, labels: Answers) -> float:
     (c · n − Σ p_k t_k) / √((n² − Σ p_k²)(n² − Σ t_k²)), with c right of n answers, of which p_k say
     class k and t_k are of class k; 0 where all answers, or all labels, are one class.
     """
-    said, is_so = np.asarray(answers), np.asarray(labels)
-    n, right = len(said), int((said == is_so).sum())
-    classes = np.union1d(said, is_so)
-    p = np.array([int((said == k).sum()) for k in classes], dtype=np.float64)
-    t = np.array([int((is_so == k).sum()) for k in classes], dtype=np.float64)
+    predicted, actual = np.asarray(answers), np.asarray(labels)
+    n, right = len(predicted), int((predicted == actual).sum())
+    classes = np.union1d(predicted, actual)
+    p = np.array([int((predicted == k).sum()) for k in classes], dtype=np.float64)
+    t = np.array([int((actual == k).sum()) for k in classes], dtype=np.float64)
     spread = (n**2 - (p**2).sum()) * (n**2 - (t**2).sum())
     return float((right * n - (p * t).sum()) / spread**0.5) if spread else 0.0
 

@@ -1,4 +1,4 @@
-"""The distance of two language models that should be alike: divergence and perplexity."""
+"""The distance between two language models: KL divergence, logits and perplexity."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

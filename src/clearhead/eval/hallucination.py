@@ -43,7 +43,7 @@ class HallucinationTask(HallucinationOptions):
         names = Counter(Path(file).name for file in self.files)
         if twice := [name for name, count in names.items() if count > 1]:
             raise ClearheadError(
-                f"two files are called {twice[0]}: tables name them so; rename one"
+                f"two files are called {twice[0]}, by which tables name them: rename one"
             )
         check_count(samples=self.samples, summary_tokens=self.summary_tokens)
         self.judge.check()
@@ -87,7 +87,7 @@ class HallucinationTask(HallucinationOptions):
         rows = labelled_rows(file, fields, "--hallucination.")
         for row in rows:
             if not row.text.strip() or not isinstance(row.label, str):
-                raise ClearheadError(f"{row.where}: give a document and a summary, not empty")
+                raise ClearheadError(f"{row.where}: document or summary is empty: give both")
         return rows
 
     def _asked(
@@ -112,10 +112,10 @@ class HallucinationTask(HallucinationOptions):
 
 
 def grounding(texts: Sequence[str], documents: Sequence[str]) -> dict[str, float | None]:
-    """Counts over all texts together; None where they have no name.
+    """Counts of names over all texts together; None if they have no name.
 
-    `unsupported_names` is the share of the texts' names that their documents lack, and
-    `names_above_chance` how many more another document lacks, the next one.
+    `unsupported_names` is the share of the texts' names that their documents lack;
+    `names_above_chance` the share that the next document lacks, minus the former.
     """
     known = [set(re.findall(r"\w+", document.casefold())) for document in documents]
     others = [

@@ -50,7 +50,7 @@ class HarnessTask(HarnessOptions):
         if self.limit is not None:
             check_count(limit=self.limit)
         if self.shots is not None and self.shots < 0:
-            raise ClearheadError(f"shots are {self.shots}: 0 or more")
+            raise ClearheadError(f"shots is {self.shots}: give 0 or more")
         return list(map(self._cell, dict.fromkeys(self.tasks)))
 
     def _cell(self, name: str) -> Cell:
@@ -67,27 +67,27 @@ class HarnessTask(HarnessOptions):
         }
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
-        """Every metric by lm-eval's name for it, with `NAME_stderr` where lm-eval gives one: of a
-        group that has numbers of its own those, of others and of tags each task's."""
+        """Every metric by lm-eval's name, with `NAME_stderr` if lm-eval gives one: a group's own
+        numbers if it has some; for other groups and for tags those of each task."""
         name = str(cell["task"])
         manager = _manager(self.include_path, self.tasks)
         with _quiet(), _no_downloaded_code(name):
             try:
-                found = self._evaluated(subject, _loaded(manager, name), name, advanced)
+                results = self._evaluated(subject, _loaded(manager, name), name, advanced)
             except NotFinite as error:
-                stated = (manager.task_index[name].cfg or {}).get("metric_list") or ()
-                return unmeasured([str(x["metric"]) for x in stated] or ["acc"], error)
-        numbers = {one: _metrics(row) for one, row in found["results"].items()}
+                listed = (manager.task_index[name].cfg or {}).get("metric_list") or ()
+                return unmeasured([str(x["metric"]) for x in listed] or ["acc"], error)
+        numbers = {one: _metrics(row) for one, row in results["results"].items()}
         if numbers.get(name):
             numbers = {name: numbers[name]}
-        items = {one: counts["effective"] for one, counts in found["n-samples"].items()}
+        items = {one: counts["effective"] for one, counts in results["n-samples"].items()}
         lines = []
         for one, row in numbers.items():
             # Prompts too long for the model lose their beginning, shots first: then it is shown.
-            cut = found["requests_cut"]
+            cut = results["requests_cut"]
             shown = [*(x for x in row if not x.endswith("_stderr")), *["requests_cut"] * bool(cut)]
             details = {"items": items.get(one, sum(items.values())), "requests_cut": cut}
-            where = {"task": one} | ({} if one == name else {"shots": found["n-shot"].get(one)})
+            where = {"task": one} | ({} if one == name else {"shots": results["n-shot"].get(one)})
             result = {**row, **details, "lm_eval": version("lm_eval")}
             lines += [{**line, **where} for line in lines_of(shown, **result)]
         return lines
@@ -110,18 +110,18 @@ class HarnessTask(HarnessOptions):
                     if own is None or (self.shots is not None and own != 0):
                         task.set_config(key="num_fewshot", value=self.shots or 0)
                     task.set_fewshot_seed(seed=subject.seed)
-                found = evaluator.evaluate(
+                results = evaluator.evaluate(
                     lm=lm, task_dict=loaded, limit=self.limit, log_samples=True
                 )
             except _REFUSALS as error:
                 reason = _first_line(error) or "an answer that the model has no room for"
                 raise ClearheadError(f"lm-eval cannot run the task {name}: {reason}") from error
-            return {**found, "requests_cut": _cut(lm, found["samples"])}
+            return {**results, "requests_cut": _cut(lm, results["samples"])}
 
 
 def _manager(folder: str, names: Sequence[str]) -> Any:
-    """lm-eval's index of tasks: a folder's alone where it has all names as tasks, for lm-eval reads
-    its own 14,000 files in seconds.
+    """lm-eval's index of tasks; only the folder's if it has all names, since reading lm-eval's own
+    14,000 files takes seconds.
 
     Raises:
         ClearheadError: where lm-eval is not installed, or there is no such folder.
@@ -149,7 +149,7 @@ def _loaded(manager: Any, name: str) -> Any:
     """A task or group, with its data, as lm-eval's evaluator takes it.
 
     Raises:
-        ClearheadError: where its data cannot be had, or its files are wrong.
+        ClearheadError: its data cannot be loaded, or its files are wrong.
     """
     try:
         return manager.load([name])
@@ -177,7 +177,7 @@ def _digest(folder: str) -> str:
     paths = set[str](glob(f"{folder}/**", recursive=True) if folder else ())
     for path in sorted(path for path in paths if path.endswith(".yaml")):
         words = re.findall(r"[^\s,:{}\[\]\"']+", Path(path).read_text("utf-8"))
-        paths.update(found for word in words if "." in word for found in glob(word))
+        paths.update(file for word in words if "." in word for file in glob(word))
     for path in sorted(filter(os.path.isfile, paths)):
         digest.update(Path(path).read_bytes())
     return digest.hexdigest()[:12]
@@ -187,7 +187,7 @@ def check_names(names: Sequence[str], folder: str, others: Iterable[str] = ()) -
     """Refuse names that lm-eval does not know.
 
     Args:
-        others: names that would have done as well, for the advice.
+        others: names of other tasks that are allowed, for the advice.
 
     Raises:
         ClearheadError: naming what is near; or how to install lm-eval.
@@ -230,22 +230,22 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
 
     The standard error of NAME is NAME_stderr.
     """
-    found = {}
+    values = {}
     for key, value in row.items():
         metric, comma, kind = str(key).partition(",")
         if comma and isinstance(value, int | float):
             plain = metric.removesuffix("_stderr")
             end = metric[len(plain) :]
-            found[f"{plain}{'' if kind == 'none' else comma + kind}{end}"] = float(value)
-    return found
+            values[f"{plain}{'' if kind == 'none' else comma + kind}{end}"] = float(value)
+    return values
 
 
 @contextlib.contextmanager
 def harness_model(subject: Subject, advanced: Advanced) -> Iterator[Any]:
     """A model as lm-eval takes it (`HFLM`), its log-softmax in float32.
 
-    The begin token of a model that was trained with one first in every window stands before each
-    prompt, and in place of the first token of what is cut: windows of a text, prompts too long.
+    A model trained with a begin token first in every window gets it before each prompt, and in
+    place of the first token of windows of a text and of prompts that are cut.
 
     Args:
         subject: its batch_tokens are those of a batch, at the model's longest text.
@@ -340,7 +340,7 @@ def _no_downloaded_code(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without lm-eval's own output: lines, bars of progress, and warnings of what is meant here."""
+    """Run the body without lm-eval's output: lines, progress bars, warnings of what is intended."""
     tqdm = require("tqdm", EXTRA).tqdm
 
     def bar(*words: Any, **options: Any) -> Any:

@@ -50,7 +50,7 @@ class JudgeConfig:
     """Seconds that the server may take over a reply."""
 
     def check(self) -> None:
-        """Refuse half a judge, a URL that shows a secret in records, and a key that is not set."""
+        """Refuse a judge without model or endpoint, a URL with a secret, and a key not set."""
         check(self, "judge.")
         if self != JudgeConfig() and not (self.model and _URL.fullmatch(self.endpoint)):
             raise ClearheadError(

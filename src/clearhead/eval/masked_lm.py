@@ -25,7 +25,7 @@ class MaskedTask(MaskedOptions):
 
     def cells(self, subject: Subject) -> list[Cell]:
         if not 0 < self.mask < 1:
-            raise ClearheadError(f"mask is {self.mask}: a share of the tokens, above 0 and below 1")
+            raise ClearheadError(f"mask is {self.mask}: give a share of the tokens between 0 and 1")
         if subject.texts.splits != ("validation",):
             raise ClearheadError("masked reads the held-out documents only: leave split out")
         corpus = subject.texts.corpus  # read here, so that the cells are those of this text

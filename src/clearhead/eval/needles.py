@@ -85,19 +85,19 @@ def haystack(
     queries: int,
     digits: int = 5,
 ) -> Haystack:
-    """Sentences of exactly the length that is left beside needles and question.
+    """Needles among sentences: context and longest question have exactly `length` tokens.
 
     The needles that are asked for stand together at `depth` (a share of the filler before them, to
-    the nearest sentence); the others, each at a place of its own, drawn.
+    the nearest sentence); each other needle stands at a random place of its own.
 
     Raises:
         ClearheadError: needles that do not fit the length.
     """
-    stated = facts(draws, needles, digits, evaluation=True)
-    asked = tuple(stated[:queries])
+    hidden = facts(draws, needles, digits, evaluation=True)
+    asked = tuple(hidden[:queries])
     pieces = [subject.ids("a", f"\n{one.question}", f" {one.number}") for one in asked]
     questions = tuple((question, answer) for _, question, answer in pieces)
-    statements = {fact.city: _sentence(subject, fact.statement) for fact in stated}
+    statements = {fact.city: _sentence(subject, fact.statement) for fact in hidden}
     tail = max(len(question) for question, _ in questions)
     needed = len(subject.begin) + sum(map(len, statements.values())) + tail
     room = length - needed
@@ -112,7 +112,7 @@ def haystack(
     ends = [0, *accumulate(map(len, chunks))]
     nearest = min(range(len(ends)), key=lambda gap: abs(ends[gap] - depth * room))
     places: dict[int, list[Fact]] = {nearest: list(asked)}
-    for fact in stated[queries:]:
+    for fact in hidden[queries:]:
         places.setdefault(draws.below(len(ends)), []).append(fact)
     context, spans = list(subject.begin), {}
     for index, chunk in enumerate([*chunks, ()]):
@@ -135,7 +135,5 @@ def _size(word: str) -> tuple[int, int]:
         raise ClearheadError(f"grid {word!r} is not NxR: for example 4x2, 2 of 4 needles asked for")
     needles, queries = int(match[1]), int(match[2])
     if not 1 <= queries <= needles:
-        raise ClearheadError(
-            f"grid {word!r}: from 1 to {needles} of {needles} needles are asked for"
-        )
+        raise ClearheadError(f"grid {word!r}: ask for 1 to {needles} of the {needles} needles")
     return needles, queries

@@ -34,16 +34,16 @@ class AllocationOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class HallucinationOptions:
-    """Summaries that hold to their documents, by a judge or by their names."""
+    """Summaries that keep to their documents, by a judge or by a count of names."""
 
     files: tuple[File, ...] = field(default=(), metadata=LISTED)
-    """.jsonl(.gz) files or hf:NAME[:CONFIG][#SPLIT], a cell each at each length."""
+    """.jsonl(.gz) files or hf:NAME[:CONFIG][#SPLIT], each measured at each length."""
     text_field: Field = "document"
     """Field of a row that holds the document."""
     label_field: Field = "summary"
     """Field of a row that holds a person's summary."""
     samples: int = 100
-    """Rows of each file, drawn; all of a file that has fewer."""
+    """Number of rows drawn from each file, or all if it has fewer."""
     summary_tokens: int = 128
     """Tokens of a summary, at most."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
@@ -57,16 +57,16 @@ class HarnessOptions:
     tasks: tuple[TaskName, ...] = field(default=(), metadata=LISTED)
     """Tasks, groups and tags of lm-eval; --tasks takes their names too."""
     shots: int | None = None
-    """Examples before each question; the task's own number where not given."""
+    """Examples before each question; by default the task's own number."""
     limit: int | None = None
-    """Number of items of each task, from its first; all where not given."""
+    """Number of items of each task, from its first; by default all."""
     include_path: Folder = ""
     """A folder of your own task files (.yaml); the functions and templates in them are run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedOptions:
-    """Loss at hidden tokens of held-out text, and the share of them found."""
+    """Loss at hidden tokens of held-out text, and the share of them predicted right."""
 
     mask: float = SHARE
     """Share of the tokens hidden."""
@@ -101,7 +101,7 @@ class PasskeyOptions:
     wording: Literal["paper", "landmark"] = "paper"
     """The prompt: the CoCA paper's, or landmark attention's."""
     new_tokens: int | None = None
-    """Tokens to generate; where not given, 64, or 10 with landmark's prompt."""
+    """Tokens to generate; by default 64, or 10 with landmark's prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +109,12 @@ class PerplexityOptions:
     """Sliding-window perplexity (Press et al.), in float32."""
 
     stride: int | None = None
-    """Tokens from one window to the next; half of each length where not given."""
+    """Tokens from one window to the next; by default half of each length."""
     text: Literal["document", "stream"] = "document"
-    """Windows inside single documents, of which only those as long as the longest length are read;
-    or across them, all documents of a source end to end."""
+    """document: windows inside single documents, those at least as long as the longest length;
+    stream: windows across all documents of a source, end to end."""
     document_tokens: int | None = None
-    """Largest number of tokens read of a document; the longest length where not given."""
+    """Largest number of tokens read of a document; by default the longest length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +122,11 @@ class RecallOptions:
     """Recall of values by their keys, by length and number of pairs."""
 
     pairs: tuple[int, ...] = (4, 12)
-    """Pairs in the list; a cell each."""
+    """Numbers of pairs in the list, each measured by itself."""
     queries: int = 8
     """Pairs asked for, at most all."""
     samples: int = 50
-    """Lists in a cell."""
+    """Lists at each length and number of pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ class ShotsOptions:
     """Labelled texts to show: rows with a text and a label, of a .jsonl(.gz) file or
     hf:NAME[:CONFIG][#SPLIT]."""
     test: File = ""
-    """Labelled texts to ask for; where not given, some of data, which are then not shown."""
+    """Labelled texts to classify; by default some of data, which are then not shown."""
     text_field: Field = "text"
     """Field of a row that holds the text."""
     label_field: Field = "label"
@@ -145,7 +145,7 @@ class ShotsOptions:
     counts: tuple[Number, ...] = (FILL,)
     """Demonstrations: whole numbers, or fill, as many as fit each length."""
     queries: int = 100
-    """Texts asked for in a cell."""
+    """Texts to classify at each length and number of demonstrations."""
     permutations: int = 5
     """Orders drawn of the same demonstrations."""
 

@@ -47,7 +47,7 @@ class PasskeyTask(PasskeyOptions):
             ),
             strict=True,
         )
-        found = subject.reader.ask(
+        replies = subject.reader.ask(
             [Prompt(ids[:-1], ids[-1:]) for ids in prompts],
             [(*lead, *key) for lead, key in zip(leads, numbers, strict=True)],
             new_tokens=self._new_tokens,
@@ -55,7 +55,7 @@ class PasskeyTask(PasskeyOptions):
         )
         return lines_of(
             self.headlines,
-            **scores(subject, found, keys, [len(lead) for lead in leads]),
+            **scores(subject, replies, keys, [len(lead) for lead in leads]),
             trials=self.trials,
             prompt_tokens=fmean(map(len, prompts)),
         )

@@ -31,7 +31,7 @@ class PerplexityTask(PerplexityOptions):
         length = cell["length"]
         chosen = self.chosen(subject)
         sums = np.zeros((len(chosen), 2))
-        found = sliding(
+        scored = sliding(
             subject.model,
             [document.ids for document in chosen],
             length=length,
@@ -39,7 +39,7 @@ class PerplexityTask(PerplexityOptions):
             batch_tokens=subject.batch_tokens,
             advanced=advanced,
         )
-        for window in found:
+        for window in scored:
             sums[window.document] += window.loss.sum(), len(window.loss)
         return lines_of(
             self.headlines,
@@ -59,21 +59,21 @@ class PerplexityTask(PerplexityOptions):
             raise ClearheadError(
                 "document-tokens has no effect on --perplexity.text stream: leave it out"
             )
-        found = at_least(subject.texts.streams if stream else subject.texts.documents, longest)
+        documents = at_least(subject.texts.streams if stream else subject.texts.documents, longest)
         each = self.document_tokens or longest
         if stream:
-            each = max(longest, subject.tokens // len(found))
+            each = max(longest, subject.tokens // len(documents))
         if each < longest:
-            raise ClearheadError(f"document-tokens is {each}: fewer than a window of {longest} has")
-        kept: list[Document] = []
+            raise ClearheadError(f"document-tokens is {each}: give at least one window, {longest}")
+        selected: list[Document] = []
         left = subject.tokens
-        for document in found:
+        for document in documents:
             ids = document.ids[:each]
-            if kept and left < len(ids):
+            if selected and left < len(ids):
                 break
-            kept.append(replace(document, ids=ids))
+            selected.append(replace(document, ids=ids))
             left -= len(ids)
-        return kept
+        return selected
 
     def _stride(self, length: int) -> int:
         return max(1, length // 2) if self.stride is None else self.stride

@@ -1,8 +1,8 @@
 """Multi-query associative recall (Arora et al., arXiv 2312.04927), in words.
 
-A list of pairs, filler up to the length, and some of the pairs again: after each key its value can
-be known. Scored by teacher forcing: whether each token of the value is the likeliest, the earlier
-pairs being given as they are.
+A list of pairs, filler up to the length, and some of the pairs again: after each key the list tells
+its value. Scored by teacher forcing: whether each token of the value is the likeliest, given the
+earlier pairs as they are.
 """
 
 from itertools import accumulate
@@ -27,22 +27,22 @@ class RecallTask(RecallOptions):
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_count(samples=self.samples, queries=self.queries)
-        found: list[Cell] = [
+        grid: list[Cell] = [
             {"length": length, "pairs": number}
             for length in subject.lengths
             for number in self.pairs
         ]
-        for cell in found:
+        for cell in grid:
             prompt, answer, _ = self._sample(subject, cell, 0)
             subject.check_length(len(prompt.ids) + len(answer))
-        return found
+        return grid
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         samples = [self._sample(subject, cell, number) for number in range(self.samples)]
         prompts, answers, places = zip(*samples, strict=True)
-        found = subject.reader.ask(prompts, answers, advanced=advanced)
+        replies = subject.reader.ask(prompts, answers, advanced=advanced)
         by_sample, losses = [], []
-        for answer, values in zip(found, places, strict=True):
+        for answer, values in zip(replies, places, strict=True):
             by_sample.append([all(answer.right[start:stop]) for start, stop in values])
             losses += [sum(answer.loss[start:stop]) for start, stop in values]
         right = [one for some in by_sample for one in some]
@@ -72,7 +72,7 @@ class RecallTask(RecallOptions):
             if room < 0:
                 raise ClearheadError(
                     f"{cell['pairs']} pairs and {len(asked)} queries take {length - room} "
-                    f"tokens, more than the length {length}: give longer lengths, or fewer"
+                    f"tokens, more than the length {length}: give longer lengths or fewer pairs"
                 )
             if len(filling) >= room:
                 break

@@ -131,25 +131,25 @@ class Setting:
         spelt = [subject.ids("label:", f" {name}")[1] if name else () for name in self.labels]
         if not self._gap:
             raise ClearheadError(
-                "the tokenizer gives the end of a line no token, and nothing else ends a label"
+                "no token ends a line, and nothing else ends a label: choose another tokenizer"
             )
         for name, ids in zip(self.labels, spelt, strict=True):
             if not ids or spelt.count(ids) > 1:
-                found = "the tokens of another label" if ids else "no token"
-                raise ClearheadError(f"label {name!r} has {found}: rename it")
+                cause = "the tokens of another label" if ids else "no token"
+                raise ClearheadError(f"label {name!r} has {cause}: rename it")
         self.answers: list[Ids] = [(*ids, *self._gap) for ids in spelt]
         self.questions = [self._question(query.text) for query in self.queries]
 
     def shown(self, length: int, count: int | None) -> list[Example]:
-        """The demonstrations beside which the longest query and label still fit the length.
+        """Demonstrations that fit the length together with the longest query and label.
 
-        One draw for all lengths: those of a shorter one are among a longer one's.
+        All lengths share one draw: a shorter length's are among a longer one's.
 
         Args:
             count: how many; None for as many as fit.
 
         Raises:
-            ClearheadError: where not so many fit, or there are not so many.
+            ClearheadError: `count` do not fit, or `pool` has fewer.
         """
         rest = max(map(len, self.questions)) + max(map(len, self.answers))
         room = length - rest - len(self._subject.begin)
@@ -213,7 +213,7 @@ def _drawn(
     if len(asked) < task.queries:
         raise ClearheadError(
             f"queries is {task.queries}, and {task.test or task.data!r} has {len(asked)} rows: ask "
-            "for at most those"
+            "for that many or fewer"
         )
     queries = SeededChoices(f"shots {seed} queries").sample(asked, task.queries)
     texts = {query.text for query in queries}

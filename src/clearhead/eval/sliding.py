@@ -69,7 +69,7 @@ def windows_of(tokens: int, length: int, stride: int) -> Iterator[Window]:
         raise ClearheadError(f"length is {length}: predicting a token takes at least 2")
     if not 1 <= stride <= length:
         raise ClearheadError(
-            f"stride is {stride}: it is from 1 to the window's length, {length}; "
+            f"stride is {stride}: give 1 to the window's length, {length}; "
             "a longer one would leave tokens out"
         )
     done = 1

@@ -23,8 +23,8 @@ def by_depth(lengths: Sequence[int], depths: Sequence[float]) -> list[Cell]:
     """
     if not depths or any(not 0 <= depth <= 1 for depth in depths):
         raise ClearheadError(
-            f"depths are {' '.join(map(str, depths)) or 'none'}: each is a share of the text "
-            "before what is hidden, from 0 to 1"
+            f"depths are {' '.join(map(str, depths)) or 'none'}: give shares of the text "
+            "before the hidden item, from 0 to 1"
         )
     return [{"length": length, "depth": depth} for length in lengths for depth in sorted(depths)]
 
@@ -50,4 +50,4 @@ def check_count(**counts: int) -> None:
     """Refuse counts below 1, by name."""
     for name, count in counts.items():
         if count < 1:
-            raise ClearheadError(f"{name} is {count}: at least 1")
+            raise ClearheadError(f"{name} is {count}: give at least 1")

@@ -146,8 +146,8 @@ def _with_rates(arms: Sequence[Arm], rates: Mapping[str, float]) -> tuple[Arm, .
     chosen = [pattern(arm) for arm in arms]
     if idle := [one for one in rates if one not in chosen]:
         raise ClearheadError(
-            f"rates names {idle[0]!r}, which is not compared, or only where an earlier one "
-            f"decides: compared are {', '.join(arm.name for arm in arms)}"
+            f"rates names {idle[0]!r}: no arm has this name, or an earlier name sets its rate; "
+            f"compared are {', '.join(arm.name for arm in arms)}"
         )
     return tuple(
         arm if one is None else replace(arm, train=replace(arm.train, learning_rate=rates[one]))

@@ -114,8 +114,8 @@ def calibrate(
     """Give learned sinks the logit at which their mean weight is the first token's; no training.
 
     Args:
-        layers: those with `normalizer="sink"` whose sinks are set, and which no row notices
-            meanwhile.
+        layers: layers whose sinks (`normalizer="sink"`) are set; until then the logits are too low
+            to have an effect.
     """
     blocks: Any = model.model.layers
     for layer in layers:

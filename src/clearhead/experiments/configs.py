@@ -36,12 +36,12 @@ class TrainJob(OpensModels):
     """One training run: a model, its text and its settings."""
 
     preset: Preset | None = None
-    """Preset to train; clearhead plan says what each is. Where not given, transformer, or the model
-    of --from as it is. A bidirectional one, such as bert, learns to predict hidden tokens."""
+    """Preset to train (clearhead plan lists them); by default transformer, or the model of --from
+    as it is. A bidirectional one, such as bert, learns to predict hidden tokens."""
     base: Base = None
-    """A trained causal model to go on from: a folder, a run or a hub name. A preset, and KEY=VALUE
-    pairs, put it on their mechanisms first, as clearhead convert does; its own tokenizer reads the
-    text. The defaults are for this: add --from MODEL to --help to see them."""
+    """A trained causal model to go on from: a folder, a run or a hub name. A preset and KEY=VALUE
+    pairs convert it to their mechanisms first, as clearhead convert does; its own tokenizer reads
+    the text. Other defaults then hold: add --from MODEL to --help to see them."""
     size: Size = "tiny"
     """Size of the preset: tiny, small, medium, large, or a paper's own."""
     output: Path = Path("runs/train")
@@ -62,12 +62,12 @@ class CompareConfig(OpensModels):
 
     verb: ClassVar[str] = "compare"
     presets: Positional[tuple[Preset, ...]] = ("transformer", "differential", "softmax1")
-    """Presets to train. The others are judged by the first arm of `transformer`, or else by the
-    first of all."""
+    """Presets to train; each with its changes is an arm. Arms are compared with the first arm of
+    `transformer`, or else with the first of all."""
     base: Base = None
     """A trained causal model that every arm starts from: a folder, a run or a hub name. A preset
-    puts it on its mechanisms first, as clearhead convert does; transformer is the model itself. Its
-    own tokenizer reads the text. The defaults are for this: add --from MODEL to --help to see."""
+    converts it to its mechanisms, as clearhead convert does; transformer is the model itself. Its
+    own tokenizer reads the text. Other defaults then hold: add --from MODEL to --help to see."""
     size: Size = "tiny"
     """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
     set: dict[str, Any] = field(default_factory=dict)
@@ -82,18 +82,17 @@ class CompareConfig(OpensModels):
     """Folder of the runs, records and page; the same command goes on where it stopped."""
     lengths: tuple[Count, ...] = (1, 2, 4, 8)
     """Multiples of the training length at which perplexity is measured (of encoders the loss at
-    hidden tokens). With none, the speed and memory of training are all that is measured."""
+    hidden tokens). If empty, only the speed and memory of training are measured."""
     evaluation_tokens: Count = 65_536
     """Validation tokens read at each length."""
     held_out: Literal["validation", "training"] = "validation"
-    """The text that losses are measured on: the validation split, or a tenth of the training split
-    that is then not trained on. Rates chosen by the second are chosen on text that no result
-    reports."""
+    """The text on which losses are measured: the validation split, or a tenth of the training split
+    that is then not trained on, for choosing rates on text that no result reports."""
     measure_every: float = 0
     """Steps between measurements of outliers, attention and validation loss during training; below
     1 a fraction of all steps; 0 measures at the end only."""
     rates: dict[Name, float] = field(default_factory=dict)
-    """Learning rates of single arms, each a name and a rate. The name is an arm's, a part of it (a
+    """Learning rates of single arms, each a name and a rate. A name is an arm's, a part of one (a
     preset, an optimizer) or a pattern such as "softmax1*sgd"; the first that matches counts."""
     label: Name = ""
     """Label of the records on a page that shows several sets; empty for a run just made."""
@@ -126,9 +125,9 @@ class CompareConfig(OpensModels):
         return models_of(self.arms, self.size, based=self.base is not None)
 
     def check(self) -> None:
-        """Refuse settings that cannot be, and models that are unknown, impossible or alike.
+        """Refuse settings that cannot work, and models that are unknown, impossible or equal.
 
-        Not when it is made: an experiment makes hundreds by changing one, and runs few.
+        Not done at construction: an experiment makes hundreds by changing one, and runs few.
         """
         check(self)
         check_distinct(self, "presets", "seeds", *(["lengths"] if self.lengths else []))
@@ -136,8 +135,8 @@ class CompareConfig(OpensModels):
             milestone_steps(self.measure_every, arm.train)
         if self.models and self.objective == "mlm" and self.measure_every:
             raise ClearheadError(
-                "measure_every measures the loss of the next token, and these presets learn hidden "
-                "ones: leave it out"
+                "measure_every measures the loss of the next token, and these presets predict "
+                "hidden ones: leave it out"
             )
 
     @cached_property
@@ -206,17 +205,17 @@ class FinetuneJob:
     """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or banking77; without it, a task of your
     own."""
     train_file: Source | None = None
-    """Training rows: .jsonl(.gz), or hf:NAME[:CONFIG][#SPLIT]. A named task knows its own."""
+    """Training rows: .jsonl(.gz), or hf:NAME[:CONFIG][#SPLIT]; by default those of --task."""
     validation_file: tuple[Source, ...] = ()
     """Validation rows, in the same forms; each of several files is measured by itself."""
     text_field: Field | None = None
-    """Field of the text; "text" where not given (a named task knows its own)."""
+    """Field of the text; by default that of --task, or "text"."""
     pair_field: Field | None = None
     """Field of a second text, if rows have one."""
     label_field: Field | None = None
-    """Field of the class; "label" where not given."""
+    """Field of the class; by default that of --task, or "label"."""
     seeds: tuple[Natural, ...] = (0,)
-    """Seeds, one run for each. A seed fixes the head's first weights, the order and the dropout."""
+    """Seeds, one run for each. A seed fixes the head's initial weights, the order and dropout."""
     output: Path = Path("runs/finetune")
     """Folder of the models and records; the same command goes on where it stopped."""
     label: Name = ""
@@ -242,28 +241,28 @@ class FinetuneJob:
 
     def resolved(self) -> Task:
         """The task with the fields and the files that are given."""
-        found = Task(name="text") if self.task is None else TASKS[self.task]
+        task = Task(name="text") if self.task is None else TASKS[self.task]
         if self.train_file is not None:
             if self.task is None:
-                found = replace(found, name=Path(self.train_file).name.split(".")[0])
+                task = replace(task, name=Path(self.train_file).name.split(".")[0])
             splits = [Path(name).name.split(".")[0] for name in self.validation_file]
             if len(splits) == 1 or len({"train", *splits}) <= len(splits):
                 splits = [f"validation {n}" if n else "validation" for n in range(len(splits))]
-            found = replace(
-                found,
+            task = replace(
+                task,
                 train=self.train_file,
                 validation=tuple(zip(splits, self.validation_file, strict=True)),
             )
         return replace(
-            found,
-            text=self.text_field or found.text,
-            pair=self.pair_field or found.pair,
-            label=self.label_field or found.label,
+            task,
+            text=self.text_field or task.text,
+            pair=self.pair_field or task.pair,
+            label=self.label_field or task.label,
         )
 
 
 def continued_recipe() -> TrainConfig:
-    """The defaults of training that goes on from a model.
+    """The default settings of training that starts from a trained model.
 
     At a learning rate of 1e-4 SmolLM2-135M ended worse on new text after 250,000 tokens than at
     3e-5 (docs/log.md).

@@ -27,43 +27,42 @@ class ConvertConfig(OpensModels):
     """The folder of the converted model, which does not exist yet."""
     to: tuple[Change, ...] = ()
     """Mechanisms of the new model: a preset, axes as KEY=VALUE, or both, such as "gated
-    normalizer=sink". The weights stay. Without it, the model is written in the other format."""
+    normalizer=sink"; weights that both models have are kept. Without --to a model of transformers
+    becomes a clearhead model, and a clearhead model one of transformers."""
     prefix: Text | None = None
     """Tokens to stand before every text, as learned keys and values (normalizer=key-value): a text
     such as \\n, or auto, to search for one on the text of --calibrate."""
     rotate: tuple[Literal["residual", "values", "down"], ...] = ()
-    """Turn what holds outliers, and the weights around it back: the same function, for few bits.
-    The residual stream and the heads' values turn for nothing, by random rotations in the weights;
-    what the MLPs' down projections read turns at run time, by a Hadamard matrix
-    (mlp_rotation=hadamard)."""
+    """Rotate activations that hold outliers, for few bits; the function stays the same. residual
+    and values (of heads): random rotations inside the weights, at no cost. down: the inputs of the
+    MLPs' down projections, by a Hadamard matrix at run time (mlp_rotation=hadamard)."""
     seed: Natural = 0
     """Seed of the random rotations of the residual stream and the values."""
     learn_rotation: bool = False
-    """Turn the residual stream once more, by a rotation learned from the weights alone, which makes
-    the largest of the layers' weights that read it smaller: the same function, for one scale a
-    matrix."""
+    """Rotate the residual stream once more, by a rotation learned from the weights alone that
+    lowers the largest weights of the matrices that read it: for one scale a matrix."""
     equalise: bool = False
-    """Give every row of a gated MLP's up projection one size, and the down projection the inverse:
-    the same function, for one scale a matrix; for MLPs that --rotate down turns, now or before.
-    After training is as good a time as before."""
+    """Scale the rows of every gated MLP's up projection to the same largest weight, and the columns
+    of the down projection by the inverse: the same function, for one scale a matrix. Needs
+    --rotate down, now or in an earlier conversion; works before and after training."""
     purpose: Annotated[Literal["serving", "llama.cpp"] | None, tyro.conf.arg(name="for")] = None
-    """Write a model for servers: of a family of transformers where one fits, or else with a
-    modelling file of its own, which they run with trust_remote_code. llama.cpp: of a family, as
-    its converter to GGUF reads it."""
+    """Write a model for servers. serving: as a family of transformers if one fits, else with a
+    modelling file of its own, which servers run with trust_remote_code. llama.cpp: as a family
+    that llama.cpp's converter to GGUF reads."""
     calibrate: Source | None = None
-    """Give the sinks that --to adds the logits at which they take what the first token takes in
-    this text, or learned keys and values those of its first tokens: a file, a folder, or another
-    source of --data.data."""
+    """Text that sets what --to adds: a sink gets the weight that the first token has in this text,
+    learned keys and values are those of its first tokens. A file, a folder, or another source of
+    --data.data."""
     sink_logit: float | None = None
-    """First logit of the sinks that --to adds; −40 where not given, which no row notices; 0 is
+    """Initial logit of the sinks that --to adds; by default −40, too low to have an effect; 0 is
     softmax-1."""
     text: Source | None = None
-    """Text on which the distance of both models is measured, in words or as --calibrate; where not
-    given, windows of --calibrate that did not calibrate, or else python-stdlib, as in diagnose."""
+    """Text on which the distance of both models is measured, in words or as --calibrate; by default
+    windows of --calibrate that did not calibrate, or else python-stdlib."""
     length: Length = 512
     """Tokens in a window."""
     windows: Count = 8
-    """Number of windows that calibrate, and of windows that measure."""
+    """Number of windows to calibrate on, and of windows to measure on."""
 
     def __post_init__(self) -> None:
         if len(self._presets) > 1:
@@ -76,8 +75,8 @@ class ConvertConfig(OpensModels):
             raise ClearheadError("--learn-rotation would have no effect without --rotate residual")
         if self.changes and self.purpose:
             raise ClearheadError(
-                "--for is a step of its own: convert without it first, then that --for "
-                f"{self.purpose}"
+                "--for is a step of its own: convert without it first, then the result with "
+                f"--for {self.purpose}"
             )
 
     @property
@@ -90,7 +89,7 @@ class ConvertConfig(OpensModels):
         return next(iter(self._presets), None)
 
     def settings(self) -> dict[str, Any]:
-        """The axes that are changed of it, as KEY=VALUE words or by a rotation name them.
+        """The axes that change: those of KEY=VALUE words, and the one of a rotation.
 
         Raises:
             ClearheadError: for words of another form.
@@ -100,7 +99,7 @@ class ConvertConfig(OpensModels):
 
     @property
     def is_drawn(self) -> bool:
-        """True if random rotations are part of it."""
+        """True if the conversion draws random rotations."""
         return bool({"residual", "values"} & {*self.rotate})
 
     @property

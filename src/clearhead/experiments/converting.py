@@ -76,8 +76,8 @@ def run_conversion(
     if (joined := whole(Path(config.model))) is not None:
         if config.changes or config.purpose:
             raise ClearheadError(
-                "--to, --prefix, --rotate, --equalise and --for take a whole model: convert "
-                "without them first, then that"
+                "--to, --prefix, --rotate, --equalise and --for take a whole model, not a run's "
+                "checkpoint: convert it without them first, then the result"
             )
         folder = Path(config.model)
         tokenizer = load_tokenizer(folder) if (folder / "tokenizer_config.json").exists() else None
@@ -213,8 +213,12 @@ class _Course:
     def start(self) -> None:
         self.begun = started(self.before, self.changes)
         self.made = self.begun.model
+        if self.prefix is not None:
+            fill(self.made, self.before, torch.tensor([self.prefix.ids]))
+            self.before = self.first  # whose memory is not one more model's
         if self.config.equalise:
             self.made = with_equal_logits(self.made, equalised(self.made))
+            self.begun = self.begun._replace(model=self.made)
         # Learned keys may have taken positions.
         self.length = min(self.length, longest_text(self.made) or self.length)
         self.windows = [window[: self.length] for window in self.windows]
@@ -226,7 +230,6 @@ class _Course:
 
     def fill(self) -> None:
         if self.prefix is not None:
-            fill(self.made, self.before, torch.tensor([self.prefix.ids]))
             self.after = difference_after(self.made, self.first, self.prefix.ids)
             if not self.after <= TOLERANCE:
                 raise ClearheadError(

@@ -141,17 +141,17 @@ def _attention(config: CompareConfig, say: Callable[[str], None]) -> Iterator[di
             folder = folder_of(config, arm, seed)
             if not (folder / FINAL).is_dir():  # its training did not stay finite
                 continue
-            made, *lines = jsonl.read(folder / RECORDS)
-            made["path"] = str(folder / FINAL)
-            yield dict(made)
+            header, *lines = jsonl.read(folder / RECORDS)
+            header["path"] = str(folder / FINAL)
+            yield dict(header)
             yield from (line for line in lines if line.get("metric") == "perplexity")
-            yield from _measured(made, read)
+            yield from _measured(header, read)
             if arm.preset == BASELINE:
                 repaired = config.output / f"{REPAIRED}-seed{seed}"
                 if not repaired.is_dir():
                     # The same function, without training.
                     repair = ConvertConfig(
-                        model=made["path"],
+                        model=header["path"],
                         output=repaired,
                         prefix=corpus.tokenizer.bos_token,
                         rotate=("residual", "values", "down"),
@@ -159,11 +159,11 @@ def _attention(config: CompareConfig, say: Callable[[str], None]) -> Iterator[di
                         length=len(read[0]) // 2,
                     )
                     run_conversion(repair, say=say)
-                made |= {"run": f"{REPAIRED}/seed{seed}", "arm": REPAIRED, "preset": REPAIRED}
-                made["path"] = str(repaired)
-                yield made
+                header |= {"run": f"{REPAIRED}/seed{seed}", "arm": REPAIRED, "preset": REPAIRED}
+                header["path"] = str(repaired)
+                yield header
                 # The prefix stands in the place of the begin token.
-                yield from _measured(made, [one[1:] for one in read])
+                yield from _measured(header, [one[1:] for one in read])
 
 
 def _measured(made: dict[str, Any], read: Sequence[Tensor]) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Models and a text to the records of their diagnosis."""
+"""Diagnosis of models on a text, as records."""
 
 from collections.abc import Callable
 from dataclasses import replace

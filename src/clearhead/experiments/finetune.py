@@ -1,4 +1,4 @@
-"""Fine-tuning one checkpoint on one task, with every seed, and asking it the validation texts.
+"""Fine-tuning one checkpoint on one task with every seed, and its validation.
 
 OUTPUT/seedN/           a seed's run folder (`clearhead.train.run_dir`); its model is in seedN/final
 OUTPUT/records.jsonl    the records of all finished seeds

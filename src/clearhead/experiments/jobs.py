@@ -56,12 +56,12 @@ class Job:
 
     @property
     def chain(self) -> "list[Job]":
-        """The jobs that make the model which it reads, in order, and itself."""
+        """The jobs that make the model that this job reads, in order, and this job."""
         return [*(self.after.chain if self.after else ()), self]
 
     @property
     def identity(self) -> str:
-        """The hash of its settings, and of those of the jobs before it."""
+        """The hash of the settings of this job and of the jobs before it."""
         before = self.after and self.after.identity
         return digest_of([type(self.config).__name__, self.settings, before])
 

@@ -1,8 +1,8 @@
 """Prefixes that need no training: tokens before the text, as learned keys and values.
 
-The first token of a text takes attention for want of anything better and grows a hidden state
-thousands of times the others'. A token that stands before every text takes that place: its keys and
-values are kept, and nothing of the text grows (PrefixQuant, arXiv 2410.05265).
+The first token of a text takes the attention of heads that find nothing, and its hidden state
+becomes thousands of times larger than others'. Tokens before every text, kept as keys and values,
+take that place, and no state of the text grows (PrefixQuant, arXiv 2410.05265).
 """
 
 from collections import Counter
@@ -128,8 +128,8 @@ def searched_prefix(
         )
     if best is plain:
         raise ClearheadError(
-            f"none of {len(candidates)} tokens before the text lowers its largest hidden states, "
-            f"{usual:,.0f} as a rule, at no loss of perplexity: give a prefix, such as \\n"
+            f"none of {len(candidates)} tokens before the text lowers its largest hidden states "
+            f"({usual:,.0f} in the median) without raising perplexity: give one, such as \\n"
         )
     return Prefix(ids=tuple(best["tokens"]), text=best["text"], tried=tried)
 

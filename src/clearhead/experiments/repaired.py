@@ -6,32 +6,13 @@ from typing import Any
 from torch import Tensor
 
 from clearhead.diagnose import RowMeans
-from clearhead.diagnose.hidden import SAMPLED
-from clearhead.diagnose.sizes import Sizes
+from clearhead.diagnose.hidden import ResidualStream
 from clearhead.probe import measure
-from clearhead.probe.observation import INPUT
 from clearhead.probe.tiles import ByTile
 from clearhead.quantize import Texts, cost, scheme
 
 WINDOWS = 1  # of 512 tokens: enough to tell a price of 100 % from one of 1 %
 EIGHT_BITS = "w8a8-coarse"
-
-
-class _States:
-    """The largest of all hidden states behind the layers, over their median."""
-
-    def __init__(self) -> None:
-        self._sizes = Sizes()
-
-    def observe(self, layer: int, x_BTC: Tensor) -> None:
-        if layer != INPUT:
-            self._sizes.add(x_BTC, x_BTC.abs().amax(-1))
-            self._sizes.count(x_BTC[..., layer % SAMPLED :: SAMPLED])
-
-    def measures(self) -> list[dict[str, Any]]:
-        top, median = self._sizes.ranks().get(1), self._sizes.median()
-        value = top / median if top is not None and median > 0 else None
-        return [{"metric": "largest_state", "value": value}]
 
 
 def three_numbers(model: Any, windows: Sequence[Tensor]) -> dict[str, float | None]:
@@ -43,15 +24,16 @@ def three_numbers(model: Any, windows: Sequence[Tensor]) -> dict[str, float | No
         largest_state: the largest absolute hidden state, over their median.
         eight_bits: what `w8a8-coarse` adds to the perplexity, as a share of it.
     """
-    attention, states = ByTile(weights=[RowMeans()]), _States()
-    lines = measure(model, windows, batch_size=1, attention=[attention], hidden=[states])
+    parts: Any = {"attention": [ByTile(weights=[RowMeans()])], "hidden": [ResidualStream()]}
+    lines = measure(model, windows, batch_size=1, **parts)
     whole = {(x["metric"], x.get("map")): x["value"] for x in lines if "layer" not in x}
     sinks = (whole.get(("first_token_argmax_share", map)) for map in ("difference", "softmax"))
+    top, median = (whole.get((f"hidden_{one}", None), 0.0) for one in ("top_1", "median"))
     texts = Texts(windows=windows)
     full, rounded = (cost(model, how, texts).perplexity for how in (None, scheme(EIGHT_BITS)))
     return {
         "sink": next((one for one in sinks if one is not None), None),
-        "largest_state": whole["largest_state", None],
+        "largest_state": top / median if median > 0 else None,
         "eight_bits": rounded / full - 1 if rounded and full else None,
     }
 

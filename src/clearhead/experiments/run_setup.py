@@ -184,7 +184,7 @@ def refuse_tokenizer(data: DataConfig) -> None:
     """Raise a ClearheadError where a tokenizer is asked for beside a model that has its own."""
     for name in ("tokenizer", "vocabulary"):
         if getattr(data, name) != getattr(DataConfig, name):
-            raise ClearheadError(f"data.{name} has no effect here: text is read by the model's own")
+            raise ClearheadError(f"data.{name} has no effect: the model's tokenizer reads the text")
 
 
 def load_model(

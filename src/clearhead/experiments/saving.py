@@ -1,31 +1,48 @@
-"""Save a model in the format compressed-tensors, open it again, compare it with its simulation."""
+"""Models saved in few bits and measured: for servers by compressed-tensors, or by torchao.
+
+Nothing is ever pickled: transformers takes torchao's tensors apart into plain ones and describes
+them in the header of a safetensors file.
+"""
 
 import io
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stderr
 from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.data import prepare, windows
-from clearhead.errors import ClearheadError
-from clearhead.experiments.deployment import FIGURES
+from clearhead.errors import ClearheadError, require
+from clearhead.eval import perplexity
+from clearhead.experiments.quantization import check_models
 from clearhead.experiments.run_setup import load_model, refuse_tokenizer, text_of
-from clearhead.experiments.sweep_configs import QuantizeConfig
-from clearhead.models.inspection import generating_plainly, longest_text, parameter_count
-from clearhead.models.loading import save_tokenizer, without_bars
+from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
+from clearhead.experiments.timing import take_turns
+from clearhead.models.inspection import (
+    generating_plainly,
+    longest_text,
+    parameter_count,
+    within_memory,
+)
+from clearhead.models.loading import pretrained, resolved, save_tokenizer, without_bars
 from clearhead.quantize import Cost, Texts, cost, linear_layers, quantized, scheme
 from clearhead.quantize.compressed import as_loaded, check_widths, compress, stated
 from clearhead.quantize.measure import CALIBRATION
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, require_new, write_json
 from clearhead.records.provenance import provenance
+from clearhead.report import style
 from clearhead.versions import versions
 
-PROMPTS, TOKENS = 20, 16  # continued greedily; tokens of a prompt and of what follows it
+PROMPTS, TOKENS = 20, 16  # for servers: continued greedily; of a prompt and of what follows it
 FAR = 0.02  # of the perplexity: a saved model further from its simulation is another
+DEPLOYED, ROUNDS = 32, 5  # by torchao: tokens of a prompt and of what follows it; of timing
 
 
 def run_saving(
@@ -57,13 +74,10 @@ def run_saving(
             f"`clearhead convert {source} FOLDER --for serving` makes"
         )
     check_widths(linear_layers(model), how)
-    corpus = prepare(text_of(config.data, config.models), tokenizer=tokenizer, progress=say)
-    cut = partial(windows, corpus, length=config.length)
+    corpus, held_out = _read(config, tokenizer, say)
     calibrated = how.activations is not None and how.activations.calibrated
-    texts = Texts(
-        windows=list(cut(count=max(1, config.tokens // config.length))),
-        calibration=list(cut(split="train", count=CALIBRATION) if calibrated else ()),
-    )
+    cut = partial(windows, corpus, length=config.length, split="train", count=CALIBRATION)
+    texts = Texts(windows=held_out, calibration=list(cut() if calibrated else ()))
     tokens = min(TOKENS, (longest_text(model) or 2 * TOKENS) // 2)
     prompts = torch.stack(list(windows(corpus, length=tokens, count=PROMPTS, seed=1)))
     figures: dict[str, Any] = {"scheme": how.name, "of": source, "class": type(model).__name__}
@@ -71,7 +85,7 @@ def run_saving(
     figures["full_perplexity"] = _perplexity(cost(model, None, texts))
     figures["simulated_perplexity"] = _perplexity(cost(model, how, texts))
     with quantized(model, as_loaded(how), texts):
-        predicted = _continued(model, prompts, tokens)
+        predicted = continuations(model, prompts, tokens)
     with publish_folder(folder) as temporary, _quietly():
         compressor = compress(model, how, texts)
         model.save_pretrained(temporary)
@@ -81,11 +95,11 @@ def run_saving(
     say(f"saved: {folder}; transformers loads it")
     with _quietly():
         model, _ = load_model(str(folder), trust_remote_code=config.trust_remote_code)
-        figures |= _measured(model, texts, prompts, predicted)
-    figures["bytes"] = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    figures |= {**provenance(torch.device("cpu")), "versions": versions("compressed-tensors")}
-    write_json(folder / FIGURES, figures)
-    manifest.seal(folder)
+        again = continuations(model, prompts, tokens)
+        figures["saved_perplexity"] = _perplexity(cost(model, None, texts))
+    equal = sum(a == b for a, b in zip(again, predicted, strict=True))
+    figures |= {"prompts": len(prompts), "equal_continuations": equal}
+    _keep(folder, figures, torch.device("cpu"), "compressed-tensors")
     kinds = "saved", "simulated", "full"
     saved, simulated, full = (figures[f"{one}_perplexity"] for one in kinds)
     if abs(saved - simulated) > FAR * simulated:
@@ -97,7 +111,7 @@ def run_saving(
     show(
         f"{how.name}: {figures['bytes']:,} bytes; perplexity {saved:.2f} ({costs[0]}), simulated "
         f"{simulated:.2f} ({costs[1]}), in full precision {full:.2f}; "
-        f"{figures['equal_continuations']} of {len(prompts)} prompts continued as simulated"
+        f"{equal} of {len(prompts)} prompts continued as simulated"
     )
 
 
@@ -107,14 +121,153 @@ def _perplexity(found: Cost) -> float:
     return found.perplexity
 
 
-def _measured(model: Any, texts: Texts, prompts: Tensor, predicted: Tensor) -> dict[str, Any]:
-    equal = (_continued(model, prompts, predicted.shape[1]) == predicted).all(1).sum()
-    figures = {"prompts": len(prompts), "equal_continuations": int(equal)}
-    return {"saved_perplexity": _perplexity(cost(model, None, texts)), **figures}
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the progress bars of compressed-tensors and transformers."""
+    with without_bars(), redirect_stderr(io.StringIO()):
+        yield
 
 
-def _continued(model: Any, prompts_BT: Tensor, tokens: int) -> Tensor:
-    """int64 [B, tokens]: the likeliest tokens after each prompt, past any end of text."""
+def run_deployment(
+    config: QuantizeConfig, *, say: Callable[[str], None], show: Callable[[str], None]
+) -> None:
+    """Save models in few bits, load and measure them; each folder holds its figures.
+
+    Raises:
+        ClearheadError: options that have no effect, a model or a form that does not work; a saved
+            model does not come back as it was.
+    """
+    refuse_tokenizer(config.data)
+    idle = config.given("scheme", "seeds", "records", "page", "title")
+    if not config.deploy or config.output is None or idle:
+        raise ClearheadError(
+            "a model to keep takes --deploy and --output"
+            + (f"; {', '.join(idle)} would have no effect" if idle else "")
+        )
+    forms = list(dict.fromkeys(config.deploy))
+    require_new(config.output)
+    check_models(config)
+    for source, name in zip(config.models, short_names(config.models), strict=True):
+        peer, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
+        _, texts = _read(config, tokenizer, say)
+        load: dict[str, Any] = {"device_map": str(peer.device), "dtype": torch.bfloat16}
+        load["trust_remote_code"] = config.trust_remote_code
+        for form in forms:
+            alone = len(config.models) == len(forms) == 1
+            folder = config.output if alone else config.output / f"{name}-{form}"
+            with within_memory("a model is held twice, whole and in few bits: free memory for it"):
+                model, peer = deploy(peer, tokenizer, resolved(source), form, folder, load)
+            say(f"{name}, {form}: saved; a new process loads the saved model")
+            figures = {
+                "form": form,
+                "of": source,
+                "class": type(peer).__name__,
+                "parameters": parameter_count(peer),
+                **measured(model, peer, folder, texts, load),
+            }
+            _keep(folder, figures, peer.device, "torchao")
+            bits, full = (in_words(figures, side) for side in ("", "bfloat16_"))
+            show(f"{name}, {form}: {bits}; in bfloat16 {full}")
+            show(f"saved: {folder}; loaded and run by a new process")
+
+
+def in_words(figures: dict[str, Any], side: str) -> str:
+    """Bytes, speed and perplexity of a side, "" or "bfloat16_"."""
+    size, speed, perplexity = (
+        figures[f"{side}{name}"] for name in ("bytes", "tokens_per_second", "perplexity")
+    )
+    return f"{size:,} bytes, {style.number(speed)} tokens/s, perplexity {perplexity:.2f}"
+
+
+def deploy(
+    peer: Any, tokenizer: Any, source: str, form: str, folder: Path, load: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Save the model `peer` at `source` in few bits to a new folder; `load` is for from_pretrained.
+
+    Returns:
+        The saved model, and that of `source`, both loaded anew.
+
+    Raises:
+        ClearheadError: torchao is not installed, or refuses the model; the model has no
+            `nn.Linear`, or is quantised already; the folder exists.
+    """
+    torchao = require("torchao", "torchao").quantization
+    from transformers import AutoModelForCausalLM, TorchAoConfig
+
+    dynamic = torchao.Int8DynamicActivationInt8WeightConfig
+    by_tensor = [torchao.PerTensor(), torchao.PerRow()]
+    config = {
+        "int8-weight-only": torchao.Int8WeightOnlyConfig,
+        "int8-dynamic": dynamic,
+        "int8-dynamic-tensor": lambda: dynamic(granularity=by_tensor),
+    }[form]()
+    require_new(folder)
+    if not any(isinstance(layer, nn.Linear) for layer in linear_layers(peer).values()):
+        raise ClearheadError(f"{type(peer).__name__} has no nn.Linear: torchao quantises nothing")
+    head = peer.get_output_embeddings()
+    kept = [name for name, module in peer.named_modules() if module is head]
+    few = TorchAoConfig(config, modules_to_not_convert=kept)
+    try:
+        made = pretrained(AutoModelForCausalLM, source, quantization_config=few, **load)
+    except (RuntimeError, ValueError, ImportError, NotImplementedError) as error:
+        raise ClearheadError(f"torchao cannot make {form} of {source}: {error}") from error
+    with publish_folder(folder) as temporary, without_bars():
+        made.save_pretrained(temporary)
+        save_tokenizer(tokenizer, temporary)
+    del made
+    model, peer = (pretrained(AutoModelForCausalLM, one, **load).eval() for one in (folder, source))
+    return model, peer
+
+
+def measured(
+    model: Any, peer: Any, folder: Path, texts: list[Tensor], load: dict[str, Any]
+) -> dict[str, Any]:
+    """Bytes, tokens a second (in turns, one text at a time) and perplexity of both models.
+
+    Raises:
+        ClearheadError: a process of its own, which loads the folder, goes on from a prompt with
+            other tokens than this one's model; no perplexity.
+    """
+    tokens = min(DEPLOYED, (longest_text(peer) or 2 * DEPLOYED) // 2)
+    prompt, length = texts[0][None, :tokens], len(texts[0])
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        elsewhere = pool.submit(_elsewhere, folder, prompt.tolist(), tokens, load).result()
+        if elsewhere != continuations(model, prompt, tokens):
+            raise ClearheadError(
+                f"{folder} was saved, but a new process continues the text otherwise than this "
+                "one: do not use it"
+            )
+    sides = {"": model, "bfloat16_": peer}
+    turns = {side: partial(continuations, one, prompt, tokens) for side, one in sides.items()}
+    seconds = take_turns(turns, ROUNDS)
+    stored = {tensor.data_ptr(): tensor.nbytes for tensor in peer.state_dict().values()}
+    figures: dict[str, Any] = {"length": length, "tokens": len(texts) * length}
+    figures["bfloat16_bytes"] = sum(stored.values())
+    for side, one in sides.items():
+        with within_memory(f"give a smaller --length than {length}"):
+            found = perplexity(one, texts, length=length, batch_size=1)
+        if found.problem:
+            raise ClearheadError(f"no perplexity: {found.problem}")
+        figures[f"{side}perplexity"] = found.perplexity
+        figures[f"{side}tokens_per_second"] = tokens / median(seconds[side])
+    return figures
+
+
+def _elsewhere(
+    folder: Path, prompt: list[list[int]], tokens: int, load: dict[str, Any]
+) -> list[list[int]]:
+    from transformers import AutoModelForCausalLM
+
+    import clearhead.models  # registers our model type  # noqa: F401
+    from clearhead import extensions
+
+    extensions.load()
+    model = pretrained(AutoModelForCausalLM, folder, **load).eval()
+    return continuations(model, torch.tensor(prompt), tokens)
+
+
+def continuations(model: Any, prompts_BT: Tensor, tokens: int) -> list[list[int]]:
+    """The `tokens` likeliest tokens after each prompt, one by one, past any end of text."""
     prompts_BT = prompts_BT.to(model.device)
     options: dict[str, Any] = {"attention_mask": torch.ones_like(prompts_BT), "do_sample": False}
     options |= {"min_new_tokens": tokens, "max_new_tokens": tokens, "pad_token_id": 0}
@@ -124,11 +277,21 @@ def _continued(model: Any, prompts_BT: Tensor, tokens: int) -> Tensor:
             out: Tensor = generating_plainly(model).generate(prompts_BT, **options)
     finally:
         model.generation_config = own
-    return out[:, prompts_BT.shape[1] :].cpu()
+    return out[:, prompts_BT.shape[1] :].tolist()
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the progress bars of compressed-tensors and transformers."""
-    with without_bars(), redirect_stderr(io.StringIO()):
-        yield
+def _read(
+    config: QuantizeConfig, tokenizer: Any, say: Callable[[str], None]
+) -> tuple[Any, list[Tensor]]:
+    """The corpus, and the windows of its held-out part that are measured."""
+    corpus = prepare(text_of(config.data, config.models), tokenizer=tokenizer, progress=say)
+    count = max(1, config.tokens // config.length)
+    return corpus, list(windows(corpus, length=config.length, count=count))
+
+
+def _keep(folder: Path, figures: dict[str, Any], device: torch.device, package: str) -> None:
+    """Write the figures into the saved folder and seal it."""
+    figures["bytes"] = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    figures |= {**provenance(device), "versions": versions(package)}
+    write_json(folder / "quantization.json", figures)
+    manifest.seal(folder)

@@ -26,11 +26,11 @@ class SweepConfig(OpensModels):
     models: Positional[tuple[Model, ...]]
     """Checkpoints' folders (RUN/final), or hub names; several stand side by side."""
     seeds: tuple[Natural, ...] = (0,)
-    """Seeds of what is drawn, each drawn anew: keys, needles, places and samples, or windows, of
-    which 0 reads the first of the text. Several give every number an interval."""
+    """Seeds of random draws: keys, needles, places and samples, or windows (seed 0 reads the first
+    windows of the text). Several give every number an interval."""
     data: DataConfig = field(default_factory=lambda: DataConfig(data=OWN))
-    """Text and split; the tokenizer is each model's own. Where no text is given, "own": that of the
-    training run whose model it is; of any other model, python-stdlib."""
+    """Text and split; the tokenizer is each model's own. The default text, "own", is that of the
+    run that trained the model; for any other model, python-stdlib."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -44,10 +44,10 @@ class EvaluateSettings(SweepConfig):
     verb: ClassVar[str] = "eval"
     tasks: tuple[TaskName, ...] = ()
     """Tasks: perplexity, passkey, needles, recall, hits, allocation, shots, hallucination; masked
-    for a masked model. Any other name is a task of lm-eval. Where none is given, perplexity
-    or masked."""
+    for a masked model. Any other name is a task of lm-eval. By default perplexity, or masked for a
+    masked model."""
     lengths: tuple[Length, ...] = ()
-    """Lengths in tokens; 1, 2, 4 and 8 times max_position_embeddings where none is given."""
+    """Lengths in tokens; by default 1, 2, 4 and 8 times max_position_embeddings."""
     tokens: Length = 65_536
     """Tokens of text read at each length, approximately."""
     rope_scaling: tuple[Scaling, ...] = ("none",)
@@ -60,7 +60,7 @@ class EvaluateSettings(SweepConfig):
     batch_tokens: Count = 8192
     """Tokens run together; no result depends on it."""
     name: Name = ""
-    """Name of the run in the records; the training run's, or the folder's, where not given."""
+    """Name of the run in the records; by default the training run's, or the folder's."""
     label: Name = ""
     """Label of the records on a page that shows several sets."""
     records: Path | None = None
@@ -72,7 +72,7 @@ class EvaluateSettings(SweepConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name and len(self.models) > 1:
-            raise ClearheadError(f"name is {self.name}, of {len(self.models)} models: leave it out")
+            raise ClearheadError(f"name is {self.name} for {len(self.models)} models: leave it out")
 
 
 EvaluateConfig = make_dataclass(
@@ -92,15 +92,15 @@ class DiagnoseConfig(SweepConfig):
     verb: ClassVar[str] = "diagnose"
     models: Positional[tuple[Model, ...]]
     """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
-    init:NAME is a preset with fresh weights, of the first seed."""
+    init:NAME is a preset with fresh weights, drawn by the first of --seeds."""
     output: Path = Path("runs/diagnose")
     """Folder for diagnosis.jsonl and diagnosis.html; the same command goes on where it stopped."""
     size: Size | None = None
-    """Size of an init: preset, such as small; tiny where none is given."""
+    """Size of an init: preset, such as small; by default tiny."""
     set: dict[str, Any] = field(default_factory=dict)
     """Changes to the configuration of an init: model, such as num_hidden_layers=24."""
     length: Length | None = None
-    """Tokens in a window; 512 where not given, or the model's own limit if that is less."""
+    """Tokens in a window; by default 512, or the model's own limit if that is less."""
     windows: Count = 64
     """Number of windows of validation text."""
     at: Literal["anywhere", "documents"] = "anywhere"
@@ -112,7 +112,7 @@ class DiagnoseConfig(SweepConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.models) > 2:
-            raise ClearheadError(f"one model or two side by side; found {len(self.models)}")
+            raise ClearheadError(f"give one model or two side by side; found {len(self.models)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class QuantizeConfig(SweepConfig):
         super().__post_init__()
         if self.tokens < self.length:
             raise ClearheadError(
-                f"tokens is {self.tokens}: give one length, {self.length}, or more"
+                f"tokens is {self.tokens}: give one window, {self.length}, or more"
             )
 
 
@@ -161,16 +161,16 @@ class PlanConfig(OpensModels):
     verb: ClassVar[str] = "plan"
     models: Positional[tuple[Model, ...]] = ()
     """Presets, run folders, or Hugging Face models that convert reads (a folder with config.json,
-    or a hub name), each with its bill. Where none is named, a table of all presets."""
+    or a hub name), each with its costs; by default a table of all presets."""
     size: Size = "tiny"
     """Size of the presets: tiny, small, medium, large, or a paper's own."""
     set: dict[str, Any] = field(default_factory=dict)
     """Changes to the configuration of presets, such as num_hidden_layers=24."""
     lengths: tuple[Length, ...] = ()
-    """Tokens of a text, at each of which the bytes of presets' tensors and of their cached keys are
-    counted for --records."""
+    """Lengths of a text, in tokens: with --records, for each the bytes of the presets' weights and
+    caches are counted."""
     records: Path | None = None
-    """File for the records of that count."""
+    """File for the records of --lengths."""
 
 
 def short_names(sources: Sequence[str]) -> list[str]:

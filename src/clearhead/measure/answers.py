@@ -130,8 +130,8 @@ class Reader:
 
     def weigh(self, prompt: Prompt, answers: Sequence[Ids]) -> list[float]:
         """log p of each answer after one prompt, summed over its tokens, in nats."""
-        found = self.ask([prompt] * len(answers), answers)
-        return [-math.fsum(answer.loss) for answer in found]
+        replies = self.ask([prompt] * len(answers), answers)
+        return [-math.fsum(answer.loss) for answer in replies]
 
     def read(self, prompts: Sequence[Prompt]) -> Batch:
         """Read all but the last token of prompts of one length, where prompts share a start."""
@@ -251,9 +251,9 @@ def ends_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
     A chat model's turn may end by another token than a text.
     """
-    stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    found = [tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])]
-    return tuple(dict.fromkeys(token for token in found if token is not None))
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = [tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])]
+    return tuple(dict.fromkeys(token for token in ids if token is not None))
 
 
 def _common(rows: Sequence[Ids]) -> Ids:
@@ -269,8 +269,8 @@ def _cache_of(model: Any) -> Any:
     cache = cache_of(model(input_ids=token, use_cache=True))
     if cache is None:
         raise ClearheadError(
-            f"{type(model).__name__} gives no key-value cache, by which answers "
-            "are read token by token: ask for perplexity or hits"
+            f"{type(model).__name__} has no key-value cache, which answers read token by token "
+            "need: ask for perplexity or hits"
         )
     return cache
 

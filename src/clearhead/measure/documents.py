@@ -13,7 +13,7 @@ from clearhead.errors import ClearheadError
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A text as tokens, 1-D; the user's word for its source; and what to call it."""
+    """A text as tokens, 1-D; its source as the user named it; and its name in results."""
 
     spec: str
     name: str
@@ -73,7 +73,7 @@ class Texts:
 
 
 def at_least(found: list[Document], length: int) -> list[Document]:
-    """Those of `length` tokens or more.
+    """The documents of `length` tokens or more.
 
     Raises:
         ClearheadError: where there is none, naming the longest.

@@ -46,7 +46,7 @@ def check_length(model: Any, length: int) -> None:
     limit = model.base_model.position.longest()
     if limit is not None and length > limit:
         raise ClearheadError(
-            f"{length:,} tokens, what is to be written included, are more than the {limit:,} "
+            f"{length:,} tokens, those to be written included, are more than the {limit:,} "
             f"positions that {model.config.position} can tell apart: ask for at most {limit:,}, "
             "or evaluate a model with rope"
         )

@@ -34,8 +34,8 @@ class Portion:
         header: the run's line, with "run" its name; `sweep` adds study, provenance and text.
         subjects: the model's variants, such as its rope scalings, each with its dimensions.
         tasks: by name.
-        seeds: of what tasks draw.
-        less: what to give so that less memory is needed.
+        seeds: of the tasks' random draws.
+        less: advice for too little memory, such as smaller batches.
     """
 
     header: Line
@@ -82,7 +82,7 @@ def sweep(
         portions: each makes its portion, and loads its model, when its turn comes.
         records: a file to append to; None keeps nothing.
         work: shows which cell is at hand; models are taken to have as many cells as the first.
-        told: is given a run's line, and the lines of each cell as soon as it is done.
+        told: called with a run's line, and with the lines of each cell as soon as it is done.
 
     Raises:
         ClearheadError: what a model, the text or an option makes impossible; too little memory;
@@ -143,15 +143,15 @@ def _planned(portion: Portion) -> list[_Planned]:
                 if place == 0 or task.drawn
                 for cell in task.cells(subject)
             ]
-    found = []
+    planned = []
     for name, subject, at, cell in listed:  # only now is it known whether text is read at all
-        task, made = portion.tasks[name], _made(subject)
+        task, provenance = portion.tasks[name], _made(subject)
         options, seed = _options(task), subject.seed if task.drawn else 0
-        key = _key(name, at, options, made, seed)
+        key = _key(name, at, options, provenance, seed)
         at = {dimension: value for dimension, value in at.items() if dimension != "digest"}
         draw = {DRAW: seed} if task.drawn else {}
-        found.append(_Planned(name, subject, cell, at, options, made, key, draw))
-    return found
+        planned.append(_Planned(name, subject, cell, at, options, provenance, key, draw))
+    return planned
 
 
 def _measured(task: Task[Any], one: _Planned, study: str, work: Work) -> tuple[list[Line], Line]:

@@ -49,7 +49,7 @@ def interface_of(implementation: str, maps: list[Tensor] | None) -> Interface:
         return INTERFACES[implementation]
     if implementation.startswith("paged|"):  # it knows neither sinks nor windows
         raise ClearheadError(
-            f"{implementation!r} is of continuous batching, which clearhead's own classes do not "
+            f"{implementation!r} is for continuous batching, which clearhead's own classes do not "
             "support: call model.set_attn_implementation('sdpa')"
         )
     return _adapted(ALL_ATTENTION_FUNCTIONS[implementation])

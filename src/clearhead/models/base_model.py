@@ -39,8 +39,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
     """Token ids to hidden states after the final norm.
 
     Attributes:
-        needs: what its layers ask of every call.
-        followed: False where training moves parts beside the weights, and no step was told yet.
+        needs: requirements of its layers on the inputs of a call.
+        followed: False if it has annealed parts and no training has moved them yet.
     """
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
@@ -106,9 +106,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
         Args:
             input_ids: int64 [B, T], or inputs_embeds: [B, T, C].
             attention_mask: [B, S], 0 for padding, on either side; S counts cached tokens too. With
-                a static cache S may be all its room: what is said of tokens to come is not read.
-            position_ids: int64 [B, T]; by default counted from the first token not padded. Where
-                they begin anew, a document begins.
+                a static cache S may be its whole room: entries of later tokens are not read.
+            position_ids: int64 [B, T]; by default counted from the first token that is no padding.
+                Where they do not rise, a document begins.
             past_key_values: a transformers Cache. A lone token after a StaticCache, its mask of
                 all the room or None, reads nothing on the host: a CUDA graph can hold the step.
             cache: the same, by its name from transformers 5.24 on.
@@ -180,9 +180,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
         )
 
     def _tables(self, layers: Any, inputs: Inputs) -> list[PositionTables]:
-        """Each layer's tables; layers that tell order alike share theirs."""
+        """Each layer's tables; layers with equal positions share theirs."""
         positions_BT, keys_BS = inputs.positions, inputs.key_positions
-        kept = inputs.past and inputs.prefixes and not torch.is_grad_enabled()
+        prepared = inputs.past and inputs.prefixes and not torch.is_grad_enabled()
         shared: dict[tuple[str, bool, int], PositionTables] = {}
         tables = []
         for layer, position in zip(layers, self._position_keys, strict=False):
@@ -193,7 +193,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 keys = keys_BS if attention.cache_unrotated else positions_BT
                 make = self._position_of(position).tables
                 shared[key] = make(positions_BT, keys)
-                if places and (attention.cache_unrotated or not kept):
+                if places and (attention.cache_unrotated or not prepared):
                     first = torch.arange(places, device=positions_BT.device)[None]
                     prefix = make(positions_BT, first).keys
                     prefix = prefix.table() if isinstance(prefix, Rotation) else prefix

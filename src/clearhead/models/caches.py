@@ -1,4 +1,4 @@
-"""Key-value caches of transformers: which fit a model, and what is read of them.
+"""Key-value caches of transformers: checks that they fit, lengths, and positions of their keys.
 
 A step of decoding over transformers' StaticCache takes device tensors alone, so that a CUDA graph
 holds it. The cache's length is a number on the device: a lone query reads every slot, and a mask
@@ -36,7 +36,7 @@ def the_cache(past_key_values: Any, cache: Any) -> Any:
 
 
 def check_cache(cache: Any, layers: int, gated: bool) -> None:
-    """A transformers Cache of as many layers (`nn.Attention` sees the rest of what may differ).
+    """Refuse other than a transformers Cache of `layers` layers; `nn.Attention` checks the rest.
 
     `gated`: log gates are cached beside keys.
     """
@@ -67,7 +67,7 @@ def check_cache(cache: Any, layers: int, gated: bool) -> None:
 
 
 def check_recomputation(cache: Cache, checkpoint: Any) -> None:
-    """Refuse a cache whose keys of a layer's first run, without a graph, would hide the second's.
+    """Refuse a cache that would give recomputed layers the keys of their run without gradients.
 
     Args:
         checkpoint: transformers' partial of torch.utils.checkpoint.
@@ -75,8 +75,8 @@ def check_recomputation(cache: Cache, checkpoint: Any) -> None:
     reentrant = getattr(checkpoint, "keywords", {}).get("use_reentrant", True)
     if reentrant or any(type(layer) is not DynamicLayer for layer in cache.layers):
         raise ClearheadError(
-            "gradient checkpointing runs a layer twice, which past_key_values allows with "
-            "use_reentrant=False and a plain DynamicCache alone: give no cache in training, or "
+            "gradient checkpointing runs a layer twice, which past_key_values allows only with "
+            "use_reentrant=False and a plain DynamicCache: give no cache in training, or "
             "call gradient_checkpointing_disable()"
         )
 
@@ -88,7 +88,7 @@ def cached_tokens(cache: Cache) -> int:
     if not isinstance(length, Tensor):
         return length
     if is_exporting():
-        raise ClearheadError("with a static cache only a step of one token exports: give one")
+        raise ClearheadError("with a static cache only one token at a time exports: give one")
     return int(length)
 
 
@@ -113,7 +113,7 @@ def steps_on_device(cache: Cache | None, tokens: int, windowed: bool) -> bool:
 
 
 def seen_slots(cache: Cache, attention_mask: Tensor | None, x_B1C: Tensor) -> tuple[int, Tensor]:
-    """The length to hold against the model's positions, and the slots that a new token sees.
+    """The length to compare with the model's positions, and the slots that a new token sees.
 
     Args:
         cache: of `room_of`, with its tokens so far. attention_mask: of all its slots.
@@ -146,10 +146,10 @@ def key_positions(
     places: int,
     rows: int | None,
 ) -> Tensor:
-    """Positions of cached and new keys, [B or 1, S]: `places` and their numbers in their rows.
+    """Positions of cached and new keys, [B or 1, S]: counted in the row without padding, + places.
 
-    How far given position_ids are from these numbers is remembered beside the cache. Without
-    `rows`, their number, nothing is: all earlier keys are then as far as the first new token.
+    The offsets of given position_ids from this count are stored in the cache, for `rows` rows. If
+    `rows` is None they are not: cached keys then have the offset of the row's first new token.
     """
     if key_mask is None:
         count_BS = torch.arange(past + positions_BT.shape[1], device=positions_BT.device)[None]
@@ -171,14 +171,14 @@ def key_positions(
 
 
 def _earlier_offsets(cache: Any, offset_BT: Tensor, past: int, rows: int) -> Tensor:
-    """Those of `past` cached tokens, [B or 1, past]; the new ones' are remembered after them."""
+    """Position offsets of `past` cached tokens, [B or 1, past]; the new ones are stored too."""
     known = getattr(cache, "position_offsets", None)
     if known is None:
         known = offset_BT.new_zeros(1, 1)
     if len(known) not in (1, rows):  # they were repeated or selected
         if bool((known != known[:1]).any()):
             raise ClearheadError(
-                f"the cache had {len(known)} rows whose position_ids differ, now {rows}: "
+                f"the cache holds position_ids of {len(known)} rows, and the batch has {rows}: "
                 "start a new one"
             )
         known = known[:1]
@@ -194,6 +194,6 @@ def check_mask(attention_mask: Tensor) -> None:
     if not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
         low, high = attention_mask.aminmax()
         raise ClearheadError(
-            "attention_mask must be of 1, for a token, and 0, for padding; found "
-            f"{low.item():g} to {high.item():g}: document_ids number the texts of a row"
+            "attention_mask must hold 1 for a token and 0 for padding; found "
+            f"{low.item():g} to {high.item():g}: number the texts of a row by document_ids"
         )

@@ -81,9 +81,9 @@ def presets() -> dict[str, str]:
 def preset(name: str, size: str = "tiny", **overrides: Any) -> ClearheadConfig:
     """The configuration of a preset at a size; `overrides` are any keys of ClearheadConfig.
 
-    Presets match the baseline in parameters, within 1 %: where `intermediate_size` is not given,
-    the MLP has the width that makes up for the preset's other matrices at this shape. Those named
-    in `SMALLER` keep the baseline's width.
+    Presets match the baseline in parameters, within 1 %: unless `intermediate_size` is given, the
+    MLP's width makes up for the preset's other matrices at this shape. Presets in `SMALLER` keep
+    the baseline's MLP width, and have fewer parameters.
 
     Raises:
         ClearheadError: an unknown preset, size or key (naming the near misses), or a combination

@@ -21,7 +21,7 @@ IGNORED = -100  # a label that no loss is taken of
 
 
 def check_labels(labels: Tensor, x_BTC: Tensor, vocabulary: int, mean_from: int | None) -> None:
-    """One for each token: int64, below `vocabulary`, or −100 where no loss is taken.
+    """Refuse labels that are not int64 [B, T], below `vocabulary` or −100 (no loss there).
 
     Args:
         mean_from: the loss is a mean over the labels from this place on, and one must count; None
@@ -128,9 +128,9 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         return nn.functional.pad(attention_mask, (0, max(spare, 0)))
 
     def generate(self, *inputs: Any, **options: Any) -> Any:
-        """transformers' own; after a failed `assistant_early_exit` the configuration is whole.
+        """transformers' `generate`; restores the configuration if `assistant_early_exit` fails.
 
-        A model with a prefix brings its own cache where the call names none.
+        A model with a prefix makes its own cache if the call names none.
         """
         layers = len(self.model.layers)
         config = options.get("generation_config") or next(iter(inputs[1:]), None)

@@ -37,8 +37,8 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
 
     The head reads one token's final state: of a bidirectional model the first one's, which is
     where the crammed BERT's pooler looks ("zero_index"); of a causal model the last one's, the only
-    one that has seen everything. First and last count only what is no padding, so that the logits
-    do not depend on how much of it there is nor on its side.
+    one that has seen everything. Padding does not count as first or last, so that the logits
+    depend neither on its amount nor on its side.
     """
 
     objective = "classification"  # what the training loop holds the batches to
@@ -69,7 +69,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
             **arguments: as in `ClearheadModel.forward`, as are those above that are not explained.
 
         Raises:
-            ClearheadError: a label outside the classes; padding that no mask tells.
+            ClearheadError: a label outside the classes; padding without an attention_mask.
         """
         self._check_padding(input_ids, attention_mask)
         arguments.setdefault("use_cache", False)
@@ -132,11 +132,11 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
 
 def _problem(config: ClearheadConfig) -> str:
     """Kind of labels; by default a number where there is one label, else a class."""
-    found = config.problem_type or (REGRESSION if config.num_labels == 1 else CLASSES)
-    if found not in (REGRESSION, CLASSES):
+    kind = config.problem_type or (REGRESSION if config.num_labels == 1 else CLASSES)
+    if kind not in (REGRESSION, CLASSES):
         raise ClearheadError(
-            f"problem_type is {found!r}: choose {CLASSES}, or {REGRESSION} with num_labels=1"
+            f"problem_type is {kind!r}: choose {CLASSES}, or {REGRESSION} with num_labels=1"
         )
-    if found == REGRESSION and config.num_labels != 1:
+    if kind == REGRESSION and config.num_labels != 1:
         raise ClearheadError(f"a regression has num_labels=1; found {config.num_labels}")
-    return found
+    return kind

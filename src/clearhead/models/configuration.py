@@ -94,16 +94,15 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
 
     `embedding_norm` is a value of `norm`, for what enters the first layer, or "none".
     `embedding_projection` puts a square matrix behind the embedding, and one before the head (OSP's
-    EmbProj, arXiv 2506.19697). `dropout` is the share of numbers left out, in training, of what
-    enters the first layer, of what a branch adds to a stream that passes by it, and before a
-    classification head's last matrix; attention maps keep theirs, and so does a branch that is the
-    stream itself.
+    EmbProj, arXiv 2506.19697). `dropout` applies in training to the first layer's input, to
+    branches that are added to something, and before a classification head's last matrix; never to
+    attention maps.
 
     `annealed_start` lets a null key (`normalizer` softmax1, sink or key) and XSA begin without
     effect and come in over the training run: a trained model keeps its function at the start.
 
     `requires` names the packages whose mechanisms the model has (`clearhead.register`), None for
-    none; it is found by itself, and a saved model is opened only where they have been imported.
+    none; it is set automatically, and a saved model opens only after they have been imported.
 
     Raises:
         ClearheadError: an unknown key or value (naming the near misses), or a combination that
@@ -146,9 +145,9 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """A configuration from a dictionary; what else is given is checked as if it were in it.
+        """A configuration from a dictionary; keyword arguments are checked as if they were in it.
 
-        transformers would set it afterwards, unchecked.
+        transformers would set them afterwards, unchecked.
         """
         own = {key: kwargs.pop(key) for key in cls.settings().keys() & kwargs.keys()}
         return super().from_dict(renamed(config_dict) | own, **kwargs)
@@ -237,7 +236,7 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
             super().register_for_auto_class(auto_class)
 
     def to_dict(self) -> dict[str, Any]:
-        """All that makes an equal configuration: without attributes that other code has set."""
+        """The keys that make an equal configuration, without attributes that other code set."""
         own = copy.copy(self)
         for key in self._unknown(vars(self)):
             delattr(own, key)
@@ -271,7 +270,7 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
         return [key for key in keys if key not in known and not key.startswith("_")]
 
     def _layers(self) -> list[LayerSpec]:
-        """All layers that may differ: unless told otherwise, the others are as the second."""
+        """The layers that may differ: the first two, as others equal the second; or all."""
         alike = self.layer_types is None and self.layer_overrides is None
         number = min(self.num_hidden_layers, 2) if alike else self.num_hidden_layers
         return [self.layer(index) for index in range(number)]

@@ -23,8 +23,10 @@ _NAMES = ", ".join(
 )
 
 
-def converted(model: Any) -> Any:
+def converted(model: Any, *, share: bool = False) -> Any:
     """A model of transformers as a clearhead model, or a clearhead model as one of transformers.
+
+    The weights are copies, unless a clearhead model is to `share` those of its source.
 
     Raises:
         ClearheadError: for a family that is not in `FAMILIES`, where the other format has no place
@@ -33,7 +35,7 @@ def converted(model: Any) -> Any:
     require_full_precision(model.config, "the model")
     _require_sound(model)
     with in_float32(model) as rounded:
-        made = rounded(with_equal_logits(model, _convert(model)))
+        made = rounded(with_equal_logits(model, _convert(model, share=share)))
     rope = getattr(model.config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":
         say(
@@ -157,9 +159,9 @@ def with_equal_logits(model: Any, made: Any) -> Any:
 
 
 def imported(model: Any) -> ClearheadForCausalLM:
-    """A clearhead model as it is, and any other as by `converted`."""
+    """A clearhead model as it is, and any other as by `converted`, which shares its weights."""
     if not isinstance(model, ClearheadForCausalLM):
-        return converted(model)
+        return converted(model, share=True)
     _require_sound(model)
     return model
 
@@ -186,13 +188,13 @@ def _require_sound(model: Any) -> None:
         )
 
 
-def _convert(model: Any) -> Any:
+def _convert(model: Any, *, share: bool = False) -> Any:
     if isinstance(model, ClearheadForCausalLM):
         family = next(family for family in FAMILIES.values() if family.suits(model.config))
         return family.exported(model)
     kind = type(model).__name__
     if kind in FAMILIES:
-        return FAMILIES[kind].imported(model)
+        return FAMILIES[kind].imported(model, share=share)
     raise ClearheadError(
         f"a {kind} cannot be converted: give one of {_NAMES}, or a clearhead model that is one"
     )

@@ -23,14 +23,14 @@ weight, whose bias would grow without bounds."""
 
 
 def equalised(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
-    """The same function with equal rows, by their largest weight, in every up projection; from
-    copies of the weights in their dtype.
+    """The same function with equal rows, by their largest weight, in every up projection; its other
+    weights are those of the model itself.
 
     Raises:
         ClearheadError: as `check_equalised`.
     """
     check_equalised(model)
-    made = filled(ClearheadForCausalLM, model.config, model.state_dict(), model)
+    made = filled(ClearheadForCausalLM, model.config, model.state_dict(), model, share=True)
     with torch.no_grad():
         for layer in made.model.layers:
             up, down = layer.mlp.up_proj, layer.mlp.down_proj.weight
@@ -39,11 +39,12 @@ def equalised(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
                 continue  # a projection of zeros has nothing to scale
             scale_O = (sizes_O / nonzero.median()).clamp(min=SMALLEST)
             scale_O = torch.where(sizes_O > 0, scale_O, 1.0)
-            up.weight.copy_(up.weight.double() / scale_O[:, None])
+            # New tensors: the model keeps its own.
+            up.weight.data = (up.weight.double() / scale_O[:, None]).to(made.dtype)
             if up.bias is not None:
-                up.bias.copy_(up.bias.double() / scale_O)
+                up.bias.data = (up.bias.double() / scale_O).to(made.dtype)
             # The rotation before the down projection is part of its weights.
-            down.copy_(rotate_channels(rotate_channels(down.double()) * scale_O))
+            down.data = rotate_channels(rotate_channels(down.double()) * scale_O).to(made.dtype)
     return made
 
 

@@ -94,7 +94,7 @@ def settle(
     checkpoint: Any,
     others: dict[str, Any],
 ) -> Inputs:
-    """Check the arguments of `ClearheadModel.forward`, and say what its layers read of them.
+    """Check the arguments of `ClearheadModel.forward`, and return them as its layers read them.
 
     Args:
         past_key_values, cache: a transformers Cache by either name.
@@ -166,8 +166,8 @@ def settle(
         rows = None if on_device or torch.compiler.is_compiling() else batch
         keys = key_positions(positions, key_mask, cache, past, places, rows)
     visibility = Visibility(causal, None, key_mask, documents)
-    kept = isinstance(cache, PrefixCache) and not torch.compiler.is_compiling()
-    prefixes = cache.prefixes if kept else None
+    keeps_prefixes = isinstance(cache, PrefixCache) and not torch.compiler.is_compiling()
+    prefixes = cache.prefixes if keeps_prefixes else None
     return Inputs(positions, keys, visibility, cache, past, prefixes)
 
 
@@ -238,9 +238,9 @@ def documents_of(
 ) -> Tensor | None:
     """The document of each token, int [B, T]; None where every row is one text.
 
-    `document_ids` are what they are. Else a document begins where `position_ids` begin anew;
-    padding begins none. While compiling nothing can be read, so that positions make documents, if
-    only one.
+    `document_ids` are taken as given. Without them a document begins where `position_ids` begin
+    anew, but not at padding. While compiling, values cannot be read: any `position_ids` then count
+    as documents.
 
     Args:
         key_mask: as `read_mask` has it.
@@ -280,7 +280,7 @@ def documents_of(
 def positions_of(
     documents: Tensor | None, key_mask: Tensor | None, x_BTC: Tensor, past: int
 ) -> Tensor:
-    """The number of each token in its row, or in its document, padding apart; int64 [B or 1, T]."""
+    """Index of each token in its row or document, without padding; int64 [B or 1, T]."""
     if documents is not None:
         order = documents.argsort(dim=1, stable=True)
         seen = torch.ones_like(documents) if key_mask is None else key_mask

@@ -75,7 +75,7 @@ def longest_text(model: Any) -> int | None:
 
 
 def lack_of_positions(model: Any, length: int, name: str = "the model") -> str:
-    """The reason that a text of so many tokens cannot be read; "" where there are positions."""
+    """The reason why a text of `length` tokens cannot be read; "" if it can."""
     limit = longest_text(model)
     if limit is None or length <= limit:
         return ""
@@ -96,8 +96,8 @@ def generating_plainly(model: Any) -> Any:
     transformers takes from generation_config what a call leaves out.
     """
     own = model.generation_config
-    kept = {key: getattr(own, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    model.generation_config = GenerationConfig(**kept)
+    tokens = {key: getattr(own, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    model.generation_config = GenerationConfig(**tokens)
     return model
 
 
@@ -132,7 +132,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def batches(model: Any, windows: Iterable[Tensor], batch_size: int) -> Iterator[Tensor]:
     """Stack windows, int64 [T] each, to [B, T] on the model's device; the last may be smaller.
 
-    Each is `opened`: a model that began every training window with one token reads no other.
+    Each is `opened`: it begins as the model's training windows did.
 
     Raises:
         ClearheadError: no windows, windows of several lengths, more tokens than the model has

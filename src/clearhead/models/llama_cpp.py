@@ -45,7 +45,7 @@ def readable(model: Any) -> Any:
 
 
 def _otherwise(model: Any) -> str | None:
-    """Why llama.cpp cannot read a model, or would read another; None where it can."""
+    """Reason why llama.cpp cannot read a model, or reads it as another function; or None."""
     kind, config = type(model).__name__.removesuffix("ForCausalLM"), model.config
     rope = {key for key, value in (config.rope_parameters or {}).items() if value is not None}
     scaling = (config.rope_parameters or {}).get("rope_type", "default")

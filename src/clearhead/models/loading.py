@@ -55,8 +55,8 @@ def load(
         raise ClearheadError(f"{name} predicts hidden tokens, not the next: give a causal one")
     if kind == "bare" and kind not in kinds and _is_classifier(name, trust_remote_code):
         raise ClearheadError(
-            f"{name} is a classifier, which predicts no tokens: `clearhead finetune` has written "
-            "how good it is to records.jsonl; give the model that it was made from, or diagnose it"
+            f"{name} is a classifier, which predicts no tokens; its scores are in records.jsonl of "
+            "`clearhead finetune`: give the model that it was made from, or diagnose it"
         )
     if kind not in kinds:  # a bare trunk may still be completed, by a head that is the embedding
         kind = "causal"
@@ -183,7 +183,7 @@ def auto_class(kind: str) -> Any:
 
 @contextmanager
 def explained(name: str, what: str = "model") -> Iterator[None]:
-    """In one line why `what` of a checkpoint cannot be loaded."""
+    """Turn errors of the body into one line: why the `what` of a checkpoint cannot be loaded."""
     try:
         yield
     except (ClearheadError, MemoryError):
@@ -249,7 +249,7 @@ def _some(keys: Iterable[str]) -> str:
 
 
 def resolved(name: str) -> str:
-    """A run folder's finished model is meant by the folder; any other name stays.
+    """The finished model of a run, for the run's folder; any other name as it is.
 
     Raises:
         ClearheadError: a path that leads nowhere: the hub is not asked for it, unless its cache has
@@ -281,7 +281,7 @@ def resolved(name: str) -> str:
 
 
 def _is_path(name: str) -> bool:
-    """True of what can be no name of the hub's, or begins with a folder that is here."""
+    """True of a name that cannot be one of the hub's, or begins with an existing folder."""
     if re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is None:
         return True
     here = "/" in name and Path(name).parent.is_dir()

@@ -103,7 +103,7 @@ def plan(config: Any, *, length: int | None = None) -> Plan:
 
 @contextmanager
 def without_data() -> Iterator[None]:
-    """Tensors without storage. What fails on them is told in one line: PyTorch logs a traceback."""
+    """Run the body on tensors without storage, and without the tracebacks that PyTorch logs."""
     quiet = hushed("torch._subclasses.fake_tensor", logging.CRITICAL)
     with quiet, FakeTensorMode(allow_non_fake_inputs=True):
         yield

@@ -61,17 +61,19 @@ def rotated(
         learn: turn the residual stream once more, by a rotation learned from the weights.
 
     Raises:
-        ClearheadError: a mechanism that tells channels apart, naming its axis; a rotation to learn
-            without "residual".
+        ClearheadError: a mechanism that works channel by channel, naming its axis; a rotation to
+            learn without "residual".
     """
     if learn and "residual" not in parts:
         raise ClearheadError("only the rotation of the residual stream can be learned")
     check_rotation(model.config, parts)
+    made = model
     if "residual" in parts and not model.config.tie_word_embeddings:
-        model = merged(model)
+        made = merged(model)
     elif "residual" in parts and model.model.norm.weight.numel() > 1:
-        model = started(model, {"embedding_projection": True}).model
-    made = filled(ClearheadForCausalLM, deepcopy(model.config), model.state_dict(), model)
+        made = started(model, {"embedding_projection": True}).model
+    if made is model:  # a second copy would be another model's memory
+        made = filled(ClearheadForCausalLM, deepcopy(model.config), model.state_dict(), model)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         if "residual" in parts:
@@ -86,7 +88,7 @@ def rotated(
 
 
 def check_rotation(config: ClearheadConfig, parts: Sequence[Part]) -> None:
-    """Raise a ClearheadError for a mechanism that tells channels apart, naming its axis."""
+    """Raise a ClearheadError for a mechanism that works channel by channel, naming its axis."""
     layers = [config.layer(index) for index in range(config.num_hidden_layers)]
     for part in parts:
         for axis, allowed in _NEEDS[part].items():
@@ -107,7 +109,7 @@ def check_rotation(config: ClearheadConfig, parts: Sequence[Part]) -> None:
 def _require(axis: str, name: str, allowed: tuple[str, ...]) -> None:
     if name not in allowed:
         raise ClearheadError(
-            f"{axis}={name!r} tells channels apart, so that no rotation keeps the function: "
+            f"{axis}={name!r} treats each channel by itself, and no rotation keeps that: "
             f"--rotate takes {axis} {' or '.join(allowed)}"
         )
 
@@ -164,12 +166,8 @@ def _settle(norm: RMSNorm) -> None:
 
 
 def _scale(norm: RMSNorm) -> float:
-    """The size of a norm's gains.
-
-    It stays in the norm, as a rotation passes one factor through, so that the matrices keep their
-    size: Adam's step has the size of the rate whatever the weight's, and gains of 0.2 within the
-    matrices made each step five times as large.
-    """
+    """The size of a norm's gains. It stays in the norm, so that the matrices keep theirs, and steps
+    of Adam, which have the size of the rate, their share of them."""
     return float(norm.weight.double().square().mean().sqrt()) or 1.0
 
 

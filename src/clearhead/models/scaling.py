@@ -1,4 +1,4 @@
-"""Another length for a trained model: its rotary frequencies scaled, its weights as they are."""
+"""Rotary scaling of a trained model for longer texts, with its weights as they are."""
 
 import copy
 from typing import Any, TypeVar

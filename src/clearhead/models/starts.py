@@ -1,9 +1,9 @@
 """A trained model on another point of the axes: its weights, and how new mechanisms start.
 
-Where a mechanism has such a start, the function is kept exactly: V2's second queries are the first,
-a gate is ½ everywhere and W_O doubled, a sink rests where no row notices it. Elsewhere what has a
-place keeps its value, and what is new starts as its paper says: another function, at a distance
-that is to be measured (`clearhead.eval.distance`).
+Some mechanisms can start at exactly the old function: V2's second queries equal the first,
+a gate is ½ everywhere and W_O doubled, a sink's logit is too low to have an effect. Under others,
+weights that both models have keep their values and new ones start as in the paper: another
+function, whose distance is to be measured (`clearhead.eval.distance`).
 """
 
 import re
@@ -77,18 +77,18 @@ def check_baseline(
     model on other axes than its own."""
     if preset != BASELINE:
         return
-    plain, found = {each.name: each.default for each in fields(LayerSpec)}, dict[str, str]()
+    plain, differing = {each.name: each.default for each in fields(LayerSpec)}, dict[str, str]()
     for index in range(config.num_hidden_layers):
         layer = config.layer(index)
-        found |= {
+        differing |= {
             axis: getattr(layer, axis)
             for axis in AXES
             if getattr(layer, axis) != plain[axis] and axis not in settings
         }
-    if found:
-        wanted = " ".join(f"{axis}={plain[axis]}" for axis in found)
+    if differing:
+        wanted = " ".join(f"{axis}={plain[axis]}" for axis in differing)
         raise ClearheadError(
-            f"the preset {BASELINE} changes no axis, and this model has {_words(found)}: give "
+            f"the preset {BASELINE} changes no axis, and this model has {_words(differing)}: give "
             f"{wanted}, or leave {BASELINE} out"
         )
 
@@ -103,14 +103,14 @@ def started(model: ClearheadForCausalLM, changes: Mapping[str, Any]) -> Start:
     config = changed(ours, changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of what is new
-        made = ClearheadForCausalLM(config).to(model.device, model.dtype)
+        new_model = ClearheadForCausalLM(config).to(model.device, model.dtype)
     if config.embedding_projection and not ours.embedding_projection:  # as the same function
-        for part in (made.model.project_in, made.model.project_out):
+        for part in (new_model.model.project_in, new_model.model.project_out):
             torch.nn.init.eye_(part.weight)  # type: ignore[arg-type]
     weights = dict(model.state_dict())
     for index in range(config.num_hidden_layers):
         _adopt(weights, f"model.layers.{index}.", ours.layer(index), config.layer(index))
-    wanted = made.state_dict()
+    wanted = new_model.state_dict()
     for name, weight in weights.items():
         if name in wanted and wanted[name].shape != weight.shape:
             raise ClearheadError(
@@ -118,10 +118,10 @@ def started(model: ClearheadForCausalLM, changes: Mapping[str, Any]) -> Start:
                 f"{tuple(wanted[name].shape)}: choose others, or convert the model that this one "
                 "was made from"
             )
-    made.load_state_dict({name: weights.get(name, new) for name, new in wanted.items()})
-    made.generation_config = deepcopy(model.generation_config)
+    new_model.load_state_dict({name: weights.get(name, new) for name, new in wanted.items()})
+    new_model.generation_config = deepcopy(model.generation_config)
     new, dropped = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
-    return Start(made.eval(), _patterns(new), _patterns(dropped))
+    return Start(new_model.eval(), _patterns(new), _patterns(dropped))
 
 
 def changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConfig:

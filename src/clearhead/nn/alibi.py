@@ -39,12 +39,12 @@ class Alibi(NoPosition):
 def _refuses(layer: LayerSpec) -> str | None:
     if layer.direction != "causal":
         return (
-            "a penalty on |i − j| is no sum of products of columns, and only causally is i − j "
-            "all there is: choose direction='causal', or position='rope'"
+            "its columns add −slope · (i − j), which would raise the scores of later keys: "
+            "choose direction='causal', or position='rope'"
         )
     if layer.shaping == "shaped":
         return (
-            "its C, attention at W_Q = 0, would be a mean that fades with distance, which no paper "
+            "C, attention at W_Q = 0, would be a mean that fades with distance, which no paper "
             "states: choose position='rope', or shaping='none'"
         )
     if layer.max_position_embeddings > LONGEST:

@@ -15,7 +15,7 @@ from clearhead.errors import ClearheadError
 
 
 def moves(trunk: nn.Module) -> bool:
-    """True if a trunk has parts that move in training; transformers' Trainers then move them."""
+    """True if a trunk has annealed parts; transformers' Trainers then move them."""
     if not _parts(trunk):
         return False
     _join_trainers()
@@ -58,7 +58,7 @@ def anneal(
 
 
 def advance(model: nn.Module, done: float) -> None:
-    """Move the parts to where they are when `done` of the training, from 0 to 1, is done."""
+    """Move the parts to their state after a share `done` of the training, from 0 to 1."""
     module: Any
     for module in model.modules():
         if hasattr(module, "followed"):
@@ -68,7 +68,7 @@ def advance(model: nn.Module, done: float) -> None:
 
 
 def warn(trunk: nn.Module) -> None:
-    """Say that a training moves no part that has a way to go, as nobody told its steps."""
+    """Warn of annealed parts that will not move, as the training never called `anneal`."""
     if any(map(_waits, _parts(trunk))):
         warnings.warn(
             "the parts of this model that training moves (annealed_start) stay as they are: call "
@@ -83,7 +83,7 @@ def _parts(model: nn.Module) -> list[Any]:
 
 
 def _waits(part: Any) -> bool:
-    """True where a part is not yet where the end of a training leaves it."""
+    """True if a part is not yet in its state at the end of a training."""
     end = deepcopy(part)  # the graph of a pass that is under way holds the part's own buffers
     end.on_step_end(1.0)
     return not all(map(torch.equal, end.buffers(), part.buffers()))

@@ -257,10 +257,10 @@ class Attention(nn.Module):
                 f"the cache does not fit this model or has no room for {keys} tokens ({reason}): "
                 "start a new one"
             ) from error
-        for found, given in zip((k.shape, v.shape), new, strict=True):
-            if (*found[:2], found[3]) != (*given[:2], given[3]) or found[2] < needed:
+        for held, given in zip((k.shape, v.shape), new, strict=True):
+            if (*held[:2], held[3]) != (*given[:2], given[3]) or held[2] < needed:
                 raise ClearheadError(
-                    f"the cache holds {list(found)} where this model needs "
+                    f"the cache holds {list(held)} where this model needs "
                     f"{[*given[:2], keys, given[3]]}: "
                     "it is another model's or another batch's; start a new one"
                 )
@@ -279,7 +279,7 @@ def _check_room(layers: Any, k_BGTD: Tensor) -> None:
     if room is not None and room.ndim == 4 and room.shape[3] != k_BGTD.shape[3]:
         raise ClearheadError(
             f"the cache was made for {room.shape[3]} numbers a key, and this model keeps "
-            f"{k_BGTD.shape[3]}: export it with a cache that its first tokens make, or with none"
+            f"{k_BGTD.shape[3]}: export it with a cache that a first call filled, or with none"
         )
 
 

@@ -33,7 +33,7 @@ def attention_flops(layer: LayerSpec, length: int) -> float:
 
 
 def numbers_per_group(layer: LayerSpec) -> int:
-    """One vector of the head's width for each key head: a token's keys."""
+    """Numbers in a token's keys: one vector of the head's width for each key head."""
     return layer.num_key_value_heads * layer.head_dim
 
 

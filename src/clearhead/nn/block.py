@@ -82,8 +82,8 @@ class PreNorm(Block):
 class SAS(Block):
     """Attention alone carries the signal: y = β_SA A(N x), then α_FF y + β_FF M(N y).
 
-    SAS is it with shaped attention, whose values and projections are the identity (arXiv
-    2311.01906, section 4.2); V-SkipInit has matrices there (arXiv 2302.10322).
+    With shaped attention, values and projections the identity, it is SAS (arXiv 2311.01906,
+    section 4.2); with matrices for these it is V-SkipInit (arXiv 2302.10322).
 
         x ── N ─ A ──┬─ N ─ M ─ + ─→
                      └──────────┘
@@ -189,11 +189,11 @@ def _mlp_refuses(layer: LayerSpec) -> str | None:
 def _parallel_refuses(layer: LayerSpec) -> str | None:
     if layer.attention_skip != layer.mlp_skip:
         return (
-            f"one skip passes by both branches, and attention_skip={layer.attention_skip!r} is not "
+            f"one skip is around both branches, but attention_skip={layer.attention_skip!r} is not "
             f"mlp_skip={layer.mlp_skip!r}: give both the same, or choose order='sequential'"
         )
     if layer.mlp_skip_gain is not None:
-        return "mlp_skip_gain is of the MLP's own skip: leave it out, or choose order='sequential'"
+        return "the MLP has no skip of its own: leave mlp_skip_gain out, or use order='sequential'"
     return silent(layer)
 
 

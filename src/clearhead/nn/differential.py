@@ -138,8 +138,8 @@ class Differential(nn.Module, SingleMaps):
 def _refuses(layer: LayerSpec) -> str | None:
     for name in ("num_attention_heads", "num_key_value_heads"):
         if getattr(layer, name) % 2:
-            found = getattr(layer, name)
-            return f"it pairs neighbouring heads, and {name}={found} is odd: choose an even number"
+            value = getattr(layer, name)
+            return f"it pairs neighbouring heads, and {name}={value} is odd: choose an even number"
     if layer.head_norm not in HEAD_NORMS:
         return f"head_norm={layer.head_norm!r} is none of {', '.join(HEAD_NORMS)}"
     return None

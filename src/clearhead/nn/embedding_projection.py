@@ -10,9 +10,8 @@ from clearhead.nn.init import orthogonal
 class EmbeddingProjection(nn.Module):
     """x Pᵀ, for x [..., C] and P [C, C], from a random orthogonal P (arXiv 2506.19697, EmbProj).
 
-    Embeddings stay AdamW's, whose steps have axes, and P is Muon's, whose steps have none. A
-    trained P is one matrix with the embedding or the head: few bits leave it alone as they do
-    those, hence no `nn.Linear`.
+    AdamW trains the embedding, and Muon, whose steps favour no axis, trains P. P is no `nn.Linear`,
+    so that quantisation schemes leave it in full precision, as they leave embedding and head.
     """
 
     def __init__(self, width: int) -> None:

@@ -13,9 +13,8 @@ from clearhead.spec import Declaration, LayerSpec
 class ForgetGates(nn.Module):
     """log f = log σ(x w + b), a gate for each token and head; w as any matrix, b from 0.
 
-    Log gates are cached beside their keys, in the keys' dtype. They are summed when keys are read,
-    so a cache may drop early keys. Heads that share a key
-    have a gate each, the two maps of one head have one gate.
+    Log gates are cached beside their keys, in the keys' dtype, and summed when keys are read, so a
+    cache may drop early keys. Heads that share a key have a gate each; the maps of a head one.
     """
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
@@ -51,7 +50,7 @@ class Forget(NoPosition):
     """Scores get Σ log f_l over the tokens l after the key, up to the query: c_i − c_j.
 
     ALiBi with a learned distance: f = exp(−slope) is ALiBi. There is no other position, as in the
-    paper, and padding fades nothing.
+    paper, and padding lowers no score.
     """
 
     @staticmethod
@@ -70,12 +69,12 @@ class Forget(NoPosition):
 def _refuses(layer: LayerSpec) -> str | None:
     if layer.direction != "causal":
         return (
-            "a sum of log gates grows towards later keys where it should fade: choose "
+            "a sum of log gates would raise the scores of later keys: choose "
             "direction='causal', or position='rope'"
         )
     if layer.shaping == "shaped":
         return (
-            "its C, attention at W_Q = 0, would be a second attention, by gates: choose "
+            "C, attention at W_Q = 0, would itself attend by gates: choose "
             "shaping='none', or position='rope'"
         )
     if layer.normalizer == "key-value":

@@ -14,7 +14,7 @@ from clearhead.spec import Declaration, LayerSpec
 class Gate(nn.Module):
     """o ∘ σ(x W_G), a number for each token and channel, or for each token and head.
 
-    A head can thus output nothing without a sink. W_G starts as any matrix, the gates near ½
+    A head can thus output nothing without a sink. W_G starts as any matrix, so gates near ½
     (arXiv 2505.06708, G1, elementwise and headwise).
     """
 

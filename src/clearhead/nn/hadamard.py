@@ -60,7 +60,7 @@ DECLARATIONS = (
     Declaration(
         "mlp_rotation",
         "none",
-        "the MLP's output matrix reads its channels as they are",
+        "the MLP's output matrix reads the hidden channels",
         "arXiv 1706.03762",
         lambda width: None,
         adopt=_turned,
@@ -68,7 +68,7 @@ DECLARATIONS = (
     Declaration(
         "mlp_rotation",
         "hadamard",
-        "turned by a Hadamard matrix in blocks of up to 512 channels, for few bits",
+        "the hidden channels times a Hadamard matrix in blocks of up to 512, for few bits",
         "arXiv 2404.00456 (QuaRot)",
         Hadamard,
         refuses=_refuses,

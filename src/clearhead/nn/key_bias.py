@@ -40,8 +40,8 @@ class KeyBias(Softmax1):
 def _refuses(layer: LayerSpec) -> str | None:
     if layer.scores != "dot":
         return (
-            f"scores={layer.scores!r} compare a query with keys of another form than its own "
-            "product: choose scores='dot', or normalizer='sink'"
+            f"its key is scored by the dot product, unlike keys under scores={layer.scores!r}: "
+            "choose scores='dot', or normalizer='sink'"
         )
     return None
 

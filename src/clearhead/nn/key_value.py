@@ -35,13 +35,13 @@ class KeyValue(nn.Module, Softmax):
 def _refuses(layer: LayerSpec) -> str | None:
     if layer.scores != "dot":
         return (
-            f"scores={layer.scores!r} pass no gradient to keys at 0, where its own start: choose "
+            f"scores={layer.scores!r} pass no gradient to keys of 0, as its own start: choose "
             "scores='dot', or normalizer='sink'"
         )
     if layer.shaping != "none":
         return (
-            f"shaping={layer.shaping!r} takes attention's centre away, in which its values have no "
-            "part: choose shaping='none', or normalizer='sink'"
+            f"shaping={layer.shaping!r} subtracts attention's centre, which leaves its values out: "
+            "choose shaping='none', or normalizer='sink'"
         )
     return None
 

@@ -14,7 +14,7 @@ from clearhead.spec import Declaration, LayerSpec
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x), times a gain for each channel; float32 inside, the input's dtype outside."""
+    """x / rms(x), times a gain for each channel; computed in float32, in the dtype of x."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def _qk_refuses(layer: LayerSpec) -> str | None:
         )
     if layer.scores != "dot":
         return (
-            f"scores={layer.scores!r} read lengths of queries and keys, which it takes out: choose "
+            f"scores={layer.scores!r} read lengths of queries and keys, which it removes: choose "
             "scores='dot'"
         )
     return None
@@ -79,7 +79,7 @@ class Gain(nn.Module):
 
 
 def gain(start: float | None) -> Gain | None:
-    """The gain of a branch; None where it has none."""
+    """A branch's `Gain` from its start; None for a branch without one."""
     return None if start is None else Gain(start)
 
 
@@ -95,7 +95,7 @@ def silent(layer: LayerSpec) -> str | None:
 
 
 class MLP(nn.Module):
-    """f(x W_up) W_down, or where it is gated (f(x W_gate) ∘ x W_up) W_down."""
+    """f(x W_up) W_down, or with a gate (f(x W_gate) ∘ x W_up) W_down; f by `layer.mlp`."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ DECLARATIONS = (
     Declaration(
         "qk_norm",
         "rmsnorm",
-        "each head's queries and keys by root mean square, one gain a channel for all heads",
+        "RMSNorm of each head's queries and keys, with one gain a channel for all heads",
         "arXiv 2010.04245, as Qwen3 has it",
         lambda layer, width: RMSNorm(width, layer.norm_eps),
         refuses=_qk_refuses,

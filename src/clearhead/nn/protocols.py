@@ -126,7 +126,7 @@ class Normalizer(Protocol):
         places: number of the prefix's keys, which take the positions before the text.
         attend: attention by these weights, such as `ops.attention.attend_visible`.
         weights: their float64 oracle, called as `ops.oracles.weights`.
-        as_softmax: None where `sink` says all.
+        as_softmax: scores and sink with the same weights under softmax; None: those as they are.
     """
 
     places: int
@@ -144,7 +144,7 @@ class Normalizer(Protocol):
         """The sink at W_Q = 0."""
 
     def row_sum(self, count_BT: Tensor) -> Tensor | None:
-        """Row sums at W_Q = 0, [B, H, T, 1], of queries that see so many keys; None for 1."""
+        """Row sums at W_Q = 0, [B, H, T, 1], of queries that see `count` keys; None for 1."""
 
 
 class Maps(Protocol):
@@ -173,9 +173,9 @@ class Maps(Protocol):
         """The matrix that multiplies the values, from the maps in `attend`'s order."""
 
     def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Any) -> Tensor | None:
-        """Row sums of that matrix, [B, heads, T, 1], from the maps', in the queries' order.
+        """Row sums of that matrix, [B, heads, T, 1], from the maps' in the queries' order.
 
-        None is 1.
+        None stands for 1.
         """
 
 

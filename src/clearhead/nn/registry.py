@@ -7,7 +7,7 @@ REGISTRY = Registry()
 
 
 def register(declaration: Declaration) -> None:
-    """Add a mechanism of another package, which is that of its `build`.
+    """Add a mechanism of another package, the one in which its `build` is defined.
 
     Models with the mechanism name the package in their configuration's `requires`.
 

@@ -48,7 +48,7 @@ def _refuses(layer: LayerSpec) -> str | None:
             f"position={layer.position!r} rotates nothing: choose rope or xpos"
         )
     if layer.query_range == 0:
-        return "quadratic in the queries, it never leaves query_range=0: leave it out"
+        return "quadratic in the queries, it has no gradient at query_range=0: leave that out"
     return None
 
 

@@ -51,9 +51,9 @@ class SkipInit(nn.Module):
 class Shaped(SkipInit):
     """α I + β A − γ C, three trained gains for each head, all from 1; W_Q starts at 0.
 
-    C is A at W_Q = 0: under softmax the mean over the n visible keys, under softmax-1 their sum
-    over n + 1, under a sink b over n + exp(b), combined as A is where a head has several maps. So
-    A = C at the start, and the whole is the identity (arXiv 2311.01906, eq. 5 and footnote 3).
+    C is A at W_Q = 0: C x is the mean of the n visible values under softmax, their sum / (n + 1)
+    under softmax-1, / (n + exp(b)) under a sink b, and combined as A is if a head has several maps.
+    So A = C at the start, and the whole is the identity (arXiv 2311.01906, eq. 5 and footnote 3).
     """
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
@@ -74,7 +74,7 @@ def _refuses(layer: LayerSpec) -> str | None:
     if layer.scores != "dot" and not layer.query_range:
         return (
             f"scores={layer.scores!r} are quadratic in the queries, so that from W_Q = 0 no "
-            "gradient ever moves them: state query_range=0.02, or choose scores='dot'"
+            "gradient ever moves them: give query_range=0.02, or choose scores='dot'"
         )
     if layer.num_value_heads != layer.num_attention_heads:
         return (

@@ -13,8 +13,8 @@ from clearhead.spec import Declaration, LayerSpec
 class Reparametrised(nn.Module):
     """W = α W_init + β ΔW, from ΔW = 0 and α = 1, all three trained (arXiv 2311.01906, eq. 6).
 
-    With Adam it is W at a learning rate of β times the others'. W_init is the identity, which costs
-    no product, or a matrix that is drawn once and kept with the checkpoint.
+    Under Adam W learns at β times the learning rate. W_init is the identity, which costs
+    no product, or a random matrix that is drawn once and kept with the checkpoint.
     """
 
     initial: Tensor
@@ -80,9 +80,9 @@ def _linear_value_refuses(layer: LayerSpec) -> str | None:
 def _value_refuses(layer: LayerSpec) -> str | None:
     if layer.num_value_heads != layer.num_attention_heads:
         return (
-            f"a head's value is its own channels of the input, which {layer.num_attention_heads} "
-            f"heads cannot share as {layer.num_value_heads}: leave num_value_heads out, and only "
-            "keys are shared, or choose values='linear'"
+            f"a head's value is its own channels of the input, so {layer.num_attention_heads} "
+            f"heads cannot share {layer.num_value_heads} values: leave num_value_heads out, and "
+            "only keys are shared, or choose values='linear'"
         )
     return _as_wide_as_the_stream(layer)
 

@@ -57,12 +57,12 @@ class ExclusiveSelfAttention(nn.Module):
 def _refuses(layer: LayerSpec) -> str | None:
     if layer.shaping != "none":
         return (
-            f"shaping={layer.shaping!r} writes a token's own value, which it takes out again: "
+            f"shaping={layer.shaping!r} adds a token's own value, which it removes again: "
             "choose shaping='none'"
         )
     if layer.attention_skip == "none":
         return (
-            "the first token's own value is all that it sees, and no skip passes by attention: "
+            "the first token sees its own value alone, which it removes, and has no skip: "
             "choose attention_skip='identity'"
         )
     return None

@@ -8,9 +8,9 @@ COLUMNS = 8
 
 
 def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
-    """2^(−8h/n) for h = 1 … n, float64 [heads]; where n is no power of two, those of the power of
-    two below it and then every other one of twice that power (arXiv 2108.12409, as its authors'
-    code does).
+    """ALiBi's slopes, 2^(−8h/n) for head h = 1 … n, float64 [heads] (arXiv 2108.12409).
+
+    If n is no power of two: the slopes for p, the power below, then every other one for 2p.
     """
     power = 1 << (heads.bit_length() - 1)
     # Made where they are used: numbers brought from the CPU would make a GPU wait.
@@ -45,7 +45,7 @@ def alibi_columns(
 
 
 def with_columns(x_BHTD: Tensor, columns: Tensor) -> Tensor:
-    """[B, H, T, D + columns]. Heads that share a slope (the maps of one head) are neighbours."""
+    """x with columns beside it, [B, H, T, D + columns]; heads that share a slope are neighbours."""
     heads = x_BHTD.shape[1]
     if columns.shape[1] > 1:
         columns = columns.repeat_interleave(heads // columns.shape[1], 1)

@@ -19,7 +19,7 @@ _FEW = 256
 
 
 def refuses(request: Request) -> str | None:
-    """The reason why this kernel does not compute the request exactly, or slower than tiles."""
+    """The reason why this kernel is not exact for the request, or slower than tiles; or None."""
     if request.segments or request.window:
         return "no documents, no window"
     if request.causal and not request.square:

@@ -89,18 +89,18 @@ def _by_chunks(
 def _chunk(logits: Tensor, target: Tensor, ignore_index: int, learning: bool) -> Tensor:
     """The loss of some rows; if `learning`, their logits become its gradient."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    kept = (target != ignore_index)[:, None]
-    index = torch.where(kept, target[:, None], 0)
+    counted = (target != ignore_index)[:, None]
+    index = torch.where(counted, target[:, None], 0)
     lse = torch.logsumexp(wide, -1, keepdim=True)
-    loss = torch.where(kept, lse - wide.gather(1, index), 0.0).sum()
+    loss = torch.where(counted, lse - wide.gather(1, index), 0.0).sum()
     if not learning:
         return loss
     if torch.compiler.is_compiling():  # a comparison fuses, a scatter writes float32 logits
         columns = torch.arange(logits.shape[1], device=logits.device)
         gradient = torch.exp(wide - lse) - (columns == index).to(lse.dtype)
-        logits.copy_(torch.where(kept, gradient, 0.0))
+        logits.copy_(torch.where(counted, gradient, 0.0))
         return loss
-    wide.sub_(lse).exp_().scatter_add_(1, index, -torch.ones_like(lse)).masked_fill_(~kept, 0.0)
+    wide.sub_(lse).exp_().scatter_add_(1, index, -torch.ones_like(lse)).masked_fill_(~counted, 0.0)
     if wide is not logits:
         logits.copy_(wide)
     return loss

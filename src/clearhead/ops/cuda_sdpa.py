@@ -37,7 +37,7 @@ def refuses(request: Request) -> str | None:
 def attend(
     q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
 ) -> Tensor:
-    """Return o [B, H, T, V], differentiable; padding for T = 1 alone."""
+    """Return o [B, H, T, V], differentiable; padding for T = 1 only."""
     (batch, heads, queries, depth), groups = q_BHTD.shape, k_BGSD.shape[1]
     options: dict[str, bool] = {"is_causal": visibility.causal}
     q, k, v = q_BHTD, k_BGSD, v_BGSV

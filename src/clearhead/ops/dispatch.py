@@ -221,8 +221,8 @@ def resolve(
         refusals[name] = reason
     if asked.kind != PLAIN:
         return Choice("", refusals)
-    told = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
-    raise ClearheadError(f"no attention kernel named serves {asked} ({told}): name tiles too")
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
+    raise ClearheadError(f"none of the kernels named serves {asked} ({reasons}): name tiles too")
 
 
 def _named(names: str) -> list[str]:

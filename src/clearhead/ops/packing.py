@@ -56,12 +56,12 @@ def packing(key_mask: Tensor | None, segments: Tensor | None, queries: int) -> P
     if mask.is_inference() or (other is not None and other.is_inference()):
         return _pack(key_mask, segments, queries)  # nothing tells when such a mask is written to
     state = (mask._version, None if other is None else other._version, queries)
-    kept = _KEPT.get(mask)
-    if kept is None or kept[0] != state or kept[1]() is not other:
+    entry = _KEPT.get(mask)
+    if entry is None or entry[0] != state or entry[1]() is not other:
         reference = weakref.ref(other) if other is not None else lambda: None
-        kept = _KEPT[mask] = (state, reference, _pack(key_mask, segments, queries))
-    found: Packing = kept[2]
-    return found
+        entry = _KEPT[mask] = (state, reference, _pack(key_mask, segments, queries))
+    packed: Packing = entry[2]
+    return packed
 
 
 def _pack(key_mask: Tensor | None, segments: Tensor | None, queries: int) -> Packing:

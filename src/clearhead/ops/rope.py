@@ -166,8 +166,8 @@ def _llama3(plain: Tensor, rope: Mapping[str, Any]) -> Tensor:
     """Waves that turn less than low_freq_factor times in the trained length are interpolated."""
     turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return plain / rope["factor"] * (1 - kept) + plain * kept
+    unscaled = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain / rope["factor"] * (1 - unscaled) + plain * unscaled
 
 
 def xpos_zeta(frequency: Tensor) -> Tensor:

@@ -76,12 +76,12 @@ def _attention(kernel: Any, request: Request, device: torch.device) -> str | Non
         with torch.enable_grad():
             inputs = [x.requires_grad_() for x in (q, k, v)]
             o = kernel.attend(*inputs, **options)
-            found = [o, *torch.autograd.grad(o, inputs, grad)]
+            results = [o, *torch.autograd.grad(o, inputs, grad)]
     else:
         with torch.no_grad():
             o, lse = kernel.forward(q, k, v, **options)
             o, lse = sinks.join(o, lse, sink)
-            found = [o, *kernel.backward(grad, Saved(q, k, v, o, lse), **options)]
+            results = [o, *kernel.backward(grad, Saved(q, k, v, o, lse), **options)]
     with torch.enable_grad():
         exact = [x.double().requires_grad_() for x in (q, k, v)]
         want = oracles.attend(
@@ -90,9 +90,9 @@ def _attention(kernel: Any, request: Request, device: torch.device) -> str | Non
             scale=scale,
             **visibility._asdict(),
         )
-    found[0] = found[0].detach() * shown
+    results[0] = results[0].detach() * shown
     gradients = torch.autograd.grad(want, exact, grad.double())
-    return _compared(found, [want.detach() * shown, *gradients], request)
+    return _compared(results, [want.detach() * shown, *gradients], request)
 
 
 @torch.no_grad()

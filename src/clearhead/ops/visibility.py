@@ -19,7 +19,7 @@ class Span(NamedTuple):
 
 
 class Visibility(NamedTuple):
-    """The keys that each of T queries sees; the queries are the last of the S keys.
+    """The keys that each of T queries sees; the queries are at the last T of the S keys.
 
     Its fields are the keywords of `ops.attend`.
 

@@ -55,8 +55,8 @@ def _orthoadam(model: nn.Module, config: Course) -> torch.optim.Optimizer:
 
 
 def _muon(model: nn.Module, config: Course) -> torch.optim.Optimizer:
-    """Muon for the hidden matrices that no pattern gives to AdamW, at AdamW's scale of updates;
-    AdamW for all else."""
+    """Muon, with AdamW's scale of updates, for the hidden matrices that no pattern of
+    `adamw_patterns` names; AdamW for all else."""
     tables = _tables(model)
     plain, others = split_named(model, config.adamw_patterns)
     own = [(name, p) for name, p in others if p.ndim == 2 and p not in tables]

@@ -113,6 +113,6 @@ def _idle(pattern: str, named: Sequence[Named]) -> ClearheadError:
 
 
 def names(group: Mapping[str, Any], number: int = 0) -> list[str]:
-    """The parameters' names where they were given, and else their places."""
+    """The parameters' names, or their places in the group if they were given without names."""
     given = group.get("param_names")
     return given or [f"parameter {i} of group {number}" for i in range(len(group["params"]))]

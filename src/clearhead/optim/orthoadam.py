@@ -45,7 +45,7 @@ class Turn(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A parameter in its turn, with its state and rotation."""
+    """A parameter with its gradient, state and rotation in one step."""
 
     parameter: torch.Tensor
     gradient: torch.Tensor
@@ -185,8 +185,7 @@ class OrthoAdam(torch.optim.Optimizer):
         if strange or any("rotation" not in group for group in groups):
             raise ClearheadError(
                 f"this state is not OrthoAdam's ({', '.join(map(str, *strange[:1]))}), and squares "
-                "of gradients cannot be turned into another basis: start with a fresh state, and a "
-                "warmup"
+                "of gradients cannot be rotated: start with a fresh state, and a warmup"
             )
         for parameter, entry in pairs:
             if (shape := entry["first_moment"].shape) != parameter.shape:
@@ -246,7 +245,7 @@ def _check_group(group: Mapping[str, Any]) -> None:
     for name, parameter in zip(names(group), group["params"], strict=True):
         if parameter.dtype not in DTYPES or not parameter.numel():
             kind = f"{parameter.dtype} {list(parameter.shape)}"
-            raise ClearheadError(f"{name} is {kind}: OrthoAdam takes filled, real floats only")
+            raise ClearheadError(f"{name} is {kind}: OrthoAdam takes real floats, not empty")
         if isinstance(parameter, DTensor):
             columns = parameter.ndim - 1
             if any(
@@ -330,13 +329,13 @@ def _rotated(group: Mapping[str, Any], members: list[Member], rotation: Rotation
     update = rotation.apply(update, inverse=True)
     if signs is not None:
         update = update * signs
-    kept = 1 - group["lr"] * group["weight_decay"]
+    decay = 1 - group["lr"] * group["weight_decay"]
     if first.dtype in (torch.float32, torch.float64):
-        torch._foreach_mul_(parameters, kept)
+        torch._foreach_mul_(parameters, decay)
         torch._foreach_add_(parameters, list(update.unbind()))
     else:
         for parameter, change in zip(parameters, update.unbind(), strict=True):
-            parameter.copy_(parameter.float() * kept + change)
+            parameter.copy_(parameter.float() * decay + change)
 
 
 def _elementwise(

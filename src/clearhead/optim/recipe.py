@@ -52,8 +52,8 @@ class Recipe:
     warmup: Fraction = 0.1
     """Length of the linear warmup, as a fraction of the steps (of the tokens in a triangle)."""
     schedule: Schedule = "cosine"
-    """Fall of the learning rate after the warmup. A triangle starts at a quarter of the peak; both
-    its sides are linear in tokens, not in steps (steps of a ramp differ in tokens)."""
+    """Fall of the learning rate after the warmup. triangle starts at a quarter of the peak; its
+    rise and fall are linear in tokens, not in steps (steps of a ramp differ in tokens)."""
     optimizer: Optimizer = "adamw"
     """Muon steps hidden matrices, AdamW the rest."""
     weight_decay: NotNegative = 0.1
@@ -64,12 +64,12 @@ class Recipe:
     epsilon: Positive = 1e-8
     """Added to the root of the second moment."""
     momentum: Share | None = None
-    """Momentum of SGD (0.9 where not given), RMSprop (0) and Muon (0.95)."""
+    """Momentum; by default 0.9 for SGD, 0 for RMSprop and 0.95 for Muon."""
     rotation: Literal["hadamard", "haar"] | None = None
-    """OrthoAdam's rotation; hadamard where not given."""
+    """OrthoAdam's rotation; by default hadamard."""
     rotation_share: Literal["parameter", "size"] | None = None
     """OrthoAdam's rotations: one for each parameter, as in its paper (the default), or one for all
-    axes of a size, as in every record up to 2026-11."""
+    axes of a size."""
     adamw_patterns: Annotated[tuple[Pattern, ...], Range("patterns such as '*.o_proj.*'")] = ()
     """Names of parameters left to AdamW under OrthoAdam and Muon, such as "*.o_proj.*"."""
     clip: NotNegative = 1.0
@@ -103,13 +103,13 @@ class Windows:
     batch_size: Count = 8
     """Windows in one forward pass."""
     accumulation: Count = 1
-    """Forward passes in one optimizer step, which is that of one batch so many times as large."""
+    """Forward passes in one optimizer step: a step's batch is that many times batch_size."""
     ramp: Fraction = 0.0
     """Share of the tokens over which the accumulation grows linearly, from 1 to its full number;
     0 has it full from the first step."""
     schedule_tokens: Count | None = None
-    """Tokens over which the learning rate, the ramp and annealed parts run their course; beyond
-    them each stays as it ended. All tokens where not given; an extended run keeps its own."""
+    """Tokens over which the learning rate, the ramp and annealed parts run their course; they keep
+    their last values afterwards. By default all tokens; an extended run keeps its own."""
 
     @property
     def tokens_per_step(self) -> int:

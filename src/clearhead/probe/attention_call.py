@@ -69,7 +69,7 @@ class AttentionCall:
         mask: [B or 1, H or 1, T, S]: bool, True where visible, or added to the scores.
         bias: added to the scores, [B or 1, H, T, S].
         softcap: scores are c · tanh(score / c).
-        lambdas: what clearhead's own attention combines its maps by; [..., T or 1, 1] or a
+        lambdas: λ by which clearhead's own attention combines its maps; [..., T or 1, 1] or a
             scalar.
         as_softmax: of the layer's `Normalizer`.
     """

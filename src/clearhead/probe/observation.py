@@ -34,9 +34,9 @@ INPUT = -1  # the layer number of the hidden states before the first layer
 class Statistic(Protocol):
     """Sums over everything observed.
 
-    `observe` takes what is observed: of `attention` an AttentionCall; within `ByTile` that and a
-    tile, which it leaves as it is; of `hidden` a layer's number and output [B, T, C], or the input
-    of the first as layer `INPUT`; of `gates` a layer's number and its gates from 0 to 1.
+    `observe` takes, as one of `attention`, an AttentionCall (within `ByTile` also a tile, which it
+    does not change); of `hidden`, a layer's number and output [B, T, C], or the first layer's input
+    as layer `INPUT`; of `gates`, a layer's number and its gates from 0 to 1.
     """
 
     @property
@@ -59,7 +59,7 @@ def observe(
     hidden: Sequence[Statistic] = (),
     gates: Sequence[Statistic] = (),
 ) -> Iterator[None]:
-    """Feed the statistics with all that `model` is run on in the body.
+    """Feed the statistics with every forward pass of `model` in the body.
 
     The attention implementation that was set computes the outputs, and is set again afterwards,
     also when an error ends the body. Attention is observed in one model at a time.
@@ -107,7 +107,7 @@ def measure(
         Payloads of "measure" records, each with "metric", "value" and its dimensions.
 
     Raises:
-        ClearheadError: windows or a model that this cannot be measured on.
+        ClearheadError: windows or a model on which this cannot be measured.
     """
     with evaluating(model), observe(model, attention=attention, hidden=hidden):
         for ids_BT in batches(model, windows, batch_size):

@@ -4,23 +4,95 @@ A logit is what enters the softmax: scaled, capped and with a position's bias wh
 them, as in Figure 8 of arXiv 2410.05258. Keys that a query does not see have no logit, so they
 count for no scale; nor does the constant logit of a sink (0 under softmax-1), which is no product.
 Differential attention has the logits of both its maps quantised, each map's heads by themselves.
+
+Keys and values are rounded where attention reads them, by the scales of a cache: a token's do not
+depend on others, a channel's and a tensor's are of all tokens of a text so far.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, cat, nn
 
+from clearhead.errors import ClearheadError
+from clearhead.nn.attention import Attention
+from clearhead.ops.hadamard import rotate_channels
 from clearhead.probe.attention_call import AttentionCall, Scores, normalised
 from clearhead.probe.attention_override import AttentionOverride
 from clearhead.probe.observation import attention_call, plain_attention
-from clearhead.quantize.keys_values import cached_unrotated, keys_before_rotation, rounded
 from clearhead.quantize.linear import naming
-from clearhead.quantize.quantizers import absmax
-from clearhead.quantize.schemes import KeysValues, Logits
+from clearhead.quantize.quantizers import absmax, fp8, zeropoint
+from clearhead.quantize.schemes import CacheScale, KeysValues, Logits
+
+_SHARED: dict[CacheScale, tuple[int, ...]] = {"token": (3,), "channel": (2,), "tensor": (1, 2, 3)}
+
+
+def rounded(x_BGSD: Tensor, how: KeysValues, *, keys: bool) -> Tensor:
+    """Keys, or values, [B, G, S, D], quantised and dequantised; of each text by itself.
+
+    By "channel" values have a scale for each token, since they are added up over tokens.
+
+    Raises:
+        ClearheadError: NaN or infinity.
+    """
+    kept, x = x_BGSD[:, :, : how.keep], x_BGSD[:, :, how.keep :]
+    if not x.shape[2]:
+        return x_BGSD
+    dims = _SHARED["token" if how.scale == "channel" and not keys else how.scale]
+    x = rotate_channels(x) if how.rotated else x
+    x = fp8(x, dims) if how.bits is None else zeropoint(x, how.bits, dims)
+    x = rotate_channels(x) if how.rotated else x
+    return cat([kept, x], 2)
+
+
+def cached_unrotated(module: nn.Module) -> bool:
+    """True of attention whose cache holds keys without their positions, whatever the scheme."""
+    return isinstance(module, Attention) and (module.cache_unrotated or module.decay is not None)
+
+
+@contextmanager
+def keys_before_rotation(model: Any, how: KeysValues) -> Iterator[None]:
+    """In the body keys are rounded as `k_proj` gives them, where they are cached so.
+
+    Raises:
+        ClearheadError: keys before RoPE are to be rounded, and no layer has a `k_proj`.
+    """
+    hooked = 0
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            projection = getattr(module, "k_proj", None)
+            if isinstance(projection, nn.Module) and (how.prerope or cached_unrotated(module)):
+                hook = _rounding(f"{name}.k_proj", _width(module, model), how)
+                stack.enter_context(projection.register_forward_hook(hook))
+                hooked += 1
+        if how.prerope and not hooked:
+            raise ClearheadError(
+                f"{type(model).__name__} has no k_proj, so its keys before RoPE are out of reach: "
+                "leave -prerope out"
+            )
+        yield
+
+
+def _width(module: Any, model: Any) -> int:
+    """Numbers in a key of one head, as `k_proj` gives it."""
+    if isinstance(module, Attention):
+        return module.k_proj.out_features // module.groups
+    config = model.config.get_text_config()
+    usual = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(getattr(module, "head_dim", None) or usual)
+
+
+def _rounding(name: str, width: int, how: KeysValues) -> Callable[..., Tensor]:
+    def hook(module: nn.Module, inputs: Any, k_BTC: Tensor) -> Tensor:
+        k_BGTD = k_BTC.unflatten(-1, (-1, width)).transpose(1, 2)
+        with naming(f"the output of {name}"):
+            return rounded(k_BGTD, how, keys=True).transpose(1, 2).flatten(2)
+
+    return hook
+
 
 NAME = "clearhead_quantized_attention"
 
@@ -37,8 +109,8 @@ class _Running:
 def attention(
     model: Any, logits: Logits | None, keys_values: KeysValues | None = None
 ) -> Iterator[set[str]]:
-    """Every attention of `model` on quantised logits, or keys and values; its implementation is set
-    again afterwards.
+    """In the body every attention of `model` runs on quantised logits, or keys and values; its own
+    implementation is set again afterwards.
 
     Yields the names of the attention modules that ran so.
 
@@ -69,7 +141,7 @@ def attention(
 
 
 def without_interface(model: Any) -> str:
-    """The message for a model whose attention cannot be quantised."""
+    """The error message for a model whose attention cannot be quantised."""
     return (
         f"{type(model).__name__} does not use transformers' AttentionInterface, so its attention "
         "logits, keys and values cannot be quantised; the other schemes work"
@@ -86,8 +158,8 @@ def attend(call: AttentionCall, v_BGSV: Tensor, how: Logits) -> Tensor:
     out = torch.empty(*call.q.shape[:3], v_BGSV.shape[3], dtype=v_BGSV.dtype, device=call.q.device)
     v = v_BGSV.repeat_interleave(call.q.shape[1] // v_BGSV.shape[1], dim=1)
     for tile in call.scores():
-        rounded = absmax(_shown(tile), how.bits, (3,), top=top)
-        logits, sink = call.competing(rounded, tile.visible, tile.start)
+        few = absmax(_shown(tile), how.bits, (3,), top=top)
+        logits, sink = call.competing(few, tile.visible, tile.start)
         weights, null = normalised(logits.masked_fill(~tile.visible, -torch.inf), sink)
         rows = weights @ v[:, :, : weights.shape[3]].to(weights.dtype)
         place = slice(tile.start, tile.start + weights.shape[2])

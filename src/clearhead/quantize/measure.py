@@ -70,7 +70,7 @@ class Called(NamedTuple):
 
 @contextmanager
 def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterator[Called]:
-    """The model under a scheme; afterwards its weights are the same tensors as before.
+    """Run the body with the model under a scheme; its weights are the same tensors afterwards.
 
     Raises:
         ClearheadError: what `linear` and `attention` refuse; a calibrated scheme without texts.
@@ -113,9 +113,8 @@ def calibrated(
 def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
     """Measure one scheme, or full precision where it is None.
 
-    Windows are run one at a time: a dynamic scale that a tensor shares would else depend on what
-    else is in the batch. Whatever of the scheme cannot be done with this model is a
-    result with a reason.
+    Windows are run one at a time: a dynamic scale of a tensor would else depend on the rest of the
+    batch. A scheme that this model cannot run gives a result with a reason.
 
     Raises:
         ClearheadError: texts that do not fit the model.

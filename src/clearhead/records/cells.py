@@ -50,7 +50,7 @@ def unmeasured(metrics: Sequence[str], error: Exception) -> list[Line]:
 
 
 def of_items(metric: str, value: float, items: Sequence[float], **details: Any) -> Line:
-    """A measure whose error is that of drawing these items, no trials, and no others."""
+    """A measure whose error is that of drawing these items, which are not trials."""
     interval = _interval(metric, items, value, intervals.of_numbers)
     error = {} if interval is None else {"interval": interval}
     return {"metric": metric, "value": value, **error, "items": list(items), **details}
@@ -69,13 +69,13 @@ def pooled(
     """
     draws = {} if before is None else dict(before.draws)
     draws = dict(sorted({**draws, draw: new}.items()))
-    found = [one for one in draws.values() if one.value is not None]
+    measures = [one for one in draws.values() if one.value is not None]
     if lost := next((one for one in draws.values() if one.not_finite), None):
         return replace(lost, draws=draws)
-    if len(found) < 2:
-        return replace(found[0] if found else new, draws=draws)
-    values = [one.value for one in found if one.value is not None]
-    items = [one.details.get("items", ()) for one in found]
+    if len(measures) < 2:
+        return replace(measures[0] if measures else new, draws=draws)
+    values = [one.value for one in measures if one.value is not None]
+    items = [one.details.get("items", ()) for one in measures]
     details = {name: value for name, value in new.details.items() if name not in _ERRORS}
     mean = fmean(values)
     interval = intervals.of_numbers(values)  # each of many items, not a trial
@@ -142,20 +142,20 @@ def _value(value: Any) -> Line:
 def _errors(name: str, result: Line) -> Line:
     """The interval, standard error, items and reason of a number, where they are known."""
     value = result.get(name)
-    found: Line = {}
+    errors: Line = {}
     if value is None:
         return {"reason": result["reason"]} if result.get("reason") else {}
     if not math.isfinite(value):
         return {}
     if items := _items(name, result):
-        found["items"] = items
+        errors["items"] = items
         if (interval := _interval(name, items, value, intervals.of_items)) is not None:
-            found["interval"] = interval
+            errors["interval"] = interval
     if name == "accuracy" and result.get("low") is not None:
-        found["interval"] = (result["low"], result["high"])
+        errors["interval"] = (result["low"], result["high"])
     if (error := result.get(f"{name}{_STDERR}")) is not None:
-        found["stderr"] = error
-    return found
+        errors["stderr"] = error
+    return errors
 
 
 def _items(name: str, result: Line) -> list[float]:

@@ -40,7 +40,7 @@ def require_regular(path: Path, advice: str = "name a file") -> None:
     """Refuse a pipe or a device: it may never end, and a whole new file would take its place.
 
     Raises:
-        ClearheadError: with `advice`; a file, a folder and nothing at all pass.
+        ClearheadError: with `advice`; a file, a folder and a missing path pass.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise ClearheadError(f"{path}: not a regular file: {advice}")
@@ -49,7 +49,7 @@ def require_regular(path: Path, advice: str = "name a file") -> None:
 def require_new(target: Path) -> None:
     """Raise a ClearheadError where a folder exists: before work that `publish_folder` publishes."""
     if target.exists():
-        raise ClearheadError(f"{target} exists: give the folder of a model not made yet")
+        raise ClearheadError(f"{target} exists: give a folder that does not exist yet")
 
 
 @contextmanager
@@ -124,8 +124,8 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ClearheadError(f"{path} is damaged, for it is not JSON: {advice}") from error
     if not isinstance(value, dict):
-        found = type(value).__name__
-        raise ClearheadError(f"{path} is damaged: expected an object, found {found}: {advice}")
+        kind = type(value).__name__
+        raise ClearheadError(f"{path} is damaged: expected an object, found {kind}: {advice}")
     return value
 
 
@@ -148,8 +148,8 @@ def _refusal(error: Exception) -> str | None:
     """The system's reason, in its own words; None for an error of another kind."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    found = _RUST_ERROR.search(str(error))
-    return found and found[1].strip()
+    match = _RUST_ERROR.search(str(error))
+    return match and match[1].strip()
 
 
 def _sync(path: Path) -> None:

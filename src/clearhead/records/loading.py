@@ -46,8 +46,8 @@ def load(paths: Path | Iterable[Path]) -> Records:
     A last line without its end, as an interrupted run leaves it, is skipped. Of two lines about
     the same step, measure or map the later counts, and so of two runs of one arm, seed, label.
 
-    An evaluation of a run beside that run's own records adds to them. Files with runs of one arm,
-    seed and label that were trained under other settings are told apart by labels, their names.
+    An evaluation of a run beside that run's own records adds to them. Where files have runs of one
+    arm, seed and label with different training settings, the file's name becomes the label.
 
     Raises:
         ClearheadError: naming file and line, for anything else that is not a record; two diagnoses
@@ -105,8 +105,8 @@ def records_of(loaded: list[Run]) -> Records:
         if known is not None and _is_evaluated(run) and not _is_evaluated(known):
             if run.header.get("train") != known.header.get("train"):
                 raise ClearheadError(
-                    f"{run.id} was evaluated and {known.id} trained, under other settings but as "
-                    "one arm, seed and label: report these files apart"
+                    f"{run.id} (evaluated) and {known.id} (trained) have one arm, seed and label "
+                    "but different settings: report these files apart"
                 )
             kinds = {**known.payloads, **run.payloads}
             both = {
@@ -173,11 +173,11 @@ class Reader:
 
     def cells(self, run: str) -> dict[str, list[Line]]:
         """The lines of each result of a run that counts, by its cell."""
-        found: dict[str, list[Line]] = {}
+        lines: dict[str, list[Line]] = {}
         for line, _ in _counting(self._entries[run]):
             if "cell" in line:
-                found.setdefault(str(line["cell"]), []).append(line)
-        return found
+                lines.setdefault(str(line["cell"]), []).append(line)
+        return lines
 
 
 def _counting(entries: list[Entry]) -> Iterator[Entry]:

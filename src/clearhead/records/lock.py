@@ -53,7 +53,7 @@ def hold_file(path: Path | None) -> Iterator[None]:
 def _hold(held: Path, place: Path) -> Iterator[None]:
     # Absolute: a change of the working directory must not leave the lock behind.
     place, owner = place.absolute(), os.getpid()
-    made = [folder for folder in (place.parent, *place.parent.parents) if not folder.exists()]
+    missing = [folder for folder in (place.parent, *place.parent.parents) if not folder.exists()]
     lock = FileLock(place, fallback_to_soft=False)
     try:
         try:
@@ -82,5 +82,5 @@ def _hold(held: Path, place: Path) -> Iterator[None]:
                 lock.release()
     finally:
         with contextlib.suppress(OSError):  # folders that were written into stay
-            for folder in made:
+            for folder in missing:
                 folder.rmdir()

@@ -47,8 +47,8 @@ def verify(folder: Path, *, name: str = FILE, advice: str) -> dict[str, Any]:
         raise _damaged(folder, name, "is missing, cut short or changed", advice)
     paths = [folder / file for file, _ in hashes]
     with ThreadPoolExecutor() as pool:  # weights and optimizer state are files of gigabytes
-        found = pool.map(lambda path: path.is_file() and sha256_of(path), paths)
-        for (file, expected), digest in zip(hashes, found, strict=True):
+        digests = pool.map(lambda path: path.is_file() and sha256_of(path), paths)
+        for (file, expected), digest in zip(hashes, digests, strict=True):
             if digest != expected:
                 raise _damaged(folder, file, "is missing, cut short or changed", advice)
     added = [file for file in _files(folder) if file not in record["files"] and file != name]
@@ -73,8 +73,8 @@ def verify_model(folder: Path) -> None:
 
 def _files(folder: Path) -> list[str]:
     """Files that a library may read as part of a model, by their path in the folder."""
-    found = (path for path in folder.rglob("*") if path.is_file())
-    names = (path.relative_to(folder) for path in found)
+    files = (path for path in folder.rglob("*") if path.is_file())
+    names = (path.relative_to(folder) for path in files)
     return sorted(
         name.as_posix()
         for name in names

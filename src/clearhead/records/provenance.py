@@ -21,9 +21,9 @@ KEYS = ("versions", "commit", "dirty", "device", "threads", "command", "date")
 
 
 def provenance(device: "torch.device") -> dict[str, Any]:
-    """Those of `KEYS` that are known here.
+    """Values of `KEYS`, as far as they are known here.
 
-    No path is in it that the user did not give.
+    They hold no path that the user did not give.
     """
     import torch
 

@@ -99,14 +99,14 @@ class Run:
 
     def value(self, metric: str, **dimensions: Any) -> float | None:
         """The value at exactly these dimensions, if there is one."""
-        found = self.measure(metric, **dimensions)
-        return None if found is None else found.value
+        measure = self.measure(metric, **dimensions)
+        return None if measure is None else measure.value
 
     def select(self, metric: str, **dimensions: Any) -> list[Measure]:
         """All measures of `metric` at these dimensions, whatever their others are."""
         ones = (one for one in self.measures.values() if one.metric == metric)
-        asked = dimensions.items()
-        return [one for one in ones if all(one.dimensions.get(k) == v for k, v in asked)]
+        wanted = dimensions.items()
+        return [one for one in ones if all(one.dimensions.get(k) == v for k, v in wanted)]
 
     def payload(self, kind: str, **having: Any) -> list[Line]:
         """The lines of a kind that have these values, of the first draw where there are several."""
@@ -122,9 +122,9 @@ class Run:
 
     @property
     def precision(self) -> str | None:
-        """That of the training's products, "bf16" or "fp32"; None where it was not recorded."""
-        asked = (self.header.get("train") or {}).get("precision")
-        return None if asked == "auto" else asked  # of before; it meant one or the other
+        """Precision of the training's products, "bf16" or "fp32"; None if it was not recorded."""
+        chosen = (self.header.get("train") or {}).get("precision")
+        return None if chosen == "auto" else chosen  # of before; it meant one or the other
 
     @property
     def sequence_length(self) -> int | None:
@@ -167,7 +167,7 @@ class Records:
 
     @property
     def finite(self) -> bool:
-        """True if every number is finite that was measured of a model whose training was."""
+        """True if every number is finite that was measured of models whose training stayed so."""
         whole = (run for run in self.runs if not run.diverged)
         return not any(
             one.not_finite or (one.value and one.metric in LOST)
@@ -206,8 +206,8 @@ class Records:
         return Records(runs=tuple(run for run, place in alike if place in (None, *most)))
 
     def arms(self) -> list[str]:
-        """The reference first: the first arm of the baseline, if it was compared; the others as
-        recorded."""
+        """The arms' names: first the reference, which is the first arm of the baseline if it was
+        compared; the others as recorded."""
         names = dict.fromkeys(run.arm for run in self.runs)
         reference = next((run.arm for run in self.runs if run.preset == BASELINE), None)
         return sorted(names, key=lambda name: name != reference)
@@ -221,18 +221,18 @@ class Records:
         return [run for run in self.of(arm) if not run.diverged]
 
     def at_edge(self, arm: str) -> bool:
-        """True if a run of the arm is: a better learning rate may lie beyond those tried for it."""
+        """True if a run of the arm is at the edge of the learning rates tried for it."""
         return any(run.at_edge for run in self.of(arm))
 
     def values(self, arm: str, metric: str, **dimensions: Any) -> dict[int, float]:
-        """{seed: value} of a measure, without the runs that lack it or could not give it."""
-        found = {run.seed: run.value(metric, **dimensions) for run in self.of(arm)}
-        return {seed: value for seed, value in found.items() if value is not None}
+        """{seed: value} of a measure, without the runs in which it has no value."""
+        by_seed = {run.seed: run.value(metric, **dimensions) for run in self.of(arm)}
+        return {seed: value for seed, value in by_seed.items() if value is not None}
 
     def reason(self, arm: str, metric: str, **dimensions: Any) -> str | None:
         """Why a measure has no value, where its line says so."""
-        found = (run.measure(metric, **dimensions) for run in self.of(arm))
-        return next((str(one.reason) for one in found if one is not None and one.reason), None)
+        measures = (run.measure(metric, **dimensions) for run in self.of(arm))
+        return next((str(one.reason) for one in measures if one is not None and one.reason), None)
 
     def dimension(self, metric: str, name: str, arm: str | None = None, **fixed: Any) -> list[Any]:
         """Every value that dimension `name` takes in measures of `metric`, sorted; maps in their

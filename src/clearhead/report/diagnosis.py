@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from clearhead.records.runs import LOST, Records, Run
-from clearhead.report import figures, heatmaps, made, narrative, style
+from clearhead.report import figures, made, narrative, style
 from clearhead.report.charts import Looks
 from clearhead.report.comparison import chance
 from clearhead.report.figures import Line
@@ -104,12 +104,12 @@ def page(records: Records, title: str) -> Page:
 
 def _first(records: Records, looks: Looks) -> Iterator[Block | None]:
     """The map of heads beside the norms by layer."""
-    largest = max(0.1, heatmaps.largest_share(records))
-    heads = heatmaps.first_token_share(records, largest)
+    largest = max(0.1, figures.largest_share(records))
+    heads = figures.first_token_share(records, largest)
     if len(heads) == 1:  # of one model, without a name over it
         heads[0].shape = "curve"
         heads[0].title = "Queries that look most at the first token, by head"
-    yield heatmaps.share_scale(largest) if heads else None
+    yield figures.share_scale(largest) if heads else None
     yield from heads
     lines = [Line("norm_first", "first token"), Line("norm_rest", "other tokens")]
     yield figures.by_layer(records, looks, "Norm of the stream by layer", "√Σx²", lines, log=True)

@@ -46,9 +46,9 @@ def at_equal_loss(records: Records) -> Pivot | None:
     def fill(arm: str, what: tuple[Column, bool]) -> tuple[Entry, ...]:
         column, own = what
         pairs = [(run, others[run.seed]) for run in records.of(arm) if run.seed in others]
-        found = {run.seed: _at_equal_loss(run, other, column) for run, other in pairs}
+        values = {run.seed: _at_equal_loss(run, other, column) for run, other in pairs}
         mine, theirs = (
-            {seed: [Measure(metric="", value=ones[side])] for seed, ones in found.items() if ones}
+            {seed: [Measure(metric="", value=ones[side])] for seed, ones in values.items() if ones}
             for side in (0, 1)
         )
         sides = (mine, theirs) if own else (theirs, {})

@@ -96,7 +96,7 @@ def answer(
         reference = next(iter(labelled.arms()), "")
         ends = [pick(means, key=means.__getitem__) for pick in (min, max) if means]
         named = [arm for arm in means if len(means) <= MANY or arm in (reference, *ends)]
-        said = []
+        sentences = []
         for arm in named:
             text = write(means[arm])
             if errors:
@@ -107,25 +107,25 @@ def answer(
                 difference = compare(values[arm], values[reference])
                 assert difference is not None
                 text += f", {_change(difference, means[reference], words, threshold)}"
-            said.append(f"{arm} {text}")
-        said += [f"{len(means) - len(named)} more between them"] * (len(means) > len(named))
+            sentences.append(f"{arm} {text}")
+        sentences += [f"{len(means) - len(named)} more between them"] * (len(means) > len(named))
         where = f"{record_name(label)}: " if len(records.labels()) > 1 else ""
-        parts += [where + "; ".join(said)] if said else []
+        parts += [where + "; ".join(sentences)] if sentences else []
     return f"{what}: {'. '.join(parts)}{more}." if parts else ""
 
 
 def _change(difference: Difference, base: float, words: tuple[str, str], threshold: float) -> str:
     """A difference in per cent of the reference's number, with its interval or why it has none."""
     share = difference.mean / base
-    said = f"{style.percent(abs(share))} {words[share > 0]}" if share else "alike"
+    change = f"{style.percent(abs(share))} {words[share > 0]}" if share else "alike"
     if difference.interval is None:
-        return f"{said} ({difference.verdict})"
+        return f"{change} ({difference.verdict})"
     if not holds(difference, threshold):
         least = style.percent((difference.decidable or 0.0) / base)
         why = "undecided" if difference.verdict is Verdict.UNDECIDED else "alone"
-        return f"{said} ({why}, ±{least})"
+        return f"{change} ({why}, ±{least})"
     low, high = sorted(100 * abs(end) / base for end in difference.interval)
-    return f"{said} {style.interval(low, high)}"
+    return f"{change} {style.interval(low, high)}"
 
 
 def lead(records: Records, threshold: float) -> list[str]:
@@ -134,7 +134,7 @@ def lead(records: Records, threshold: float) -> list[str]:
         return ["There are no records yet."]
 
     first = records.labelled(records.labels()[0]).on_one_device()
-    said = (
+    sentences = (
         answer(
             records,
             "Validation perplexity",
@@ -150,7 +150,7 @@ def lead(records: Records, threshold: float) -> list[str]:
             threshold=threshold,
         ),
     )
-    return [one for one in said if one]
+    return [one for one in sentences if one]
 
 
 def only_evaluated(records: Records) -> bool:

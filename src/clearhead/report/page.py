@@ -127,10 +127,10 @@ def section(name: str, answer: str, blocks: Iterable[Block | None], **words: Any
     Args:
         words: its title, caption and whether it is folded.
     """
-    found = tuple(block for block in blocks if block is not None)
-    if not any(isinstance(block, Pivot | Panel) for block in found):
+    shown = tuple(block for block in blocks if block is not None)
+    if not any(isinstance(block, Pivot | Panel) for block in shown):
         return None
-    return Section(name=name, answer=answer, blocks=found, **words)
+    return Section(name=name, answer=answer, blocks=shown, **words)
 
 
 @dataclass(kw_only=True)

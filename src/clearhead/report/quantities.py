@@ -34,7 +34,7 @@ class Quantity(Heading):
     one_device: bool = False
 
     def measures(self, run: Run, at: Mapping[str, Any]) -> list[Measure]:
-        """Those of a run at `at`, missing values included."""
+        """Measures of a run at `at`, missing values included."""
         if self.pooled:
             return run.select(self.metric, **at)
         one = read(run, self.metric, **at)
@@ -102,14 +102,14 @@ def _outlier(run: Run) -> float | None:
 
 
 def _outlier_channels(run: Run) -> float | None:
-    """None where no hidden states were measured."""
+    """Number of outlier channels; None if no hidden states were measured."""
     lines = run.payload("channel")
     measured = lines or run.measure("hidden_top_1") is not None
     return float(lines[0]["of"] if lines else 0) if measured else None
 
 
 def _sink(run: Run) -> float | None:
-    """Of the difference of maps, where a model has one."""
+    """First-token argmax share: of the difference of maps if there is one, else of softmax."""
     values = (run.value(SHARE, map=name) for name in ("difference", "softmax"))
     return next((one for one in values if one is not None), None)
 

@@ -191,20 +191,20 @@ def remarks_on(run: Run) -> list[str]:
         if one.reason is not None:
             name = one.dimensions.get("scheme", "full precision")
             reasons.setdefault(one.reason, []).append(name)
-    found = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    remarks = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
     if left_out := run.header.get("left_out") or {}:
         total = sum(left_out.values()) + int(run.header.get("quantized_parameters", 0))
         share = style.percent(sum(left_out.values()) / total)
-        found.append(
+        remarks.append(
             f"not in linear layers, so in full precision under every scheme: {len(left_out)} "
             f"tensors such as {next(iter(left_out))}, {share} of the matrices beside embeddings "
             "and head"
         )
     if unused:
-        found.append(
+        remarks.append(
             f"no text went through {len(unused)} of the quantised layers, such as {min(unused)}"
         )
-    return found
+    return remarks
 
 
 def _charts(records: Records, looks: Looks) -> Iterator[Block | None]:

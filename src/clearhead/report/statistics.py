@@ -148,7 +148,7 @@ def compare(
     if (len(variant) < 2 or len(baseline) < 2) and not (given and items):
         return unknown
     seeds = () if given else (component(variant), component(baseline))
-    errors = [one for one in (_together(*seeds), _together(*seeds, *items)) if one]
+    errors = [one for one in (_combined(*seeds), _combined(*seeds, *items)) if one]
     if not errors:
         return replace(unknown, alike=True)
     half = max(t_quantile(one.degrees) * math.sqrt(one.variance) for one in errors)
@@ -183,7 +183,7 @@ def compare_ratio(
 
     def errors(one: float) -> tuple[Component | None, Component | None]:
         seeds = mine, replace(theirs, variance=one**2 * theirs.variance)
-        return _together(*seeds), _together(*seeds, *items(one))
+        return _combined(*seeds), _combined(*seeds, *items(one))
 
     def acceptance(one: float) -> float:
         return _tails(over - one * under, *errors(one)) - LEVEL
@@ -199,7 +199,7 @@ def compare_ratio(
     return replace(unknown, interval=(low, high), p=p)
 
 
-def _together(*components: Component) -> Component | None:
+def _combined(*components: Component) -> Component | None:
     """The error of a sum of independent parts, its degrees of freedom by Satterthwaite; None where
     nothing varies."""
     variance = math.fsum(one.variance for one in components)

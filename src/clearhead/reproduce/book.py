@@ -1,9 +1,11 @@
-"""The book of results as Markdown: every claim with its published numbers, ours, and the verdict.
+"""The book of results as Markdown (book.md): every claim with its published numbers and ours.
 
 A line a claim comes first; then each claim with its comparisons, over all records and in each.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from clearhead.records.runs import Records
 from clearhead.report import style
@@ -23,34 +25,8 @@ FAMILIES = {
     "position": "Positions (ours, after arXiv 2503.02130)",
     "retrofit": "Repair of a trained model (ours)",
 }
-EDGE, BAR = "†", "\\|"
+EDGE = "†"
 PLURAL = {Judgement.HOLDS: "hold", Judgement.DOES_NOT_HOLD: "do not hold"}
-# Names in claims and comparisons that a reader may not know, with what they mean.
-NAMES = {
-    "baseline, Pre-LN": "a Transformer with a norm before attention and before the MLP.",
-    "V1, V2": "differential attention as published, and its authors' later version of it.",
-    "V-SkipInit": "blocks without skip connections, as published before SAS (arXiv 2302.10322).",
-    "SAS, SAS-P": "simplified blocks: no skip connection around attention, neither values nor a "
-    "projection of its own; in SAS-P attention and the MLP stand side by side.",
-    "CoCA": "attention whose keys lie in the direction of the queries; exact, or in the form that "
-    "its authors trained.",
-    "RoPE, NTK": "rotary positions, and a scaling of them for longer texts, by the factor given.",
-    "ALiBi, FoX": "a fixed penalty on distance, and a decay that is learned.",
-    "softmax-1, null key": "a key of value zero beside all others, so that a head can attend to "
-    "nothing; its logit is fixed, or learned.",
-    "OrthoAdam": "Adam in a randomly rotated basis of the weights.",
-    "kurtosis": "how far single channels of the hidden states stand out: 3 for a bell curve. It is "
-    "the mean of that of the first token and that of the others, unless one of them is named, in "
-    "windows anywhere in a text.",
-    "w8a8-coarse, w4-channel": "weights and activations in 8 bits, one scale for each tensor; "
-    "weights in 4 bits, one scale for each channel.",
-    "needles, passkeys": "facts hidden in a long text, which the model is to repeat.",
-    "prefix, rotation, all turned": "repairs of a trained model (docs/repair.md).",
-    "16 ×": "of the length of texts in training.",
-}
-COLUMNS = ("comparison", "record", "ours", "compared with", "difference, 95 %", "verdict")
-SUMMARY = ("claim", "what it says", "most telling comparison", "verdict")
-WORTH = ("repair", "what it changes", "what it costs", "what it buys", "seen in", "worth it?")
 _SPEED, _BESIDE = "change in tokens a second", "loss, beside other repairs"
 # Name, what is changed; words, claim and place there of the comparisons of its price and its gain.
 # fmt: off
@@ -76,30 +52,26 @@ REPAIRS = (
 # fmt: on
 
 
-def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
+def markdown(sources: Mapping[str, Records]) -> list[str]:
     """The book as lines: repairs, a line a claim, then every comparison by record."""
     rows = judged(sources)
     threshold = threshold_over(ones for _, ones, _ in rows)
-    yield "## Is a repair worth having?\n"
-    yield from _table(WORTH, _worth(rows, threshold))
-    yield f"\n{_counted(rows)}\n\n## The claims\n"
-    yield from _table(SUMMARY, (_summary(one, threshold) for one in rows))
-    yield "\n## Names and measures\n"
-    yield from (f"- {name}: {meaning}" for name, meaning in NAMES.items())
-    for family, title in FAMILIES.items():
-        chosen = [one for one in rows if one[0].family == family]
-        yield f"\n## {title}\n\n{_counted(chosen)}"
-        for claim, ones, verdict in chosen:
-            context = f"{claim.says} {_context(claim, ones, verdict)}".strip()
-            yield f"\n### {claim.name}: {verdict}\n\n{context}"
-            if any(one.outcomes for one in ones):
-                yield ""
-                yield from _table(COLUMNS, _rows(ones, threshold))
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    for cells in (columns, ["---"] * len(columns), *rows):
-        yield f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
+    environment = Environment(
+        loader=PackageLoader("clearhead.reproduce", "."),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    text = environment.get_template("book.md").render(
+        rows=rows,
+        families=FAMILIES,
+        worth=[*_worth(rows, threshold)],
+        summary=[_summary(one, threshold) for one in rows],
+        comparisons=lambda ones: [*_rows(ones, threshold)],
+        context=_context,
+        counted=_counted,
+    )
+    return text.splitlines()
 
 
 def _worth(rows: Sequence[Judged], threshold: float) -> Iterator[Sequence[str]]:

@@ -72,7 +72,7 @@ def pool(contrast: Contrast, outcomes: Sequence[Outcome]) -> Pooled:
             counted.append(one)
     difference, agreement = counted[0].difference if counted else None, None
     if len(counted) > 1 and difference is not None and difference.p and not contrast.counted:
-        difference, agreement = _together(counted, contrast.bound)
+        difference, agreement = _pooled(counted, contrast.bound)
     return Pooled(
         contrast=contrast,
         outcomes=tuple(outcomes),
@@ -82,7 +82,7 @@ def pool(contrast: Contrast, outcomes: Sequence[Outcome]) -> Pooled:
     )
 
 
-def _together(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, float]:
+def _pooled(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, float]:
     from scipy.optimize import brentq
     from scipy.stats import chi2, norm
 

@@ -107,8 +107,8 @@ def differential_scaling(scale: str) -> Iterator[Study]:
     for width in WIDTHS[scale]:
         tokens = TOKENS[scale] * width**2 // largest**2
         table = _table(scale, f"width {width}", {}).changed(tokens=tokens, hidden_size=width)
-        kept = {key: x for key, x in table.set.items() if key != "intermediate_size"}
-        table = table.changed(set=kept)  # its MLP in proportion to the width
+        settings = {key: x for key, x in table.set.items() if key != "intermediate_size"}
+        table = table.changed(set=settings)  # its MLP in proportion to the width
         for preset in ("transformer", "differential"):  # the intervention
             yield table.arm(preset, *RATES[scale])
 

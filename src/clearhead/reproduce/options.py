@@ -16,15 +16,14 @@ class Changes:
     tokens: Count | None = None
     """Tokens of every training, in place of the experiment's own."""
     only: tuple[Pattern, ...] = ()
-    """Arms to run, by name or pattern, such as "sas*"; where none is given all that are asked
-    for."""
+    """Arms to run, by name or pattern, such as "sas*"; by default all of the experiment."""
     questions: tuple[Pattern, ...] = ()
-    """Questions to ask each model, by name or pattern, such as banking77; where none is given all
-    of the experiment's. They leave out what a machine without network cannot ask."""
+    """Measurements of each model, by name or pattern, such as banking77; by default all of the
+    experiment. On a machine without network, leave out those that need the hub."""
     base: Base = None
     """The trained model to start from, a folder or a hub name, in place of the experiment's own."""
     data: tuple[Source, ...] = ()
     """Sources of the training text, in place of the experiment's own."""
     test_data: tuple[Source, ...] = ()
-    """Sources of the evaluations' text, read whole, in place of the experiment's own (of that from
-    the hub, where it has some); of abilities the documents to summarise."""
+    """Sources of the evaluations' text, read whole, in place of the experiment's own text (or only
+    of its text from the hub, if it has some); for abilities the documents to summarise."""

@@ -89,11 +89,11 @@ class Reading:
         best: dict[Place, int] = {}
         for place, rank, _ in runs:
             best[place] = min(rank, best.get(place, rank))
-        found: dict[Place, list[Row]] = {}
+        by_place: dict[Place, list[Row]] = {}
         for (place, rank, _), rows in runs.items():
             if rank == best[place]:
-                found.setdefault(place, []).extend(_counting(rows, self.at))
-        return found
+                by_place.setdefault(place, []).extend(_counting(rows, self.at))
+        return by_place
 
 
 def _counting(rows: list[Row], at: Mapping[str, Any]) -> list[Row]:
@@ -130,17 +130,17 @@ class Side:
     @property
     def level(self) -> float | None:
         """The mean over seeds; None where a run has no number that the others have."""
-        found = self.by_seed(shared([self], ()), ())
-        return fmean(by_seed(found)) if found else None
+        values = self.by_seed(shared([self], ()), ())
+        return fmean(by_seed(values)) if values else None
 
     def by_seed(self, places: Set[Key], apart: Collection[str]) -> Found:
         """By seed, the measures at the shared places."""
-        found = _by_seed(self.rows, places, apart)
+        values = _by_seed(self.rows, places, apart)
         if self.taken is None:
-            return found
+            return values
         taken = _by_seed(self.taken, places, apart)
-        both = [seed for seed in found if seed in taken]
-        left = {seed: mean(found[seed]) - mean(taken[seed]) for seed in both}
+        both = [seed for seed in values if seed in taken]
+        left = {seed: mean(values[seed]) - mean(taken[seed]) for seed in both}
         metric = self.rows[0].measure.metric
         return {
             seed: [Measure(metric=metric, value=abs(one) if self.distance else one)]
@@ -151,13 +151,13 @@ class Side:
 def _by_seed(rows: Sequence[Row], places: Set[Key], apart: Collection[str]) -> Found:
     """A seed that lacks one of the pattern's arms is left out: its mean would be another mean."""
     arms = {one.arm for one in rows}
-    found: Found = {}
+    values: Found = {}
     for seed in dict.fromkeys(one.seed for one in rows):
         ones = [one for one in rows if one.seed == seed]
         measures = [one.measure for one in ones if _key(one.measure, apart) in places]
         if measures and {one.arm for one in ones} == arms:
-            found[seed] = measures
-    return found
+            values[seed] = measures
+    return values
 
 
 def shared(sides: Iterable[Side], apart: Collection[str]) -> Set[Key]:
@@ -170,8 +170,8 @@ def shared(sides: Iterable[Side], apart: Collection[str]) -> Set[Key]:
 
 
 def _key(measure: Measure, apart: Collection[str]) -> Key:
-    kept = {name: one for name, one in measure.dimensions.items() if name not in apart}
-    return measure_key(measure.metric, kept)
+    dimensions = {name: one for name, one in measure.dimensions.items() if name not in apart}
+    return measure_key(measure.metric, dimensions)
 
 
 def mean(measures: Sequence[Measure]) -> float:

@@ -111,13 +111,13 @@ def changed(one: Study, by: Changes) -> Study:
         name: x for name, x in one.questions.items() if _named(name, by.questions or (ALL,))
     }
     if by.test_data:  # where some questions read the hub's text, in place of those alone
-        asked = {name: x for name, x in questions.items() if isinstance(x, SweepConfig)}
+        sweeps = {name: x for name, x in questions.items() if isinstance(x, SweepConfig)}
         hub = [
             name
-            for name, x in asked.items()
+            for name, x in sweeps.items()
             if any(source.startswith("hf:") for source in (*x.data.data, *_documents(x)))
         ]
-        questions |= {name: _reading(asked[name], by.test_data) for name in hub or asked}
+        questions |= {name: _reading(sweeps[name], by.test_data) for name in hub or sweeps}
     settings: dict[str, Any] = {"questions": questions}
     settings |= {"seeds": by.seeds or one.seeds, "data": by.data or one.data.data}
     if by.tokens is not None:

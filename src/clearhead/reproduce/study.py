@@ -84,8 +84,8 @@ class Study(CompareConfig):
         highest, the next beyond it is tried too, `BEYOND` at most.
         """
         vary = {key: (value,) for key, value in changes.items()}
-        kept = {key: value for key, value in self.set.items() if key not in changes}
-        return replace(self, presets=(preset,), set=kept, vary=vary, tries=rates, called="")
+        settings = {key: value for key, value in self.set.items() if key not in changes}
+        return replace(self, presets=(preset,), set=settings, vary=vary, tries=rates, called="")
 
     def changed(self, **settings: Any) -> "Study":
         """The study with other settings, by their names in a study, its training or its text

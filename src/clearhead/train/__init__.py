@@ -1,4 +1,4 @@
-"""Training: the loop, its checkpoints, and the protocol of those who watch."""
+"""Training: the loop, its checkpoints, and the callback protocol."""
 
 from typing import TYPE_CHECKING
 

@@ -18,16 +18,16 @@ CLASSIFICATION = "classification"
 
 
 class BatchSource(Protocol):
-    """Batches as a pure function of their number: that alone is what makes resume exact.
+    """Batches as a pure function of their number, which makes resuming exact.
 
     An attribute `fingerprint` (str), where there is one, names the data; a run is not resumed on
     other data.
 
     An attribute `begin` (int or None) is the token that stands first in every window.
 
-    An attribute `objective` (str), "next-token" where there is none, says what labels mean: with
-    "mlm" they stand where the token was, and the model shifts nothing; with "classification" a text
-    has one label, [B], and batches may be smaller than the settings' batch_size x sequence_length.
+    An attribute `objective` (str), by default "next-token", says what labels mean: with "mlm" they
+    stand at the hidden tokens' own places, and the model shifts nothing; with "classification" a
+    text has one label, [B], and batches may be smaller than batch_size x sequence_length.
 
     A method `tokens_before(step)` counts the tokens of earlier batches, where rows are not all of
     the settings' sequence_length.
@@ -45,7 +45,7 @@ def objective_of(batches: BatchSource) -> str:
 
 
 def label_count(batch: dict[str, torch.Tensor], objective: str = NEXT_TOKEN) -> int:
-    """Number of labels that enter the loss of `batch`; a window's first is no one's next token."""
+    """Number of labels in the loss of `batch`; for the next token all but each window's first."""
     labels_BT = batch["labels"]
     if objective == CLASSIFICATION:
         return len(labels_BT)  # every number is a label of a regression
@@ -65,14 +65,14 @@ def check(batches: BatchSource, model: "PreTrainedModel", config: TrainConfig) -
             f"{type(model).__name__} learns {learns}, but the labels of the batches are for "
             f"{objective}: make both the same"
         )
-    found = tuple(batch["input_ids"].shape)
+    shape = tuple(batch["input_ids"].shape)
     expected = (config.batch_size, config.sequence_length)
-    largest = found
+    largest = shape
     if objective == CLASSIFICATION:  # an epoch's last batch has fewer texts, and texts differ
-        largest = tuple(map(max, found, expected))
+        largest = tuple(map(max, shape, expected))
     if largest != expected:
         raise ClearheadError(
-            f"the batches are {found[0]} x {found[1]} tokens, but batch_size x sequence_length "
+            f"the batches are {shape[0]} x {shape[1]} tokens, but batch_size x sequence_length "
             f"is {expected[0]} x {expected[1]}: make both the same"
         )
     masked = "document_ids" in batch
@@ -90,8 +90,8 @@ def check(batches: BatchSource, model: "PreTrainedModel", config: TrainConfig) -
 
 
 def keep_begin(batches: BatchSource, model: "PreTrainedModel") -> None:
-    """Write the token that opens every window into the model's configuration, by which whoever
-    measures the model opens windows too; take that of an earlier training out where none does."""
+    """Write the token that opens every window into the model's configuration, so that measurements
+    open windows alike; remove an earlier training's token if there is none."""
     begin = getattr(batches, "begin", None)
     if begin is not None:
         setattr(model.config, WINDOW_BEGIN, begin)

@@ -1,4 +1,4 @@
-"""Observers of a run: the protocol, and those that come with the house."""
+"""Callbacks of a run: the protocol, and metrics, progress, TensorBoard and W&B."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -85,10 +85,10 @@ class Callback:
 
 
 class LinesFile(Callback):
-    """Appends JSON lines, each with its "step", to `file` in OUTPUT, each step's at once.
+    """Appends JSON lines, each with its "step", to `file` in OUTPUT, one write for each step.
 
-    A resumed run first drops the lines after the step it resumes from: however often it was killed,
-    no step has its lines twice. A damaged line is refused by its number.
+    A resumed run first drops the lines after the step it resumes from, so no step has its lines
+    twice. A damaged line is refused by its number.
     """
 
     file: str
@@ -108,7 +108,7 @@ class LinesFile(Callback):
 class MetricsFile(LinesFile):
     """Appends a record {"kind": "step", "run", "step", "loss", …} a step to OUTPUT/metrics.jsonl.
 
-    Its other values are those of `StepMetrics`, but for the time left.
+    Its other values are those of `StepMetrics`, without the time left.
     """
 
     file = METRICS

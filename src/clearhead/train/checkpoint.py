@@ -1,4 +1,4 @@
-"""Checkpoints by PyTorch's Distributed Checkpoint: whole or absent, every byte vouched for.
+"""Checkpoints by PyTorch's Distributed Checkpoint: published whole, every file with its SHA-256.
 
 OUTPUT/checkpoints/step-00000100/
     shard-*.safetensors     a file a process: weights and optimizer state by the parameter's name,
@@ -85,8 +85,7 @@ def save(
     """Publish the checkpoint of step `record["step"]`, then delete all but the `keep` newest.
 
     Raises:
-        ClearheadError: where it cannot be written, on a full disk for one; those before it are as
-            they were.
+        ClearheadError: it cannot be written, as on a full disk; earlier ones stay intact.
     """
     target = output / FOLDER / f"step-{record['step']:08d}"
     previous = newest(output)
@@ -132,7 +131,7 @@ def write_state(
 def save_config(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: Path
 ) -> None:
-    """Write what a Hugging Face folder has beside weights, so that one can be made of this."""
+    """Write the files of a Hugging Face folder beside the weights: configuration, tokenizer."""
     if adapters.present(model):
         for settings in model.peft_config.values():
             settings.save_pretrained(str(folder))

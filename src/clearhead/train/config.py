@@ -25,8 +25,8 @@ SPREADING = ("parallel", "checkpointing", "timeout")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Course):
-    """One training run. Every field shapes the result but `SPREADING`, `save_every`, `keep`
-    and `log_every`.
+    """Settings of one training run. All shape the result except those in `SPREADING`,
+    `save_every`, `keep` and `log_every`.
 
     Raises:
         ClearheadError: naming the field, what was found and what would work.
@@ -37,18 +37,18 @@ class TrainConfig(Course):
     log_every: Count = 1
     """Steps between lines of metrics."""
     document_masks: bool = False
-    """Attention and positions restart where a document does; the batches must say where."""
+    """Attention and positions restart at each document; the batches must mark documents."""
     begin_windows: bool = False
-    """Put the begin token in the place of every window's first token, a target of the window
-    before it. The model's config.json keeps it: every verb then reads windows of text so."""
+    """Put the begin token in the place of every window's first token (the last target of the
+    window before). The model's config.json records it, and every verb then reads windows so."""
     only: Annotated[tuple[Pattern, ...], Range("patterns such as '*attn*'")] = ()
-    """Names of the parameters to train, such as "*attn*"; all where not given."""
+    """Names of the parameters to train, such as "*attn*"; by default all."""
     freeze: Annotated[tuple[Pattern, ...], Range("patterns such as '*.layers.[0-3].*'")] = ()
     """Names of parameters to freeze, such as "*.layers.[0-3].*"."""
     lora: Natural = 0
-    """Rank of low-rank adapters (LoRA, by the extra peft), trained in place of the linear layers
-    that `only` and `freeze` leave, and of all else; 0 trains the weights themselves. The
-    adapters' scale is twice their rank."""
+    """Rank of low-rank adapters (LoRA, by the extra peft) of the linear layers that `only` and
+    `freeze` leave; they alone are then trained. 0 trains the weights themselves. The adapters'
+    scale is twice their rank."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """ddp gives every process the whole model; fsdp (FSDP2) shards it, and with precision bf16
     computes in bfloat16 throughout."""
@@ -93,7 +93,7 @@ class TrainConfig(Course):
 class FinetuneConfig(Recipe):
     """The protocol of the crammed BERT's GLUE runs, at SAS's settings (arXiv 2311.01906, D.2).
 
-    Neither states a gradient clip; 1 is this house's.
+    Neither paper states a gradient clip; 1 is ours.
     """
 
     learning_rate: Positive = 1.5e-4
@@ -111,12 +111,12 @@ class FinetuneConfig(Recipe):
     batch_size: Count = 32
     """Texts in a step."""
     max_length: Annotated[int, Range("a whole number of at least 3", lambda n: n >= 3)] = 128
-    """Tokens of a text, special ones included; longer ones lose their end."""
+    """Tokens of a text, special ones included; longer texts lose their end."""
     dropout: Share | None = None
-    """Dropout of a clearhead model, 0.1 where not given; other models keep their own."""
+    """Dropout of a clearhead model, by default 0.1; other models keep their own."""
 
     def run(self, per_epoch: int, seed: int) -> TrainConfig:
-        """One training run of so many batches an epoch."""
+        """The settings of one training run with `per_epoch` batches in an epoch."""
         return TrainConfig(
             **{one.name: getattr(self, one.name) for one in fields(Recipe)},
             tokens=self.epochs * per_epoch * self.batch_size * self.max_length,

@@ -53,7 +53,7 @@ def train(
             finished one is extended by more tokens under its own schedule_tokens.
         tokenizer: saved with every checkpoint.
         resume: go on from the newest checkpoint. `model` must be built as it was for the run.
-        callbacks: told of every step; metrics.jsonl is written without any.
+        callbacks: called at every step; metrics.jsonl is written in any case.
         description: JSON values for run.json; its "run" names the run in the records.
 
     Raises:

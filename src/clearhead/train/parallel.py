@@ -66,7 +66,7 @@ def spread(
     """Spread `model` as `config` asks, in place; FSDP2 makes its parameters DTensors.
 
     Raises:
-        ClearheadError: where the processes cannot share the steps or the model alike.
+        ClearheadError: the processes cannot share the steps equally, or the model.
     """
     if world.size > 1 and model.device.type not in ("cpu", "cuda"):
         raise ClearheadError(
@@ -162,10 +162,10 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def dealt_among(config: TrainConfig, size: int) -> int:
-    """The number of processes among which batches are dealt; the others share a batch's rows.
+    """The number of groups of processes that share a step's batches; a group shares their rows.
 
     Raises:
-        ClearheadError: where so many cannot share the steps alike, with the numbers that can.
+        ClearheadError: `size` processes cannot share a step equally, with the numbers that can.
     """
     steps = {end - start for start, end in pairwise(config.starts)}
 
@@ -176,7 +176,7 @@ def dealt_among(config: TrainConfig, size: int) -> int:
         fits = [n for n in range(1, size) if config.batch_size % rows(n) == 0]
         raise ClearheadError(
             f"{size} processes cannot share a step of accumulation {min(steps)} x batch_size "
-            f"{config.batch_size} alike: make batch_size a multiple of {rows(size)}, or start "
+            f"{config.batch_size} equally: make batch_size a multiple of {rows(size)}, or start "
             f"{' or '.join(map(str, fits[-3:]))}"
         )
     return math.gcd(size, *steps)

@@ -1,4 +1,4 @@
-"""The precision of the matrix products: which one the hardware wants, and its autocast."""
+"""The precision of matrix products: bf16 where the hardware multiplies it natively; autocast."""
 
 from contextlib import AbstractContextManager
 from typing import Literal

@@ -1,4 +1,4 @@
-"""The run folder: what a run was asked for, and whether it may go on.
+"""The run folder: the settings of a run, and the check of those that resume it.
 
 OUTPUT/run.json         settings, seed and provenance
 OUTPUT/metrics.jsonl    one line a step
@@ -65,20 +65,20 @@ def read_record(output: Path) -> dict[str, Any]:
 
 
 def identity(model: PreTrainedModel, batches: Any, config: TrainConfig) -> dict[str, Any]:
-    """All that a resumed run must share with the run it goes on with, as JSON values."""
+    """Settings and fingerprints that a resumed run must share with its start, as JSON values."""
     settings = json.loads(model.config.to_json_string(use_diff=False))
-    found = {
+    shared = {
         "config": asdict(config),
         "model": {key: value for key, value in settings.items() if key not in VOLATILE_KEYS},
         "data": getattr(batches, "fingerprint", None),
     }
-    return canonical(found)
+    return canonical(shared)
 
 
 def describe(model: PreTrainedModel, name: str, description: Mapping[str, Any]) -> dict[str, Any]:
-    """Where, when and by what a run was made. No path is in it that the user did not give.
+    """Provenance of a run: machine, date, versions, command; no path that the user did not give.
 
-    A "command" of the description is the run's, in place of this process's.
+    A "command" of the description takes the place of this process's.
     """
     parameters = list(model.parameters())
     own = {key: description[key] for key in ("command",) if key in description}
@@ -124,8 +124,8 @@ def reopen(
         first, and starts over.
 
     Raises:
-        ClearheadError: where there is no run, where it is finished, where its newest checkpoint
-            is damaged, or where it was asked for something else, naming each difference.
+        ClearheadError: there is no run, it is finished, its newest checkpoint is damaged, or its
+            settings differ, naming each difference.
     """
     require_run(output)
     before = read_record(output)
@@ -155,7 +155,7 @@ def reopen(
 
 
 def check_same(output: Path, identity: Mapping[str, Any]) -> None:
-    """Refuse a run that was asked for something else than `identity`, naming each difference."""
+    """Refuse a run whose settings differ from `identity`, naming each difference."""
     refuse_changes(output, _comparable(read_record(output)), _comparable(identity))
 
 

@@ -1,4 +1,4 @@
-"""A training run between its steps: what is trained, how far it has come, where it is kept."""
+"""A training run between its steps: model and optimizer, progress, checkpoints."""
 
 import math
 import signal
@@ -37,7 +37,7 @@ ORIGIN = (*provenance.KEYS, "processes")
 
 @dataclass
 class TrainingRun:
-    """A run as one process sees it. `step`, `seconds` and `loss` are what a checkpoint keeps."""
+    """A run as one process sees it. Checkpoints hold its `step`, `seconds` and `loss`."""
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase | None"
@@ -187,9 +187,9 @@ class TrainingRun:
         finite = "no step before it was finite"
         if math.isfinite(self.loss):
             finite = f"the last finite loss was {self.loss:.4f}"
-        kept = f"the last good checkpoint is {last}" if last else "no checkpoint was saved yet"
+        where = f"the last good checkpoint is {last}" if last else "no checkpoint was saved yet"
         error = DivergedError(
-            f"stopped at step {step}: {what}; {finite}; {kept}; start another run with a lower "
+            f"stopped at step {step}: {what}; {finite}; {where}; start another run with a lower "
             f"learning_rate (it is {self.config.learning_rate:g}) or a longer warmup "
             f"(it is {self.config.warmup:g})"
         )

@@ -1,7 +1,7 @@
-"""The processes that train one model together: their group, and what they decide as one.
+"""The processes that train one model together: their group, and decisions taken by all.
 
-torchrun starts them and says in the environment who is who. Tensors travel by nccl between GPUs and
-by gloo else; decisions travel by gloo everywhere, so that none of them waits for a device.
+torchrun starts them and numbers them in the environment. Tensors travel by nccl between GPUs and
+by gloo else; decisions always travel by gloo, so that none of them waits for a device.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _LOST = re.compile(
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, seen from one of them. Made without arguments: one, and no group."""
+    """The processes of a run, seen from one of them; without arguments one process, no group."""
 
     rank: int = 0
     size: int = 1

@@ -1,8 +1,8 @@
 """The logit lens: a model's prediction of the next token after each layer.
 
 The model's own final norm and output head are applied to the hidden states of every layer
-(nostalgebraist, 2020). Whatever else a model does to its logits is not known in general; so the
-lens is checked on the last layer, and left out where it does not give the model's own logits.
+(nostalgebraist, 2020). A model may do more to its logits; so the lens is checked on the last
+layer, and left out if it does not give the model's own logits there.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,9 @@ class Lens:
 
     def read(self, layer: int, x_TC: Tensor) -> None:
         """Add the predictions after one layer."""
-        found = [_best(self._logits(rows)) for rows in x_TC.split(_ROWS)]
-        self.shares[layer] = torch.cat([shares for shares, _ in found]).cpu()
-        self.tokens[layer] = torch.cat([tokens for _, tokens in found]).cpu()
+        best = [_best(self._logits(rows)) for rows in x_TC.split(_ROWS)]
+        self.shares[layer] = torch.cat([shares for shares, _ in best]).cpu()
+        self.tokens[layer] = torch.cat([tokens for _, tokens in best]).cpu()
 
     def _logits(self, x_TC: Tensor) -> Tensor:
         # A stream in float32 has a head of the weights' dtype (Mamba in bfloat16).

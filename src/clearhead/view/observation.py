@@ -32,9 +32,9 @@ class Observation:
     """A model on a text, packed.
 
     Attributes:
-        model: what the page shows at once: tokens, statistics of heads, predictions.
-        chunks: packed maps, which the page unpacks when they are looked at; `model["maps"]` says
-            which is whose.
+        model: tokens, statistics of heads and predictions, shown as the page opens.
+        chunks: packed maps, which the page unpacks when they are shown; `model["maps"]` has the
+            place of each head's maps.
         lost: where numbers are not finite: "after layer 3", "in the logits"; "" for nowhere.
     """
 
@@ -131,8 +131,8 @@ def _tokens(tokenizer: Any, text: str) -> list[tuple[int, str, tuple[int, int]]]
             f"{type(tokenizer).__name__} does not say which characters a token has: "
             "give a model with a fast tokenizer (tokenizer.json)"
         )
-    found = tokenizer(text, return_offsets_mapping=True, verbose=False)
-    ids, spans = list(found["input_ids"]), list(found["offset_mapping"])
+    encoded = tokenizer(text, return_offsets_mapping=True, verbose=False)
+    ids, spans = list(encoded["input_ids"]), list(encoded["offset_mapping"])
     begin = tokenizer.bos_token_id
     if begin is not None and ids[:1] != [begin]:
         ids, spans = [begin, *ids], [(0, 0), *spans]
@@ -182,7 +182,7 @@ def _by_layer(values: dict[Head, float]) -> list[list[Any]]:
     """Rows of heads, a layer each; layers without this map are empty."""
     rows: list[list[Any]] = [[] for _ in range(max(head.layer for head in values) + 1)]
     for head, value in sorted(values.items()):
-        rows[head.layer].append(_rounded(value, 5))
+        rows[head.layer].append(_rounded(value, 5) or 0.0)  # 0 also where no row counts
     return rows
 
 

@@ -5,8 +5,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.diagnose.attention_profile import RowMeans
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.tiles import AttentionTile, MapTile
+
+_SAME = "null_mass", "prefix_mass", "entropy", "negative_share"
+SHOWN = {"first_token_argmax_share": "first_token_share", **dict(zip(_SAME, _SAME, strict=True))}
 
 
 class Head(NamedTuple):
@@ -16,73 +20,45 @@ class Head(NamedTuple):
     head: int
 
 
-class AttentionTrace:
-    """Statistics and the whole maps of every head.
+class AttentionTrace(RowMeans):
+    """Statistics of every head, as in a diagnosis, and the whole maps.
 
-    By layer, map and head, as means over the queries:
-
-    - `first_token_share`: 1/k where the first token is one of the query's k largest weights,
-      otherwise 0 (`first_token_argmax_share` of a diagnosis).
-    - `null_mass`, or `prefix_mass` of learned keys that have values: the weight beside the text's
-      own keys; only where there is a sink or a prefix.
-    - `entropy`: of the weights and the null key's, in nats; only of maps without negative weights.
-    - `negative_share`: the part of Σ|weight| that is negative; only of signed maps.
-
-    Args:
-        length: of the text, in tokens.
+    `negative_share` is beside those of a diagnosis: the part of Σ|weight| that is negative, of
+    signed maps. `lambdas` holds a scalar or [heads, T] by layer.
     """
 
     def __init__(self, length: int) -> None:
+        super().__init__()
         self.length = length
         self.causal = True
         self.maps: dict[tuple[Head, str], Tensor] = {}  # [T, T]
         self.nulls: dict[tuple[Head, str], Tensor] = {}  # [T]
-        self.lambdas: dict[int, Tensor] = {}  # a scalar or [heads, T]
+        self.lambdas: dict[int, Tensor] = {}
         self.names: dict[int, tuple[str, ...]] = {}
-        self._sums: dict[tuple[int, str], dict[str, Tensor]] = {}  # [2, heads]
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-        """Add a tile of one layer's attention to the text, the first of the batch."""
+        """Add a tile of one layer's attention to the text, the only one of the batch."""
+        super().observe(call, tile)
         start, queries = call.before + tile.start, tile.visible.shape[2]
         rows = slice(start, start + queries)
         self.causal &= not bool(tile.visible[0].triu(rows.start + 1).any())
         self.names[call.layer] = tuple(part.name for part in tile.maps)
         for part in tile.maps:
-            self._add(call, part)
+            if part.entropy is None:
+                both = part.weights[0].clamp(max=0.0).neg(), part.weights[0].abs()
+                below, whole = (one.sum((-1, -2)) for one in both)
+                self.add(call.layer, below, whole, metric="negative_share", map=part.name)
             self._keep(call.layer, part, rows)
         if tile.lambdas is not None:
             own = tile.lambdas.detach().float().cpu()
             self.lambdas[call.layer] = own[0, :, :, 0] if own.ndim > 2 else own.flatten()[0]
 
     def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records: each statistic of each head that has it."""
+        """Payloads of "measure" records: each statistic that the page shows, by head."""
+        lines = (line for line in super().measures() if "head" in line)
         return [
-            {"metric": metric, "map": name, "layer": layer, "head": head, "value": value}
-            for (layer, name), sums in sorted(self._sums.items())
-            for metric, (total, weight) in sums.items()
-            for head, value in enumerate((total / weight.clamp_min(1e-30)).tolist())
+            {**line, "metric": SHOWN[line["metric"]]} for line in lines if line["metric"] in SHOWN
         ]
-
-    def _add(self, call: AttentionCall, part: MapTile) -> None:
-        weights, counted, first_is_largest, entropy, null = (
-            None if value is None else value[0] for value in part[1:]
-        )
-        assert weights is not None
-        assert counted is not None
-        rows = {"first_token_share": first_is_largest, call.null_metric: null, "entropy": entropy}
-        count = counted.sum(-1)
-        new = {
-            metric: torch.stack([torch.where(counted, value, 0).sum(-1), count])
-            for metric, value in rows.items()
-            if value is not None
-        }
-        if entropy is None:
-            negative = weights.clamp(max=0.0).sum((-1, -2)).neg()
-            new["negative_share"] = torch.stack([negative, weights.abs().sum((-1, -2))])
-        sums = self._sums.setdefault((call.layer, part.name), {})
-        for metric, value in new.items():
-            value = value.double().cpu()
-            sums[metric] = sums[metric] + value if metric in sums else value
 
     def _keep(self, layer: int, part: MapTile, rows: slice) -> None:
         heads, _, keys = part.weights[0].shape
@@ -136,5 +112,5 @@ class HiddenTrace:
         return sorted(self.norms)
 
     def measures(self) -> list[dict[str, Any]]:
-        """Return nothing: the trace is by token, without means."""
+        """No measures: the trace is by token, without means."""
         return []

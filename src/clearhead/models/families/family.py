@@ -74,8 +74,8 @@ class Family:
     write: Callable[[State, ClearheadConfig], State] = lambda state, ours: state
     but: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
-    def imported(self, model: Any) -> ClearheadForCausalLM:
-        """The same function as a clearhead model, with copies of the weights in their dtype.
+    def imported(self, model: Any, *, share: bool = False) -> ClearheadForCausalLM:
+        """The same function as a clearhead model, with weights as by `filled`.
 
         Raises:
             ClearheadError: where the model has what clearhead has no place for.
@@ -95,7 +95,7 @@ class Family:
         state = self.read(_renamed(model.state_dict(), self.names), model.config)
         if config.bias:
             state = with_all_biases(state)
-        return filled(ClearheadForCausalLM, config, state, model)
+        return filled(ClearheadForCausalLM, config, state, model, share=share)
 
     def exported(self, model: ClearheadForCausalLM) -> Any:
         """The same function as a model of the family, with copies of the weights in their dtype.
@@ -208,23 +208,34 @@ def with_all_biases(state: State) -> State:
     return made
 
 
-def filled(kind: Any, config: Any, state: State, source: Any) -> Any:
+def filled(kind: Any, config: Any, state: State, source: Any, *, share: bool = False) -> Any:
     """A model of `kind` with copies of these weights and this configuration, on the device and in
     the dtype of its source, in evaluation mode, which generates as its source does.
+
+    Args:
+        share: take the weights themselves, in place of copies of them.
 
     Raises:
         ClearheadError: for weights that have no place, or are missing.
     """
-    model = kind(deepcopy(config)).to(source.device, source.dtype)
+    own = kind is ClearheadForCausalLM  # whose weights need no first values
+    with torch.device("meta" if own else "cpu"):
+        model = kind(deepcopy(config)).to(source.dtype)
+    for module in model.modules():
+        if own and module._non_persistent_buffers_set:
+            module.to_empty(device="cpu", recurse=False).reset_parameters()
+    options: Any = {"device": source.device, "dtype": source.dtype, "copy": not share}
+    state = {name: weight.to(**options).contiguous() for name, weight in state.items()}
     try:
-        model.load_state_dict(state)
+        model.load_state_dict(state, assign=True)
     except RuntimeError as error:
         raise ClearheadError(
             f"the weights of this {type(source).__name__} are not those of a {kind.__name__} of "
             f"its configuration: {' '.join(str(error).split())}"
         ) from None
+    model.tie_weights()
     model.generation_config = deepcopy(source.generation_config)
-    return model.eval()
+    return model.to(source.device).eval()
 
 
 def merged(model: ClearheadForCausalLM) -> ClearheadForCausalLM:

@@ -40,16 +40,16 @@ def _gpt2_axes(theirs: Any) -> dict[str, Any]:
 
 
 def _gpt2_read(state: State, theirs: Any) -> State:
-    made: State = {}
+    weights: State = {}
     for name, weight in state.items():
         if "_proj." in name:
             weight = weight.t()  # Conv1D has the inputs first
         if ".qkv_proj." in name:
             for letter, third in zip("qkv", weight.chunk(3), strict=True):
-                made[name.replace(".qkv_proj.", f".{letter}_proj.")] = third
+                weights[name.replace(".qkv_proj.", f".{letter}_proj.")] = third
         else:
-            made[name] = weight
-    return made
+            weights[name] = weight
+    return weights
 
 
 def _neox_axes(theirs: Any) -> dict[str, Any]:
@@ -73,20 +73,20 @@ def _neox_read(state: State, theirs: Any) -> State:
     _, width, turned = _rotation(theirs)
     order = [*range(turned // 2), *range(turned, turned + (width - turned) // 2)]
     order += sorted(set(range(width)) - set(order))
-    made: State = {}
+    weights: State = {}
     for name, weight in state.items():
         if ".qkv_proj." not in name:
-            made[name] = weight
+            weights[name] = weight
             continue
         heads = weight.unflatten(0, (-1, 3, width))
         for index, letter in enumerate("qkv"):
             rows = heads[:, index] if letter == "v" else heads[:, index, order]
-            made[name.replace(".qkv_proj.", f".{letter}_proj.")] = rows.flatten(0, 1)
-    made = with_all_biases(made)
+            weights[name.replace(".qkv_proj.", f".{letter}_proj.")] = rows.flatten(0, 1)
+    weights = with_all_biases(weights)
     if theirs.use_parallel_residual:
         for layer in range(theirs.num_hidden_layers):
-            _one_norm(made, f"model.layers.{layer}")
-    return made
+            _one_norm(weights, f"model.layers.{layer}")
+    return weights
 
 
 def _activation(family: str, name: str) -> str:

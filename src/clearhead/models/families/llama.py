@@ -40,16 +40,16 @@ def _diff_read(state: State, theirs: Any) -> State:
 
 
 def _diff_write(state: State, ours: ClearheadConfig) -> State:
-    made = dict(state)
+    weights = dict(state)
     for name, weight in state.items():
         if name.endswith(_PROJECTIONS):
             assert ours.head_dim is not None
-            made[name] = _swapped(weight, -1, 2, ours.head_dim)
+            weights[name] = _swapped(weight, -1, 2, ours.head_dim)
         elif name.endswith("maps.norm_weight"):
             output = name.replace("maps.norm_weight", "o_proj.weight")
-            gain = made.pop(name)
-            made[output] = (made[output].unflatten(1, (-1, len(gain))) * gain).flatten(1)
-    return made
+            gain = weights.pop(name)
+            weights[output] = (weights[output].unflatten(1, (-1, len(gain))) * gain).flatten(1)
+    return weights
 
 
 def _swapped(weight: Tensor, first: int, second: int, head_dim: int) -> Tensor:
@@ -114,29 +114,29 @@ def _granite_read(state: State, theirs: Any) -> State:
     branch, inner = theirs.residual_multiplier, theirs.embedding_multiplier
     outer = 1 / theirs.logits_scaling / (inner if theirs.tie_word_embeddings else 1)
     times = {"q_proj": query, "o_proj": branch, "down_proj": branch}
-    made = dict(state)
+    weights = dict(state)
     for name, weight in state.items():
         factor = times.get(name.split(".")[-2], 1.0)
         if factor != 1:
-            made[name] = weight * factor
+            weights[name] = weight * factor
     if inner != 1:
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
-            if name in made and (name[:5] == "model" or theirs.tie_word_embeddings):
-                made[name] = state[name] * inner
+            if name in weights and (name[:5] == "model" or theirs.tie_word_embeddings):
+                weights[name] = state[name] * inner
     if outer != 1:
-        made["model.norm.weight"] = state["model.norm.weight"] * outer
-    return made
+        weights["model.norm.weight"] = state["model.norm.weight"] * outer
+    return weights
 
 
 def _granite_write(state: State, ours: ClearheadConfig) -> State:
-    made = dict(state)
+    weights = dict(state)
     for index in range(ours.num_hidden_layers):
         # Softmax-1 is a sink that rests at 0.
         weight = state["model.norm.weight"]
         name = f"model.layers.{index}.{_LOGIT}"
-        logit = made.get(name, torch.zeros_like(weight[:1]).repeat(ours.num_attention_heads))
-        made[name] = logit + made.pop(f"model.layers.{index}.{_NORMALIZER}.offset", 0.0)
-    return made
+        logit = weights.get(name, torch.zeros_like(weight[:1]).repeat(ours.num_attention_heads))
+        weights[name] = logit + weights.pop(f"model.layers.{index}.{_NORMALIZER}.offset", 0.0)
+    return weights
 
 
 GRANITE_SWA = Family(

@@ -1,7 +1,7 @@
 """A clearhead model as servers take one: `modeling_clearhead_serving.py` and weights for it.
 
-What the call of attention does not have, it gets by other weights: a key for each value, one
-matrix for a reparametrised one, gains of branches within the matrices or gains that follow.
+Weights replace what the attention call lacks: keys are repeated for each value, reparametrised
+matrices become one, and gains of branches go into the matrices or the gains that follow.
 """
 
 from typing import Any
@@ -82,9 +82,9 @@ def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
 
 
 def turns_anew(ours: ClearheadConfig) -> str | None:
-    """The reason why no server decodes as a model with a dynamic base does; None for the others."""
+    """The reason why no server decodes a model with a dynamic base alike; None for other models."""
     if (ours.rope_parameters or {}).get("rope_type") == "dynamic":
-        return "rope_type='dynamic' turns cached keys again as a text grows"
+        return "rope_type='dynamic' rotates cached keys anew as a text grows"
     return None
 
 
