@@ -105,6 +105,8 @@ def test_a_model_in_16_bits_has_the_codes_of_float32(tmp_path):
         ("logits8-row", "w8a8-token"),
         ("kv8", "w8a8-token"),
         ("fp8-static+kv-fp8", "fp8-static"),
+        ("a8-token", "w8a8-token"),
+        ("w8-channel+a8-token", "w8a8-token"),
     ],
 )
 def test_a_scheme_that_the_format_cannot_say(name, nearest):

@@ -11,12 +11,15 @@ from transformers.pytorch_utils import Conv1D
 from clearhead import ClearheadError
 from clearhead.quantize import Texts, cost, left_out, linear_layers, quantized, scheme
 
+from .test_quantizers import zeropoint_oracle
+
 NAMES = (*architectures.OTHERS, *architectures.OURS)
 SCHEMES = (
     *("w8a8-coarse", "w8a8-moderate", "w8a8-fine", "w8a8-token", "w4-channel", "w4-group8"),
     *("logits8-tensor", "logits6-head", "logits4-row", "mxfp4"),
     *("hadamard-w8a8-coarse", "hadamard-w4-channel", "w8a8-static", "fp8-token", "fp8-static"),
     *("kv4", "kv-fp8-tensor", "kv4-channel-keep2", "hadamard-kv4", "w8a8-token+kv8"),
+    *("a4-token", "w4-channel+a4-group8-clip90"),
 )
 
 
@@ -59,7 +62,14 @@ def test_sixteen_bits_change_next_to_nothing(name):
     model = architectures.make(name)
     texts = _texts()
     full = cost(model, None, texts).perplexity
-    schemes = ["w16a16-token", "w16-channel", "hadamard-w16a16-token", "hadamard-w16-channel"]
+    schemes = [
+        "w16a16-token",
+        "a16-token",
+        "hadamard-w16-channel+a16-group8",
+        "w16-channel",
+        "hadamard-w16a16-token",
+        "hadamard-w16-channel",
+    ]
     if name not in architectures.WITHOUT_INTERFACE:
         schemes += ["logits16-tensor", "logits16-row", "kv16", "hadamard-kv16-channel-keep1"]
     for each in schemes:
@@ -97,6 +107,27 @@ def test_a_layer_by_hand(name):
         found = layer(x)
     assert called.layers == {layer_name}
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("group", "kept"), [(None, 90), (3, 50), (8, 99)])
+def test_activations_with_a_zero_point_by_hand(group, kept):
+    model = architectures.make("Llama")
+    layer = next(iter(linear_layers(model).values()))
+    x = torch.randn(2, 3, layer.in_features, dtype=torch.float64)
+    size = group or layer.in_features
+    rows = [
+        [
+            y
+            for i in range(0, len(row), size)
+            for y in zeropoint_oracle(row[i : i + size], 4, kept / 100)
+        ]
+        for row in x.flatten(0, 1).tolist()
+    ]
+    expected = torch.tensor(rows, dtype=torch.float64).view_as(x) @ layer.weight.double().T
+    name = f"a4-{f'group{group}' if group else 'token'}-clip{kept}"
+    with quantized(model.double(), scheme(name)), torch.no_grad():
+        found = layer(x)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_rotation_makes_an_outlier_channel_cheap():

@@ -22,9 +22,9 @@ def _absmax_oracle(row: list[float], bits: int) -> list[float]:
     return [_half_even(x / a * levels) * a / levels if a else 0.0 for x in row]
 
 
-def _zeropoint_oracle(row: list[float], bits: int) -> list[float]:
+def zeropoint_oracle(row: list[float], bits: int, kept: float = 1.0) -> list[float]:
     levels = 2**bits - 1
-    low, high = min(0.0, *row), max(0.0, *row)
+    low, high = min(0.0, *row) * kept, max(0.0, *row) * kept
     if low == high:
         return [0.0 for _ in row]
     zero = _half_even(-low / (high - low) * levels)
@@ -32,7 +32,7 @@ def _zeropoint_oracle(row: list[float], bits: int) -> list[float]:
     return [(min(max(c, 0), levels) - zero) * (high - low) / levels for c in codes]
 
 
-ORACLES = {"absmax": (absmax, _absmax_oracle), "zeropoint": (zeropoint, _zeropoint_oracle)}
+ORACLES = {"absmax": (absmax, _absmax_oracle), "zeropoint": (zeropoint, zeropoint_oracle)}
 
 
 # All e4m3 numbers from 0 on, in the order of their codes: subnormal ones first, no infinity.
@@ -79,6 +79,15 @@ def test_zeropoint_by_hand():
     x = torch.tensor([15.0, 10.2, 4.9])
     assert zeropoint(x, 4, (0,)).tolist() == [15.0, 10.0, 5.0]
     assert zeropoint(-x, 4, (0,)).tolist() == [-15.0, -10.0, -5.0]
+
+
+def test_a_part_of_the_range_is_kept():
+    row = torch.randn(40, dtype=torch.float64)
+    row[0] = 9.0
+    found = zeropoint(row, 4, (0,), kept=0.5)
+    assert found.tolist() == pytest.approx(zeropoint_oracle(row.tolist(), 4, 0.5), rel=1e-12)
+    assert float(found.max()) < 5
+    assert torch.equal(zeropoint(row, 4, (0,), kept=1.0), zeropoint(row, 4, (0,)))
 
 
 def test_mxfp4_by_hand():

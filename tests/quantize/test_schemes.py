@@ -33,6 +33,18 @@ def test_weights_alone_by_absmax():
     assert scheme("w8a16-channel").weights.scale == "channel"
 
 
+def test_activations_alone():
+    found = scheme("a4-group32-clip95")
+    how = Activations(bits=4, scale="group", quantizer="zeropoint", group=32, kept=0.95)
+    assert found.activations == how
+    assert found.weights is None
+    assert (found.family, found.bits) == ("a-group32-clip95", 4)
+    assert scheme("a8-token").activations == Activations(
+        bits=8, scale="token", quantizer="zeropoint"
+    )
+    assert scheme("w4-group64+a8-token").bits is None
+
+
 def test_bits_of_weights_and_activations_may_differ():
     found = scheme("w4a16-token")
     assert found.weights is not None
@@ -98,6 +110,14 @@ def test_all_draws_every_family():
         ("mxfp5", "did you mean mxfp4"),
         ("hadamard-logits8-row", "turns the inputs of linear layers"),
         ("hadamard-hadamard-kv4", "turns the inputs of linear layers"),
+        ("a17-token", "17 bits: choose 2 to 16"),
+        ("a4-tensor", "unknown granularity 'tensor'"),
+        ("a4-token32", "only 'group' takes a number"),
+        ("a4-group1", "2 inputs or more"),
+        ("a4-token-clip0", "unknown scheme"),
+        ("w4-channel-clip90", "unknown scheme"),
+        ("hadamard-a4-token", "turns the inputs of linear layers with their weights"),
+        ("w8a8-token+a8-token", "rounds activations twice"),
         ("kv1", "1 bits: choose 2 to 16"),
         ("kv4-chanel", "did you mean channel"),
         ("kv4-keep", "unknown scheme"),

@@ -42,7 +42,8 @@ def stated(scheme: Scheme) -> dict[str, Any]:
     if scheme.rotated:
         why = "no server turns inputs; clearhead convert --rotate turns what can be turned for good"
         raise refuse(why, scheme.name.removeprefix(ROTATED))
-    assert how is not None
+    if how is None or (inputs is not None and inputs.quantizer == "zeropoint"):
+        raise refuse("servers round activations without a zero-point", "w8a8-token")
     if inputs is None:
         return {"weights": _of_weights(how, refuse)}
     if inputs.scale in ("tensor", "channel"):

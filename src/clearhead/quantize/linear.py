@@ -22,6 +22,7 @@ from clearhead.quantize.schemes import Activations, Weights
 
 Layers = dict[str, nn.Module]
 Turn = Callable[[Tensor], Tensor] | None
+_OF_WEIGHTS: dict[str, Any] = {"absmax": absmax, "zeropoint": zeropoint, "integers": integers}
 
 
 def linear_layers(model: Any) -> Layers:
@@ -130,7 +131,7 @@ def quantise_weight(weight_OI: Tensor, how: Weights) -> Tensor:
         return ungrouped(mxfp4(grouped(weight_OI, how.group), (2,)), weight_OI.shape[1])
     if how.quantizer == "fp8":
         return fp8(weight_OI, (1,))
-    quantizer = {"absmax": absmax, "zeropoint": zeropoint, "integers": integers}[how.quantizer]
+    quantizer = _OF_WEIGHTS[how.quantizer]
     if how.scale == "group":
         groups = quantizer(grouped(weight_OI, how.group), how.bits, (2,))
         return ungrouped(groups, weight_OI.shape[1])
@@ -178,6 +179,10 @@ def activations(
                 return fp8(x, dims, top=top)
             if how.quantizer == "integers":
                 return integers(x, how.bits, dims, top=top, levels=how.levels)
+            if how.quantizer == "zeropoint":
+                size = how.group if how.scale == "group" else x.shape[-1]
+                codes = zeropoint(grouped(x.flatten(0, -2), size), how.bits, (2,), kept=how.kept)
+                return ungrouped(codes, x.shape[-1]).view(x.shape)
             return absmax(x, how.bits, dims, top=top)
 
     with _inputs(layers, quantised):

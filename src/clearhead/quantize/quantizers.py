@@ -45,18 +45,21 @@ def absmax(x: Tensor, bits: int, dims: tuple[int, ...], *, top: Tensor | None = 
     return steps.div_(levels).mul_(a).to(x.dtype)
 
 
-def zeropoint(x: Tensor, bits: int, dims: tuple[int, ...]) -> Tensor:
+def zeropoint(x: Tensor, bits: int, dims: tuple[int, ...], *, kept: float = 1.0) -> Tensor:
     """Asymmetric: x̂ = (clamp(round(L·x/r) + z, 0, L) − z) · r/L, z = round(−L·min/r).
 
     L = 2^bits − 1 and r = max − min, with min ≤ 0 ≤ max: a range that lies on one side of zero is
     stretched to it, so that zero is always exact (as in Jacob et al., arXiv 1712.05877, section 2).
 
-    Arguments, result and errors as of `absmax`. All-equal groups are kept to rounding.
+    Args:
+        kept: min and max are multiplied by it beforehand; numbers outside are clipped.
+
+    Other arguments, result and errors as of `absmax`. All-equal groups are kept to rounding.
     """
     levels = 2 ** checked(bits) - 1
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    low = wide.amin(dims, keepdim=True).clamp_max(0)
-    spread = wide.amax(dims, keepdim=True).clamp_min(0) - low
+    low = wide.amin(dims, keepdim=True).clamp_max(0) * kept
+    spread = wide.amax(dims, keepdim=True).clamp_min(0) * kept - low
     _finite(spread, x)
     safe = torch.where(spread == 0, 1.0, spread)
     zero = (low / safe).mul_(-levels).round_()

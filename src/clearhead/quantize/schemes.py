@@ -1,32 +1,19 @@
 """Schemes by name: what is quantised, to how many bits, and what shares a scale.
 
-| name | weights | activations (inputs of linear layers) |
-| --- | --- | --- |
-| `w8a8-coarse` | absmax, a scale a tensor | absmax, a scale a tensor (one text), dynamic |
-| `w8a8-moderate` | absmax, a scale an output channel | absmax, a scale a tensor, dynamic |
-| `w8a8-fine` | absmax, a scale an output channel | absmax, a scale an input channel, calibrated |
-| `w8a8-token` | absmax, a scale an output channel | absmax, a scale a token, dynamic |
-| `w8a8-static` | absmax, a scale an output channel | absmax, a scale a tensor, calibrated |
-| `fp8-token`, `fp8-static` | as `w8a8-token` and `-static`, in eight-bit floats (e4m3) | |
-| `w4a16-channel`, `w4a16-group`, `-group64` | absmax, as the next two rows | – |
-| `w4-channel` | zero-point, a scale an output channel | – |
-| `w4-group`, `w4-group64` | zero-point, a scale 128 (64) inputs of an output channel | – |
-| `mxfp4` | four-bit floats, a power of two 32 inputs of an output channel | – |
+docs/quantize.md has the table of names. Every number of bits from 2 to 16 may stand in one.
 
-and `logits8-tensor`, `-head`, `-row`: attention logits alone, absmax, dynamic. Every number of bits
-from 2 to 16 may stand in a name. `hadamard-NAME` turns inputs and weights of each linear layer by
-a Hadamard matrix before they are quantised (QuaRot, arXiv 2404.00456), which leaves their product.
-
-`kv8`, `kv4`, `kv-fp8` are keys and values (`KeysValues`): zero-point, or eight-bit floats. Then may
-stand `-token` (a scale a token and head, as where nothing is named), `-channel` (of keys a scale a
-channel and head, of values a token: KIVI, arXiv 2402.02750) or `-tensor` (one a text and layer);
-`-prerope`, for keys before their rotation (KVQuant, arXiv 2401.18079); and `-keep4`, for the first
-four tokens kept as they are. `hadamard-kv4` turns each head first. `A+B` is both schemes at once.
-
-Table 3 of arXiv 2410.17174 has "per-channel / per-channel" as its finest; what a channel of an
-activation is there, and whether its scale is static, could not be established. `fine` is one
-reading (an input channel, calibrated beforehand, since such a scale cannot be taken out of the
-matrix product), `token` the other common one (LLM.int8, arXiv 2208.07339).
+- `w8a8-…` are weights and activations (inputs of linear layers), `w4-…` and `w4a16-…` weights
+  alone, `a4-…` activations alone, `logits8-…` attention logits alone, `mxfp4` weights in MXFP4.
+- `a4-token` and `a4-group32` have a zero-point and a scale for each token, or for 32 channels of
+  one; `-clip90` takes nine tenths of the range, and clips what is outside.
+- `hadamard-NAME` turns inputs and weights of each linear layer by a Hadamard matrix before they are
+  quantised (QuaRot, arXiv 2404.00456), which leaves their product.
+- `kv8`, `kv4`, `kv-fp8` are keys and values (`KeysValues`): zero-point, or eight-bit floats. Then
+  may stand `-token` (a scale a token and head, as where nothing is named), `-channel` (of keys a
+  scale a channel and head, of values a token: KIVI, arXiv 2402.02750) or `-tensor` (one a text and
+  layer); `-prerope`, for keys before their rotation (KVQuant, arXiv 2401.18079); and `-keep4`, for
+  the first four tokens kept as they are. `hadamard-kv4` turns each head first.
+- `A+B` is both schemes at once.
 """
 
 import re
@@ -37,7 +24,7 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.quantize.quantizers import GROUP, MX_BLOCK, checked
 
 WeightScale = Literal["tensor", "channel", "group"]
-InputScale = Literal["tensor", "channel", "token", "static"]
+InputScale = Literal["tensor", "channel", "token", "static", "group"]
 CacheScale = Literal["token", "channel", "tensor"]
 LogitScale = Literal["tensor", "head", "row"]
 
@@ -59,8 +46,10 @@ class Activations:
 
     bits: int
     scale: InputScale
-    quantizer: Literal["absmax", "integers", "fp8"] = "absmax"
+    quantizer: Literal["absmax", "integers", "zeropoint", "fp8"] = "absmax"
     levels: float | None = None  # of "integers"
+    group: int = GROUP  # channels of a token that share a scale
+    kept: float = 1.0  # share of the range, of "zeropoint"; numbers outside are clipped
 
     @property
     def calibrated(self) -> bool:
@@ -134,9 +123,14 @@ FAMILIES: dict[str, tuple[int, ...]] = {
 }
 _TENSORS = ("weights", "activations", "logits", "keys_values")  # fields of a scheme
 _ALONE = ("channel", "group")  # with 16 bits of activations: those stay as they are
-WEIGHTS, LOGITS = ("tensor", "channel", "group"), ("tensor", "head", "row")  # what shares a scale
+_KINDS = {  # of what shares a scale
+    "w": ("tensor", "channel", "group"),
+    "a": ("token", "group"),
+    "logits": ("tensor", "head", "row"),
+}
 _NAME = re.compile(
-    r"(?P<what>w|logits)(?P<bits>\d+)(?:a(?P<inputs>\d+))?-(?P<kind>[a-z]+?)(?P<group>\d*)"
+    r"(?P<what>w|a|logits)(?P<bits>\d+)(?:a(?P<inputs>\d+))?-(?P<kind>[a-z]+?)(?P<group>\d*)"
+    r"(?P<clip>-clip[1-9]\d?)?"
 )
 _CACHE = re.compile(
     r"kv(?P<bits>\d+|-fp8)(-(?P<kind>(?!prerope|keep)[a-z]+))?(?P<prerope>-prerope)?"
@@ -154,10 +148,11 @@ def scheme(name: str) -> Scheme:
         return _together(name, [scheme(one) for one in name.split("+")])
     if name.startswith(ROTATED):
         plain = scheme(name.removeprefix(ROTATED))
-        if plain.logits is not None or plain.family.startswith(ROTATED):
+        other = plain.weights is None and plain.keys_values is None
+        if other or plain.family.startswith(ROTATED):
             raise ClearheadError(
-                f"scheme {name!r}: {ROTATED} turns the inputs of linear layers, or keys and "
-                f"values, once: choose {ROTATED}w8a8-coarse"
+                f"scheme {name!r}: {ROTATED} turns the inputs of linear layers with their weights, "
+                f"or keys and values, once: choose {ROTATED}w8a8-coarse"
             )
         named = replace(plain, name=name, family=ROTATED + plain.family)
         if plain.keys_values is not None:
@@ -169,44 +164,40 @@ def scheme(name: str) -> Scheme:
         return _of_cache(name, match)
     if name.startswith("fp8-"):
         scale: Any = choose("granularity", name.removeprefix("fp8-"), ("token", "static"))
-        return Scheme(
-            name=name,
-            family=name,
-            bits=8,
-            weights=Weights(bits=8, quantizer="fp8", scale="channel"),
-            activations=Activations(bits=8, scale=scale, quantizer="fp8"),
-        )
+        floats = Weights(bits=8, quantizer="fp8", scale="channel")
+        eight = Activations(bits=8, scale=scale, quantizer="fp8")
+        return Scheme(name=name, family=name, bits=8, weights=floats, activations=eight)
     match = _NAME.fullmatch(name)
-    if match is None or (match["inputs"] and match["what"] != "w"):
-        choose("scheme", name, [*every(), "mxfp4", "fp8-token", "kv8", "kv-fp8"])
+    what = match["what"] if match else ""
+    if match is None or (match["inputs"] and what != "w") or (match["clip"] and what != "a"):
+        choose("scheme", name, [*every(), "mxfp4", "fp8-token", "a8-token", "kv8", "kv-fp8"])
     assert match is not None
     inputs, group = match["inputs"], match["group"]
-    known = LOGITS if match["what"] == "logits" else WEIGHTS
     alone = inputs == "16" and match["kind"] in _ALONE
-    kind: Any = choose("granularity", match["kind"], _BOTH if inputs and not alone else known)
+    kinds = _BOTH if inputs and not alone else _KINDS[what]
+    kind: Any = choose("granularity", match["kind"], kinds)
     bits = checked(int(match["bits"]))
     if group and (kind != "group" or int(group) < 2):
         raise ClearheadError(
             f"scheme {name!r}: only 'group' takes a number, of 2 inputs or more: w4-group64"
         )
+    how: Any = "integers" if alone or kind == "static" else "absmax" if inputs else "zeropoint"
+    size, clip = int(group or GROUP), match["clip"] or ""
     if inputs and not alone:
-        of_weights, of_inputs = _BOTH[kind]
-        rounding: Any = "integers" if kind == "static" else "absmax"
-        return Scheme(
-            name=name,
-            family=f"wa-{kind}",
-            bits=bits if bits == checked(int(inputs)) else None,
-            weights=Weights(bits=bits, quantizer=rounding, scale=of_weights),
-            activations=Activations(bits=int(inputs), scale=of_inputs, quantizer=rounding),
-        )
-    rounded: dict[str, Any] = {"logits": Logits(bits=bits, scale=kind)}
-    if known is WEIGHTS:
-        size = int(group or GROUP)
-        how: Any = "integers" if alone else "zeropoint"
-        of_layers = Weights(bits=bits, quantizer=how, scale=kind, group=size)
-        rounded = {"weights": of_layers}
-    what = f"{match['what']}{'a16' if alone else ''}"
-    return Scheme(name=name, family=f"{what}-{kind}{group}", bits=bits, **rounded)
+        of_weights = Weights(bits=bits, quantizer=how, scale=_BOTH[kind][0])
+        of_inputs = Activations(bits=checked(int(inputs)), quantizer=how, scale=_BOTH[kind][1])
+        rounded: dict[str, Any] = {"weights": of_weights, "activations": of_inputs}
+        same = bits if bits == of_inputs.bits else None
+        return Scheme(name=name, family=f"wa-{kind}", bits=same, **rounded)
+    rounded = {"logits": Logits(bits=bits, scale=kind)}
+    if what == "w":
+        rounded = {"weights": Weights(bits=bits, quantizer=how, scale=kind, group=size)}
+    elif what == "a":
+        kept = int(clip.removeprefix("-clip") or 100) / 100
+        of_inputs = Activations(bits=bits, scale=kind, quantizer=how, group=size, kept=kept)
+        rounded = {"activations": of_inputs}
+    family = f"{what}{'a16' if alone else ''}-{kind}{group}{clip}"
+    return Scheme(name=name, family=family, bits=bits, **rounded)
 
 
 def _of_cache(name: str, match: re.Match[str]) -> Scheme:

@@ -1,0 +1,61 @@
+"""tools/gptq.py without llm-compressor: the text that it reads and the folder that it writes."""
+
+import gzip
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import tests_architectures as architectures
+import torch
+from safetensors.torch import load_file
+
+from clearhead.quantize import Texts, cost, linear_layers
+from clearhead.quantize.linear import quantise_weight
+from clearhead.quantize.schemes import scheme
+
+TOOL = runpy.run_path(str(Path(__file__).parents[1] / "tools/gptq.py"))
+
+
+class _Characters:
+    """A tokenizer: a token a character."""
+
+    def __call__(self, text):
+        return {"input_ids": [ord(one) for one in text]}
+
+
+def test_windows_are_pieces_of_the_documents_in_turn(tmp_path):
+    texts = ["".join(chr(33 + (i + place) % 900) for i in range(2_000)) for place in (0, 7)]
+    path = tmp_path / "texts.jsonl.gz"
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+    drawn = TOOL["windows"](_Characters(), path, 5)
+    assert len(drawn) == 5
+    for index, window in enumerate(drawn):
+        assert "".join(map(chr, window.tolist())) in texts[index % 2]
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write(json.dumps({"text": "short"}) + "\n")
+    with pytest.raises(SystemExit, match="no more than 512 tokens"):
+        TOOL["windows"](_Characters(), path, 5)
+
+
+def test_a_folder_with_other_weights(tmp_path):
+    model = architectures.make("Llama")
+    model.save_pretrained(tmp_path / "before")
+    how = scheme("w4-group8").weights
+    layers = linear_layers(model)
+    weights = {
+        f"{name}.weight": quantise_weight(layer.weight.data, how) for name, layer in layers.items()
+    }
+    (tmp_path / "before/manifest.json").write_text("{}")
+    texts = Texts(windows=list(torch.randint(0, architectures.VOCABULARY, (2, 13))))
+    expected = cost(model, scheme("w4-group8"), texts).perplexity
+    TOOL["write"](tmp_path / "before", tmp_path / "after", weights)
+    again = type(model).from_pretrained(tmp_path / "after").eval()
+    assert cost(again, None, texts).perplexity == pytest.approx(expected, rel=1e-6)
+    before, after = (load_file(tmp_path / one / TOOL["WEIGHTS"]) for one in ("before", "after"))
+    assert {name for name in before if not torch.equal(before[name], after[name])} == set(weights)
+    assert not (tmp_path / "after/manifest.json").exists()
+    with pytest.raises(SystemExit, match="has no"):
+        TOOL["write"](tmp_path / "before", tmp_path / "third", {"else.weight": torch.zeros(1)})
+    assert not (tmp_path / "third").exists()
