@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.servers_agreement import PROGRAMS, Side, by_layer
 from clearhead.data.tokenizer import train
 from clearhead.quantize import Texts, quantized, scheme
 from tests.servers.test_servers import BUILT, HERE, PROMPTS, SHAPE, TOKENS, needs_servers
@@ -21,6 +22,8 @@ DTYPES = {
 }
 # Of a log-probability, beside how far the scheme moves it: numbers near ties round over.
 BOUND = 0.2
+# Of a layer's output, for the same input: in the median, and where one number was next to a tie.
+EXACT, ONE_OVER = 1e-6, 1e-3
 # Of continued tokens: of a random model many are nearly as likely.
 SAME = 0.9
 
@@ -38,25 +41,35 @@ def _continued(model, ids):
     ].tolist()
 
 
-@needs_servers
-@pytest.mark.parametrize("name", DTYPES)
-def test_vllm_computes_what_was_simulated(name, tmp_path):
-    pytest.importorskip("compressed_tensors")
-    from clearhead.quantize.compressed import compress
-
+def _model_and_texts():
     torch.manual_seed(1)
     shape = SHAPE | {"num_key_value_heads": 2, "tie_word_embeddings": True}
     model = LlamaForCausalLM(LlamaConfig(**shape, initializer_range=0.08)).eval()
-    texts = Texts(windows=[], calibration=list(torch.randint(0, SHAPE["vocab_size"], (8, 64))))
+    calibration = list(torch.randint(0, SHAPE["vocab_size"], (8, 64)))
+    return model, Texts(windows=[], calibration=calibration)
+
+
+def _save(name, folder):
+    pytest.importorskip("compressed_tensors")
+    from clearhead.quantize.compressed import compress
+
+    model, texts = _model_and_texts()
+    compressor = compress(model, scheme(name), texts)
+    model.save_pretrained(folder)
+    compressor.update_config(folder)
+    train(["a text of few words"], SHAPE["vocab_size"]).save_pretrained(folder)
+
+
+@needs_servers
+@pytest.mark.parametrize("name", DTYPES)
+def test_vllm_computes_what_was_simulated(name, tmp_path):
+    model, texts = _model_and_texts()
     full = [_logprobs(model, ids) for ids in PROMPTS]
     with quantized(model, scheme(name), texts):
         simulated = [_logprobs(model, ids) for ids in PROMPTS]
         tokens = [_continued(model, ids) for ids in PROMPTS]
     folder = tmp_path / name
-    compressor = compress(model, scheme(name), texts)
-    model.save_pretrained(folder)
-    compressor.update_config(folder)
-    train(["a text of few words"], SHAPE["vocab_size"]).save_pretrained(folder)
+    _save(name, folder)
     asked = {"prompts": PROMPTS, "tokens": TOKENS, "vocabulary": SHAPE["vocab_size"]}
     asked |= {"implementation": "auto", "dtype": DTYPES[name]}
     (tmp_path / "prompts.json").write_text(json.dumps(asked))
@@ -74,3 +87,19 @@ def test_vllm_computes_what_was_simulated(name, tmp_path):
     assert gap <= BOUND * moved
     equal = torch.tensor(answer["tokens"]) == torch.tensor(tokens)
     assert equal.float().mean() >= SAME
+
+
+@needs_servers
+@pytest.mark.parametrize("name", ["w8a8-token", "w8a8-static"])
+def test_vllm_computes_each_layer_as_simulated_to_rounding(name, tmp_path):
+    """Given the same input; whole models part wherever a number lies next to a tie."""
+    _save(name, folder := tmp_path / name)
+    words = [BUILT / "bin" / "python", PROGRAMS / "in_vllm.py", folder, "float32"]
+    side = Side("vllm", "tiny", name, folder, [str(word) for word in words], tmp_path / "log")
+    model, texts = _model_and_texts()
+    with quantized(model, scheme(name), texts):
+        found = by_layer(model, side, tmp_path / "layers.pt", PROMPTS[0])
+    side.close()
+    assert found["layers"] == 4 * SHAPE["num_hidden_layers"]
+    assert found["median_layer_error"] <= EXACT
+    assert found["largest_layer_error"] <= ONE_OVER
