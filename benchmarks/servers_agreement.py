@@ -5,10 +5,11 @@ by a difference of 1e-7, and from there on the two are as far apart as two round
 """
 
 import json
+import os
 import statistics
 import subprocess
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.quantize import Texts, quantized, scheme
+from clearhead.quantize import Scheme, Texts, quantized, scheme
 
 PROGRAMS = Path(__file__).parents[1] / "tests" / "servers"  # run in the servers' environment
 # Layers that vLLM computes at once.
@@ -33,7 +34,6 @@ class Side:
     folder: Path
     words: list[str]
     log: Path
-    seconds: dict[str, list[list[float]]] = field(default_factory=dict)
 
     @cached_property
     def process(self) -> "subprocess.Popen[str]":
@@ -43,6 +43,10 @@ class Side:
             stdout=subprocess.PIPE,
             stderr=self.log.open("w"),
             text=True,
+            env={
+                **{key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+                "OMP_NUM_THREADS": "1",
+            },
         )
 
     def ask(self, what: str, **request: Any) -> Any:
@@ -132,8 +136,18 @@ def by_layer(model: Any, side: Side, file: Path, row: list[int]) -> dict[str, An
     return {"layers": len(errors), "median_layer_error": middle, "largest_layer_error": largest}
 
 
+def as_served(name: str) -> Scheme:
+    """The scheme with codes times scales as kernels compute them, in place of `absmax`, which is
+    the same but for rounding: weights of 16 bits often lie on a tie."""
+    how = scheme(name)
+    assert how.weights
+    assert how.activations
+    weights = replace(how.weights, quantizer="integers")
+    return replace(how, weights=weights, activations=replace(how.activations, quantizer="integers"))
+
+
 def _under(model: Any, name: str | None, texts: Texts) -> AbstractContextManager[Any]:
-    return quantized(model, scheme(name), texts) if name else nullcontext()
+    return quantized(model, as_served(name), texts) if name else nullcontext()
 
 
 def _continued(model: Any, prompts: Tensor) -> Tensor:
