@@ -33,8 +33,7 @@ def learned_rotation(matrices: Iterator[Tensor], turn: Tensor) -> Tensor:
             which reads it too, takes no part.
         turn: an orthogonal matrix, float64 [D, D], from which to go on.
     """
-    rows = [_long_rows(weight.detach().float()).double() @ turn for weight in matrices]
-    rows_ND = torch.cat(rows).float()
+    rows_ND = torch.cat([_long_rows(weight.float()) for weight in matrices]) @ turn.float()
     count, width = rows_ND.shape
     if not count:  # nothing to make smaller
         return torch.eye(width, dtype=torch.float64, device=rows_ND.device)

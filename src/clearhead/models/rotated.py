@@ -76,8 +76,8 @@ def rotated(
         made = filled(ClearheadForCausalLM, deepcopy(model.config), model.state_dict(), model)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        if "residual" in parts:
-            turn = _orthogonal(made.config.hidden_size, draw).to(made.device)
+        size = made.config.hidden_size if "residual" in parts else 0
+        turn = _orthogonal(size, draw).to(made.device)
         if "values" in parts:
             for layer in made.model.layers:
                 _turn_values(layer.self_attn, draw)
@@ -85,7 +85,7 @@ def rotated(
             readers = chain.from_iterable(map(_readers, made.model.layers))
             gained = (linear.weight * norm.weight / _scale(norm) for linear, norm in readers)
             turn = turn @ learned_rotation(gained, turn)
-        if "residual" in parts:
+        if size:
             _turn_residual(made, turn)
     return made
 
