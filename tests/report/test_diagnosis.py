@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from clearhead.models.families import FAMILIES
 from clearhead.records import jsonl
 from clearhead.report import load, page_of, render, write_page
-from clearhead.report.diagnosis import MASSIVE, SINK, numbers
+from clearhead.report.diagnosis import MASSIVE, REPAIRED, SINK, numbers
 
 from .conftest import own, payload, printed, shown
 
@@ -184,21 +185,26 @@ def test_one_model_has_its_three_numbers_in_a_sentence_and_nothing_in_a_terminal
     assert (heads.figure.data[0].type, norms.figure.data[0].type) == ("heatmap", "scatter")
 
 
+def test_the_next_command_is_for_families_that_can_be_converted():
+    assert {*REPAIRED} <= {name.removesuffix("ForCausalLM") for name in FAMILIES} | {"Clearhead"}
+
+
 CONVERT = "clearhead convert 'my model' repaired --prefix '\\n'"
 
 
 @pytest.mark.parametrize(
-    ("found", "command"),
+    ("found", "family", "command"),
     [
-        ((SINK, MASSIVE), f"{CONVERT} --rotate residual values down"),
-        ((SINK,), CONVERT),
-        (("kurtosis",), ""),
+        ((SINK, MASSIVE), "Llama", f"{CONVERT} --rotate residual values down"),
+        ((SINK,), "Llama", CONVERT),
+        ((SINK,), "Gemma3", ""),  # which convert does not read
+        (("kurtosis",), "Llama", ""),
     ],
 )
-def test_the_next_command_is_the_one_that_repairs(tmp_path, found, command):
+def test_the_next_command_is_the_one_that_repairs(tmp_path, found, family, command):
     """Without a sink and massive activations the page says so."""
     header = {"kind": "run", "study": "diagnosis", "run": "my model"}
-    header["architecture"] = "LlamaForCausalLM"
+    header["architecture"] = f"{family}ForCausalLM"
     of = {"run": "my model", "value": 0.5}
     words = {"kind": "advice", "finding": "a", "advice": "b", "threshold": 0.3}
     lines = [{"kind": "measure", "metric": SINK, "map": "softmax", **of}]
@@ -207,7 +213,7 @@ def test_the_next_command_is_the_one_that_repairs(tmp_path, found, command):
     path.write_text(encode([header, *lines]))
     page = page_of(load(path))
     assert list(page.next) == ([command] if command else [])
-    assert ("No sink, no massive activations." in page.verdict[0]) == (not command)
+    assert ("No sink, no massive activations." in page.verdict[0]) == (SINK not in found)
     assert (f"next: {command}" in printed(page)) == bool(command)
     assert ("Next: " in shown(page)) == bool(command)
 

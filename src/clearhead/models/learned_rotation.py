@@ -24,15 +24,16 @@ STEPS = 60
 RATE = 0.05  # over √width
 
 
-def learned_rotation(matrices: Iterator[Tensor]) -> Tensor:
+def learned_rotation(matrices: Iterator[Tensor], turn: Tensor) -> Tensor:
     """An orthogonal matrix, float64 [D, D], that makes the largest entries of each
-    `matrix @ rotation` small.
+    `matrix @ turn @ rotation` small.
 
     Args:
         matrices: weights [*, D] of the layers, which read the residual stream; the output head,
             which reads it too, takes no part.
+        turn: an orthogonal matrix, float64 [D, D], from which to go on.
     """
-    rows_ND = torch.cat([_long_rows(weight.detach().float()) for weight in matrices])
+    rows_ND = torch.cat([_long_rows(weight.float()) for weight in matrices]) @ turn.float()
     count, width = rows_ND.shape
     if not count:  # nothing to make smaller
         return torch.eye(width, dtype=torch.float64, device=rows_ND.device)

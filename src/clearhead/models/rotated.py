@@ -76,14 +76,17 @@ def rotated(
         made = filled(ClearheadForCausalLM, deepcopy(model.config), model.state_dict(), model)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        if "residual" in parts:
-            _turn_residual(made, _orthogonal(made.config.hidden_size, draw))
+        size = made.config.hidden_size if "residual" in parts else 0
+        turn = _orthogonal(size, draw).to(made.device)
         if "values" in parts:
             for layer in made.model.layers:
                 _turn_values(layer.self_attn, draw)
-        if learn:  # last, from the rows as the other rotations leave them
+        if learn:  # from the rows as the other rotations leave them
             readers = chain.from_iterable(map(_readers, made.model.layers))
-            _turn_residual(made, learned_rotation(linear.weight for linear, _ in readers))
+            gained = (linear.weight * norm.weight / _scale(norm) for linear, norm in readers)
+            turn = turn @ learned_rotation(gained, turn)
+        if size:
+            _turn_residual(made, turn)
     return made
 
 
@@ -121,7 +124,6 @@ def _orthogonal(size: int, draw: torch.Generator) -> Tensor:
 
 
 def _turn_residual(model: ClearheadForCausalLM, turn: Tensor) -> None:
-    turn = turn.to(model.device)
     trunk: Any = model.model
     if model.config.embedding_projection:
         _read(trunk.project_out, trunk.norm, turn)
@@ -166,8 +168,7 @@ def _settle(norm: RMSNorm) -> None:
 
 
 def _scale(norm: RMSNorm) -> float:
-    """The size of a norm's gains. It stays in the norm, so that the matrices keep theirs, and steps
-    of Adam, which have the size of the rate, their share of them."""
+    """The size of a norm's gains. It stays in the norm, so that matrices keep theirs too."""
     return float(norm.weight.double().square().mean().sqrt()) or 1.0
 
 

@@ -24,6 +24,7 @@ FIRST = (
 )
 # The findings of the advice that a repair without training removes.
 SINK, MASSIVE = "first_token_argmax_share", "hidden_top_1 / hidden_median"
+REPAIRED = ("Clearhead", "Llama", "Mistral", "Qwen2", "Qwen3")  # families that it reads
 CHANNELS = "outlier_channels"
 RANKS = ("top 1", "top 2", "top 3", "top 10", "top 100", "median")
 KURTOSIS, LARGEST, ORDER = "Kurtosis of the hidden states", "Largest magnitudes", "Order"
@@ -204,7 +205,7 @@ def _symptoms(run: Run) -> set[str]:
 def _next(run: Run) -> str:
     """The command that takes massive activations, or only a sink, away; "" where it does not."""
     own_null = bool(run.select("null_mass") or run.select("prefix_mass"))
-    language = str(run.header.get("architecture", "")).endswith("ForCausalLM")
+    language = str(run.header.get("architecture", "")).removesuffix("ForCausalLM") in REPAIRED
     symptoms = _symptoms(run)
     if own_null or not language or run.id.startswith("init:") or not symptoms:
         return ""

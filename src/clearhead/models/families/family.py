@@ -209,11 +209,8 @@ def with_all_biases(state: State) -> State:
 
 
 def filled(kind: Any, config: Any, state: State, source: Any, *, share: bool = False) -> Any:
-    """A model of `kind` with copies of these weights and this configuration, on the device and in
-    the dtype of its source, in evaluation mode, which generates as its source does.
-
-    Args:
-        share: take the weights themselves, in place of copies of them.
+    """A model of `kind` with these weights, as copies or to `share`, and this configuration: on the
+    device, in the dtype and with the generation settings of its source, in evaluation mode.
 
     Raises:
         ClearheadError: for weights that have no place, or are missing.
