@@ -210,7 +210,7 @@ def test_what_cannot_be_asked(folder, subject, make_subject, tmp_path):
     for task, message in (
         (HarnessTask(), "lm_eval needs tasks"),
         (HarnessTask(tasks=("asked",), include_path=path, limit=0), "limit is 0"),
-        (HarnessTask(tasks=("asked",), include_path=path, shots=-1), "shots are -1"),
+        (HarnessTask(tasks=("asked",), include_path=path, shots=-1), "shots is -1"),
         (HarnessTask(tasks=("asked",), include_path=path + "x"), "tasksx' is no folder"),
     ):
         with pytest.raises(ClearheadError, match=message):

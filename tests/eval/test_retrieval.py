@@ -211,7 +211,7 @@ def test_allocation_is_the_last_row_of_the_whole_map(make_subject, name):
         (PasskeyTask(trials=0), (128,), "trials is 0"),
         (PasskeyTask(digits=2), (128,), "digits is 2"),
         (NeedlesTask(grid=("2by1",)), (128,), "grid '2by1' is not NxR"),
-        (NeedlesTask(grid=("1x2",)), (128,), "from 1 to 1 of 1"),
+        (NeedlesTask(grid=("1x2",)), (128,), "1 to 1 of the 1"),
         (NeedlesTask(grid=("6x1",)), (40,), "6 needles and a question take"),
         (RecallTask(pairs=(40,)), (64,), "tokens, more than the length 64"),
         (RecallTask(pairs=(0,)), (128,), "pairs is 0"),
