@@ -206,7 +206,10 @@ def test_a_changed_shard_is_refused_by_its_hash(tiny, two, tmp_path):
         ("nan", "stopped at step 6: the loss is nan in process 1; the last finite loss was"),
         ("full", "process 1 cannot write .*File too large.*; make room and resume"),
         ("differ", "process 1 has config.learning_rate 0.1, and process 0 0.01"),
-        ("indivisible", "2 processes cannot share .* batch_size 3 equally: .* multiple of 2, or sta"),
+        (
+            "indivisible",
+            "2 processes cannot share .* batch_size 3 equally: .* multiple of 2, or sta",
+        ),
     ],
 )
 def test_a_fault_in_one_process_ends_both_with_one_line(two, name, line):
