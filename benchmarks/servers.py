@@ -10,6 +10,7 @@ on the machine does not lengthen.
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -23,14 +24,15 @@ import torch
 from benchmarks.servers_agreement import PROGRAMS, Side, agreed
 from clearhead.data import Corpus, DataConfig, prepare, windows
 from clearhead.experiments.run_setup import load_model
+from clearhead.experiments.saving import PROMPTS, TOKENS
 from clearhead.quantize import Texts, cost, scheme
 from clearhead.quantize.measure import CALIBRATION
+from clearhead.records.intervals import of_numbers
 from clearhead.records.provenance import provenance
 
 SCHEMES = ("w8a8-token", "w8a8-static")
 GGUF = ("q8_0", "q4_0")  # beside bf16
 LENGTH, WINDOWS = 512, 8
-PROMPTS, TOKENS = 20, 16  # as quantize --save has them
 DECODED, PREFILLED, ROUNDS = 16, 256, 5
 PREFIX = "\n"
 STEMS = {"original": "original-", "repaired": "repaired-"}
@@ -163,18 +165,12 @@ def speeds(side: Side, base: Side, text: list[int]) -> dict[str, Any]:
 
 def priced(name: str, losses: list[float], whole: list[float]) -> dict[str, Any]:
     """Perplexity, and its cost beside the original's, with a 95 % interval over windows."""
-    gaps = torch.tensor(losses, dtype=torch.float64) - torch.tensor(whole, dtype=torch.float64)
-    half = 2.365 * float(gaps.std()) / len(gaps) ** 0.5  # Student's t of 8 windows
-    mean = float(gaps.mean())
-    costs = [
-        float(torch.tensor(x, dtype=torch.float64).expm1())
-        for x in (mean, mean - half, mean + half)
-    ]
-    perplexity = float(torch.tensor(losses, dtype=torch.float64).mean().exp())
+    gaps = [mine - theirs for mine, theirs in zip(losses, whole, strict=True)]
+    interval = of_numbers(gaps) or (0.0, 0.0)  # the original's own
     return {
-        f"{name}_perplexity": perplexity,
-        f"{name}_cost": costs[0],
-        f"{name}_interval": costs[1:],
+        f"{name}_perplexity": math.exp(statistics.fmean(losses)),
+        f"{name}_cost": math.expm1(statistics.fmean(gaps)),
+        f"{name}_interval": [math.expm1(one) for one in interval],
     }
 
 
@@ -216,7 +212,7 @@ def agreement(
         folder = options.model if kind == "original" else str(options.work / "plain")
         model, _ = load_model(folder, trust_remote_code=False)
         name = form if form in SCHEMES else None
-        yield agreed(model, name, texts, prompts, side, options.work / "layers.pt")
+        yield agreed(model, name, texts, prompts, side, options.work / "layers.safetensors")
         side.close()
 
 

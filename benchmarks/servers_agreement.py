@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from clearhead.experiments.saving import continuations
 from clearhead.quantize import Scheme, Texts, quantized, scheme
 
 PROGRAMS = Path(__file__).parents[1] / "tests" / "servers"  # run in the servers' environment
@@ -127,7 +129,9 @@ def by_layer(model: Any, side: Side, file: Path, row: list[int]) -> dict[str, An
     side.ask("layers", row=row, file=str(file))
     errors = []
     with torch.no_grad():
-        for layer, (x, output) in torch.load(file).items():
+        tensors = load_file(file)
+        for layer in sorted(name.removesuffix(".x") for name in tensors if name.endswith(".x")):
+            x, output = tensors[f"{layer}.x"], tensors[f"{layer}.y"]
             stem, _, last = layer.rpartition(".")
             names = [f"{stem}.{part}" for part in FUSED.get(last, (last,))]
             simulated = torch.cat([model.get_submodule(each)(x) for each in names], -1)
@@ -151,11 +155,8 @@ def _under(model: Any, name: str | None, texts: Texts) -> AbstractContextManager
 
 
 def _continued(model: Any, prompts: Tensor) -> Tensor:
-    half = prompts.shape[1]
-    options: dict[str, Any] = {"attention_mask": torch.ones_like(prompts), "do_sample": False}
-    options |= {"min_new_tokens": half, "max_new_tokens": half, "pad_token_id": 0}
-    rows: Tensor = model.generate(prompts, **options)
-    return rows
+    new = continuations(model, prompts, prompts.shape[1])
+    return torch.cat([prompts, torch.tensor(new)], 1)
 
 
 def _logprobs(model: Any, rows: Tensor) -> Tensor:

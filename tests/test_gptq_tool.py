@@ -10,6 +10,7 @@ import tests_architectures as architectures
 import torch
 from safetensors.torch import load_file
 
+from clearhead.data.tokenizer import train
 from clearhead.quantize import Texts, cost, linear_layers
 from clearhead.quantize.linear import quantise_weight
 from clearhead.quantize.schemes import scheme
@@ -17,26 +18,23 @@ from clearhead.quantize.schemes import scheme
 TOOL = runpy.run_path(str(Path(__file__).parents[1] / "tools/gptq.py"))
 
 
-class _Characters:
-    """A tokenizer: a token a character."""
-
-    def __call__(self, text):
-        return {"input_ids": [ord(one) for one in text]}
-
-
-def test_windows_are_pieces_of_the_documents_in_turn(tmp_path):
-    texts = ["".join(chr(33 + (i + place) % 900) for i in range(2_000)) for place in (0, 7)]
+def test_windows_are_pieces_of_the_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    texts = [" ".join(f"{place}{i}" for i in range(2_000)) for place in "abc"]
+    tokenizer = train(texts, 300)
     path = tmp_path / "texts.jsonl.gz"
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
-    drawn = TOOL["windows"](_Characters(), path, 5)
-    assert len(drawn) == 5
-    for index, window in enumerate(drawn):
-        assert "".join(map(chr, window.tolist())) in texts[index % 2]
+    windows = TOOL["drawn"](tokenizer, str(path), 5)
+    assert len(windows) == 5
+    for window in windows:
+        assert len(window) == TOOL["LENGTH"]
+        pieces = tokenizer.decode(window, skip_special_tokens=True).split()
+        assert any(" ".join(pieces[1:9]) in text for text in texts)
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.write(json.dumps({"text": "short"}) + "\n")
-    with pytest.raises(SystemExit, match="no more than 512 tokens"):
-        TOOL["windows"](_Characters(), path, 5)
+    with pytest.raises(SystemExit, match=r"gptq: .*too small to split"):
+        TOOL["drawn"](tokenizer, str(path), 5)
 
 
 def test_a_folder_with_other_weights(tmp_path):

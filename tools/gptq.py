@@ -13,8 +13,6 @@ llm-compressor 0.14 asks for transformers up to 5.17, so it has an environment o
 """
 
 import argparse
-import gzip
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 LENGTH = 512  # tokens of a window
-CHARACTERS = 400_000  # of a document, enough to draw a window from
 WEIGHTS = "model.safetensors"
 
 
@@ -32,37 +29,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--text", type=Path, required=True, help="documents, .jsonl.gz")
+    parser.add_argument("--text", required=True, help="a file or folder of text")
     parser.add_argument("--windows", type=int, default=16, help=f"of {LENGTH} tokens")
     parser.add_argument("--group", type=int, default=64, help="inputs that share a scale")
     options = parser.parse_args()
     from clearhead.experiments.run_setup import load_model
 
     model, tokenizer = load_model(str(options.model), trust_remote_code=False)
-    drawn = windows(tokenizer, options.text, options.windows)
-    write(options.model, options.folder, rounded(model, drawn, options.group))
+    windows = drawn(tokenizer, options.text, options.windows)
+    write(options.model, options.folder, rounded(model, windows, options.group))
     return 0
 
 
-def windows(tokenizer: Any, text: Path, count: int) -> list[Tensor]:
-    """int64 [512] each, at random places of the first `count` documents in turn; of seed 0."""
-    with gzip.open(text, "rt", encoding="utf-8") as lines:
-        documents = [
-            torch.tensor(tokenizer(json.loads(line)["text"][:CHARACTERS])["input_ids"])
-            for line, _ in zip(lines, range(count), strict=False)
-        ]
-    if not documents or min(map(len, documents)) <= LENGTH:
-        raise SystemExit(f"{text}: a document has no more than {LENGTH} tokens: give longer ones")
-    generator = torch.Generator().manual_seed(0)
-    drawn = []
-    for index in range(count):
-        ids = documents[index % len(documents)]
-        start = int(torch.randint(0, len(ids) - LENGTH, (1,), generator=generator))
-        drawn.append(ids[start : start + LENGTH])
-    return drawn
+def drawn(tokenizer: Any, text: str, count: int) -> list[Tensor]:
+    """int64 [512] each, at most `count`, from all of the text; of seed 1."""
+    from clearhead.data import DataConfig, prepare, windows
+    from clearhead.errors import ClearheadError
+
+    try:
+        corpus = prepare(DataConfig(data=(text,)), tokenizer=tokenizer, progress=print)
+        return list(windows(corpus, split="train", length=LENGTH, count=count, seed=1))
+    except ClearheadError as error:
+        raise SystemExit(f"gptq: {error}") from None
 
 
-def rounded(model: Any, drawn: list[Tensor], group: int) -> dict[str, Tensor]:
+def rounded(model: Any, windows: list[Tensor], group: int) -> dict[str, Tensor]:
     """Weights after GPTQ, dequantised, by parameter."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from datasets import Dataset
@@ -75,7 +66,7 @@ def rounded(model: Any, drawn: list[Tensor], group: int) -> dict[str, Tensor]:
     args = {"num_bits": 4, "symmetric": False, "strategy": "group", "group_size": group}
     how = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args, observer="mse"))
     linear = (name for name, one in model.named_modules() if isinstance(one, torch.nn.Linear))
-    ids = [window.tolist() for window in drawn]
+    ids = [window.tolist() for window in windows]
     oneshot(
         model=model,
         dataset=Dataset.from_dict({"input_ids": ids, "attention_mask": [[1] * LENGTH] * len(ids)}),

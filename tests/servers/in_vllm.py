@@ -21,6 +21,7 @@ os.environ |= {
 }
 
 import torch
+from safetensors.torch import save_file
 from vllm import LLM, SamplingParams
 
 FOLDER, DTYPE = sys.argv[1:]
@@ -73,12 +74,13 @@ def seconds(rows: list[list[int]], tokens: int) -> list[float]:
 
 
 def layers(row: list[int], file: str) -> int:
-    """Write {layer: (input [T, I], output [T, O])} of the quantised layers in a row's prefill."""
-    seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    """Write inputs, "LAYER.x" [T, I], and outputs, "LAYER.y" [T, O], of the quantised layers in a
+    row's prefill, as safetensors."""
+    seen: dict[str, torch.Tensor] = {}
 
     def hook(name: str) -> Any:
         def after(module: Any, inputs: Any, output: Any) -> None:
-            seen[name] = inputs[0].clone(), output[0].clone()
+            seen[f"{name}.x"], seen[f"{name}.y"] = inputs[0].clone(), output[0].clone()
 
         return after
 
@@ -87,8 +89,8 @@ def layers(row: list[int], file: str) -> int:
     generate([row], max_tokens=1)
     for handle in handles:
         handle.remove()
-    torch.save(seen, file)
-    return len(seen)
+    save_file(seen, file)
+    return len(quantised)
 
 
 KNOWN = {one.__name__: one for one in (losses, likeliest, continued, seconds, layers)}

@@ -100,7 +100,7 @@ def test_vllm_computes_each_layer_as_simulated_to_rounding(name, tmp_path):
     side = Side("vllm", "tiny", name, folder, [str(word) for word in words], tmp_path / "log")
     model, texts = _model_and_texts()
     with quantized(model, as_served(name), texts):
-        found = by_layer(model, side, tmp_path / "layers.pt", PROMPTS[0])
+        found = by_layer(model, side, tmp_path / "layers.safetensors", PROMPTS[0])
     side.close()
     assert found["layers"] == 4 * SHAPE["num_hidden_layers"]
     assert found["median_layer_error"] <= EXACT
