@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from clearhead.data.tokenizer import train
 from clearhead.quantize import Texts, cost, linear_layers
-from clearhead.quantize.linear import quantise_weight
+from clearhead.quantize.linear import quantise_rows
 from clearhead.quantize.schemes import scheme
 
 TOOL = runpy.run_path(str(Path(__file__).parents[1] / "tools/gptq.py"))
@@ -43,7 +43,7 @@ def test_a_folder_with_other_weights(tmp_path):
     how = scheme("w4-group8").weights
     layers = linear_layers(model)
     weights = {
-        f"{name}.weight": quantise_weight(layer.weight.data, how) for name, layer in layers.items()
+        f"{name}.weight": quantise_rows(layer.weight.data, how) for name, layer in layers.items()
     }
     (tmp_path / "before/manifest.json").write_text("{}")
     texts = Texts(windows=list(torch.randint(0, architectures.VOCABULARY, (2, 13))))

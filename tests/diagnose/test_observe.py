@@ -7,7 +7,8 @@ from transformers import BloomConfig, BloomForCausalLM, T5Config, T5ForCondition
 from clearhead import ClearheadError
 from clearhead.diagnose import HiddenStatistics, RowMeans
 from clearhead.probe import ByTile, observe
-from clearhead.probe.observation import NAME
+from clearhead.probe.attention_override import NAME
+from clearhead.quantize import quantized, scheme
 
 MODELS = ("transformer", "gpt2", "differential", "softmax1", "Llama", "GPT-2")
 
@@ -65,18 +66,25 @@ def test_autocast_outside_does_not_round_the_statistics(tiny):
     assert floor == pytest.approx(tiny.harmonic(13), abs=1e-7)
 
 
-def test_one_probe_at_a_time(tiny):
+@pytest.mark.parametrize(
+    "within",
+    [
+        lambda tiny: observe(tiny.make("GPT-2"), attention=[tiny.Calls()]),
+        lambda tiny: quantized(tiny.make("GPT-2"), scheme("kv8")),
+    ],
+)
+def test_attention_is_replaced_in_one_model_at_a_time(tiny, within):
     model = tiny.make("Llama")
     with (
         observe(model, attention=[tiny.Calls()]),
-        pytest.raises(ClearheadError, match="already being probed"),
-        observe(tiny.make("GPT-2"), attention=[tiny.Calls()]),
+        pytest.raises(ClearheadError, match="already being observed or quantised"),
+        within(tiny),
     ):
         pass
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_the_probe_by_itself_says_what_to_do(tiny):
+def test_the_override_by_itself_says_what_to_do(tiny):
     model = tiny.make("Llama")
     model.set_attn_implementation(NAME)
     with pytest.raises(ClearheadError, match="only inside"):

@@ -4,72 +4,60 @@ import pytest
 
 from clearhead import ClearheadError
 from clearhead.quantize import every, scheme
-from clearhead.quantize.schemes import FAMILIES, Activations, KeysValues, Logits, Weights
+from clearhead.quantize.schemes import KeysValues, Rounding
 
 
-def test_the_papers_granularities():
-    assert scheme("w8a8-coarse").weights == Weights(bits=8, quantizer="absmax", scale="tensor")
-    assert scheme("w8a8-coarse").activations == Activations(bits=8, scale="tensor")
-    assert scheme("w8a8-moderate").weights == Weights(bits=8, quantizer="absmax", scale="channel")
-    assert scheme("w8a8-moderate").activations == Activations(bits=8, scale="tensor")
-    assert scheme("w8a8-fine").activations == Activations(bits=8, scale="channel")
-    assert scheme("w8a8-token").activations == Activations(bits=8, scale="token")
-    found = scheme("w4-channel")
-    assert found.weights == Weights(bits=4, quantizer="zeropoint", scale="channel")
-    assert found.activations is None
-    assert found.logits is None
-    assert scheme("w4-group64").weights == Weights(
-        bits=4, quantizer="zeropoint", scale="group", group=64
-    )
-    assert scheme("logits6-head").logits == Logits(bits=6, scale="head")
-    assert scheme("logits6-head").weights is None
-
-
-def test_weights_alone_by_absmax():
-    found = scheme("w4a16-group64")
-    assert found.weights == Weights(bits=4, quantizer="integers", scale="group", group=64)
-    assert found.activations is None
-    assert (found.family, found.bits) == ("wa16-group64", 4)
-    assert scheme("w8a16-channel").weights.scale == "channel"
-
-
-def test_activations_alone():
-    found = scheme("a4-group32-clip95")
-    how = Activations(bits=4, scale="group", quantizer="zeropoint", group=32, kept=0.95)
-    assert found.activations == how
-    assert found.weights is None
-    assert (found.family, found.bits) == ("a-group32-clip95", 4)
-    assert scheme("a8-token").activations == Activations(
-        bits=8, scale="token", quantizer="zeropoint"
-    )
-    assert scheme("w4-group64+a8-token").bits is None
-
-
-def test_bits_of_weights_and_activations_may_differ():
-    found = scheme("w4a16-token")
-    assert found.weights is not None
-    assert found.activations is not None
-    assert (found.weights.bits, found.activations.bits) == (4, 16)
-    assert found.bits is None  # so it has no place on an axis of bits
+def _both(bits, inputs, scales, quantizer="absmax"):
+    pairs = zip((bits, inputs), scales, strict=True)
+    return [Rounding(bits=n, scale=scale, quantizer=quantizer) for n, scale in pairs]
 
 
 @pytest.mark.parametrize(
-    ("name", "how"),
+    ("name", "family", "bits", "rounded"),
     [
-        ("kv8", KeysValues(bits=8)),
-        ("kv-fp8-tensor", KeysValues(bits=None, scale="tensor")),
-        ("kv4-prerope", KeysValues(bits=4, prerope=True)),
+        ("w8a8-coarse", "wa-coarse", 8, _both(8, 8, ("tensor", "tensor"))),
+        ("w8a6-moderate", "wa-moderate", None, _both(8, 6, ("channel", "tensor"))),
+        ("w8a8-fine", "wa-fine", 8, _both(8, 8, ("channel", "channel"))),
+        ("w4a16-token", "wa-token", None, _both(4, 16, ("channel", "token"))),
+        ("w8a8-static", "wa-static", 8, _both(8, 8, ("channel", "static"), "integers")),
+        ("fp8-token", "fp8-token", 8, _both(8, 8, ("channel", "token"), "fp8")),
+        ("w4-tensor", "w-tensor", 4,
+            [Rounding(bits=4, scale="tensor", quantizer="zeropoint"), None]),
+        ("w4-group64", "w-group64", 4,
+            [Rounding(bits=4, scale="group", quantizer="zeropoint", group=64), None]),
+        ("w4a16-group64", "wa16-group64", 4,
+            [Rounding(bits=4, scale="group", quantizer="integers", group=64), None]),
+        ("mxfp4", "mxfp4", 4, [Rounding(bits=4, scale="group", quantizer="mxfp4", group=32), None]),
+        ("a8-token", "a-token", 8, [None, Rounding(bits=8, scale="token", quantizer="zeropoint")]),
+        ("a4-group32-clip95", "a-group32-clip95", 4,
+            [None, Rounding(bits=4, scale="group", quantizer="zeropoint", group=32, kept=0.95)]),
+    ],
+)  # fmt: skip
+def test_weights_and_activations(name, family, bits, rounded):
+    found = scheme(name)
+    assert [found.weights, found.activations] == rounded
+    assert (found.family, found.bits, found.rotated) == (family, bits, False)
+    assert found.calibrated == (name in ("w8a8-fine", "w8a8-static"))
+    assert not found.attends
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "how"),
+    [
+        ("kv8", "kv-token", KeysValues(bits=8)),
+        ("kv-fp8-tensor", "kv-fp8-tensor", KeysValues(bits=None, scale="tensor")),
+        ("kv4-prerope", "kv-token-prerope", KeysValues(bits=4, prerope=True)),
         (
             "hadamard-kv3-channel-prerope-keep2",
+            "hadamard-kv-channel-prerope-keep2",
             KeysValues(bits=3, scale="channel", prerope=True, keep=2, rotated=True),
         ),
     ],
 )
-def test_keys_and_values(name, how):
+def test_keys_and_values(name, family, how):
     found = scheme(name)
     assert found.keys_values == how
-    assert not found.rotated
-    assert found.bits == (how.bits or 8)
+    assert (found.family, found.bits, found.rotated) == (family, how.bits or 8, False)
 
 
 def test_schemes_together():
@@ -77,18 +65,18 @@ def test_schemes_together():
     assert found.weights == scheme("w8a8-token").weights
     assert found.activations == scheme("w8a8-token").activations
     assert found.keys_values == KeysValues(bits=4, keep=1)
-    assert found.logits == Logits(bits=8, scale="row")
+    assert found.logits == Rounding(bits=8, scale="row")
     assert found.rotated
     assert found.bits is None
+    assert found.family == "hadamard-wa-token+kv-token-keep1+logits-row"
     assert scheme("w8-channel+kv8").bits == 8
+    assert scheme("w4-group64+a8-token").bits is None
 
 
-def test_all_draws_every_family():
-    schemes = [scheme(name) for name in every()]
-    assert [found.name for found in schemes] == every()
-    assert {found.family for found in schemes} == set(FAMILIES)
-    assert all(found.bits in FAMILIES[found.family] for found in schemes)
-    for name in ("w8a8-coarse", "w4-channel", "w4-group", "logits4-row"):
+def test_all_names_schemes():
+    assert [scheme(name).name for name in every()] == every()
+    assert len(every()) == len({*every()}) == 4 * 3 + 2 * 4 + 3 * 3
+    for name in ("w8a8-coarse", "w3-channel", "w4-group", "logits4-row"):
         assert name in every()
 
 
@@ -98,34 +86,31 @@ def test_all_draws_every_family():
         ("w1-channel", "1 bits: choose 2 to 16"),
         ("w8a17-token", "17 bits: choose 2 to 16"),
         ("logits0-row", "0 bits: choose 2 to 16"),
-        ("w8a8-corse", "did you mean coarse"),
-        ("w4-head", "unknown granularity 'head'"),
-        ("logits4-channel", "unknown granularity 'channel'"),
-        ("w4-chanel", "did you mean channel"),
-        ("w4a8-group64", "unknown granularity 'group'"),
-        ("w4a16-token8", "only 'group' takes a number"),
-        ("w4-channel8", "only 'group' takes a number"),
-        ("w4-group1", "2 inputs or more"),
+        ("w8a8-corse", "did you mean w8a8-coarse"),
+        ("w4-head", "unknown scheme 'w4-head'"),
+        ("w4-chanel", "did you mean w4-channel"),
+        ("w4a8-group64", "did you mean w4-group64 or w4a16-group64"),
+        ("w4-channel8", "did you mean w4-channel"),
+        ("w4-group1", "did you mean w4-group"),
         ("int8", "unknown scheme 'int8'"),
         ("mxfp5", "did you mean mxfp4"),
         ("hadamard-logits8-row", "turns the inputs of linear layers"),
-        ("hadamard-hadamard-kv4", "turns the inputs of linear layers"),
+        ("hadamard-hadamard-kv4", "did you mean hadamard-kv4"),
         ("a17-token", "17 bits: choose 2 to 16"),
-        ("a4-tensor", "unknown granularity 'tensor'"),
-        ("a4-token32", "only 'group' takes a number"),
-        ("a4-group1", "2 inputs or more"),
+        ("a4-token32", "unknown scheme"),
         ("a4-token-clip0", "unknown scheme"),
         ("w4-channel-clip90", "unknown scheme"),
         ("hadamard-a4-token", "turns the inputs of linear layers with their weights"),
         ("w8a8-token+a8-token", "rounds activations twice"),
         ("kv1", "1 bits: choose 2 to 16"),
-        ("kv4-chanel", "did you mean channel"),
+        ("kv4-chanel", "did you mean kv4-channel"),
         ("kv4-keep", "unknown scheme"),
-        ("fp8-coarse", "unknown granularity 'coarse'"),
+        ("fp8-coarse", "unknown scheme 'fp8-coarse'"),
         ("kv4+kv8", "rounds keys and values twice"),
         ("w8a8-token+w4-channel", "rounds weights twice"),
-        ("hadamard-hadamard-mxfp4", "turns the inputs of linear layers"),
         ("", "unknown scheme ''"),
+        ("kv8+", r"'kv8\+' lacks a name beside its \+"),
+        ("+", r"lacks a name beside its \+"),
     ],
 )
 def test_names_that_are_none(name, message):

@@ -75,9 +75,8 @@ def run_saving(
         )
     check_widths(linear_layers(model), how)
     corpus, held_out = _read(config, tokenizer, say)
-    calibrated = how.activations is not None and how.activations.calibrated
     cut = partial(windows, corpus, length=config.length, split="train", count=CALIBRATION)
-    texts = Texts(windows=held_out, calibration=list(cut() if calibrated else ()))
+    texts = Texts(windows=held_out, calibration=list(cut() if how.calibrated else ()))
     tokens = min(TOKENS, (longest_text(model) or 2 * TOKENS) // 2)
     prompts = torch.stack(list(windows(corpus, length=tokens, count=PROMPTS, seed=1)))
     figures: dict[str, Any] = {"scheme": how.name, "of": source, "class": type(model).__name__}

@@ -5,12 +5,14 @@ Shape suffixes as in `clearhead.ops`; R is the rows of a tile.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from clearhead.nn.attention import Attention
 from clearhead.nn.protocols import AsSoftmax
+from clearhead.ops.sinks import as_null
 from clearhead.ops.visibility import Span, Visibility
 
 # A tile holds at most so many rows a head and so many weights in all (16 MiB in float32), whatever
@@ -154,6 +156,35 @@ class AttentionCall:
         if self.mask is not None:
             visible = visible & shown(self.mask[:, :, start:stop, :end])
         return visible
+
+
+def described(
+    module: nn.Module,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    options: dict[str, Any],
+) -> AttentionCall:
+    """The call that the arguments of a function of transformers' interface describe."""
+    scaling = options.get("scaling")
+    common: dict[str, Any] = {"module": module, "layer": layer, "q": query, "k": key}
+    common["scale"] = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(module, Attention):
+        own = {name: options[name] for name in ("visibility", "sink", "lambdas")}
+        if (prefix := options["prefix"]) is not None:
+            own["sink"], own["sink_value"] = as_null(query, prefix, own["sink"], common["scale"])
+        return AttentionCall(**common, **own, as_softmax=module.as_softmax)
+    causal = options.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    return AttentionCall(
+        **common,
+        visibility=Visibility(causal=bool(causal) and mask is None and query.shape[2] > 1),
+        sink=options.get("s_aux"),
+        mask=mask,
+        bias=options.get("position_bias"),
+        softcap=options.get("softcap"),
+    )
 
 
 def shown(mask: Tensor) -> Tensor:

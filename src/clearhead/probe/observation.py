@@ -4,30 +4,21 @@ A model's own attention function still computes the output, so the logits of an 
 those of the plain one, bit for bit.
 """
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from clearhead.errors import ClearheadError
-from clearhead.models.attention_interface import INTERFACES
 from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
-from clearhead.nn.attention import Attention
 from clearhead.nn.gate import Gate
-from clearhead.nn.protocols import Interface
 from clearhead.ops.precision import without_autocast
-from clearhead.ops.sinks import as_null
-from clearhead.ops.visibility import Visibility
-from clearhead.probe.attention_call import AttentionCall
-from clearhead.probe.attention_override import AttentionOverride
+from clearhead.probe.attention_call import described
+from clearhead.probe.attention_override import overridden
 
-NAME = "clearhead_probe"
 INPUT = -1  # the layer number of the hidden states before the first layer
 
 
@@ -73,15 +64,11 @@ def observe(
         for hook in _hooks(layers, hidden, gates):
             stack.enter_context(hook)
         if attention:
-            inside = {module: i for i, layer in enumerate(layers) for module in layer.modules()}
-            override = _OVERRIDE.within(
-                model,
-                _Probe(layers=inside, statistics=attention),
-                busy="a model is already being probed: leave that context first",
-                refusal=f"{type(model).__name__} does not use transformers' AttentionInterface, "
-                "so its attention cannot be observed",
+            refusal = (
+                f"{type(model).__name__} does not use transformers' AttentionInterface, so its "
+                "attention cannot be observed"
             )
-            stack.enter_context(override)
+            stack.enter_context(overridden(model, _probe(layers, attention), refusal=refusal))
         yield
 
 
@@ -148,97 +135,29 @@ def _show(statistics: Sequence[Statistic], layer: int, x_BTC: Tensor) -> None:
             statistic.observe(layer, x_BTC)
 
 
-@dataclass(kw_only=True)
-class _Probe:
-    layers: dict[nn.Module, int]  # the decoder layer that a module is in
-    statistics: Sequence[Statistic]
-    last: Callable[[], Tensor | None] = lambda: None  # the queries observed last
+def _probe(layers: list[nn.Module], statistics: Sequence[Statistic]) -> Callable[..., Any]:
+    """A function for `overridden` that shows the calls to the statistics."""
+    inside = {module: i for i, layer in enumerate(layers) for module in layer.modules()}
+    last: Callable[[], Tensor | None] = lambda: None  # noqa: E731 (the queries observed last)
 
-    def show(self, call: AttentionCall) -> None:
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        options: dict[str, Any],
+        plain: Callable[..., Any],
+    ) -> Any:
+        nonlocal last
         # DiffLlama calls twice with the same queries and keys, for the halves of its values.
-        if self.last() is not call.q:
-            self.last = weakref.ref(call.q)
-            for statistic in self.statistics:
-                statistic.observe(call)
+        if module in inside and last() is not query:
+            last = weakref.ref(query)
+            with torch.no_grad(), without_autocast(query):
+                call = described(module, inside[module], query, key, mask, options)
+                call = replace(call, v=value, prefix=options.get("prefix"))
+                for statistic in statistics:
+                    statistic.observe(call)
+        return plain(query, key, value)
 
-
-def _probe(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **options: Any,
-) -> tuple[Tensor, Any]:
-    probe, original = _OVERRIDE.entered()
-    layer = probe.layers.get(module)
-    if layer is not None:
-        with torch.no_grad(), without_autocast(query):
-            call = attention_call(module, layer, query, key, attention_mask, options)
-            probe.show(replace(call, v=value, prefix=options.get("prefix")))
-    plain = plain_attention(module, original)
-    return plain(module, query, key, value, attention_mask, **options)
-
-
-_OVERRIDE = AttentionOverride[_Probe](NAME, _probe, home="clearhead.probe")
-
-
-def attention_call(
-    module: nn.Module,
-    layer: int,
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    options: dict[str, Any],
-) -> AttentionCall:
-    """The call that the arguments of a function of the interface describe."""
-    scaling = options.get("scaling")
-    common = {
-        "module": module,
-        "layer": layer,
-        "q": query,
-        "k": key,
-        "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,
-    }
-    if isinstance(module, Attention):
-        own = {name: options[name] for name in ("visibility", "sink", "lambdas")}
-        if (prefix := options["prefix"]) is not None:
-            null = as_null(query, prefix, own["sink"], common["scale"])
-            own["sink"], own["sink_value"] = null
-        return AttentionCall(**common, **own, as_softmax=module.as_softmax)
-    causal = options.get("is_causal")
-    causal = getattr(module, "is_causal", True) if causal is None else causal
-    return AttentionCall(
-        **common,
-        visibility=Visibility(causal=bool(causal) and mask is None and query.shape[2] > 1),
-        sink=options.get("s_aux"),
-        mask=mask,
-        bias=options.get("position_bias"),
-        softcap=options.get("softcap"),
-    )
-
-
-def plain_attention(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor, Any]]:
-    """The attention function that `implementation` names for this module."""
-    if isinstance(module, Attention) and implementation in INTERFACES:
-        return _of_interface(INTERFACES[implementation])
-    if implementation in ALL_ATTENTION_FUNCTIONS:
-        return ALL_ATTENTION_FUNCTIONS[implementation]
-    for kind in type(module).__mro__:  # "eager" is each model's own, in its file
-        eager = getattr(sys.modules[kind.__module__], "eager_attention_forward", None)
-        if implementation == "eager" and eager is not None:
-            return eager
-    raise ClearheadError(
-        f"{type(module).__name__} has no attention implementation {implementation!r} to call: "
-        "call model.set_attn_implementation('sdpa')"
-    )
-
-
-def _of_interface(attend: Interface) -> Callable[..., tuple[Tensor, None]]:
-    def run(
-        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: None, **options: Any
-    ) -> tuple[Tensor, None]:
-        out = attend(module, q, k, v, scale=options.pop("scaling"), **options)
-        return out.transpose(1, 2), None
-
-    return run
+    return attend

@@ -11,7 +11,6 @@ depend on others, a channel's and a tensor's are of all tokens of a text so far.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,14 +19,13 @@ from torch import Tensor, cat, nn
 from clearhead.errors import ClearheadError
 from clearhead.nn.attention import Attention
 from clearhead.ops.hadamard import rotate_channels
-from clearhead.probe.attention_call import AttentionCall, Scores, normalised
-from clearhead.probe.attention_override import AttentionOverride
-from clearhead.probe.observation import attention_call, plain_attention
+from clearhead.probe.attention_call import AttentionCall, Scores, described, normalised
+from clearhead.probe.attention_override import overridden
 from clearhead.quantize.linear import naming
 from clearhead.quantize.quantizers import absmax, fp8, zeropoint
-from clearhead.quantize.schemes import CacheScale, KeysValues, Logits
+from clearhead.quantize.schemes import KeysValues, Rounding
 
-_SHARED: dict[CacheScale, tuple[int, ...]] = {"token": (3,), "channel": (2,), "tensor": (1, 2, 3)}
+_SHARED = {"token": (3,), "channel": (2,), "tensor": (1, 2, 3)}
 
 
 def rounded(x_BGSD: Tensor, how: KeysValues, *, keys: bool) -> Tensor:
@@ -94,50 +92,49 @@ def _rounding(name: str, width: int, how: KeysValues) -> Callable[..., Tensor]:
     return hook
 
 
-NAME = "clearhead_quantized_attention"
-
-
-@dataclass(kw_only=True)
-class _Running:
-    logits: Logits | None
-    keys_values: KeysValues | None
-    names: dict[nn.Module, str]
-    called: set[str]
-
-
 @contextmanager
 def attention(
-    model: Any, logits: Logits | None, keys_values: KeysValues | None = None
+    model: Any, logits: Rounding | None, keys_values: KeysValues | None = None
 ) -> Iterator[set[str]]:
     """In the body every attention of `model` runs on quantised logits, or keys and values; its own
     implementation is set again afterwards.
 
     Yields the names of the attention modules that ran so.
 
-    Of logits a scale is by "tensor" shared by all heads and queries of one text, by "head" by all
-    queries of a head, by "row" by the keys of one query.
-
     Raises:
-        ClearheadError: the model does not use `AttentionInterface`; another model is in such a
-            context; inside it, NaN or infinite logits, keys or values.
+        ClearheadError: the model does not use `AttentionInterface`; attention is observed or
+            quantised already; inside it, NaN or infinite logits, keys or values.
     """
-    state = _Running(
-        logits=logits,
-        keys_values=keys_values,
-        names={m: name for name, m in model.named_modules()},
-        called=set(),
-    )
+    names, called = {module: name for name, module in model.named_modules()}, set[str]()
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        options: dict[str, Any],
+        plain: Callable[..., Any],
+    ) -> Any:
+        name = names.get(module, type(module).__name__)
+        called.add(name)
+        if keys_values is not None:
+            if not (keys_values.prerope or cached_unrotated(module)):
+                with naming(f"the keys of {name}"):
+                    key = rounded(key, keys_values, keys=True)
+            with naming(f"the values of {name}"):
+                value = rounded(value, keys_values, keys=False)
+        if logits is None:
+            return plain(query, key, value)
+        call = described(module, 0, query, key, mask, options)
+        with naming(f"the logits of {name}"):
+            return attended(call, value, logits).transpose(1, 2).contiguous(), None
+
     with ExitStack() as stack:
         if keys_values is not None:
             stack.enter_context(keys_before_rotation(model, keys_values))
-        override = _OVERRIDE.within(
-            model,
-            state,
-            busy="attention is already being quantised: leave that context",
-            refusal=without_interface(model),
-        )
-        stack.enter_context(override)
-        yield state.called
+        stack.enter_context(overridden(model, attend, refusal=without_interface(model)))
+        yield called
 
 
 def without_interface(model: Any) -> str:
@@ -148,7 +145,7 @@ def without_interface(model: Any) -> str:
     )
 
 
-def attend(call: AttentionCall, v_BGSV: Tensor, how: Logits) -> Tensor:
+def attended(call: AttentionCall, v_BGSV: Tensor, how: Rounding) -> Tensor:
     """[B, H, T, V] in the dtype of v: attention of `call` on quantised logits, a tile at a time."""
     top = None
     if how.scale != "row":  # a scale is of one text, not of a batch: [B, 1 or H, 1, 1]
@@ -171,31 +168,3 @@ def attend(call: AttentionCall, v_BGSV: Tensor, how: Logits) -> Tensor:
 
 def _shown(tile: Scores) -> Tensor:
     return tile.scores.masked_fill(~tile.visible, 0.0)
-
-
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **options: Any,
-) -> tuple[Tensor, Any]:
-    running, original = _OVERRIDE.entered()
-    name = running.names.get(module, type(module).__name__)
-    running.called.add(name)
-    if (how := running.keys_values) is not None:
-        if not (how.prerope or cached_unrotated(module)):
-            with naming(f"the keys of {name}"):
-                key = rounded(key, how, keys=True)
-        with naming(f"the values of {name}"):
-            value = rounded(value, how, keys=False)
-    if running.logits is None:
-        plain = plain_attention(module, original)
-        return plain(module, query, key, value, attention_mask, **options)
-    call = attention_call(module, 0, query, key, attention_mask, options)
-    with naming(f"the logits of {name}"):
-        return attend(call, value, running.logits).transpose(1, 2).contiguous(), None
-
-
-_OVERRIDE = AttentionOverride[_Running](NAME, _attention, home="clearhead.quantize")

@@ -14,7 +14,7 @@ from clearhead.errors import ClearheadError, require
 from clearhead.quantize.linear import Layers, linear_layers, naming, tops_of
 from clearhead.quantize.measure import Texts, calibrated
 from clearhead.quantize.quantizers import FP8_TOP
-from clearhead.quantize.schemes import ROTATED, Scheme, Weights
+from clearhead.quantize.schemes import ROTATED, Rounding, Scheme
 
 LIBRARY = ("compressed_tensors", "compressed-tensors")  # the module and the extra
 _BITS = 4, 8  # of weights alone, as servers read them
@@ -57,12 +57,12 @@ def stated(scheme: Scheme) -> dict[str, Any]:
         "weights": {**kind, "strategy": "channel", "dynamic": False},
         "input_activations": {
             **kind,
-            **(static if inputs.calibrated else {"strategy": "token", "dynamic": True}),
+            **(static if scheme.calibrated else {"strategy": "token", "dynamic": True}),
         },
     }
 
 
-def _of_weights(how: Weights, refuse: Any) -> dict[str, Any]:
+def _of_weights(how: Rounding, refuse: Any) -> dict[str, Any]:
     scale = "channel" if how.scale == "tensor" else how.scale
     bits = min(_BITS, key=lambda bits: abs(bits - how.bits))
     nearest = f"w{bits}a16-{scale}{how.group if scale == 'group' else ''}"
@@ -131,9 +131,9 @@ def compress(model: Any, scheme: Scheme, texts: Texts) -> Any:
     layers = linear_layers(model)
     check_widths(layers, scheme)
     groups = {"group_0": {"targets": ["Linear"], **stated(scheme)}}
-    inputs, how = scheme.activations, scheme.weights
+    how = scheme.weights
     assert how is not None
-    tops = calibrated(model, layers, texts) if inputs and inputs.calibrated else {}
+    tops = calibrated(model, layers, texts) if scheme.calibrated else {}
     dtype = model.dtype
     model.float()  # codes of weights in 16 bits would be rounded twice
     others = (name for name, one in model.named_modules() if isinstance(one, nn.Linear))

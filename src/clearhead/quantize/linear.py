@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from clearhead.errors import ClearheadError
+from clearhead.ops.hadamard import rotate_channels
 from clearhead.quantize.quantizers import (
     absmax,
     fp8,
@@ -18,11 +19,9 @@ from clearhead.quantize.quantizers import (
     ungrouped,
     zeropoint,
 )
-from clearhead.quantize.schemes import Activations, Weights
+from clearhead.quantize.schemes import Rounding
 
 Layers = dict[str, nn.Module]
-Turn = Callable[[Tensor], Tensor] | None
-_OF_WEIGHTS: dict[str, Any] = {"absmax": absmax, "zeropoint": zeropoint, "integers": integers}
 
 
 def linear_layers(model: Any) -> Layers:
@@ -35,7 +34,13 @@ def linear_layers(model: Any) -> Layers:
         ClearheadError: a model without such layers, or quantised already.
     """
     refuse_quantised(model.config)
-    _refuse_integers(model)
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or type(parameter.data) is not Tensor:
+            kind = f"{type(parameter.data).__name__} of {parameter.dtype}"
+            raise ClearheadError(
+                f"{name} is a {kind}, so the model is already quantised: give the one in full "
+                "precision that it was made from"
+            )
     kept = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     head = model.get_output_embeddings()
     found = {
@@ -64,16 +69,6 @@ def refuse_quantised(config: Any, model: str = "the model") -> None:
         )
 
 
-def _refuse_integers(model: Any) -> None:
-    for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point() or type(parameter.data) is not Tensor:
-            kind = f"{type(parameter.data).__name__} of {parameter.dtype}"
-            raise ClearheadError(
-                f"{name} is a {kind}, so the model is already quantised: give the one in full "
-                "precision that it was made from"
-            )
-
-
 def left_out(model: Any, layers: Layers) -> dict[str, int]:
     """Matrices that multiply activations and that no scheme touches: {name: elements}.
 
@@ -92,17 +87,17 @@ def left_out(model: Any, layers: Layers) -> dict[str, int]:
 
 
 @contextmanager
-def weights(layers: Layers, how: Weights, turn: Turn = None) -> Iterator[None]:
+def weights(layers: Layers, how: Rounding, rotated: bool = False) -> Iterator[None]:
     """Quantised weights, the same tensors as before afterwards; biases are kept.
 
     Args:
-        turn: rotates the inputs' axis, the last one, beforehand; None does not.
+        rotated: turn the inputs' axis by a Hadamard matrix beforehand.
 
     Raises:
         ClearheadError: NaN or infinity in a weight, with its name; groups wider than every layer.
     """
     if how.scale == "group" and how.quantizer != "mxfp4":
-        widest = max(_outputs_first(module, module.weight).shape[1] for module in layers.values())  # type: ignore[arg-type]
+        widest = max(_outputs_first(module).shape[1] for module in layers.values())
         if how.group >= widest:
             raise ClearheadError(
                 f"groups of {how.group} are no narrower than any layer's input ({widest} at "
@@ -111,34 +106,45 @@ def weights(layers: Layers, how: Weights, turn: Turn = None) -> Iterator[None]:
     before: dict[nn.Parameter, Tensor] = {}
     try:
         for name, module in layers.items():
-            weight = module.weight
-            assert isinstance(weight, nn.Parameter)
+            weight = module.get_parameter("weight")
             if weight in before:  # shared between two layers: quantised once
                 continue
             with naming(f"{name}.weight"):
-                after = quantise_weight(_turned(_outputs_first(module, weight.data), turn), how)
+                rows = _outputs_first(module)
+                after = quantise_rows(rotate_channels(rows) if rotated else rows, how)
             before[weight] = weight.data
-            weight.data = _outputs_first(module, after)
+            weight.data = after.T if isinstance(module, Conv1D) else after
         yield
     finally:
         for weight, data in before.items():
             weight.data = data
 
 
-def quantise_weight(weight_OI: Tensor, how: Weights) -> Tensor:
-    """[outputs, inputs], quantised and dequantised."""
-    if how.quantizer == "mxfp4":
-        return ungrouped(mxfp4(grouped(weight_OI, how.group), (2,)), weight_OI.shape[1])
-    if how.quantizer == "fp8":
-        return fp8(weight_OI, (1,))
-    quantizer = _OF_WEIGHTS[how.quantizer]
+def quantise_rows(x_NI: Tensor, how: Rounding, top: Tensor | None = None) -> Tensor:
+    """Weights [outputs, inputs], or inputs [tokens, inputs], quantised and dequantised.
+
+    Args:
+        top: of a calibrated scale, that broadcasts to x.
+    """
     if how.scale == "group":
-        groups = quantizer(grouped(weight_OI, how.group), how.bits, (2,))
-        return ungrouped(groups, weight_OI.shape[1])
-    return quantizer(weight_OI, how.bits, (0, 1) if how.scale == "tensor" else (1,))
+        return ungrouped(_rounded(grouped(x_NI, how.group), how, (2,)), x_NI.shape[1])
+    return _rounded(x_NI, how, (0, 1) if how.scale == "tensor" else (1,), top)
 
 
-def tops_of(weight_OI: Tensor, how: Weights) -> Tensor:
+def _rounded(x: Tensor, how: Rounding, dims: tuple[int, ...], top: Tensor | None = None) -> Tensor:
+    match how.quantizer:
+        case "mxfp4":
+            return mxfp4(x, dims)
+        case "fp8":
+            return fp8(x, dims, top=top)
+        case "zeropoint":
+            return zeropoint(x, how.bits, dims, kept=how.kept)
+        case "integers":
+            return integers(x, how.bits, dims, top=top, levels=how.levels)
+    return absmax(x, how.bits, dims, top=top)
+
+
+def tops_of(weight_OI: Tensor, how: Rounding) -> Tensor:
     """The largest |w| of each row, or of each group of a row, in float32 at least: [O, groups].
 
     Raises:
@@ -151,46 +157,37 @@ def tops_of(weight_OI: Tensor, how: Weights) -> Tensor:
 
 
 @contextmanager
-def activations(
+def inputs(
     layers: Layers,
-    how: Activations | None,
+    how: Rounding | None,
     tops: dict[str, Tensor] | None = None,
-    turn: Turn = None,
+    rotated: bool = False,
 ) -> Iterator[set[str]]:
-    """Quantised inputs, or merely turned ones; yields the names of the layers called so far.
+    """Quantised inputs, or merely rotated ones; yields the names of the layers called so far.
 
     Args:
         tops: for a calibrated scale, each layer's from `calibration`.
-        turn: rotates the channels beforehand; None does not.
+        rotated: turn the channels by a Hadamard matrix beforehand.
     """
     called: set[str] = set()
 
     def quantised(name: str, x: Tensor) -> Tensor:
         called.add(name)
-        x = _turned(x, turn)
+        x = rotate_channels(x) if rotated else x
         if how is None:
             return x
-        dims = (x.ndim - 1,) if how.scale == "token" else tuple(range(x.ndim))
         top = None if tops is None else tops[name]
         if top is not None and how.scale == "static":
             top = top.amax()
         with naming(f"the input of {name}"):
-            if how.quantizer == "fp8":
-                return fp8(x, dims, top=top)
-            if how.quantizer == "integers":
-                return integers(x, how.bits, dims, top=top, levels=how.levels)
-            if how.quantizer == "zeropoint":
-                size = how.group if how.scale == "group" else x.shape[-1]
-                codes = zeropoint(grouped(x.flatten(0, -2), size), how.bits, (2,), kept=how.kept)
-                return ungrouped(codes, x.shape[-1]).view(x.shape)
-            return absmax(x, how.bits, dims, top=top)
+            return quantise_rows(x.flatten(0, -2), how, top).view(x.shape)
 
-    with _inputs(layers, quantised):
+    with _hooked(layers, quantised):
         yield called
 
 
 @contextmanager
-def calibration(layers: Layers, turn: Turn = None) -> Iterator[dict[str, Tensor]]:
+def calibration(layers: Layers, rotated: bool = False) -> Iterator[dict[str, Tensor]]:
     """Yields what is, after the body has run the model, the largest |x| of every input channel of
     every layer, [I] each.
 
@@ -200,10 +197,11 @@ def calibration(layers: Layers, turn: Turn = None) -> Iterator[dict[str, Tensor]
     tops: dict[str, Tensor] = {}
 
     def watch(name: str, x: Tensor) -> None:
-        top = _turned(x.detach(), turn).abs().flatten(0, -2).amax(0)
+        x = rotate_channels(x.detach()) if rotated else x.detach()
+        top = x.abs().flatten(0, -2).amax(0)
         tops[name] = torch.maximum(tops.get(name, top), top)
 
-    with _inputs(layers, watch):
+    with _hooked(layers, watch):
         yield tops
     for name in layers:
         if name not in tops:
@@ -226,26 +224,21 @@ def naming(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _inputs(layers: Layers, change: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
+def _hooked(layers: Layers, change: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
     """In the body `change` is shown each layer's name and input, and may give another input."""
 
-    def hook(name: str) -> Callable[..., Any]:
-        def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
-            x = change(name, inputs[0])
-            return None if x is None else (x, *inputs[1:])
-
-        return before
+    def before(name: str, given: tuple[Tensor, ...]) -> Any:
+        x = change(name, given[0])
+        return None if x is None else (x, *given[1:])
 
     with ExitStack() as stack:
         for name, module in layers.items():
-            stack.enter_context(module.register_forward_pre_hook(hook(name)))
+            hook = module.register_forward_pre_hook(lambda _, given, name=name: before(name, given))
+            stack.enter_context(hook)
         yield
 
 
-def _turned(x: Tensor, turn: Turn) -> Tensor:
-    return x if turn is None else turn(x)
-
-
-def _outputs_first(module: nn.Module, weight: Tensor) -> Tensor:
-    """A Linear's weight as it is, a Conv1D's turned; its own inverse."""
+def _outputs_first(module: nn.Module) -> Tensor:
+    """A Linear's weight as it is, a Conv1D's turned: [outputs, inputs]."""
+    weight = module.get_parameter("weight").data
     return weight.T if isinstance(module, Conv1D) else weight

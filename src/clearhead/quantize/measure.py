@@ -16,7 +16,6 @@ from clearhead.eval import perplexity
 from clearhead.eval.options import LISTED
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import batches, evaluating, run_backbone
-from clearhead.ops.hadamard import rotate_channels
 from clearhead.quantize import attention, linear
 from clearhead.quantize.schemes import Scheme
 from clearhead.records.cells import of_items, on_perplexity
@@ -76,16 +75,14 @@ def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterato
         ClearheadError: what `linear` and `attention` refuse; a calibrated scheme without texts.
     """
     layers = linear.linear_layers(model)
-    turn = rotate_channels if scheme.rotated else None
     with ExitStack() as stack:
         of_layers, of_attention = set[str](), set[str]()
-        inputs, tops = scheme.activations, None
-        if inputs is not None and inputs.calibrated:
-            tops = calibrated(model, layers, texts, turn)
-        if inputs is not None or turn is not None:
-            of_layers = stack.enter_context(linear.activations(layers, inputs, tops, turn))
+        tops = calibrated(model, layers, texts, scheme.rotated) if scheme.calibrated else None
+        if scheme.activations is not None or scheme.rotated:
+            inputs = linear.inputs(layers, scheme.activations, tops, scheme.rotated)
+            of_layers = stack.enter_context(inputs)
         if scheme.weights is not None:
-            stack.enter_context(linear.weights(layers, scheme.weights, turn))
+            stack.enter_context(linear.weights(layers, scheme.weights, scheme.rotated))
         if scheme.attends:
             rounded = attention.attention(model, scheme.logits, scheme.keys_values)
             of_attention = stack.enter_context(rounded)
@@ -93,7 +90,7 @@ def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterato
 
 
 def calibrated(
-    model: Any, layers: linear.Layers, texts: Texts | None, turn: linear.Turn = None
+    model: Any, layers: linear.Layers, texts: Texts | None, rotated: bool = False
 ) -> dict[str, Tensor]:
     """The largest |x| of every input channel of every layer on the calibration text, [I] each.
 
@@ -104,7 +101,7 @@ def calibrated(
         raise ClearheadError(
             "a static scale, or one a channel, is calibrated: give texts to calibrate on"
         )
-    with linear.calibration(layers, turn) as tops, evaluating(model):  # in full precision
+    with linear.calibration(layers, rotated) as tops, evaluating(model):  # in full precision
         for ids_1T in batches(model, texts.calibration[:CALIBRATION], 1):
             run_backbone(model, ids_1T)
     return tops
@@ -178,12 +175,8 @@ class QuantizationTask:
             ClearheadError: a split is shorter than a window.
         """
         corpus, count = subject.texts.corpus, max(1, subject.tokens // self.length)
-        calibrated = any(x.activations and x.activations.calibrated for x in self.schemes)
-        return Texts(
-            windows=list(windows(corpus, length=self.length, count=count, seed=subject.seed)),
-            calibration=list(
-                windows(corpus, split="train", length=self.length, count=CALIBRATION)
-                if calibrated
-                else ()
-            ),
-        )
+        held_out = windows(corpus, length=self.length, count=count, seed=subject.seed)
+        calibration: Iterable[Tensor] = ()
+        if any(one.calibrated for one in self.schemes):
+            calibration = windows(corpus, split="train", length=self.length, count=CALIBRATION)
+        return Texts(windows=list(held_out), calibration=list(calibration))

@@ -2,17 +2,8 @@
 
 docs/quantize.md has the table of names. Every number of bits from 2 to 16 may stand in one.
 
-- `w8a8-…` are weights and activations (inputs of linear layers), `w4-…` and `w4a16-…` weights
-  alone, `a4-…` activations alone, `logits8-…` attention logits alone, `mxfp4` weights in MXFP4.
-- `a4-token` and `a4-group32` have a zero-point and a scale for each token, or for 32 channels of
-  one; `-clip90` takes nine tenths of the range, and clips what is outside.
 - `hadamard-NAME` turns inputs and weights of each linear layer by a Hadamard matrix before they are
-  quantised (QuaRot, arXiv 2404.00456), which leaves their product.
-- `kv8`, `kv4`, `kv-fp8` are keys and values (`KeysValues`): zero-point, or eight-bit floats. Then
-  may stand `-token` (a scale a token and head, as where nothing is named), `-channel` (of keys a
-  scale a channel and head, of values a token: KIVI, arXiv 2402.02750) or `-tensor` (one a text and
-  layer); `-prerope`, for keys before their rotation (KVQuant, arXiv 2401.18079); and `-keep4`, for
-  the first four tokens kept as they are. `hadamard-kv4` turns each head first.
+  quantised (QuaRot, arXiv 2404.00456), which leaves their product; `hadamard-kv4` turns each head.
 - `A+B` is both schemes at once.
 """
 
@@ -23,45 +14,28 @@ from typing import Any, Literal
 from clearhead.errors import ClearheadError, choose
 from clearhead.quantize.quantizers import GROUP, MX_BLOCK, checked
 
-WeightScale = Literal["tensor", "channel", "group"]
-InputScale = Literal["tensor", "channel", "token", "static", "group"]
-CacheScale = Literal["token", "channel", "tensor"]
-LogitScale = Literal["tensor", "head", "row"]
-
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
-    """Of the linear layers."""
+class Rounding:
+    """Rounding of weights, of the inputs of linear layers, or of attention logits.
+
+    Attributes:
+        quantizer: a function of `quantizers`.
+        scale: what shares one. Of weights a "tensor", an output "channel", or a "group" of its
+            inputs. Of inputs a "tensor", a "token" or a "group" of its channels; calibrated
+            beforehand, an input "channel" or a "static" tensor. Of logits the "tensor" of a text, a
+            "head" or a "row"; only logits that a query sees count for it.
+        group: channels in a "group".
+        kept: share of the range, of "zeropoint"; numbers outside are clipped.
+        levels: of "integers".
+    """
 
     bits: int
-    quantizer: Literal["absmax", "integers", "zeropoint", "mxfp4", "fp8"]
-    scale: WeightScale
+    scale: str
+    quantizer: Literal["absmax", "integers", "zeropoint", "mxfp4", "fp8"] = "absmax"
     group: int = GROUP
-
-
-@dataclass(frozen=True, kw_only=True)
-class Activations:
-    """The inputs of the linear layers; a scale a channel, and a static one for a tensor, are
-    calibrated beforehand."""
-
-    bits: int
-    scale: InputScale
-    quantizer: Literal["absmax", "integers", "zeropoint", "fp8"] = "absmax"
-    levels: float | None = None  # of "integers"
-    group: int = GROUP  # channels of a token that share a scale
-    kept: float = 1.0  # share of the range, of "zeropoint"; numbers outside are clipped
-
-    @property
-    def calibrated(self) -> bool:
-        return self.scale in ("channel", "static")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Logits:
-    """Of attention, as they enter the softmax, by absmax over what each query may see."""
-
-    bits: int
-    scale: LogitScale
+    kept: float = 1.0
+    levels: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +44,16 @@ class KeysValues:
 
     Attributes:
         bits: by zero-point; None for eight-bit floats.
-        prerope: keys are rounded as `k_proj` gives them, before a norm and before RoPE.
+        scale: what shares one: a "token" and head; a "channel" and head (of values a token: KIVI,
+            arXiv 2402.02750); the "tensor" of a text and layer.
+        prerope: keys are rounded as `k_proj` gives them, before a norm and before RoPE (KVQuant,
+            arXiv 2401.18079).
         keep: so many first tokens of a text are left as they are, and count for no scale.
         rotated: each head is turned by a Hadamard matrix beforehand, and back.
     """
 
     bits: int | None
-    scale: CacheScale = "token"
+    scale: str = "token"
     prerope: bool = False
     keep: int = 0
     rotated: bool = False
@@ -93,9 +70,9 @@ class Scheme:
     name: str
     family: str
     bits: int | None
-    weights: Weights | None = None
-    activations: Activations | None = None
-    logits: Logits | None = None
+    weights: Rounding | None = None
+    activations: Rounding | None = None
+    logits: Rounding | None = None
     keys_values: KeysValues | None = None
     rotated: bool = False
 
@@ -104,38 +81,41 @@ class Scheme:
         """True where attention itself is changed."""
         return self.logits is not None or self.keys_values is not None
 
+    @property
+    def calibrated(self) -> bool:
+        """True where scales of the inputs are found beforehand, on a text."""
+        return self.activations is not None and self.activations.scale in ("channel", "static")
+
 
 ROTATED = "hadamard-"
-_MXFP4 = Weights(bits=4, quantizer="mxfp4", scale="group", group=MX_BLOCK)
-_BOTH: dict[str, tuple[WeightScale, InputScale]] = {
-    "coarse": ("tensor", "tensor"),
-    "moderate": ("channel", "tensor"),
-    "fine": ("channel", "channel"),
-    "token": ("channel", "token"),
-    "static": ("channel", "static"),
-}
-_DRAWN = ("coarse", "moderate", "fine", "token")
-# Family -> the bits that `all` draws: the papers' own and one step beyond.
-FAMILIES: dict[str, tuple[int, ...]] = {
-    **{f"wa-{scale}": (8, 6, 4) for scale in _DRAWN},
-    **{f"w-{scale}": (8, 6, 4, 3) for scale in ("channel", "group")},
-    **{f"logits-{scale}": (8, 6, 4) for scale in ("tensor", "head", "row")},
-}
-_TENSORS = ("weights", "activations", "logits", "keys_values")  # fields of a scheme
-_ALONE = ("channel", "group")  # with 16 bits of activations: those stay as they are
-_KINDS = {  # of what shares a scale
-    "w": ("tensor", "channel", "group"),
-    "a": ("token", "group"),
-    "logits": ("tensor", "head", "row"),
-}
-_NAME = re.compile(
-    r"(?P<what>w|a|logits)(?P<bits>\d+)(?:a(?P<inputs>\d+))?-(?P<kind>[a-z]+?)(?P<group>\d*)"
-    r"(?P<clip>-clip[1-9]\d?)?"
+_BITS, _GROUP = r"(?P<bits>\d+)", r"group(?:[2-9]|[1-9]\d+)?"
+_WA = rf"w{_BITS}a(?P<inputs>\d+)"
+# A pattern of names; the family, which is the name without its bits; what is rounded, and how.
+_GRAMMAR = (
+    (rf"{_WA}-(?P<kind>coarse|moderate|fine|token)", "wa-{kind}", "both", "absmax"),
+    (rf"{_WA}-(?P<kind>static)", "wa-{kind}", "both", "integers"),
+    (r"fp(?P<bits>8)-(?P<kind>token|static)", "fp8-{kind}", "both", "fp8"),
+    (rf"w{_BITS}-(?P<kind>tensor|channel|{_GROUP})", "w-{kind}", "weights", "zeropoint"),
+    (rf"w{_BITS}a16-(?P<kind>channel|{_GROUP})", "wa16-{kind}", "weights", "integers"),
+    (r"mxfp(?P<bits>4)", "mxfp4", "weights", "mxfp4"),
+    (
+        rf"a{_BITS}-(?P<kind>token|{_GROUP})(?P<clip>-clip[1-9]\d?)?",
+        "a-{kind}{clip}",
+        "activations",
+        "zeropoint",
+    ),
+    (rf"logits{_BITS}-(?P<kind>tensor|head|row)", "logits-{kind}", "logits", "absmax"),
+    (
+        rf"kv({_BITS}|(?P<fp8>-fp8))(-(?P<kind>token|channel|tensor))?(?P<prerope>-prerope)?"
+        r"(?P<keep>-keep[1-9]\d*)?",
+        "kv{fp8}-{kind}{prerope}{keep}",
+        "keys_values",
+        "",
+    ),
 )
-_CACHE = re.compile(
-    r"kv(?P<bits>\d+|-fp8)(-(?P<kind>(?!prerope|keep)[a-z]+))?(?P<prerope>-prerope)?"
-    r"(-keep(?P<keep>\d+))?"
-)
+# Of weights and of their inputs, a scale each; where none is named, a channel and the same.
+_OF_WEIGHTS = {"coarse": "tensor"}
+_OF_INPUTS = {"coarse": "tensor", "moderate": "tensor", "fine": "channel"}
 
 
 def scheme(name: str) -> Scheme:
@@ -144,92 +124,103 @@ def scheme(name: str) -> Scheme:
     Raises:
         ClearheadError: no such scheme, or bits outside 2 to 16.
     """
-    if "+" in name:
-        return _together(name, [scheme(one) for one in name.split("+")])
-    if name.startswith(ROTATED):
-        plain = scheme(name.removeprefix(ROTATED))
-        other = plain.weights is None and plain.keys_values is None
-        if other or plain.family.startswith(ROTATED):
-            raise ClearheadError(
-                f"scheme {name!r}: {ROTATED} turns the inputs of linear layers with their weights, "
-                f"or keys and values, once: choose {ROTATED}w8a8-coarse"
-            )
-        named = replace(plain, name=name, family=ROTATED + plain.family)
-        if plain.keys_values is not None:
-            return replace(named, keys_values=replace(plain.keys_values, rotated=True))
-        return replace(named, rotated=True)
-    if name == "mxfp4":
-        return Scheme(name=name, family="mxfp4", bits=_MXFP4.bits, weights=_MXFP4)
-    if match := _CACHE.fullmatch(name):
-        return _of_cache(name, match)
-    if name.startswith("fp8-"):
-        scale: Any = choose("granularity", name.removeprefix("fp8-"), ("token", "static"))
-        floats = Weights(bits=8, quantizer="fp8", scale="channel")
-        eight = Activations(bits=8, scale=scale, quantizer="fp8")
-        return Scheme(name=name, family=name, bits=8, weights=floats, activations=eight)
-    match = _NAME.fullmatch(name)
-    what = match["what"] if match else ""
-    if match is None or (match["inputs"] and what != "w") or (match["clip"] and what != "a"):
-        choose("scheme", name, [*every(), "mxfp4", "fp8-token", "a8-token", "kv8", "kv-fp8"])
-    assert match is not None
-    inputs, group = match["inputs"], match["group"]
-    alone = inputs == "16" and match["kind"] in _ALONE
-    kinds = _BOTH if inputs and not alone else _KINDS[what]
-    kind: Any = choose("granularity", match["kind"], kinds)
-    bits = checked(int(match["bits"]))
-    if group and (kind != "group" or int(group) < 2):
+    names = name.split("+")
+    if len(names) > 1 and "" in names:
         raise ClearheadError(
-            f"scheme {name!r}: only 'group' takes a number, of 2 inputs or more: w4-group64"
+            f"scheme {name!r} lacks a name beside its +: give one, such as w8a8-token+kv8"
         )
-    how: Any = "integers" if alone or kind == "static" else "absmax" if inputs else "zeropoint"
-    size, clip = int(group or GROUP), match["clip"] or ""
-    if inputs and not alone:
-        of_weights = Weights(bits=bits, quantizer=how, scale=_BOTH[kind][0])
-        of_inputs = Activations(bits=checked(int(inputs)), quantizer=how, scale=_BOTH[kind][1])
-        rounded: dict[str, Any] = {"weights": of_weights, "activations": of_inputs}
-        same = bits if bits == of_inputs.bits else None
-        return Scheme(name=name, family=f"wa-{kind}", bits=same, **rounded)
-    rounded = {"logits": Logits(bits=bits, scale=kind)}
-    if what == "w":
-        rounded = {"weights": Weights(bits=bits, quantizer=how, scale=kind, group=size)}
-    elif what == "a":
-        kept = int(clip.removeprefix("-clip") or 100) / 100
-        of_inputs = Activations(bits=bits, scale=kind, quantizer=how, group=size, kept=kept)
-        rounded = {"activations": of_inputs}
-    family = f"{what}{'a16' if alone else ''}-{kind}{group}{clip}"
-    return Scheme(name=name, family=family, bits=bits, **rounded)
-
-
-def _of_cache(name: str, match: re.Match[str]) -> Scheme:
-    kind: Any = choose("granularity", match["kind"] or "token", ("token", "channel", "tensor"))
-    bits = None if match["bits"] == "-fp8" else checked(int(match["bits"]))
-    family = f"kv{'-fp8' if bits is None else ''}-{kind}{match['prerope'] or ''}"
-    keep = int(match["keep"] or 0)
-    how = KeysValues(bits=bits, scale=kind, prerope=bool(match["prerope"]), keep=keep)
-    family += f"-keep{keep}" if keep else ""
-    return Scheme(name=name, family=family, bits=bits or 8, keys_values=how)
-
-
-def _together(name: str, parts: list[Scheme]) -> Scheme:
-    """One scheme of several, each of other tensors."""
-    whole = Scheme(name=name, family="+".join(one.family for one in parts), bits=None)
+    parts = [_alone(one) for one in names]
+    if len(parts) == 1:
+        return parts[0]
+    rounded: dict[str, Any] = {"rotated": any(part.rotated for part in parts)}
     for part in parts:
-        fields = {key: getattr(part, key) for key in _TENSORS if getattr(part, key) is not None}
-        if taken := [key for key in fields if getattr(whole, key) is not None]:
-            raise ClearheadError(
-                f"scheme {name!r} rounds {taken[0].replace('_', ' and ')} twice: name schemes of "
-                "other tensors, such as w8a8-token+kv8"
-            )
-        whole = replace(whole, **fields, rotated=whole.rotated or part.rotated)
-    bits = {one.bits for one in parts}
-    return replace(whole, bits=bits.pop() if len(bits) == 1 else None)
+        for key in ("weights", "activations", "logits", "keys_values"):
+            if getattr(part, key) is None:
+                continue
+            if key in rounded:
+                raise ClearheadError(
+                    f"scheme {name!r} rounds {key.replace('_', ' and ')} twice: name schemes of "
+                    "other tensors, such as w8a8-token+kv8"
+                )
+            rounded[key] = getattr(part, key)
+    bits = {part.bits for part in parts}
+    family = "+".join(part.family for part in parts)
+    return Scheme(name=name, family=family, bits=_one_of(bits), **rounded)
+
+
+def _alone(name: str) -> Scheme:
+    plain = name.removeprefix(ROTATED)
+    rows = ((re.fullmatch(row[0], plain), *row[1:]) for row in _GRAMMAR)
+    match, family, part, quantizer = next((row for row in rows if row[0]), (None, "", "", ""))
+    if match is None:
+        choose("scheme", name, [*every(), *_OTHERS])  # refuses it
+    assert match is not None
+    words = match.groupdict("")
+    kind = words["kind"] = words.get("kind") or {"mxfp4": f"group{MX_BLOCK}"}.get(plain, "token")
+    rounded: dict[str, Any] = {}
+    if part == "keys_values":
+        rounded[part] = _cache(**words)
+    elif part == "both":
+        of_weights = _OF_WEIGHTS.get(kind, "channel")
+        rounded["weights"] = _rounding(words["bits"], of_weights, quantizer)
+        inputs = words.get("inputs", words["bits"])
+        rounded["activations"] = _rounding(inputs, _OF_INPUTS.get(kind, kind), quantizer)
+    else:
+        rounded[part] = _rounding(words["bits"], kind, quantizer, words.get("clip", ""))
+    found = Scheme(
+        name=name,
+        family=family.format(**words),
+        bits=_one_of({part.bits or 8 for part in rounded.values()}),
+        **rounded,
+    )
+    if plain == name:
+        return found
+    found = replace(found, family=ROTATED + found.family)
+    if found.keys_values is not None:
+        return replace(found, keys_values=replace(found.keys_values, rotated=True))
+    if found.weights is not None:
+        return replace(found, rotated=True)
+    raise ClearheadError(
+        f"scheme {name!r}: {ROTATED} turns the inputs of linear layers with their weights, or keys "
+        f"and values: choose {ROTATED}w8a8-coarse"
+    )
+
+
+def _rounding(bits: str, kind: str, quantizer: Any, clip: str = "") -> Rounding:
+    scale, _, group = kind.partition("group")
+    return Rounding(
+        bits=checked(int(bits)),
+        scale=scale or "group",
+        quantizer=quantizer,
+        group=int(group or GROUP),
+        kept=int(clip.removeprefix("-clip") or 100) / 100,
+    )
+
+
+def _cache(bits: str, fp8: str, kind: str, prerope: str, keep: str) -> KeysValues:
+    return KeysValues(
+        bits=None if fp8 else checked(int(bits)),
+        scale=kind,
+        prerope=bool(prerope),
+        keep=int(keep.removeprefix("-keep") or 0),
+    )
+
+
+def _one_of(bits: set[Any]) -> int | None:
+    return bits.pop() if len(bits) == 1 else None
+
+
+_FEW = (8, 6, 4)
+_OTHERS = (  # for near misses
+    *("mxfp4", "fp8-token", "fp8-static", "w8a8-static", "w4a16-channel", "w4a16-group64"),
+    *("w4-group64", "a8-token", "a4-group32", "kv8", "kv4-channel", "kv-fp8", "hadamard-kv4"),
+)
 
 
 def every() -> list[str]:
-    """The names that `all` stands for."""
-    return [_name(family, bits) for family, several in FAMILIES.items() for bits in several]
-
-
-def _name(family: str, bits: int) -> str:
-    kind, _, scale = family.partition("-")
-    return f"w{bits}a{bits}-{scale}" if kind == "wa" else f"{kind}{bits}-{scale}"
+    """The names that `all` stands for: the papers' own bits and one step beyond."""
+    return [
+        *(f"w{n}a{n}-{scale}" for scale in ("coarse", "moderate", "fine", "token") for n in _FEW),
+        *(f"w{n}-{scale}" for scale in ("channel", "group") for n in (*_FEW, 3)),
+        *(f"logits{n}-{scale}" for scale in ("tensor", "head", "row") for n in _FEW),
+    ]
