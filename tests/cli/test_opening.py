@@ -90,7 +90,7 @@ def verbs(text: Path, cache: Path, tmp_path: Path) -> dict[str, list[str]]:
             *data,
         ],
         "deploy": [
-            *("quantize", "MODEL", "--deploy", "int8-weight-only", "--output", out),
+            *("quantize", "MODEL", "--deploy", "int8-dynamic-tensor", "--output", out),
             *("--length", "16", "--tokens", "32", *data),
         ],
         "convert": ["convert", "MODEL", out],

@@ -105,7 +105,7 @@ def test_of_several_models_one_in_few_bits_is_refused_before_any_is_measured(
     settings = json.loads((few / "config.json").read_text())
     settings["quantization_config"] = {"quant_method": "torchao"}
     (few / "config.json").write_text(json.dumps(settings))
-    words = ("--deploy", "int8-dynamic", "--output", str(out)) if deploy else ()
+    words = ("--deploy", "int8-dynamic-tensor", "--output", str(out)) if deploy else ()
     said = refusal(capsys, "quantize", str(model), str(few), *windows, *words)
     assert f"{few} is already quantised (torchao): give the one in full precision" in said
     assert not out.exists()

@@ -82,7 +82,7 @@ def test_version_and_empty_call(capsys):
         ("wandb", "finetune none --task cola --track wandb"),
         ("peft", "train --from none --data.data none --train.lora 2"),
         ("peft", "compare --from none --data.data none --vary train.lora=0,4"),
-        ("torchao", "quantize none --data.data none --deploy int8-dynamic --output new"),
+        ("torchao", "quantize none --data.data none --deploy int8-dynamic-tensor --output new"),
         ("compressed-tensors", "quantize none --data.data none --scheme w8a8-token --save new"),
         ("lm-eval", "eval none --data.data none --tasks perplexity,lm_eval"),
     ],
@@ -105,7 +105,7 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
     for words, said in (
         (("train", "--data.data", "none"), "already holds a run: go on with it by --resume"),
         (("train", "--from", "none", "--data.data", "none"), "already holds a run"),
-        (("quantize", "none", "--deploy", "int8-dynamic"), "exists: give a folder that"),
+        (("quantize", "none", "--deploy", "int8-dynamic-tensor"), "exists: give a folder that"),
     ):
         assert call(*words, "--output", str(tmp_path)) == 2
         assert said in capsys.readouterr().err

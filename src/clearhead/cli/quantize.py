@@ -16,19 +16,13 @@ def run(words: list[str]) -> int:
         examples=(
             "./SmolLM2-135M --scheme w8a8-coarse w8a8-token w4-channel",
             "./SmolLM2-135M --scheme w8a8-static --save served --data.data books",
-            "MODEL --deploy int8-weight-only --output runs/int8",
-            "MODEL REPAIRED --deploy int8-dynamic --output runs/both",
+            "MODEL --deploy int8-dynamic-tensor --output runs/int8",
         ),
     )
-    if command.save is not None:
-        from clearhead.experiments.saving import run_saving
+    if command.save is not None or command.deploy or command.output is not None:
+        from clearhead.experiments.saving import run_deployment, run_saving
 
-        run_saving(command, say=say, show=show)
-        return 0
-    if command.deploy or command.output is not None:
-        from clearhead.experiments.saving import run_deployment
-
-        run_deployment(command, say=say, show=show)
+        (run_deployment if command.save is None else run_saving)(command, say=say, show=show)
         return 0
     from clearhead.cli.publishing import publish
     from clearhead.experiments.quantization import run_quantization

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from clearhead.data import prepare, windows
 from clearhead.errors import ClearheadError, require
-from clearhead.eval import perplexity
 from clearhead.experiments.quantization import check_models
 from clearhead.experiments.run_setup import load_model, refuse_tokenizer, text_of
 from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
@@ -31,7 +30,7 @@ from clearhead.models.inspection import (
     within_memory,
 )
 from clearhead.models.loading import pretrained, resolved, save_tokenizer, without_bars
-from clearhead.quantize import Cost, Texts, cost, linear_layers, quantized, scheme
+from clearhead.quantize import Scheme, Texts, cost, linear_layers, quantized, scheme
 from clearhead.quantize.compressed import as_loaded, check_widths, compress, stated
 from clearhead.quantize.measure import CALIBRATION
 from clearhead.records import manifest
@@ -81,8 +80,8 @@ def run_saving(
     prompts = torch.stack(list(windows(corpus, length=tokens, count=PROMPTS, seed=1)))
     figures: dict[str, Any] = {"scheme": how.name, "of": source, "class": type(model).__name__}
     figures |= {"parameters": parameter_count(model), "length": config.length}
-    figures["full_perplexity"] = _perplexity(cost(model, None, texts))
-    figures["simulated_perplexity"] = _perplexity(cost(model, how, texts))
+    figures["full_perplexity"] = _perplexity(model, texts)
+    figures["simulated_perplexity"] = _perplexity(model, texts, how)
     with quantized(model, as_loaded(how), texts):
         predicted = continuations(model, prompts, tokens)
     with publish_folder(folder) as temporary, _quietly():
@@ -95,7 +94,7 @@ def run_saving(
     with _quietly():
         model, _ = load_model(str(folder), trust_remote_code=config.trust_remote_code)
         again = continuations(model, prompts, tokens)
-        figures["saved_perplexity"] = _perplexity(cost(model, None, texts))
+        figures["saved_perplexity"] = _perplexity(model, texts)
     equal = sum(a == b for a, b in zip(again, predicted, strict=True))
     figures |= {"prompts": len(prompts), "equal_continuations": equal}
     _keep(folder, figures, torch.device("cpu"), "compressed-tensors")
@@ -114,7 +113,8 @@ def run_saving(
     )
 
 
-def _perplexity(found: Cost) -> float:
+def _perplexity(model: Any, texts: Texts, how: Scheme | None = None) -> float:
+    found = cost(model, how, texts)
     if found.perplexity is None:
         raise ClearheadError(f"no perplexity: {found.reason}")
     return found.perplexity
@@ -130,139 +130,97 @@ def _quietly() -> Iterator[None]:
 def run_deployment(
     config: QuantizeConfig, *, say: Callable[[str], None], show: Callable[[str], None]
 ) -> None:
-    """Save models in few bits, load and measure them; each folder holds its figures.
+    """Save models by torchao; a new process loads and measures each beside the one in bfloat16.
 
     Raises:
-        ClearheadError: options that have no effect, a model or a form that does not work; a saved
-            model does not come back as it was.
+        ClearheadError: options that have no effect, a model that does not work.
     """
     refuse_tokenizer(config.data)
     idle = config.given("scheme", "seeds", "records", "page", "title")
-    if not config.deploy or config.output is None or idle:
+    if config.deploy is None or config.output is None or idle:
         raise ClearheadError(
             "a model to keep takes --deploy and --output"
             + (f"; {', '.join(idle)} would have no effect" if idle else "")
         )
-    forms = list(dict.fromkeys(config.deploy))
     require_new(config.output)
     check_models(config)
     for source, name in zip(config.models, short_names(config.models), strict=True):
-        peer, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
-        _, texts = _read(config, tokenizer, say)
-        load: dict[str, Any] = {"device_map": str(peer.device), "dtype": torch.bfloat16}
-        load["trust_remote_code"] = config.trust_remote_code
-        for form in forms:
-            alone = len(config.models) == len(forms) == 1
-            folder = config.output if alone else config.output / f"{name}-{form}"
-            with within_memory("a model is held twice, whole and in few bits: free memory for it"):
-                model, peer = deploy(peer, tokenizer, resolved(source), form, folder, load)
-            say(f"{name}, {form}: saved; a new process loads the saved model")
-            figures = {
-                "form": form,
-                "of": source,
-                "class": type(peer).__name__,
-                "parameters": parameter_count(peer),
-                **measured(model, peer, folder, texts, load),
-            }
-            _keep(folder, figures, peer.device, "torchao")
-            bits, full = (in_words(figures, side) for side in ("", "bfloat16_"))
-            show(f"{name}, {form}: {bits}; in bfloat16 {full}")
-            show(f"saved: {folder}; loaded and run by a new process")
+        folder = config.output
+        if len(config.models) > 1:
+            folder /= f"{name}-{config.deploy}"
+        with within_memory("a model is held twice, whole and in few bits: free memory for it"):
+            texts, load = _deploy(source, folder, config, say)
+            say(f"{name}, {config.deploy}: saved; a new process loads the saved model")
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                figures = pool.submit(_beside, folder, resolved(source), texts, load).result()
+        about = {"form": config.deploy, "of": source, **figures}
+        _keep(folder, about, torch.device(load["device_map"]), "torchao")
+        bits, full = (
+            f"{about[f'{side}bytes']:,} bytes, {style.number(about[f'{side}tokens_per_second'])} "
+            f"tokens/s, perplexity {about[f'{side}perplexity']:.2f}"
+            for side in ("", "bfloat16_")
+        )
+        show(f"{name}, {config.deploy}: {bits}; in bfloat16 {full}")
+        show(f"saved: {folder}; loaded and run by a new process")
 
 
-def in_words(figures: dict[str, Any], side: str) -> str:
-    """Bytes, speed and perplexity of a side, "" or "bfloat16_"."""
-    size, speed, perplexity = (
-        figures[f"{side}{name}"] for name in ("bytes", "tokens_per_second", "perplexity")
-    )
-    return f"{size:,} bytes, {style.number(speed)} tokens/s, perplexity {perplexity:.2f}"
-
-
-def deploy(
-    peer: Any, tokenizer: Any, source: str, form: str, folder: Path, load: dict[str, Any]
-) -> tuple[Any, Any]:
-    """Save the model `peer` at `source` in few bits to a new folder; `load` is for from_pretrained.
+def _deploy(
+    source: str, folder: Path, config: QuantizeConfig, say: Callable[[str], None]
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """Save a model in few bits to a new folder.
 
     Returns:
-        The saved model, and that of `source`, both loaded anew.
-
-    Raises:
-        ClearheadError: torchao is not installed, or refuses the model; the model has no
-            `nn.Linear`, or is quantised already; the folder exists.
+        The windows to measure, and options to open either model by from_pretrained.
     """
     torchao = require("torchao", "torchao").quantization
     from transformers import AutoModelForCausalLM, TorchAoConfig
 
-    dynamic = torchao.Int8DynamicActivationInt8WeightConfig
+    model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
+    _, texts = _read(config, tokenizer, say)
+    if not any(isinstance(layer, nn.Linear) for layer in linear_layers(model).values()):
+        raise ClearheadError(f"{type(model).__name__} has no nn.Linear: torchao quantises nothing")
+    load: dict[str, Any] = {"device_map": str(model.device), "dtype": torch.bfloat16}
+    load["trust_remote_code"] = config.trust_remote_code
+    head = model.get_output_embeddings()
+    kept = [name for name, module in model.named_modules() if module is head]
+    del model
     by_tensor = [torchao.PerTensor(), torchao.PerRow()]
-    config = {
-        "int8-weight-only": torchao.Int8WeightOnlyConfig,
-        "int8-dynamic": dynamic,
-        "int8-dynamic-tensor": lambda: dynamic(granularity=by_tensor),
-    }[form]()
-    require_new(folder)
-    if not any(isinstance(layer, nn.Linear) for layer in linear_layers(peer).values()):
-        raise ClearheadError(f"{type(peer).__name__} has no nn.Linear: torchao quantises nothing")
-    head = peer.get_output_embeddings()
-    kept = [name for name, module in peer.named_modules() if module is head]
-    few = TorchAoConfig(config, modules_to_not_convert=kept)
+    few = torchao.Int8DynamicActivationInt8WeightConfig(granularity=by_tensor)
+    few = TorchAoConfig(few, modules_to_not_convert=kept)
     try:
-        made = pretrained(AutoModelForCausalLM, source, quantization_config=few, **load)
+        model = pretrained(AutoModelForCausalLM, resolved(source), quantization_config=few, **load)
     except (RuntimeError, ValueError, ImportError, NotImplementedError) as error:
-        raise ClearheadError(f"torchao cannot make {form} of {source}: {error}") from error
+        raise ClearheadError(f"torchao cannot quantise {source}: {error}") from error
     with publish_folder(folder) as temporary, without_bars():
-        made.save_pretrained(temporary)
+        model.save_pretrained(temporary)
         save_tokenizer(tokenizer, temporary)
-    del made
-    model, peer = (pretrained(AutoModelForCausalLM, one, **load).eval() for one in (folder, source))
-    return model, peer
+    return texts, load
 
 
-def measured(
-    model: Any, peer: Any, folder: Path, texts: list[Tensor], load: dict[str, Any]
+def _beside(
+    folder: Path, source: str, windows: list[Tensor], load: dict[str, Any]
 ) -> dict[str, Any]:
-    """Bytes, tokens a second (in turns, one text at a time) and perplexity of both models.
-
-    Raises:
-        ClearheadError: a process of its own, which loads the folder, goes on from a prompt with
-            other tokens than this one's model; no perplexity.
-    """
-    tokens = min(DEPLOYED, (longest_text(peer) or 2 * DEPLOYED) // 2)
-    prompt, length = texts[0][None, :tokens], len(texts[0])
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        elsewhere = pool.submit(_elsewhere, folder, prompt.tolist(), tokens, load).result()
-        if elsewhere != continuations(model, prompt, tokens):
-            raise ClearheadError(
-                f"{folder} was saved, but a new process continues the text otherwise than this "
-                "one: do not use it"
-            )
-    sides = {"": model, "bfloat16_": peer}
-    turns = {side: partial(continuations, one, prompt, tokens) for side, one in sides.items()}
-    seconds = take_turns(turns, ROUNDS)
-    stored = {tensor.data_ptr(): tensor.nbytes for tensor in peer.state_dict().values()}
-    figures: dict[str, Any] = {"length": length, "tokens": len(texts) * length}
-    figures["bfloat16_bytes"] = sum(stored.values())
-    for side, one in sides.items():
-        with within_memory(f"give a smaller --length than {length}"):
-            found = perplexity(one, texts, length=length, batch_size=1)
-        if found.problem:
-            raise ClearheadError(f"no perplexity: {found.problem}")
-        figures[f"{side}perplexity"] = found.perplexity
-        figures[f"{side}tokens_per_second"] = tokens / median(seconds[side])
-    return figures
-
-
-def _elsewhere(
-    folder: Path, prompt: list[list[int]], tokens: int, load: dict[str, Any]
-) -> list[list[int]]:
+    """Bytes, tokens a second (in turns, one text at a time) and perplexity of the saved model, and
+    of the one it was made from in bfloat16; in a new process."""
     from transformers import AutoModelForCausalLM
 
     import clearhead.models  # registers our model type  # noqa: F401
     from clearhead import extensions
 
     extensions.load()
-    model = pretrained(AutoModelForCausalLM, folder, **load).eval()
-    return continuations(model, torch.tensor(prompt), tokens)
+    model, peer = (pretrained(AutoModelForCausalLM, one, **load).eval() for one in (folder, source))
+    tokens = min(DEPLOYED, (longest_text(peer) or 2 * DEPLOYED) // 2)
+    prompt, sides = windows[0][None, :tokens], {"": model, "bfloat16_": peer}
+    turns = {side: partial(continuations, one, prompt, tokens) for side, one in sides.items()}
+    seconds = take_turns(turns, ROUNDS)
+    stored = {tensor.data_ptr(): tensor.nbytes for tensor in peer.state_dict().values()}
+    figures: dict[str, Any] = {"class": type(peer).__name__, "parameters": parameter_count(peer)}
+    figures |= {"length": len(windows[0]), "tokens": sum(map(len, windows))}
+    figures["bfloat16_bytes"] = sum(stored.values())
+    for side, one in sides.items():
+        figures[f"{side}perplexity"] = _perplexity(one, Texts(windows=windows))
+        figures[f"{side}tokens_per_second"] = tokens / median(seconds[side])
+    return figures
 
 
 def continuations(model: Any, prompts_BT: Tensor, tokens: int) -> list[list[int]]:

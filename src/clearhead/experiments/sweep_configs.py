@@ -123,17 +123,17 @@ class QuantizeConfig(SweepConfig):
     scheme: tuple[SchemeName, ...] = ("w8a8-coarse", "w8a8-token", "w4-channel", "w4-group")
     """Schemes such as w8a8-fine, w3-group64, logits6-row, kv4-channel, w8a8-token+kv8; "all" stands
     for those of docs/quantize.md."""
-    deploy: tuple[Literal["int8-weight-only", "int8-dynamic", "int8-dynamic-tensor"], ...] = ()
-    """Instead of simulating, save the models in these forms (extra torchao) to --output, and show
-    size, speed and perplexity side by side."""
+    deploy: Literal["int8-dynamic-tensor"] | None = None
+    """Instead of simulating, save the models in int8 by torchao (its extra) to --output, and show
+    size, speed and perplexity beside bfloat16."""
     save: Path | None = None
     """Save one model under one scheme to this folder, in --format, for servers to load (extra
     compressed-tensors); it is opened again and compared with the simulation."""
     format: Literal["compressed-tensors"] = "compressed-tensors"
     """The format of --save: what vLLM and transformers load."""
     output: Path | None = None
-    """The folder of the saved model; of several models or forms that of MODEL-FORM folders. It must
-    not exist yet."""
+    """The folder of the saved model; of several models that of MODEL-FORM folders. It must not
+    exist yet."""
     length: Length = 256
     """Tokens in a window of text."""
     tokens: int = 32_768
