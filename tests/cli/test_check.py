@@ -28,7 +28,7 @@ def test_a_preset_with_changes(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("init:./sinc",), "no such folder"),
+        (("init:sinc",), "did you mean sink"),
         (("./no-such-folder",), "no such folder"),
         (("init:sink", "--attention", "sdpaa"), "none of sdpaa loads here"),
     ],

@@ -152,3 +152,37 @@ def test_a_model_of_one_position_has_no_distance(tokenizer, tmp_path, capsys):
     folder = saved_llama(tmp_path / "short", tokenizer, max_position_embeddings=1)
     said = refusal(capsys, "convert", folder, tmp_path / "made", "--to", "gated")
     assert "windows of 1 token have no next token to compare" in said
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "copies"),
+    [
+        ("convert", ("made",), 8),
+        ("convert", ("made", "--rotate", "down", "--equalise"), 10),
+        ("quantize", (), 8),
+        ("quantize", ("--save", "made", "--scheme", "w8a8-token"), 8),
+        ("quantize", ("--deploy", "int8-dynamic-tensor", "--output", "made"), 8),
+        ("diagnose", ("--output", "made"), 4),
+    ],
+)
+def test_too_little_memory_is_said_before_loading(
+    verb, words, copies, llama, tmp_path, monkeypatch, capsys
+):
+    """Of float32 weights: two copies of 4 bytes, half as much again while rows are equalised."""
+    for extra in {"torchao": "torchao", "compressed_tensors": ""}:
+        if set(words) & {"--save", "--deploy"}:
+            pytest.importorskip(extra)
+    monkeypatch.chdir(tmp_path)
+    count = sum(map(torch.numel, load_file(llama / "model.safetensors").values()))
+    loads = list[object]()
+    monkeypatch.setattr("clearhead.models.loading.pretrained", lambda *_, **__: loads.append(1))
+    monkeypatch.setattr("clearhead.models.memory._GIB", 1)
+    for free in (1, copies * count - 1):
+        monkeypatch.setattr("clearhead.models.memory.available", lambda device, free=free: free)
+        said = refusal(capsys, verb, llama, *words)
+        wanted = float(said.partition("wants ")[2].partition(" GiB")[0])
+        assert f"{verb} of {llama} wants " in said
+        assert f", and {free:.1f} GiB are available: use a larger machine" in said
+        assert copies * count <= wanted < 1.2 * copies * count
+    assert not loads
+    assert not (tmp_path / "made").exists()

@@ -31,7 +31,6 @@ BEYOND = {  # texts of twice the trained length, whose base is another
         "Llama", num_hidden_layers=3, max_position_embeddings=LONGEST, rope_parameters=DYNAMIC
     ),
     "transformer, dynamic": lambda: with_rope_scaling(make("transformer"), "dynamic", factor=4),
-    "xpos": lambda: make("xpos"),
 }
 
 

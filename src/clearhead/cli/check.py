@@ -19,8 +19,7 @@ class Command(OpensModels):
     """A model whose attention is checked."""
 
     model: Positional[Model]
-    """A folder, a run or a hub name; init:NAME for a preset, or a model's configuration, with fresh
-    weights."""
+    """A folder, a run or a hub name; init:NAME for a preset with fresh weights."""
     attention: tuple[Name, ...] = ()
     """Values of attn_implementation to check; those usual in the field where none is given."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -74,20 +73,14 @@ def run(words: list[str]) -> int:
 
 
 def _opened(command: Command) -> Any:
-    from clearhead.experiments.run_setup import OBJECTIVES, load_model, objective_of, reinitialised
+    from clearhead.experiments.run_setup import OBJECTIVES, load_model, objective_of
     from clearhead.models import preset
-    from clearhead.models.loading import best_device, resolved
-    from clearhead.named_models import PRESETS
+    from clearhead.models.loading import best_device
 
-    trust = command.trust_remote_code
-    if not command.model.startswith(FRESH):
-        if command.set:
-            raise ClearheadError("--set has no effect on a trained model: check init:NAME")
-        return load_model(command.model, ("causal", "masked"), trust_remote_code=trust)[0]
-    name = command.model.removeprefix(FRESH)
-    if name in PRESETS:
-        config = preset(name, **command.set)
-        model: Any = OBJECTIVES[objective_of(config)](config)
-    else:
-        model = reinitialised(resolved(name), command.set, trust_remote_code=trust)
-    return model.to(best_device())
+    if command.model.startswith(FRESH):
+        config = preset(command.model.removeprefix(FRESH), **command.set)
+        return OBJECTIVES[objective_of(config)](config).to(best_device())
+    if command.set:
+        raise ClearheadError("--set has no effect on a trained model: check init:NAME")
+    kinds = ("causal", "masked")
+    return load_model(command.model, kinds, trust_remote_code=command.trust_remote_code)[0]

@@ -17,7 +17,6 @@ from clearhead.nn.attention import Attention
 from clearhead.probe.attention_call import AttentionCall, Scores
 from clearhead.probe.tiles import AttentionTile
 
-SINK = 0.3  # mean weight of a text's queries on its first token (arXiv 2410.10781)
 MEDIAN_EVERY = 16  # queries: the median of the logits is over one query in so many
 METRICS = ("largest_key", "largest_value")
 PARTS = ("first", "rest", "prefix")
@@ -69,27 +68,6 @@ class RowMeans(Means):
         lines = [x for x in lines if "layer" not in x or x["metric"] not in OF_VISIBLE_KEYS]
         bad = {"metric": "non_finite_rows", "value": self._non_finite}
         return [*lines, bad] if self._non_finite else lines
-
-
-class SinkRate(Means):
-    """`sink_rate_0.3`, by map and layer: the share of (text, head) pairs whose mean weight on the
-    first token exceeds 0.3."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._mass: dict[str, Tensor] = {}  # of the texts now observed, [B, h] by map
-
-    def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-        queries = call.q.shape[2]
-        for part in tile.maps:
-            mass_BH = part.weights[..., 0].sum(-1)
-            if part.name in self._mass:
-                mass_BH = mass_BH + self._mass.pop(part.name)
-            if tile.start + part.weights.shape[2] < queries:
-                self._mass[part.name] = mass_BH
-                continue
-            above = (mass_BH / queries > SINK).sum()
-            self.add(call.layer, above, mass_BH.numel(), metric=f"sink_rate_{SINK}", map=part.name)
 
 
 class Lambdas(Means):
@@ -186,7 +164,10 @@ class KeyValueSizes:
     """
 
     def __init__(self) -> None:
-        self._largest: dict[tuple[str, str, int], tuple[float, tuple[int, ...]]] = {}
+        # Metric and part of the text → layer → the value, and its (token, head, channel).
+        self._largest: dict[tuple[str, str], dict[int, tuple[float, list[int]]]] = {
+            key: {} for key in product(METRICS, PARTS)
+        }
 
     def observe(self, call: AttentionCall) -> None:
         own = call.module.layer.head_dim if isinstance(call.module, Attention) else None
@@ -197,37 +178,38 @@ class KeyValueSizes:
             parts = (x_BGSD[:, :, :1], x_BGSD[:, :, 1:], prefix)
             for part, first, x in zip(PARTS, (0, 1, 0), parts, strict=True):
                 if x is not None and x.numel():
-                    self._add((metric, part, call.layer), x if i else x[..., :own], first)
-
-    def _add(self, key: tuple[str, str, int], x_BGSD: Tensor, first: int) -> None:
-        """Of numbers that are equal to rounding the earliest token's counts, whatever the batch."""
-        top_SGD = x_BGSD.abs().amax(0).transpose(0, 1)
-        value = float(top_SGD.max())
-        token, head, channel = (top_SGD >= EQUAL * value).nonzero()[:1].flatten().tolist() or (
-            0,
-        ) * 3
-        place = (token + first, head, channel)
-        largest, earlier = self._largest.get(key, (-1.0, place))
-        if value * EQUAL > largest or (not value < EQUAL * largest and place < earlier):
-            self._largest[key] = value, place
+                    layers = self._largest[metric, part]
+                    found = _largest(x if i else x[..., :own], first)
+                    layers[call.layer] = _larger(found, layers.get(call.layer, found))
 
     def measures(self) -> list[dict[str, Any]]:
         lines: list[dict[str, Any]] = []
-        for metric, part in product(METRICS, PARTS):
-            layers = {
-                layer: (value, f"head {head}, channel {channel}, token {token}")
-                for (name, tokens, layer), (value, place) in sorted(self._largest.items())
-                for token, head, channel in (place,)
-                if (name, tokens) == (metric, part)
-            }
+        for (metric, part), layers in self._largest.items():
             if not layers:
                 continue
-            top = max(layers, key=lambda layer: layers[layer][0])
             line = {"metric": metric, "tokens": part}
-            where = f"layer {top}, {layers[top][1]}"
-            lines.append({**line, "value": layers[top][0], "where": where})
-            lines += [
-                {**line, "layer": layer, "value": value, "where": where}
-                for layer, (value, where) in layers.items()
-            ]
+            by_layer = list[dict[str, Any]]()
+            for layer, (value, (token, head, channel)) in sorted(layers.items()):
+                where = f"head {head}, channel {channel}, token {token}"
+                by_layer.append({**line, "layer": layer, "value": value, "where": where})
+            top = max(by_layer, key=lambda one: one["value"])
+            where = f"layer {top['layer']}, {top['where']}"
+            lines += [{**line, "value": top["value"], "where": where}, *by_layer]
         return lines
+
+
+def _largest(x_BGSD: Tensor, first: int) -> tuple[float, list[int]]:
+    """The largest |x|, and its token (of a part that begins at `first`), head and channel: of
+    numbers that are equal to rounding the earliest token's, whatever the batch."""
+    top_SGD = x_BGSD.abs().amax(0).transpose(0, 1)
+    value = float(top_SGD.max())
+    token, head, channel = [*(top_SGD >= EQUAL * value).nonzero()[:1].flatten().tolist(), 0, 0, 0][
+        :3
+    ]
+    return value, [token + first, head, channel]
+
+
+def _larger(found: tuple[float, list[int]], before: tuple[float, list[int]]) -> Any:
+    if found[0] * EQUAL > before[0] or (not found[0] < EQUAL * before[0] and found[1] < before[1]):
+        return found
+    return before

@@ -16,7 +16,6 @@ from clearhead.diagnose.attention_profile import (
     LogitSizes,
     NullMass,
     RowMeans,
-    SinkRate,
 )
 from clearhead.diagnose.hidden import HiddenStatistics, ResidualStream
 from clearhead.diagnose.order import RotaryOrder
@@ -83,7 +82,7 @@ def diagnose(
     stream, order, gates = ResidualStream(), RotaryOrder(model), ClosedGates()
     hidden: list[Statistic] = [HiddenStatistics(), stream]
     tiles = ByTile(
-        weights=[RowMeans(), NullMass(), SinkRate(), Lambdas()],
+        weights=[RowMeans(), NullMass(), Lambdas()],
         scores=[LogitSizes()],
     )
     attention: list[Statistic] = [tiles, order, KeyValueSizes()]

@@ -72,8 +72,7 @@ class RotaryOrder(Means):
         k = call.k[:, :, n].repeat_interleave(call.q.shape[1] // call.k.shape[1], dim=1)
         h = rotary.pairs(call.q[:, :, m - (keys - queries)]) * rotary.pairs(k).conj()
         angle = (m - n)[:, None] * rotary.frequency
-        undone = torch.polar(1 / rotary.faded(m - n), -angle).to(h.dtype)
-        return h * undone
+        return h * torch.polar(torch.ones_like(angle), -angle).to(h.dtype)
 
     def _add(
         self,
@@ -109,6 +108,5 @@ class RotaryOrder(Means):
 def scores(h: Tensor, rotary: Rotary, distances: Tensor) -> Tensor:
     """Σ_j Re(h_j e^(isθ_j)), [N, distances]."""
     angle = rotary.frequency[:, None] * distances.to(rotary.frequency)
-    faded = rotary.faded(distances.to(angle.device)).mT
-    cos, sin = ((wave * faded).to(h.real.dtype) for wave in (angle.cos(), angle.sin()))
+    cos, sin = (wave.to(h.real.dtype) for wave in (angle.cos(), angle.sin()))
     return h.real @ cos - h.imag @ sin

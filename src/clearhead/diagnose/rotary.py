@@ -12,36 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead import ops
 from clearhead.nn import REGISTRY
 from clearhead.nn.attention import Attention
 from clearhead.nn.rotary import rotary_width
-from clearhead.ops.rope import FADING, xpos_zeta
 
 _TOLERANCE = 1e-3  # between the model's float32 and ours
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary:
-    """Pair j of a head is the channels (first[j], second[j]), turned by position · frequency[j].
-
-    Its score fades with distance s by exp(s · fading[j]) (xPos), or not at all.
-    """
+    """Pair j of a head is the channels (first[j], second[j]), turned by position · frequency[j]."""
 
     frequency: Tensor  # float64 [pairs]
     first: Tensor  # int64 [pairs]
     second: Tensor
-    fading: Tensor | None = None  # float64 [pairs]
 
     def pairs(self, x: Tensor) -> Tensor:
         """[..., D] as complex numbers [..., pairs], complex64 (complex128 for float64)."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         return torch.complex(x[..., self.first], x[..., self.second])
-
-    def faded(self, distances: Tensor) -> Tensor:
-        """The part of each pair's score that is left at distances [...], float64 [..., pairs]."""
-        at = distances[..., None].to(self.frequency)
-        return torch.ones_like(at) if self.fading is None else (at * self.fading).exp()
 
 
 def rotary_of(model: Any, module: nn.Module, layer: int, width: int, keys: int) -> Rotary | str:
@@ -70,24 +59,20 @@ def rotary_of(model: Any, module: nn.Module, layer: int, width: int, keys: int) 
 
 def _ours(module: Attention, keys: int) -> Rotary | str:
     layer = module.layer
-    if layer.position not in ("rope", "xpos"):
-        return f"position={layer.position!r} rotates nothing"
+    if layer.position != "rope":
+        return f"the order of position={layer.position!r} is not measured"
     if layer.scores == "coca-slack":
         return "coca-slack scores are no function of the distance"
     device = next(module.parameters()).device
     width = rotary_width(layer)
-    frequency, _ = ops.frequencies(layer.rope_parameters, width, device)
-    if layer.position == "rope":
-        places = torch.arange(keys, device=device)[None]
-        position: Any = REGISTRY.find("position", "rope").build(layer, 1)
-        frequency = position.tables(places[:, -1:], places).keys.frequency.flatten()
-    fading = xpos_zeta(frequency).double().log() / FADING if layer.position == "xpos" else None
+    places = torch.arange(keys, device=device)[None]
+    position: Any = REGISTRY.find("position", "rope").build(layer, 1)
+    frequency = position.tables(places[:, -1:], places).keys.frequency.flatten()
     pairs = width // 2
     return Rotary(
         frequency=frequency.double(),
         first=torch.arange(pairs, device=device),
         second=torch.arange(pairs, 2 * pairs, device=device),
-        fading=fading,
     )
 
 

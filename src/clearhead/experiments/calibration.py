@@ -91,18 +91,17 @@ def added_sinks(before: ClearheadConfig, after: ClearheadConfig) -> tuple[int, .
     )
 
 
-def check_sinks(before: ClearheadConfig, after: ClearheadConfig) -> None:
+def check_sinks(after: ClearheadConfig, added: tuple[int, ...]) -> None:
     """Raise a ClearheadError for a conversion that adds no learned sink, or adds one to V1's maps.
 
     Those reach attention in another order than their sinks'.
     """
-    layers = [after.layer(index) for index in added_sinks(before, after)]
-    if not layers:
+    if not added:
         raise ClearheadError(
             "--calibrate sets the sinks that a conversion adds, and a model's own stay as they "
             "are: give --to sink, --to key-value or --prefix auto, or --text to measure on"
         )
-    if any(layer.maps == "differential" for layer in layers):
+    if any(after.layer(index).maps == "differential" for index in added):
         raise ClearheadError(
             "--calibrate is not for maps='differential': choose maps=single or differential-v2"
         )

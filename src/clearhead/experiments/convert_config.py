@@ -98,6 +98,11 @@ class ConvertConfig(OpensModels):
         return overrides([*(word for word in self.to if "=" in word), *rotation])
 
     @property
+    def basis(self) -> list[Any]:
+        """The parts of `rotate` that are turned inside the weights."""
+        return [part for part in self.rotate if part != "down"]
+
+    @property
     def is_drawn(self) -> bool:
         """True if the conversion draws random rotations."""
         return bool({"residual", "values"} & {*self.rotate})

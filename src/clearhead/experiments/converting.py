@@ -17,6 +17,7 @@ from clearhead.experiments.convert_config import AUTO, ConvertConfig
 from clearhead.experiments.prefixes import (
     SEARCHED,
     Prefix,
+    check_after,
     check_prefix,
     difference_after,
     fill,
@@ -40,12 +41,13 @@ from clearhead.models.conversion import (
 from clearhead.models.equalised import check_equalised, equalised
 from clearhead.models.inspection import dtype_name, longest_text, within_memory
 from clearhead.models.loading import load_tokenizer
-from clearhead.models.rotated import Part, check_rotation, rotated
+from clearhead.models.memory import require_room
+from clearhead.models.rotated import check_rotation, rotated
 from clearhead.models.starts import changed, check_baseline, started, target
 from clearhead.nn.key_value import KeyValue
 from clearhead.nn.sink import AT_REST
 from clearhead.records import manifest
-from clearhead.records.files import publish_folder, read_json, require_new, write_json
+from clearhead.records.files import publish_folder, require_new, write_json
 from clearhead.records.provenance import provenance
 from clearhead.train.checkpoint import save_pretrained, whole
 
@@ -72,7 +74,6 @@ def run_conversion(
     """
     config.settings()  # refuses words of another form
     require_new(config.output)
-    earlier = _of_the_source(config.model)
     if (joined := whole(Path(config.model))) is not None:
         if config.changes or config.purpose:
             raise ClearheadError(
@@ -87,6 +88,8 @@ def run_conversion(
         say(f"{type(joined).__name__} of a checkpoint: {config.output}")
         return
     require_convertible(config.model, trust_remote_code=config.trust_remote_code)
+    copies = 2.5 if config.equalise else 2  # half of a model is its MLPs' gated rows
+    require_room(config.model, "convert", copies=copies, wide=True)
     model, tokenizer = load_model(config.model, trust_remote_code=config.trust_remote_code)
     require_own_tokenizer(config.model, model, tokenizer)
     if not config.changes:
@@ -97,7 +100,7 @@ def run_conversion(
     made = found.model
     with publish_folder(config.output) as folder:
         save_pretrained(made, tokenizer, folder)
-        write_json(folder / RECORD, {**found.record, "before": earlier})
+        write_json(folder / RECORD, found.record)
         manifest.seal(folder)
     for line in found.lines:
         say(line)
@@ -134,152 +137,28 @@ def to_the_other_format(model: Any, name: str, purpose: str | None = None) -> Co
     return Conversion(model=made, record={**record, **same, "relative": relative})
 
 
-class _Course:
-    """A conversion to other mechanisms under way; its steps in their order.
+class _Distances:
+    """Distances of a model under way from the first, on windows of text, and a line for each."""
 
-    Of the windows of the calibration text half calibrate or judge prefixes; the other half measures
-    the distance, unless there is a text of its own.
-    """
-
-    def __init__(self, model: Any, tokenizer: Any, config: ConvertConfig) -> None:
-        settings = config.settings()
-        self.config, self.tokenizer = config, tokenizer
-        self.changes, self.first = target(config.preset, settings), imported(model)
-        check_baseline(config.preset, settings, self.first.config)
-        self.length = min(config.length, model.config.max_position_embeddings)
-        self.basis: list[Part] = [part for part in config.rotate if part != "down"]
-        self.text = config.text or config.calibrate or STDLIB
-        self.prefix: Prefix | None = None
-        self.after = 0.0  # how far logits after the prefix are from the first model's
-        self.calibrating, self.windows = list[Tensor](), list[Tensor]()  # int64 [length] each
+    def __init__(self, first: Any, windows: list[Tensor], text: str, prefixed: bool) -> None:
+        self.first, self.windows, self.text, self.prefixed = first, windows, text, prefixed
         self.measures, self.lines = list[dict[str, Any]](), list[str]()
 
-    def check(self) -> None:
-        """Refuse what can be refused, before the minutes of the next two steps."""
-        config, ours = self.config, self.first.config
-        if config.prefix not in (None, AUTO):
-            self.prefix = given_prefix(config.prefix, self.tokenizer, ours.vocab_size)
-        if config.prefix is not None:
-            tokens = SEARCHED if self.prefix is None else len(self.prefix.ids)
-            check_prefix(ours, self.changes, tokens)
-            self.changes |= {"normalizer": "key-value", "prefix_length": tokens}
-        check_rotation(ours, self.basis)
-        with torch.device("meta"):
-            outline = ClearheadForCausalLM(changed(ours, self.changes))
-        if config.equalise:
-            check_equalised(outline)
-        self.added = added_sinks(ours, outline.config)
-        if config.sink_logit is not None and not self.added:
-            raise ClearheadError(
-                "--sink-logit is for the sinks that --to sink or normalizer=sink adds, and has no "
-                "effect without: a model keeps its own"
-            )
-        if config.calibrate is None or config.prefix is not None:
-            return
-        if not _has_keys(outline):
-            check_sinks(ours, outline.config)
-        elif _has_keys(self.first):
-            raise ClearheadError(
-                "--calibrate would replace the keys and values that this model has: give --text "
-                "to measure on, or convert the model that it was made from"
-            )
-        elif (places := outline.config.prefix_length) >= self.length:
-            raise ClearheadError(
-                f"prefix_length={places} takes the first tokens of longer windows than --length "
-                f"{self.length}: give --length {places + 1} or more"
-            )
-
-    def read(self) -> None:
-        config, count = self.config, self.config.windows
-        if config.calibrate is not None:
-            twice: Literal[1, 2] = 1 if config.text else 2
-            options: Any = {"length": self.length, "count": twice * count, "least": twice}
-            read = sample(config.calibrate, self.tokenizer, **options)
-            self.calibrating, self.windows = read[::twice], read[1::2]
-        if not self.windows or config.text is not None:
-            self.windows = sample(self.text, self.tokenizer, length=self.length, count=count)
-        if config.prefix == AUTO:
-            self.prefix = searched_prefix(self.first, self.tokenizer, self.calibrating)
-            self.changes["prefix_length"] = len(self.prefix.ids)
-
-    def turn(self) -> None:
-        config, self.before = self.config, self.first
-        if config.learn_rotation:
-            terminal.say("learning a rotation of the residual stream: a minute at a width of 576")
-        if self.basis:
-            turned = rotated(self.first, self.basis, seed=config.seed, learn=config.learn_rotation)
-            self.before = with_equal_logits(self.first, turned)
-
-    def start(self) -> None:
-        self.begun = started(self.before, self.changes)
-        self.made = self.begun.model
-        if self.prefix is not None:
-            fill(self.made, self.before, torch.tensor([self.prefix.ids]))
-            self.before = self.first  # whose memory is not one more model's
-        if self.config.equalise:
-            self.made = with_equal_logits(self.made, equalised(self.made))
-            self.begun = self.begun._replace(model=self.made)
-        # Learned keys may have taken positions.
-        self.length = min(self.length, longest_text(self.made) or self.length)
-        self.windows = [window[: self.length] for window in self.windows]
-        layers: Any = self.made.model.layers
-        self.sinks = [layers[index].self_attn.normalizer for index in self.added]
-        if (logit := self.config.sink_logit) is not None:
-            for sink in self.sinks:
-                nn.init.constant_(sink.logit, logit)
-
-    def fill(self) -> None:
-        if self.prefix is not None:
-            self.after = difference_after(self.made, self.first, self.prefix.ids)
-            if not self.after <= TOLERANCE:
-                raise ClearheadError(
-                    f"the model with a prefix gives other logits than the one after it, by "
-                    f"{self.after:.2g} of their size: convert --to a mechanism of another function "
-                    "first, then the result with --prefix"
-                )
-            return self._measure("with the prefix, against the model without it")
-        self._measure("start")
-        if self.calibrating and _has_keys(self.made):
-            first_tokens = torch.stack(self.calibrating)[:, : self.made.config.prefix_length]
-            fill(self.made, self.before, first_tokens)
-            self._measure("keys and values of first tokens")
-        elif self.calibrating:
-            calibrate(self.made, self.calibrating, self.added)
-            self._measure("calibrated beside the first token")
-        elif self.added and all(sink.rests for sink in self.sinks):
-            self.lines.append(f"{AT_REST}: give --calibrate TEXT, or --sink-logit 0 for softmax-1")
-
-    def round(self, rounded: Callable[[Any], Any]) -> None:
-        """Give the model the first's 16 bits, where it has them."""
-        self.made = rounded(self.made)
-        if self.made.dtype.itemsize == 2:
-            what = f"rounded to {dtype_name(self.made)}"
-            with in_float32(self.made):
-                self._measure(what)
-                if self.prefix is not None:
-                    self.after = difference_after(self.made, self.first, self.prefix.ids)
-
-    def compare(self) -> None:
-        """Add what the repair changed of sink, largest state and 8 bits."""
-        windows, less = self.windows[:WINDOWS], f"give a smaller --length than {self.length}"
-        with in_float32(self.made), within_memory(less):
-            before, after = (three_numbers(model, windows) for model in (self.first, self.made))
-        text = f"{sum(map(len, windows)):,} tokens of {self.text}"
-        self.numbers = {"before": before, "after": after}
-        self.lines += in_three_lines(before, after, text)
-
-    def _measure(self, what: str) -> None:
-        with within_memory(f"give a smaller --length than {self.length}"):
-            found = distance(self.first, self.made, self.windows)
-        self.relative = found.relative
+    def measure(self, made: Any, what: str) -> None:
+        found = distance(self.first, made, self.windows)
         self.measures.append({"what": what, **asdict(found)})
         # After a prefix logits are others by intent: how far says nothing of a fault.
-        largest = "" if self.prefix else f", largest difference of a logit {found.largest:.2g}"
+        largest = "" if self.prefixed else f", largest difference of a logit {found.largest:.2g}"
         self.lines.append(
             f"{what}: KL {found.divergence:z.4f} nats a token, perplexity "
             f"{found.perplexity_before:.2f} → {found.perplexity:.2f}{largest} "
             f"({found.tokens:,} tokens of {self.text})"
         )
+
+    @property
+    def relative(self) -> float:
+        """The last distance of the logits over their length."""
+        return float(self.measures[-1]["relative"])
 
 
 def to_other_mechanisms(
@@ -287,52 +166,159 @@ def to_other_mechanisms(
 ) -> Conversion:
     """The same weights under other mechanisms, with the distance from the first model.
 
+    Of the windows of the calibration text half calibrate or judge prefixes; the other half measures
+    the distance, unless there is a text of its own.
+
     Args:
         model: in float32, as within `in_float32`.
         rounded: gives the new model the first's 16 bits, where it has them.
     """
-    course = _Course(model, tokenizer, config)
-    course.check()
-    course.read()
-    course.turn()
-    course.start()
-    course.fill()
-    same_in_float32 = course.relative <= TOLERANCE
-    course.round(rounded)
-    course.compare()
-    prefix, lines = course.prefix, course.lines + course.begun.in_words()
-    return Conversion(
-        model=course.made,
-        lines=lines
-        if prefix is None
-        else [_prefix_line(prefix, course.made, course.after), *lines],
-        record={
-            **_record(config.model, model, course.made),
-            "changes": course.changes,
-            "rotated": course.basis,
-            "seed": config.seed if course.basis else None,
-            "learned_rotation": config.learn_rotation,
-            "equalised": config.equalise,
-            "same_in_float32": same_in_float32,
-            "same_function": course.relative <= TOLERANCE,
-            "relative": course.relative,
-            "new": course.begun.new,
-            "dropped": course.begun.dropped,
-            "measures": course.measures,
-            "repaired": course.numbers,
-            "text": course.text,
-            "calibration": config.calibrate,
-            "length": course.length,
-            "windows": len(course.windows),
-            "prefix": None if prefix is None else {**asdict(prefix), "relative": course.after},
-        },
-    )
+    settings = config.settings()
+    changes, first = target(config.preset, settings), imported(model)
+    check_baseline(config.preset, settings, first.config)
+    length = min(config.length, model.config.max_position_embeddings)
+    prefix, basis = None, config.basis
+    text = config.text or config.calibrate or STDLIB
+    if config.prefix not in (None, AUTO):
+        prefix = given_prefix(config.prefix, tokenizer, first.config.vocab_size)
+    if config.prefix is not None:
+        tokens = SEARCHED if prefix is None else len(prefix.ids)
+        check_prefix(first.config, changes, tokens)
+        changes |= {"normalizer": "key-value", "prefix_length": tokens}
+    check_rotation(first.config, basis)
+    added = _checked(config, first, changes, length)  # before the minutes of the next two steps
+    calibrating, windows = _texts(config, text, tokenizer, length)
+    if config.prefix == AUTO:
+        prefix = searched_prefix(first, tokenizer, calibrating)
+        changes["prefix_length"] = len(prefix.ids)
+    before = first
+    if config.learn_rotation:
+        terminal.say("learning a rotation of the residual stream: a minute at a width of 576")
+    if basis:
+        turned = rotated(first, basis, seed=config.seed, learn=config.learn_rotation)
+        before = with_equal_logits(first, turned)
+        del turned
+    start = started(before, changes)
+    made = start.model
+    if prefix is not None:
+        fill(made, before, torch.tensor([prefix.ids]))
+        before = first
+    if config.equalise:
+        made = with_equal_logits(made, equalised(made))
+        start = start._replace(model=made)
+    length = min(length, longest_text(made) or length)  # learned keys may have taken positions
+    windows = [window[:length] for window in windows]
+    distances = _Distances(first, windows, text, prefix is not None)
+    with within_memory(f"give a smaller --length than {length}"):
+        if prefix is None:
+            _calibrate(config, made, before, calibrating, added, distances)
+        else:
+            check_after(made, first, prefix)
+            distances.measure(made, "with the prefix, against the model without it")
+        same_in_float32 = distances.relative <= TOLERANCE
+        made = rounded(made)
+        narrow = dtype_name(made) if made.dtype.itemsize == 2 else None
+        with in_float32(made):
+            if narrow is not None:
+                distances.measure(made, f"rounded to {narrow}")
+            after = 0.0 if prefix is None else difference_after(made, first, prefix.ids)
+            few = windows[:WINDOWS]
+            numbers = {"before": three_numbers(first, few), "after": three_numbers(made, few)}
+    said = in_three_lines(**numbers, text=f"{sum(map(len, few)):,} tokens of {text}")
+    lines = [*distances.lines, *said, *start.in_words()]
+    if prefix is not None:
+        lines.insert(0, _prefix_line(prefix, made, after))
+    record = {
+        **_record(config.model, model, made),
+        "changes": changes,
+        "rotated": basis,
+        "seed": config.seed if basis else None,
+        "learned_rotation": config.learn_rotation,
+        "equalised": config.equalise,
+        "same_in_float32": same_in_float32,
+        "same_function": distances.relative <= TOLERANCE,
+        "relative": distances.relative,
+        "new": start.new,
+        "dropped": start.dropped,
+        "measures": distances.measures,
+        "repaired": numbers,
+        "text": text,
+        "calibration": config.calibrate,
+        "length": length,
+        "windows": len(windows),
+        "prefix": None if prefix is None else {**asdict(prefix), "relative": after},
+    }
+    return Conversion(model=made, lines=lines, record=record)
 
 
-def _of_the_source(model: str) -> dict[str, Any] | None:
-    """The record of the conversion that made the source, with its prefix."""
-    path = Path(model) / RECORD
-    return read_json(path, "delete it to convert without it") if path.is_file() else None
+def _checked(
+    config: ConvertConfig, first: ClearheadForCausalLM, changes: dict[str, Any], length: int
+) -> tuple[int, ...]:
+    """The layers that get a learned sink, after what cannot be converted so is refused."""
+    with torch.device("meta"):
+        outline = ClearheadForCausalLM(changed(first.config, changes))
+    if config.equalise:
+        check_equalised(outline)
+    added = added_sinks(first.config, outline.config)
+    if config.sink_logit is not None and not added:
+        raise ClearheadError(
+            "--sink-logit is for the sinks that --to sink or normalizer=sink adds, and has no "
+            "effect without: a model keeps its own"
+        )
+    if config.calibrate is None or config.prefix is not None:
+        return added
+    if not _has_keys(outline):
+        check_sinks(outline.config, added)
+    elif _has_keys(first):
+        raise ClearheadError(
+            "--calibrate would replace the keys and values that this model has: give --text "
+            "to measure on, or convert the model that it was made from"
+        )
+    elif (places := outline.config.prefix_length) >= length:
+        raise ClearheadError(
+            f"prefix_length={places} takes the first tokens of longer windows than --length "
+            f"{length}: give --length {places + 1} or more"
+        )
+    return added
+
+
+def _texts(
+    config: ConvertConfig, text: str, tokenizer: Any, length: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Windows to calibrate on and windows to measure on, int64 [length] each."""
+    calibrating, windows, count = list[Tensor](), list[Tensor](), config.windows
+    if config.calibrate is not None:
+        twice: Literal[1, 2] = 1 if config.text else 2
+        read = sample(config.calibrate, tokenizer, length=length, count=twice * count, least=twice)
+        calibrating, windows = read[::twice], read[1::2]
+    if not windows or config.text is not None:
+        windows = sample(text, tokenizer, length=length, count=count)
+    return calibrating, windows
+
+
+def _calibrate(
+    config: ConvertConfig,
+    made: ClearheadForCausalLM,
+    before: ClearheadForCausalLM,
+    windows: list[Tensor],
+    added: tuple[int, ...],
+    distances: _Distances,
+) -> None:
+    """Set what the conversion adds: sinks, or learned keys and values; measured at each step."""
+    blocks: Any = made.model.layers
+    sinks = [blocks[index].self_attn.normalizer for index in added]
+    if (logit := config.sink_logit) is not None:
+        for sink in sinks:
+            nn.init.constant_(sink.logit, logit)
+    distances.measure(made, "start")
+    if windows and _has_keys(made):
+        fill(made, before, torch.stack(windows)[:, : made.config.prefix_length])
+        distances.measure(made, "keys and values of first tokens")
+    elif windows:
+        calibrate(made, windows, added)
+        distances.measure(made, "calibrated beside the first token")
+    elif sinks and all(sink.rests for sink in sinks):
+        distances.lines.append(f"{AT_REST}: give --calibrate TEXT, or --sink-logit 0 for softmax-1")
 
 
 def _prefix_line(prefix: Prefix, made: ClearheadForCausalLM, after: float) -> str:

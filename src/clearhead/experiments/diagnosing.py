@@ -16,7 +16,7 @@ from clearhead.measure import Portion, Subject, Texts
 from clearhead.measure.sweep import sweep
 from clearhead.models.catalogue import preset
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
-from clearhead.models.loading import resolved
+from clearhead.models.memory import require_room
 from clearhead.progress import Work
 from clearhead.records.runs import DIAGNOSIS, Line
 
@@ -38,7 +38,7 @@ def run_diagnosis(
         if source.startswith(FRESH):  # a mistyped name is refused before the other is measured
             preset(source.removeprefix(FRESH), config.size or "tiny", **config.set)
         else:
-            resolved(source)
+            require_room(source, "diagnose", copies=1)
 
     def portion(source: str, name: str) -> Portion:
         with within_memory(LESS_MEMORY):

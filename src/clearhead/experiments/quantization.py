@@ -14,6 +14,7 @@ from clearhead.measure import Portion, Subject, Texts
 from clearhead.measure.sweep import sweep
 from clearhead.models.inspection import dtype_name, parameter_count
 from clearhead.models.loading import explained, load_config, resolved
+from clearhead.models.memory import require_room
 from clearhead.progress import Work
 from clearhead.quantize import Scheme, every, left_out, linear_layers, scheme
 from clearhead.quantize.linear import refuse_quantised
@@ -49,12 +50,14 @@ def run_quantization(
 
 
 def check_models(config: QuantizeConfig) -> None:
-    """Refuse a path that leads nowhere and a model in few bits before the others are measured."""
+    """Refuse a path that leads nowhere, a model in few bits, and one too large for the memory,
+    before the others are measured."""
     for source in config.models:
         path = resolved(source)
         with explained(path):
             settings = load_config(path, trust_remote_code=config.trust_remote_code)
         refuse_quantised(settings, source)
+        require_room(source, "quantize", copies=2)
 
 
 def _portion(

@@ -14,14 +14,7 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments.sweep_configs import OWN
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models.base_model import ClearheadModel
-from clearhead.models.loading import (
-    auto_class,
-    best_device,
-    explained,
-    kind_of,
-    load,
-    load_config,
-)
+from clearhead.models.loading import best_device, load
 from clearhead.nn import REGISTRY
 from clearhead.train import TrainConfig
 from clearhead.train.run_dir import RUN_FILE, read_record
@@ -166,18 +159,6 @@ def untrained(
     corpus = prepare(data, progress=say)
     config = fitted(name, size, corpus, TrainConfig(), **changes)
     return OBJECTIVES[objective_of(config)](config).to(best_device()).eval(), corpus
-
-
-def reinitialised(name: str, changes: Mapping[str, Any], *, trust_remote_code: bool) -> Any:
-    """A model of a checkpoint's configuration, with `changes` to it and fresh weights.
-
-    Args:
-        name: of a checkpoint, as `loading.resolved` has it.
-    """
-    auto = auto_class(kind_of(name, trust_remote_code=trust_remote_code))
-    with explained(name):
-        config = load_config(name, trust_remote_code=trust_remote_code, **changes)
-        return auto.from_config(config, trust_remote_code=trust_remote_code)
 
 
 def refuse_tokenizer(data: DataConfig) -> None:

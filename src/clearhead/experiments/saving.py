@@ -66,6 +66,7 @@ def run_saving(
     assert folder is not None
     require_new(folder)
     source = config.models[0]
+    check_models(config)
     model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
     if model.config.model_type == "clearhead":
         raise ClearheadError(

@@ -21,22 +21,6 @@ ROWS = 128
 WEIGHTS = 1 << 22
 
 
-class Tile(NamedTuple):
-    """Rows `start` to `start + R` of softmax maps and their first S keys; further keys are hidden.
-
-    Attributes:
-        start: the first of its queries.
-        weights: [B, H, R, S], float32 (float64 for float64 queries), 0 where hidden.
-        visible: bool [B or 1, H or 1, R, S], True where the query may see the key.
-        null: [B, H, R], the weight of the sink; None where there is no sink.
-    """
-
-    start: int
-    weights: Tensor
-    visible: Tensor
-    null: Tensor | None
-
-
 class Scores(NamedTuple):
     """Rows `start` to `start + R` of the logits, as they enter the softmax.
 

@@ -4,7 +4,7 @@ Shape suffixes as in `clearhead.probe.attention_call`; h is the heads of one map
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead.nn.attention import Attention
 from clearhead.ops.attention import at_zero_queries
-from clearhead.probe.attention_call import AttentionCall, Scores, Tile, normalised
+from clearhead.probe.attention_call import AttentionCall, Scores, normalised
 from clearhead.probe.observation import Statistic, measures_of
 
 PLAIN = "softmax"
@@ -20,69 +20,26 @@ DIFFERENCE = "difference"
 SHAPED = "shaped"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerMaps:
-    """The attention maps of one layer.
-
-    Attributes:
-        names: of the maps that are rows of weights each, in the order of `split`.
-        lambdas: λ of the difference, a scalar or [B, heads, T, 1]; None where there is none.
-        by: the module that splits and combines; None for one map a head.
-        call: of clearhead's own attention, where its shaping makes another matrix of the maps.
-    """
+class _Maps(NamedTuple):
+    """The softmax maps of one layer: names, what splits and combines them (None for one map a
+    head), and λ of their difference, a scalar or [B, heads, T, 1]; None where there is none."""
 
     names: tuple[str, ...]
-    lambdas: Tensor | None
     by: Any
-    call: AttentionCall | None = None
+    lambdas: Tensor | None
 
     def split(self, heads_BH: Tensor) -> Sequence[Tensor]:
         """Split a tensor with heads in dimension 1 into one for each map."""
         return (heads_BH,) if self.by is None else self.by.split(heads_BH)
 
-    def difference(self, weights_BHRS: Tensor, start: int) -> Tensor | None:
-        """The signed map [B, heads, R, S] of the queries from `start` on, where there is one."""
-        if self.lambdas is None:
-            return None
-        return self.by.effective_weights(weights_BHRS, self._of_rows(weights_BHRS, start))
 
-    def shaped(self, tile: Tile, before: int) -> Tensor | None:
-        """The matrix α I + β A − γ C, [B, heads, R, S], or None; `before`: keys before query 0."""
-        call = self.call
-        if call is None:
-            return None
-        by, first = self._of_rows(tile.weights, tile.start), before + tile.start
-        attention: Any = call.module
-        return attention.effective_weights(
-            tile.weights, by, lambda: _at_zero_queries(call, tile), first
-        )
-
-    def _of_rows(self, weights_BHRS: Tensor, start: int) -> Tensor | None:
-        lambdas = self.lambdas
-        if lambdas is not None and lambdas.ndim > 2:  # one for each token
-            lambdas = lambdas[:, :, start : start + weights_BHRS.shape[2]]
-        return lambdas
-
-
-def maps_of(call: AttentionCall) -> LayerMaps:
+def _maps_of(call: AttentionCall) -> _Maps:
     """The maps of clearhead's attention and of DiffLlama; any other attention has one a head."""
     if isinstance(call.module, Attention):
-        return LayerMaps(
-            names=call.module.maps.maps,
-            lambdas=call.lambdas,
-            by=call.module.maps,
-            call=call if call.module.layer.shaping != "none" else None,
-        )
+        return _Maps(call.module.maps.maps, call.module.maps, call.lambdas)
     if type(call.module).__name__ == "DiffLlamaAttention":
-        return LayerMaps(names=_Halves.maps, lambdas=_diffllama_lambda(call.module), by=_Halves)
-    return LayerMaps(names=(PLAIN,), lambdas=None, by=None)
-
-
-def _at_zero_queries(call: AttentionCall, tile: Tile) -> Tensor:
-    """The softmax maps [B, H, R, S] at W_Q = 0."""
-    resting = replace(call, sink=at_zero_queries(call.sink))
-    score = torch.zeros_like(tile.weights).masked_fill(~tile.visible, -torch.inf)
-    return normalised(score, resting.null_logit())[0]
+        return _Maps(_Halves.maps, _Halves, _diffllama_lambda(call.module))
+    return _Maps((PLAIN,), None, None)
 
 
 class _Halves:
@@ -161,7 +118,7 @@ class ByTile:
         self._of_scores, self._of_weights = scores, weights
 
     def observe(self, call: AttentionCall) -> None:
-        maps = maps_of(call)
+        maps = _maps_of(call)
         for scores in call.scores(TILE):
             for of_scores in self._of_scores:
                 of_scores.observe(call, scores)
@@ -173,7 +130,7 @@ class ByTile:
         return measures_of([*self._of_weights, *self._of_scores])
 
 
-def _softmax(call: AttentionCall, maps: LayerMaps, scores: Scores) -> AttentionTile:
+def _softmax(call: AttentionCall, maps: _Maps, scores: Scores) -> AttentionTile:
     """Weights in the memory of the scores, with what several statistics need of each row."""
     start, score, visible, clear = scores
     if clear < score.shape[-1]:
@@ -205,23 +162,41 @@ def _softmax(call: AttentionCall, maps: LayerMaps, scores: Scores) -> AttentionT
     split = [maps.split(part) for part in parts]
     nulls = [None] * len(maps.names) if null is None else maps.split(null)
     tiles = [MapTile(*map_) for map_ in zip(maps.names, *split, nulls, strict=True)]
-    tiles += _combined(call, maps, Tile(start, weights, visible, null), counted)
+    tiles += _combined(call, maps, start, weights, visible, counted)
     return AttentionTile(start, visible, tiles, maps.lambdas, int((~finite & seen).sum()))
 
 
 def _combined(
-    call: AttentionCall, maps: LayerMaps, tile: Tile, counted_BHR: Tensor
+    call: AttentionCall,
+    maps: _Maps,
+    start: int,
+    weights_BHRS: Tensor,
+    visible: Tensor,
+    counted_BHR: Tensor,
 ) -> Iterator[MapTile]:
-    """The signed matrices that a layer makes of its softmax maps."""
-    difference = maps.difference(tile.weights, tile.start)
-    shaped = maps.shaped(tile, call.k.shape[2] - call.q.shape[2])
-    for name, signed in ((DIFFERENCE, difference), (SHAPED, shaped)):
-        if signed is not None:
-            counted = torch.stack(list(maps.split(counted_BHR))).all(0)
-            signed = signed.masked_fill(~counted[..., None], 0.0)
-            # Signed weights may all be below the 0 of a hidden key.
-            share, _ = _first_is_largest(signed.masked_fill(~tile.visible, -torch.inf))
-            yield MapTile(name, signed, counted, share)
+    """The signed matrices that a layer makes of its softmax maps: their difference, and the
+    α I + β A − γ C of a shaped block."""
+    lambdas, signed = maps.lambdas, dict[str, Tensor]()
+    if lambdas is not None and lambdas.ndim > 2:  # one for each token
+        lambdas = lambdas[:, :, start : start + weights_BHRS.shape[2]]
+    if lambdas is not None:
+        signed[DIFFERENCE] = maps.by.effective_weights(weights_BHRS, lambdas)
+    if isinstance(call.module, Attention) and call.module.layer.shaping != "none":
+
+        def resting() -> Tensor:  # the softmax maps at W_Q = 0
+            null = replace(call, sink=at_zero_queries(call.sink)).null_logit()
+            return normalised(torch.where(visible, 0.0, -torch.inf).expand_as(weights_BHRS), null)[
+                0
+            ]
+
+        first = call.k.shape[2] - call.q.shape[2] + start
+        signed[SHAPED] = call.module.effective_weights(weights_BHRS, lambdas, resting, first)
+    counted = torch.stack(list(maps.split(counted_BHR))).all(0)
+    for name, matrix in signed.items():
+        matrix = matrix.masked_fill(~counted[..., None], 0.0)
+        # Signed weights may all be below the 0 of a hidden key.
+        share, _ = _first_is_largest(matrix.masked_fill(~visible, -torch.inf))
+        yield MapTile(name, matrix, counted, share)
 
 
 def _first_is_largest(scores_BHRS: Tensor) -> tuple[Tensor, Tensor]:

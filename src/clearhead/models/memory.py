@@ -1,0 +1,65 @@
+"""The memory that work on a model takes, said before the model is loaded."""
+
+import math
+import os
+from pathlib import Path
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from safetensors import safe_open
+
+from clearhead.errors import ClearheadError
+from clearhead.models.loading import best_device, resolved
+
+_GIB = 2**30
+
+
+def available(device: torch.device) -> int:
+    """Bytes that may be taken: what is free on a GPU; on the CPU, without swapping."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        lines = meminfo.read_text("utf-8").splitlines()
+        words = next(line for line in lines if line.startswith("MemAvailable")).split()
+        return int(words[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def require_memory(wanted: float, what: str, device: torch.device) -> None:
+    """Raise a ClearheadError where less than `wanted` bytes are available."""
+    if wanted > (free := available(device)):
+        raise ClearheadError(
+            f"{what} wants {wanted / _GIB:.1f} GiB of memory, and {free / _GIB:.1f} GiB are "
+            "available: use a larger machine, or end other programs"
+        )
+
+
+def require_room(name: str, work: str, *, copies: float, wide: bool = False) -> None:
+    """Refuse work on a model before it is loaded, where its copies would not fit into memory.
+
+    A model that is not on this machine yet is not measured.
+
+    Args:
+        work: a word for the message, such as "convert".
+        copies: of all weights that are held at once.
+        wide: they are in float32; else as they are saved.
+
+    Raises:
+        ClearheadError: with the bytes that are wanted and available.
+    """
+    folder = Path(resolved(name))
+    if not folder.is_dir():
+        cached = try_to_load_from_cache(name, "config.json")
+        if not isinstance(cached, str):
+            return
+        folder = Path(cached).parent
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        if not wide:
+            total += path.stat().st_size
+            continue
+        with safe_open(path, "pt") as weights:
+            shapes = [weights.get_slice(key).get_shape() for key in weights.keys()]  # noqa: SIM118
+        total += 4 * sum(map(math.prod, shapes))
+    require_memory(copies * total, f"{work} of {name}", best_device())
