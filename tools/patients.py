@@ -7,7 +7,7 @@
 are joined and checked, and transformers reads them (`from_pretrained(…, gguf_file=…)`) into
 float32. Their matrices were rounded to 4 to 8 bits once: what is measured of activations is real,
 what few bits of weights cost is not that of the original. Qwen's file holds its tied table twice,
-for the head in more bits: that one is both here. Wants pip, torch, transformers and accelerate;
+for the head in more bits: that one is both here. Wants pip, clearhead and accelerate;
 `gguf` is installed beside the wheels. Nothing of the wheels is run.
 """
 

@@ -9,14 +9,13 @@ from torch import Tensor
 from transformers import T5Config, T5ForConditionalGeneration
 
 from clearhead import ClearheadError
-from clearhead.diagnose import attention_profile, diagnose
+from clearhead.diagnose import diagnose
 from clearhead.diagnose.attention_profile import LogitSizes, RowMeans
 from clearhead.diagnose.hidden import ResidualStream
-from clearhead.models import with_rope_scaling
 from clearhead.models.inspection import longest_text, within_memory
-from clearhead.probe import AttentionCall, ByTile, observe
+from clearhead.probe import ByTile, observe
 
-from .kinds import LONGEST, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
+from .kinds import ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
 
 T = 33
 HIDDEN = (
@@ -24,7 +23,7 @@ HIDDEN = (
     *("hidden_median", "similarity", "effective_rank", "norm_first", "norm_rest"),
 )
 ATTENTION = (
-    *("first_token_argmax_share", "first_token_mass", "sink_rate_0.3", "entropy"),
+    *("first_token_argmax_share", "first_token_mass", "entropy"),
     *("chance_floor", "logit_top_1", "logit_median"),
 )
 ORDER = ("anomalous_before", "anomalous_weight_before", "order_broken_content")
@@ -110,44 +109,6 @@ def test_diffllama_is_seen_once_a_layer_and_as_ours(tiny):
         assert all(a == pytest.approx(b, rel=1e-3) for a, b in pairs), metric
 
 
-class _Whole:
-    """The last layer's logits and weights on one text, [H, T, T] in float64."""
-
-    def observe(self, call: AttentionCall) -> None:
-        if call.layer != 2:
-            return
-        k = call.k.repeat_interleave(call.q.shape[1] // call.k.shape[1], 1).double()
-        logits = (call.q.double() @ k.mT * call.scale)[0]
-        hidden = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
-        raised = logits.masked_fill(hidden, -math.inf).exp()
-        null = 0.0 if call.sink is None else math.exp(call.sink)
-        self.weights = raised / (raised.sum(-1, keepdim=True) + null)
-
-
-def test_the_null_key_and_the_sink_rate_beyond_the_training_length(tiny, monkeypatch):
-    """The null key's weight by position and the sink rate of a layer, from the formulas."""
-    model = with_rope_scaling(make("softmax1"), "dynamic", factor=4)
-    texts = [torch.randint(2, VOCABULARY, (4 * LONGEST,)) for _ in range(3)]
-    weights = []
-    for text in texts:
-        whole = _Whole()
-        with torch.no_grad(), observe(model, attention=[whole]):
-            model(text[None])
-        weights.append(whole.weights)
-    weights_NTT = torch.cat(weights)
-    first_N = weights_NTT[..., 0].mean(-1)
-    limit = float(first_N.sort().values[5:7].mean())
-    monkeypatch.setattr(attention_profile, "SINK", limit)
-    lines = diagnose(model, texts, batch_size=2).measures
-    assert tiny.value(lines, f"sink_rate_{limit}", map="softmax", layer=2) == 0.5
-    null_T = 1 - weights_NTT.sum(-1).mean(0)
-    bands = [line for line in lines if line["metric"] == "null_mass" and line.get("layer") == 2]
-    for start in (0, 1, 2, 4, 8, 16, 32, 64, 128):
-        wanted = float(null_T[start : max(1, 2 * start)].mean())
-        (found,) = (line["value"] for line in bands if line.get("position") == start)
-        assert found == pytest.approx(wanted, rel=1e-4), start
-
-
 @pytest.mark.parametrize(
     ("name", "positions"), [("GPT-2", 64), ("OPT", 64), ("BERT", 64), ("RoBERTa", 62)]
 )
@@ -175,17 +136,33 @@ def test_activations_that_are_not_finite_are_reported():
     assert all(math.isfinite(value) for value in _values(found, "entropy"))
 
 
-def test_refusals():
+@pytest.mark.parametrize(
+    ("name", "windows", "message"),
+    [
+        ("Llama", [torch.full((T,), VOCABULARY)], "use the tokenizer"),
+        ("Llama", [torch.zeros(1, dtype=torch.long)], "at least 2"),
+        ("Llama", [], "no windows"),
+        (
+            "Llama",
+            [torch.zeros(3, dtype=torch.long), torch.zeros(4, dtype=torch.long)],
+            "one length",
+        ),
+        ("Llama", [torch.zeros(3, 3, dtype=torch.long)], "one-dimensional"),
+    ],
+)
+def test_refusals_leave_the_model_as_it_was(name, windows, message):
+    model = make(name).train()
+    with pytest.raises(ClearheadError, match=message):
+        diagnose(model, windows, batch_size=2)
+    assert model.config._attn_implementation == "sdpa"
+    assert all(module.training for module in model.modules())
+
+
+def test_an_encoder_decoder_is_refused_and_only_memory_is_taken_for_memory():
     t5 = T5ForConditionalGeneration(
         T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=11)
     )
     with pytest.raises(ClearheadError, match="encoder-decoder"):
         diagnose(t5, _windows(), batch_size=1)
-    model = make("Llama")
-    with pytest.raises(ClearheadError, match="use the tokenizer"):
-        diagnose(model, [torch.full((T,), VOCABULARY)], batch_size=1)
-    with pytest.raises(ClearheadError, match="at least 2"):
-        diagnose(model, [torch.zeros(1, dtype=torch.long)], batch_size=1)
-    assert model.config._attn_implementation == "sdpa"
     with pytest.raises(RuntimeError, match="something else"), within_memory("less"):
         raise RuntimeError("something else")

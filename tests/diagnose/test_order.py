@@ -5,8 +5,7 @@ import tests_architectures as architectures
 import torch
 from torch import nn
 
-from clearhead.diagnose.order import PAIRS, RotaryOrder, scores
-from clearhead.diagnose.rotary import Rotary, rotary_of
+from clearhead.diagnose.order import PAIRS, Rotary, RotaryOrder, rotary_of, scores
 from clearhead.models import with_rope_scaling
 from clearhead.ops.visibility import Visibility
 from clearhead.probe.attention_call import AttentionCall

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from clearhead.diagnose.hidden import ResidualStream, effective_rank
-from clearhead.diagnose.sizes import Sizes
+from clearhead.diagnose.means import Sizes
 from clearhead.probe.observation import INPUT
 
 B, T, C = 3, 11, 19

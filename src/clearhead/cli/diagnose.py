@@ -30,7 +30,7 @@ def run(words: list[str]) -> int:
         presets=True,
     )
     from clearhead.cli.publishing import publish
-    from clearhead.experiments.diagnosing import run_diagnosis
+    from clearhead.experiments.measuring import run_diagnosis
     from clearhead.progress import Line
     from clearhead.records.loading import parse as parse_records
 

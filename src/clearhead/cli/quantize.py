@@ -25,7 +25,7 @@ def run(words: list[str]) -> int:
         (run_deployment if command.save is None else run_saving)(command, say=say, show=show)
         return 0
     from clearhead.cli.publishing import publish
-    from clearhead.experiments.quantization import run_quantization
+    from clearhead.experiments.measuring import run_quantization
     from clearhead.progress import Line
     from clearhead.records.loading import parse as parse_records
 

@@ -224,16 +224,17 @@ class _Checked:
 
     def _cause(self, found: Answer, bound: float, sink: float | None, window: int | None) -> str:
         """The part left out, where the logits are those of a model without it."""
-        without: dict[str, Answer] = {}
+        without: dict[str, tuple[float | None, int | None, bool]] = {}
         if self.sinks:
-            without["the sink is ignored"] = self._exact(None, window, dropped=True)
+            without["the sink is ignored"] = (None, window, True)
         if window is not None:
-            without["the window is ignored"] = self._exact(sink, None)
+            without["the window is ignored"] = (sink, None, False)
         if self.sinks and window is not None:
-            both = self._exact(None, None, dropped=True)
-            without["the sink and the window are ignored"] = both
-        near = (cause for cause, one in without.items() if _errors(found, one)[0] <= bound)
-        return next(near, "")
+            without["the sink and the window are ignored"] = (None, None, True)
+        for cause, (other, seen, dropped) in without.items():
+            if _errors(found, self._exact(other, seen, dropped=dropped))[0] <= bound:
+                return cause
+        return ""
 
     def _place(self, found: Answer, exact: Answer, way: str) -> str:
         """Where an output is wrong, when another part of it is right."""
@@ -355,24 +356,25 @@ def _line(error: BaseException) -> str:
 
 def in_words(found: Sequence[Implementation]) -> list[str]:
     """A line for each implementation, and one for each cause of its errors."""
-    lines = []
-    for one in found:
-        if one.lacks:
-            lines.append(f"{one.name}: does not load here ({one.lacks})")
-            continue
-        causes: dict[tuple[bool | None, str], list[str]] = {}
-        for case in one.cases:
-            causes.setdefault((case.right, case.what), []).append(case.name)
-        said = []
-        for (right, what), names in causes.items():
-            word = {True: "right", False: "WRONG", None: "refused"}[right]
-            said.append(f"{word}: {', '.join(names)}" + (f" ({what})" if what else ""))
-        if one.seconds is not None:
-            cost = f"{1e3 * one.seconds:.3g} ms"
-            if one.eager_seconds is not None and one.name != "eager":
-                cost += f", {one.seconds / one.eager_seconds:.2f} of eager's"
-            if one.peak_bytes is not None:
-                cost += f", {one.peak_bytes / 2**20:.0f} MiB"
-            said.append(cost)
-        lines.append(f"{one.name}: " + "; ".join(said))
-    return lines
+    return [f"{one.name}: {_said(one)}" for one in found]
+
+
+def _said(one: Implementation) -> str:
+    if one.lacks:
+        return f"does not load here ({one.lacks})"
+    causes: dict[tuple[bool | None, str], list[str]] = {}
+    for case in one.cases:
+        causes.setdefault((case.right, case.what), []).append(case.name)
+    words = {True: "right", False: "WRONG", None: "refused"}
+    parts = [
+        f"{words[right]}: {', '.join(names)}" + (f" ({what})" if what else "")
+        for (right, what), names in causes.items()
+    ]
+    if one.seconds is not None:
+        cost = [f"{1e3 * one.seconds:.3g} ms"]
+        if one.eager_seconds is not None and one.name != "eager":
+            cost.append(f"{one.seconds / one.eager_seconds:.2f} of eager's")
+        if one.peak_bytes is not None:
+            cost.append(f"{one.peak_bytes / 2**20:.0f} MiB")
+        parts.append(", ".join(cost))
+    return "; ".join(parts)

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.means import Means
-from clearhead.diagnose.sizes import Sizes
+from clearhead.diagnose.means import Means, Sizes
 from clearhead.nn.attention import Attention
 from clearhead.probe.attention_call import AttentionCall, Scores
 from clearhead.probe.tiles import AttentionTile

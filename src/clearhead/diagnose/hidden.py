@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.means import Means
-from clearhead.diagnose.sizes import Sizes
+from clearhead.diagnose.means import Means, Sizes
 from clearhead.optim.rotations import make_rotation, random_signs, sign_key
 from clearhead.probe.observation import INPUT
 

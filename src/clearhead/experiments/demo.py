@@ -15,8 +15,7 @@ from clearhead.experiments.compare import compare, folder_of
 from clearhead.experiments.configs import RECORDS, CompareConfig
 from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.converting import run_conversion
-from clearhead.experiments.diagnosing import run_diagnosis
-from clearhead.experiments.quantization import run_quantization
+from clearhead.experiments.measuring import run_diagnosis, run_quantization
 from clearhead.experiments.run_setup import load_model
 from clearhead.experiments.sweep_configs import DIAGNOSIS_FILE, DiagnoseConfig, QuantizeConfig
 from clearhead.models.loading import kind_of, resolved

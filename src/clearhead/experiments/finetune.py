@@ -200,7 +200,7 @@ class _Task:
         train = {name: value for name, value in asdict(job.train).items() if name not in FREE_KEYS}
         # As it will be computed: records have no "auto".
         train["precision"] = precision.resolve(job.train.precision, best_device())
-        described = {
+        return {
             "run": f"{arm}/seed{seed}",
             "arm": arm,
             "preset": preset,
@@ -215,8 +215,8 @@ class _Task:
                 split: {"texts": len(found), "fingerprint": found.fingerprint}
                 for split, found in self.texts.items()
             },
+            **({"revisions": self.revisions} if self.revisions else {}),
         }
-        return described | ({"revisions": self.revisions} if self.revisions else {})
 
     def trained(self, seed: int, header: dict[str, Any], folder: Path) -> Any:
         """The model of a seed after all steps; those that remain are done.

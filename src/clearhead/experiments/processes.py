@@ -45,8 +45,8 @@ RUN = {
     FinetuneJob: ("finetune", "run_finetune", "seed"),
     ConvertConfig: ("converting", "run_conversion", "model"),
     PlanConfig: ("bill", "record_memory", "model"),
-    DiagnoseConfig: ("diagnosing", "run_diagnosis", "cell"),
-    QuantizeConfig: ("quantization", "run_quantization", "cell"),
+    DiagnoseConfig: ("measuring", "run_diagnosis", "cell"),
+    QuantizeConfig: ("measuring", "run_quantization", "cell"),
     EvaluateConfig: ("evaluating", "run_evaluation", "cell"),
 }
 _MODULES = dict.fromkeys(f"{__package__}.{module}" for module, _, _ in RUN.values())

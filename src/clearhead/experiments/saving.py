@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from clearhead.data import prepare, windows
 from clearhead.errors import ClearheadError, require
-from clearhead.experiments.quantization import check_models
+from clearhead.experiments.measuring import check_models
 from clearhead.experiments.run_setup import load_model, refuse_tokenizer, text_of
 from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
 from clearhead.experiments.timing import take_turns
