@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_325
+LINES = 40_315
 LONGEST = 400
 
 

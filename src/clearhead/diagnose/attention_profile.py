@@ -202,13 +202,13 @@ def _largest(x_BGSD: Tensor, first: int) -> tuple[float, list[int]]:
     numbers that are equal to rounding the earliest token's, whatever the batch."""
     top_SGD = x_BGSD.abs().amax(0).transpose(0, 1)
     value = float(top_SGD.max())
-    token, head, channel = [*(top_SGD >= EQUAL * value).nonzero()[:1].flatten().tolist(), 0, 0, 0][
-        :3
-    ]
+    places = (top_SGD >= EQUAL * value).nonzero()[:1].tolist() or [[0, 0, 0]]  # none of a NaN
+    token, head, channel = places[0]
     return value, [token + first, head, channel]
 
 
 def _larger(found: tuple[float, list[int]], before: tuple[float, list[int]]) -> Any:
+    """The larger of two; where they are equal to rounding, the one that comes first in a text."""
     if found[0] * EQUAL > before[0] or (not found[0] < EQUAL * before[0] and found[1] < before[1]):
         return found
     return before

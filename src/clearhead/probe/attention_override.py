@@ -7,6 +7,7 @@ call, and the function that makes its mask in `AttentionMaskInterface`.
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from clearhead.errors import ClearheadError
 from clearhead.models.attention_interface import INTERFACES
 from clearhead.nn.attention import Attention
 from clearhead.nn.protocols import Interface
+from clearhead.probe.attention_call import AttentionCall, described
 
 NAME = "clearhead_override"
 _entered: list[tuple[Callable[..., Any], str]] = []  # at most one: the function, what it replaces
@@ -29,9 +31,9 @@ def overridden(model: Any, attend: Callable[..., Any], *, refusal: str) -> Itera
     """Call `attend` for the model's attention in the body; its own is set again afterwards.
 
     Args:
-        attend: takes (module, query, key, value, mask, options, plain), the options of a function
-            of the interface, and plain(query, key, value), the model's own attention; returns as
-            that does, the output and the weights or None.
+        attend: takes (module, query, key, value, describe, plain) and returns the output and the
+            weights or None, as plain(query, key, value) does, the model's own attention;
+            describe(layer, key) gives the AttentionCall.
 
     Raises:
         ClearheadError: within another such context; `refusal`, where the model does not look its
@@ -76,7 +78,11 @@ def _attention(
     def plain(query: Tensor, key: Tensor, value: Tensor) -> Any:
         return own(module, query, key, value, mask, **options)
 
-    return attend(module, query, key, value, mask, options, plain)
+    def describe(layer: int, key: Tensor) -> AttentionCall:
+        call = described(module, layer, query, key, mask, options)
+        return replace(call, v=value, prefix=options.get("prefix"))
+
+    return attend(module, query, key, value, describe, plain)
 
 
 def _mask(*arguments: Any, **options: Any) -> Any:

@@ -7,7 +7,6 @@ those of the plain one, bit for bit.
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
 from clearhead.nn.gate import Gate
 from clearhead.ops.precision import without_autocast
-from clearhead.probe.attention_call import described
 from clearhead.probe.attention_override import overridden
 
 INPUT = -1  # the layer number of the hidden states before the first layer
@@ -141,21 +139,14 @@ def _probe(layers: list[nn.Module], statistics: Sequence[Statistic]) -> Callable
     last: Callable[[], Tensor | None] = lambda: None  # noqa: E731 (the queries observed last)
 
     def attend(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        options: dict[str, Any],
-        plain: Callable[..., Any],
+        module: Any, query: Tensor, key: Tensor, value: Tensor, describe: Any, plain: Any
     ) -> Any:
         nonlocal last
         # DiffLlama calls twice with the same queries and keys, for the halves of its values.
         if module in inside and last() is not query:
             last = weakref.ref(query)
             with torch.no_grad(), without_autocast(query):
-                call = described(module, inside[module], query, key, mask, options)
-                call = replace(call, v=value, prefix=options.get("prefix"))
+                call = describe(inside[module], key)
                 for statistic in statistics:
                     statistic.observe(call)
         return plain(query, key, value)

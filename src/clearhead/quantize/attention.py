@@ -19,7 +19,7 @@ from torch import Tensor, cat, nn
 from clearhead.errors import ClearheadError
 from clearhead.nn.attention import Attention
 from clearhead.ops.hadamard import rotate_channels
-from clearhead.probe.attention_call import AttentionCall, Scores, described, normalised
+from clearhead.probe.attention_call import AttentionCall, Scores, normalised
 from clearhead.probe.attention_override import overridden
 from clearhead.quantize.linear import naming
 from clearhead.quantize.quantizers import absmax, fp8, zeropoint
@@ -108,13 +108,7 @@ def attention(
     names, called = {module: name for name, module in model.named_modules()}, set[str]()
 
     def attend(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        options: dict[str, Any],
-        plain: Callable[..., Any],
+        module: Any, query: Tensor, key: Tensor, value: Tensor, describe: Any, plain: Any
     ) -> Any:
         name = names.get(module, type(module).__name__)
         called.add(name)
@@ -126,9 +120,8 @@ def attention(
                 value = rounded(value, keys_values, keys=False)
         if logits is None:
             return plain(query, key, value)
-        call = described(module, 0, query, key, mask, options)
         with naming(f"the logits of {name}"):
-            return attended(call, value, logits).transpose(1, 2).contiguous(), None
+            return attended(describe(0, key), value, logits).transpose(1, 2).contiguous(), None
 
     with ExitStack() as stack:
         if keys_values is not None:
