@@ -13,8 +13,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 WINDOW = 6
 # A logit at which a dropped sink changes everything, and one beside which keys still count.
 HIGH, LOW = 20.0, 1.0
+DROPPED = -1e4  # the logit of a sink that takes no weight
 # Errors, ‖error‖ / ‖exact‖, that are always rounding; and those that may be, where they are no more
 # than EAGERS times what eager attention has in the same dtype.
 ROUNDING = {torch.float32: 2e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -144,6 +145,13 @@ def check_attention(
     return [one for one in found if one.name in implementations]
 
 
+class _Setting(NamedTuple):
+    """The logit of every sink, and the window; None for low logits and for no window."""
+
+    sink: float | None = None
+    window: int | None = None
+
+
 class _Checked:
     """Exact answers, each computed once, and the comparison with them."""
 
@@ -152,7 +160,7 @@ class _Checked:
         self.sinks = _sinks(exact)
         draw = torch.Generator().manual_seed(seed)
         self.low = [LOW + torch.rand(one.shape, generator=draw) for one in self.sinks]
-        self.answers: dict[tuple[str, ...], Answer] = {}
+        self.answers: dict[_Setting, Answer] = {}
         self.eager: dict[str, tuple[float, float]] = {}
         self.windows = bool(_windows(exact))
         self.causal = is_causal(exact)
@@ -173,68 +181,59 @@ class _Checked:
             yield self._case(model, name, way, answer)
 
     def _case(self, model: Any, name: str, way: str, answer: Callable[..., Answer]) -> Case:
-        sink = HIGH if way == "sinks of 20" else None
-        window = WINDOW if way.startswith("windowed") else None
+        at = _Setting(
+            sink=HIGH if way == "sinks of 20" else None,
+            window=WINDOW if way.startswith("windowed") else None,
+        )
         lacking = ""
-        with self._set(model, sink, window):
+        with self._set(model, at):
             for learning in (True, False):
                 try:
                     with torch.set_grad_enabled(learning):
                         found = answer(model, self.texts)
                     break
                 except Exception as error:  # kernels, compilers and models each raise their own
-                    reason = _line(error)
                     if lacking:
-                        return Case(name=way, right=None, what=reason)
-                    lacking = f"no gradients: {reason}"
-        case = self._compared(found, name, way, sink, window)
-        return replace(case, what=lacking) if case.right else case
-
-    def _compared(
-        self, found: Answer, name: str, way: str, sink: float | None, window: int | None
-    ) -> Case:
-        wanted = self._exact(sink, window)
-        output, by_name = _errors(found, wanted)
-        gradient = max(by_name.values(), default=None)
+                        return Case(name=way, right=None, what=_line(error))
+                    lacking = f"no gradients: {_line(error)}"
+        output, gradients = _errors(found, self._exact(at))
+        gradient = max(gradients.values(), default=None)
         if name == "eager":
             self.eager[way] = output, gradient or 0.0
-        own = self.eager.get(way, (0.0, 0.0))
         usual, largest = ROUNDING[self.dtype], LARGEST[self.dtype]
+        own = self.eager.get(way, (0.0, 0.0))
         bounds = [max(usual, min(EAGERS * error, largest)) for error in own]
-        errors: dict[str, Any] = {"output": output, "gradient": gradient}
+        what = ""
         if not output <= bounds[0]:  # NaN is not
-            cause = self._cause(found, bounds[0], sink, window) or self._place(found, wanted, way)
+            cause = self._cause(found, bounds[0], at) or self._place(found, self._exact(at), way)
             what = f"{cause}, output off by {output:.1%}" if cause else f"off by {output:.1%}"
-            return Case(name=way, right=False, what=what, **errors)
-        wrong = [one for one, error in by_name.items() if not error <= bounds[1]]
-        if wrong:
+        elif wrong := [one for one, error in gradients.items() if not error <= bounds[1]]:
             kinds = _of_last_layer(wrong)
             what = f"output right, gradient of {', '.join(kinds)} off by {gradient:.1%}"
             if self.sinks and "v_proj" not in kinds:
                 what += ", as where a sink goes through a log-sum-exp without its gradient"
-            return Case(name=way, right=False, what=what, **errors)
-        return Case(name=way, right=True, **errors)
+        errors: dict[str, Any] = {"output": output, "gradient": gradient}
+        return Case(name=way, right=not what, what=what or lacking, **errors)
 
-    def _exact(self, sink: float | None, window: int | None, *, dropped: bool = False) -> Answer:
-        key = (str(sink), str(window), str(dropped))
-        if key not in self.answers:
-            with self._set(self.exact, -1e4 if dropped else sink, window):
-                self.answers[key] = plain(self.exact, self.texts)
-        return self.answers[key]
+    def _exact(self, at: _Setting) -> Answer:
+        if at not in self.answers:
+            with self._set(self.exact, at):
+                self.answers[at] = plain(self.exact, self.texts)
+        return self.answers[at]
 
-    def _cause(self, found: Answer, bound: float, sink: float | None, window: int | None) -> str:
+    def _cause(self, found: Answer, bound: float, at: _Setting) -> str:
         """The part left out, where the logits are those of a model without it."""
-        without: dict[str, tuple[float | None, int | None, bool]] = {}
+        without: dict[str, _Setting] = {}
         if self.sinks:
-            without["the sink is ignored"] = (None, window, True)
-        if window is not None:
-            without["the window is ignored"] = (sink, None, False)
-        if self.sinks and window is not None:
-            without["the sink and the window are ignored"] = (None, None, True)
-        for cause, (other, seen, dropped) in without.items():
-            if _errors(found, self._exact(other, seen, dropped=dropped))[0] <= bound:
-                return cause
-        return ""
+            without["the sink is ignored"] = at._replace(sink=DROPPED)
+        if at.window is not None:
+            without["the window is ignored"] = at._replace(window=None)
+        if self.sinks and at.window is not None:
+            without["the sink and the window are ignored"] = _Setting(sink=DROPPED)
+        near = (
+            one for one, other in without.items() if _errors(found, self._exact(other))[0] <= bound
+        )
+        return next(near, "")
 
     def _place(self, found: Answer, exact: Answer, way: str) -> str:
         """Where an output is wrong, when another part of it is right."""
@@ -251,14 +250,13 @@ class _Checked:
         return ""
 
     @contextmanager
-    def _set(self, model: Any, sink: float | None, window: int | None) -> Iterator[None]:
-        """The model with these sinks and this window: None for low ones and for none."""
+    def _set(self, model: Any, at: _Setting) -> Iterator[None]:
         before = _windows(model)
         for one, key, _ in before:
-            setattr(one, key, WINDOW if window is not None else sum(LENGTHS) + 1)
+            setattr(one, key, sum(LENGTHS) + 1 if at.window is None else at.window)
         with torch.no_grad():
             for parameter, low in zip(_sinks(model), self.low, strict=True):
-                parameter.copy_(low if sink is None else torch.full_like(low, sink))
+                parameter.copy_(low if at.sink is None else torch.full_like(low, at.sink))
         try:
             yield
         finally:
