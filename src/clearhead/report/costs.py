@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from clearhead.records.cells import added
 from clearhead.records.runs import Measure, Records, Run
-from clearhead.report import style
 
 
 def add_costs(run: Run) -> None:
@@ -46,8 +45,3 @@ def all_noise(records: Records, arm: str, scheme: str) -> bool:
     """True if what the scheme adds is noise in every seed."""
     costs = [run.measure("added_perplexity", scheme=scheme) for run in records.of(arm)]
     return all(cost is None or is_noise(cost) for cost in costs)
-
-
-def four_digits(value: float) -> str:
-    """`value` to four significant digits."""
-    return style.number(value, 4)
