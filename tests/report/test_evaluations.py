@@ -197,14 +197,6 @@ def test_one_model_from_elsewhere(tmp_path):
     assert "torch 2.99" in text
 
 
-def test_what_was_found_nowhere_has_no_table(path):
-    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    for line in lines:
-        line.setdefault("headlines", []).append("nothing")
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    assert "nothing" not in shown(page_of(load(path)))
-
-
 def test_tables_of_one_model_keep_depths_apart_and_show_intervals(path):
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     one = parse(line for line in lines if line["run"] == "a0")
@@ -253,6 +245,8 @@ def test_names():
     assert scaling_name(at) == "yarn × 4"
     assert setting(at, by_depth=True) == "yarn × 4, depth 0.25, labels HWU"
     assert setting(at) == "yarn × 4, labels HWU"
+    assert setting({"shots": "fill", "order": "random", "length": 8}) == "none, shots fill"
+    assert setting({"order": "alternating"}) == "none, order alternating"
 
 
 def _given(losses: dict[str, list[float]], **header: object) -> list[dict]:
@@ -328,8 +322,3 @@ def test_an_interval_of_shares_ends_at_0_and_1() -> None:
         result = {metric: sum(items) / 4, f"{metric}_by_item": items}
         (line,) = lines_of([metric], **result)
         assert line["interval"] == pytest.approx(ends, abs=0.005)
-
-
-def test_a_row_does_not_say_that_demonstrations_are_in_random_order() -> None:
-    assert setting({"shots": "fill", "order": "random", "length": 8}) == "none, shots fill"
-    assert setting({"order": "alternating"}) == "none, order alternating"

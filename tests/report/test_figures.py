@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from clearhead.records.runs import Records
 from clearhead.report import charts, load, style
 from clearhead.report.charts import some_of
 from clearhead.report.comparison import comparison
@@ -45,7 +46,7 @@ def test_every_preset_has_one_look_that_stands_out_on_both_papers() -> None:
 
 
 def test_loss_is_smoothed_by_blocks(fake: Fake) -> None:
-    records = load(fake(steps=160, presets=("transformer",), attention=False))
+    records = load(fake(steps=160, presets=("transformer",)))
     panel = charts.loss(records, style.looks(["transformer"]))
     assert panel is not None
     assert panel.note == "Each point is the mean over 2 steps. The first 5 % are left out."
@@ -57,7 +58,7 @@ def test_loss_is_smoothed_by_blocks(fake: Fake) -> None:
 
 
 def test_several_seeds_get_a_band(fake: Fake) -> None:
-    records = load(fake(steps=20, seeds=2, presets=("transformer",), attention=False))
+    records = load(fake(steps=20, seeds=2, presets=("transformer",)))
     panel = charts.loss(records, style.looks(["transformer"]))
     assert panel is not None
     assert [trace.fill for trace in panel.figure.data] == ["toself", None]
@@ -65,7 +66,7 @@ def test_several_seeds_get_a_band(fake: Fake) -> None:
 
 @pytest.mark.parametrize("changed", [{"device": "another"}, {"precision": "fp32"}], ids=list)
 def test_times_of_other_machines_are_left_out(fake: Fake, changed: dict[str, str]) -> None:
-    path = fake(steps=20, seeds=3, presets=("transformer",), attention=False)
+    path = fake(steps=20, seeds=3, presets=("transformer",))
     lines = path.read_text("utf-8").splitlines()
     far = [_changed(json.loads(line), **changed) for line in lines if "seed2" in line]
     path.write_text("\n".join([*(x for x in lines if "seed2" not in x), *far, ""]), "utf-8")
@@ -83,27 +84,19 @@ def test_times_of_other_machines_are_left_out(fake: Fake, changed: dict[str, str
 
 
 def test_perplexity_marks_the_training_length(fake: Fake) -> None:
-    records = load(fake(steps=1, presets=("transformer", "gpt2"), attention=False))
+    records = load(fake(steps=1, presets=("transformer", "gpt2")))
     panel = charts.perplexity_by_length(records, style.looks(records.arms()))
     assert panel is not None
     assert list(panel.figure.data[0].x) == [256, 512, 1024, 2048]
     assert list(panel.figure.data[1].x) == [256]
     assert panel.figure.layout.shapes[0].x0 == 256
     assert "dotted line is the length in training" in panel.note
-
-
-def test_one_length_alone_is_no_figure(fake: Fake) -> None:
-    records = load(fake(steps=1, presets=("transformer",), attention=False))
-    (run,) = records.runs
-    for key, one in list(run.measures.items()):
-        if one.dimensions.get("length", 256) != 256:
-            del run.measures[key]
-    assert records.dimension("perplexity", "length", task=None) == [256]
-    assert charts.perplexity_by_length(records, style.looks(records.arms())) is None
+    alone = Records(runs=records.runs[1:])  # of one length
+    assert charts.perplexity_by_length(alone, style.looks(["gpt2"])) is None
 
 
 def test_layers_tell_first_token_and_rest_apart(fake: Fake) -> None:
-    records = load(fake(steps=1, presets=("transformer",), attention=False))
+    records = load(fake(steps=1, presets=("transformer",)))
     for metric in ("kurtosis", "largest_activation"):
         panel = charts.by_layer(
             records,
@@ -120,7 +113,7 @@ def test_layers_tell_first_token_and_rest_apart(fake: Fake) -> None:
 
 
 def test_shares_use_one_colour_scale(fake: Fake) -> None:
-    records = load(fake(steps=1, attention=False))
+    records = load(fake(steps=1))
     panels = charts.first_token_share(records)
     assert [panel.title for panel in panels] == [
         "transformer",
@@ -135,7 +128,7 @@ def test_shares_use_one_colour_scale(fake: Fake) -> None:
 
 
 def test_labels_are_shown_letter_for_letter(fake: Fake) -> None:
-    records = load(fake(steps=3, presets=("transformer", HOSTILE), tokens=[HOSTILE, "%{x}"]))
+    records = load(fake(steps=3, presets=("transformer", HOSTILE)))
     looks = style.looks(records.arms())
     panel = charts.perplexity_by_length(records, looks)
     assert panel is not None
@@ -151,7 +144,7 @@ def test_labels_are_shown_letter_for_letter(fake: Fake) -> None:
 def test_of_thirty_layers_every_third_is_named(fake: Fake) -> None:
     assert some_of(range(12)) == list(range(12))
     assert some_of(range(30)) == list(range(0, 30, 3))
-    records = load(fake(steps=1, presets=("transformer",), attention=False, layers=30, heads=9))
+    records = load(fake(steps=1, presets=("transformer",), layers=30, heads=9))
     (panel,) = charts.first_token_share(records)
     assert list(panel.figure.layout.yaxis.tickvals) == list(range(0, 30, 3))
     assert list(panel.figure.layout.xaxis.tickvals) == list(range(9))

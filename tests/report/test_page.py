@@ -68,7 +68,7 @@ def test_the_verdict_and_the_cost_come_before_the_internals(fake: Fake) -> None:
 
 
 def test_rows_say_how_many_seeds_there_are_and_what_has_hardly_learnt(fake: Fake) -> None:
-    records = load(fake(steps=3, seeds=2, attention=False))
+    records = load(fake(steps=3, seeds=2))
     for run in records.of("softmax1"):
         run.header["model"]["vocab_size"] = 1024  # whose root is 32, below perplexities of 39
     table = comparison(records)
@@ -95,7 +95,6 @@ def test_nothing_is_asked_of_the_network(fake: Fake) -> None:
 def test_text_of_records_never_becomes_markup(fake: Fake) -> None:
     path = fake(
         presets=("transformer", HOSTILE),
-        tokens=[HOSTILE, "<b>bold</b>", "%{x}", "$x$"],
         command=HOSTILE,
         label=HOSTILE,
         steps=3,
@@ -115,7 +114,7 @@ def test_markup_is_escaped_by_the_template_alone() -> None:
 
 
 def test_settings_that_are_not_set_are_left_out(fake: Fake) -> None:
-    records = load(fake(steps=1, attention=False))
+    records = load(fake(steps=1))
     for run in records.runs:
         run.header["data"]["sources"] = [{"spec": "books", "weight": None}, None]
     text = shown(page_of(records))
@@ -141,7 +140,7 @@ def test_pieces_may_be_missing(tmp_path: Path) -> None:
 
 
 def test_the_verdict_has_a_sentence_for_each_label(fake: Fake) -> None:
-    options = {"steps": 5, "attention": False, "seeds": 3}
+    options = {"steps": 5, "seeds": 3}
     page = page_of(load([fake(f"{name}.jsonl", label=name, **options) for name in ("one", "two")]))
     perplexity, speed = page.verdict
     assert re.match(r"Validation perplexity: One: transformer .*\. Two: transformer", perplexity)
@@ -165,13 +164,13 @@ def test_records_of_two_studies_do_not_share_a_page(fake: Fake, tmp_path: Path) 
     other = tmp_path / "other.jsonl"
     other.write_text('{"kind": "run", "run": "x", "study": "diagnosis"}\n')
     with pytest.raises(ClearheadError, match=r"do not share a page.*comparison and diagnosis"):
-        page_of(load([fake(steps=1, attention=False), other]))
+        page_of(load([fake(steps=1), other]))
 
 
 def test_a_page_is_written_whole_or_not_at_all(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = load(fake(steps=1, attention=False))
+    records = load(fake(steps=1))
     path = tmp_path / "out" / "page.html"
     write_page(page_of(records, "first"), path)
 

@@ -92,13 +92,13 @@ def test_an_arm_has_the_seeds_that_did_not_diverge(tmp_path: Path) -> None:
 
 
 def test_one_seed_is_always_undecided(fake: Fake) -> None:
-    page = page_of(load(fake(steps=2, attention=False)))
+    page = page_of(load(fake(steps=2)))
     assert {one.verdict for one in page.differences} == {Verdict.ONE_SEED}
     assert "one seed: undecided" in shown(page)
 
 
 def test_each_map_of_differential_attention_is_named(fake: Fake) -> None:
-    records = load(fake(steps=1, attention=False))
+    records = load(fake(steps=1))
     table = internals(records)
     assert table is not None
     titles = [column.title for column in table.columns]
@@ -114,7 +114,7 @@ def test_each_map_of_differential_attention_is_named(fake: Fake) -> None:
 
 
 def test_a_value_that_cannot_be_is_explained(fake: Fake) -> None:
-    page = page_of(load(fake(presets=("transformer", "gpt2"), steps=1, attention=False)))
+    page = page_of(load(fake(presets=("transformer", "gpt2"), steps=1)))
     assert "learned positions end at 256 tokens" in shown(page)
     assert "learned" in printed(page)
 
