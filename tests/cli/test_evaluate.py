@@ -87,7 +87,7 @@ def test_several_models_share_a_record_and_a_page(words, trained, tmp_path, caps
     out = " ".join(capsys.readouterr().out.split())
     assert "│ tiny (reference" in out
     assert "│ other (" in out
-    assert re.search(r"Perplexity at 192 tokens.*: tiny [\d.]+; other [\d.]+", out)
+    assert re.search(r"Perplexity at 192 tokens.*: tiny [\d.]+ .*; other [\d.]+", out)
     html = page.read_text("utf-8")
     assert "Perplexity by length of text" in html
     assert call("eval", first, str(other), *options) == 0

@@ -15,10 +15,6 @@ from rich.console import Console
 from clearhead.records.jsonl import append
 from clearhead.report import Page, render, to_console
 
-TEXT = (
-    "def read(path):\n    with open(path) as file:\n        return file.read()\n\n"
-    "class Node:\n    def __init__(self, value, next=None):\n        self.value = value\n"
-)
 MAPS = {"differential": ("map 1", "map 2", "difference")}
 
 
@@ -57,15 +53,11 @@ def write_records(
     label: str = "",
     steps: int = 60,
     trained: bool = False,
-    tokens: Sequence[str] = (),
-    attention: bool = True,
     layers: int = 3,
     heads: int = 4,
-    size: int = 20,
     command: str = "clearhead compare --tokens 300000 --seeds 1",
 ) -> Path:
     """Write the records of a comparison; `trained` gives them the defects of a longer run."""
-    shown = list(tokens) or _tokens(TEXT * 4)[:size]
     lines: list[dict[str, Any]] = []
     for index, preset in enumerate(presets):
         for seed in range(seeds):
@@ -76,15 +68,8 @@ def write_records(
             lines += ({"kind": "step", **run, **step} for step in _steps(source, index, steps))
             measures = _measures(source, preset, index, trained, layers, heads)
             lines += ({"kind": "measure", **run, **measure} for measure in measures)
-            if attention and seed == 0:
-                maps = _attention(source, preset, shown, trained, layers, heads)
-                lines += ({"kind": "attention", **run, **line} for line in maps)
     append(path, *lines)
     return path
-
-
-def _tokens(text: str) -> list[str]:
-    return ["<|begin|>", *re.findall(r" ?[A-Za-z]+| +|\n|.", text)]
 
 
 def _header(preset: str, seed: int, label: str, steps: int, command: str) -> dict[str, Any]:
@@ -167,36 +152,6 @@ def _measures(
     out.append({"metric": "peak_memory_bytes", "value": (1.1 + 0.1 * index) * 2**30})
     out.append({"metric": "train_seconds", "value": 46.0})
     return out
-
-
-def _attention(
-    source: random.Random, preset: str, text: list[str], trained: bool, layers: int, heads: int
-) -> list[dict[str, Any]]:
-    out = []
-    for layer in range(layers):
-        for head in range(heads // 2 if preset in MAPS else heads):
-            sink = 3.0 if trained and preset != "softmax1" else 0.3
-            maps = [_map(source, len(text), sink, preset == "softmax1") for _ in range(2)]
-            difference = [
-                [round(a - 0.5 * b, 4) for a, b in zip(*rows, strict=True)]
-                for rows in zip(*maps, strict=True)
-            ]
-            named = {"map 1": maps[0], "map 2": maps[1], "difference": difference}
-            if preset not in MAPS:
-                named = {"softmax": maps[0]}
-            for name, weights in named.items():
-                place = {"layer": layer, "head": head, "map": name}
-                out.append({**place, "text": text, "weights": weights})
-    return out
-
-
-def _map(source: random.Random, size: int, sink: float, null: bool) -> list[list[float]]:
-    rows = []
-    for i in range(size):
-        logits = [source.gauss(0, 0.8) - 0.12 * (i - j) + sink * (j == 0) for j in range(i + 1)]
-        total = sum(map(math.exp, logits)) + (1.0 if null else 0.0)
-        rows.append([round(math.exp(x) / total, 4) for x in logits] + [0.0] * (size - i - 1))
-    return rows
 
 
 @pytest.fixture

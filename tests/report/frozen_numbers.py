@@ -14,8 +14,7 @@ from typing import Any
 
 from clearhead.records.loading import load
 from clearhead.records.runs import Measure, Records, Run
-from clearhead.report.pivots import difference_of
-from clearhead.report.quantities import Quantity
+from clearhead.report.pivots import Quantity, difference_of
 from clearhead.report.statistics import summarize
 
 ROOT = Path(__file__).parents[2]

@@ -94,15 +94,14 @@ def test_everything_is_drawn_and_fits(
 
 
 def test_hostile_text_stays_text(fake: Fake, tmp_path: Path, chromium: str) -> None:
-    options = {"tokens": [HOSTILE, "<b>x</b>", "</script>"], "command": HOSTILE}
-    write(fake, tmp_path, presets=("transformer", HOSTILE), **options)
+    write(fake, tmp_path, presets=("transformer", HOSTILE), command=HOSTILE)
     seen = use(chromium, tmp_path, 900)
     assert (seen["title"], seen["errors"]) == ("A comparison", "")
     assert (seen["links"], seen["images"], seen["bold"]) == (0, 0, 0)
 
 
 def test_pages_with_little_to_show_are_quiet(fake: Fake, tmp_path: Path, chromium: str) -> None:
-    records = load(fake(presets=("gpt2",), steps=2, attention=False))
+    records = load(fake(presets=("gpt2",), steps=2))
     write_page(page_of(records), tmp_path / "page.html")
     dom = browse(chromium, tmp_path, (tmp_path / "page.html").as_uri(), "--dump-dom")
     assert re.search('data-drawn="[1-9]"', dom)

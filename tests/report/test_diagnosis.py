@@ -94,26 +94,6 @@ def test_records_come_back(two):
     assert load(two).reason("plain", "null_mass", map="softmax") == "value was nan"
 
 
-def test_the_largest_keys_and_values_have_their_places(tmp_path):
-    path, extremes = tmp_path / "kv.jsonl", []
-    for metric, tokens, value in (
-        ("key", "first", 21.0),
-        ("key", "rest", 9.0),
-        ("value", "prefix", 3),
-    ):
-        line = {"kind": "measure", "run": "one", "metric": f"largest_{metric}", "tokens": tokens}
-        where = "head 1, channel 5, token 0"
-        extremes += [{**line, "value": value, "where": f"layer 2, {where}"}]
-        extremes += [{**line, "value": value, "layer": 2, "where": where}]
-    path.write_text(encode(records_of("one") + extremes), "utf-8")
-    text = shown(page_of(load(path)))
-    assert (
-        "layer 2: key at the first token 21.0 (head 1, channel 5, token 0); key elsewhere 9.00 "
-        "(head 1, channel 5, token 0); value learned 3.00 (head 1, channel 5, token 0)" in text
-    )
-    assert "largest |k|, first token" in text
-
-
 def test_many_models_are_told_apart(tmp_path):
     """Once above the figures."""
     path = tmp_path / "many.jsonl"
@@ -122,8 +102,7 @@ def test_many_models_are_told_apart(tmp_path):
     stream = page.split('id="first"')[1].split("</section>")[0]
     key = stream.split('<ul class="key">')[1].split("</ul>")[0]
     assert [f"model {n}" in key for n in range(6)] == [True] * 6
-    assert "Solid: first token; dotted: other tokens." in stream
-    assert payload(page)["key"]
+    assert "Solid: first token; dotted: others." in stream
 
 
 def test_a_terminal_shows_as_many_models_as_fit(tmp_path):
@@ -143,12 +122,18 @@ def test_the_table(two):
         heading.title: tuple(cell[0].text.replace("\u00a0", " ") if cell else "–" for cell in cells)
         for heading, cells in zip(table.rows, table.cells, strict=True)
     }
-    assert rows["weight on the first token"] == ("10.0 %", "–")
-    assert rows["weight on the first token, difference"] == ("–", "10.0 %")
-    assert rows["kurtosis of the first token"] == ("30.0", "30.0")
-    assert rows["hidden states, top 100"] == ("9.00", "9.00")
-    assert rows["norm of the others"] == ("5.00", "5.00")
+    assert rows["first token mass"] == ("10.0 %", "10.0 %")
+    assert rows["kurtosis, first tokens"] == ("30.0", "30.0")
+    assert rows["hidden top 100"] == ("9.00", "9.00")
+    assert rows["norm rest, last layer"] == ("5.00", "5.00")
     assert rows["outlier channels"] == ("3.00", "3.00")
+    masses = next(
+        cells
+        for row, cells in zip(table.rows, table.cells, strict=True)
+        if row.title == "first token mass"
+    )
+    maps = [[entry.name for entry in cell] for cell in masses]
+    assert maps == [[""], ["map 1", "map 2", "difference"]]
     text = shown(page)
     assert "Not measured: order: it has none" in text
     assert "A sink. Do this. [hidden_top_1 / hidden_median 0.500: at least 0.3]" in text
@@ -181,7 +166,7 @@ def test_one_model_has_its_three_numbers_in_a_sentence_and_nothing_in_a_terminal
         "number: 1,286 × the median. Mean cosine of tokens after the last layer: 5.00."
     )
     assert printed(page).split() == said.split()
-    _, heads, norms = page.sections[0].blocks
+    heads, norms = page.sections[0].blocks
     assert (heads.figure.data[0].type, norms.figure.data[0].type) == ("heatmap", "scatter")
 
 
@@ -224,7 +209,7 @@ def test_the_page_has_a_place_for_each_figure(two, tmp_path):
         assert f'<section id="{section}">' in text
     places = re.findall(r'class="plot [a-z]+" id="([^"]+)"', own(text))
     assert places == list(payload(text)["figures"])
-    for title in ("plain", "doubled · map 2", "sink rate at 0.3"):
+    for title in ("plain", "doubled · map 2", "sink rate 0.3"):
         assert f"<h3>{title}</h3>" in text
     lines = encode(records_of("plain"))
     (tmp_path / "one.jsonl").write_text(lines, "utf-8")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from clearhead.report import figures, load, style
+from clearhead.records.runs import Records
+from clearhead.report import charts, load, style
 from clearhead.report.charts import some_of
 from clearhead.report.comparison import comparison
 
@@ -45,37 +46,31 @@ def test_every_preset_has_one_look_that_stands_out_on_both_papers() -> None:
 
 
 def test_loss_is_smoothed_by_blocks(fake: Fake) -> None:
-    records = load(fake(steps=160, presets=("transformer",), attention=False))
-    panel = figures.loss(records, style.looks(["transformer"]), "tokens")
+    records = load(fake(steps=160, presets=("transformer",)))
+    panel = charts.loss(records, style.looks(["transformer"]))
     assert panel is not None
-    assert "mean over 2 steps" in panel.note
+    assert panel.note == "Each point is the mean over 2 steps. The first 5 % are left out."
     (trace,) = panel.figure.data
-    steps = records.runs[0].steps
-    assert len(trace.y) == 80
-    assert trace.y[0] == pytest.approx((steps[0]["loss"] + steps[1]["loss"]) / 2)
-    assert trace.x[0] == pytest.approx((steps[0]["tokens"] + steps[1]["tokens"]) / 2 / 1000)
+    one, other = records.runs[0].steps[8:10]
+    assert len(trace.y) == 76
+    assert trace.y[0] == pytest.approx((one["loss"] + other["loss"]) / 2)
+    assert trace.x[0] == pytest.approx((one["tokens"] + other["tokens"]) / 2 / 1000)
 
 
 def test_several_seeds_get_a_band(fake: Fake) -> None:
-    records = load(fake(steps=20, seeds=2, presets=("transformer",), attention=False))
-    panel = figures.loss(records, style.looks(["transformer"]), "seconds")
+    records = load(fake(steps=20, seeds=2, presets=("transformer",)))
+    panel = charts.loss(records, style.looks(["transformer"]))
     assert panel is not None
     assert [trace.fill for trace in panel.figure.data] == ["toself", None]
 
 
 @pytest.mark.parametrize("changed", [{"device": "another"}, {"precision": "fp32"}], ids=list)
 def test_times_of_other_machines_are_left_out(fake: Fake, changed: dict[str, str]) -> None:
-    path = fake(steps=20, seeds=3, presets=("transformer",), attention=False)
+    path = fake(steps=20, seeds=3, presets=("transformer",))
     lines = path.read_text("utf-8").splitlines()
     far = [_changed(json.loads(line), **changed) for line in lines if "seed2" in line]
     path.write_text("\n".join([*(x for x in lines if "seed2" not in x), *far, ""]), "utf-8")
     records = load(path)
-    looks = style.looks(["transformer"])
-    by_tokens, by_time = (figures.loss(records, looks, x) for x in ("tokens", "seconds"))
-    assert by_tokens is not None
-    assert by_time is not None
-    assert "left out" not in by_tokens.note
-    assert "On other devices or in another precision, left out: 1." in by_time.note
     here = records.on_one_device()
     assert [run.seed for run in here.runs] == [0, 1]
     table = comparison(records)
@@ -88,46 +83,38 @@ def test_times_of_other_machines_are_left_out(fake: Fake, changed: dict[str, str
     assert details["1 ×"].startswith("3 seeds")
 
 
-def test_perplexity_marks_the_training_length_and_gives_reasons(fake: Fake) -> None:
-    records = load(fake(steps=1, presets=("transformer", "gpt2"), attention=False))
-    panel = figures.perplexity_by_length(records, style.looks(records.arms()))
+def test_perplexity_marks_the_training_length(fake: Fake) -> None:
+    records = load(fake(steps=1, presets=("transformer", "gpt2")))
+    panel = charts.perplexity_by_length(records, style.looks(records.arms()))
     assert panel is not None
     assert list(panel.figure.data[0].x) == [256, 512, 1024, 2048]
     assert list(panel.figure.data[1].x) == [256]
     assert panel.figure.layout.shapes[0].x0 == 256
-    assert "gpt2 at 512 tokens: learned positions end at 256 tokens." in panel.note
-
-
-def test_one_length_alone_is_no_figure(fake: Fake) -> None:
-    records = load(fake(steps=1, presets=("transformer",), attention=False))
-    (run,) = records.runs
-    for key, one in list(run.measures.items()):
-        if one.dimensions.get("length", 256) != 256:
-            del run.measures[key]
-    assert records.dimension("perplexity", "length", task=None) == [256]
-    assert figures.perplexity_by_length(records, style.looks(records.arms())) is None
+    assert "dotted line is the length in training" in panel.note
+    alone = Records(runs=records.runs[1:])  # of one length
+    assert charts.perplexity_by_length(alone, style.looks(["gpt2"])) is None
 
 
 def test_layers_tell_first_token_and_rest_apart(fake: Fake) -> None:
-    records = load(fake(steps=1, presets=("transformer",), attention=False))
+    records = load(fake(steps=1, presets=("transformer",)))
     for metric in ("kurtosis", "largest_activation"):
-        panel = figures.by_layer(
+        panel = charts.by_layer(
             records,
             style.looks(["transformer"]),
             "title",
             "axis",
-            [figures.Line(metric, f"{one} tokens", {"tokens": one}) for one in ("first", "rest")],
+            {f"{one} tokens": (metric, {"tokens": one}) for one in ("first", "rest")},
         )
         assert panel is not None
         assert [trace.line.dash for trace in panel.figure.data] == ["solid", "dot"]
         assert "Solid: first tokens; dotted: rest tokens." in panel.note
-        assert [trace.showlegend for trace in panel.figure.data] == [True, False]
+        names = [trace.name for trace in panel.figure.data]
+        assert names == ["transformer · first tokens", "transformer · rest tokens"]
 
 
 def test_shares_use_one_colour_scale(fake: Fake) -> None:
-    records = load(fake(steps=1, attention=False))
-    largest = figures.largest_share(records)
-    panels = figures.first_token_share(records, largest)
+    records = load(fake(steps=1))
+    panels = charts.first_token_share(records)
     assert [panel.title for panel in panels] == [
         "transformer",
         "differential · map 1",
@@ -135,13 +122,15 @@ def test_shares_use_one_colour_scale(fake: Fake) -> None:
         "differential · difference",
         "softmax1",
     ]
-    assert {panel.figure.data[0].zmax for panel in panels} == {100 * largest}
+    shown = [panel.figure.data[0] for panel in panels]
+    largest = max(max(row) for one in shown for row in one.z)
+    assert {one.zmax for one in shown} == {max(10, largest)}
 
 
 def test_labels_are_shown_letter_for_letter(fake: Fake) -> None:
-    records = load(fake(steps=3, presets=("transformer", HOSTILE), tokens=[HOSTILE, "%{x}"]))
+    records = load(fake(steps=3, presets=("transformer", HOSTILE)))
     looks = style.looks(records.arms())
-    panel = figures.perplexity_by_length(records, looks)
+    panel = charts.perplexity_by_length(records, looks)
     assert panel is not None
     name = panel.figure.data[1].name
     assert "<" not in name
@@ -155,7 +144,7 @@ def test_labels_are_shown_letter_for_letter(fake: Fake) -> None:
 def test_of_thirty_layers_every_third_is_named(fake: Fake) -> None:
     assert some_of(range(12)) == list(range(12))
     assert some_of(range(30)) == list(range(0, 30, 3))
-    records = load(fake(steps=1, presets=("transformer",), attention=False, layers=30, heads=9))
-    (panel,) = figures.first_token_share(records, 1.0)
+    records = load(fake(steps=1, presets=("transformer",), layers=30, heads=9))
+    (panel,) = charts.first_token_share(records)
     assert list(panel.figure.layout.yaxis.tickvals) == list(range(0, 30, 3))
     assert list(panel.figure.layout.xaxis.tickvals) == list(range(9))

@@ -7,7 +7,7 @@ import pytest
 
 from clearhead.records.jsonl import append
 from clearhead.report import load, page_of, render, style
-from clearhead.report.milestones import at_equal_loss
+from clearhead.report.comparison import at_equal_loss
 from clearhead.report.statistics import Verdict
 
 from .conftest import own, shown

@@ -113,8 +113,8 @@ def test_a_resumed_run_overwrites_the_steps_it_repeats(tmp_path: Path) -> None:
 
 
 def test_two_files_may_use_the_same_run_names(fake: Fake) -> None:
-    now = fake("now.jsonl", steps=3, attention=False)
-    old = fake("old.jsonl", steps=5, attention=False, label="committed record", seeds=2)
+    now = fake("now.jsonl", steps=3)
+    old = fake("old.jsonl", steps=5, label="committed record", seeds=2)
     records = load([old, now])
     assert records.labels() == ["", "committed record"]
     assert len(records.labelled("").runs) == 3
@@ -127,19 +127,19 @@ def test_two_comparisons_of_the_same_arms_under_other_settings_are_both_shown(
 ) -> None:
     paths = [tmp_path / name / "records.jsonl" for name in ("short", "long")]
     for path, steps in zip(paths, (3, 5), strict=True):
-        write_records(path, steps=steps, attention=False)
+        write_records(path, steps=steps)
     records = load(paths)
     assert records.labels() == ["short", "long"]
     assert [len(records.labelled(one).runs[0].steps) for one in records.labels()] == [3, 5]
     text = shown(page_of(records))
     assert "Short" in text
     assert "Long" in text
-    again = write_records(tmp_path / "again.jsonl", steps=3, attention=False)
+    again = write_records(tmp_path / "again.jsonl", steps=3)
     assert load([paths[0], again]).labels() == [""]  # the same training: the later counts
 
 
 def test_the_baseline_comes_first(fake: Fake) -> None:
-    path = fake(presets=("softmax1", "transformer"), steps=1, attention=False)
+    path = fake(presets=("softmax1", "transformer"), steps=1)
     assert load(path).arms() == ["transformer", "softmax1"]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from clearhead.records.loading import load
 from clearhead.records.runs import Records
-from clearhead.report.quantities import arm_headings
+from clearhead.report.pivots import arm_headings
 from clearhead.reproduce import book, stages
 from clearhead.reproduce.claims import claims, evidence, judged, threshold_over
 from clearhead.reproduce.contrasts import (

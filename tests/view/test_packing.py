@@ -1,14 +1,11 @@
 """Packing keeps a weight within a step, and a page small."""
 
-import math
-
-import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from clearhead.view import Observation
-from clearhead.view.packing import SIGNED_STEPS, STEPS, pack_logarithms, pack_map
+from clearhead.view.packing import SIGNED_STEPS, STEPS, pack_map
 
 from . import conftest as helpers
 
@@ -48,13 +45,3 @@ def test_a_round_trip_stays_within_a_step(length, causal, signed, with_null, see
     if null is not None:
         bound = helpers.step(found, 0, 0, "softmax", null) + 1e-5 * size
         assert bool(((null_again - null).abs() <= bound).all())
-
-
-def test_logarithms_keep_their_size_and_zeros():
-    values = torch.tensor([[0.0, 1e-4, 1.0], [765.0, 24_165.0, math.inf]])
-    packed = pack_logarithms(values)
-    steps = helpers.unpacked(packed["data"], "<u2").astype(float)
-    again = 2 ** (packed["low"] + (steps - 1) / 65534 * (packed["high"] - packed["low"]))
-    assert np.allclose(again[1:5], values.flatten()[1:5], rtol=1e-3)
-    assert steps[0] == steps[5] == 0
-    assert pack_logarithms(torch.zeros(2, 2))["low"] == 0

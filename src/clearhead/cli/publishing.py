@@ -25,11 +25,6 @@ def print_page(page: Page) -> int:
     out = console()
     for part in to_console(page, out.width):
         out.print(part)
-    return status_of(page.records)
-
-
-def status_of(records: Records) -> int:
-    """The exit status of a measurement: 1 where a number is not finite."""
-    if not records.finite:
+    if not page.records.finite:
         say("clearhead: some numbers are not finite")
-    return int(not records.finite)
+    return int(not page.records.finite)

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from clearhead.records.runs import Measure as Measure
     from clearhead.records.runs import Records as Records
     from clearhead.records.runs import Run as Run
+    from clearhead.report.comparison import page_of as page_of
     from clearhead.report.console import to_console as to_console
     from clearhead.report.page import Page as Page
     from clearhead.report.page import render as render
     from clearhead.report.page import write_page as write_page
-    from clearhead.report.publishing import page_of as page_of
 
 
 __getattr__, __all__ = lazily(__name__)

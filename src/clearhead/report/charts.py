@@ -1,7 +1,8 @@
-"""Charts: lines of arms and their variants, heat-maps, and the axes they share.
+"""Charts by plotly, of a frame of records: over training, over length, by layer and by head.
 
-Every figure is built in the colours of a light page; `style.LIGHT_TO_DARK` translates them. Text
-from records passes through `style.plain`, and never enters a hover template.
+Every figure is built in the colours of a light page; `style.LIGHT_TO_DARK` translates them. The key
+of arms stands above the figures of a section. Text from records passes through `style.plain`, and
+never enters a hover template.
 """
 
 import math
@@ -9,25 +10,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from clearhead.records.runs import INPUT
+from clearhead.records.frame import frame
+from clearhead.records.runs import DIMENSIONS, INPUT, Records, ordered_maps
 from clearhead.report import style
 from clearhead.report.page import Panel
+from clearhead.report.pivots import SHARE
 
 if TYPE_CHECKING:
+    import pandas
     import plotly.graph_objects as go
 
 Looks = dict[str, style.Look]
 Point = tuple[Any, float, float | None]  # x, y and its spread
 Curves = dict[tuple[str, str], list[Point]]  # by arm and variant
+Lines = Mapping[str, tuple[str, Mapping[str, Any]]]  # by variant, a metric and its dimensions
 TICKS = 12  # layers or heads that an axis names
 # By the names of plotly, and by those of people.
-DASHES = {"solid": "solid", "dot": "dotted", "dash": "dashed", "longdash": "in long dashes"}
+DASHES = {
+    "solid": "solid",
+    "dot": "dotted",
+    "dash": "dashed",
+    "longdash": "in long dashes",
+    "dashdot": "dashes and dots",
+    "longdashdot": "long dashes and dots",
+}
+SHARES = ("acc", "forced", "share", "exact_match", "contained", "f1")  # parts of metrics' names
+POINTS = 80  # of a training curve; each is the mean over a block of steps
 _MUTED = {"color": style.MUTED[0]}
-
-
-def with_map(arm: str, name: str) -> str:
-    """An arm and its attention map, where it has more than softmax's."""
-    return arm if name == "softmax" else f"{arm} · {name}"
 
 
 def chart(
@@ -40,77 +49,59 @@ def chart(
     across: str | Sequence[str] = "",
     up: str = "",
     note: str = "",
-    size: int = 7,
     bands: bool = False,
-    span: Sequence[float] = (),
-    mark: tuple[float, str] | None = None,
-    described: str = "",
 ) -> Panel | None:
     """Lines of arms by colour, of variants by dash; None without a point.
 
     Args:
         x, y: names of the axes.
         across: the x axis: "" by number, "log", "layers", or names in their order.
-        up: the y axis: "" by number, "auto" (logarithmic where it spans a factor of four), "log",
+        up: the y axis: "" by number, "auto" (logarithmic where it spans a factor of four),
             "zero" (from 0), or "share" (from 0 to 1).
-        size: of a marker; 0 draws none.
-        bands: a spread is a band, not bars.
-        span: numbers that the y axis is fitted to, unless those shown.
-        mark: a place across, and the words of the dotted line there.
+        bands: a spread is a band, not bars, and points have no markers.
     """
     curves = {place: points for place, points in curves.items() if points}
     if not curves:
         return None
     figure = new(x, y)
     dashes = dict(zip(dict.fromkeys(name for _, name in curves), cycle(DASHES), strict=False))
-    known: set[str] = set()
     for (arm, name), points in curves.items():
-        shown = f"{arm} · {name}" if name and arm in known else arm
         if bands:
-            _add_band(figure, arm, points, looks[arm])
-        _add_line(figure, shown, points, looks[arm], dashes[name], size, arm, bars=not bands)
-        figure.data[-1].showlegend = arm not in known
-        known.add(arm)
-    _scale_x(figure, across, [x for points in curves.values() for x, *_ in points])
-    values = [value for points in curves.values() for _, value, _ in points]
-    _scale_y(figure, up, y, span or values, fit=bool(span))
-    if mark is not None:
-        _mark_length(figure, *mark, log=across == "log")
+            _add_band(figure, points, looks[arm])
+        shown = f"{arm} · {name}" if name else arm
+        _add_line(figure, shown, points, looks[arm], dashes[name], bars=not bands)
+    places = [x for points in curves.values() for x, *_ in points]
+    _scale_x(figure, across, places)
+    _scale_y(figure, up, [value for points in curves.values() for _, value, _ in points])
     ways = "; ".join(f"{DASHES[dash]}: {name or 'softmax'}" for name, dash in dashes.items())
     remarks = [note, f"{ways[:1].upper()}{ways[1:]}." if len(dashes) > 1 else ""]
     if any(trace.error_y.array is not None for trace in figure.data):
         remarks.append("Bars: ± 1 standard deviation over seeds.")
-    if across == "layers" and any(x == INPUT for points in curves.values() for x, *_ in points):
+    if across == "layers" and INPUT in places:
         remarks.append("“in” is the stream before the first layer.")
-    note = " ".join(filter(None, remarks))
-    return Panel(title=title, figure=figure, note=note, described=described)
+    return Panel(title=title, figure=figure, note=" ".join(filter(None, remarks)))
 
 
-def new(x: str, y: str, **layout: Any) -> "go.Figure":
+def new(x: str, y: str) -> "go.Figure":
     """An empty figure with axes named `x` and `y`."""
     import plotly.graph_objects as go
 
+    clear = "rgba(0,0,0,0)"
     grid = {"gridcolor": style.GRID[0], "linecolor": style.GRID[0]}
     axis = {**grid, "zeroline": False, "automargin": True, "ticks": ""}
+    hover = {"bgcolor": style.PAPER[0], "bordercolor": style.GRID[0], "namelength": -1}
     figure = go.Figure(
         layout={
             "template": {},
             "autosize": True,
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
+            "paper_bgcolor": clear,
+            "plot_bgcolor": clear,
             "font": {"family": style.FONT, "size": 13, **_MUTED},
             "margin": {"l": 48, "r": 12, "t": 8, "b": 44},
-            "hoverlabel": {
-                "bgcolor": style.PAPER[0],
-                "bordercolor": style.GRID[0],
-                "font": {"color": style.INK[0]},
-                "namelength": -1,
-            },
-            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-            "modebar": {"bgcolor": "rgba(0,0,0,0)", **_MUTED},
-            "showlegend": True,
+            "hoverlabel": {**hover, "font": {"color": style.INK[0]}},
+            "modebar": {"bgcolor": clear, **_MUTED},
+            "showlegend": False,
             "hovermode": "closest",
-            **layout,
         }
     )
     figure.update_xaxes(title={"text": x, "font": {"size": 13}}, **axis)
@@ -125,52 +116,34 @@ def _add_line(
     points: Sequence[Point],
     look: style.Look,
     dash: str,
-    size: int,
-    group: str,
     *,
     bars: bool,
 ) -> None:
-    import plotly.graph_objects as go
-
     x, y, spread = (list(column) for column in zip(*points, strict=True))
     symbol = look.symbol if dash == "solid" else f"{look.symbol}-open"
-    trace = go.Scatter(
-        x=x,
-        y=y,
-        name=style.plain(name),
-        legendgroup=style.plain(group),
-        mode="lines+markers" if size else "lines",
-        line={"color": look.colour, "width": 2, "dash": dash},
-        marker={"color": look.colour, "size": size, "symbol": symbol},
-        hovertemplate="%{x}: %{y:.5g}",
-    )
+    errors = None
     if bars and any(spread):
         array = [value or 0.0 for value in spread]
-        thin = {"color": look.colour, "thickness": 1.2, "width": 4}
-        trace.error_y = {"type": "data", "array": array, **thin}
-    figure.add_trace(trace)
+        errors = {"array": array, "color": look.colour, "thickness": 1.2, "width": 4}
+    figure.add_scatter(
+        x=x,
+        y=y,
+        error_y=errors,
+        name=style.plain(name),
+        mode="lines+markers" if bars else "lines",
+        line={"color": look.colour, "width": 2, "dash": dash},
+        marker={"color": look.colour, "size": 8, "symbol": symbol},
+        hovertemplate="%{x}: %{y:.5g}",
+    )
 
 
-def _add_band(figure: "go.Figure", arm: str, points: Sequence[Point], look: style.Look) -> None:
-    import plotly.graph_objects as go
-
+def _add_band(figure: "go.Figure", points: Sequence[Point], look: style.Look) -> None:
     if any(spread for *_, spread in points):
         edges = [(x, y + (spread or 0.0)) for x, y, spread in points]
         edges += [(x, y - (spread or 0.0)) for x, y, spread in reversed(points)]
         x, y = (list(column) for column in zip(*edges, strict=True))
         fill = {"fill": "toself", "fillcolor": look.colour, "opacity": 0.16, "line": {"width": 0}}
-        quiet = {"mode": "lines", "hoverinfo": "skip", "showlegend": False}
-        figure.add_trace(go.Scatter(x=x, y=y, legendgroup=style.plain(arm), **fill, **quiet))
-
-
-def _mark_length(figure: "go.Figure", place: float, words: str, *, log: bool) -> None:
-    """A dotted line at a length, with words; on a log axis only annotations take its logarithm."""
-    edge = {"x0": place, "x1": place, "y0": 0, "y1": 1, "yref": "paper"}
-    figure.add_shape(type="line", **edge, line={**_MUTED, "width": 1, "dash": "dot"})
-    beside = {"yanchor": "top", "xanchor": "left", "xshift": 5, "showarrow": False}
-    font = {**_MUTED, "size": 11.5}
-    at = math.log10(place) if log else place
-    figure.add_annotation(x=at, y=1, yref="paper", text=words, font=font, **beside)
+        figure.add_scatter(x=x, y=y, mode="lines", hoverinfo="skip", **fill)
 
 
 def _scale_x(figure: "go.Figure", across: str | Sequence[str], places: Iterable[Any]) -> None:
@@ -188,28 +161,15 @@ def _scale_x(figure: "go.Figure", across: str | Sequence[str], places: Iterable[
         figure.update_xaxes(type="category", categoryarray=[*across], categoryorder="array")
 
 
-def _scale_y(figure: "go.Figure", up: str, name: str, shown: Sequence[float], *, fit: bool) -> None:
+def _scale_y(figure: "go.Figure", up: str, shown: Sequence[float]) -> None:
     if up == "share":
         figure.update_yaxes(range=[0, 1])
         figure.update_traces(cliponaxis=False)
-    elif up == "log" or (up == "auto" and min(shown) > 0 and max(shown) >= 4 * min(shown)):
-        low, high = min(shown) / 1.12, max(shown) * 1.12
-        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        steps = (1, 2, 5) if high / low < 1e4 else (1,)
-        ticks = [tick for n in powers for s in steps if low <= (tick := s * 10.0**n) <= high]
-        figure.update_yaxes(
-            type="log",
-            title={"text": f"{name} (log scale)"},
-            range=[math.log10(low), math.log10(high)],
-            tickvals=ticks,
-            ticktext=[f"{tick:,g}" for tick in ticks],
-        )
-    elif fit:
-        low, high = min(shown), max(shown)
-        margin = 0.06 * (high - low) or 0.01 * high
-        figure.update_yaxes(range=[low - margin, high + margin])
+    elif up == "auto" and min(shown) > 0 and max(shown) >= 4 * min(shown):
+        title = f"{figure.layout.yaxis.title.text} (log scale)"
+        figure.update_yaxes(type="log", title={"text": title}, dtick="D2", tickformat=",~g")
     elif up == "zero" and min(shown) >= 0:
-        figure.update_yaxes(rangemode="nonnegative")
+        figure.update_yaxes(rangemode="tozero")
 
 
 def some_of(places: Sequence[int]) -> list[int]:
@@ -218,21 +178,22 @@ def some_of(places: Sequence[int]) -> list[int]:
     return [place for place in places if every == 1 or place % every == 0]
 
 
-def heads_map(cells: Mapping[tuple[int, int], float], largest: float) -> "go.Figure":
-    """Shares in per cent by (layer, head) on one colour scale from 0 to `largest`, with numbers
-    where there is room."""
-
+def heads_map(title: str, cells: Mapping[tuple[int, int], float], largest: float) -> Panel:
+    """Shares in per cent by (layer, head) on a colour scale from 0 to `largest`, with numbers where
+    there is room, else with the scale."""
     rows, columns = (sorted({place[axis] for place in cells}) for axis in (0, 1))
     few = len(columns) <= 8 and len(rows) <= TICKS
-    figure = new("head", "layer", showlegend=False)
+    figure = new("head", "layer")
+    stops = [light for light, _ in style.SEQUENTIAL]
     figure.add_heatmap(
         x=columns,
         y=rows,
         z=[[cells.get((row, column)) for column in columns] for row in rows],
         zmin=0,
         zmax=largest or 1.0,
-        colorscale=style.scale(style.SEQUENTIAL),
-        showscale=False,
+        colorscale=[[place / (len(stops) - 1), stop] for place, stop in enumerate(stops)],
+        showscale=not few,
+        colorbar={"ticksuffix": " %", "thickness": 8, "outlinewidth": 0},
         xgap=2 if few else 1,
         ygap=2 if few else 1,
         texttemplate="%{z:.0f}" if few else "",
@@ -240,4 +201,136 @@ def heads_map(cells: Mapping[tuple[int, int], float], largest: float) -> "go.Fig
     )
     figure.update_xaxes(showgrid=False, tickvals=some_of(columns))
     figure.update_yaxes(showgrid=False, tickvals=some_of(rows), autorange="reversed")
-    return figure
+    return Panel(title=title, figure=figure, shape="cells")
+
+
+def numbers(records: Records, metric: str, across: str, **at: Any) -> "pandas.DataFrame":
+    """The rows of a metric (`records.frame`) that have all of these dimensions, `across` besides,
+    and no others; infinite where they are not finite."""
+    rows = frame({"": records}, metric)
+    absent = [name for name in DIMENSIONS if at.get(name) is None and name != across]
+    rows = rows[rows[absent].isna().all(axis=1)]
+    for name, value in at.items():
+        rows = rows if value is None else rows[rows[name] == value]
+    return finite(rows)
+
+
+def finite(rows: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Without missing values; infinite are those that are not finite, and all means of them."""
+    lost = rows["measure"].map(lambda one: one.not_finite).astype(bool)
+    return rows.assign(value=rows["value"].mask(lost, math.inf)).dropna(subset="value")
+
+
+def curves(records: Records, rows: "pandas.DataFrame", across: str, name: str = "") -> Curves:
+    """A line of each arm, and of each value of the column `name`: along `across` the mean over
+    seeds and its deviation, within a seed the mean of all rows."""
+    by = ["arm", *([name] if name else []), across]
+    means = rows.groupby([*by, "seed"], sort=False, observed=True)["value"].mean()
+    over = means.groupby(by, observed=True).agg(["mean", "std"]).fillna({"std": 0.0}).reset_index()
+    names = [*dict.fromkeys(rows[name])] if name else [""]
+    found: Curves = {(arm, one): [] for arm in records.arms() for one in names}
+    for row in over[over["mean"] < math.inf].to_dict("records"):
+        x = row[across]
+        x = int(x) if isinstance(x, float) and x.is_integer() else x
+        found[row["arm"], row.get(name, "")].append((x, row["mean"], row["std"]))
+    return found
+
+
+def loss(records: Records, looks: Looks) -> Panel | None:
+    """Training loss by tokens read: mean over seeds, band of ± 1 standard deviation.
+
+    The steep start of a long curve, its first 5 %, is left out: it would press all that follows
+    into a line.
+    """
+    import pandas
+
+    read = [
+        {"arm": run.arm, "seed": run.seed, **step} for run in records.runs for step in run.steps
+    ]
+    columns = ["arm", "seed", "step", "loss", "tokens"]
+    steps = pandas.DataFrame(read, columns=columns).dropna()
+    if not len(steps):
+        return None
+    unit, words = (1e6, "millions") if steps["tokens"].max() >= 1e6 else (1e3, "thousands")
+    width = math.ceil(steps["step"].max() / POINTS)
+    block = (steps["step"] - 1) // width
+    start = POINTS // 20 if width > 1 else 0
+    steps = steps.assign(
+        value=steps["loss"],
+        across=(steps["tokens"] / unit).groupby([steps["arm"], block]).transform("mean"),
+    )[block >= start]
+    notes = [f"Each point is the mean over {width} steps."] * (width > 1)
+    notes += ["The first 5 % are left out."] * (start > 0)
+    return chart(
+        "Training loss by tokens read",
+        curves(records, steps, "across"),
+        looks,
+        f"tokens read ({words})",
+        "loss (nats per token)",
+        bands=True,
+        note=" ".join(notes),
+    )
+
+
+def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
+    """Validation perplexity against the length of the text."""
+    lines = curves(records, numbers(records, "perplexity", "length"), "length")
+    title = "Perplexity by length of text"
+    return by_length(records, looks, lines, title, "validation perplexity")
+
+
+def by_length(
+    records: Records, looks: Looks, lines: Curves, title: str, axis: str, note: str = ""
+) -> Panel | None:
+    """A line for each arm and variant by length of the text, with a dotted line at the training
+    length; None of one length: a point is no line."""
+    if len({length for points in lines.values() for length, *_ in points}) < 2:
+        return None
+    x, up = "length of the text (tokens, log scale)", "auto"
+    if any(word in axis for word in SHARES):
+        up = "share"
+    trained = records.sequence_length()
+    if trained:
+        note = f"{note} The dotted line is the length in training.".strip()
+    panel = chart(title, lines, looks, x, axis, across="log", up=up, note=note)
+    if panel is not None and trained:
+        panel.figure.add_vline(x=trained, line={"color": style.MUTED[0], "width": 1, "dash": "dot"})
+    return panel
+
+
+def by_layer(
+    records: Records,
+    looks: Looks,
+    title: str,
+    axis: str,
+    lines: Lines,
+    up: str = "zero",
+) -> Panel | None:
+    """A line an arm and variant: colour says which arm, dash which variant."""
+    found = {
+        (arm, name): points
+        for name, (metric, at) in lines.items()
+        for (arm, _), points in curves(
+            records, numbers(records, metric, "layer", **at), "layer"
+        ).items()
+    }
+    ordered = {(arm, name): found[arm, name] for arm in records.arms() for name in lines}
+    return chart(title, ordered, looks, "layer", axis, across="layers", up=up)
+
+
+def first_token_share(records: Records) -> list[Panel]:
+    """One heat-map (layer × head) an arm and map, on one colour scale.
+
+    Heads of different seeds do not correspond, so the first seed is shown and not a mean.
+    """
+    maps: dict[str, dict[tuple[int, int], float]] = {}
+    for run in (records.of(arm)[0] for arm in records.arms()):
+        for name in ordered_maps({one.dimensions.get("map", "") for one in run.select(SHARE)}):
+            title = run.arm if name == "softmax" else f"{run.arm} · {name}"
+            maps[title] = {
+                (one.dimensions["layer"], one.dimensions["head"]): 100 * one.value
+                for one in run.select(SHARE, map=name)
+                if {"layer", "head"} <= one.dimensions.keys() and one.value is not None
+            }
+    largest = max([10.0, *(share for cells in maps.values() for share in cells.values())])
+    return [heads_map(title, cells, largest) for title, cells in maps.items() if cells]

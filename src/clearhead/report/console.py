@@ -14,7 +14,8 @@ WIDTH = 12  # characters that a column is reckoned to take
 
 
 def to_console(page: Page, width: int = 100) -> Iterator[Any]:
-    """The page's first table in sight, then the verdict, the next command and the warnings.
+    """The largest table of the page's first section in sight that has one, then the verdict, the
+    next command and the warnings.
 
     Args:
         width: of the terminal, in characters.
@@ -22,33 +23,30 @@ def to_console(page: Page, width: int = 100) -> Iterator[Any]:
     from rich.text import Text
 
     opened = (section.blocks for section in page.sections if not section.folded)
-    tables_of = ([one for one in blocks if isinstance(one, Pivot)] for blocks in opened)
-    if found := next(filter(None, tables_of), None):
-        yield from tables(max(found, key=lambda one: len(one.rows)), page.threshold, width)
+    tables = ([one for one in blocks if isinstance(one, Pivot)] for blocks in opened)
+    if first := next(filter(None, tables), None):
+        pivot, columns = max(first, key=lambda one: len(one.rows)), max(1, width // WIDTH - 2)
+        yield _table(pivot, page.threshold, columns)
+        if len(pivot.columns) > columns:
+            yield f"left to the page: {len(pivot.columns) - columns} columns"
     yield Text("\n".join(["", *page.verdict]))
     yield from (Text(f"next: {command}") for command in page.next)
     yield from (Text(f"warning: {text}", style="yellow") for text in page.warnings)
 
 
-def tables(pivot: Pivot, threshold: float, width: int = 100) -> "Iterator[Table | str]":
-    """A table with as many columns as fit, and the number of those that do not.
-
-    Args:
-        threshold: the largest p of a difference that holds among all that are shown.
-    """
+def _table(pivot: Pivot, threshold: float, columns: int) -> "Table":
+    """As many columns of a table; differences are judged by the `threshold` of the page."""
     from rich.markup import escape
     from rich.table import Table
 
     def text(entry: Entry) -> str:
-        name = f"{entry.name}: " if entry.name else ""
         words = entry.difference and verdict_in_words(entry.difference, threshold)
-        shown = escape(name + entry.text)
-        return "\n".join(filter(None, (shown, escape(words or entry.note))))
+        shown = f"{entry.name}: {entry.text}" if entry.name else entry.text
+        return "\n".join(filter(None, (escape(shown), escape(words or entry.note))))
 
-    shown = max(1, width // WIDTH - 2)
     table = Table(title=escape(pivot.title), title_justify="left", title_style="bold")
     table.add_column(escape(pivot.corner), overflow="fold")
-    for column in pivot.columns[:shown]:
+    for column in pivot.columns[:columns]:
         names = (column.group, column.title, f"({column.note})" if column.note else "")
         table.add_column(escape("\n".join(filter(None, names))), justify="right", overflow="fold")
     heading = ""
@@ -58,8 +56,6 @@ def tables(pivot: Pivot, threshold: float, width: int = 100) -> "Iterator[Table 
             table.add_section()
             table.add_row(f"[bold]{escape(heading)}[/bold]")
         note = f" [dim]({escape(row.note)})[/dim]" if row.note else ""
-        texts = ("\n".join(map(text, cell)) or "–" for cell in cells[:shown])
+        texts = ("\n".join(map(text, cell)) or "–" for cell in cells[:columns])
         table.add_row(escape(row.title) + note, *texts)
-    yield table
-    if len(pivot.columns) > shown:
-        yield f"left to the page: {len(pivot.columns) - shown} columns"
+    return table

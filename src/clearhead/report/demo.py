@@ -1,14 +1,14 @@
 """The demo's page: five small charts of defects and their repairs, and their numbers below."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from clearhead.records.runs import Records
-from clearhead.report import figures, made, narrative, style
+from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks, Point, chart
 from clearhead.report.costs import add_costs
 from clearhead.report.page import Page, Panel, section
-from clearhead.report.quantities import Quantity, by_arm
+from clearhead.report.pivots import Quantity, by_arm
 from clearhead.report.statistics import summarize
 
 LEAD = (
@@ -50,8 +50,8 @@ ATTENTION = (
 
 
 def only(records: Records, *arms: str) -> Records:
-    """The runs of these arms."""
-    return Records(runs=tuple(run for run in records.runs if run.arm in arms))
+    """The runs of the baseline and of these arms."""
+    return Records(runs=tuple(run for run in records.runs if run.arm in (BASE, *arms)))
 
 
 def page(text: Records, sinks: Records, *of_bits: Records) -> Page:
@@ -69,73 +69,60 @@ def page(text: Records, sinks: Records, *of_bits: Records) -> Page:
     )
     return built.with_sections(
         section("defects", "", _charts(text, sinks, of_bits[0], built.looks)),
-        section("numbers", "", tables, title="The numbers", caption=NUMBERS),
-        made.section(whole),
+        section("numbers", "The numbers", tables, NUMBERS),
+        narrative.provenance(whole),
     )
 
 
 def _charts(text: Records, sinks: Records, bits: Records, looks: Looks) -> Iterator[Panel | None]:
     """A chart a defect; its title has the defect, its note the answer."""
-    lengths, blocks = (only(text, BASE, *arms) for arms in (("alibi", "coca"), ("sas-p",)))
-    parked, noise = (
-        only(sinks, BASE, *arms)
-        for arms in (("softmax1", "gated", REPAIRED), ("differential", "differential-v2"))
-    )
+    lengths, blocks = only(text, "alibi", "coca"), only(text, "sas-p")
     longest = max(lengths.dimension("perplexity", "length", task=None), default=0)
-    better = ("better", "worse")
-    yield _titled(
-        figures.perplexity_by_length(lengths, looks),
+    yield _answered(
+        charts.perplexity_by_length(lengths, looks),
         "Texts longer than in training",
-        narrative.answer(lengths, f"Perplexity at {longest:,} tokens", _at(longest), words=better),
+        narrative.answer(lengths, f"Perplexity at {longest:,} tokens", _at(longest)),
     )
-    yield _titled(
-        figures.loss(blocks, looks, "tokens"),
+    yield _answered(
+        charts.loss(blocks, looks),
         "A simpler block",
-        narrative.answer(blocks, "Perplexity", PERPLEXITY, words=better),
+        narrative.answer(blocks, "Perplexity", PERPLEXITY),
         narrative.answer(blocks, "Parameters", PARAMETERS),
     )
-    yield _titled(
-        _dots(parked, looks, FIRST),
-        "The attention sink",
-        narrative.answer(parked, "Weight on the first token", FIRST, words=("less", "more")),
-    )
-    costs = {(arm, ""): _points(bits, arm, COSTS) for arm in bits.arms()}
-    yield _titled(
-        chart("", costs, looks, "bits", "rise of perplexity (%)", across=[*COSTS]),
-        "The cost of few bits",
-        narrative.answer(bits, "Rise of perplexity at 4 bits", COSTS["4"], words=("less", "more")),
-    )
-    yield _titled(
-        _dots(noise, looks, COPIED),
-        "Attention noise",
-        narrative.answer(noise, "Weight on the word to copy", COPIED, words=("less", "more")),
-    )
+    for title, records, axis, quantities in (
+        ("The attention sink", only(sinks, "softmax1", "gated", REPAIRED), "", {"": FIRST}),
+        ("The cost of few bits", bits, "bits", COSTS),
+        ("Attention noise", only(sinks, "differential", "differential-v2"), "", {"": COPIED}),
+    ):
+        last = [*quantities.values()][-1]
+        what = f"Rise of perplexity {last.title}" if axis else last.title.capitalize()
+        yield _answered(
+            _percentages(records, looks, axis, quantities),
+            title,
+            narrative.answer(records, what, last),
+        )
 
 
 def _at(length: int) -> Quantity:
     return Quantity(f"{length:,}", note="tokens", metric="perplexity", at={"length": length})
 
 
-def _titled(panel: Panel | None, title: str, *answers: str) -> Panel | None:
-    """A panel with its own legend, whose note is the answer."""
-    note = " ".join(filter(None, answers))
-    return panel and replace(panel, title=title, note=note, own_legend=True)
+def _answered(panel: Panel | None, title: str, *answers: str) -> Panel | None:
+    """A panel whose note is the answer."""
+    return panel and replace(panel, title=title, note=" ".join(filter(None, answers)))
 
 
-def _dots(records: Records, looks: Looks, quantity: Quantity) -> Panel | None:
-    """A share of each model in per cent."""
-    lines = {(arm, ""): _points(records, arm, {arm: quantity}) for arm in records.arms()}
-    arms = records.arms()
-    panel = chart("", lines, looks, "", "% of attention", across=arms, size=9)
-    if panel is not None:  # the axis has the models' names
-        panel.figure.update_layout(showlegend=False, yaxis_rangemode="tozero")
-    return panel
-
-
-def _points(records: Records, arm: str, quantities: dict[str, Quantity]) -> list[Point]:
-    """Quantities of an arm in per cent: their means and deviations over seeds."""
-    over = {
-        name: summarize([*records.values(arm, one.metric, **one.at).values()])
-        for name, one in quantities.items()
-    }
-    return [(x, 100 * y.mean, 100 * (y.deviation or 0.0)) for x, y in over.items() if y is not None]
+def _percentages(
+    records: Records, looks: Looks, axis: str, quantities: Mapping[str, Quantity]
+) -> Panel | None:
+    """Quantities by name, one without a name by model, in per cent: means and deviations."""
+    lines: dict[tuple[str, str], list[Point]] = {}
+    for arm in records.arms():
+        for name, one in quantities.items():
+            over = summarize([*records.values(arm, one.metric, **one.at).values()])
+            if over is not None:
+                point = name or arm, 100 * over.mean, 100 * (over.deviation or 0.0)
+                lines.setdefault((arm, ""), []).append(point)
+    across = [*quantities] if axis else records.arms()
+    y, up = ("rise of perplexity (%)", "") if axis else ("% of attention", "zero")
+    return chart("", lines, looks, axis, y, across=across, up=up)

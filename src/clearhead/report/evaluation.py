@@ -1,23 +1,21 @@
 """Evaluations on a page: a section a task, with tables and curves by length.
 
-A number is the mean over seeds, and in tables and curves over depths; ± is one standard deviation
-over seeds.
+A number is the mean over seeds, and over depths where several models stand side by side; ± is one
+standard deviation over seeds.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from statistics import fmean
 from typing import Any
 
 from clearhead.records.frame import frame
 from clearhead.records.runs import DIMENSIONS, Records
-from clearhead.report import figures, narrative, style
+from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks
-from clearhead.report.narrative import Maker
-from clearhead.report.page import Panel, Section
-from clearhead.report.pivots import Entry, Heading, Pivot, build, by_seed
-from clearhead.report.quantities import Quantity, arm_headings
+from clearhead.report.page import Panel, Section, section
+from clearhead.report.pivots import Entry, Heading, Pivot, Quantity, arm_headings, build
+from clearhead.report.statistics import LEVEL
 
 PLAIN = "none"  # the scaling that a curve shows
 FEW = 3  # models whose scalings a chart by length shows too
@@ -31,6 +29,7 @@ SEEDS = (" and seeds", ", by Welch’s t over seeds")
 _READ = ("perplexity", "hits", "masked")  # tasks whose number is one of the text
 # Dimensions that name no row: the column, and what only decides which text is read.
 _SILENT = ("task", "scaling", "factor", "length", "longest", "digest", "depth")
+Place = tuple[str, int]  # a setting in words, and a length
 
 
 def tasks(records: Records) -> dict[str, list[str]]:
@@ -45,88 +44,90 @@ def tasks(records: Records) -> dict[str, list[str]]:
     return {task: list(names) for task, names in metrics.items()}
 
 
-def table(records: Records, task: str, metric: str, *, by_depth: bool = False) -> Pivot | None:
-    """A row a model, a column a setting and length; of one model a row a setting."""
+def _places(records: Records, task: str, metric: str, *, by_depth: bool) -> dict[Place, Quantity]:
+    """The numbers of a task's metric by setting and length; its note is the accuracy of a guess."""
     texts = len(records.dimension(metric, "longest", task=task)) > 1
     told = {"depth": by_depth, "longest": texts}
     named = [name for name in DIMENSIONS if told.get(name, True)]
-    places: dict[tuple[str, int], Quantity] = {}
-    for run in records.runs:
-        for one in run.select(metric, task=task):
-            words = setting(one.dimensions, by_depth=by_depth, longest=texts)
-            at = {name: one.dimensions.get(name) for name in named}
-            number = Quantity("", words, metric=metric, at=at, pooled=True)
-            places.setdefault((words, one.dimensions.get("length", 0)), number)
-    arms, reference = records.arms(), next(iter(records.arms()), "")
+    places: dict[Place, Quantity] = {}
+    for one in (one for run in records.runs for one in run.select(metric, task=task)):
+        words = setting(one.dimensions, by_depth=by_depth, longest=texts)
+        at = {name: one.dimensions.get(name) for name in named}
+        number = Quantity("", words, metric=metric, at=at, pooled=True)
+        places.setdefault((words, one.dimensions.get("length", 0)), number)
+    for place, number in places.items() if metric == "accuracy" else ():
+        guess = replace(number, metric="chance", write=style.percent)
+        cells = [one for arm in records.arms() for one in guess.entries(records, arm, arm)]
+        places[place] = replace(number, note=f"chance {cells[0].text}" if cells else "")
+    return places
 
-    def fill(arm: str, place: tuple[str, int]) -> tuple[Entry, ...]:
-        return places[place].entries(records, arm, reference) if place in places else ()
 
-    guesses: dict[str, list[float]] = {}
-    for (words, _), number in places.items() if metric == "accuracy" else ():
-        chance = replace(number, metric="chance")
-        known = [one for arm in arms for one in by_seed(chance.found(records, arm))]
-        guesses.setdefault(words, []).extend(known)
-    notes = {words: f"chance {style.percent(fmean(x))}" for words, x in guesses.items() if x}
-    settings = list(dict.fromkeys(words for words, _ in places))
+def table(records: Records, task: str, metric: str) -> Pivot | None:
+    """A row a model, a column a setting and length."""
+    places = _places(records, task, metric, by_depth=False)
+    reference = next(iter(records.arms()), "")
     lengths = sorted({length for _, length in places})
-    names = {length: f"{length:,}" if length else "" for length in lengths}
     by = " by length in tokens" if any(lengths) else ""
     words = metric.replace("_", " ")
-    of = narrative.text_in_words(records) if task in _READ else ""
-    title, corner = f"{task}, {words}{by}{of}", f"{words}{by}"
-    across = [(Heading(title=name), length) for length, name in names.items()]
-    if len(arms) == 1:
-        down = [(Heading(title=one, note=notes.get(one, "")), one) for one in settings]
-        return build(title, down, across, lambda *place: fill(reference, place), corner=corner)
+    settings = {setting: number.note for (setting, _), number in places.items()}
     columns = [
-        (replace(name, group=one, note=notes.get(one, "")), (one, length))
-        for one in settings
-        for name, length in across
+        (Heading(f"{length:,}" if length else "", group=one, note=note), (one, length))
+        for one, note in settings.items()
+        for length in lengths
     ]
-    return build(title, arm_headings(records), columns, fill, corner=corner)
+
+    def fill(arm: str, place: Place) -> tuple[Entry, ...]:
+        return places[place].entries(records, arm, reference) if place in places else ()
+
+    title = f"{task}, {words}{by}{_of_text(records, task)}"
+    return build(title, arm_headings(records), columns, fill, corner=f"{words}{by}")
 
 
-def tables(records: Records, name: str) -> Iterator[Pivot]:
-    """All of one model's numbers in a table, depths apart, for `clearhead eval`."""
-    rows: list[tuple[Heading, dict[str, tuple[Entry, ...]]]] = []
+def one_model(records: Records) -> Pivot | None:
+    """All numbers of one model in a table, depths apart: a row a setting, a column a length."""
+    rows, lengths = [], set()
     for task, metrics in tasks(records).items():
         for metric in metrics:
-            pivot = table(records, task, metric, by_depth=True)
-            if pivot is None:
-                continue
-            for row, entries in zip(pivot.rows, pivot.cells, strict=True):
-                lengths = [column.title for column in pivot.columns]
-                group = task + (narrative.text_in_words(records) if task in _READ else "")
-                title = f"{metric.replace('_', ' ')}, {row.title}"
-                by_length = dict(zip(lengths, entries, strict=True))
-                rows.append((replace(row, group=group, title=title), by_length))
-    names = sorted({one for _, entries in rows for one in entries}, key=lambda one: (len(one), one))
-    columns = [(Heading(title=one), one) for one in names]
-    corner = "by length" if any(names) else ""
-    pivot = build(name, rows, columns, lambda row, one: row.get(one, ()), corner=corner)
-    yield from [] if pivot is None else [pivot]
+            places = _places(records, task, metric, by_depth=True)
+            lengths |= {length for _, length in places}
+            group = f"{task}{_of_text(records, task)}"
+            for words, note in {words: one.note for (words, _), one in places.items()}.items():
+                title = f"{metric.replace('_', ' ')}, {words}"
+                by_length = {n: one for (each, n), one in places.items() if each == words}
+                rows.append((Heading(title, group=group, note=note), by_length))
+    (arm,) = records.arms()
+    columns = [(Heading(f"{length:,}" if length else ""), length) for length in sorted(lengths)]
+
+    def fill(row: dict[int, Quantity], length: int) -> tuple[Entry, ...]:
+        return row[length].entries(records, arm, arm) if length in row else ()
+
+    return build(arm, rows, columns, fill, corner="by length" if any(lengths) else "")
 
 
-def sections(records: Records, looks: Looks) -> Iterator[Section]:
-    """A section for each task, over all sets of records."""
+def sections(records: Records, looks: Looks) -> Iterator[Section | None]:
+    """A section for each task, over all sets of records; of one model one table of all tasks."""
     caption = CAPTION.format(*(("", "") if records.given else SEEDS))
+    alone = len(records.arms()) == 1
+    if alone:
+        blocks = narrative.each(records, one_model)
+        yield section("evaluation", "Evaluation", blocks)
     for task, metrics in tasks(records).items():
-        makers: list[Maker] = [partial(table, task=task, metric=one) for one in metrics]
+        makers: list[narrative.Maker] = [
+            partial(table, task=task, metric=one) for one in metrics if not alone
+        ]
         makers.append(partial(_by_length, looks=looks, task=task, metric=metrics[0]))
-        blocks = tuple(narrative.each(records, *makers))
-        title = f"Evaluation: {task}"
-        yield Section(name=f"evaluation-{task}", title=title, caption=caption, blocks=blocks)
+        blocks = narrative.each(records, *makers)
+        yield section(f"evaluation-{task}", f"Evaluation: {task}", blocks, caption)
         caption = ""
 
 
-def verdict(records: Records) -> str:
+def verdict(records: Records, threshold: float = LEVEL) -> list[str]:
     """The numbers of the first two tasks in a sentence each."""
-    said = (numbers(records, task) for task in tasks(records))
-    return " ".join([one for one in said if one][:2])
+    said = (numbers(records, task, threshold) for task in tasks(records))
+    return [one for one in said if one][:2]
 
 
-def numbers(records: Records, task: str) -> str:
+def numbers(records: Records, task: str, threshold: float = LEVEL) -> str:
     """A sentence with each model's mean at the longest length, without scaling."""
     labelled = records.labelled(records.labels()[0])
     metric = next(iter(tasks(labelled).get(task, ())), "")
@@ -135,12 +136,13 @@ def numbers(records: Records, task: str) -> str:
     where["scaling"] = PLAIN if labelled.dimension(metric, "scaling", **where) else None
     words = metric.replace("_", " ") + ("" if task == metric else f" of {task}")
     at = f" at {longest:,} tokens" if longest else ""
-    text = narrative.text_in_words(labelled) if task in _READ else ""
-    return narrative.answer(
-        labelled,
-        f"{words[:1].upper()}{words[1:]}{at}{text}",
-        Quantity("", metric=metric, at=where, pooled=True),
-    )
+    what = f"{words[:1].upper()}{words[1:]}{at}{_of_text(labelled, task)}"
+    number = Quantity("", metric=metric, at=where, pooled=True)
+    return narrative.answer(labelled, what, number, threshold=threshold)
+
+
+def _of_text(records: Records, task: str) -> str:
+    return narrative.text_in_words(records) if task in _READ else ""
 
 
 def setting(dimensions: Mapping[str, Any], *, by_depth: bool = False, longest: bool = False) -> str:
@@ -172,11 +174,8 @@ def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel 
     rows = rows.assign(line=[scaling_name(one.dimensions) for one in rows["measure"]])
     few = len(records.arms()) <= FEW
     rows = rows if few else rows[rows["line"] == PLAIN]
-    if rows["length"].nunique() < 2:
-        return None
-    curves = figures.curves(records, figures.finite(rows), "length", "line")
+    curves = charts.curves(records, charts.finite(rows), "length", "line")
     words = metric.replace("_", " ")
     title = f"{words[:1].upper()}{words[1:]} by length of text"
-    return figures.by_length(
-        records, looks, curves, title, words, "" if few else "Without scaling."
-    )
+    note = "" if few else "Without scaling."
+    return charts.by_length(records, looks, curves, title, words, note)

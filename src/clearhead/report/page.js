@@ -10,7 +10,7 @@
   window.addEventListener("unhandledrejection", (event) => report(event.reason));
   document.addEventListener("securitypolicyviolation", (event) => report(event.violatedDirective));
 
-  const { figures, key, dark } = JSON.parse(document.getElementById("data").textContent);
+  const { figures, dark } = JSON.parse(document.getElementById("data").textContent);
   const night = window.matchMedia("(prefers-color-scheme: dark)");
   // One button, which saves the figure.
   const config = {
@@ -32,10 +32,9 @@
   }
 
   function draw(name) {
-    const { data, layout, ownLegend } = figures[name];
+    const { data, layout } = figures[name];
     const dragmode = window.matchMedia("(pointer: fine)").matches ? "zoom" : false;
-    const showlegend = layout.showlegend && (ownLegend || !key);
-    return Plotly.react(name, themed(data), { ...themed(layout), showlegend, dragmode }, config);
+    return Plotly.react(name, themed(data), { ...themed(layout), dragmode }, config);
   }
 
   // What is folded away has no size: it is drawn when a reader opens it.

@@ -15,7 +15,7 @@ from clearhead.errors import ClearheadError
 from clearhead.records.files import write_text
 from clearhead.records.runs import Records
 from clearhead.report import style, verdicts
-from clearhead.report.pivots import Block, Pivot
+from clearhead.report.pivots import Pivot
 from clearhead.report.statistics import Difference
 
 if TYPE_CHECKING:
@@ -27,18 +27,15 @@ _POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
-LEGEND = 4  # arms that a figure's own legend has room for; more are told apart above the figures
 
 
 @dataclass(kw_only=True)
-class Panel(Block):
+class Panel:
     """A figure under a heading of its own; panels that follow each other stand side by side.
 
     Attributes:
         note: what the figure does not show.
         shape: "curve" or "cells" (a small heat-map).
-        own_legend: its lines are not the page's arms, whose key does not tell them apart.
-        described: the accessible name, and that of a saved file, unless it is the title.
         id: of its element, given when the page is rendered.
     """
 
@@ -46,13 +43,11 @@ class Panel(Block):
     figure: "go.Figure"
     note: str = ""
     shape: str = "curve"
-    own_legend: bool = False
-    described: str = ""
     id: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tag(Block):
+@dataclass(frozen=True)
+class Tag:
     """Names the set of records that the next blocks show."""
 
     label: str
@@ -60,41 +55,30 @@ class Tag(Block):
     facts: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Notes(Block):
+@dataclass(frozen=True)
+class Notes:
     """Remarks, a paragraph each, under a heading of their own where they have one."""
 
+    texts: tuple[str, ...]
     title: str = ""
-    texts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fold(Block):
+@dataclass(frozen=True)
+class Fold:
     """Lines of fixed width, that a reader may open."""
 
     summary: str
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scale(Block):
-    """A colour scale with its ticks."""
-
-    name: str
-    ticks: tuple[str, ...]
-
-    @property
-    def gradients(self) -> list[str]:
-        """The colours of a light and of a dark page, as CSS."""
-        ends = zip(*style.SEQUENTIAL, strict=True)
-        return [f"linear-gradient(to right, {', '.join(one)})" for one in ends]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts(Block):
+@dataclass(frozen=True)
+class Facts:
     """Names and values; the command is shown letter for letter."""
 
     facts: dict[str, list[str]]
+
+
+Block = Pivot | Panel | Tag | Notes | Fold | Facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,25 +96,26 @@ class Section:
     blocks: tuple[Block, ...]
     folded: bool = False
 
-    def groups(self) -> list[list[Block]]:
-        """The blocks, with those panels together that stand side by side."""
-        return [list(group) for _, group in groupby(self.blocks, _side)]
+    def groups(self) -> list[tuple[str, list[Block]]]:
+        """The kinds of blocks and the blocks, with those panels together that stand side by
+        side."""
+        sides = groupby(self.blocks, lambda one: one.shape if isinstance(one, Panel) else id(one))
+        groups = (list(group) for _, group in sides)
+        return [(type(group[0]).__name__.lower(), group) for group in groups]
 
 
-def _side(block: Block) -> object:
-    return block.shape if isinstance(block, Panel) else id(block)
-
-
-def section(name: str, answer: str, blocks: Iterable[Block | None], **words: Any) -> Section | None:
+def section(
+    name: str, title: str, blocks: Iterable[Block | None], caption: str = "", **words: Any
+) -> Section | None:
     """A section of the blocks that there are; None where none of them shows a number.
 
     Args:
-        words: its title, caption and whether it is folded.
+        words: its answer and whether it is folded.
     """
     shown = tuple(block for block in blocks if block is not None)
     if not any(isinstance(block, Pivot | Panel) for block in shown):
         return None
-    return Section(name=name, answer=answer, blocks=shown, **words)
+    return Section(name=name, title=title, blocks=shown, caption=caption, **words)
 
 
 @dataclass(kw_only=True)
@@ -165,21 +150,15 @@ class Page:
         self.sections = [section for section in sections if section is not None]
         return self
 
-    @property
-    def key(self) -> bool:
-        """True if arms are told apart once for all figures, instead of by a legend in each."""
-        return len(self.looks) > LEGEND
-
     def blocks(self) -> Iterator[Block]:
         """The blocks of all sections."""
-        for section in self.sections:
-            yield from section.blocks
+        return (block for section in self.sections for block in section.blocks)
 
     @cached_property
     def differences(self) -> list[Difference]:
         """Every difference that any of the tables shows."""
-        shown = (block for block in self.blocks() if isinstance(block, Pivot))
-        return [one for pivot in shown for one in pivot.differences()]
+        pivots = (block for block in self.blocks() if isinstance(block, Pivot))
+        return [one for pivot in pivots for one in pivot.differences()]
 
     @cached_property
     def threshold(self) -> float:
@@ -212,17 +191,11 @@ def render(page: Page) -> str:
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    panels = [block for block in page.blocks() if isinstance(block, Panel)]
-    figures = {}
-    for number, panel in enumerate(panels, start=1):
-        panel.id = f"figure-{number}"
-        figures[panel.id] = {**json.loads(panel.figure.to_json()), "ownLegend": panel.own_legend}
-    data = {
-        "figures": figures,
-        "key": page.key,
-        "dark": style.LIGHT_TO_DARK,
-        **page.data,
-    }
+    figures: dict[str, Any] = {}
+    for panel in (block for block in page.blocks() if isinstance(block, Panel)):
+        panel.id = f"figure-{len(figures) + 1}"
+        figures[panel.id] = json.loads(panel.figure.to_json())
+    data = {"figures": figures, "dark": style.LIGHT_TO_DARK, **page.data}
     scripts = [_script(_part("page.js") + page.script)]
     if figures:
         scripts.insert(0, _script(get_plotlyjs()))  # 5 MB

@@ -79,22 +79,11 @@ def _look(place: int) -> Look:
     return Look(colour=colour, dark=dark, symbol=_SYMBOLS[symbol], glyph=_GLYPHS[symbol])
 
 
-def scale(stops: Sequence[tuple[str, str]]) -> list[list[float | str]]:
-    """A plotly colour scale from the light colours of `stops`, evenly spaced."""
-    return [[index / (len(stops) - 1), light] for index, (light, _) in enumerate(stops)]
-
-
 def plain(text: object) -> str:
     """`text` as plotly will show it letter for letter (it reads tags and entities in labels)."""
-    shown = _printable(str(text))
-    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _printable(text: str) -> str:
     # Control characters, lone surrogates and bidirectional overrides would disturb the page.
-    return "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
-    )
+    shown = (one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in str(text))
+    return "".join(shown).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -105,6 +94,11 @@ def number(value: float, digits: int = 3) -> str:
     if not -6 < exponent < 9:
         return _minus(f"{value:.{digits - 1}e}")
     return _minus(f"{value:,.{max(0, digits - 1 - exponent)}f}")
+
+
+def four_digits(value: float) -> str:
+    """`value` to four significant digits."""
+    return number(value, 4)
 
 
 def with_spread(mean: float, deviation: float | None) -> str:

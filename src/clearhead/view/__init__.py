@@ -10,7 +10,7 @@ from clearhead.lazy import lazily
 if TYPE_CHECKING:
     from clearhead.view.observation import Observation as Observation
     from clearhead.view.observation import observe_text as observe_text
-    from clearhead.view.page import render as render
+    from clearhead.view.observation import render as render
 
 
 __getattr__, __all__ = lazily(__name__)

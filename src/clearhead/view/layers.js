@@ -17,8 +17,8 @@ class HiddenPanel {
   }
   async load() {
     const { hidden } = this.view.model;
-    this.norms = await unpackLogarithms(hidden.norms);
-    this.largest = await unpackLogarithms(hidden.largest);
+    this.norms = await unpackFloats(hidden.norms);
+    this.largest = await unpackFloats(hidden.largest);
     this.channels = new Uint32Array(await inflate(hidden.channels));
     this.ready = true;
   }

@@ -6,7 +6,6 @@ layer, and left out if it does not give the model's own logits there.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,11 +14,9 @@ from torch import Tensor, nn
 from clearhead.models.inspection import backbone, decoder_layers
 
 BEST = 4  # predictions shown of each token and layer
-_ROWS = 128  # tokens whose logits are held at once
 _CLOSE = 0.02  # of a probability: a lens further off is not this model's
 
 
-@dataclass
 class Lens:
     """Predictions from hidden states.
 
@@ -28,30 +25,27 @@ class Lens:
         tokens, shares: layer → [T, BEST], the likeliest next tokens and their probabilities.
     """
 
-    norm: Callable[[Tensor], Tensor]
-    head: Callable[[Tensor], Tensor]
-    tokens: dict[int, Tensor] = field(default_factory=dict)
-    shares: dict[int, Tensor] = field(default_factory=dict)
+    def __init__(self, norm: Callable[[Tensor], Tensor], head: Callable[[Tensor], Tensor]) -> None:
+        self.norm, self.head = norm, head
+        self.tokens: dict[int, Tensor] = {}
+        self.shares: dict[int, Tensor] = {}
 
-    def read(self, layer: int, x_TC: Tensor) -> None:
-        """Add the predictions after one layer."""
-        best = [_best(self._logits(rows)) for rows in x_TC.split(_ROWS)]
-        self.shares[layer] = torch.cat([shares for shares, _ in best]).cpu()
-        self.tokens[layer] = torch.cat([tokens for _, tokens in best]).cpu()
-
-    def _logits(self, x_TC: Tensor) -> Tensor:
+    def observe(self, layer: int, x_BTC: Tensor) -> None:
+        """Add the predictions after one layer, of the first text of the batch."""
         # A stream in float32 has a head of the weights' dtype (Mamba in bfloat16).
         weight = getattr(self.head, "weight", None)
-        normed = self.norm(x_TC)
-        return self.head(normed if weight is None else normed.to(weight.dtype))
+        normed = self.norm(x_BTC[0])
+        logits_TV = self.head(normed if weight is None else normed.to(weight.dtype))
+        self.shares[layer], self.tokens[layer] = _best(logits_TV)
+
+    def measures(self) -> list[dict[str, Any]]:
+        """No measures: the predictions are by token."""
+        return []
 
     def agrees(self, logits_TV: Tensor) -> bool:
         """True if its prediction after the last layer is the model's own."""
-        found = self.shares[max(self.shares)].split(_ROWS)
-        return all(
-            bool(((_best(rows)[0].cpu() - shares).abs() < _CLOSE).all())
-            for rows, shares in zip(logits_TV.split(_ROWS), found, strict=True)
-        )
+        shares, _ = _best(logits_TV)
+        return bool(((shares - self.shares[max(self.shares)]).abs() < _CLOSE).all())
 
 
 def find_lens(model: Any, ids_BT: Tensor) -> Lens | None:
@@ -63,29 +57,21 @@ def find_lens(model: Any, ids_BT: Tensor) -> Lens | None:
         ids_BT: any text; it is run once.
     """
     head = model.get_output_embeddings()
-    vocabulary = getattr(model.config, "vocab_size", 0)
-    if head is None or vocabulary < BEST:
+    if head is None or getattr(model.config, "vocab_size", 0) < BEST:
         return None
     last = decoder_layers(model)[-1]
-    inside = set(last.modules())
     output: list[Tensor] = []
     norms: list[nn.Module] = []
 
-    def left(module: nn.Module, arguments: Any, result: Any) -> None:
-        output.append(result[0] if isinstance(result, tuple) else result)
-
-    def normed(module: nn.Module, arguments: Any, result: Any) -> None:
-        given = bool(output and arguments) and arguments[0] is output[-1]
+    def watch(module: nn.Module, arguments: Any, result: Any) -> None:
+        if module is last:
+            output.append(result[0] if isinstance(result, tuple) else result)
         # A pooler is given it, too, and makes one vector of it.
-        if given and isinstance(result, Tensor) and result.shape == output[-1].shape:
-            norms.append(module)
+        elif output and arguments and arguments[0] is output[-1] and isinstance(result, Tensor):
+            norms.extend([module] * (result.shape == output[-1].shape))
 
-    handles = [last.register_forward_hook(left)]
-    handles += [
-        module.register_forward_hook(normed)
-        for module in backbone(model).modules()
-        if module not in inside
-    ]
+    others = {*backbone(model).modules()} - {*last.modules()}
+    handles = [module.register_forward_hook(watch) for module in (last, *others)]
     try:
         model(input_ids=ids_BT)
     finally:
@@ -98,13 +84,10 @@ def _best(logits_TV: Tensor) -> tuple[Tensor, Tensor]:
     """The BEST largest probabilities of each row, and their tokens."""
     logits = logits_TV.float()
     top = logits.topk(BEST)
-    return torch.exp(top.values - logits.logsumexp(-1, keepdim=True)), top.indices
+    return torch.exp(top.values - logits.logsumexp(-1, keepdim=True)).cpu(), top.indices.cpu()
 
 
 def surprises(logits_TV: Tensor, ids_T: Tensor) -> Tensor:
     """−log₂ p of each token after those before it, [T − 1]."""
-    found = [
-        torch.nn.functional.cross_entropy(rows.float(), wanted, reduction="none")
-        for rows, wanted in zip(logits_TV[:-1].split(_ROWS), ids_T[1:].split(_ROWS), strict=True)
-    ]
-    return torch.cat(found).cpu() / torch.log(torch.tensor(2.0))
+    nats = nn.functional.cross_entropy(logits_TV[:-1].float(), ids_T[1:], reduction="none")
+    return nats.cpu() / torch.log(torch.tensor(2.0))

@@ -1,7 +1,9 @@
-"""Attention, hidden states and predictions of one model on one text, packed for the page."""
+"""Attention, hidden states and predictions of one model on one text, and the page of them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,20 @@ from clearhead.models.inspection import (
     run_backbone,
     within_memory,
 )
-from clearhead.probe.observation import observe
+from clearhead.probe.observation import Statistic, observe
 from clearhead.probe.tiles import ByTile
+from clearhead.report.page import Notes, Page, Section
+from clearhead.report.page import render as render_page
 from clearhead.view.lens import BEST, Lens, find_lens, surprises
-from clearhead.view.packing import pack, pack_logarithms, pack_map
-from clearhead.view.trace import AttentionTrace, Head, HiddenTrace
+from clearhead.view.packing import pack, pack_map
+from clearhead.view.trace import AttentionTrace, HiddenTrace
 
 LONGEST = 256  # tokens, of which the maps of 270 heads take 3 MB
+SCRIPTS = ("unpack.js", "colours.js", "heads.js", "maps.js", "text.js", "layers.js", "page.js")
+KEYS = (
+    "Keys: H heads, T text, M map, C colours; arrows move within each. Attention weights are drawn "
+    "in 24 levels (31 where they have signs) on a √ scale."
+)
 _LESS_MEMORY = "give a shorter --text or a smaller --tokens; nothing was written"
 
 
@@ -73,17 +82,13 @@ def observe_text(
 def _observed(
     model: Any, tokenizer: Any, ids_BT: Tensor, tokens: list[Any], total: int, name: str
 ) -> Observation:
-    trace = AttentionTrace(ids_BT.shape[1])
+    trace, hidden = AttentionTrace(ids_BT.shape[1]), HiddenTrace()
     lens = find_lens(model, ids_BT[:, :2])
-    hidden = HiddenTrace(None if lens is None else lens.read)
-    with observe(model, attention=[ByTile(weights=[trace])], hidden=[hidden]):
+    states: list[Statistic] = [hidden] if lens is None else [hidden, lens]
+    with observe(model, attention=[ByTile(weights=[trace])], hidden=states):
         out = run_backbone(model, ids_BT) if lens is None else model(input_ids=ids_BT)
     if not trace.names:
         raise ClearheadError(f"{name} has no attention in its layers that could be observed")
-    statistics: dict[str, dict[str, dict[Head, float]]] = {}
-    for line in trace.measures():
-        by_map = statistics.setdefault(line["metric"], {})
-        by_map.setdefault(line["map"], {})[Head(line["layer"], line["head"])] = line["value"]
     data: dict[str, Any] = {
         "name": name,
         "tokens": [shown for _, shown, *_ in tokens],
@@ -91,10 +96,7 @@ def _observed(
         "total": total,
         "causal": trace.causal,
         "names": [list(trace.names.get(layer, ())) for layer in range(max(trace.names) + 1)],
-        "statistics": {
-            metric: {map: _by_layer(values) for map, values in maps.items()}
-            for metric, maps in statistics.items()
-        },
+        "statistics": trace.statistics(),
         "lambdas": {
             layer: _rounded(value, 3 if value.ndim else 4) for layer, value in trace.lambdas.items()
         },
@@ -149,14 +151,14 @@ def _tokens(tokenizer: Any, text: str) -> list[tuple[int, str, tuple[int, int]]]
 
 
 def _hidden(hidden: HiddenTrace) -> dict[str, Any]:
-    layers = hidden.layers()
-    together = {
-        name: torch.stack([table[layer] for layer in layers])
-        for name, table in (("norms", hidden.norms), ("largest", hidden.largest))
+    """Tables of layers and tokens; 0 where a number is not finite."""
+    tables = {"norms": hidden.norms, "largest": hidden.largest}
+    stacks = {
+        name: torch.stack([table[i] for i in sorted(table)]) for name, table in tables.items()
     }
-    channels = torch.stack([hidden.channels[layer] for layer in layers]).numpy()
-    packed = {name: pack_logarithms(values) for name, values in together.items()}
-    return {"rows": len(layers), **packed, "channels": pack(channels.astype(np.uint32))}
+    packed = {name: pack(one.nan_to_num(0.0, 0.0, 0.0).numpy()) for name, one in stacks.items()}
+    channels = torch.stack([hidden.channels[i] for i in sorted(hidden.channels)]).numpy()
+    return {"rows": len(channels), **packed, "channels": pack(channels.astype(np.uint32))}
 
 
 def _lens(lens: Lens, tokenizer: Any) -> dict[str, Any]:
@@ -178,14 +180,6 @@ def _lens(lens: Lens, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _by_layer(values: dict[Head, float]) -> list[list[Any]]:
-    """Rows of heads, a layer each; layers without this map are empty."""
-    rows: list[list[Any]] = [[] for _ in range(max(head.layer for head in values) + 1)]
-    for head, value in sorted(values.items()):
-        rows[head.layer].append(_rounded(value, 5) or 0.0)  # 0 also where no row counts
-    return rows
-
-
 def _rounded(values: Any, digits: int = 3) -> Any:
     """Numbers for JSON; None where one is not finite."""
     if isinstance(values, Tensor):
@@ -193,3 +187,21 @@ def _rounded(values: Any, digits: int = 3) -> Any:
     if isinstance(values, list):
         return [_rounded(one, digits) for one in values]
     return round(values, digits) if math.isfinite(values) else None
+
+
+def render(observations: Sequence[Observation], *, title: str) -> str:
+    """The page as HTML text: the pages' template with the viewer's own scripts.
+
+    Args:
+        observations: of one model, or of two side by side.
+    """
+    files = resources.files("clearhead.view")
+    page = Page(
+        title=title,
+        kicker="clearhead view",
+        sections=[Section(name="viewer", blocks=(Notes((KEYS,)),))],
+        script="".join(files.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS),
+        data={"models": [one.model for one in observations]},
+        late=[one.chunks for one in observations],
+    )
+    return render_page(page)

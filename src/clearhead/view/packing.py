@@ -7,7 +7,6 @@ under causal attention without the zeros above the diagonal.
 """
 
 import base64
-import math
 import zlib
 from typing import Any
 
@@ -35,34 +34,10 @@ def pack_map(weights_TT: Tensor, null_T: Tensor | None, *, causal: bool) -> dict
     """
     signed = bool((weights_TT < 0).any())
     steps, centre = (SIGNED_STEPS, SIGNED_STEPS) if signed else (STEPS, 0)
-    peak = max(float(weights_TT.abs().max()), 0.0 if null_T is None else float(null_T.max()))
-    peak = float(f"{peak:.6g}") or 1.0
-    columns_TT = _levels(weights_TT.T, peak, steps)
-    if causal:
-        columns_TT = columns_TT[np.triu_indices(len(columns_TT))]
-    parts = [columns_TT.ravel()]
-    if null_T is not None:
-        parts.append(_levels(null_T, peak, steps))
-    data = pack((np.concatenate(parts) + centre).astype(np.uint8))
+    columns = weights_TT.T
+    part = columns[tuple(torch.triu_indices(*columns.shape))] if causal else columns.flatten()
+    weights = torch.cat([part, *([] if null_T is None else [null_T])])
+    peak = float(f"{float(weights.abs().max()):.6g}") or 1.0
+    levels = (weights.abs() / peak).clamp(max=1.0).sqrt() * weights.sign() * steps
+    data = pack((levels.round() + centre).cpu().numpy().astype(np.uint8))
     return {"peak": peak, "steps": steps, "centre": centre, "data": data}
-
-
-def pack_logarithms(values: Tensor) -> dict[str, Any]:
-    """Positive numbers as 65,535 even steps of their logarithm, {"low", "high", "data"}; what is
-    not positive and finite is 0."""
-    usable = values.isfinite() & (values > 0)
-    logs = torch.where(usable, values, 1.0).double().log2()
-    low = float(logs[usable].min()) if bool(usable.any()) else 0.0
-    high = float(logs[usable].max()) if bool(usable.any()) else 0.0
-    low, high = math.floor(low * 64) / 64, math.ceil(high * 64) / 64
-    steps = (logs - low) / max(high - low, 1e-9) * 65534 + 1
-    return {
-        "low": low,
-        "high": high,
-        "data": pack(torch.where(usable, steps.round(), 0.0).cpu().numpy().astype(np.uint16)),
-    }
-
-
-def _levels(values: Tensor, peak: float, steps: int) -> np.ndarray:
-    roots = (values.abs() / peak).clamp(max=1.0).sqrt() * values.sign()
-    return (roots * steps).round().to(torch.int16).cpu().numpy()

@@ -1,4 +1,4 @@
-"""Trace of a model reading one text: attention maps, and hidden states by token."""
+"""Traces of a model reading one text: attention maps, and hidden states by token."""
 
 from typing import Any, NamedTuple
 
@@ -9,8 +9,8 @@ from clearhead.diagnose.attention_profile import RowMeans
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.tiles import AttentionTile, MapTile
 
-_SAME = "null_mass", "prefix_mass", "entropy", "negative_share"
-SHOWN = {"first_token_argmax_share": "first_token_share", **dict(zip(_SAME, _SAME, strict=True))}
+SHOWN = {"first_token_argmax_share": "first_token_share"}
+SHOWN |= {name: name for name in ("null_mass", "prefix_mass", "entropy", "negative_share")}
 
 
 class Head(NamedTuple):
@@ -53,20 +53,24 @@ class AttentionTrace(RowMeans):
             own = tile.lambdas.detach().float().cpu()
             self.lambdas[call.layer] = own[0, :, :, 0] if own.ndim > 2 else own.flatten()[0]
 
-    def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records: each statistic that the page shows, by head."""
-        lines = (line for line in super().measures() if "head" in line)
-        return [
-            {**line, "metric": SHOWN[line["metric"]]} for line in lines if line["metric"] in SHOWN
-        ]
+    def statistics(self) -> dict[str, dict[str, list[list[float]]]]:
+        """Metric → map → rows of heads, a layer each, of all that the page shows; 0 where no query
+        counts. Layers without a map are empty."""
+        found: dict[str, dict[str, list[list[float]]]] = {}
+        for line in self.measures():
+            if "head" in line and line["metric"] in SHOWN:
+                rows = found.setdefault(SHOWN[line["metric"]], {}).setdefault(line["map"], [])
+                rows += [[] for _ in range(line["layer"] + 1 - len(rows))]
+                value = line["value"]
+                rows[line["layer"]].append(round(value, 5) if value == value else 0.0)
+        return found
 
     def _keep(self, layer: int, part: MapTile, rows: slice) -> None:
         heads, _, keys = part.weights[0].shape
         for index in range(heads):
             place = (Head(layer, index), part.name)
-            if place not in self.maps:
-                self.maps[place] = torch.zeros(self.length, self.length)
-            self.maps[place][rows, :keys] = part.weights[0, index].nan_to_num(0.0, 0.0, 0.0).cpu()
+            map_TT = self.maps.setdefault(place, torch.zeros(self.length, self.length))
+            map_TT[rows, :keys] = part.weights[0, index].nan_to_num(0.0, 0.0, 0.0).cpu()
             if part.null is not None:
                 null_T = self.nulls.setdefault(place, torch.zeros(self.length))
                 null_T[rows] = part.null[0, index].nan_to_num(0.0, 0.0, 0.0).cpu()
@@ -79,14 +83,12 @@ class HiddenTrace:
         norms: layer → ‖x‖ of each token, [T].
         largest: layer → the largest |x| of each token ÷ the median |x| of the layer, [T].
         channels: layer → where the largest |x| is, [T].
-        read: called with (layer, x [T, C]).
     """
 
-    def __init__(self, read: Any = None) -> None:
+    def __init__(self) -> None:
         self.norms: dict[int, Tensor] = {}
         self.largest: dict[int, Tensor] = {}
         self.channels: dict[int, Tensor] = {}
-        self.read = read
 
     def observe(self, layer: int, x_BTC: Tensor) -> None:
         """Add one layer's hidden states of the text, the first of the batch."""
@@ -96,20 +98,13 @@ class HiddenTrace:
         self.norms[layer] = torch.linalg.vector_norm(x, dim=-1).cpu()
         self.largest[layer] = (peak / magnitude.median().clamp_min(1e-30)).cpu()
         self.channels[layer] = channel.cpu()
-        if self.read is not None:
-            self.read(layer, x_BTC[0])
 
     def lost(self) -> str:
         """Description of the first number that is not finite; "" if all are."""
-        bad = [layer for layer in self.layers() if not self.norms[layer].isfinite().all()]
-        names = [
-            f"after layer {layer}" if layer >= 0 else "before the first layer" for layer in bad
-        ]
-        return names[0] if names else ""
-
-    def layers(self) -> list[int]:
-        """The layers seen, in order."""
-        return sorted(self.norms)
+        bad = [layer for layer, norms in sorted(self.norms.items()) if not norms.isfinite().all()]
+        if not bad:
+            return ""
+        return f"after layer {bad[0]}" if bad[0] >= 0 else "before the first layer"
 
     def measures(self) -> list[dict[str, Any]]:
         """No measures: the trace is by token, without means."""

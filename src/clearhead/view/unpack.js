@@ -27,11 +27,7 @@ async function unpackMap(packed, chunk, length, causal) {
   };
 }
 
-async function unpackLogarithms(packed) {
-  const steps = new Uint16Array(await inflate(packed.data));
-  const range = packed.high - packed.low;
-  return Float32Array.from(steps, (n) => (n ? 2 ** (packed.low + ((n - 1) / 65534) * range) : 0));
-}
+const unpackFloats = async (packed) => new Float32Array(await inflate(packed));
 
 // The maps looked at last, as many as 64 MB hold.
 class Maps {
