@@ -1,8 +1,9 @@
 """clearhead plan: the bill of models that do not exist yet."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from shlex import join
 from typing import Any, Literal
 
 from clearhead.cli.options import Overrides, parse
@@ -189,9 +190,6 @@ def _time(seconds: float) -> str:
 
 
 def _recipes() -> Iterator[str]:
-    from shlex import join
-
-    from clearhead.experiments.jobs import command
     from clearhead.models import plan, preset
     from clearhead.reproduce.recipes import RUNS
 
@@ -204,4 +202,18 @@ def _recipes() -> Iterator[str]:
             f"{config.train.tokens:,} tokens"
             + (f"; goes on from {published.continues}" if published.continues else "")
         )
-        yield join(command(config))
+        for arm in config.arms:
+            words = ["clearhead", "train", arm.preset, "--size", config.size]
+            words += ["--set", *(f"{key}={value}" for key, value in arm.model.items())] * bool(
+                arm.model
+            )
+            yield join([*words, *_options("train", arm.train), *_options("data", config.data)])
+
+
+def _options(part: str, settings: Any) -> Iterator[str]:
+    """The words that make these settings, but for those that have their defaults."""
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        if value != getattr(type(settings)(), one.name):
+            yield f"--{part}.{one.name.replace('_', '-')}"
+            yield from map(str, value if isinstance(value, tuple) else (value,))

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
@@ -60,7 +60,6 @@ class TrainJob(OpensModels):
 class CompareConfig(OpensModels):
     """A comparison: models, text and training."""
 
-    verb: ClassVar[str] = "compare"
     presets: Positional[tuple[Preset, ...]] = ("transformer", "differential", "softmax1")
     """Presets to train; each with its changes is an arm. Arms are compared with the first arm of
     `transformer`, or else with the first of all."""
@@ -196,7 +195,6 @@ def milestone_steps(every: float, settings: TrainConfig) -> int:
 class FinetuneJob:
     """A fine-tuning: a checkpoint, a task and seeds."""
 
-    verb: ClassVar[str] = "finetune"
     model: Positional[Model]
     """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
     trust_remote_code: bool = False

@@ -36,13 +36,10 @@ from clearhead.train.world import World, joined
 J = TypeVar("J", bound=TrainJob)
 
 
-def run_training(
-    job: TrainJob, *, command: str, resume: bool, say: Callable[[str], None]
-) -> TrainResult:
+def run_training(job: TrainJob, *, resume: bool, say: Callable[[str], None]) -> TrainResult:
     """Train the model of a job; OUTPUT/final is then a plain Hugging Face checkpoint.
 
     Args:
-        command: makes the same run in another folder; run.json has it, for people.
         resume: go on with the run in the output folder.
 
     Raises:
@@ -50,12 +47,10 @@ def run_training(
             that do not work.
     """
     with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
-        return _run(job, world, command=command, resume=resume, say=say)
+        return _run(job, world, resume=resume, say=say)
 
 
-def _run(
-    job: TrainJob, world: World, *, command: str, resume: bool, say: Callable[[str], None]
-) -> TrainResult:
+def _run(job: TrainJob, world: World, *, resume: bool, say: Callable[[str], None]) -> TrainResult:
     resumes = resume or world.restarted()
     world.by_first(lambda: _check_folder(job.output, resumes))
     start: dict[str, Any] = {"preset": job.preset, "from": None}
@@ -106,7 +101,6 @@ def _run(
             "mask": SHARE if masked else None,
             "data": corpus.describe(),
             "job": _settings(job),
-            "command": command,
         },
     )
 
