@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from clearhead.arguments import OpensModels
-from clearhead.cli.options import Overrides, parse
+from clearhead.arguments import OpensModels, Overrides
+from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 from clearhead.experiments.sweep_configs import FRESH
 from clearhead.metavars import Model, Name

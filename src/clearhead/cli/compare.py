@@ -1,9 +1,9 @@
 """clearhead compare: the main job."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from clearhead.cli.options import Overrides, Variations, given, parse
+from clearhead.cli.options import given, parse
 from clearhead.experiments.configs import RECORDS, CompareConfig, continued_recipe
 from clearhead.terminal import say
 
@@ -12,8 +12,6 @@ from clearhead.terminal import say
 class Command(CompareConfig):
     """A comparison and its report."""
 
-    set: Overrides = field(default_factory=dict)
-    vary: Variations = field(default_factory=dict)
     beside: tuple[Path, ...] = ()
     """Earlier records to show on the page, each under its own label."""
 

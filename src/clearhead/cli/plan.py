@@ -6,7 +6,7 @@ from pathlib import Path
 from shlex import join
 from typing import Any, Literal
 
-from clearhead.cli.options import Overrides, parse
+from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError, choose
 from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.ranges import Count, Length
@@ -20,7 +20,6 @@ Kind = Literal["cpu", "rtx4090", "l40s", "a100", "h100", "h200", "b200", "mi300x
 class Command(PlanConfig):
     """Models to count."""
 
-    set: Overrides = field(default_factory=dict)
     recipes: bool = False
     """Print the published runs, each with the command that trains it."""
     train: TrainConfig = field(default_factory=TrainConfig)

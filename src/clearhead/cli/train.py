@@ -1,14 +1,12 @@
 """clearhead train: one model."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tyro.conf import Positional
-
-from clearhead.cli.options import Overrides, given, parse, said_once
+from clearhead.cli.options import given, parse, said_once
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import TrainJob, continued_recipe
-from clearhead.metavars import Preset, place
+from clearhead.metavars import place
 from clearhead.records.identity import canonical, differences
 from clearhead.terminal import say
 
@@ -17,10 +15,6 @@ from clearhead.terminal import say
 class Command(TrainJob):
     """One training run."""
 
-    preset: Positional[Preset | None] = None
-    """Preset to train (clearhead plan lists them); by default transformer, or the model of --from
-    as it is. A bidirectional one, such as bert, learns to predict hidden tokens."""
-    set: Overrides = field(default_factory=dict)
     resume: Path | None = None
     """Go on with the run in this folder, whose run.json has all settings. A larger --train.tokens
     extends a run; --train.save-every, --train.keep, --train.log-every, --track and the division

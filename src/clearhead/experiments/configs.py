@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from clearhead.arguments import OpensModels
+from clearhead.arguments import OpensModels, Overrides, Variations
 from clearhead.data.config import DataConfig
 from clearhead.data.tasks import TASKS, Task
 from clearhead.errors import ClearheadError, choose
@@ -35,7 +35,7 @@ Base = Annotated[Model | None, tyro.conf.arg(name="from")]
 class TrainJob(OpensModels):
     """One training run: a model, its text and its settings."""
 
-    preset: Preset | None = None
+    preset: Positional[Preset | None] = None
     """Preset to train (clearhead plan lists them); by default transformer, or the model of --from
     as it is. A bidirectional one, such as bert, learns to predict hidden tokens."""
     base: Base = None
@@ -46,7 +46,7 @@ class TrainJob(OpensModels):
     """Size of the preset: tiny, small, medium, large, or a paper's own."""
     output: Path = Path("runs/train")
     """Folder of the run."""
-    set: dict[str, Any] = field(default_factory=dict)
+    set: Overrides = field(default_factory=dict)
     """Changes to the preset's configuration, such as maps=differential."""
     track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
@@ -69,9 +69,9 @@ class CompareConfig(OpensModels):
     own tokenizer reads the text. Other defaults then hold: add --from MODEL to --help to see."""
     size: Size = "tiny"
     """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
-    set: dict[str, Any] = field(default_factory=dict)
+    set: Overrides = field(default_factory=dict)
     """Changes to the configuration of every preset, such as norm=rmsnorm-single."""
-    vary: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    vary: Variations = field(default_factory=dict)
     """Settings to vary. Every preset is trained with each value, or with each combination of the
     values of several keys. A key is train.FIELD, such as train.optimizer, or one of the
     configuration, such as norm or num_hidden_layers."""

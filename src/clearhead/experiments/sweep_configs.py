@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tyro.conf import Positional
 
-from clearhead.arguments import OpensModels
+from clearhead.arguments import OpensModels, Overrides
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS
@@ -95,7 +95,7 @@ class DiagnoseConfig(SweepConfig):
     """Folder for diagnosis.jsonl and diagnosis.html; the same command goes on where it stopped."""
     size: Size | None = None
     """Size of an init: preset, such as small; by default tiny."""
-    set: dict[str, Any] = field(default_factory=dict)
+    set: Overrides = field(default_factory=dict)
     """Changes to the configuration of an init: model, such as num_hidden_layers=24."""
     length: Length | None = None
     """Tokens in a window; by default 512, or the model's own limit if that is less."""
@@ -160,7 +160,7 @@ class PlanConfig(OpensModels):
     or a hub name), each with its costs; by default a table of all presets."""
     size: Size = "tiny"
     """Size of the presets: tiny, small, medium, large, or a paper's own."""
-    set: dict[str, Any] = field(default_factory=dict)
+    set: Overrides = field(default_factory=dict)
     """Changes to the configuration of presets, such as num_hidden_layers=24."""
     lengths: tuple[Length, ...] = ()
     """Lengths of a text, in tokens: with --records, for each the bytes of the presets' weights and
