@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from clearhead.errors import ClearheadError
 from clearhead.records import jsonl
 from clearhead.records.frame import frame
-from clearhead.records.loading import Reader, goes_on, records_of
+from clearhead.records.loading import Reader, goes_on, records_of, trusted
 from clearhead.records.runs import COMPARISON, Line, Records
 
 if TYPE_CHECKING:
@@ -34,15 +34,16 @@ class Store:
         self._reader = Reader()
         if path is not None and path.exists():
             jsonl.each([path], self._reader.add)
-        if others := {run.study for run in self._reader.runs()} - {study}:
-            raise ClearheadError(
-                f"{path} holds records of another study ({others.pop()}): name another"
-            )
-        self._rows = {
-            (run, cell): lines
-            for run in self._reader.headers
-            for cell, lines in self._reader.cells(run).items()
-        }
+        with trusted(*([path] if path else [])):
+            if others := {run.study for run in self._reader.runs()} - {study}:
+                raise ClearheadError(
+                    f"{path} holds records of another study ({others.pop()}): name another"
+                )
+            self._rows = {
+                (run, cell): lines
+                for run in self._reader.headers
+                for cell, lines in self._reader.cells(run).items()
+            }
         self._begun = set[str]()
 
     def has(self, cell: str, header: Line) -> bool:
