@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_236
+LINES = 40_193
 LONGEST = 400
 
 

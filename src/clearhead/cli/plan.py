@@ -50,13 +50,6 @@ def run(words: list[str]) -> int:
     if command.recipes:
         write("\n".join(_recipes()))
         return 0
-    if command.records is not None or command.lengths:
-        if not (command.models and command.lengths and command.records):
-            raise ClearheadError("lengths and records go together: give both, and name presets")
-        from clearhead.experiments.bill import record_memory
-
-        record_memory(command)
-        show(f"records: {command.records}")
     if not command.models:
         _overview(command)
         return 0

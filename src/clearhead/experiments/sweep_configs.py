@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, Suppress
 
 from clearhead.arguments import OpensModels, Overrides
 from clearhead.data.config import DataConfig
@@ -162,11 +162,10 @@ class PlanConfig(OpensModels):
     """Size of the presets: tiny, small, medium, large, or a paper's own."""
     set: Overrides = field(default_factory=dict)
     """Changes to the configuration of presets, such as num_hidden_layers=24."""
-    lengths: tuple[Length, ...] = ()
-    """Lengths of a text, in tokens: with --records, for each the bytes of the presets' weights and
-    caches are counted."""
-    records: Path | None = None
-    """File for the records of --lengths."""
+    lengths: Suppress[tuple[Length, ...]] = ()
+    """Lengths of a text, in tokens, of `record_memory`."""
+    records: Suppress[Path | None] = None
+    """Its file."""
 
 
 def short_names(sources: Sequence[str]) -> list[str]:

@@ -3,16 +3,11 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clearhead.errors import ClearheadError
 from clearhead.records import jsonl
-from clearhead.records.frame import frame
 from clearhead.records.loading import Reader, goes_on, records_of, trusted
 from clearhead.records.runs import COMPARISON, Line, Records
-
-if TYPE_CHECKING:
-    import pandas
 
 
 class Store:
@@ -85,7 +80,3 @@ class Store:
     def records(self) -> Records:
         """All that counts."""
         return records_of(self._reader.runs())
-
-    def frame(self) -> "pandas.DataFrame":
-        """Every number that counts, a row each; see `frame.frame`."""
-        return frame({str(self.path or ""): self.records()})
