@@ -1,7 +1,7 @@
 """One training run, from a preset or from a trained model."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,7 +100,11 @@ def _run(job: TrainJob, world: World, *, resume: bool, say: Callable[[str], None
             "objective": "mlm" if masked else "next-token",
             "mask": SHARE if masked else None,
             "data": corpus.describe(),
-            "job": _settings(job),
+            "job": {
+                key: value
+                for key, value in canonical(job).items()
+                if key not in ("output", "train", "resume")
+            },
         },
     )
 
@@ -115,12 +119,6 @@ def _check_folder(output: Path, resumes: bool) -> None:
             raise ClearheadError(
                 f"{output} holds the runs of a comparison or a fine-tuning: choose another folder"
             )
-
-
-def _settings(job: TrainJob) -> dict[str, Any]:
-    """The settings of a job that run.json keeps beside those of its training."""
-    names = {field.name for field in fields(TrainJob)} - {"output", "train"}
-    return {key: one for key, one in canonical(job).items() if key in names}
 
 
 def recorded(kind: type[J], output: Path) -> J:
