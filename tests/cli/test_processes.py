@@ -11,7 +11,8 @@ import pytest
 
 from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig
-from clearhead.experiments.processes import Job, Start, starting
+from clearhead.experiments.jobs import Job
+from clearhead.experiments.processes import Start, starting
 from clearhead.records.loading import load
 from clearhead.train import TrainConfig
 

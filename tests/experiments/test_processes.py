@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from clearhead.experiments import processes as runner
-from clearhead.experiments.processes import Job, Stopped
+from clearhead.experiments.jobs import Job
+from clearhead.experiments.processes import Stopped
 from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.report import load, page_of
 from clearhead.reproduce.claims import evidence

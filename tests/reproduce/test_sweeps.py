@@ -12,7 +12,7 @@ import pytest
 
 from clearhead.errors import ClearheadError
 from clearhead.experiments.convert_config import ConvertConfig
-from clearhead.experiments.processes import Job
+from clearhead.experiments.jobs import Job
 from clearhead.progress import Work
 from clearhead.records.loading import load
 from clearhead.records.runs import Run

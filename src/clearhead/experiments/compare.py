@@ -21,6 +21,7 @@ from clearhead.experiments.arms import Arm
 from clearhead.experiments.bases import ArmModel, Base, open_base
 from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun, milestone_steps
 from clearhead.experiments.final_measures import MILESTONES, Milestones, measure
+from clearhead.experiments.jobs import Job
 from clearhead.experiments.run_setup import batches, data_of, masked_batches
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
@@ -262,7 +263,7 @@ def _side_by_side(
     count, logs = min(config.jobs, len(runs)), config.output / "logs"
     say(f"{count} of {len(runs)} runs at once, with logs in {logs}")
     jobs = [
-        processes.Job(
+        Job(
             name=one.folder.name,
             config=OneRun(comparison=config, arm=one.arm.name, seed=one.seed),
             records=one.records,

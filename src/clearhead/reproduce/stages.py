@@ -9,7 +9,8 @@ from typing import Any
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import RECORDS
-from clearhead.experiments.processes import Job, Start, is_finished, run
+from clearhead.experiments.jobs import Job
+from clearhead.experiments.processes import Start, is_finished, run
 from clearhead.experiments.sweep_configs import DiagnoseConfig, SweepConfig
 from clearhead.models.conversion import require_convertible
 from clearhead.progress import Work

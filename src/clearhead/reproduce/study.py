@@ -12,7 +12,7 @@ from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import RECORDS, CompareConfig, FinetuneJob
 from clearhead.experiments.convert_config import ConvertConfig
-from clearhead.experiments.processes import Job
+from clearhead.experiments.jobs import Job
 from clearhead.experiments.sweep_configs import (
     DIAGNOSIS_FILE,
     FRESH,
