@@ -1,9 +1,11 @@
 """Arguments that verbs share: KEY=VALUE words, and consent to code that a model brings."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from clearhead.errors import ClearheadError
 
@@ -53,3 +55,29 @@ def value_of(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
+
+
+def variations(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """KEY=VALUE,VALUE… words; each value is JSON, or else plain text."""
+    varied: dict[str, tuple[Any, ...]] = {}
+    for key, text in pairs(words).items():
+        try:
+            varied[key] = tuple(json.loads(f"[{text}]"))  # whose own commas separate nothing
+        except (ValueError, RecursionError):
+            varied[key] = tuple(map(value_of, text.split(",")))
+    return varied
+
+
+def _words(read: Callable[[Sequence[str]], dict[str, Any]], metavar: str) -> Any:
+    """A field for tyro that `read` parses."""
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=metavar,
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda found: [f"{key}={value}" for key, value in found.items()],
+    )
+
+
+Overrides = Annotated[dict[str, Any], _words(overrides, "KEY=VALUE ...")]
+Variations = Annotated[dict[str, tuple[Any, ...]], _words(variations, "KEY=VALUE,VALUE ...")]

@@ -34,11 +34,6 @@ def taken_from(line: list[str]) -> list[str]:
     return [*others, *line[end:]]
 
 
-def words() -> list[str]:
-    """The --import options with which another command imports the same packages."""
-    return [_OPTION, os.environ[VARIABLE]] if os.environ.get(VARIABLE) else []
-
-
 def load() -> None:
     """Import the packages of `--import` and CLEARHEAD_IMPORT, and the installed extensions.
 

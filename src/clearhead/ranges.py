@@ -1,7 +1,7 @@
 """Types of values with their ranges: one check of settings, configurations and records."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from clearhead.errors import ClearheadError, choose
 
-Shape = Mapping[str, Any]  # key → type, or the shape of an object
 _WIDEST = 2**63  # integers below it, and above its negative, fit every library below us
 
 
@@ -88,29 +87,6 @@ def check_distinct(settings: Any, *names: str) -> None:
             raise ClearheadError(f"{name} must be one or more, each once; found {found}")
 
 
-def check_keys(
-    values: Mapping[str, Any], shape: Shape, needed: Collection[str] = (), place: str = ""
-) -> None:
-    """Refuse values of other types than a shape has; keys that it lacks may be anything.
-
-    Raises:
-        ClearheadError: naming a key of `needed` that is missing; or a key, what was found and what
-            it should be.
-    """
-    if missing := [name for name in needed if name not in values]:
-        raise ClearheadError(f"lacks {missing[0]!r}")
-    for name in shape.keys() & values.keys():
-        value, hint = values[name], shape[name]
-        if isinstance(hint, Mapping) and isinstance(value, dict):
-            check_keys(value, hint, place=f"{place}{name}.")
-        elif value is None and isinstance(hint, Mapping) and name not in needed:
-            continue
-        elif isinstance(hint, Mapping) or not _fits(value, hint):
-            lists = any(get_origin(one) is tuple for one in (hint, *get_args(hint)))
-            wanted = "a list, each " * lists + _wanted(hint)
-            raise ClearheadError(f"{place}{name} is {_short(value)}, not {wanted}")
-
-
 @cache
 def _fields(settings: Any) -> list[tuple[str, Any, Any]]:
     """Name, hint and default of each field."""
@@ -146,8 +122,6 @@ def _fits(value: Any, hint: Any, within: Callable[[Any], bool] = lambda number: 
 
 def _wanted(hint: Any) -> str:
     """The words of the first range in a hint, or of its types."""
-    if isinstance(hint, Mapping):
-        return _WORDS[dict]
     kind, kinds = get_origin(hint) or hint, get_args(hint)
     if kind is Annotated:
         ranges = [one.words for one in hint.__metadata__ if isinstance(one, Range)]

@@ -169,13 +169,6 @@ def test_refusals_are_one_line(words, message, capsys, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [], "a refused request leaves nothing behind"
 
 
-def test_binary_data_is_refused(capsys, tmp_path, settings):
-    path = tmp_path / "noise.txt"
-    path.write_bytes(bytes(range(128, 256)) * 50)
-    words = changed(settings, "--data.data", str(path), "--output", str(tmp_path / "run"))
-    assert "noise.txt" in refusal(capsys, "train", *words)
-
-
 def test_a_corpus_smaller_than_a_batch_is_refused(capsys, tmp_path, settings):
     words = changed(settings, "--train.batch-size", "100000", "--train.tokens", "10000000")
     assert "batch" in refusal(capsys, "train", *words, "--output", str(tmp_path / "run"))

@@ -2,9 +2,6 @@
 
 import json
 
-import pytest
-
-from clearhead.cli import main
 from clearhead.experiments.bill import record_memory, training_memory
 from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.models import plan, preset
@@ -41,15 +38,3 @@ def test_a_tensor_of_length_by_length_would_be_seen():
         )
         grown[implementation] = long["activations"] / short["activations"]
     assert grown["sdpa"] <= 2 < 3 < grown["eager"]
-
-
-@pytest.mark.parametrize(
-    "words", [["coca", "--lengths", "64"], ["coca", "--records", "x"], ["--lengths", "64"]]
-)
-def test_lengths_and_records_are_refused_apart(words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        main(["plan", *words])
-    assert stop.value.code
-    assert "lengths and records go together" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

@@ -198,15 +198,6 @@ def test_jobs_are_spread_over_the_gpus_and_it_is_said_where(tmp_path):
     assert told == [f"one/{number}: on GPU {device}" for number, device in enumerate(seen)]
 
 
-def test_a_run_waits_for_the_conversion_it_starts_from_and_its_questions_for_the_run(tmp_path):
-    converted = _model(tmp_path, "converted", f"mkdir -p {tmp_path}/converted/final; sleep 0.5")
-    trained = _model(tmp_path, "run", f"mkdir -p {tmp_path}/run/final; sleep 0.5", converted)
-    question = _model(tmp_path, "question", f"test -d {tmp_path}/run/final", trained)
-    commands = [question, trained, converted]
-    assert run(commands, logs=tmp_path / "logs", jobs=3, say=str) == []
-    assert (tmp_path / "done").read_text().split() == ["converted", "run", "question"]
-
-
 def test_questions_to_a_model_that_is_made_anew_are_asked_again(tmp_path):
     """Their commands name its folder, and are the same as before."""
     done, said = tmp_path / "done", list[str]()

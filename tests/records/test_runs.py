@@ -9,7 +9,6 @@ import pytest
 
 from clearhead.errors import ClearheadError
 from clearhead.records.cells import added
-from clearhead.records.frame import frame
 from clearhead.records.loading import load, parse
 from clearhead.records.runs import Measure
 
@@ -57,15 +56,6 @@ def test_values_of_committed_files_stand_under_their_dimensions() -> None:
         1: pytest.approx(36.882),
         2: pytest.approx(35.1017),
     }
-
-
-def test_a_frame_has_a_row_for_each_measure() -> None:
-    numbers = frame({"tiny-long": load(RESULTS / "tiny-long.jsonl")})
-    chosen = numbers[(numbers.metric == "perplexity") & (numbers.length == 256)]
-    assert {*numbers.columns} >= {"label", "arm", "seed", "metric", "value", "length", "layer"}
-    table = chosen.pivot_table(index="seed", columns="arm", values="value")
-    assert table.loc[1, "transformer"] == pytest.approx(36.882)
-    assert table.shape == (3, 3)
 
 
 def test_a_dimension_that_is_absent_pools_and_validation_is_the_split_of_default() -> None:
@@ -129,26 +119,6 @@ def test_what_schemes_add_is_never_taken_from_another_text() -> None:
     for other in ({"tokens": 128}, {"length": 16}, {"data": {"fingerprint": "y"}}):
         (run_,) = parse([header, full, coarse, {**header, **other}, full]).runs
         assert run_.measure("perplexity", scheme="w8") is None
-
-
-def test_a_cell_under_other_settings_takes_all_that_was_measured_in_its_place() -> None:
-    header = {"kind": "run", "run": "a", "preset": "a", "seed": 0}
-    where = {"run": "a", "task": "perplexity", "length": 8}
-
-    def cell(key: str, value: float, **document: str) -> list[dict[str, Any]]:
-        line = {"kind": "measure", **where, "cell": key, "value": value}
-        made = {"dtype": "float32", "seed": 0}
-        at = {"kind": "cell", "run": "a", "cell": key, "task": "perplexity", "at": {"length": 8}}
-        return [
-            {**line, "metric": "perplexity"},
-            {**line, "metric": "document_perplexity", **document},
-            {**at, "lines": 2, "options": {}, "made": made},
-        ]
-
-    lines = [header, *cell("old-0", 9.0, document="x"), *cell("new-0", 8.0, document="y")]
-    (run,) = parse(lines).runs
-    assert run.value("perplexity", task="perplexity", length=8) == 8.0
-    assert [one.dimensions["document"] for one in run.select("document_perplexity")] == ["y"]
 
 
 def test_the_arm_of_an_evaluated_run_is_its_name_without_its_seed() -> None:

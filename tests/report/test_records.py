@@ -81,8 +81,6 @@ def test_a_torn_last_line_is_skipped_and_mended(tmp_path: Path) -> None:
         b'{"kind": "mesure", "run": "a/seed0"}',
         b'{"kind": "measure", "run": "a/seed0", "metric": "loss", "value": "many"}',
         b'{"kind": "step", "run": "other/seed0", "step": 1}',
-        b'{"kind": "attention", "run": "a/seed0", "layer": 0, "head": 0, "map": "softmax",'
-        b' "text": ["a", "b"], "weights": [[1.0], [0.5, 0.5]]}',
         b"\xff\xfe",
     ],
 )

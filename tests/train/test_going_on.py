@@ -111,11 +111,11 @@ def test_a_resumption_without_a_description_keeps_that_of_the_run(tiny, tmp_path
         return json.loads((tmp_path / "run/run.json").read_text())
 
     stop = [tiny.SignalAt(5, signal.SIGTERM)]
-    said = {"preset": "llama", "command": "make it"}
+    said = {"preset": "llama"}
     begun = run(config=tiny.make_config(), description=said, callbacks=stop)
-    assert (begun["description"], begun["command"]) == ({"preset": "llama"}, "make it")
+    assert begun["description"] == said
     resumed = run(config=tiny.make_config(save_every=3), resume=True)
-    assert (resumed["description"], resumed["command"]) == ({"preset": "llama"}, "make it")
+    assert (resumed["description"], resumed["command"]) == (said, begun["command"])
     assert resumed["config"]["save_every"] == 3
 
 

@@ -37,9 +37,6 @@ VERBS = {
 for _chatty in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_chatty).setLevel(logging.ERROR)
 
-# Those that several processes run as one, started by torchrun.
-TOGETHER = ("compare", "train")
-
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb; exits with 0, or with 2 and one line for a request that cannot be met."""
@@ -85,10 +82,9 @@ def _run(words: list[str]) -> Any:
         terminal.show(f"clearhead {__version__}")
         return 0
     module, _ = VERBS[choose("verb", words[0], VERBS)]
-    if words[0] not in TOGETHER and os.environ.get("WORLD_SIZE", "1") != "1":
+    if words[0] != "train" and os.environ.get("WORLD_SIZE", "1") != "1":
         raise ClearheadError(
-            f"{words[0]} runs in one process: start it without torchrun, which serves "
-            f"{' and '.join(TOGETHER)}"
+            f"{words[0]} runs in one process: start it without torchrun, which serves train"
         )
     keep_freed_memory()
     try:

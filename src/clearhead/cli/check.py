@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from clearhead.arguments import OpensModels
-from clearhead.cli.options import Overrides, parse
+from clearhead.arguments import OpensModels, Overrides
+from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 from clearhead.experiments.sweep_configs import FRESH
 from clearhead.metavars import Model, Name
@@ -77,10 +77,10 @@ def _opened(command: Command) -> Any:
     from clearhead.models import preset
     from clearhead.models.loading import best_device
 
-    if command.model.startswith(FRESH):
-        config = preset(command.model.removeprefix(FRESH), **command.set)
-        return OBJECTIVES[objective_of(config)](config).to(best_device())
-    if command.set:
-        raise ClearheadError("--set has no effect on a trained model: check init:NAME")
-    kinds = ("causal", "masked")
-    return load_model(command.model, kinds, trust_remote_code=command.trust_remote_code)[0]
+    if not command.model.startswith(FRESH):
+        if command.set:
+            raise ClearheadError("--set has no effect on a trained model: check init:NAME")
+        kinds, trust = ("causal", "masked"), command.trust_remote_code
+        return load_model(command.model, kinds, trust_remote_code=trust)[0]
+    config = preset(command.model.removeprefix(FRESH), **command.set)
+    return OBJECTIVES[objective_of(config)](config).to(best_device())

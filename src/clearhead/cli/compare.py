@@ -1,10 +1,9 @@
 """clearhead compare: the main job."""
 
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from clearhead.cli.options import Overrides, Variations, given, parse, said_once
+from clearhead.cli.options import given, parse
 from clearhead.experiments.configs import RECORDS, CompareConfig, continued_recipe
 from clearhead.terminal import say
 
@@ -13,41 +12,33 @@ from clearhead.terminal import say
 class Command(CompareConfig):
     """A comparison and its report."""
 
-    set: Overrides = field(default_factory=dict)
-    vary: Variations = field(default_factory=dict)
     beside: tuple[Path, ...] = ()
     """Earlier records to show on the page, each under its own label."""
 
 
 def run(words: list[str]) -> int:
-    with said_once():
-        command = parse(
-            Command,
-            words,
-            verb="compare",
-            default=Command(train=continued_recipe()) if given(words, "--from") else None,
-            description="Train presets, with every combination of the settings varied, on the same "
-            "tokens in the same order. Measure them alike, print a table, and write records and a "
-            "page.",
-            examples=(
-                "transformer softmax1 --seeds 0 1 2 --data.data my/texts --output runs/mine",
-                "transformer softmax1 --seeds 0 1 2 3 --jobs 4",
-                "transformer --vary train.optimizer=adamw,orthoadam --measure-every 0.05",
-                "transformer gated differential-v2 --from ./SmolLM2-135M --data.data my/texts",
-            ),
-            presets=True,
-        )
+    command = parse(
+        Command,
+        words,
+        verb="compare",
+        default=Command(train=continued_recipe()) if given(words, "--from") else None,
+        description="Train presets, with every combination of the settings varied, on the same "
+        "tokens in the same order. Measure them alike, print a table, and write records and a "
+        "page.",
+        examples=(
+            "transformer softmax1 --seeds 0 1 2 --data.data my/texts --output runs/mine",
+            "transformer softmax1 --seeds 0 1 2 3 --jobs 4",
+            "transformer --vary train.optimizer=adamw,orthoadam --measure-every 0.05",
+            "transformer gated differential-v2 --from ./SmolLM2-135M --data.data my/texts",
+        ),
+        presets=True,
+    )
     from clearhead.cli.publishing import publish
     from clearhead.experiments.compare import compare
     from clearhead.progress import Line
     from clearhead.records.loading import load
-    from clearhead.train.world import joined
 
-    with said_once():
-        command.check()
-        load(command.beside)  # a file that cannot be read is better known before the training
-    with joined(command.train.timeout) as world, Line() if world.first else nullcontext() as work:
+    load(command.beside)  # a file that cannot be read is better known before the training
+    with Line() as work:
         compare(command, say=say, work=work)
-    if world.first:
-        return publish([command.output / RECORDS, *command.beside], command.output / "report.html")
-    return 0
+    return publish([command.output / RECORDS, *command.beside], command.output / "report.html")

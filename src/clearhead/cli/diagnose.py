@@ -1,19 +1,10 @@
 """clearhead diagnose: attention and hidden states of any model."""
 
-from dataclasses import dataclass, field
-
-from clearhead.cli.options import Overrides, parse
-from clearhead.experiments.sweep_configs import DiagnoseConfig
+from clearhead.cli.options import parse
+from clearhead.experiments.sweep_configs import DiagnoseConfig as Command
 from clearhead.terminal import say
 
 PAGE = "diagnosis.html"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command(DiagnoseConfig):
-    """A diagnosis."""
-
-    set: Overrides = field(default_factory=dict)
 
 
 def run(words: list[str]) -> int:

@@ -1,13 +1,12 @@
-"""Parsing of a command line into a dataclass, and of KEY=VALUE overrides; for all verbs."""
+"""Parsing of a command line into a dataclass, for all verbs."""
 
 import contextlib
 import dataclasses
 import io
-import json
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import chain, pairwise, takewhile
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 import tyro
 
 from clearhead import extensions
-from clearhead.arguments import overrides, pairs, value_of
 from clearhead.errors import ClearheadError, require_extras
 from clearhead.metavars import called
 from clearhead.ranges import check
@@ -219,29 +217,3 @@ def name_of(word: str) -> str:
 
 def _spelt(word: str) -> str:
     return word.partition("=")[0].replace("_", "-")
-
-
-def variations(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """KEY=VALUE,VALUE… words; each value is JSON, or else plain text."""
-    varied: dict[str, tuple[Any, ...]] = {}
-    for key, text in pairs(words).items():
-        try:
-            varied[key] = tuple(json.loads(f"[{text}]"))  # whose own commas separate nothing
-        except (ValueError, RecursionError):
-            varied[key] = tuple(map(value_of, text.split(",")))
-    return varied
-
-
-def _words(read: Callable[[Sequence[str]], dict[str, Any]], metavar: str) -> Any:
-    """A field for tyro that `read` parses."""
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar=metavar,
-        instance_from_str=read,
-        is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda found: [f"{key}={value}" for key, value in found.items()],
-    )
-
-
-Overrides = Annotated[dict[str, Any], _words(overrides, "KEY=VALUE ...")]
-Variations = Annotated[dict[str, tuple[Any, ...]], _words(variations, "KEY=VALUE,VALUE ...")]

@@ -1,11 +1,12 @@
 """clearhead plan: the bill of models that do not exist yet."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from shlex import join
 from typing import Any, Literal
 
-from clearhead.cli.options import Overrides, parse
+from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError, choose
 from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.ranges import Count, Length
@@ -19,7 +20,6 @@ Kind = Literal["cpu", "rtx4090", "l40s", "a100", "h100", "h200", "b200", "mi300x
 class Command(PlanConfig):
     """Models to count."""
 
-    set: Overrides = field(default_factory=dict)
     recipes: bool = False
     """Print the published runs, each with the command that trains it."""
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -50,13 +50,6 @@ def run(words: list[str]) -> int:
     if command.recipes:
         write("\n".join(_recipes()))
         return 0
-    if command.records is not None or command.lengths:
-        if not (command.models and command.lengths and command.records):
-            raise ClearheadError("lengths and records go together: give both, and name presets")
-        from clearhead.experiments.bill import record_memory
-
-        record_memory(command)
-        show(f"records: {command.records}")
     if not command.models:
         _overview(command)
         return 0
@@ -189,9 +182,6 @@ def _time(seconds: float) -> str:
 
 
 def _recipes() -> Iterator[str]:
-    from shlex import join
-
-    from clearhead.experiments.jobs import command
     from clearhead.models import plan, preset
     from clearhead.reproduce.recipes import RUNS
 
@@ -204,4 +194,18 @@ def _recipes() -> Iterator[str]:
             f"{config.train.tokens:,} tokens"
             + (f"; goes on from {published.continues}" if published.continues else "")
         )
-        yield join(command(config))
+        for arm in config.arms:
+            words = ["clearhead", "train", arm.preset, "--size", config.size]
+            words += ["--set", *(f"{key}={value}" for key, value in arm.model.items())] * bool(
+                arm.model
+            )
+            yield join([*words, *_options("train", arm.train), *_options("data", config.data)])
+
+
+def _options(part: str, settings: Any) -> Iterator[str]:
+    """The words that make these settings, but for those that have their defaults."""
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        if value != getattr(type(settings)(), one.name):
+            yield f"--{part}.{one.name.replace('_', '-')}"
+            yield from map(str, value if isinstance(value, tuple) else (value,))

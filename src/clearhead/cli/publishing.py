@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from clearhead.records.loading import trusted
 from clearhead.records.runs import Records
 from clearhead.report import Page, load, page_of, to_console, write_page
 from clearhead.terminal import console, say, show
@@ -11,7 +12,14 @@ from clearhead.terminal import console, say, show
 def publish(records: Records | Sequence[Path], output: Path | None, *, title: str = "") -> int:
     """Write the page of the records where a file is given, print its first table and verdict;
     return as `print_page`."""
-    page = page_of(records if isinstance(records, Records) else load(records), title)
+    if isinstance(records, Records):
+        return _published(records, output, title)
+    with trusted(*records):
+        return _published(load(records), output, title)
+
+
+def _published(records: Records, output: Path | None, title: str) -> int:
+    page = page_of(records, title)
     if output is not None:
         write_page(page, output)
     status = print_page(page)

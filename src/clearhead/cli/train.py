@@ -1,17 +1,12 @@
 """clearhead train: one model."""
 
-import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tyro.conf import Positional
-
-from clearhead import extensions
-from clearhead.cli.options import Overrides, given, parse, said_once
+from clearhead.cli.options import given, parse, said_once
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import TrainJob, continued_recipe
-from clearhead.experiments.jobs import words_of
-from clearhead.metavars import Preset, place
+from clearhead.metavars import place
 from clearhead.records.identity import canonical, differences
 from clearhead.terminal import say
 
@@ -20,10 +15,6 @@ from clearhead.terminal import say
 class Command(TrainJob):
     """One training run."""
 
-    preset: Positional[Preset | None] = None
-    """Preset to train (clearhead plan lists them); by default transformer, or the model of --from
-    as it is. A bidirectional one, such as bert, learns to predict hidden tokens."""
-    set: Overrides = field(default_factory=dict)
     resume: Path | None = None
     """Go on with the run in this folder, whose run.json has all settings. A larger --train.tokens
     extends a run; --train.save-every, --train.keep, --train.log-every, --track and the division
@@ -35,18 +26,15 @@ def run(words: list[str]) -> int:
     with said_once():
         folder = given(words, "--resume")
         begun = None if folder is None else _begun(Path(place(folder)))
-        usual = _usual(given(words, "--from"))
-        command = _parse(words, begun or usual)
+        command = _parse(words, begun or _usual(given(words, "--from")))
         if begun is not None:
-            usual = _usual(begun.base)
             command = _extended(command, begun)
             if command.train.tokens == begun.train.tokens and _finished(begun.output):
                 return 0
     from clearhead.experiments.training import run_training
 
     resume, command = command.resume is not None, replace(command, resume=None)
-    written = ["clearhead", *extensions.words(), "train", *words_of(command, usual)]
-    result = run_training(command, command=shlex.join(written), resume=resume, say=say)
+    result = run_training(command, resume=resume, say=say)
     if result.stop_signal is not None:
         say(f"stopped and saved at step {result.steps}: go on by --resume {command.output}")
         return 128 + result.stop_signal

@@ -8,9 +8,7 @@ OUTPUT/records.jsonl             the records of all finished runs
 import copy
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +43,6 @@ from clearhead.train import (
 from clearhead.train.callbacks import METRICS
 from clearhead.train.run_dir import read_record, refuse_changes, require_no_run
 from clearhead.train.trainable import choose_parameters
-from clearhead.train.world import World, joined
 
 UNTIMED = "the process that trained it was stopped before the measurements"
 # Of a run's header: what another request must have alike to take its records.
@@ -74,10 +71,6 @@ class Run:
         resolved = precision.resolve(arm.train.precision, best_device())
         self.settings = replace(arm.train, seed=seed, precision=resolved)
         self.model = model
-        if config.measure_every and arm.train.parallel == "fsdp":
-            raise ClearheadError(
-                "measure_every needs the whole model in one process: choose parallel ddp"
-            )
         self.folder = folder_of(config, arm, seed)
         self.records = self.folder / RECORDS
         self.called = f"{arm.name}, seed {seed}"
@@ -112,12 +105,19 @@ class Run:
         """Refuse what training or measuring would refuse only hours later, and a folder whose
         finished run was made with other settings."""
         if self.records.exists():
-            found, wanted = (
+            try:
+                (run,) = load(self.records).runs
+            except (ClearheadError, ValueError) as error:
+                raise ClearheadError(
+                    f"{self.records} is damaged ({error}): restore it, or delete it to have the "
+                    "trained model measured again"
+                ) from error
+            before, wanted = (
                 {key: one.get(key) for key in _SETTINGS}
                 | {"data": {"fingerprint": (one.get("data") or {}).get("fingerprint")}}
-                for one in (header_of(self.records), self.header)
+                for one in (run.header, self.header)
             )
-            refuse_changes(self.folder, found, wanted)
+            refuse_changes(self.folder, before, wanted)
             return
         model = copy.deepcopy(self.model.outline)
         try:
@@ -128,9 +128,8 @@ class Run:
         if self.header["lengths"] or self.header["measure_every"]:
             windows(self.corpus, length=self.settings.sequence_length, count=1)
 
-    def make(self, work: Work, first: Callable[[Any], Any]) -> None:
-        """Train the model, or resume it; `first` calls what measures it and publishes the records
-        in the first process alone."""
+    def make(self, work: Work) -> None:
+        """Train the model, or resume it; measure it, and publish the records."""
         work.begin(f"{self.called}, {self.header['parameters']:,} parameters")
         callbacks = [Progress(work=work), *make_trackers(self.config.track)]
         every = self.header["measure_every"]
@@ -155,7 +154,7 @@ class Run:
         except DivergedError as error:
             diverged = str(error)
         lines = self._lines(model, result, diverged)
-        first(lambda: write_text(self.records, "".join(map(jsonl.encode, lines))))
+        write_text(self.records, "".join(map(jsonl.encode, lines)))
 
     def _lines(
         self, model: Any, result: TrainResult | None, diverged: str | None
@@ -185,22 +184,6 @@ class Run:
                 yield {**measured, **found}
 
 
-def header_of(path: Path) -> dict[str, Any]:
-    """The header of a finished run's records.
-
-    Raises:
-        ClearheadError: naming the file, where it is damaged.
-    """
-    advice = "restore it, or delete it to have the trained model measured again"
-    try:
-        (run,) = load(path).runs
-    except ClearheadError as error:
-        raise ClearheadError(f"{error}: {advice}") from error
-    except ValueError as error:
-        raise ClearheadError(f"{path} holds no run, or several: {advice}") from error
-    return run.header
-
-
 def compare(
     config: CompareConfig, *, say: Callable[[str], None], work: Work | None = None
 ) -> Records:
@@ -208,9 +191,9 @@ def compare(
 
     What is done is kept in `config.output`, a folder a run, so that a comparison that was stopped
     goes on with the run at hand. `records.jsonl` there holds the records of all runs. A run that
-    diverges is recorded as such, and the others go on: in a sweep that is a result. Processes that
-    torchrun started train every run together; the first measures and writes. A script that asks for
-    several `jobs` has its code under `if __name__ == "__main__"`, as multiprocessing wants it.
+    diverges is recorded as such, and the others go on: in a sweep that is a result. A script that
+    asks for several `jobs` has its code under `if __name__ == "__main__"`, as multiprocessing wants
+    it.
 
     Args:
         work: shows which run is at hand and how far it is, a unit a run.
@@ -222,69 +205,54 @@ def compare(
         Stopped: the same, of several runs at once.
     """
     config.check()
-    with joined(config.train.timeout) as world, ExitStack() as stack:
-        world.by_first(lambda: require_no_run(config.output))
-        world.by_first(lambda: stack.enter_context(hold_folder(config.output)))
-        return _compare(config, world, say, Work(say=say) if work is None else work)
+    work = Work(say=say) if work is None else work
+    require_no_run(config.output)
+    with hold_folder(config.output):
+        runs, records = _runs(config, say), config.output / RECORDS
+        for run in runs:  # all before the first is trained, which may take hours
+            run.check()
+        waiting = [run for run in runs if not run.records.exists()]
+        work.start(len(runs))
+        for run in (run for run in runs if run not in waiting):
+            work.skip()
+            say(f"{run.called}: already done")
+        if config.jobs > 1 and waiting:
+            _side_by_side(waiting, config, say, work)
+        else:
+            for run in waiting:
+                run.make(work)
+                _join(runs, records)
+                work.end()
+        _join(runs, records)
+        done = load(records)
+        for one in (one for one in done.runs if one.diverged):
+            say(f"{one.arm}, seed {one.seed}: {one.header['diverged']}")
+        if all(one.diverged for one in done.runs):
+            raise DivergedError(f"no run stayed finite: {done.runs[0].header['diverged']}")
+        return done
 
 
-def _compare(
-    config: CompareConfig, world: World, say: Callable[[str], None], work: Work
-) -> Records:
-    with world.together():
-        if config.jobs > 1 and world.size > 1:
-            raise ClearheadError(
-                "jobs gives every run a process, and torchrun gives one run several: leave one out"
-            )
-    base, corpus = world.in_turn(lambda: _opened(config, say))
+def _runs(config: CompareConfig, say: Callable[[str], None]) -> list[Run]:
+    """Every arm with every seed; one seed of all arms comes before the next."""
+    base, corpus = _opened(config, say)
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
         named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
         say(f"nothing is held out of {named}: validation text has none of it")
     if len(config.seeds) == 1 and len(config.arms) > 1:
         say("one seed cannot tell these models apart: give several, such as --seeds 0 1 2")
-    with world.together():
-        models = {arm.name: ArmModel.of(arm, config, corpus, base) for arm in config.arms}
-        for remark in filter(None, (model.remark for model in models.values())):
-            say(remark)
-        jobs = [
-            Run(config, corpus, arm, seed, models[arm.name])
-            for seed in config.seeds
-            for arm in config.arms
-        ]
-
-    def missing() -> list[int]:
-        """The runs to be made; all are checked before the first, which may take hours."""
-        for job in jobs:
-            job.check()
-        return [number for number, job in enumerate(jobs) if not job.records.exists()]
-
-    waiting = world.by_first(missing)
-    work.start(len(jobs))
-    for job in (job for number, job in enumerate(jobs) if number not in waiting):
-        work.skip()
-        say(f"{job.called}: already done")
-    if config.jobs > 1 and waiting:
-        _side_by_side([jobs[number] for number in waiting], config, say, work)
-    else:
-        for number in waiting:
-            jobs[number].make(work, world.by_first)
-            world.by_first(partial(_join, jobs, config.output / RECORDS))
-            work.end()
-    world.by_first(partial(_join, jobs, config.output / RECORDS))
-    headers = world.by_first(lambda: [header_of(job.records) for job in jobs])
-    diverged = [header.get("diverged") for header in headers]
-    for job, reason in zip(jobs, diverged, strict=True):
-        if reason:
-            say(f"{job.called}: {reason}")
-    with world.together():
-        if all(diverged):
-            raise DivergedError(f"no run stayed finite: {diverged[0]}")
-    return load(config.output / RECORDS)
+    models = {arm.name: ArmModel.of(arm, config, corpus, base) for arm in config.arms}
+    for remark in filter(None, (model.remark for model in models.values())):
+        say(remark)
+    return [
+        Run(config, corpus, arm, seed, models[arm.name])
+        for seed in config.seeds
+        for arm in config.arms
+    ]
 
 
-def _join(jobs: list[Run], records: Path) -> None:
+def _join(runs: list[Run], records: Path) -> None:
     """Join the records of the runs that are done."""
-    done = (job.records.read_bytes().decode() for job in jobs if job.records.exists())
+    done = (run.records.read_bytes().decode() for run in runs if run.records.exists())
     write_text(records, "".join(done))
 
 
@@ -321,8 +289,7 @@ def make_run(one: OneRun, *, say: Callable[[str], None], work: Work) -> None:
     base, corpus = _opened(config, say)
     arm = next(arm for arm in config.arms if arm.name == one.arm)
     work.start(1)
-    run = Run(config, corpus, arm, one.seed, ArmModel.of(arm, config, corpus, base))
-    run.make(work, lambda do: do())
+    Run(config, corpus, arm, one.seed, ArmModel.of(arm, config, corpus, base)).make(work)
 
 
 def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | None, Corpus]:
@@ -343,7 +310,5 @@ def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | N
 
 def _began(config: CompareConfig) -> str | None:
     """The fingerprint of the data of a run that was begun in the output folder, if one was."""
-    for arm, seed in itertools.product(config.arms, config.seeds):
-        if (data := data_of(folder_of(config, arm, seed))) is not None:
-            return data
-    return None
+    runs = itertools.product(config.arms, config.seeds)
+    return next(filter(None, (data_of(folder_of(config, *run)) for run in runs)), None)

@@ -8,12 +8,12 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
 
-from clearhead.arguments import OpensModels
+from clearhead.arguments import OpensModels, Overrides, Variations
 from clearhead.data.config import DataConfig
 from clearhead.data.tasks import TASKS, Task
 from clearhead.errors import ClearheadError, choose
@@ -35,7 +35,7 @@ Base = Annotated[Model | None, tyro.conf.arg(name="from")]
 class TrainJob(OpensModels):
     """One training run: a model, its text and its settings."""
 
-    preset: Preset | None = None
+    preset: Positional[Preset | None] = None
     """Preset to train (clearhead plan lists them); by default transformer, or the model of --from
     as it is. A bidirectional one, such as bert, learns to predict hidden tokens."""
     base: Base = None
@@ -46,7 +46,7 @@ class TrainJob(OpensModels):
     """Size of the preset: tiny, small, medium, large, or a paper's own."""
     output: Path = Path("runs/train")
     """Folder of the run."""
-    set: dict[str, Any] = field(default_factory=dict)
+    set: Overrides = field(default_factory=dict)
     """Changes to the preset's configuration, such as maps=differential."""
     track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
@@ -60,7 +60,6 @@ class TrainJob(OpensModels):
 class CompareConfig(OpensModels):
     """A comparison: models, text and training."""
 
-    verb: ClassVar[str] = "compare"
     presets: Positional[tuple[Preset, ...]] = ("transformer", "differential", "softmax1")
     """Presets to train; each with its changes is an arm. Arms are compared with the first arm of
     `transformer`, or else with the first of all."""
@@ -70,9 +69,9 @@ class CompareConfig(OpensModels):
     own tokenizer reads the text. Other defaults then hold: add --from MODEL to --help to see."""
     size: Size = "tiny"
     """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
-    set: dict[str, Any] = field(default_factory=dict)
+    set: Overrides = field(default_factory=dict)
     """Changes to the configuration of every preset, such as norm=rmsnorm-single."""
-    vary: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    vary: Variations = field(default_factory=dict)
     """Settings to vary. Every preset is trained with each value, or with each combination of the
     values of several keys. A key is train.FIELD, such as train.optimizer, or one of the
     configuration, such as norm or num_hidden_layers."""
@@ -133,6 +132,8 @@ class CompareConfig(OpensModels):
         check_distinct(self, "presets", "seeds", *(["lengths"] if self.lengths else []))
         for arm in self.arms:
             milestone_steps(self.measure_every, arm.train)
+            if arm.train.parallel == "fsdp":
+                raise ClearheadError("compare trains a model in one process: leave parallel out")
         if self.models and self.objective == "mlm" and self.measure_every:
             raise ClearheadError(
                 "measure_every measures the loss of the next token, and these presets predict "
@@ -196,7 +197,6 @@ def milestone_steps(every: float, settings: TrainConfig) -> int:
 class FinetuneJob:
     """A fine-tuning: a checkpoint, a task and seeds."""
 
-    verb: ClassVar[str] = "finetune"
     model: Positional[Model]
     """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
     trust_remote_code: bool = False

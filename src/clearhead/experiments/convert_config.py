@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
@@ -19,7 +19,6 @@ AUTO = "auto"  # the prefix that is searched for
 class ConvertConfig(OpensModels):
     """A conversion: a model, and the mechanisms or the format to put it on."""
 
-    verb: ClassVar[str] = "convert"
     model: Positional[Model]
     """A Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX, DiffLlama, GraniteSWA or dense Flint, or a
     clearhead model: a folder or a hub name."""

@@ -1,18 +1,11 @@
-"""A configuration as a job of a process, and as a command for people."""
+"""A configuration as the job of a process; no torch, so that experiments are listed quickly."""
 
-import json
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from itertools import chain
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-from tyro.conf import Positional
-
-from clearhead.experiments.configs import CompareConfig, OneRun, continued_recipe
 from clearhead.records.identity import canonical, digest_of
 
-_POSITIONAL = get_args(Positional[int])[1]
 # Fields that no result depends on; and those that name the model which the job before leaves.
 _PLACES = {"output", "records", "page", "track", "jobs"}
 _MODELS = {"base", "model", "models"}
@@ -25,7 +18,7 @@ class Job:
     name: str
     """Name of the job and of its log: sweeps/6-layers/sas-8e-3."""
     config: Any
-    """The configuration of a verb, or one run of a comparison, which no verb makes."""
+    """The configuration of a verb, or one run of a comparison."""
     records: Path
     """The records that it writes; of a conversion the record in its folder."""
     arm: str
@@ -64,72 +57,3 @@ class Job:
         """The hash of the settings of this job and of the jobs before it."""
         before = self.after and self.after.identity
         return digest_of([type(self.config).__name__, self.settings, before])
-
-
-def command(config: Any) -> list[str]:
-    """The command line of a configuration, or of the comparison that a run is of, for people."""
-    if isinstance(config, OneRun):
-        config = config.comparison
-    usual = None
-    if isinstance(config, CompareConfig) and config.base is not None:
-        usual = type(config)(train=continued_recipe())  # as the verb has it
-    return ["clearhead", config.verb, *words_of(config, usual)]
-
-
-def words_of(settings: Any, usual: Any = None, place: str = "") -> list[str]:
-    """The words of a command line that makes `settings`, the positional ones first.
-
-    Args:
-        usual: settings of the same class, which need no word; the defaults of its fields where
-            they are not given.
-        place: before the names of a nested setting.
-    """
-    hints = get_type_hints(type(settings), include_extras=True)
-    positional, options = list[str](), list[str]()
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        other = _default(field) if usual is None else getattr(usual, field.name)
-        if value == other:
-            continue
-        marks = getattr(hints[field.name], "__metadata__", ())
-        name = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name)
-        name = f"{place}{name.replace('_', '-')}"
-        if is_dataclass(value):
-            options += words_of(value, other, f"{name}.")
-        elif isinstance(value, bool):
-            *nested, last = name.split(".")
-            options.append("--" + (name if value else ".".join([*nested, f"no-{last}"])))
-        elif _POSITIONAL in marks:
-            positional += _texts(value)
-        elif field.name == "rates":  # read as KEY VALUE, where other mappings are KEY=VALUE
-            options += [f"--{name}", *map(str, chain.from_iterable(value.items()))]
-        else:
-            options += [f"--{name}", *_texts(value)]
-    return positional + options
-
-
-def _texts(value: Any) -> list[str]:
-    """The words of a value: several for those that hold several."""
-    if isinstance(value, Mapping):
-        return [f"{key}={_paired(one)}" for key, one in value.items()]
-    return [str(one) for one in (value if isinstance(value, tuple) else (value,))]
-
-
-def _paired(value: Any) -> str:
-    """The value of KEY=VALUE: text as it is where it is read as text, and else JSON."""
-    if isinstance(value, tuple):
-        plain = all(isinstance(one, str) and _is_text(one) and "," not in one for one in value)
-        return ",".join(value) if plain else json.dumps(list(value))[1:-1]
-    return value if isinstance(value, str) and _is_text(value) else json.dumps(value)
-
-
-def _is_text(value: str) -> bool:
-    try:
-        json.loads(value)
-    except (ValueError, RecursionError):
-        return True
-    return False
-
-
-def _default(field: "Field[Any]") -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()

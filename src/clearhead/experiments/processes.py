@@ -9,7 +9,6 @@ import importlib
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,7 +24,7 @@ from clearhead.allocator import keep_freed_memory
 from clearhead.errors import ClearheadError, Stopped
 from clearhead.experiments.configs import CompareConfig, FinetuneJob, OneRun
 from clearhead.experiments.convert_config import ConvertConfig
-from clearhead.experiments.jobs import Job, command
+from clearhead.experiments.jobs import Job
 from clearhead.experiments.sweep_configs import (
     DiagnoseConfig,
     EvaluateConfig,
@@ -105,7 +104,6 @@ def _perform(config: Any, log: Path, device: str | None, threads: int) -> None:
     keep_freed_memory()  # as the command does; a process of the fork server has not inherited it
     open_streams()
     extensions.load()
-    sys.argv = command(config)  # what records say that they were made by
     module, function, unit = RUN[type(config)]
     run_one = getattr(importlib.import_module(f"{__package__}.{module}"), function)
     try:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, Suppress
 
-from clearhead.arguments import OpensModels
+from clearhead.arguments import OpensModels, Overrides
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS
@@ -41,7 +41,6 @@ class SweepConfig(OpensModels):
 class EvaluateSettings(SweepConfig):
     """Models, tasks and text of an evaluation."""
 
-    verb: ClassVar[str] = "eval"
     tasks: tuple[TaskName, ...] = ()
     """Tasks: perplexity, passkey, needles, recall, hits, allocation, shots, hallucination; masked
     for a masked model. Any other name is a task of lm-eval. By default perplexity, or masked for a
@@ -89,7 +88,6 @@ EvaluateConfig = make_dataclass(
 class DiagnoseConfig(SweepConfig):
     """A diagnosis: models, and windows of text."""
 
-    verb: ClassVar[str] = "diagnose"
     models: Positional[tuple[Model, ...]]
     """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
     init:NAME is a preset with fresh weights, drawn by the first of --seeds."""
@@ -97,7 +95,7 @@ class DiagnoseConfig(SweepConfig):
     """Folder for diagnosis.jsonl and diagnosis.html; the same command goes on where it stopped."""
     size: Size | None = None
     """Size of an init: preset, such as small; by default tiny."""
-    set: dict[str, Any] = field(default_factory=dict)
+    set: Overrides = field(default_factory=dict)
     """Changes to the configuration of an init: model, such as num_hidden_layers=24."""
     length: Length | None = None
     """Tokens in a window; by default 512, or the model's own limit if that is less."""
@@ -119,7 +117,6 @@ class DiagnoseConfig(SweepConfig):
 class QuantizeConfig(SweepConfig):
     """A quantisation: models, schemes and text."""
 
-    verb: ClassVar[str] = "quantize"
     scheme: tuple[SchemeName, ...] = ("w8a8-coarse", "w8a8-token", "w4-channel", "w4-group")
     """Schemes such as w8a8-fine, w3-group64, logits6-row, kv4-channel, w8a8-token+kv8; "all" stands
     for those of docs/quantize.md."""
@@ -158,19 +155,17 @@ class QuantizeConfig(SweepConfig):
 class PlanConfig(OpensModels):
     """Models to count."""
 
-    verb: ClassVar[str] = "plan"
     models: Positional[tuple[Model, ...]] = ()
     """Presets, run folders, or Hugging Face models that convert reads (a folder with config.json,
     or a hub name), each with its costs; by default a table of all presets."""
     size: Size = "tiny"
     """Size of the presets: tiny, small, medium, large, or a paper's own."""
-    set: dict[str, Any] = field(default_factory=dict)
+    set: Overrides = field(default_factory=dict)
     """Changes to the configuration of presets, such as num_hidden_layers=24."""
-    lengths: tuple[Length, ...] = ()
-    """Lengths of a text, in tokens: with --records, for each the bytes of the presets' weights and
-    caches are counted."""
-    records: Path | None = None
-    """File for the records of --lengths."""
+    lengths: Suppress[tuple[Length, ...]] = ()
+    """Lengths of a text, in tokens, of `record_memory`."""
+    records: Suppress[Path | None] = None
+    """Its file."""
 
 
 def short_names(sources: Sequence[str]) -> list[str]:

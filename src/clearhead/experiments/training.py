@@ -1,7 +1,7 @@
 """One training run, from a preset or from a trained model."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,13 +36,10 @@ from clearhead.train.world import World, joined
 J = TypeVar("J", bound=TrainJob)
 
 
-def run_training(
-    job: TrainJob, *, command: str, resume: bool, say: Callable[[str], None]
-) -> TrainResult:
+def run_training(job: TrainJob, *, resume: bool, say: Callable[[str], None]) -> TrainResult:
     """Train the model of a job; OUTPUT/final is then a plain Hugging Face checkpoint.
 
     Args:
-        command: makes the same run in another folder; run.json has it, for people.
         resume: go on with the run in the output folder.
 
     Raises:
@@ -50,12 +47,10 @@ def run_training(
             that do not work.
     """
     with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
-        return _run(job, world, command=command, resume=resume, say=say)
+        return _run(job, world, resume=resume, say=say)
 
 
-def _run(
-    job: TrainJob, world: World, *, command: str, resume: bool, say: Callable[[str], None]
-) -> TrainResult:
+def _run(job: TrainJob, world: World, *, resume: bool, say: Callable[[str], None]) -> TrainResult:
     resumes = resume or world.restarted()
     world.by_first(lambda: _check_folder(job.output, resumes))
     start: dict[str, Any] = {"preset": job.preset, "from": None}
@@ -105,8 +100,11 @@ def _run(
             "objective": "mlm" if masked else "next-token",
             "mask": SHARE if masked else None,
             "data": corpus.describe(),
-            "job": _settings(job),
-            "command": command,
+            "job": {
+                key: value
+                for key, value in canonical(job).items()
+                if key not in ("output", "train", "resume")
+            },
         },
     )
 
@@ -121,12 +119,6 @@ def _check_folder(output: Path, resumes: bool) -> None:
             raise ClearheadError(
                 f"{output} holds the runs of a comparison or a fine-tuning: choose another folder"
             )
-
-
-def _settings(job: TrainJob) -> dict[str, Any]:
-    """The settings of a job that run.json keeps beside those of its training."""
-    names = {field.name for field in fields(TrainJob)} - {"output", "train"}
-    return {key: one for key, one in canonical(job).items() if key in names}
 
 
 def recorded(kind: type[J], output: Path) -> J:

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,6 @@ from clearhead.records.runs import (
     Records,
     Run,
 )
-from clearhead.records.shapes import check_line
 
 PAYLOADS = ("curve", "channel", "note", "advice")
 KINDS = ("run", "step", "measure", "attention", "cell", *PAYLOADS)
@@ -57,8 +57,26 @@ def load(paths: Path | Iterable[Path]) -> Records:
     for path in [paths] if isinstance(paths, Path) else paths:
         reader = Reader()
         jsonl.each([path], reader.add)
-        files.append((path, reader.runs()))
-    return records_of(_told_apart(files))
+        with trusted(path):
+            files.append((path, reader.runs()))
+    with trusted(*(path for path, _ in files)):
+        return records_of(_told_apart(files))
+
+
+@contextmanager
+def trusted(*paths: Path) -> Iterator[None]:
+    """Trust the types of the values in these files: what a wrong one breaks is one line.
+
+    Raises:
+        ClearheadError: naming the files.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ClearheadError(
+            f"{', '.join(map(str, paths))}: a value has another type than its key asks for "
+            f"({type(error).__name__}: {error}): restore the file, or measure again"
+        ) from error
 
 
 def _told_apart(files: list[tuple[Path, list[Run]]]) -> list[Run]:
@@ -149,7 +167,6 @@ class Reader:
         if kind in _OLDER or (kind == "cell" and "result" in line):
             raise ValueError("its form is an older clearhead's: measure again, to another file")
         choose("kind", kind, KINDS)
-        check_line(line)
         name = str(line["run"])
         known = self.headers.get(name)
         if kind == "run":

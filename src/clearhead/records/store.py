@@ -3,16 +3,11 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clearhead.errors import ClearheadError
 from clearhead.records import jsonl
-from clearhead.records.frame import frame
-from clearhead.records.loading import Reader, goes_on, records_of
+from clearhead.records.loading import Reader, goes_on, records_of, trusted
 from clearhead.records.runs import COMPARISON, Line, Records
-
-if TYPE_CHECKING:
-    import pandas
 
 
 class Store:
@@ -34,15 +29,16 @@ class Store:
         self._reader = Reader()
         if path is not None and path.exists():
             jsonl.each([path], self._reader.add)
-        if others := {run.study for run in self._reader.runs()} - {study}:
-            raise ClearheadError(
-                f"{path} holds records of another study ({others.pop()}): name another"
-            )
-        self._rows = {
-            (run, cell): lines
-            for run in self._reader.headers
-            for cell, lines in self._reader.cells(run).items()
-        }
+        with trusted(*([path] if path else [])):
+            if others := {run.study for run in self._reader.runs()} - {study}:
+                raise ClearheadError(
+                    f"{path} holds records of another study ({others.pop()}): name another"
+                )
+            self._rows = {
+                (run, cell): lines
+                for run in self._reader.headers
+                for cell, lines in self._reader.cells(run).items()
+            }
         self._begun = set[str]()
 
     def has(self, cell: str, header: Line) -> bool:
@@ -84,7 +80,3 @@ class Store:
     def records(self) -> Records:
         """All that counts."""
         return records_of(self._reader.runs())
-
-    def frame(self) -> "pandas.DataFrame":
-        """Every number that counts, a row each; see `frame.frame`."""
-        return frame({str(self.path or ""): self.records()})

@@ -76,19 +76,14 @@ def identity(model: PreTrainedModel, batches: Any, config: TrainConfig) -> dict[
 
 
 def describe(model: PreTrainedModel, name: str, description: Mapping[str, Any]) -> dict[str, Any]:
-    """Provenance of a run: machine, date, versions, command; no path that the user did not give.
-
-    A "command" of the description takes the place of this process's.
-    """
+    """Provenance of a run: machine, date, versions, command; no path that the user did not give."""
     parameters = list(model.parameters())
-    own = {key: description[key] for key in ("command",) if key in description}
     return {
         "run": name,
-        "description": {key: description[key] for key in description if key not in own},
+        "description": dict(description),
         "parameters": sum([parameter.numel() for parameter in parameters]),
         "trainable_parameters": sum([p.numel() for p in parameters if p.requires_grad]),
         **provenance(model.device),
-        **own,
     }
 
 
@@ -145,7 +140,7 @@ def reopen(
     refuse_changes(output, _comparable(saved or before), _comparable(record))
     remove_leftovers(output / checkpoint.FOLDER)
     # A caller that describes nothing leaves what is known of the run as it was.
-    keys = ("config", "description", "command") if record["description"] else ("config",)
+    keys = ("config", "description") if record["description"] else ("config",)
     now = {key: record[key] for key in keys}
     resumed = [*before.get("resumed", []), {"step": done, **origin}]
     write_json(output / RUN_FILE, {**before, **now, "resumed": resumed})
