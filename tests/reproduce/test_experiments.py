@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from clearhead.experiments.sweep_configs import DiagnoseConfig
-from clearhead.reproduce.claims import claims
+from clearhead.reproduce.claims import CLAIMS
 from clearhead.reproduce.experiments import EXPERIMENTS, Experiment
 from clearhead.reproduce.requests import choose_studies
 
@@ -19,8 +19,8 @@ def test_an_experiment_is_one_short_function_that_marks_its_intervention(study: 
 
 
 def test_every_table_and_figure_that_a_claim_stands_for_is_a_name_of_it():
-    named = [(claim, place) for claim in claims() for place in (claim.name, *claim.also)]
-    assert len(named) == len({place for _, place in named}) > len(claims())
+    named = [(claim, place) for claim in CLAIMS for place in (claim.name, *claim.also)]
+    assert len(named) == len({place for _, place in named}) > len(CLAIMS)
     for claim, place in named:
         assert place.startswith(f"{claim.family}/")
         assert choose_studies([place], "tiny") == choose_studies([claim.name], "tiny")
@@ -82,7 +82,7 @@ def test_deep_outliers_are_sought_with_the_gains_that_they_were_seen_with():
 
 def test_the_logits_of_table_5_are_asked_for():
     """Training measures hidden states alone."""
-    (claim,) = (one for one in claims() if one.name == "diff/table5")
+    (claim,) = (one for one in CLAIMS if one.name == "diff/table5")
     assert "logit_top_1" in {one.ours.metric for one in claim.contrasts}
     for scale in ("tiny", "small", "paper"):
         for trial in EXPERIMENTS[claim.study].arms(scale):

@@ -92,7 +92,7 @@ def _run(command: Command, studies: "Mapping[str, Sequence[Study]]") -> int:
 
 
 def _list(scale: str) -> None:
-    from clearhead.reproduce.claims import claims
+    from clearhead.reproduce.claims import CLAIMS
     from clearhead.reproduce.cost import cost
     from clearhead.reproduce.experiments import EXPERIMENTS
     from clearhead.reproduce.requests import arms_of, has_arms
@@ -100,7 +100,7 @@ def _list(scale: str) -> None:
     def bill(study: str, patterns: Iterable[str] = ("*",)) -> str:
         return f"at {scale} {cost(arms_of(study, scale, patterns)).in_words(scale)}"
 
-    for one in claims():
+    for one in CLAIMS:
         costs = bill(one.study, one.arms) if has_arms(one, scale) else f"not at {scale}"
         write(f"{', '.join((one.name, *one.also))}: {one.says} [{one.study}, {costs}]")
     for each in EXPERIMENTS.values():

@@ -83,7 +83,7 @@ def _worth(rows: Sequence[Judged], threshold: float) -> Iterator[Sequence[str]]:
             f"{words}: {_difference(one.difference) or _uncounted([one])}"
             for (words, _, _), one in zip(places, (costs, buys), strict=True)
         ]
-        seen = "; ".join(f"{one.source}: {one.than.n} seeds" for one in buys.counted)
+        seen = "; ".join(f"{one.source}: {one.theirs.n} seeds" for one in buys.counted)
         word = worth(costs.judgement(threshold), buys.judgement(threshold))
         yield name, changes, *shown, seen or "no record that counts", word
 
@@ -149,7 +149,7 @@ def _numbers(one: Outcome) -> Sequence[str]:
     and the difference."""
     means = [
         style.with_spread(over.mean, over.deviation or None) + f" {EDGE}" * at_edge
-        for over, at_edge in zip((one.arm, one.than), one.at_edge, strict=True)
+        for over, at_edge in zip((one.ours, one.theirs), one.at_edge, strict=True)
     ]
     return one.source, *means, _difference(one.difference)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.experiments.sweep_configs import EvaluateSettings, SweepConfig
-from clearhead.reproduce.claims import claims
+from clearhead.reproduce.claims import CLAIMS
 from clearhead.reproduce.contrasts import ALL, Claim, trained_arms
 from clearhead.reproduce.experiments import EXPERIMENTS
 from clearhead.reproduce.options import Changes
@@ -34,9 +34,9 @@ def choose_studies(names: Sequence[str], scale: str) -> dict[str, set[str]]:
             choose(f"scale of {name}", scale, EXPERIMENTS[name].scales)
             wanted[name] = {ALL}
             continue
-        chosen = [one for one in claims() if name in (one.name, *one.also, one.family, EVERYTHING)]
+        chosen = [one for one in CLAIMS if name in (one.name, *one.also, one.family, EVERYTHING)]
         if not chosen:
-            places = [place for one in claims() for place in (one.name, *one.also, one.family)]
+            places = [place for one in CLAIMS for place in (one.name, *one.also, one.family)]
             choose("experiment or claim", name, [*EXPERIMENTS, *dict.fromkeys(places), EVERYTHING])
         there = [claim for claim in chosen if has_arms(claim, scale)]
         if not there:
