@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
+from clearhead.eval.options import OPTIONS
 from clearhead.experiments.configs import RECORDS, CompareConfig, FinetuneJob
 from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.jobs import Job
@@ -242,10 +243,14 @@ def experiment(
 
 
 # Questions to the model that an arm trains.
-evaluate, diagnose, quantize = (
-    partial[Any](kind, models=(TRAINED,))
-    for kind in (EvaluateConfig, DiagnoseConfig, QuantizeConfig)
-)
+diagnose = partial(DiagnoseConfig, models=(TRAINED,))
+quantize = partial(QuantizeConfig, models=(TRAINED,))
+
+
+def evaluate(**settings: Any) -> Any:
+    """An evaluation, with the options of a task as a mapping under its name."""
+    options = {name: kind(**settings.pop(name, {})) for name, kind in OPTIONS.items()}
+    return EvaluateConfig(models=(TRAINED,), **options, **settings)
 
 
 # Names of settings, and the part of a study that each belongs to.
