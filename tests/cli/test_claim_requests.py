@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from clearhead.reproduce.claims import CLAIMS
-from clearhead.reproduce.experiments import EXPERIMENTS
+from clearhead.reproduce.requests import EXPERIMENTS
 
 from .conftest import call, refusal
 

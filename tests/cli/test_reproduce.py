@@ -26,8 +26,8 @@ from clearhead.models import ClearheadConfig, plan, preset
 from clearhead.report import load
 from clearhead.reproduce import requests, stages
 from clearhead.reproduce.cost import parameters
-from clearhead.reproduce.experiments import EXPERIMENTS
 from clearhead.reproduce.recipes import RUNS
+from clearhead.reproduce.requests import EXPERIMENTS
 from clearhead.reproduce.study import TRAINED, Study, written
 from clearhead.train import TrainConfig
 

@@ -29,7 +29,7 @@ from clearhead.reproduce.contrasts import (
     ratio,
     reaches,
 )
-from clearhead.reproduce.experiments import EXPERIMENTS
+from clearhead.reproduce.requests import EXPERIMENTS
 
 from .making import near, outcomes, recorded
 

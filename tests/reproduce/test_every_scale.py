@@ -13,9 +13,8 @@ from clearhead.experiments.configs import FinetuneJob
 from clearhead.experiments.sweep_configs import DiagnoseConfig, PlanConfig, QuantizeConfig
 from clearhead.reproduce.claims import CLAIMS
 from clearhead.reproduce.contrasts import Claim, Contrast
-from clearhead.reproduce.experiments import EXPERIMENTS
 from clearhead.reproduce.readings import Reading
-from clearhead.reproduce.requests import choose_studies, has_arms
+from clearhead.reproduce.requests import EXPERIMENTS, choose_studies, has_arms
 from clearhead.reproduce.study import Study
 
 SCALES = ("tiny", "small", "paper")

@@ -7,8 +7,8 @@ import pytest
 
 from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.reproduce.claims import CLAIMS
-from clearhead.reproduce.experiments import EXPERIMENTS, Experiment
-from clearhead.reproduce.requests import choose_studies
+from clearhead.reproduce.requests import EXPERIMENTS, choose_studies
+from clearhead.reproduce.study import Experiment
 
 
 @pytest.mark.parametrize("study", EXPERIMENTS.values(), ids=lambda one: one.name)

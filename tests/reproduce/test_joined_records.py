@@ -6,7 +6,7 @@ from dataclasses import replace
 from clearhead.experiments.sweep_configs import SweepConfig
 from clearhead.records.loading import load
 from clearhead.reproduce import stages
-from clearhead.reproduce.experiments import EXPERIMENTS
+from clearhead.reproduce.requests import EXPERIMENTS
 
 
 def test_the_header_of_the_training_counts_before_those_of_its_evaluations(tmp_path):

@@ -10,7 +10,7 @@ from clearhead.records.loading import load
 from clearhead.reproduce import stages
 from clearhead.reproduce.claims import judged
 from clearhead.reproduce.contrasts import Judgement
-from clearhead.reproduce.experiments import EXPERIMENTS
+from clearhead.reproduce.requests import EXPERIMENTS
 
 from .making import outcomes
 

@@ -13,7 +13,7 @@ from clearhead.report.narrative import enumerate_words
 from clearhead.report.statistics import LEVEL, Difference, Verdict
 from clearhead.reproduce.claims import Judged, Pooled, judged, threshold_over
 from clearhead.reproduce.contrasts import Claim, Contrast, Judgement, Outcome
-from clearhead.reproduce.cost import cost
+from clearhead.reproduce.cost import NOTHING, cost
 from clearhead.reproduce.requests import arms_of
 
 FAMILIES = {
@@ -202,15 +202,11 @@ def _context(claim: Claim, ones: Sequence[Pooled], verdict: Judgement) -> str:
     parts += ["Holds by construction"] * claim.by_construction
     if not any(one.outcomes for one in ones):
         parts.append(f"No record yet: `clearhead reproduce {claim.name}`")
-    elif verdict in (Judgement.UNDECIDED, Judgement.UNTESTED) and (bill := _bill_of(claim)):
-        parts.append(f"At `small`: `clearhead reproduce {claim.name} --scale small`, {bill}")
+    elif verdict in (Judgement.UNDECIDED, Judgement.UNTESTED):
+        bill = cost(arms_of(claim.study, "small", claim.arms), "small")
+        if bill != NOTHING:
+            parts.append(f"At `small`: `clearhead reproduce {claim.name} --scale small`, {bill}")
     return " ".join(f"{part}." for part in parts)
-
-
-def _bill_of(claim: Claim) -> str:
-    """The cost of the claim's arms at `small`, in words; empty where they train no model."""
-    found = cost(arms_of(claim.study, "small", claim.arms))
-    return found.in_words("small") if found.runs else ""
 
 
 def _difference(difference: Difference | None) -> str:

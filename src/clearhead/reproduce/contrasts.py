@@ -17,7 +17,6 @@ from clearhead.reproduce.readings import Patterns, Place, Reading, Side, mean, m
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-ALL = "*"  # arms
 OF_RATE = ("kurtosis", "kurtosis_rotated", "largest_activation")
 """Measures that grow with the learning rate, whatever the architecture."""
 
@@ -241,6 +240,11 @@ class Claim:
     @property
     def family(self) -> str:
         return self.name.partition("/")[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which it is asked for; `all` are all claims."""
+        return (self.name, *self.also, self.family, "all")
 
     @property
     def arms(self) -> set[str]:
