@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -93,7 +92,7 @@ def _run(command: Command, studies: "Mapping[str, Sequence[Study]]") -> int:
     from clearhead.progress import Line
     from clearhead.reproduce import stages
 
-    stages.check_models(chain.from_iterable(studies.values()))
+    stages.check_models([one for arms in studies.values() for one in arms])
     failed, sources = 0, {}
     for name, arms in studies.items():
         output = arms[0].output

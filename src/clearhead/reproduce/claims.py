@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from clearhead.records.frame import frame
 from clearhead.records.runs import Records
 from clearhead.report.costs import add_costs
-from clearhead.report.statistics import Difference
+from clearhead.report.statistics import LEVEL, Difference
 from clearhead.report.verdicts import threshold_of
 from clearhead.reproduce.claimed import blocks, coca, differential, ours, softmax1
 from clearhead.reproduce.contrasts import Claim, Contrast, Judgement, Outcome, judge
@@ -47,6 +47,10 @@ class Pooled:
     counted: tuple[Outcome, ...]
     difference: Difference | None
     agreement: float | None = None
+
+    @property
+    def records_differ(self) -> bool:
+        return self.agreement is not None and self.agreement <= LEVEL
 
     def judgement(self, threshold: float) -> Judgement:
         """The verdict, where `threshold` is the largest p that holds among all of the book."""
