@@ -146,8 +146,8 @@ def blocks_scaling(scale: str) -> Iterator[Study]:
 def signal(scale: str) -> Iterator[Study]:
     """Similarity of two tokens after 24 layers with fresh weights."""
     table = _table(24, 1024, 0, hidden_size=256, batch_size=8)
-    asked = {"signal": diagnose(length=128, windows=4)}
-    table = table.changed(seeds=tuple(range(5)), label="signal", questions=asked)
+    questions = {"signal": diagnose(length=128, windows=4)}
+    table = table.changed(seeds=tuple(range(5)), label="signal", questions=questions)
     yield table.arm("transformer", attention_skip="none")
     for preset in ("transformer", "skipless", "sas", "sas-p"):  # the interventions
         yield table.arm(preset)
@@ -163,10 +163,10 @@ def ratios(scale: str) -> Iterator[Study]:
     `clearhead diagnose` measures β/α, which is of the weights alone: a little text will do.
     """
     layers, table = next(iter(tables(scale).items()))  # the least deep
-    asked = diagnose(length=128, windows=4)
+    questions = {"ratios": diagnose(length=128, windows=4)}
     for label, trained in (("ratios", True), ("ratios at the start", False)):
         pre_ln, sas = (PRE_LN[layers], SAS[layers]) if trained else ((), ())
-        one = table.changed(label=label, questions={"ratios": asked})
+        one = table.changed(label=label, questions=questions)
         yield one.arm("transformer", *pre_ln, **MATRICES)
         yield one.arm("sas", *sas, **MATRICES)  # the intervention
 

@@ -71,8 +71,8 @@ def differential_ablations(scale: str) -> Iterator[Study]:
 def abilities(scale: str) -> Iterator[Study]:
     """V1 against one map: lm-eval's tasks, many-shot classification, summaries.
 
-    Models of `tiny` and `small` guess. Questions come from the hub, and so do documents where
-    `--test-data` gives none. `tiny` is asked the first questions of five of the seven tasks.
+    Models of `tiny` and `small` guess. Questions and documents come from the hub. `tiny` reads
+    the first questions of five of the seven tasks.
     """
     length = 4096 if scale == "paper" else LENGTHS[scale]
     table = _table(scale, "abilities", _abilities(scale, length), published="diff-3b")

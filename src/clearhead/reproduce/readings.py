@@ -163,22 +163,16 @@ def measures(*sides: Side, apart: Collection[str] = ()) -> list[Found]:
                 values[seed] = there
         return values
 
-    found = []
-    for side in sides:
-        values = at_shared(side.rows)
-        if side.reading.minus is not None:
-            less = at_shared(side.subtracted)
-            left = {seed: mean(values[seed]) - mean(less[seed]) for seed in values if seed in less}
-            values = {
-                seed: [
-                    Measure(
-                        metric=side.reading.metric, value=abs(x) if side.reading.distance else x
-                    )
-                ]
-                for seed, x in left.items()
-            }
-        found.append(values)
-    return found
+    def of(side: Side) -> Found:
+        values, reading = at_shared(side.rows), side.reading
+        if reading.minus is None:
+            return values
+        minus = at_shared(side.subtracted)
+        left = {seed: mean(values[seed]) - mean(minus[seed]) for seed in values if seed in minus}
+        left = {seed: abs(x) if reading.distance else x for seed, x in left.items()}
+        return {seed: [Measure(metric=reading.metric, value=x)] for seed, x in left.items()}
+
+    return [of(side) for side in sides]
 
 
 def _key(measure: Measure, apart: Collection[str]) -> Key:

@@ -136,14 +136,14 @@ def changed(
     Raises:
         ClearheadError: for a model to start from, of an arm that begins anew.
     """
-    asked = {name: x for name, x in one.questions.items() if _is_named(name, questions or ALL)}
+    selected = {name: x for name, x in one.questions.items() if _is_named(name, questions or ALL)}
     if test_data:  # where some questions read the hub's text, in place of those alone
-        texts = {name: x for name, x in asked.items() if isinstance(x, SweepConfig)}
+        texts = {name: x for name, x in selected.items() if isinstance(x, SweepConfig)}
         hub = [name for name, x in texts.items() if x.data.data[0].startswith("hf:")]
         for name in hub or texts:
             text = replace(texts[name].data, data=test_data, validation=WHOLE)
-            asked[name] = replace(texts[name], data=text)
-    settings: dict[str, Any] = {"questions": asked, "seeds": seeds or one.seeds}
+            selected[name] = replace(texts[name], data=text)
+    settings: dict[str, Any] = {"questions": selected, "seeds": seeds or one.seeds}
     settings["data"] = data or one.data.data
     if tokens is not None:
         settings |= {"tokens": tokens, "sweep_tokens": min(one.sweep_tokens, tokens)}
