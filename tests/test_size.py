@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 39_524
+LINES = 39_307
 LONGEST = 400
 
 

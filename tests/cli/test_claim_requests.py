@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from clearhead.reproduce.claims import claims
-from clearhead.reproduce.experiments import EXPERIMENTS
+from clearhead.reproduce.claims import CLAIMS
+from clearhead.reproduce.requests import EXPERIMENTS
 
 from .conftest import call, refusal
 
@@ -42,7 +42,7 @@ def test_the_list_says_what_each_experiment_asks(capsys):
     own += ", sweeps may add up to 6 runs"
     says = "A small gain of the MLP branch is better than a gain of 1."
     assert f"sas/residual, sas/figure13: {says} [{own}]" in out
-    assert len(out) == len(EXPERIMENTS) + len(claims())
+    assert len(out) == len(EXPERIMENTS) + len(CLAIMS)
 
 
 def test_a_claim_about_a_task_asks_for_the_arms_that_are_measured_on_it(tmp_path, capsys):

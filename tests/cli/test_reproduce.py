@@ -18,16 +18,15 @@ from transformers import LlamaConfig
 from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig
-from clearhead.errors import ClearheadError
 from clearhead.experiments import processes
 from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.sweep_configs import EvaluateConfig
-from clearhead.models import ClearheadConfig, plan, preset
+from clearhead.models import plan, preset
 from clearhead.report import load
 from clearhead.reproduce import requests, stages
 from clearhead.reproduce.cost import parameters
-from clearhead.reproduce.experiments import EXPERIMENTS
 from clearhead.reproduce.recipes import RUNS
+from clearhead.reproduce.requests import EXPERIMENTS
 from clearhead.reproduce.study import TRAINED, Study, written
 from clearhead.train import TrainConfig
 
@@ -247,24 +246,6 @@ def test_the_parameters_of_a_cost_are_counted_without_a_model(name, scale):
             shape = {key: one.side.model[key] for key in one.set}
             counted = plan(preset(one.side.preset, one.size, **shape)).parameters
             assert parameters(one) == pytest.approx(counted, rel=0.04)
-
-
-def test_before_the_first_job_each_arm_is_configured_once(text, tmp_path, monkeypatch):
-    made, whole = list[str](), ClearheadConfig.__post_init__
-
-    def counting(self, **keys):
-        made.append("configuration")
-        whole(self, **keys)
-
-    def first(job, log, device):
-        raise ClearheadError("the first job starts")
-
-    monkeypatch.setattr(ClearheadConfig, "__post_init__", counting)
-    monkeypatch.setattr(processes, "starting", lambda jobs: first)
-    words = ("--data", text, "--output", tmp_path / "out")
-    assert _call("sas/figure2", *words, "--only", "transformer", "sas*") == 2
-    arms = len([one for one in _trials("blocks", "tiny", tmp_path) if "sas" in one.name]) + 1
-    assert len(made) <= arms + 3  # three to match a width in parameters
 
 
 def test_published_runs_have_the_sizes_of_their_papers():

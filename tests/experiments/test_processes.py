@@ -262,7 +262,7 @@ def test_a_diagnosis_and_a_quantisation_are_joined_to_the_run_of_their_model(tmp
     (costs,) = [one for one in page_of(records).sections if one.title == "What few bits cost"]
     assert "scheme" in {getattr(block, "corner", "") for block in costs.blocks}
     (outcome,) = added.outcomes(evidence({"a": records}))
-    assert outcome.arm.mean == 10.0
+    assert outcome.ours.mean == 10.0
     assert outcome.difference.mean == 0.0
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from clearhead.records.loading import parse
 from clearhead.records.runs import Records
+from clearhead.reproduce.claims import CLAIMS, evidence
+from clearhead.reproduce.contrasts import Outcome
 
 
 def near(value: float, by: float = 0.001, n: int = 3) -> list[float]:
@@ -31,3 +33,10 @@ def recorded(
                 {"kind": "measure", **run, **one, "value": one["value"][seed]} for one in measures
             ]
     return parse(lines)
+
+
+def outcomes(name: str, records: Records) -> list[Outcome]:
+    """What records say on each comparison of a claim."""
+    (claim,) = (one for one in CLAIMS if one.name == name)
+    numbers = evidence({"r": records})
+    return [outcome for one in claim.contrasts for outcome in one.outcomes(numbers)]

@@ -13,8 +13,8 @@ from clearhead.experiments.sweep_configs import (
     QuantizeConfig,
 )
 from clearhead.named_models import SIZES
-from clearhead.reproduce.experiments import EXPERIMENTS, Experiment
-from clearhead.reproduce.study import Question, Study
+from clearhead.reproduce.requests import EXPERIMENTS
+from clearhead.reproduce.study import Experiment, Question, Study
 
 WINDOWS, HEAD = 2, 8
 STEPS: dict[str, Any] = {

@@ -34,8 +34,8 @@ def test_a_length_that_some_seeds_lack_counts_in_none() -> None:
         }
     )
     (outcome,) = CONTRAST.outcomes(evidence({"": records}))
-    assert outcome.than.mean == pytest.approx(0.15)
-    assert outcome.arm.mean == pytest.approx(0.35)
+    assert outcome.theirs.mean == pytest.approx(0.15)
+    assert outcome.ours.mean == pytest.approx(0.35)
 
 
 def test_without_a_length_that_all_share_there_is_no_comparison() -> None:
@@ -53,5 +53,5 @@ def test_a_main_effect_leaves_out_a_seed_that_lacks_one_of_its_arms() -> None:
     del runs["differential · rope", 1]
     contrast = higher("", number("m"), "differential*", "transformer*")
     (outcome,) = contrast.outcomes(evidence({"": _parsed(runs)}))
-    assert (outcome.arm.n, outcome.arm.mean) == (1, pytest.approx(0.4))
-    assert (outcome.than.n, outcome.than.mean) == (2, pytest.approx(0.4))
+    assert (outcome.ours.n, outcome.ours.mean) == (1, pytest.approx(0.4))
+    assert (outcome.theirs.n, outcome.theirs.mean) == (2, pytest.approx(0.4))

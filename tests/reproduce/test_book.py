@@ -1,7 +1,8 @@
 """The book: what is undecided, and true of each record that it joins."""
 
 from clearhead.reproduce import book
-from clearhead.reproduce.cost import Cost
+from clearhead.reproduce.cost import cost
+from clearhead.reproduce.study import Study
 
 from .test_claims import _records
 
@@ -18,5 +19,5 @@ def test_what_is_undecided_has_the_command_for_small_and_its_cost():
 
 
 def test_the_tokens_of_a_long_experiment_are_written_out():
-    said = Cost(runs=6, tokens=3_000_000_000, flops=1e18, beyond=0).in_words("small")
-    assert said.startswith("6 runs, 3,000 M tokens, ")
+    arms = [Study().changed(tokens=500_000_000).arm("transformer", 1e-3)] * 2
+    assert cost(arms, "small").startswith("6 runs, 3,000 M tokens, ")

@@ -78,8 +78,8 @@ def rows_of(outcomes: list[Outcome], threshold: float) -> list[dict[str, Any]]:
         {
             "row": one.contrast.words,
             "source": one.source,
-            "arm": [one.arm.mean, one.arm.n],
-            "than": [one.than.mean, one.than.n],
+            "arm": [one.ours.mean, one.ours.n],
+            "than": [one.theirs.mean, one.theirs.n],
             "difference": one.difference.mean,
             "interval": one.difference.interval,
             "p": one.difference.p,

@@ -11,11 +11,10 @@ import pytest
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import FinetuneJob
 from clearhead.experiments.sweep_configs import DiagnoseConfig, PlanConfig, QuantizeConfig
-from clearhead.reproduce.claims import claims
+from clearhead.reproduce.claims import CLAIMS
 from clearhead.reproduce.contrasts import Claim, Contrast
-from clearhead.reproduce.experiments import EXPERIMENTS
 from clearhead.reproduce.readings import Reading
-from clearhead.reproduce.requests import choose_studies, has_arms
+from clearhead.reproduce.requests import EXPERIMENTS, choose_studies, has_arms
 from clearhead.reproduce.study import Study
 
 SCALES = ("tiny", "small", "paper")
@@ -46,7 +45,7 @@ def test_an_experiment_has_arms_at_each_of_its_scales(scale: str) -> None:
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_claim_can_be_judged_at_a_scale_or_is_refused_there(scale: str) -> None:
-    for claim in claims():
+    for claim in CLAIMS:
         if not has_arms(claim, scale):
             with pytest.raises(ClearheadError, match=f"^{claim.name} has no arms at {scale}: "):
                 choose_studies([claim.name], scale)

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from clearhead.experiments.sweep_configs import DiagnoseConfig
-from clearhead.reproduce.claims import claims
-from clearhead.reproduce.experiments import EXPERIMENTS, Experiment
-from clearhead.reproduce.requests import choose_studies
+from clearhead.reproduce.claims import CLAIMS
+from clearhead.reproduce.requests import EXPERIMENTS, choose_studies
+from clearhead.reproduce.study import Experiment
 
 
 @pytest.mark.parametrize("study", EXPERIMENTS.values(), ids=lambda one: one.name)
@@ -19,25 +18,11 @@ def test_an_experiment_is_one_short_function_that_marks_its_intervention(study: 
 
 
 def test_every_table_and_figure_that_a_claim_stands_for_is_a_name_of_it():
-    named = [(claim, place) for claim in claims() for place in (claim.name, *claim.also)]
-    assert len(named) == len({place for _, place in named}) > len(claims())
+    named = [(claim, place) for claim in CLAIMS for place in (claim.name, *claim.also)]
+    assert len(named) == len({place for _, place in named}) > len(CLAIMS)
     for claim, place in named:
         assert place.startswith(f"{claim.family}/")
         assert choose_studies([place], "tiny") == choose_studies([claim.name], "tiny")
-
-
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [
-        ("diff/table8", "diff/table1"),
-        ("coca/figure5", "coca/table2"),
-        ("coca/table6", "coca/memory"),
-        ("sas/figure7", "sas/bert"),
-        ("sas/figure13", "sas/residual"),
-    ],
-)
-def test_a_table_or_figure_is_a_name_of_the_claim_that_it_shows(place: str, name: str):
-    assert choose_studies([place], "tiny") == choose_studies([name], "tiny")
 
 
 def test_each_seed_starts_from_a_rotation_that_it_draws(tmp_path):
@@ -78,13 +63,3 @@ def test_deep_outliers_are_sought_with_the_gains_that_they_were_seen_with():
     assert {*norms.values()} == {"rmsnorm-single"}
     (plain,) = (one for one in EXPERIMENTS["blocks"].arms("small") if one.key == "24 layers/sas-p")
     assert "norm" not in plain.side.model
-
-
-def test_the_logits_of_table_5_are_asked_for():
-    """Training measures hidden states alone."""
-    (claim,) = (one for one in claims() if one.name == "diff/table5")
-    assert "logit_top_1" in {one.ours.metric for one in claim.contrasts}
-    for scale in ("tiny", "small", "paper"):
-        for trial in EXPERIMENTS[claim.study].arms(scale):
-            questions = trial.questions.values()
-            assert any(isinstance(one, DiagnoseConfig) for one in questions)

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from clearhead.reproduce.experiments import EXPERIMENTS
-from clearhead.reproduce.options import Changes
-from clearhead.reproduce.requests import changed
+from clearhead.reproduce.requests import EXPERIMENTS, changed
 from clearhead.reproduce.study import Study
 
 # Option, its value, and the experiment, scale and arm whose jobs it changes.
@@ -18,7 +16,6 @@ OPTIONS = [
     ("base", "own-model", "retrofit", "tiny", "prefix turned"),
     ("test_data", ("own.txt",), "retrofit", "tiny", "as it is"),
     ("test_data", ("own.txt",), "outliers", "tiny", "transformer"),
-    ("test_data", ("own.jsonl",), "abilities", "small", "differential"),
     ("questions", ("bits",), "retrofit", "tiny", "dense"),
 ]
 
@@ -32,7 +29,7 @@ def _settings(one: Study) -> list[object]:
 def test_an_option_changes_a_job(option, value, study, scale, arm) -> None:
     (one,) = (one for one in EXPERIMENTS[study].arms(scale) if one.name == arm)
     before = _settings(one)
-    after = _settings(changed(one, Changes(**{option: value})))
+    after = _settings(changed(one, **{option: value}))
     assert after != before
     said = str(after)
     for word in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
@@ -42,7 +39,7 @@ def test_an_option_changes_a_job(option, value, study, scale, arm) -> None:
 def test_own_text_takes_the_place_of_the_hubs_where_there_is_some() -> None:
     """Code is a question of its own, and stays."""
     one = next(EXPERIMENTS["retrofit"].arms("tiny"))
-    asked = changed(one, Changes(test_data=("own.txt",))).questions
+    asked = changed(one, test_data=("own.txt",)).questions
     assert asked["bits"].data == replace(one.questions["bits"].data, data=("own.txt",))
     assert asked["bits"].data.validation == 0.999
     assert asked["code"] == one.questions["code"]

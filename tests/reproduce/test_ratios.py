@@ -8,9 +8,11 @@ import pytest
 
 from clearhead.records.loading import load
 from clearhead.reproduce import stages
-from clearhead.reproduce.claims import claims, evidence, judged
+from clearhead.reproduce.claims import judged
 from clearhead.reproduce.contrasts import Judgement
-from clearhead.reproduce.experiments import EXPERIMENTS
+from clearhead.reproduce.requests import EXPERIMENTS
+
+from .making import outcomes
 
 
 def _ratios(folder: Path, ends: dict[str, dict[str, float]]):
@@ -35,10 +37,9 @@ def _ratios(folder: Path, ends: dict[str, dict[str, float]]):
 def test_without_the_other_label_there_is_nothing_to_compare_with(tmp_path):
     """Least of all the model itself."""
     ends = {arm: {"all": 0.1, "first": 0.1} for arm in ("sas", "transformer")}
-    (claim,) = (one for one in claims() if one.name == "sas/figure4")
     records = _ratios(tmp_path, ends)
-    assert len(claim.outcomes(evidence({"r": records}))) == 2
-    assert claim.outcomes(evidence({"r": records.labelled("ratios")})) == []
+    assert len(outcomes("sas/figure4", records)) == 2
+    assert outcomes("sas/figure4", records.labelled("ratios")) == []
 
 
 @pytest.mark.parametrize(
@@ -57,8 +58,8 @@ def test_gains_of_values_are_judged_against_their_start(name, sas, pre_ln, verdi
     ends = {"sas": sas, "transformer": (pre_ln, pre_ln)}
     given = {arm: dict(zip(("all", "first"), pair, strict=True)) for arm, pair in ends.items()}
     records = _ratios(tmp_path, given)
-    found = {claim.name: (outcomes, one) for claim, outcomes, one in judged({"r": records})}
-    outcomes, judgement = found[name]
-    assert len(outcomes) == 2
-    assert outcomes[0].outcomes[0].source == "r, ratios"
+    found = {claim.name: (rows, one) for claim, rows, one in judged({"r": records})}
+    rows, judgement = found[name]
+    assert len(rows) == 2
+    assert rows[0].outcomes[0].source == "r, ratios"
     assert judgement is verdict

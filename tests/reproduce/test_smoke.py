@@ -13,7 +13,7 @@ import pytest
 from clearhead.cli import main
 from clearhead.records.loading import load
 from clearhead.reproduce import requests
-from clearhead.reproduce.claims import claims, judged
+from clearhead.reproduce.claims import CLAIMS, judged
 
 from ..cli.conftest import call
 from . import smoke
@@ -77,7 +77,7 @@ def test_all_experiments_run_whole_and_end_with_the_book(reproduced, tmp_path, c
     reproduced("all", folder=tmp_path)
     assert 0 < len([*tmp_path.glob("*/logs/**/*.done")]) <= JOBS
     records: dict[str, Path] = {one.parent.name: one for one in tmp_path.glob("*/records.jsonl")}
-    studies = {claim.study for claim in claims()}
+    studies = {claim.study for claim in CLAIMS}
     assert {*records} == studies
     assert all((tmp_path / name / "report.html").exists() for name in records)
     assert "claims: " in capsys.readouterr().out

@@ -1,17 +1,16 @@
 """clearhead reproduce: the papers' claims and the experiments that decide them, at a scale."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.metavars import Experiment, File
-from clearhead.ranges import Count
-from clearhead.reproduce.options import Changes
+from clearhead.experiments.configs import Base
+from clearhead.metavars import Experiment, File, Pattern, Source
+from clearhead.ranges import Count, Natural
 from clearhead.terminal import say, show, write
 
 if TYPE_CHECKING:
@@ -19,9 +18,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(Changes):
+class Command:
     """Claims or experiments, and their scale."""
 
+    seeds: tuple[Natural, ...] = ()
+    """Seeds, in place of the experiment's own."""
+    tokens: Count | None = None
+    """Tokens of every training, in place of the experiment's own."""
+    only: tuple[Pattern, ...] = ()
+    """Arms to run, by name or pattern, such as "sas*"; by default all of the experiment."""
+    questions: tuple[Pattern, ...] = ()
+    """Measurements of each model, by name or pattern, such as banking77; by default all of the
+    experiment. On a machine without network, leave out those that need the hub."""
+    base: Base = None
+    """The trained model to start from, a folder or a hub name, in place of the experiment's own."""
+    data: tuple[Source, ...] = ()
+    """Sources of the training text, in place of the experiment's own."""
+    test_data: tuple[Source, ...] = ()
+    """Sources of the evaluations' text, read whole, in place of the experiment's own text (or only
+    of its text from the hub, if it has some)."""
     names: Positional[tuple[Experiment, ...]] = ()
     """Claims (diff/table2), all claims of a family (diff), experiments (blocks), or all; --list
     prints them."""
@@ -61,7 +76,9 @@ def run(words: list[str]) -> int:
         return 0
     from clearhead.reproduce.requests import chosen
 
-    studies = chosen(command.names, command.scale, command.output, command)
+    changing = ("only", "questions", "seeds", "tokens", "base", "data", "test_data")
+    changes = {name: getattr(command, name) for name in changing}
+    studies = chosen(command.names, command.scale, command.output, **changes)
     if command.dry_run:
         for name, arms in studies.items():
             _print(name, arms, command.scale)
@@ -75,7 +92,7 @@ def _run(command: Command, studies: "Mapping[str, Sequence[Study]]") -> int:
     from clearhead.progress import Line
     from clearhead.reproduce import stages
 
-    stages.check_models(chain.from_iterable(studies.values()))
+    stages.check_models([one for arms in studies.values() for one in arms])
     failed, sources = 0, {}
     for name, arms in studies.items():
         output = arms[0].output
@@ -92,20 +109,19 @@ def _run(command: Command, studies: "Mapping[str, Sequence[Study]]") -> int:
 
 
 def _list(scale: str) -> None:
-    from clearhead.reproduce.claims import claims
+    from clearhead.reproduce.claims import CLAIMS
     from clearhead.reproduce.cost import cost
-    from clearhead.reproduce.experiments import EXPERIMENTS
-    from clearhead.reproduce.requests import arms_of, has_arms
+    from clearhead.reproduce.requests import EXPERIMENTS, arms_of, has_arms
 
-    def bill(study: str, patterns: Iterable[str] = ("*",)) -> str:
-        return f"at {scale} {cost(arms_of(study, scale, patterns)).in_words(scale)}"
-
-    for one in claims():
-        costs = bill(one.study, one.arms) if has_arms(one, scale) else f"not at {scale}"
-        write(f"{', '.join((one.name, *one.also))}: {one.says} [{one.study}, {costs}]")
+    for one in CLAIMS:
+        bill = f"not at {scale}"
+        if has_arms(one, scale):
+            bill = f"at {scale} {cost(arms_of(one.study, scale, one.arms), scale)}"
+        write(f"{', '.join((one.name, *one.also))}: {one.says} [{one.study}, {bill}]")
     for each in EXPERIMENTS.values():
-        costs = bill(each.name) if scale in each.scales else f"not at {scale}"
-        write(f"{each.name}: {each.question} {each.paper}; {', '.join(each.scales)}; {costs}")
+        arms = arms_of(each.name, scale)
+        bill = f"at {scale} {cost(arms, scale)}" if arms else f"not at {scale}"
+        write(f"{each.name}: {each.question} {each.paper}; {', '.join(each.scales)}; {bill}")
 
 
 def _publish_book(sources: dict[str, Path], output: Path) -> None:
@@ -123,9 +139,9 @@ def _print(name: str, arms: "Sequence[Study]", scale: str) -> None:
     """An experiment's cost, and a line an arm."""
     from clearhead.reproduce.cost import cost, parameters
 
-    write(f"{name}, in {arms[0].output}: {cost(arms).in_words(scale)}")
+    write(f"{name}, in {arms[0].output}: {cost(arms, scale)}")
     for one in arms:
-        parts = [f"{(one.parameters or parameters(one)) / 1e6:,.2f} M parameters"]
+        parts = [f"{parameters(one) / 1e6:,.2f} M parameters"]
         if one.tries:
             parts += [f"{one.train.tokens:,} tokens", f"rates {' '.join(map(str, one.tries))}"]
         parts += [f"seeds {' '.join(map(str, one.seeds))}", *sorted(one.questions)]

@@ -5,11 +5,10 @@ on the nearest text to be had. The other text, Languini's books, is not free: `b
 PG-19.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from clearhead.data import DataConfig
 from clearhead.experiments.configs import FinetuneJob
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.study import (
@@ -46,7 +45,6 @@ WIDTHS = {"tiny": (64, 128, 192), "small": (128, 256, 512)}
 NARROW = {"tiny": 102_400, "small": 2_048_000}  # tokens of the narrowest
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 BERT_RATES = (1e-3, 2e-3, 4e-3)
-BERT: dict[str, Any] = {"presets": ("bert",), "seeds": (0, 1, 2), "label": "encoders"}
 
 
 @experiment(PAPER, "Which parts of a block can go?", published=True)
@@ -75,10 +73,9 @@ def blocks(scale: str) -> Iterator[Study]:
 )
 def depth(scale: str) -> Iterator[Study]:
     """SAS-P against Pre-LN in deep models, and after three times the tokens of `blocks`."""
-    wide: dict[str, Any] = {"hidden_size": 256, "batch_size": 64, "compile": "blocks"}
     deep, rates, layers = {
         "tiny": (_small_table(24, 256_000, 64_000, width=64), 24, 6),
-        "small": (_table(72, 4_915_200, 2_048_000, **wide), 24, 6),
+        "small": (_table(72, 4_915_200, 2_048_000, **_wide(256)), 24, 6),
         "paper": (_published(72, "codeparrot-72"), 72, 18),
     }[scale]
     short = tables(scale)[layers]
@@ -94,8 +91,7 @@ def blocks_longer(scale: str) -> Iterator[Study]:
     if scale == "tiny":
         layers, table = 4, _small_table(4, 2_600_000, 400_000, width=64)
     else:
-        wide: dict[str, Any] = {"hidden_size": 384, "batch_size": 128, "compile": "blocks"}
-        layers, table = 12, _table(12, 250_000_000, 10_000_000, **wide)
+        layers, table = 12, _table(12, 250_000_000, 10_000_000, **_wide(384, 128))
         table = table.changed(data=(COSMOPEDIA,), limit=1_200_000_000)
     table = table.changed(label="ten tokens a parameter")
     yield table.arm("transformer", *PRE_LN[layers])
@@ -140,8 +136,7 @@ def blocks_scaling(scale: str) -> Iterator[Study]:
         if scale == "tiny":
             table = _small_table(6, tokens, tokens // 4, width=width)
         else:
-            wide = {"hidden_size": width, "batch_size": 64, "compile": "blocks"}
-            table = _table(6, tokens, tokens // 4, **wide)
+            table = _table(6, tokens, tokens // 4, **_wide(width))
         table = table.changed(label=f"{name}, {width}")
         yield table.arm("transformer", *PRE_LN[6])
         yield table.arm("sas-p", *SAS[6])  # the intervention
@@ -151,8 +146,8 @@ def blocks_scaling(scale: str) -> Iterator[Study]:
 def signal(scale: str) -> Iterator[Study]:
     """Similarity of two tokens after 24 layers with fresh weights."""
     table = _table(24, 1024, 0, hidden_size=256, batch_size=8)
-    asked = {"signal": diagnose(length=128, windows=4)}
-    table = table.changed(seeds=tuple(range(5)), label="signal", questions=asked)
+    questions = {"signal": diagnose(length=128, windows=4)}
+    table = table.changed(seeds=tuple(range(5)), label="signal", questions=questions)
     yield table.arm("transformer", attention_skip="none")
     for preset in ("transformer", "skipless", "sas", "sas-p"):  # the interventions
         yield table.arm(preset)
@@ -168,10 +163,10 @@ def ratios(scale: str) -> Iterator[Study]:
     `clearhead diagnose` measures β/α, which is of the weights alone: a little text will do.
     """
     layers, table = next(iter(tables(scale).items()))  # the least deep
-    asked = diagnose(length=128, windows=4)
+    questions = {"ratios": diagnose(length=128, windows=4)}
     for label, trained in (("ratios", True), ("ratios at the start", False)):
         pre_ln, sas = (PRE_LN[layers], SAS[layers]) if trained else ((), ())
-        one = table.changed(label=label, questions={"ratios": asked})
+        one = table.changed(label=label, questions=questions)
         yield one.arm("transformer", *pre_ln, **MATRICES)
         yield one.arm("sas", *sas, **MATRICES)  # the intervention
 
@@ -185,7 +180,7 @@ def encoders(scale: str) -> Iterator[Study]:
     GLUE, and but for `paper` Banking-77, since models of this size guess at GLUE. Every arm is
     fine-tuned at one rate. The baseline's rate at `paper` is arXiv 2212.14034's.
     """
-    table = {"tiny": _tiny_bert, "small": _small_bert, "paper": _paper_bert}[scale]()
+    table = ENCODERS[scale]
     baseline, simplified = ((1e-3,), (3e-3,)) if scale == "paper" else (BERT_RATES, BERT_RATES)
     yield table.arm("bert", *baseline)
     yield table.arm("bert-sas", *simplified)  # the interventions: neither skips nor values,
@@ -201,25 +196,19 @@ def tables(scale: str) -> dict[int, Study]:
     if scale == "tiny":
         return {6: _small_table(6, 307_200, 102_400, width=128)}
     if scale == "small":
-        wide: dict[str, Any] = {"hidden_size": 256, "batch_size": 64, "compile": "blocks"}
         return {
-            6: _table(6, 8_192_000, 4_096_000, **wide),
-            24: _table(24, 4_915_200, 2_048_000, **wide),
+            6: _table(6, 8_192_000, 4_096_000, **_wide(256)),
+            24: _table(24, 4_915_200, 2_048_000, **_wide(256)),
         }
     return {18: _published(18, "codeparrot"), 72: _published(72, "codeparrot-72")}
 
 
 def _table(layers: int, tokens: int, sweep_tokens: int, **others: Any) -> Study:
-    return Study(label=f"{layers} layers", sweep_tokens=sweep_tokens, **MEASURED).changed(
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        mlp="relu",
-        max_position_embeddings=128,
-        tokens=tokens,
-        sequence_length=128,
-        log_every=20,
-        **others,
-    )
+    # fmt: off
+    return Study(label=f"{layers} layers", **MEASURED).changed(
+        num_hidden_layers=layers, num_attention_heads=4, mlp="relu", max_position_embeddings=128,
+        tokens=tokens, sweep_tokens=sweep_tokens, sequence_length=128, log_every=20, **others)
+    # fmt: on
 
 
 def _small_table(layers: int, tokens: int, sweep_tokens: int, *, width: int) -> Study:
@@ -228,43 +217,33 @@ def _small_table(layers: int, tokens: int, sweep_tokens: int, *, width: int) -> 
     return _table(layers, tokens, sweep_tokens, **few)
 
 
+def _wide(width: int, windows: int = 64) -> dict[str, Any]:
+    return {"hidden_size": width, "batch_size": windows, "compile": "blocks"}
+
+
 def _published(layers: int, size: str) -> Study:
     return RUNS[size].study(presets=("transformer",), label=f"{layers} layers", **MEASURED)
 
 
-def _tiny_bert() -> Study:
-    return _short(
-        2_000_000,
-        "wikitext-2-raw-v1",
-        sweep_tokens=600_000,
-        questions={
-            **_tasks("rte", rate=1e-3),
-            **_tasks("banking77", rate=1e-3, epochs=2),  # 626 steps; five epochs take a core 8 min
-        },
-    )
-
-
-def _small_bert() -> Study:
-    return _short(
-        20_000_000,
-        "wikitext-103-raw-v1",
-        sweep_tokens=5_000_000,
-        questions=_tasks("rte", "mrpc", "cola", "qnli", "banking77", rate=1e-3),
-    )
-
-
-def _paper_bert() -> Study:
-    return RUNS["crammed"].study(**BERT, questions=_tasks(*GLUE, rate=1.5e-4))
-
-
-def _short(tokens: int, text: str, **others: Any) -> Study:
-    """The crammed recipe in steps of one batch."""
-    whole: dict[str, Any] = {"accumulation": 1, "ramp": 0.0, "compile": "none", "save_every": 0}
-    train = replace(RUNS["crammed"].config.train, tokens=tokens, **whole)
-    data = DataConfig(data=(f"hf:Salesforce/wikitext:{text}",))
-    return Study(**BERT, train=train, data=data, **others)
-
-
-def _tasks(*tasks: str, rate: float, epochs: int = 5) -> Mapping[str, FinetuneJob]:
+def _tasks(*tasks: str, rate: float = 1e-3, epochs: int = 5) -> dict[str, FinetuneJob]:
     train = FinetuneConfig(learning_rate=rate, epochs=epochs)
     return {task: FinetuneJob(model=TRAINED, task=task, train=train) for task in tasks}
+
+
+# fmt: off
+_BERT = RUNS["crammed"].study(presets=("bert",), seeds=(0, 1, 2), label="encoders")
+# The crammed recipe in steps of one batch.
+_SHORT = Study(presets=("bert",), label="encoders", train=_BERT.train).changed(
+    accumulation=1, ramp=0.0, compile="none", save_every=0)
+ENCODERS = {
+    "tiny": _SHORT.changed(
+        tokens=2_000_000, sweep_tokens=600_000, data=("hf:Salesforce/wikitext:wikitext-2-raw-v1",),
+        # 626 steps of Banking-77; five epochs take a core 8 min.
+        questions=_tasks("rte") | _tasks("banking77", epochs=2)),
+    "small": _SHORT.changed(
+        tokens=20_000_000, sweep_tokens=5_000_000,
+        data=("hf:Salesforce/wikitext:wikitext-103-raw-v1",),
+        questions=_tasks("rte", "mrpc", "cola", "qnli", "banking77")),
+    "paper": replace(_BERT, questions=_tasks(*GLUE, rate=1.5e-4)),
+}
+# fmt: on

@@ -10,10 +10,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from clearhead.records.runs import Records
 from clearhead.report import style
 from clearhead.report.narrative import enumerate_words
-from clearhead.report.statistics import LEVEL, Difference, Verdict
+from clearhead.report.statistics import Difference, Verdict
 from clearhead.reproduce.claims import Judged, Pooled, judged, threshold_over
 from clearhead.reproduce.contrasts import Claim, Contrast, Judgement, Outcome
-from clearhead.reproduce.cost import cost
+from clearhead.reproduce.cost import NOTHING, cost
 from clearhead.reproduce.requests import arms_of
 
 FAMILIES = {
@@ -26,7 +26,10 @@ FAMILIES = {
     "retrofit": "Repair of a trained model (ours)",
 }
 EDGE = "†"
-PLURAL = {Judgement.HOLDS: "hold", Judgement.DOES_NOT_HOLD: "do not hold"}
+VERBS = {
+    Judgement.HOLDS: ("holds", "hold"),
+    Judgement.DOES_NOT_HOLD: ("does not hold", "do not hold"),
+}
 _SPEED, _BESIDE = "change in tokens a second", "loss, beside other repairs"
 # Name, what is changed; words, claim and place there of the comparisons of its price and its gain.
 # fmt: off
@@ -76,41 +79,35 @@ def markdown(sources: Mapping[str, Records]) -> list[str]:
 
 def _worth(rows: Sequence[Judged], threshold: float) -> Iterator[Sequence[str]]:
     """The table of repairs, over the records that the claims were judged by."""
-    known = {claim.name: ones for claim, ones, _ in rows}
+    comparisons = {claim.name: ones for claim, ones, _ in rows}
     for name, changes, *places in REPAIRS:
-        costs, buys = (known[claim][place] for _, claim, place in places)
-        shown = [
+        costs, buys = (comparisons[claim][place] for _, claim, place in places)
+        cells = [
             f"{words}: {_difference(one.difference) or _uncounted([one])}"
             for (words, _, _), one in zip(places, (costs, buys), strict=True)
         ]
-        seen = "; ".join(f"{one.source}: {one.than.n} seeds" for one in buys.counted)
+        records = "; ".join(f"{one.source}: {one.theirs.n} seeds" for one in buys.counted)
         word = worth(costs.judgement(threshold), buys.judgement(threshold))
-        yield name, changes, *shown, seen or "no record that counts", word
+        yield name, changes, *cells, records or "no record that counts", word
 
 
 def worth(costs: Judgement, buys: Judgement) -> str:
     """The word for a gain at a price."""
-    if buys is not Judgement.HOLDS:
-        return {
-            Judgement.UNTESTED: "not tested",
-            Judgement.UNDECIDED: "not shown",
-            Judgement.DOES_NOT_HOLD: "no",
-        }[buys]
-    return {
-        Judgement.HOLDS: "worth it here",
-        Judgement.DOES_NOT_HOLD: "at a price",
-    }.get(costs, "gains; its price is open")
+    if buys is Judgement.HOLDS:
+        words = {Judgement.HOLDS: "worth it here", Judgement.DOES_NOT_HOLD: "at a price"}
+        return words.get(costs, "gains; its price is open")
+    words = {Judgement.UNTESTED: "not tested", Judgement.UNDECIDED: "not shown"}
+    return words.get(buys, "no")
 
 
 def _summary(judged: Judged, threshold: float) -> Sequence[str]:
     """The line of a claim, with the comparison of the smallest p-value of those that make the
     verdict what it is."""
     claim, ones, verdict = judged
-    measured = [one for one in ones if one.difference is not None]
     telling = _uncounted(ones)
-    if measured:
-        apt = [one for one in measured if one.judgement(threshold) is verdict] or measured
-        one = min(apt, key=_p_value)
+    if measured := [one for one in ones if one.difference is not None]:
+        deciding = [one for one in measured if one.judgement(threshold) is verdict] or measured
+        one = min(deciding, key=_p_value)
         parts = [f"{one.contrast.words}: {_difference(one.difference)}", *_remarks(one, threshold)]
         parts += [f"{len(one.counted)} records"] * (len(one.counted) > 1)
         telling = ", ".join(parts)
@@ -125,36 +122,36 @@ def _uncounted(ones: Iterable[Pooled]) -> str:
 
 
 def _p_value(one: Pooled) -> float:
-    """The p-value of a difference; what no p-value decides comes last."""
+    """The p-value of a difference; one that no p-value decides comes last."""
     p = None if one.difference is None else one.difference.p
     return 2.0 if p is None else p
 
 
 def _rows(ones: Sequence[Pooled], threshold: float) -> Iterator[Sequence[str]]:
     """A line for each comparison over all records, and below it one for each record."""
-    for one in ones:
-        verdict = ", ".join((str(one.judgement(threshold)), *_remarks(one, threshold)))
-        if len(one.outcomes) == 1 and one.counted:
-            yield one.contrast.words, *_numbers(one.outcomes[0]), verdict
+    for row in ones:
+        verdict = ", ".join((str(row.judgement(threshold)), *_remarks(row, threshold)))
+        if len(row.outcomes) == 1 and row.counted:
+            yield row.contrast.words, *_numbers(row.outcomes[0]), verdict
             continue
-        which = f"{len(one.counted)} of {len(one.outcomes)} records"
-        which += ", which differ" * _differ(one)
-        yield one.contrast.words, which, "", "", _difference(one.difference), verdict
-        for each in one.outcomes:
-            yield "", *_numbers(each), _of_one(each, one)
+        records = f"{len(row.counted)} of {len(row.outcomes)} records"
+        records += ", which differ" * row.records_differ
+        yield row.contrast.words, records, "", "", _difference(row.difference), verdict
+        for one in row.outcomes:
+            yield "", *_numbers(one), _note(one, row)
 
 
 def _numbers(one: Outcome) -> Sequence[str]:
     """The record, both numbers with their spread, marked where a better learning rate may be had,
     and the difference."""
     means = [
-        style.with_spread(over.mean, over.deviation or None) + f" {EDGE}" * at_edge
-        for over, at_edge in zip((one.arm, one.than), one.at_edge, strict=True)
+        style.with_spread(side.mean, side.deviation or None) + f" {EDGE}" * at_edge
+        for side, at_edge in zip((one.ours, one.theirs), one.at_edge, strict=True)
     ]
     return one.source, *means, _difference(one.difference)
 
 
-def _of_one(one: Outcome, row: Pooled) -> str:
+def _note(one: Outcome, row: Pooled) -> str:
     """Why a record does not count, or its p-value."""
     if one.missing:
         return f"not counted: {one.missing}"
@@ -166,23 +163,17 @@ def _of_one(one: Outcome, row: Pooled) -> str:
     return "" if p is None else f"p = {style.number(p, 2)}"
 
 
-def _remarks(one: Pooled, threshold: float) -> Iterator[str]:
+def _remarks(row: Pooled, threshold: float) -> Iterator[str]:
     """Remarks beside a verdict: the reason why it is open, its margin."""
-    if one.difference is not None and one.judgement(threshold) is Judgement.UNDECIDED:
-        reason = _untestable(one.contrast, one.difference)
-        if not reason:
-            open_ = one.difference.verdict is Verdict.UNDECIDED
-            half = one.difference.decidable
-            reason = f"±{style.number(half, 2)}" if open_ and half is not None else "alone"
-        yield reason
-    if one.contrast.margin and not one.contrast.counted:
-        yield f"margin {one.contrast.margin:g}"
-    if _differ(one):
-        yield f"records differ (p = {style.number(one.agreement or 0.0, 2)})"
-
-
-def _differ(one: Pooled) -> bool:
-    return one.agreement is not None and one.agreement <= LEVEL
+    difference, contrast = row.difference, row.contrast
+    if difference is not None and row.judgement(threshold) is Judgement.UNDECIDED:
+        open_ = difference.verdict is Verdict.UNDECIDED and difference.decidable is not None
+        half = f"±{style.number(difference.decidable or 0.0, 2)}" if open_ else "alone"
+        yield _untestable(contrast, difference) or half
+    if contrast.margin and not contrast.counted:
+        yield f"margin {contrast.margin:g}"
+    if row.records_differ:
+        yield f"records differ (p = {style.number(row.agreement or 0.0, 2)})"
 
 
 def _untestable(contrast: Contrast, difference: Difference) -> str:
@@ -202,15 +193,11 @@ def _context(claim: Claim, ones: Sequence[Pooled], verdict: Judgement) -> str:
     parts += ["Holds by construction"] * claim.by_construction
     if not any(one.outcomes for one in ones):
         parts.append(f"No record yet: `clearhead reproduce {claim.name}`")
-    elif verdict in (Judgement.UNDECIDED, Judgement.UNTESTED) and (bill := _bill_of(claim)):
-        parts.append(f"At `small`: `clearhead reproduce {claim.name} --scale small`, {bill}")
+    elif verdict in (Judgement.UNDECIDED, Judgement.UNTESTED):
+        bill = cost(arms_of(claim.study, "small", claim.arms), "small")
+        if bill != NOTHING:
+            parts.append(f"At `small`: `clearhead reproduce {claim.name} --scale small`, {bill}")
     return " ".join(f"{part}." for part in parts)
-
-
-def _bill_of(claim: Claim) -> str:
-    """The cost of the claim's arms at `small`, in words; empty where they train no model."""
-    found = cost(arms_of(claim.study, "small", claim.arms))
-    return found.in_words("small") if found.runs else ""
 
 
 def _difference(difference: Difference | None) -> str:
@@ -226,9 +213,7 @@ def _counted(rows: Sequence[Judged]) -> str:
     """Numbers of claims by verdict."""
     parts = []
     for verdict in Judgement:
-        n = sum(one is verdict for _, _, one in rows)
-        words = f"{'is' if n == 1 else 'are'} {verdict}"
-        if verdict in PLURAL:
-            words = str(verdict) if n == 1 else PLURAL[verdict]
-        parts += [f"{n} {words}"] * bool(n)
+        if n := sum(one is verdict for _, _, one in rows):
+            one, several = VERBS.get(verdict, (f"is {verdict}", f"are {verdict}"))
+            parts.append(f"{n} {one if n == 1 else several}")
     return f"Of {len(rows)} claims {enumerate_words(parts)}."

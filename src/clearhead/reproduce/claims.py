@@ -15,14 +15,19 @@ from typing import TYPE_CHECKING
 from clearhead.records.frame import frame
 from clearhead.records.runs import Records
 from clearhead.report.costs import add_costs
-from clearhead.report.statistics import Difference
+from clearhead.report.statistics import LEVEL, Difference
 from clearhead.report.verdicts import threshold_of
 from clearhead.reproduce.claimed import blocks, coca, differential, ours, softmax1
-from clearhead.reproduce.contrasts import Claim, Contrast, Judgement, Outcome, judgement_of
+from clearhead.reproduce.contrasts import Claim, Contrast, Judgement, Outcome, judge
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+CLAIMS: tuple[Claim, ...] = (
+    *(*differential.CLAIMS, *coca.CLAIMS, *blocks.CLAIMS),
+    *(*softmax1.CLAIMS, *ours.CLAIMS),
+)
+"""All claims, in the order of the book."""
 _Z = 1.959963984540054
 
 
@@ -44,18 +49,15 @@ class Pooled:
     agreement: float | None = None
 
     @property
-    def tested(self) -> bool:
-        """True where the p-value makes a verdict, so that it counts among those of the book."""
-        return self.difference is not None and not self.contrast.counted
+    def records_differ(self) -> bool:
+        return self.agreement is not None and self.agreement <= LEVEL
 
     def judgement(self, threshold: float) -> Judgement:
         """The verdict, where `threshold` is the largest p that holds among all of the book."""
-        if self.difference is None:
-            return Judgement.UNTESTED
-        if self.contrast.counted:
+        if self.contrast.counted and self.counted:  # no chance in it: all records must agree
             verdicts = {one.judgement(threshold) for one in self.counted}
             return verdicts.pop() if len(verdicts) == 1 else Judgement.DOES_NOT_HOLD
-        return judgement_of(self.contrast, self.difference, threshold)
+        return judge(self.contrast, self.difference, threshold)
 
 
 def pool(contrast: Contrast, outcomes: Sequence[Outcome]) -> Pooled:
@@ -65,9 +67,9 @@ def pool(contrast: Contrast, outcomes: Sequence[Outcome]) -> Pooled:
     that all agree, count only where no other has one. Runs that two records share count once.
     """
     applying = [one for one in outcomes if one.applies]
-    testing = [one for one in applying if one.tested] or applying
+    tested = [one for one in applying if one.difference.p is not None and not contrast.counted]
     counted: list[Outcome] = []
-    for one in sorted(testing, key=lambda one: -one.weight):
+    for one in sorted(tested or applying, key=lambda one: -one.weight):
         if not any(one.repeats(other) for other in counted):
             counted.append(one)
     difference, agreement = counted[0].difference if counted else None, None
@@ -117,24 +119,17 @@ def _pooled(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, floa
 Judged = tuple[Claim, tuple[Pooled, ...], Judgement]
 
 
-def claims() -> tuple[Claim, ...]:
-    """All claims, in the order of the book."""
-    files = (differential, coca, blocks, softmax1, ours)
-    return tuple(claim for one in files for claim in one.CLAIMS)
-
-
 def evidence(sources: Mapping[str, Records]) -> "DataFrame":
     """The numbers of records, with what each scheme adds to the perplexity."""
-    for records in sources.values():
-        for run in records.runs:
-            add_costs(run)
+    for run in (run for records in sources.values() for run in records.runs):
+        add_costs(run)
     return frame(sources)
 
 
 def threshold_over(rows: Iterable[Sequence[Pooled]]) -> float:
     """The largest p that holds among all comparisons of all claims that chance can decide."""
-    tested = (one.difference for ones in rows for one in ones if one.tested)
-    return threshold_of(one for one in tested if one is not None)
+    tested = (one for ones in rows for one in ones if not one.contrast.counted)
+    return threshold_of(one.difference for one in tested if one.difference is not None)
 
 
 def judged(sources: Mapping[str, Records]) -> list[Judged]:
@@ -145,13 +140,11 @@ def judged(sources: Mapping[str, Records]) -> list[Judged]:
     untested where no record counts for any of them.
     """
     numbers = evidence(sources)
-    rows = [
-        tuple(pool(one, [*one.outcomes(numbers)]) for one in claim.contrasts) for claim in claims()
-    ]
+    rows = [tuple(pool(x, [*x.outcomes(numbers)]) for x in claim.contrasts) for claim in CLAIMS]
     threshold = threshold_over(rows)
     return [
         (claim, ones, verdict_of([one.judgement(threshold) for one in ones]))
-        for claim, ones in zip(claims(), rows, strict=True)
+        for claim, ones in zip(CLAIMS, rows, strict=True)
     ]
 
 

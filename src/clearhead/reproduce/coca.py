@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any
 
 from clearhead.data import DataConfig
-from clearhead.eval.options import NeedlesOptions, PasskeyOptions, PerplexityOptions
-from clearhead.experiments.sweep_configs import EvaluateSettings, PlanConfig
+from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.study import BOOKS, Question, Study, diagnose, evaluate, experiment
+from clearhead.reproduce.study import BOOKS, Study, diagnose, evaluate, experiment
 
 PAPER = "arXiv 2309.08646"
 HELD_OUT: dict[str, Any] = {"data": DataConfig(data=(f"{BOOKS}#test",)), "split": "all"}
@@ -29,11 +28,9 @@ OTHERS = (
 # (docs/log.md). Forget gates have the rate of their rival.
 TUNED = {"transformer": (3e-3,), "alibi": (3e-3,), "forget": (3e-3,)}
 RATES = {"tiny": (1.5e-3,), "small": (1.5e-3, 3e-3, 6e-3), "paper": (1e-4,)}
-# Attention is learnt sooner from matrices that keep the size of what they read: 192 ** -0.5.
-SHORT = {"max_position_embeddings": 128, "initializer_range": 0.07}
-DEPTHS = (0.0, 0.5, 1.0)
 # Within windows of 512 the key's distance varies, and so does the document's length.
 VARIED = "synthetic:passkey:landmark=1,characters=2000,documents=100000"
+DEPTHS = (0.0, 0.5, 1.0)
 LONG: dict[str, Any] = {"lengths": (512, 1024, 2048, 4096, 8192), "batch_tokens": 131_072}
 READ: dict[str, Any] = {"lengths": (128, 256, 512, 1024, 2048), "batch_tokens": 131_072}
 ORDER = partial(diagnose, windows=16)  # scores by distance, of keys near a query
@@ -51,7 +48,7 @@ TEXTS = {"tiny": (4096, 8192, 16_384), "small": (8192, 16_384, 32_768)}
 )
 def long_context(scale: str) -> Iterator[Study]:
     """Positions and maps, read up to 16 times (`paper`: 64 times) as long as they were trained."""
-    table = {"tiny": _tiny, "small": _small, "paper": _paper}[scale]()
+    table = TABLES[scale]
     for preset in (
         "transformer",
         "alibi",  # the interventions: how attention tells order, and how many maps it has
@@ -89,86 +86,57 @@ def memory(scale: str) -> Iterator[Study]:
             yield table.arm(preset)
 
 
-def _tiny() -> Study:
-    questions: dict[str, Question] = {"scaled": _scaled(**READ), "order": ORDER(length=128)}
-    return Study(label="long context", questions=questions).changed(
-        **SHORT,
-        tokens=1_500_000,
-        sequence_length=128,
-        batch_size=8,
-        document_masks=True,
-        log_every=20,
-        data=("python-stdlib", f"{PASSKEY}@0.5"),
-        vocabulary=1024,
-    )
-
-
-def _small() -> Study:
-    passkeys = evaluate(
-        tasks=("passkey",),
-        passkey=PasskeyOptions(wording="landmark", trials=100),
-        rope_scaling=SCALED["rope_scaling"],
-        factors=("4",),
-        **LONG,
-    )
-    retrieval = evaluate(
-        tasks=("hits", "recall", "needles", "allocation"),
-        needles=NeedlesOptions(grid=("1x1", "4x2"), depths=DEPTHS),
-        **LONG,
-        **HELD_OUT,
-    )
-    return _tiny().changed(
-        num_hidden_layers=6,
-        hidden_size=384,
-        num_attention_heads=6,
-        max_position_embeddings=512,
-        initializer_range=384**-0.5,
-        tokens=41_000_000,
-        sequence_length=512,
-        batch_size=32,
-        sweep_tokens=8_000_000,
-        data=(BOOKS, f"{VARIED}@0.3", *OTHERS),
-        limit=100_000_000,
-        questions={
-            "scaled": replace(_scaled(**LONG, **HELD_OUT), tasks=("perplexity",)),
-            "passkeys": passkeys,
-            "retrieval": retrieval,
-            "order": ORDER(length=512),
-        },
-    )
-
-
-def _paper() -> Study:
-    # PG-19 by strides of 512, and 100 passkeys a length, 20 at each of five depths.
-    text = evaluate(
-        tasks=("perplexity", "passkey"),
-        lengths=(512, 1024, 2048, 4096, 8192, 16_384, 32_768),
-        tokens=3_276_800,
-        perplexity=PerplexityOptions(stride=512),
-        **SCALED,
-        **HELD_OUT,
-    )
-    questions: dict[str, Question] = {"text": text, "order": ORDER(length=512)}
-    shared: dict[str, Any] = {"presets": ("transformer",), "label": "long context"}
-    return RUNS["coca-350m"].study(questions=questions, **shared)
-
-
 def _scaled(**options: Any) -> Any:
     """Perplexity and passkeys under scalings of the rotary frequencies."""
     return evaluate(
-        tasks=("perplexity", "passkey"),
+        **{"tasks": ("perplexity", "passkey"), **SCALED, **options},
         tokens=24_576,
-        perplexity=PerplexityOptions(document_tokens=4096),
-        passkey=PasskeyOptions(wording="landmark", trials=10, depths=DEPTHS),
-        **SCALED,
-        **options,
+        perplexity={"document_tokens": 4096},
+        passkey={"wording": "landmark", "trials": 10, "depths": DEPTHS},
     )
 
 
 def _unscaled(table: Study) -> Study:
-    questions = {
-        name: replace(question, rope_scaling=("none",), factors=())
-        for name, question in table.questions.items()
-        if isinstance(question, EvaluateSettings)
-    }
-    return replace(table, questions=questions)
+    questions: dict[str, Any] = {**table.questions}
+    del questions["order"]
+    return replace(
+        table,
+        questions={
+            name: replace(question, rope_scaling=("none",), factors=())
+            for name, question in questions.items()
+        },
+    )
+
+
+# fmt: off
+_TINY = Study(label="long context").changed(
+    # Attention is learnt sooner from matrices that keep the size of what they read: 192 ** -0.5.
+    max_position_embeddings=128, initializer_range=0.07,
+    tokens=1_500_000, sequence_length=128, batch_size=8, document_masks=True, log_every=20,
+    data=("python-stdlib", f"{PASSKEY}@0.5"), vocabulary=1024,
+    questions={"scaled": _scaled(**READ), "order": ORDER(length=128)})
+TABLES = {
+    "tiny": _TINY,
+    "small": _TINY.changed(
+        num_hidden_layers=6, hidden_size=384, num_attention_heads=6, max_position_embeddings=512,
+        initializer_range=384**-0.5,
+        tokens=41_000_000, sequence_length=512, batch_size=32, sweep_tokens=8_000_000,
+        data=(BOOKS, f"{VARIED}@0.3", *OTHERS), limit=100_000_000,
+        questions={
+            "scaled": _scaled(tasks=("perplexity",), **LONG, **HELD_OUT),
+            "passkeys": evaluate(
+                tasks=("passkey",), passkey={"wording": "landmark", "trials": 100},
+                rope_scaling=SCALED["rope_scaling"], factors=("4",), **LONG),
+            "retrieval": evaluate(
+                tasks=("hits", "recall", "needles", "allocation"),
+                needles={"grid": ("1x1", "4x2"), "depths": DEPTHS}, **LONG, **HELD_OUT),
+            "order": ORDER(length=512)}),
+    "paper": RUNS["coca-350m"].study(presets=("transformer",), label="long context", questions={
+        # PG-19 by strides of 512, and 100 passkeys a length, 20 at each of five depths.
+        "text": evaluate(
+            tasks=("perplexity", "passkey"), tokens=3_276_800,
+            lengths=(512, 1024, 2048, 4096, 8192, 16_384, 32_768),
+            perplexity={"stride": 512}, **SCALED, **HELD_OUT),
+        "order": ORDER(length=512)}),
+}
+# fmt: on

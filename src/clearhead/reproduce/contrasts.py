@@ -1,4 +1,4 @@
-"""Comparisons that claims make of the numbers of two arms."""
+"""Claims as comparisons of the numbers of two arms, and what each record says on them."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 from clearhead.report.pivots import Found, by_seed, difference_of
 from clearhead.report.statistics import LEVEL, Difference, Summary, Verdict, summarize
 from clearhead.report.verdicts import holds
-from clearhead.reproduce.readings import Patterns, Place, Reading, Side, mean, shared
+from clearhead.reproduce.readings import Patterns, Place, Reading, Side, mean, measures
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-ALL = "*"  # arms
 OF_RATE = ("kurtosis", "kurtosis_rotated", "largest_activation")
 """Measures that grow with the learning rate, whatever the architecture."""
 
@@ -33,11 +32,7 @@ class Judgement(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """A number that must be reached; below it a record decides nothing.
-
-    Attributes:
-        why: what is missing where it is not.
-    """
+    """A number that must be reached; below it a record decides nothing, for the reason `why`."""
 
     reading: Reading
     least: float
@@ -57,7 +52,7 @@ class Contrast:
         relative: both are divided by the mean of theirs; `margin` is then a share of it.
         counted: both numbers are counted and the same in every run, so that no spread is needed.
         blocked: both are means over the arms of a factorial, compared within each seed.
-        gates: what a record must show to be counted, beside what is asked of all: of a loss or
+        gates: conditions of a record to be counted, beside those of all records: of a loss or
             perplexity that both have learnt, of an outlier that both were trained at one rate.
         own_rates: the two optimizers take rates of different size, so that each has its own.
     """
@@ -81,54 +76,55 @@ class Contrast:
     @property
     def arms(self) -> set[str]:
         """Patterns of all arms that it reads."""
-        readings = (self.ours, self.theirs, *(one.reading for one in self.gates))
+        readings = (self.ours, self.theirs, *(gate.reading for gate in self.gates))
         return {name for one in readings for part in one.parts for name in part.arm}
 
     def outcomes(self, frame: "DataFrame") -> "Iterator[Outcome]":
         """The difference in each source and under each label where both arms have a number."""
-        mine, theirs = (one.sides(frame) for one in (self.ours, self.theirs))
-        gates = [(one, one.reading.sides(frame)) for one in self.gates]
+        ours, theirs = self.ours.sides(frame), self.theirs.sides(frame)
+        gates = [(gate, gate.reading.sides(frame)) for gate in self.gates]
         within = [
-            one.within.sides(frame) for one in (self.ours, self.theirs) if one.within is not None
+            {} if one.within is None else one.within.sides(frame)
+            for one in (self.ours, self.theirs)
         ]
-        for place in mine:
-            there: Place | None = place
-            if self.theirs.label != self.ours.label:
-                there = next((one for one in theirs if one[0] == place[0]), None)
-            if there not in theirs:
+        same = self.theirs.label == self.ours.label
+        for place in ours:
+            other = place if same else next((one for one in theirs if one[0] == place[0]), None)
+            if other is None or other not in theirs:
                 continue
-            missing = [gate.why for gate, sides in gates if not _passes(gate, sides, place, there)]
-            learnt = zip(within, (place, there), strict=False)
-            if not all(_has_learnt(sides[at]) for sides, at in learnt if at in sides):
-                missing.append("a perplexity is not below √vocabulary")
-            outcome = self._outcome(place, mine[place], theirs[there], missing)
+            missing = [why for gate in gates if (why := _unmet(*gate, place, other))]
+            if not all(
+                sides[at].has_learnt
+                for sides, at in zip(within, (place, other), strict=True)
+                if at in sides
+            ):
+                missing.append("a model had hardly learnt")
+            outcome = self._outcome(place, ours[place], theirs[other], missing)
             if outcome is not None:
                 yield outcome
 
     def _outcome(
-        self, place: Place, ours: Side, than: Side, missing: list[str]
+        self, place: Place, ours: Side, theirs: Side, missing: list[str]
     ) -> "Outcome | None":
-        places = shared((ours, than), self._apart)
-        sides = [one.by_seed(places, self._apart) for one in (ours, than)]
-        test = partial(_test, self, sides[0], sides[1])
+        mine, other = measures(ours, theirs, apart=self._apart)
+        test = partial(_test, self, mine, other)
         difference = test(self.bound)
         if difference is None:
             return None
-        scale = 1 / fmean(by_seed(sides[1])) if self.relative else 1.0
-        means = [summarize(by_seed(side, scale)) for side in sides]
-        rates = {one.learning_rate for one in (*ours.rows, *than.rows)}
-        rates = {one for one in rates if not math.isnan(one)}  # of models trained here
+        rates = {row.learning_rate for row in (*ours.rows, *theirs.rows)}
+        rates = {rate for rate in rates if not math.isnan(rate)}  # of models trained here
         if self.ours.metric in OF_RATE and not self.own_rates and len(rates) > 1:
             missing.append(f"the rates differ ({', '.join(f'{one:g}' for one in sorted(rates))})")
+        scale = 1 / fmean(by_seed(other)) if self.relative else 1.0
         return Outcome(
             contrast=self,
             source=", ".join(filter(None, place)),
-            arm=cast("Summary", means[0]),
-            than=cast("Summary", means[1]),
+            ours=cast("Summary", summarize(by_seed(mine, scale))),
+            theirs=cast("Summary", summarize(by_seed(other, scale))),
             difference=difference,
             test=test,
             missing=next(iter(missing), ""),
-            at_edge=tuple(any(row.at_edge for row in one.all) for one in (ours, than)),
+            at_edge=tuple(any(row.at_edge for row in side.all) for side in (ours, theirs)),
         )
 
     @property
@@ -140,38 +136,27 @@ class Contrast:
         return {"map", *names, *(() if self.ours.times is None else ("length",))}
 
 
-def _test(contrast: Contrast, mine: Found, theirs: Found, against: float) -> Difference | None:
+def _test(contrast: Contrast, ours: Found, theirs: Found, against: float) -> Difference | None:
     """The difference; of a blocked contrast its mean within a seed: compositions of one seed share
     its data and much of its luck."""
     from scipy.stats import ttest_1samp
 
-    found = difference_of(mine, theirs, against=against, relative=contrast.relative)
-    apart = [mean(mine[seed]) - mean(theirs[seed]) for seed in mine if seed in theirs]
-    if not contrast.blocked or found is None or len(apart) < 2 or max(apart) == min(apart):
-        return found
+    difference = difference_of(ours, theirs, against=against, relative=contrast.relative)
+    apart = [mean(ours[seed]) - mean(theirs[seed]) for seed in ours if seed in theirs]
+    if not contrast.blocked or difference is None or len(apart) < 2 or max(apart) == min(apart):
+        return difference
     test = ttest_1samp(apart, against)
     ends = test.confidence_interval(1 - LEVEL)
     interval = float(ends.low), float(ends.high)
-    return replace(found, mean=fmean(apart), interval=interval, p=float(test.pvalue))
+    return replace(difference, mean=fmean(apart), interval=interval, p=float(test.pvalue))
 
 
-def _has_learnt(side: Side) -> bool:
-    """True if the mean perplexity is below √vocabulary, or is not known."""
-    level = side.level
-    sizes = [one.vocabulary for one in side.rows if not math.isnan(one.vocabulary)]
-    if level is None or not sizes:
-        return True
-    if side.rows[0].measure.metric.endswith("loss"):
-        level = math.exp(level)
-    return level < math.sqrt(min(sizes))
-
-
-def _passes(gate: Gate, sides: "Mapping[Place, Side]", *places: Place) -> bool:
-    """True if the mean under the first of these labels that the gate reads is high enough."""
-    fitting = (one for one in places if fnmatchcase(one[1], gate.reading.label))
+def _unmet(gate: Gate, sides: "Mapping[Place, Side]", *places: Place) -> str:
+    """Why a gate is closed: the mean under the first of these labels that it reads is too low."""
+    fitting = (place for place in places if fnmatchcase(place[1], gate.reading.label))
     side = sides.get(next(fitting, places[0]))
     level = None if side is None else side.level
-    return level is not None and level >= gate.least
+    return "" if level is not None and level >= gate.least else gate.why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,8 +172,8 @@ class Outcome:
 
     contrast: Contrast
     source: str
-    arm: Summary
-    than: Summary
+    ours: Summary
+    theirs: Summary
     difference: Difference
     test: Callable[[float], Difference | None]
     missing: str = ""
@@ -200,14 +185,9 @@ class Outcome:
         return not self.missing
 
     @property
-    def tested(self) -> bool:
-        """True where it has a p-value that counts."""
-        return self.applies and not self.contrast.counted and self.difference.p is not None
-
-    @property
     def weight(self) -> float:
         """The number of runs that a balanced comparison of this precision has on each side."""
-        return 2 / (1 / self.arm.n + 1 / self.than.n)
+        return 2 / (1 / self.ours.n + 1 / self.theirs.n)
 
     def repeats(self, other: "Outcome") -> bool:
         """True if a side of it has no number that the other record has not."""
@@ -216,13 +196,13 @@ class Outcome:
 
     def judgement(self, threshold: float) -> Judgement:
         """The verdict by itself, where `threshold` is the largest p that holds in the book."""
-        if not self.applies:
-            return Judgement.UNTESTED
-        return judgement_of(self.contrast, self.difference, threshold)
+        return judge(self.contrast, self.difference if self.applies else None, threshold)
 
 
-def judgement_of(contrast: Contrast, difference: Difference, threshold: float) -> Judgement:
-    """The verdict of a difference on what a contrast claims."""
+def judge(contrast: Contrast, difference: Difference | None, threshold: float) -> Judgement:
+    """The verdict of a difference on what a contrast claims; untested without one."""
+    if difference is None:
+        return Judgement.UNTESTED
     higher = difference.verdict is Verdict.HIGHER
     if contrast.counted:
         if difference.mean == difference.against:
@@ -262,13 +242,14 @@ class Claim:
         return self.name.partition("/")[0]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which it is asked for; `all` are all claims."""
+        return (self.name, *self.also, self.family, "all")
+
+    @property
     def arms(self) -> set[str]:
         """Patterns of the arms that its experiment runs for it."""
-        return trained_arms(name for one in self.contrasts for name in one.arms) or {ALL}
-
-    def outcomes(self, frame: "DataFrame") -> list[Outcome]:
-        """Outcomes of the contrasts in each source; those without numbers are left out."""
-        return [one for each in self.contrasts for one in each.outcomes(frame)]
+        return trained_arms(name for one in self.contrasts for name in one.arms)
 
 
 def trained_arms(patterns: Iterable[str]) -> set[str]:

@@ -9,36 +9,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from clearhead.data import BANKING
-from clearhead.eval.options import (
-    AllocationOptions,
-    HallucinationOptions,
-    HarnessOptions,
-    NeedlesOptions,
-    ShotsOptions,
-)
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.study import (
-    COSMOPEDIA,
-    Question,
-    Study,
-    diagnose,
-    evaluate,
-    experiment,
-    quantize,
-)
+from clearhead.reproduce.study import COSMOPEDIA, Study, diagnose, evaluate, experiment, quantize
 
 PAPER = "arXiv 2410.05258"
 
+# fmt: off
 SHAPES: Mapping[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 16},
-    "small": {
-        "hidden_size": 768,
-        "intermediate_size": 1728,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 16,
-        "head_dim": 64,
-    },
+    "small": {"hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 16,
+        "head_dim": 64, "intermediate_size": 1728},
 }
+# fmt: on
 TOKENS = {"tiny": 1_000_000, "small": 50_000_000}
 SWEEPS = {"tiny": 200_000, "small": 8_000_000}
 LENGTHS = {"tiny": 128, "small": 512, "paper": 2048}
@@ -49,7 +31,6 @@ NEEDLES = "synthetic:needle:needles={needles},queries=2,characters={characters},
 HARNESS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
 # Left out at `tiny`: OpenBookQA states no licence, and some of PIQA's answers exceed the window.
 LEFT_OUT = ("openbookqa", "piqa")
-FEW = {"tiny": (200, 30)}  # questions of each task, texts to classify
 DOCUMENTS = ("hf:EdinburghNLP/xsum#test",)
 WIDTHS = {"tiny": (64, 128, 192), "small": (256, 512, 1024)}
 ROUNDS, STEPS = 6, 24  # of short runs that are timed
@@ -90,8 +71,8 @@ def differential_ablations(scale: str) -> Iterator[Study]:
 def abilities(scale: str) -> Iterator[Study]:
     """V1 against one map: lm-eval's tasks, many-shot classification, summaries.
 
-    Models of `tiny` and `small` guess. Questions come from the hub, and so do documents where
-    `--test-data` gives none. `tiny` is asked the first questions of five of the seven tasks.
+    Models of `tiny` and `small` guess. Questions and documents come from the hub. `tiny` reads
+    the first questions of five of the seven tasks.
     """
     length = 4096 if scale == "paper" else LENGTHS[scale]
     table = _table(scale, "abilities", _abilities(scale, length), published="diff-3b")
@@ -123,76 +104,68 @@ def speed(scale: str) -> Iterator[Study]:
     meets all arms alike.
     """
     rows, length = {"tiny": (4, 256), "small": (16, 2048)}[scale]
+    # fmt: off
     table = Study(label="speed", size=scale, seeds=tuple(range(ROUNDS))).changed(
-        **TIMED[scale],
-        max_position_embeddings=length,
+        **TIMED[scale], max_position_embeddings=length,
         lengths=(),  # models of so few steps say nothing about quality
-        tokens=STEPS * rows * length,
-        sequence_length=length,
-        batch_size=rows,
-        compile="none" if scale == "tiny" else "blocks",
-        log_every=4,
-    )
+        tokens=STEPS * rows * length, sequence_length=length, batch_size=rows,
+        compile="none" if scale == "tiny" else "blocks", log_every=4)
+    # fmt: on
     yield table.arm("transformer", 1e-3)
     for preset in ("differential", "differential-v2", "sas", "sas-p", "clearhead"):
         yield table.arm(preset, 1e-3)  # the intervention
 
 
-def _retrieval(scale: str) -> Mapping[str, Question]:
-    asked = evaluate(
-        tasks=("perplexity", "needles", "allocation"),
-        lengths=(LENGTHS[scale], 2 * LENGTHS[scale]),
-        tokens=16_384,
-        needles=NeedlesOptions(grid=("1x1", "2x2", "6x2"), depths=(0.0, 0.5, 1.0)),
-        allocation=AllocationOptions(depths=(0.0, 0.5, 1.0)),
-    )
+def _retrieval(scale: str) -> Mapping[str, Any]:
+    length, depths = LENGTHS[scale], {"depths": (0.0, 0.5, 1.0)}
     schemes = tuple(f"logits{bits}-tensor" for bits in (8, 6, 4))
-    bits = quantize(scheme=schemes, length=LENGTHS[scale], tokens=16_384)
-    # Table 5 has the largest logits too, which training does not measure.
-    logits = diagnose(length=LENGTHS[scale])
-    return {"retrieval": asked, "bits": bits, "logits": logits}
+    return {
+        "retrieval": evaluate(
+            tasks=("perplexity", "needles", "allocation"),
+            lengths=(length, 2 * length),
+            tokens=16_384,
+            needles={"grid": ("1x1", "2x2", "6x2"), **depths},
+            allocation=depths,
+        ),
+        "bits": quantize(scheme=schemes, length=length, tokens=16_384),
+        # Table 5 has the largest logits too, which training does not measure.
+        "logits": diagnose(length=length),
+    }
 
 
-def _abilities(scale: str, length: int) -> Mapping[str, Question]:
-    questions, queries = FEW.get(scale, (None, ShotsOptions.queries))
+def _abilities(scale: str, length: int) -> Mapping[str, Any]:
+    # Questions of each task, and texts to classify.
+    questions, queries = {"tiny": (200, {"queries": 30})}.get(scale, (None, {}))
     tasks = tuple(one for one in HARNESS if scale != "tiny" or one not in LEFT_OUT)
-    answers = evaluate(
-        tasks=(*tasks, "shots"),
-        # No demonstration fits the window of `tiny` beside a text and the longest label.
-        lengths=(2 * length if scale == "tiny" else length,),
-        lm_eval=HarnessOptions(limit=questions),
-        shots=ShotsOptions(data=f"{BANKING}#train", test=f"{BANKING}#test", queries=queries),
-    )
-    documents = evaluate(
-        tasks=("hallucination",),
-        lengths=(length,),
-        hallucination=HallucinationOptions(files=DOCUMENTS, summary_tokens=length // 4),
-    )
-    return {"answers": answers, "documents": documents}
+    return {
+        "answers": evaluate(
+            tasks=(*tasks, "shots"),
+            # No demonstration fits the window of `tiny` beside a text and the longest label.
+            lengths=(2 * length if scale == "tiny" else length,),
+            lm_eval={"limit": questions},
+            shots={"data": f"{BANKING}#train", "test": f"{BANKING}#test", **queries},
+        ),
+        "documents": evaluate(
+            tasks=("hallucination",),
+            lengths=(length,),
+            hallucination={"files": DOCUMENTS, "summary_tokens": length // 4},
+        ),
+    }
 
 
 def _table(
-    scale: str, label: str, questions: Mapping[str, Question], published: str = "diff-1.4b"
+    scale: str, label: str, questions: Mapping[str, Any], published: str = "diff-1.4b"
 ) -> Study:
     if scale == "paper":
-        shared: dict[str, Any] = {"presets": ("transformer",), "label": label}
-        return RUNS[published].study(questions=questions, **shared)
-    length = LENGTHS[scale]
-    needles = NEEDLES.format(needles=2 if scale == "tiny" else 6, characters=length * 5 // 2)
-    text = "python-stdlib" if scale == "tiny" else COSMOPEDIA
-    tiny = scale == "tiny"
-    return Study(label=label, questions=questions).changed(
-        **SHAPES[scale],
-        size="tiny" if tiny else "small",
-        max_position_embeddings=length,
-        lengths=(1, 2, 4),
-        tokens=TOKENS[scale],
-        sweep_tokens=SWEEPS[scale],
-        sequence_length=length,
-        batch_size=8 if tiny else 32,
-        document_masks=True,
-        compile="none" if tiny else "blocks",
-        log_every=20,
-        data=(text, f"{needles}@{0.5 if tiny else 0.3}"),
-        vocabulary=1024 if tiny else 16_384,
-    )
+        return RUNS[published].study(presets=("transformer",), label=label, questions=questions)
+    length, tiny = LENGTHS[scale], scale == "tiny"
+    needles = NEEDLES.format(needles=2 if tiny else 6, characters=length * 5 // 2)
+    # fmt: off
+    return Study(label=label, size=scale, questions=questions).changed(
+        **SHAPES[scale], max_position_embeddings=length, lengths=(1, 2, 4),
+        tokens=TOKENS[scale], sweep_tokens=SWEEPS[scale],
+        sequence_length=length, batch_size=8 if tiny else 32, document_masks=True,
+        compile="none" if tiny else "blocks", log_every=20,
+        data=("python-stdlib", f"{needles}@0.5") if tiny else (COSMOPEDIA, f"{needles}@0.3"),
+        vocabulary=1024 if tiny else 16_384)
+    # fmt: on

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.data import DataConfig
-from clearhead.eval.options import PasskeyOptions
 from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.reproduce.study import (
     BOOKS,
     TEXT,
     TRAINED,
     WHOLE,
-    Question,
     Study,
     diagnose,
     evaluate,
@@ -119,12 +117,11 @@ def composition(scale: str) -> Iterator[Study]:
 def retrofit(scale: str) -> Iterator[Study]:
     """Controls and repairs of SmolLM2-135M, untrained and trained, on the same tokens in the same
     order; the controls say what a repair adds to more training."""
-    table = {"tiny": _retrofit_tiny, "small": _retrofit_small}[scale]()
     for name, rates, changes in ARMS:  # the interventions
         settings = {"preset": "transformer", **changes}
         conversion = {key: settings.pop(key) for key in CONVERSION & settings.keys()}
         preset = settings.pop("preset")
-        one = replace(table.arm(preset, *rates.get(scale, ()), **settings), called=name)
+        one = replace(RETROFIT[scale].arm(preset, *rates.get(scale, ()), **settings), called=name)
         if conversion:
             by = ConvertConfig(model=TRAINED, output=Path(), windows=4, **conversion)
             one = replace(one, conversion=by)
@@ -133,74 +130,51 @@ def retrofit(scale: str) -> Iterator[Study]:
 
 def _table(scale: str) -> Study:
     tiny, length = scale == "tiny", {"tiny": 128, "small": 512}[scale]
-    read: dict[str, Any] = {"lengths": (length, 4 * length), "tokens": 16_384}
-    asked = evaluate(
-        # Passkeys take more tokens to learn than `tiny` has.
-        tasks=("hits",) if tiny else ("hits", "passkey"),
-        **read,
-    )
-    bits = quantize(scheme=("w8a8-coarse", "w4-channel"), length=length, tokens=16_384)
-    return Study(label="together", size=scale, questions={"text": asked, "bits": bits}).changed(
-        **SHAPES[scale],
-        max_position_embeddings=length,
-        lengths=(1, 4),
-        evaluation_tokens=32_768 if tiny else 65_536,
-        tokens=TOKENS[scale],
-        sweep_tokens=SWEEPS[scale],
-        sequence_length=length,
-        batch_size=8 if tiny else 32,
-        document_masks=True,
-        compile="none" if tiny else "blocks",
-        log_every=20,
-        data=("python-stdlib",) if tiny else ("python-stdlib", f"{PASSKEY}@0.3"),
-        vocabulary=1024,
-    )
-
-
-def _retrofit_tiny() -> Study:
-    return Study(label="retrofit", base=MODEL, parameters=PARAMETERS, seeds=(0,)).changed(
-        evaluation_tokens=4096,
-        tokens=250_000,
-        sweep_tokens=62_500,  # of 16,384 they chose rates too high for 250,000 (docs/log.md)
-        sequence_length=128,
-        batch_size=4,
-        log_every=4,
-        data=(BOOKS,),
-        limit=20_000_000,
-        questions=_questions(tokens=4096),
-    )
-
-
-def _retrofit_small() -> Study:
-    found = evaluate(
-        tasks=("passkey",),
-        lengths=(1024, 4096),
-        passkey=PasskeyOptions(trials=20),
-        data=DataConfig(data=(f"{BOOKS}#test",)),
-        split="all",
-    )
-    return _retrofit_tiny().changed(
-        seeds=(0, 1, 2),
-        evaluation_tokens=131_072,
-        tokens=50_000_000,
-        sweep_tokens=5_000_000,
-        sequence_length=1024,
-        batch_size=32,
-        log_every=20,
-        data=(BOOKS, "python-packages"),
-        limit=400_000_000,
-        questions={**_questions(tokens=131_072), "passkeys": found},
-    )
-
-
-def _questions(*, tokens: int) -> dict[str, Question]:
-    """Questions asked before and after, on books that no arm has read and on code."""
-    held_out: dict[str, Any] = {
-        "length": 512,
-        "data": DataConfig(data=(f"{BOOKS}#test",), validation=WHOLE),
+    questions = {
+        "text": evaluate(
+            # Passkeys take more tokens to learn than `tiny` has.
+            tasks=("hits",) if tiny else ("hits", "passkey"),
+            lengths=(length, 4 * length),
+            tokens=16_384,
+        ),
+        "bits": quantize(scheme=("w8a8-coarse", "w4-channel"), length=length, tokens=16_384),
     }
+    # fmt: off
+    return Study(label="together", size=scale, questions=questions).changed(
+        **SHAPES[scale], max_position_embeddings=length, lengths=(1, 4),
+        evaluation_tokens=32_768 if tiny else 65_536,
+        tokens=TOKENS[scale], sweep_tokens=SWEEPS[scale],
+        sequence_length=length, batch_size=8 if tiny else 32, document_masks=True,
+        compile="none" if tiny else "blocks", log_every=20,
+        data=("python-stdlib",) if tiny else ("python-stdlib", f"{PASSKEY}@0.3"), vocabulary=1024)
+    # fmt: on
+
+
+def _questions(tokens: int) -> dict[str, Any]:
+    """Questions asked before and after, on books that no arm has read and on code."""
+    text = DataConfig(data=UNREAD, validation=WHOLE)
     return {
-        "bits": quantize(scheme=SCHEMES, tokens=tokens, **held_out),
-        "inside": diagnose(windows=min(64, tokens // 512), **held_out),
+        "bits": quantize(scheme=SCHEMES, tokens=tokens, length=512, data=text),
+        "inside": diagnose(windows=min(64, tokens // 512), length=512, data=text),
         "code": evaluate(tasks=("perplexity",), lengths=(512,), tokens=tokens),
     }
+
+
+# fmt: off
+UNREAD = (f"{BOOKS}#test",)
+_TINY = Study(label="retrofit", base=MODEL, parameters=PARAMETERS, seeds=(0,)).changed(
+    evaluation_tokens=4096, tokens=250_000,
+    sweep_tokens=62_500,  # of 16,384 they chose rates too high for 250,000 (docs/log.md)
+    sequence_length=128, batch_size=4, log_every=4,
+    data=(BOOKS,), limit=20_000_000, questions=_questions(4096))
+RETROFIT = {
+    "tiny": _TINY,
+    "small": _TINY.changed(
+        seeds=(0, 1, 2), evaluation_tokens=131_072, tokens=50_000_000, sweep_tokens=5_000_000,
+        sequence_length=1024, batch_size=32, log_every=20,
+        data=(BOOKS, "python-packages"), limit=400_000_000,
+        questions=_questions(131_072) | {"passkeys": evaluate(
+            tasks=("passkey",), passkey={"trials": 20}, lengths=(1024, 4096),
+            data=DataConfig(data=UNREAD), split="all")}),
+}
+# fmt: on

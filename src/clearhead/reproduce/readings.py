@@ -1,6 +1,8 @@
 """Numbers of runs, read from a frame of records (`records.frame`)."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from statistics import fmean
@@ -32,8 +34,8 @@ class Reading:
             the pattern, so that the main effects of a factorial are contrasts.
         times: length of the text in training lengths; None is any.
         label: pattern of the labels of the records to read.
-        less: a number that is taken away within each seed.
-        distance: the absolute value of what then remains.
+        minus: a number that is subtracted within each seed.
+        distance: the absolute value of that difference.
     """
 
     arm: tuple[str, ...] = ()
@@ -41,13 +43,13 @@ class Reading:
     at: Mapping[str, Any] = field(default_factory=dict)
     times: float | None = None
     label: str = "*"
-    less: "Reading | None" = None
+    minus: "Reading | None" = None
     distance: bool = False
 
     @property
     def parts(self) -> "tuple[Reading, ...]":
-        """The number itself, and the one taken away."""
-        return (self,) if self.less is None else (self, self.less)
+        """The number itself, and the one subtracted."""
+        return (self,) if self.minus is None else (self, self.minus)
 
     @property
     def within(self) -> "Reading | None":
@@ -58,20 +60,18 @@ class Reading:
             return None
         at = {} if metric == "loss" else self.at
         times = None if self.times is None else 1.0
-        return replace(self, metric=metric, at=at, times=times, less=None)
+        return replace(self, metric=metric, at=at, times=times, minus=None)
 
     def of(self, arm: Patterns, **changes: Any) -> "Reading":
         """The same number of an arm."""
         return replace(self, arm=(arm,) if isinstance(arm, str) else arm, **changes)
 
     def sides(self, frame: "DataFrame") -> "dict[Place, Side]":
-        """Its numbers by source and label, the run just made ("") before the labels of a source."""
-        mine, less = self._rows(frame), self.less._rows(frame) if self.less else None
-        sources = [*dict.fromkeys(source for source, _ in mine)]
-        order = sorted(mine, key=lambda one: (sources.index(one[0]), one[1] != ""))
+        """Its numbers by source and label."""
+        subtracted = {} if self.minus is None else self.minus._rows(frame)
         return {
-            place: Side(mine[place], None if less is None else less.get(place, []), self.distance)
-            for place in order
+            place: Side(self, rows, subtracted.get(place, []))
+            for place, rows in self._rows(frame).items()
         }
 
     def _rows(self, frame: "DataFrame") -> dict[Place, list[Row]]:
@@ -81,19 +81,21 @@ class Reading:
             fits &= frame["length"] == (self.times * frame["sequence_length"]).round()
         for name, value in self.at.items():
             fits &= frame[name] == value
-        runs: dict[Any, list[Row]] = {}
-        for one in frame.loc[fits, COLUMNS].itertuples(index=False):
-            rank = next((n for n, each in enumerate(self.arm) if fnmatchcase(one.arm, each)), None)
-            if rank is not None and fnmatchcase(one.label, self.label):
-                runs.setdefault(((one.source, one.label), rank, one.run), []).append(one)
-        best: dict[Place, int] = {}
-        for place, rank, _ in runs:
-            best[place] = min(rank, best.get(place, rank))
-        by_place: dict[Place, list[Row]] = {}
-        for (place, rank, _), rows in runs.items():
-            if rank == best[place]:
-                by_place.setdefault(place, []).extend(_counting(rows, self.at))
-        return by_place
+        # By place the rows of each run, with the rank of the pattern that its arm matches.
+        runs: dict[Place, dict[tuple[int, str], list[Row]]] = defaultdict(lambda: defaultdict(list))
+        for row in frame.loc[fits, COLUMNS].itertuples(index=False):
+            ranks = [n for n, pattern in enumerate(self.arm) if fnmatchcase(row.arm, pattern)]
+            if ranks and fnmatchcase(row.label, self.label):
+                runs[row.source, row.label][ranks[0], row.run].append(row)
+        return {
+            place: [
+                row
+                for (rank, _), rows in by_run.items()
+                if rank == min(by_run)[0]
+                for row in _counting(rows, self.at)
+            ]
+            for place, by_run in runs.items()
+        }
 
 
 def _counting(rows: list[Row], at: Mapping[str, Any]) -> list[Row]:
@@ -103,76 +105,80 @@ def _counting(rows: list[Row], at: Mapping[str, Any]) -> list[Row]:
     alone. So does one of windows that open documents (`at`), unless it is asked for. Of several
     maps the one that multiplies the values counts, which is the last.
     """
-    maps = {one.measure.dimensions.get("map") for one in rows}
+    maps = {row.measure.dimensions.get("map") for row in rows}
     if last := next((name for name in reversed(MAPS) if name in maps), None):
-        rows = [one for one in rows if one.measure.dimensions.get("map", last) == last]
+        rows = [row for row in rows if row.measure.dimensions.get("map", last) == last]
     if "at" not in at:
-        rows = [one for one in rows if "at" not in one.measure.dimensions] or rows
-    return [one for one in rows if not one.measure.details.get("aside")] or rows
+        rows = [row for row in rows if "at" not in row.measure.dimensions] or rows
+    return [row for row in rows if not row.measure.details.get("aside")] or rows
 
 
 @dataclass(frozen=True)
 class Side:
-    """The numbers of a reading in one source and label.
+    """The rows of a reading in one source and label, and those of the number subtracted."""
 
-    Attributes:
-        taken: those that are taken away; None where nothing is.
-    """
-
+    reading: Reading
     rows: list[Row]
-    taken: list[Row] | None = None
-    distance: bool = False
+    subtracted: list[Row]
 
     @property
     def all(self) -> list[Row]:
-        return [*self.rows, *(self.taken or ())]
+        return [*self.rows, *self.subtracted]
 
     @property
     def level(self) -> float | None:
         """The mean over seeds; None where a run has no number that the others have."""
-        values = self.by_seed(shared([self], ()), ())
+        (values,) = measures(self)
         return fmean(by_seed(values)) if values else None
 
-    def by_seed(self, places: Set[Key], apart: Collection[str]) -> Found:
-        """By seed, the measures at the shared places."""
-        values = _by_seed(self.rows, places, apart)
-        if self.taken is None:
+    @property
+    def has_learnt(self) -> bool:
+        """True if the mean perplexity is below √vocabulary, or is not known."""
+        level, sizes = self.level, [row.vocabulary for row in self.rows if row.vocabulary > 0]
+        if level is None or not sizes:
+            return True
+        loss = self.reading.metric.endswith("loss")
+        return (2 * level < math.log(min(sizes))) if loss else level**2 < min(sizes)
+
+
+def measures(*sides: Side, apart: Collection[str] = ()) -> list[Found]:
+    """Of each side by seed the measures at the places that all runs of all sides have, or their
+    difference to what is subtracted.
+
+    Args:
+        apart: dimensions in which the sides may differ.
+    """
+    places: dict[Any, set[Key]] = defaultdict(set)
+    for row in (row for side in sides for row in side.all):
+        places[row.source, row.label, row.run].add(_key(row.measure, apart))
+    shared = set.intersection(*places.values()) if places else set()
+
+    def at_shared(rows: Sequence[Row]) -> Found:
+        """A seed that lacks one of the pattern's arms is left out: its mean would be another."""
+        arms, values = {row.arm for row in rows}, Found()
+        for seed in dict.fromkeys(row.seed for row in rows):
+            of_seed = [row for row in rows if row.seed == seed]
+            there = [row.measure for row in of_seed if _key(row.measure, apart) in shared]
+            if there and {row.arm for row in of_seed} == arms:
+                values[seed] = there
+        return values
+
+    def of(side: Side) -> Found:
+        values, reading = at_shared(side.rows), side.reading
+        if reading.minus is None:
             return values
-        taken = _by_seed(self.taken, places, apart)
-        both = [seed for seed in values if seed in taken]
-        left = {seed: mean(values[seed]) - mean(taken[seed]) for seed in both}
-        metric = self.rows[0].measure.metric
-        return {
-            seed: [Measure(metric=metric, value=abs(one) if self.distance else one)]
-            for seed, one in left.items()
-        }
+        minus = at_shared(side.subtracted)
+        left = {seed: mean(values[seed]) - mean(minus[seed]) for seed in values if seed in minus}
+        left = {seed: abs(x) if reading.distance else x for seed, x in left.items()}
+        return {seed: [Measure(metric=reading.metric, value=x)] for seed, x in left.items()}
 
-
-def _by_seed(rows: Sequence[Row], places: Set[Key], apart: Collection[str]) -> Found:
-    """A seed that lacks one of the pattern's arms is left out: its mean would be another mean."""
-    arms = {one.arm for one in rows}
-    values: Found = {}
-    for seed in dict.fromkeys(one.seed for one in rows):
-        ones = [one for one in rows if one.seed == seed]
-        measures = [one.measure for one in ones if _key(one.measure, apart) in places]
-        if measures and {one.arm for one in ones} == arms:
-            values[seed] = measures
-    return values
-
-
-def shared(sides: Iterable[Side], apart: Collection[str]) -> Set[Key]:
-    """The places at which all runs of these have a number."""
-    places: dict[Any, set[Key]] = {}
-    for one in (one for side in sides for one in side.all):
-        run = one.source, one.label, one.run
-        places.setdefault(run, set()).add(_key(one.measure, apart))
-    return set.intersection(*places.values()) if places else set()
+    return [of(side) for side in sides]
 
 
 def _key(measure: Measure, apart: Collection[str]) -> Key:
-    dimensions = {name: one for name, one in measure.dimensions.items() if name not in apart}
+    dimensions = {name: x for name, x in measure.dimensions.items() if name not in apart}
     return measure_key(measure.metric, dimensions)
 
 
-def mean(measures: Sequence[Measure]) -> float:
-    return fmean(one.value for one in measures if one.value is not None)
+def mean(ones: Sequence[Measure]) -> float:
+    return fmean(one.value for one in ones if one.value is not None)

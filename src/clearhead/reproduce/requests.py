@@ -1,6 +1,6 @@
-"""Requests: the experiments that names ask for, and what options change of them."""
+"""The experiments, those that names ask for, and what options change of their arms."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -8,14 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.experiments.sweep_configs import EvaluateSettings, SweepConfig
-from clearhead.reproduce.claims import claims
-from clearhead.reproduce.contrasts import ALL, Claim, trained_arms
-from clearhead.reproduce.experiments import EXPERIMENTS
-from clearhead.reproduce.options import Changes
-from clearhead.reproduce.study import WHOLE, Study
+from clearhead.experiments.sweep_configs import SweepConfig
+from clearhead.reproduce import blocks, coca, differential, ours, softmax1
+from clearhead.reproduce.claims import CLAIMS
+from clearhead.reproduce.contrasts import Claim, trained_arms
+from clearhead.reproduce.study import WHOLE, Experiment, Study
 
-EVERYTHING = "all"  # claims
+EXPERIMENTS = {
+    one.name: one
+    for paper in (differential, coca, blocks, softmax1, ours)
+    for one in vars(paper).values()
+    if isinstance(one, Experiment)
+}
+"""The papers' experiments, by name: each is a function in the file of its paper."""
+ALL = ("*",)  # arms, or questions
 
 
 def choose_studies(names: Sequence[str], scale: str) -> dict[str, set[str]]:
@@ -32,37 +38,35 @@ def choose_studies(names: Sequence[str], scale: str) -> dict[str, set[str]]:
     for name in names:
         if name in EXPERIMENTS:
             choose(f"scale of {name}", scale, EXPERIMENTS[name].scales)
-            wanted[name] = {ALL}
+            wanted[name].update(ALL)
             continue
-        chosen = [one for one in claims() if name in (one.name, *one.also, one.family, EVERYTHING)]
-        if not chosen:
-            places = [place for one in claims() for place in (one.name, *one.also, one.family)]
-            choose("experiment or claim", name, [*EXPERIMENTS, *dict.fromkeys(places), EVERYTHING])
-        there = [claim for claim in chosen if has_arms(claim, scale)]
-        if not there:
-            study, first = EXPERIMENTS[chosen[0].study], chosen[0]
-            scales = ", ".join(one for one in study.scales if has_arms(first, one))
-            raise ClearheadError(
-                f"{name} has no arms at {scale}: its experiment, {study.name}, has them at {scales}"
-            )
-        for claim in there:
+        claims = [claim for claim in CLAIMS if name in claim.names]
+        if not claims:
+            known = dict.fromkeys(name for claim in CLAIMS for name in claim.names)
+            choose("experiment or claim", name, [*EXPERIMENTS, *known])
+        for claim in (there := [claim for claim in claims if has_arms(claim, scale)]):
             wanted[claim.study] |= claim.arms
+        if not there:
+            study = claims[0].study
+            scales = [one for one in EXPERIMENTS[study].scales if has_arms(claims[0], one)]
+            raise ClearheadError(
+                f"{name} has no arms at {scale}: its experiment, {study}, has them at "
+                f"{', '.join(scales)}"
+            )
     return {name: patterns for name, patterns in wanted.items() if patterns}
 
 
 def has_arms(claim: Claim, scale: str) -> bool:
     """True if the scale has both arms of one of the claim's comparisons."""
+    return any(
+        all(arms_of(claim.study, scale, trained_arms(side.arm)) for side in (one.ours, one.theirs))
+        for one in claim.contrasts
+    )
 
-    def there(patterns: Iterable[str]) -> bool:
-        return any(arms_of(claim.study, scale, trained_arms(patterns)))
 
-    return any(there(one.ours.arm) and there(one.theirs.arm) for one in claim.contrasts)
-
-
-def arms_of(study: str, scale: str, patterns: Iterable[str] = (ALL,)) -> Iterator[Study]:
+def arms_of(study: str, scale: str, patterns: Iterable[str] = ALL) -> list[Study]:
     """The arms of an experiment that a pattern names; none where it has not that scale."""
-    patterns = tuple(patterns)
-    return (one for one in _arms(study, scale) if _named(one.name, patterns))
+    return [one for one in _arms(study, scale) if _is_named(one.name, patterns)]
 
 
 @cache
@@ -71,74 +75,80 @@ def _arms(study: str, scale: str) -> tuple[Study, ...]:
     return tuple(experiment.arms(scale)) if scale in experiment.scales else ()
 
 
+def _is_named(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def chosen(
-    names: Sequence[str], scale: str, output: Path | None, by: Changes
+    names: Sequence[str],
+    scale: str,
+    output: Path | None = None,
+    *,
+    only: Sequence[str] = (),
+    questions: Sequence[str] = (),
+    **changes: Any,
 ) -> dict[str, list[Study]]:
     """The arms of each experiment asked for, changed, each with the experiment's folder.
+
+    Args:
+        only, questions: patterns of the arms and of their questions; all where empty.
+        changes: as `changed` has them.
 
     Raises:
         ClearheadError: as `choose_studies`; for a pattern that names no arm or question.
     """
-    studies, found = choose_studies(names, scale), dict[str, list[Study]]()
-    there = {"arms": dict[str, None](), "questions": dict[str, None]()}
-    for study, patterns in studies.items():
+    wanted, studies = choose_studies(names, scale), dict[str, list[Study]]()
+    for study, patterns in wanted.items():
         folder = output or Path("runs") / f"{study}-{scale}"
-        if output is not None and len(studies) > 1:
-            folder = output / study
-        there["arms"] |= dict.fromkeys(one.name for one in arms_of(study, scale))
-        if arms := [*arms_of(study, scale, by.only or patterns)]:
-            there["questions"] |= dict.fromkeys(name for one in arms for name in one.questions)
-            found[study] = [changed(replace(one, output=folder), by) for one in arms]
-    for kind, asked in (("arms", by.only), ("questions", by.questions)):
-        for pattern in asked:
-            if not any(fnmatchcase(name, pattern) for name in there[kind]):
-                known = ", ".join(there[kind]) or "none"
-                raise ClearheadError(f"{pattern!r} names none of the {kind}, which are {known}")
-    return found
+        folder = folder / study if output is not None and len(wanted) > 1 else folder
+        if arms := arms_of(study, scale, only or patterns):
+            studies[study] = [replace(one, output=folder) for one in arms]
+    there = [one.name for study in wanted for one in arms_of(study, scale)]
+    _require("arms", only, there)
+    arms = [one for arms in studies.values() for one in arms]
+    _require("questions", questions, [name for one in arms for name in one.questions])
+    return {
+        study: [changed(one, questions=questions, **changes) for one in arms]
+        for study, arms in studies.items()
+    }
 
 
-def _named(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _require(kind: str, patterns: Iterable[str], names: Iterable[str]) -> None:
+    """Refuse a pattern that names nothing."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            known = ", ".join(dict.fromkeys(names)) or "none"
+            raise ClearheadError(f"{pattern!r} names none of the {kind}, which are {known}")
 
 
-def changed(one: Study, by: Changes) -> Study:
+def changed(
+    one: Study,
+    *,
+    seeds: tuple[int, ...] = (),
+    tokens: int | None = None,
+    questions: Sequence[str] = (),
+    base: str | None = None,
+    data: tuple[str, ...] = (),
+    test_data: tuple[str, ...] = (),
+) -> Study:
     """An arm with a command's seeds, texts and questions.
 
     Raises:
         ClearheadError: for a model to start from, of an arm that begins anew.
     """
-    questions: dict[str, Any] = {
-        name: x for name, x in one.questions.items() if _named(name, by.questions or (ALL,))
-    }
-    if by.test_data:  # where some questions read the hub's text, in place of those alone
-        sweeps = {name: x for name, x in questions.items() if isinstance(x, SweepConfig)}
-        hub = [
-            name
-            for name, x in sweeps.items()
-            if any(source.startswith("hf:") for source in (*x.data.data, *_documents(x)))
-        ]
-        questions |= {name: _reading(sweeps[name], by.test_data) for name in hub or sweeps}
-    settings: dict[str, Any] = {"questions": questions}
-    settings |= {"seeds": by.seeds or one.seeds, "data": by.data or one.data.data}
-    if by.tokens is not None:
-        settings |= {"tokens": by.tokens, "sweep_tokens": min(one.sweep_tokens, by.tokens)}
-    if by.base is not None:
+    selected = {name: x for name, x in one.questions.items() if _is_named(name, questions or ALL)}
+    if test_data:  # where some questions read the hub's text, in place of those alone
+        texts = {name: x for name, x in selected.items() if isinstance(x, SweepConfig)}
+        hub = [name for name, x in texts.items() if x.data.data[0].startswith("hf:")]
+        for name in hub or texts:
+            text = replace(texts[name].data, data=test_data, validation=WHOLE)
+            selected[name] = replace(texts[name], data=text)
+    settings: dict[str, Any] = {"questions": selected, "seeds": seeds or one.seeds}
+    settings["data"] = data or one.data.data
+    if tokens is not None:
+        settings |= {"tokens": tokens, "sweep_tokens": min(one.sweep_tokens, tokens)}
+    if base is not None:
         if one.base is None:
             raise ClearheadError(f"--from has no effect on {one.name}, which begins anew")
-        settings["base"] = by.base
+        settings["base"] = base
     return one.changed(**settings)
-
-
-def _documents(question: Any) -> tuple[str, ...]:
-    """The sources of the documents that a question has summarised."""
-    return getattr(getattr(question, "hallucination", None), "files", ())
-
-
-def _reading(question: Any, sources: tuple[str, ...]) -> Any:
-    """The question on other documents where it has some, or else on other text."""
-    if _documents(question):
-        return replace(question, hallucination=replace(question.hallucination, files=sources))
-    text = replace(question.data, data=sources)
-    if isinstance(question, EvaluateSettings):
-        return replace(question, data=text, split="all")
-    return replace(question, data=replace(text, validation=WHOLE))

@@ -7,12 +7,11 @@ that copy back now and then, grows one in minutes, so `sink` and `elimination` t
 seen in windows that open at a document's begin token: both ask for a diagnosis of such windows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from clearhead.data import DataConfig
-from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.study import COSMOPEDIA, WHOLE, Study, diagnose, experiment, quantize
 
@@ -44,7 +43,7 @@ def outliers(scale: str) -> Iterator[Study]:
 
     OrthoAdam has the paper's rotation a parameter, and once one rotation for all axes of a size.
     """
-    table, rates = {"tiny": _tiny, "small": _small, "paper": _paper}[scale]()
+    table, rates = TABLES[scale]
     text = DataConfig(data=table.data.data, limit=table.data.limit)
     length = table.train.sequence_length
     schemes = SCHEMES + FEWER + ROTATED
@@ -76,45 +75,6 @@ def _arm(table: Study, *rates: float, **changes: Any) -> Study:
     return replace(one, called=one.name.replace(baseline, "transformer", 1))
 
 
-def _tiny() -> tuple[Study, tuple[float, ...]]:
-    study = Study(**(MEASURED | {"measure_every": 0.25})).changed(
-        **PLAIN,
-        num_hidden_layers=6,
-        hidden_size=128,
-        num_attention_heads=4,
-        evaluation_tokens=32_768,
-        tokens=2_000_000,
-        sweep_tokens=409_600,
-        sequence_length=128,
-        batch_size=8,
-        log_every=20,
-        vocabulary=2048,
-    )
-    return study, (3e-3, 6e-3)
-
-
-def _small() -> tuple[Study, tuple[float, ...]]:
-    study = Study(presets=("gpt2",), size="small", **MEASURED).changed(
-        **PLAIN,
-        max_position_embeddings=1024,
-        intermediate_size=2048,
-        tokens=100_000_000,
-        sweep_tokens=20_000_000,
-        sequence_length=256,
-        batch_size=128,
-        compile="blocks",
-        log_every=20,
-        data=C4,
-        vocabulary=16_384,
-        limit=500_000_000,
-    )
-    return study, (5e-4, 1e-3, 2e-3)
-
-
-def _paper() -> tuple[Study, tuple[float, ...]]:
-    return RUNS["gpt2-130m"].study(vary={}, **MEASURED), (1e-3,)
-
-
 @experiment(PAPER, "What removes a sink from a text that grows one?")
 def sink(scale: str) -> Iterator[Study]:
     """Softmax, and everything that gives a head with nothing to do something else to look at.
@@ -137,8 +97,8 @@ def sink_text(scale: str) -> Iterator[Study]:
 
     It found none after 50 M unique tokens, and four per cent after 500 M.
     """
-    table = _ordinary(scale)
-    asked = DataConfig(data=table.data.data, limit=table.data.limit)
+    table = ORDINARY[scale]
+    text = DataConfig(data=table.data.data, limit=table.data.limit)
     table = table.changed(
         label="sink on text",
         position="learned",
@@ -146,7 +106,7 @@ def sink_text(scale: str) -> Iterator[Study]:
         weight_decay=0.5,
         begin_windows=True,
         log_every=20,
-        questions={"opening": _documents(64, asked)},
+        questions={"opening": _documents(64, text)},
     )
     yield table.arm("transformer", 2e-3)
     yield table.arm("softmax1", 2e-3)  # the intervention
@@ -173,50 +133,44 @@ def elimination(scale: str) -> Iterator[Study]:
         yield table.arm("transformer", *RATES, **one)
 
 
-def _ordinary(scale: str) -> Study:
-    if scale == "tiny":
-        return Study().changed(
-            num_hidden_layers=6,
-            hidden_size=128,
-            num_attention_heads=4,
-            evaluation_tokens=32_768,
-            tokens=307_200,
-            sequence_length=128,
-            batch_size=8,
-            vocabulary=2048,
-        )
-    return Study(size=scale).changed(
-        tokens=500_000_000,
-        sequence_length=512,
-        batch_size=64,
-        compile="blocks",
-        data=(COSMOPEDIA,),
-        vocabulary=16_384,
-        limit=2_500_000_000,
-    )
-
-
 def _made(scale: str, label: str) -> Study:
     text = ("synthetic:backcopy:documents=20000",)
+    # fmt: off
     return Study(label=label).changed(
-        num_hidden_layers=2,
-        hidden_size=64,
-        num_attention_heads=2,
-        max_position_embeddings=128,
-        measure_every=0.1,
-        tokens=TOKENS[scale],
-        sweep_tokens=TOKENS[scale] // 4,
-        sequence_length=128,
-        batch_size=32,
-        document_masks=True,
-        log_every=20,
-        data=text,
-        vocabulary=512,
+        num_hidden_layers=2, hidden_size=64, num_attention_heads=2, max_position_embeddings=128,
+        tokens=TOKENS[scale], sweep_tokens=TOKENS[scale] // 4, measure_every=0.1,
+        sequence_length=128, batch_size=32, document_masks=True, log_every=20,
+        data=text, vocabulary=512,
         # Tokenised by the model's own vocabulary.
-        questions={"opening": _documents(64, DataConfig(data=text))},
-    )
+        questions={"opening": _documents(64, DataConfig(data=text))})
+    # fmt: on
 
 
-def _documents(length: int, text: DataConfig) -> DiagnoseConfig:
+def _documents(length: int, text: DataConfig) -> Any:
     """A diagnosis of the first tokens of documents."""
     return diagnose(length=length, at="documents", data=text)
+
+
+# fmt: off
+_NARROW = Study().changed(
+    num_hidden_layers=6, hidden_size=128, num_attention_heads=4, evaluation_tokens=32_768,
+    sequence_length=128, batch_size=8, vocabulary=2048)
+# The tables of `outliers`, and the rates of their arms.
+TABLES: Mapping[str, tuple[Study, tuple[float, ...]]] = {
+    "tiny": (_NARROW.changed(
+        **PLAIN, **(MEASURED | {"measure_every": 0.25}),
+        tokens=2_000_000, sweep_tokens=409_600, log_every=20), (3e-3, 6e-3)),
+    "small": (Study(presets=("gpt2",), size="small", **MEASURED).changed(
+        **PLAIN, max_position_embeddings=1024, intermediate_size=2048,
+        tokens=100_000_000, sweep_tokens=20_000_000, sequence_length=256, batch_size=128,
+        compile="blocks", log_every=20,
+        data=C4, vocabulary=16_384, limit=500_000_000), (5e-4, 1e-3, 2e-3)),
+    "paper": (RUNS["gpt2-130m"].study(vary={}, **MEASURED), (1e-3,)),
+}
+ORDINARY = {
+    "tiny": _NARROW.changed(tokens=307_200),
+    "small": Study(size="small").changed(
+        tokens=500_000_000, sequence_length=512, batch_size=64, compile="blocks",
+        data=(COSMOPEDIA,), vocabulary=16_384, limit=2_500_000_000),
+}
+# fmt: on

@@ -1,7 +1,6 @@
 """The run of an experiment: what is missing of its models, sweeps, runs and evaluations is made."""
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,13 +23,11 @@ BY_LAYER = ("similarity", "effective_rank", "beta_over_alpha_values", "beta_over
 """Measures of a diagnosis that are kept for every layer."""
 
 
-def check_models(arms: Iterable[Study]) -> None:
+def check_models(arms: Sequence[Study]) -> None:
     """Refuse models that no job could build or open, before the first job."""
-    bases: dict[str | None, None] = {}
     for one in arms:
         one.check()
-        bases[one.base] = None
-    for name in filter(None, bases):
+    for name in dict.fromkeys(one.base for one in arms if one.base):
         require_convertible(name)
 
 
@@ -46,7 +43,7 @@ def runs(
         for seed in sorted({seed for one in arms for seed in one.seeds})
         for one in arms
         if seed in one.seeds and (one.key in rates or not one.tries)
-        for job in one.runs(rates[one.key] if one.tries else None, seed, swept.get(one.key, ()))
+        for job in one.runs(rates.get(one.key), seed, swept.get(one.key, ()))
     ]
 
 
@@ -150,46 +147,52 @@ def _reads(one: Study) -> bool:
 def collect(jobs: Iterable[Job], target: Path) -> Path:
     """Join the records of jobs, each under its arm, label and seed.
 
-    The first header of a run counts, so that of a training comes before its evaluations'. Of a
-    diagnosis the numbers over all layers and heads are kept. Where two jobs measured the same, the
-    later counts: a question asked on purpose, after what the training measured.
+    The first header of a run counts, so that of a training comes before its evaluations'. Where two
+    jobs measured the same, the later counts: a question asked on purpose, after what the training
+    measured.
 
     Raises:
         ClearheadError: where there are none.
     """
-    groups, headed = dict[Any, tuple[Job, list[str]]](), set[str]()
+    lines, headed, last = list[tuple[Any, Job, str]](), set[str](), dict[Any, Job]()
     for job in (job for job in jobs if job.records.exists()):
-        run, study = f"{job.key}/seed{job.seed}", COMPARISON
-        for line in jsonl.read(job.records):
-            line["run"] = run
-            if line["kind"] == "run":
-                study = line.pop("study", COMPARISON)
-                if run in headed:
-                    continue
-                headed.add(run)
-                named = {"arm": job.arm, "label": job.label, "seed": job.seed}
-                line = {"preset": job.arm, **_untrained(job), **line, **named}
-                line |= {"swept": job.swept} if job.swept else {}
-            elif study == DIAGNOSIS:
-                if line["kind"] != "measure" or "head" in line:
-                    continue
-                if "layer" in line and line["metric"] not in BY_LAYER:
-                    continue
-                del line["cell"]  # of which this is a part
-                if job.config.at != "anywhere":  # where training measures too
-                    line["at"] = job.config.at
-            key: Any = len(groups)
+        for line in _lines(job):
+            key: Any = len(lines)
             if line["kind"] == "measure":
-                given = {name: line.get(name) for name in DIMENSIONS}
-                key = run, measure_key(line["metric"], given)
-            if key not in groups or groups[key][0] is not job:
-                groups[key] = job, []
-            groups[key][1].append(jsonl.encode(line))
-    lines = list(chain.from_iterable(group for _, group in groups.values()))
+                dimensions = {name: line.get(name) for name in DIMENSIONS}
+                key = line["run"], measure_key(line["metric"], dimensions)
+            elif line["kind"] == "run":
+                if line["run"] in headed:
+                    continue
+                headed.add(line["run"])
+            lines.append((key, job, jsonl.encode(line)))
+            last[key] = job
     if not lines:
         raise ClearheadError(f"nothing was finished: {target.parent / 'logs'} says why")
-    write_text(target, "".join(lines))
+    write_text(target, "".join(text for key, job, text in lines if last[key] is job))
     return target
+
+
+def _lines(job: Job) -> Iterator[dict[str, Any]]:
+    """The records of a job as lines of its arm's run; of a diagnosis the numbers over all layers
+    and heads."""
+    study = COMPARISON
+    for line in jsonl.read(job.records):
+        line["run"] = f"{job.key}/seed{job.seed}"
+        if line["kind"] == "run":
+            study = line.pop("study", COMPARISON)
+            named = {"arm": job.arm, "label": job.label, "seed": job.seed}
+            line = {"preset": job.arm, **_untrained(job), **line, **named}
+            line |= {"swept": job.swept} if job.swept else {}
+        elif study == DIAGNOSIS:
+            if line["kind"] != "measure" or "head" in line:
+                continue
+            if "layer" in line and line["metric"] not in BY_LAYER:
+                continue
+            del line["cell"]  # of which this is a part
+            if job.config.at != "anywhere":  # where training measures too
+                line["at"] = job.config.at
+        yield line
 
 
 def _untrained(job: Job) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
+from clearhead.eval.options import OPTIONS
 from clearhead.experiments.configs import RECORDS, CompareConfig, FinetuneJob
 from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.jobs import Job
@@ -19,7 +20,6 @@ from clearhead.experiments.sweep_configs import (
     OWN,
     DiagnoseConfig,
     EvaluateConfig,
-    EvaluateSettings,
     PlanConfig,
     QuantizeConfig,
     SweepConfig,
@@ -30,14 +30,13 @@ from clearhead.train.config import TrainConfig
 if TYPE_CHECKING:
     from clearhead.experiments.arms import Arm
 
-Measurement = EvaluateSettings | DiagnoseConfig | QuantizeConfig
-Question = Measurement | FinetuneJob | PlanConfig
+Question = SweepConfig | FinetuneJob | PlanConfig
 # A seed that chose a rate does not count again: its best rate is best partly by luck.
 SWEEP_SEED = 1000
 SWEPT_ROTATION = 0
-"""The seed of random rotations that sweeps start from, whatever seeds count. It is seed 0's own
-too, which the rate may therefore suit a little better than it suits the others; the text and the
-order that chose the rate do not count again. The sweeps of `results/` started from it."""
+"""The seed of random rotations that sweeps start from, whatever seeds count. It is seed 0's too,
+which the rate may therefore suit a little better than it suits the others; the text and the order
+that chose the rate do not count again. The sweeps of `results/` started from it."""
 TRAINED = ""
 """The model of a question: the one that the arm trains."""
 TEXT = ""
@@ -90,22 +89,19 @@ class Study(CompareConfig):
     def changed(self, **settings: Any) -> "Study":
         """The study with other settings, by their names in a study, its training or its text
         (`data` is its sources); any other name is a key of every model's configuration."""
-        parts: dict[str, dict[str, Any]] = {"train": {}, "data": {}, "set": {}, "own": {}}
+        parts: dict[str, dict[str, Any]] = {"study": {}, "train": {}, "data": {}, "model": {}}
         for name, value in settings.items():
-            parts[_PARTS.get(name, "set")][name] = value
-        return replace(
-            self,
-            train=replace(self.train, **parts["train"]),
-            data=replace(self.data, **parts["data"]),
-            set={**parts["own"].pop("set", self.set), **parts["set"]},
-            **parts["own"],
-        )
+            parts[_PARTS.get(name, "model")][name] = value
+        study = {"set": self.set, **parts["study"]}
+        study["set"] = {**study["set"], **parts["model"]}
+        train, data = replace(self.train, **parts["train"]), replace(self.data, **parts["data"])
+        return replace(self, train=train, data=data, **study)
 
     @cached_property
     def side(self) -> "Arm":
-        """The arm as one side of a comparison, with its own name and its folder."""
-        (one,) = self.arms
-        return one
+        """The arm as one side of a comparison, by the name and the folder that it has there."""
+        (only,) = self.arms
+        return only
 
     @property
     def name(self) -> str:
@@ -135,31 +131,31 @@ class Study(CompareConfig):
         """The run that tries a rate, with a seed and a text of its own."""
         train = replace(self.train, tokens=self.sweep_tokens)
         short = replace(self, measure_every=0, train=train, held_out="training")
-        start = self._preparation(SWEPT_ROTATION)
+        start = self._conversion(SWEPT_ROTATION)
         return short._run(f"sweeps/{self._place}-{written(rate)}", rate, SWEEP_SEED, start)
+
+    def training(self, rate: float, seed: int) -> Job:
+        """The run that counts."""
+        start = self._conversion(seed)
+        job = self._run(f"runs/{self._place}-seed{seed}", rate, seed, start)
+        return replace(job, model=job.records.with_name(f"{self.side.folder}-seed{seed}") / "final")
 
     def runs(self, rate: float | None, seed: int, swept: tuple[float, ...] = ()) -> list[Job]:
         """The run that counts, of an arm that is trained, and the questions to its model; a job's
         `after` makes the model that it starts from."""
         if rate is None:
-            return [*self._evaluations(seed, self._preparation(seed))]
+            return [*self._evaluations(seed, self._conversion(seed))]
         job = replace(self.training(rate, seed), swept=swept)
         return [job, *self._evaluations(seed, job)]
 
-    def training(self, rate: float, seed: int) -> Job:
-        """The run that counts."""
-        job = self._run(f"runs/{self._place}-seed{seed}", rate, seed, self._preparation(seed))
-        folder = job.records.parent / f"{self.side.folder}-seed{seed}"
-        return replace(job, model=folder / "final")
-
-    def _preparation(self, seed: int) -> Job | None:
+    def _conversion(self, seed: int) -> Job | None:
         """The job that converts the model to start from, where it is to be converted."""
         by = self.conversion
         if by is None:
             return None
         by = replace(by, seed=seed) if by.is_drawn else by
         changes = {"rotate": ",".join(by.rotate), "prefix": by.prefix, "seed": by.seed}
-        words = [*by.to, *(f"{key}={one}" for key, one in changes.items() if one)]
+        words = [*by.to, *(f"{key}={value}" for key, value in changes.items() if value)]
         words += ["learned"] * by.learn_rotation + ["equal"] * by.equalise
         name = f"models/{as_folder(' '.join(words))}"
         output = self.output / name
@@ -167,37 +163,38 @@ class Study(CompareConfig):
         config = replace(by, calibrate=text, model=self.base or "", output=output)
         return self._job(name, config, output / "conversion.json", model=output)
 
-    def _source(self, after: Job | None) -> str:
-        """The model that a job leaves, or else the experiment's own; none of an arm that begins
+    def _start(self, after: Job | None) -> str:
+        """The model that a job leaves, or else the experiment's; none of an arm that begins
         anew."""
         return self.base or "" if after is None else str(after.model)
 
     def _evaluations(self, seed: int, after: Job | None) -> Iterator[Job]:
-        """The questions to the model that a job leaves, or to the experiment's own."""
-        model = self._source(after)
+        """The questions to the model that a job leaves, or to the experiment's."""
+        model, preset = self._start(after), self.side.preset
         fresh: dict[str, Any] = {"size": self.size, "set": self.side.model}
         for name, question in self.questions.items():
             job = f"evaluations/{self._place}-seed{seed}/{name}"
-            output, on, asked = self.output / job, "", question
+            output, task, config = self.output / job, "", question
             records = output.with_name(f"{name}.jsonl")
-            if isinstance(asked, SweepConfig):
-                asked = replace(asked, models=(model,))
-                if asked.data.data == OWN:  # one text for all arms
-                    asked = replace(asked, data=replace(asked.data, data=DataConfig.data))
-            if isinstance(asked, FinetuneJob):
-                on, records = f" on {name}", output / RECORDS
-                asked = replace(asked, model=model, seeds=(seed,), output=output)
-            elif isinstance(asked, DiagnoseConfig):
+            if isinstance(config, SweepConfig):
+                config = replace(config, models=(model,))
+                if config.data.data == OWN:  # one text for all arms
+                    config = replace(config, data=replace(config.data, data=DataConfig.data))
+            if isinstance(config, FinetuneJob):
+                task, records = f" on {name}", output / RECORDS
+                config = replace(config, model=model, seeds=(seed,), output=output)
+            elif isinstance(config, DiagnoseConfig):
                 records = output / DIAGNOSIS_FILE
                 if not model:  # fresh weights, drawn with the seed
-                    drawn: dict[str, Any] = {"seeds": (seed,), "data": self.data, **fresh}
-                    asked = replace(asked, models=(f"{FRESH}{self.side.preset}",), **drawn)
-                asked = replace(asked, output=output)
+                    drawn: dict[str, Any] = {"models": (f"{FRESH}{preset}",), "seeds": (seed,)}
+                    config = replace(config, data=self.data, **drawn, **fresh)
+                config = replace(config, output=output)
+            elif isinstance(config, PlanConfig):
+                config = replace(config, records=records, models=(preset,), **fresh)
             else:
-                shape = fresh | {"models": (self.side.preset,)}
-                shape = shape if isinstance(asked, PlanConfig) else {}
-                asked = replace(asked, records=records, **shape)
-            yield self._job(job, asked, records, arm=self.name + on, seed=seed, after=after)
+                written_to: dict[str, Any] = {"records": records}
+                config = replace(config, **written_to)
+            yield self._job(job, config, records, arm=self.name + task, seed=seed, after=after)
 
     @property
     def _place(self) -> str:
@@ -206,14 +203,22 @@ class Study(CompareConfig):
     def _run(self, name: str, rate: float, seed: int, start: Job | None) -> Job:
         """One run in a folder of its own, so that runs go side by side."""
         settings = self.settings() | {"seeds": (seed,), "output": self.output / name}
-        settings |= {"base": self._source(start) or None}
+        settings |= {"base": self._start(start) or None}
         settings |= {"train": replace(self.train, learning_rate=rate)}
         config = CompareConfig(**settings)
         return self._job(name, config, config.output / RECORDS, seed=seed, after=start)
 
     def _job(self, name: str, config: Any, records: Path, **others: Any) -> Job:
-        own = {"arm": self.name, "label": self.label, **others}
-        return Job(name=name, config=config, records=records, **own)
+        names = {"arm": self.name, "label": self.label}
+        return Job(name=name, config=config, records=records, **names | others)
+
+
+# Names of settings, and the part of a study that each belongs to.
+_PARTS = {
+    one.name: part
+    for part, kind in (("study", Study), ("train", TrainConfig), ("data", DataConfig))
+    for one in fields(kind)
+}
 
 
 @dataclass(frozen=True)
@@ -242,18 +247,14 @@ def experiment(
 
 
 # Questions to the model that an arm trains.
-evaluate, diagnose, quantize = (
-    partial[Any](kind, models=(TRAINED,))
-    for kind in (EvaluateConfig, DiagnoseConfig, QuantizeConfig)
-)
+diagnose = partial(DiagnoseConfig, models=(TRAINED,))
+quantize = partial(QuantizeConfig, models=(TRAINED,))
 
 
-# Names of settings, and the part of a study that each belongs to.
-_PARTS = {
-    name: part
-    for part, kind in (("own", Study), ("train", TrainConfig), ("data", DataConfig))
-    for name in (one.name for one in fields(kind))
-}
+def evaluate(**settings: Any) -> Any:
+    """An evaluation, with the options of a task as a mapping under its name."""
+    options = {name: kind(**settings.pop(name, {})) for name, kind in OPTIONS.items()}
+    return EvaluateConfig(models=(TRAINED,), **options, **settings)
 
 
 def as_folder(words: str) -> str:
@@ -267,7 +268,7 @@ def as_folder(words: str) -> str:
 def best(losses: Losses) -> float | None:
     """The rate of the lowest loss; None until all losses are known, and where all diverged."""
     known = {rate: value for rate, value in losses.items() if value is not None}
-    if not known or len(known) < len(losses) or math.isinf(min(known.values())):
+    if len(known) < len(losses) or min(known.values(), default=math.inf) == math.inf:
         return None
     return min(known, key=lambda rate: known[rate])
 
@@ -301,7 +302,7 @@ def loss(records: Path) -> float:
     if run.header.get("diverged"):
         return math.inf
     for metric in ("loss", "masked loss"):
-        line = run.measure(metric, length=run.sequence_length)
-        if line is not None:
-            return math.inf if line.value is None else line.value
+        measure = run.measure(metric, length=run.sequence_length)
+        if measure is not None:
+            return math.inf if measure.value is None else measure.value
     raise ClearheadError(f"{records} holds no loss at the training length: delete its folder")

@@ -46,7 +46,7 @@ def _from_start(
 def _lead(label: str) -> Reading:
     """The lead of SAS-P over Pre-LN."""
     loss = replace(LOSS, label=label)
-    return loss.of(BASE, less=loss.of("sas-p"))
+    return loss.of(BASE, minus=loss.of("sas-p"))
 
 
 def _tuned(preset: str) -> tuple[str, str]:

@@ -38,7 +38,7 @@ def _factors(form: str, arm: str) -> Contrast:
     at_2, at_8 = (
         number("perplexity", times=16, task="perplexity", **_NTK, factor=one) for one in (2.0, 8.0)
     )
-    ours, theirs = (at_2.of(one, less=at_8.of(one), distance=True) for one in (arm, BASE))
+    ours, theirs = (at_2.of(one, minus=at_8.of(one), distance=True) for one in (arm, BASE))
     words = f"difference in perplexity at 16 × between factors 2 and 8, {form}"
     return lower(words, at_2, ours, theirs)
 
