@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 39_811
+LINES = 39_500
 LONGEST = 400
 
 
