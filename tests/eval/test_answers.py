@@ -136,14 +136,6 @@ def test_a_prompt_is_read_once_for_all_its_answers():
     assert sum(read) == 120 + 3 * (1 + 3 * 2)  # the prompt's last token with every answer
 
 
-def test_a_prompt_that_shares_nothing_is_read_once_for_all_its_answers():
-    reader = Reader(_make("transformer dynamic").eval(), batch_tokens=1)  # each answer by itself
-    read = _read_by(reader.model)
-    context = tuple(torch.randint(0, VOCABULARY, (120,)).tolist())
-    reader.weigh(Prompt(context, (1, 2)), [(1, 2), (3, 4), (5, 6)])
-    assert sum(read) == 122 + 3
-
-
 def test_all_forced_tokens_are_right_exactly_where_greedy_starts_with_the_answer():
     model = _make("transformer").eval()
     reader = Reader(model, batch_tokens=1000)

@@ -23,7 +23,7 @@ def test_f1_by_hand():
 
 def test_matthews_by_hand():
     # tp 2, tn 1, fp 1, fn 2: (2·1 − 1·2) / √(3·4·2·3) = 0.
-    assert METRICS["mcc"]([1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 1, 0]) == 0.0
+    assert METRICS["mcc"]([1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 1, 0]) == pytest.approx(0, abs=1e-15)
     # tp 3, tn 2, fp 1, fn 0: 6 / √(4·3·3·2) = 6 / √72.
     found = METRICS["mcc"]([1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0])
     assert found == pytest.approx(6 / math.sqrt(72))

@@ -186,31 +186,25 @@ def test_prompts_to_continue_that_lose_their_beginning_are_counted(folder, subje
     assert cut(15) == (3, ("exact_match", "requests_cut"))  # of 64 tokens
 
 
-def test_a_cell_is_another_where_the_data_or_the_task_changed(folder, subject):
+def test_a_cell_is_another_where_a_file_of_the_folder_changed(folder, subject):
     task = HarnessTask(tasks=("asked",), include_path=str(folder))
 
     def digest() -> str:
         return str(task.cells(subject)[0]["digest"])
 
     digests = [digest(), digest()]
-    (folder.parent / "rows.jsonl").write_text(json.dumps(ROWS[0]), "utf-8")
+    (folder / "rows.jsonl").write_text(json.dumps(ROWS[0]), "utf-8")
     digests.append(digest())
     _write(folder, "asked", (folder / "asked.yaml").read_text("utf-8") + "description: Answer.\n")
     digests.append(digest())
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
-    _write(folder, "asked", TASK.format(name="asked", data=folder.parent / "rows.*"))
-    before = digest()
-    (folder.parent / "rows.jsonl").write_text(json.dumps(ROWS[1]), "utf-8")
-    assert digest() != before
 
 
 def test_what_cannot_be_asked(folder, subject, make_subject, tmp_path):
     path = str(folder)
     for task, message in (
         (HarnessTask(), "lm_eval needs tasks"),
-        (HarnessTask(tasks=("asked",), include_path=path, limit=0), "limit is 0"),
-        (HarnessTask(tasks=("asked",), include_path=path, shots=-1), "shots is -1"),
         (HarnessTask(tasks=("asked",), include_path=path + "x"), "tasksx' is no folder"),
     ):
         with pytest.raises(ClearheadError, match=message):

@@ -55,12 +55,6 @@ def test_is_exp_of_the_mean_cross_entropy(small_parts, name, batch_size):
     assert (result.tokens, result.reason) == (4 * 12, None)
 
 
-def test_float64_models_keep_their_digits(small_parts):
-    model, windows = _make("transformer").double(), _windows(3, 11)
-    result = perplexity(model, windows, length=11, batch_size=2)
-    assert result.loss == pytest.approx(_by_hand(model, windows), rel=1e-13)
-
-
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_a_prefix_is_read_and_not_predicted(batch_size):
     """As whole logits of the text behind it, without those of its own tokens and of the next."""

@@ -12,8 +12,7 @@ from clearhead import ClearheadError
 from clearhead.data import synthetic
 from clearhead.data.retrieval import held_out
 from clearhead.data.seeded_choices import SeededChoices
-from clearhead.eval.attention_to_answer import AllocationTask, last_row
-from clearhead.eval.needles import NeedlesTask, haystack
+from clearhead.eval.needles import AllocationTask, NeedlesTask, haystack, last_row
 from clearhead.eval.passkey import PasskeyTask
 from clearhead.eval.recall import RecallTask
 from clearhead.measure.answers import Answer
@@ -206,9 +205,6 @@ def test_allocation_is_the_last_row_of_the_whole_map(make_subject, name):
     ("task", "lengths", "message"),
     [
         (PasskeyTask(), (16, 128), r"takes \d+ tokens without any filler: more than the length 16"),
-        (PasskeyTask(depths=(2.0,)), (128,), "depths are 2.0"),
-        (PasskeyTask(depths=()), (128,), "depths are none"),
-        (PasskeyTask(trials=0), (128,), "trials is 0"),
         (PasskeyTask(digits=2), (128,), "digits is 2"),
         (NeedlesTask(grid=("2by1",)), (128,), "grid '2by1' is not NxR"),
         (NeedlesTask(grid=("1x2",)), (128,), "1 to 1 of the 1"),

@@ -6,8 +6,7 @@ import tests_architectures as architectures
 import torch
 
 from clearhead import ClearheadError
-from clearhead.eval.ar_hits import HitsTask, hits
-from clearhead.eval.perplexity_task import PerplexityTask
+from clearhead.eval.perplexity_task import HitsTask, PerplexityTask, hits
 from clearhead.eval.sliding import Losses, sliding, windows_of
 from clearhead.models import with_scaled_rope
 
@@ -94,38 +93,6 @@ def test_half_precision_models_have_losses_in_float32():
     torch.testing.assert_close(loss.mean(), expected)
 
 
-def test_a_sum_above_what_float16_holds_is_no_infinity():
-    """The CoCA paper's "inf": a mean loss of 12 nats over 8,192 tokens sums to 98,304."""
-
-    class Certain(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float16))
-            self.embedding = torch.nn.Embedding(4, 1)
-            self.config = type("Config", (), {})()
-            self.device = self.weight.device
-
-        @property
-        def base_model(self):
-            return self
-
-        def get_input_embeddings(self):
-            return self.embedding
-
-        def get_output_embeddings(self):
-            return None
-
-        def forward(self, input_ids, use_cache):
-            wrong = torch.zeros(*input_ids.shape, 4, dtype=torch.float16)
-            wrong[..., 3] = 12.0
-            return type("Out", (), {"logits": wrong})()
-
-    (found,) = sliding(
-        Certain(), [np.zeros(8193, dtype=int)], length=8193, stride=8193, batch_tokens=1
-    )
-    assert found.loss.sum() == pytest.approx(8192 * 12.0000184, rel=1e-5)
-
-
 def test_windows_predict_each_token_once():
     for tokens in (2, 5, 30, 31):
         for length in (2, 5, 30):
@@ -180,8 +147,3 @@ def test_texts_shorter_than_the_window_are_named(make_subject):
         PerplexityTask().cells(long)
     with pytest.raises(ClearheadError, match="no document of 100,000 tokens"):
         HitsTask().cells(long)
-
-
-def test_more_than_the_learned_positions_is_refused_at_once(make_subject):
-    with pytest.raises(ClearheadError, match="64 learned positions of this model, and no rope"):
-        PerplexityTask().cells(make_subject("gpt2"))

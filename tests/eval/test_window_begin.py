@@ -14,11 +14,11 @@ from clearhead.data import Batches, Corpus
 from clearhead.data.corpus import TokenStream
 from clearhead.diagnose import diagnose
 from clearhead.eval import perplexity
-from clearhead.eval.ar_hits import HitsTask
 from clearhead.eval.distance import distance
 from clearhead.eval.harness import harness_model
+from clearhead.eval.perplexity_task import HitsTask
 from clearhead.eval.sliding import sliding
-from clearhead.measure.documents import Document
+from clearhead.measure.task import Document
 from clearhead.models.configuration import WINDOW_BEGIN
 from clearhead.models.conversion import converted, for_serving
 from clearhead.models.starts import started
@@ -224,21 +224,6 @@ def test_windows_of_a_text_in_lm_eval_open_with_the_begin_token(pair, corpus):
         expected += float(likely.gather(1, torch.tensor(read[-rest:])[:, None]).sum())
         done += rest
     assert score == pytest.approx(expected, rel=1e-4)
-
-
-def test_prompts_that_lm_eval_has_continued_open_with_the_begin_token_behind_the_padding(
-    pair, corpus
-):
-    plain, begun = pair
-    begin = corpus.tokenizer.bos_token_id
-    texts = ["A letter came.", "The ship left the harbour.", "It", "Nobody saw it. " * 9, ""]
-    with _harness(begun, corpus) as lm:
-        made = lm.tok_batch_encode(texts)
-    for text, ids, mask in zip(texts, *made, strict=True):
-        own = corpus.tokenizer(text, add_special_tokens=False).input_ids
-        assert ids[mask == 1].tolist() == [begin, *own]
-    with _harness(plain, corpus) as lm:
-        assert begin not in lm.tok_batch_encode(texts[:2])[0]
 
 
 def test_a_prompt_to_continue_that_is_cut_opens_with_the_begin_token(pair, corpus):

@@ -1,6 +1,5 @@
 """Sources of text, `SPEC` or `SPEC@WEIGHT`, as documents in a fixed order."""
 
-import difflib
 import hashlib
 import math
 import os
@@ -197,11 +196,10 @@ def _files(spec: str) -> tuple[Path, ...]:
             return files
         raise ClearheadError(f"data {spec!r}: nothing in this folder is {ENDINGS}")
     if not path.exists():
-        near = difflib.get_close_matches(spec, (STDLIB, PACKAGES), n=1, cutoff=0.6)
-        hint = f"give an existing path, {STDLIB}, {PACKAGES} or hf:NAME"
-        if near:
-            hint = f"did you mean {near[0]}?"
-        raise ClearheadError(f"data {spec!r}: no such file or folder; {hint}")
+        raise ClearheadError(
+            f"data {spec!r}: no such file or folder; give an existing path, {STDLIB}, {PACKAGES} "
+            "or hf:NAME"
+        )
     if not readable(path):
         raise ClearheadError(f"data {spec!r}: cannot read this kind of file; give {ENDINGS}")
     return (path,)

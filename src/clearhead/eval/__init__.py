@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from clearhead.eval.sliding import lengths as lengths
     from clearhead.eval.sliding import perplexity as perplexity
     from clearhead.eval.task import parted as parted
-    from clearhead.measure.documents import Texts as Texts
     from clearhead.measure.task import Subject as Subject
     from clearhead.measure.task import Task as Task
+    from clearhead.measure.task import Texts as Texts
 
 
 __getattr__, __all__ = lazily(__name__)

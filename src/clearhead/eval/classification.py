@@ -24,24 +24,18 @@ def f1(answers: Answers, labels: Answers) -> float:
 
 
 def matthews(answers: Answers, labels: Answers) -> float:
-    """Matthews' correlation for any number of classes (Gorodkin 2004).
-
-    (c · n − Σ p_k t_k) / √((n² − Σ p_k²)(n² − Σ t_k²)), with c right of n answers, of which p_k say
-    class k and t_k are of class k; 0 where all answers, or all labels, are one class.
-    """
+    """Matthews' correlation for any number of classes (Gorodkin 2004): that of the indicators of
+    all classes; 0 where all answers, or all labels, are one class."""
     predicted, actual = np.asarray(answers), np.asarray(labels)
-    n, right = len(predicted), int((predicted == actual).sum())
     classes = np.union1d(predicted, actual)
-    p = np.array([int((predicted == k).sum()) for k in classes], dtype=np.float64)
-    t = np.array([int((actual == k).sum()) for k in classes], dtype=np.float64)
-    spread = (n**2 - (p**2).sum()) * (n**2 - (t**2).sum())
-    return float((right * n - (p * t).sum()) / spread**0.5) if spread else 0.0
+    found = pearson(predicted[:, None] == classes, actual[:, None] == classes)
+    return 0.0 if np.isnan(found) else found
 
 
 def pearson(answers: Answers, labels: Answers) -> float:
     """Pearson's correlation; NaN where either side is constant."""
     x, y = (np.asarray(side, dtype=np.float64) for side in (answers, labels))
-    x, y = x - x.mean(), y - y.mean()
+    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
     spread = float((x**2).sum() * (y**2).sum()) ** 0.5
     return float((x * y).sum()) / spread if spread else float("nan")
 

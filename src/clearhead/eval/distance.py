@@ -4,13 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.eval.sliding import perplexity_of
+from clearhead.eval.sliding import LOGITS, perplexity_of
 from clearhead.models.inspection import batches, evaluating
 
 
@@ -35,7 +34,9 @@ class Distance:
 
 
 def distance(before: Any, after: Any, windows: Iterable[Tensor], **inputs: Any) -> Distance:
-    """Measure both models in their own dtype; probabilities and sums in float32 and float64.
+    """Measure both models in their own dtype; probabilities in float32, sums in float64.
+
+    Beside both models' logits of a window, a part of them is held at a time.
 
     Args:
         windows: int64 [length] each.
@@ -45,7 +46,7 @@ def distance(before: Any, after: Any, windows: Iterable[Tensor], **inputs: Any) 
         ClearheadError: no windows, of one token, of different lengths, or with tokens unknown to
             the model.
     """
-    tokens, largest, sums = 0, 0.0, np.zeros(5)
+    tokens, largest, sums = 0, 0.0, torch.zeros(5, dtype=torch.float64)
     with evaluating(before), evaluating(after):
         for ids_BT in batches(before, windows, 1):
             if ids_BT.shape[1] == 1:
@@ -53,17 +54,23 @@ def distance(before: Any, after: Any, windows: Iterable[Tensor], **inputs: Any) 
                     "windows of 1 token have no next token to compare: give longer ones, to a "
                     "model with max_position_embeddings of at least 2"
                 )
-            one_TV = before(input_ids=ids_BT, use_cache=False).logits[0, :-1].float()
-            two_TV = after(input_ids=ids_BT, use_cache=False, **inputs).logits[0, :-1].float()
-            p_TV, q_TV, apart_TV = one_TV.log_softmax(-1), two_TV.log_softmax(-1), one_TV - two_TV
-            sums += [
-                float(F.nll_loss(p_TV, ids_BT[0, 1:], reduction="sum")),
-                float(F.nll_loss(q_TV, ids_BT[0, 1:], reduction="sum")),
-                float(F.kl_div(q_TV, p_TV, log_target=True, reduction="sum")),
-                float(apart_TV.square().sum(dtype=torch.float64)),
-                float(one_TV.square().sum(dtype=torch.float64)),
-            ]
-            largest = max(largest, float(apart_TV.abs().max()))
+            one_TV = before(input_ids=ids_BT, use_cache=False).logits[0, :-1]
+            two_TV = after(input_ids=ids_BT, use_cache=False, **inputs).logits[0, :-1]
+            rows = max(1, LOGITS // one_TV.shape[-1])
+            for one, two, target in zip(
+                one_TV.split(rows), two_TV.split(rows), ids_BT[0, 1:].split(rows), strict=True
+            ):
+                one, two = one.float(), two.float()
+                p, q, apart = one.log_softmax(-1), two.log_softmax(-1), one - two
+                largest = max(largest, float(apart.abs().max()))
+                parts = (
+                    F.nll_loss(p, target, reduction="none"),
+                    F.nll_loss(q, target, reduction="none"),
+                    F.kl_div(q, p, reduction="none", log_target=True),
+                    apart.square(),
+                    one.square(),
+                )
+                sums += torch.stack([part.sum(dtype=torch.float64) for part in parts]).cpu()
             tokens += len(one_TV)
     first, second, divergence, squared, length = sums.tolist()
     return Distance(

@@ -6,7 +6,6 @@ and not meaning: a false sentence made of the document's own words passes.
 """
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +18,7 @@ from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
 from clearhead.eval.judge import PROMPT, verdicts
 from clearhead.eval.options import HallucinationOptions
-from clearhead.eval.task import check_count, labelled_rows
+from clearhead.eval.task import labelled_rows
 from clearhead.measure.answers import Prompt
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.cells import lines_of
@@ -40,12 +39,8 @@ class HallucinationTask(HallucinationOptions):
             raise ClearheadError(
                 "hallucination needs files: for example --hallucination.files summaries.jsonl.gz"
             )
-        names = Counter(Path(file).name for file in self.files)
-        if twice := [name for name, count in names.items() if count > 1]:
-            raise ClearheadError(
-                f"two files are called {twice[0]}, by which tables name them: rename one"
-            )
-        check_count(samples=self.samples, summary_tokens=self.summary_tokens)
+        if len({Path(file).name for file in self.files}) < len(self.files):
+            raise ClearheadError("two files have one name, by which tables name them: rename one")
         self.judge.check()
         for length in subject.lengths:
             subject.check_length(length)
@@ -68,14 +63,11 @@ class HallucinationTask(HallucinationOptions):
         # Models that only continue texts go on to the next document by themselves.
         written = [subject.decode(answer.written).strip() for answer in answers]
         texts = [text.partition("\n\n")[0].rstrip() for text in written]
-        judged: Line = {}
-        if self.judge.model:
-            each = zip(documents, rows, texts, strict=True)
-            prompts_of_judge = [PROMPT.format(one, row.label, text) for one, row, text in each]
-            judged = verdicts(self.judge, prompts_of_judge)
+        each = zip(documents, rows, texts, strict=True)
+        asked = [PROMPT.format(document, row.label, text) for document, row, text in each]
         return lines_of(
             self.headlines,
-            **judged,
+            **(verdicts(self.judge, asked) if self.judge.model else {}),
             **grounding(texts, documents),
             items=len(rows),
             cut=fmean(a.text != b for a, b in zip(rows, documents, strict=True)),

@@ -5,12 +5,9 @@ import copy
 import difflib
 import hashlib
 import io
-import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from glob import glob
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,8 +19,7 @@ from transformers import set_seed
 
 from clearhead.errors import ClearheadError, NotFinite, require
 from clearhead.eval.options import HarnessOptions
-from clearhead.eval.task import check_count
-from clearhead.measure.rope_limits import follow_length, reset_dynamic_rope
+from clearhead.measure.answers import follow_length, reset_dynamic_rope
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import begin_of_windows, evaluating, finite
 from clearhead.models.pretrained import CACHE
@@ -47,10 +43,6 @@ class HarnessTask(HarnessOptions):
         if not self.tasks:
             raise ClearheadError("lm_eval needs tasks: for example --tasks hellaswag arc_easy")
         check_names(self.tasks, self.include_path)
-        if self.limit is not None:
-            check_count(limit=self.limit)
-        if self.shots is not None and self.shots < 0:
-            raise ClearheadError(f"shots is {self.shots}: give 0 or more")
         return list(map(self._cell, dict.fromkeys(self.tasks)))
 
     def _cell(self, name: str) -> Cell:
@@ -73,29 +65,26 @@ class HarnessTask(HarnessOptions):
         manager = _manager(self.include_path, self.tasks)
         with _quiet(), _no_downloaded_code(name):
             try:
-                results = self._evaluated(subject, _loaded(manager, name), name, advanced)
+                results, cut = self._evaluated(subject, _loaded(manager, name), name, advanced)
             except NotFinite as error:
                 listed = (manager.task_index[name].cfg or {}).get("metric_list") or ()
                 return unmeasured([str(x["metric"]) for x in listed] or ["acc"], error)
         numbers = {one: _metrics(row) for one, row in results["results"].items()}
-        if numbers.get(name):
-            numbers = {name: numbers[name]}
         items = {one: counts["effective"] for one, counts in results["n-samples"].items()}
         lines = []
-        for one, row in numbers.items():
+        for one, row in {name: numbers[name]}.items() if numbers.get(name) else numbers.items():
             # Prompts too long for the model lose their beginning, shots first: then it is shown.
-            cut = results["requests_cut"]
             shown = [*(x for x in row if not x.endswith("_stderr")), *["requests_cut"] * bool(cut)]
             details = {"items": items.get(one, sum(items.values())), "requests_cut": cut}
             where = {"task": one} | ({} if one == name else {"shots": results["n-shot"].get(one)})
-            result = {**row, **details, "lm_eval": version("lm_eval")}
-            lines += [{**line, **where} for line in lines_of(shown, **result)]
+            of_one = lines_of(shown, **row, **details, lm_eval=version("lm_eval"))
+            lines += [{**line, **where} for line in of_one]
         return lines
 
     def _evaluated(
         self, subject: Subject, loaded: Any, name: str, advanced: Advanced
-    ) -> dict[str, Any]:
-        """lm-eval's results, and "requests_cut", the number of prompts that lost their beginning.
+    ) -> tuple[dict[str, Any], int]:
+        """lm-eval's results, and the number of prompts that lost their beginning.
 
         Raises:
             ClearheadError: what lm-eval refuses; logits that are not finite.
@@ -116,7 +105,7 @@ class HarnessTask(HarnessOptions):
             except _REFUSALS as error:
                 reason = _first_line(error) or "an answer that the model has no room for"
                 raise ClearheadError(f"lm-eval cannot run the task {name}: {reason}") from error
-            return {**results, "requests_cut": _cut(lm, results["samples"])}
+            return results, _cut(lm, results["samples"])
 
 
 def _manager(folder: str, names: Sequence[str]) -> Any:
@@ -169,17 +158,11 @@ def _first_line(error: Exception) -> str:
 
 
 def _digest(folder: str) -> str:
-    """A hash of lm-eval's version and, for a folder, of its files and the local data they name.
-
-    Data on the hub have no part in it: they are unknown before they are loaded.
-    """
+    """A hash of lm-eval's version and, for a folder, of all files in it."""
     digest = hashlib.sha256(version("lm_eval").encode())
-    paths = set[str](glob(f"{folder}/**", recursive=True) if folder else ())
-    for path in sorted(path for path in paths if path.endswith(".yaml")):
-        words = re.findall(r"[^\s,:{}\[\]\"']+", Path(path).read_text("utf-8"))
-        paths.update(file for word in words if "." in word for file in glob(word))
-    for path in sorted(filter(os.path.isfile, paths)):
-        digest.update(Path(path).read_bytes())
+    for path in sorted(Path(folder).rglob("*")) if folder else ():
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -268,15 +251,13 @@ def harness_model(subject: Subject, advanced: Advanced) -> Iterator[Any]:
     )
     rows = max(1, subject.batch_tokens // lm.max_length)
     lm.batch_size_per_gpu = 1 if follow_length(model) else rows  # padding is not exact there
-    if begin is not None:
-        score_texts = lm.loglikelihood_rolling
+    score_texts = lm.loglikelihood_rolling
 
-        def rolling(requests: Any) -> Any:  # whose first window has the begin token already
-            with patch.object(lm, "add_bos_token", False):
-                return score_texts(requests)
+    def rolling(requests: Any) -> Any:  # the first window has the begin token already
+        with patch.object(lm, "add_bos_token", None if begin is None else False):
+            return score_texts(requests)
 
-        lm.loglikelihood_rolling = rolling
-
+    lm.loglikelihood_rolling = rolling
     resetting: list[bool] = []
 
     def before(_module: Any, words: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -316,26 +297,21 @@ def _no_downloaded_code(name: str) -> Iterator[None]:
     Some tasks of lm-eval hide the refusal, so it is raised again at the end.
     """
     require("evaluate.loading", EXTRA)
-    refusals: list[ClearheadError] = []
+    asked: list[str] = []
 
     def refuse(path: str, *_args: Any, **_kwargs: Any) -> Any:
-        refusals.append(
-            ClearheadError(
-                f"the task {name} computes {Path(path).name} by a program that `evaluate` "
-                "downloads, which clearhead does not run: leave it out, or run lm-eval itself"
-            )
-        )
-        raise refusals[0]
+        asked.append(Path(path).name)
+        raise ClearheadError(path)
 
     with patch("evaluate.loading.evaluation_module_factory", refuse):
         try:
             yield
-        except Exception as error:
-            if not refusals:
-                raise
-            raise refusals[0] from error
-    if refusals:
-        raise refusals[0]
+        finally:
+            if asked:
+                raise ClearheadError(
+                    f"the task {name} computes {asked[0]} by a program that `evaluate` downloads, "
+                    "which clearhead does not run: leave it out, or run lm-eval itself"
+                )
 
 
 @contextlib.contextmanager

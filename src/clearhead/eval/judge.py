@@ -14,7 +14,7 @@ from typing import Any
 
 from clearhead.errors import ClearheadError
 from clearhead.metavars import Model, Url, Variable
-from clearhead.ranges import Count, Positive, check
+from clearhead.ranges import Count, Positive
 from clearhead.terminal import say
 
 TRIES, PAUSE = 3, 2.0  # requests for a verdict; seconds before the second, then twice that
@@ -51,7 +51,6 @@ class JudgeConfig:
 
     def check(self) -> None:
         """Refuse a judge without model or endpoint, a URL with a secret, and a key not set."""
-        check(self, "judge.")
         if self != JudgeConfig() and not (self.model and _URL.fullmatch(self.endpoint)):
             raise ClearheadError(
                 "a judge needs a judge.model and a judge.endpoint, an http(s) URL without user and "

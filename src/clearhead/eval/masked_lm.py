@@ -24,8 +24,6 @@ class MaskedTask(MaskedOptions):
     headlines = ("masked_loss", "masked_accuracy")
 
     def cells(self, subject: Subject) -> list[Cell]:
-        if not 0 < self.mask < 1:
-            raise ClearheadError(f"mask is {self.mask}: give a share of the tokens between 0 and 1")
         if subject.texts.splits != ("validation",):
             raise ClearheadError("masked reads the held-out documents only: leave split out")
         corpus = subject.texts.corpus  # read here, so that the cells are those of this text
@@ -35,13 +33,9 @@ class MaskedTask(MaskedOptions):
         return [{"length": length} for length in subject.lengths]
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
-        loss, accuracy = masked_loss(
-            subject.model,
-            with_mask_token(subject.texts.corpus),
-            length=cell["length"],
-            tokens=subject.tokens,
-            share=self.mask,
-        )
+        corpus, length = with_mask_token(subject.texts.corpus), cell["length"]
+        settings = {"length": length, "tokens": subject.tokens, "share": self.mask}
+        loss, accuracy = masked_loss(subject.model, corpus, **settings)
         read = {"predicted_tokens": loss.get("predicted_tokens", 0), "reason": loss.get("reason")}
         return lines_of(
             self.headlines, masked_loss=loss["value"], masked_accuracy=accuracy["value"], **read
@@ -74,37 +68,36 @@ def masked_loss(
         Payloads of "measure" records: "masked loss" (nats a hidden token) and "masked accuracy";
         the value None with a "reason" where the model or the text is too short.
     """
-    dimensions: dict[str, Any] = {"split": "validation", "length": length}
     loss, right, count = 0.0, 0, 0
     reason = _unread(model, corpus, length)
+    texts = () if reason else windows(corpus, length=length, count=max(1, tokens // length))
+    masking = Masking(corpus.tokenizer, share)
     with evaluating(model):
-        masking = Masking(corpus.tokenizer, share)
-        texts = () if reason else windows(corpus, length=length, count=max(1, tokens // length))
-        size = max(1, BATCH // length)
-        for number, ids_BT in enumerate(batches(model, texts, size) if texts else ()):
+        for number, ids_BT in enumerate(
+            batches(model, texts, max(1, BATCH // length)) if texts else ()
+        ):
             made = masking(ids_BT.cpu().numpy(), f"validation, masks of batch {number}")
             shown_BT, labels_BT = (torch.from_numpy(array).to(ids_BT.device) for array in made)
             hidden_BT = labels_BT != IGNORED
             inputs = {"input_ids": shown_BT}
             if documents_apart:
-                apart = document_inputs(ids_BT, document_starts(ids_BT, corpus.tokenizer))
-                inputs |= {name: apart[name] for name in ("position_ids", "document_ids")}
+                inputs |= document_inputs(ids_BT, document_starts(ids_BT, corpus.tokenizer))
+                del inputs["labels"]
             logits_NV = model(**inputs).logits[hidden_BT].float()
             target_N = labels_BT[hidden_BT]
             loss += float(F.cross_entropy(logits_NV, target_N, reduction="none").double().sum())
             right += int((logits_NV.argmax(-1) == target_N).sum())
             count += len(target_N)
-    if not count:
-        nothing = "the validation text has only special tokens: nothing was hidden"
-        dimensions["reason"] = reason or nothing
-        values: tuple[float | None, ...] = (None, None)
+    line: dict[str, Any] = {"split": "validation", "length": length}
+    values: dict[str, float | None] = {"masked loss": None, "masked accuracy": None}
+    if count:
+        line["predicted_tokens"] = count
+        accuracy = math.nan if math.isnan(loss) else right / count
+        values = {"masked loss": loss / count, "masked accuracy": accuracy}
     else:
-        dimensions["predicted_tokens"] = count
-        values = loss / count, math.nan if math.isnan(loss) else right / count
-    return [
-        {"metric": metric, "value": value, **dimensions}
-        for metric, value in zip(("masked loss", "masked accuracy"), values, strict=True)
-    ]
+        nothing = "the validation text has only special tokens: nothing was hidden"
+        line["reason"] = reason or nothing
+    return [{"metric": metric, "value": value, **line} for metric, value in values.items()]
 
 
 def _unread(model: Any, corpus: Corpus, length: int) -> str:

@@ -1,12 +1,14 @@
 """Options of the evaluation tasks, as the command line reads and records keep them; no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from clearhead.data.config import SHARE
+from clearhead.errors import ClearheadError
 from clearhead.eval.judge import JudgeConfig
 from clearhead.metavars import Field, File, Folder, Grid, Number, TaskName
+from clearhead.ranges import Count, Fraction, Length, Natural, Part
 
 # Marks an option that only lists cells: cells name its values, so more may be added later.
 LISTED = {"listed": True}
@@ -14,26 +16,39 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FILL = "fill"
 
 
+class TaskOptions:
+    """Options of a task; their ranges are checked with those of the whole command."""
+
+    def __post_init__(self) -> None:
+        for option in fields(self):  # type: ignore[arg-type]
+            if (
+                isinstance(option.default, tuple)
+                and option.default
+                and not getattr(self, option.name)
+            ):
+                raise ClearheadError(f"{option.name} are none: give at least one")
+
+
 @dataclass(frozen=True, kw_only=True)
-class HitsOptions:
+class HitsOptions(TaskOptions):
     """Validation loss split into AR-hits and others; windows side by side."""
 
-    ngram: int = 2
+    ngram: Length = 2
     """Tokens of the n-gram, the recalled one included."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllocationOptions:
+class AllocationOptions(TaskOptions):
     """Attention of the last token to a needle, by length and depth."""
 
-    depths: tuple[float, ...] = DEPTHS
+    depths: tuple[Fraction, ...] = DEPTHS
     """Shares of the filler that come before the needle."""
-    samples: int = 20
+    samples: Count = 20
     """Contexts at each length and depth."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HallucinationOptions:
+class HallucinationOptions(TaskOptions):
     """Summaries that keep to their documents, by a judge or by a count of names."""
 
     files: tuple[File, ...] = field(default=(), metadata=LISTED)
@@ -42,95 +57,95 @@ class HallucinationOptions:
     """Field of a row that holds the document."""
     label_field: Field = "summary"
     """Field of a row that holds a person's summary."""
-    samples: int = 100
+    samples: Count = 100
     """Number of rows drawn from each file, or all if it has fewer."""
-    summary_tokens: int = 128
+    summary_tokens: Count = 128
     """Tokens of a summary, at most."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     """The model that judges texts; none unless it is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HarnessOptions:
+class HarnessOptions(TaskOptions):
     """Tasks of lm-eval by their names there, on its prompts, its data and its metrics."""
 
     tasks: tuple[TaskName, ...] = field(default=(), metadata=LISTED)
     """Tasks, groups and tags of lm-eval; --tasks takes their names too."""
-    shots: int | None = None
+    shots: Natural | None = None
     """Examples before each question; by default the task's own number."""
-    limit: int | None = None
+    limit: Count | None = None
     """Number of items of each task, from its first; by default all."""
     include_path: Folder = ""
     """A folder of your own task files (.yaml); the functions and templates in them are run."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedOptions:
+class MaskedOptions(TaskOptions):
     """Loss at hidden tokens of held-out text, and the share of them predicted right."""
 
-    mask: float = SHARE
+    mask: Part = SHARE
     """Share of the tokens hidden."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeedlesOptions:
+class NeedlesOptions(TaskOptions):
     """Retrieval of some of several numbers, by length and depth."""
 
     grid: tuple[Grid, ...] = ("1x1", "2x2", "4x2", "6x2")
     """NxR: N needles, R of them asked for."""
-    depths: tuple[float, ...] = DEPTHS
+    depths: tuple[Fraction, ...] = DEPTHS
     """Shares of the filler that come before the needles asked for."""
-    samples: int = 50
+    samples: Count = 50
     """Contexts at each length and depth."""
     digits: int = 5
     """Digits of a magic number."""
-    new_tokens: int = 10
+    new_tokens: Count = 10
     """Tokens to generate for an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PasskeyOptions:
+class PasskeyOptions(TaskOptions):
     """Retrieval of a number from filler, by length and depth."""
 
-    depths: tuple[float, ...] = DEPTHS
+    depths: tuple[Fraction, ...] = DEPTHS
     """Shares of the filler that come before the key."""
-    trials: int = 20
+    trials: Count = 20
     """Keys at each length and depth."""
     digits: int = 5
     """Digits of a key."""
     wording: Literal["paper", "landmark"] = "paper"
     """The prompt: the CoCA paper's, or landmark attention's."""
-    new_tokens: int | None = None
+    new_tokens: Count | None = None
     """Tokens to generate; by default 64, or 10 with landmark's prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerplexityOptions:
+class PerplexityOptions(TaskOptions):
     """Sliding-window perplexity (Press et al.), in float32."""
 
-    stride: int | None = None
+    stride: Count | None = None
     """Tokens from one window to the next; by default half of each length."""
     text: Literal["document", "stream"] = "document"
     """document: windows inside single documents, those at least as long as the longest length;
     stream: windows across all documents of a source, end to end."""
-    document_tokens: int | None = None
+    document_tokens: Count | None = None
     """Largest number of tokens read of a document; by default the longest length."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecallOptions:
+class RecallOptions(TaskOptions):
     """Recall of values by their keys, by length and number of pairs."""
 
-    pairs: tuple[int, ...] = (4, 12)
+    pairs: tuple[Count, ...] = (4, 12)
     """Numbers of pairs in the list, each measured by itself."""
-    queries: int = 8
+    queries: Count = 8
     """Pairs asked for, at most all."""
-    samples: int = 50
+    samples: Count = 50
     """Lists at each length and number of pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShotsOptions:
+class ShotsOptions(TaskOptions):
     """Classification by demonstrations in the context, by length and shots."""
 
     data: File = ""
@@ -144,9 +159,9 @@ class ShotsOptions:
     """Field of a row that holds the label."""
     counts: tuple[Number, ...] = (FILL,)
     """Demonstrations: whole numbers, or fill, as many as fit each length."""
-    queries: int = 100
+    queries: Count = 100
     """Texts to classify at each length and number of demonstrations."""
-    permutations: int = 5
+    permutations: Count = 5
     """Orders drawn of the same demonstrations."""
 
 

@@ -15,7 +15,7 @@ from clearhead.data.retrieval import LANDMARK, PAPER, Wording, number
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import PasskeyOptions
-from clearhead.eval.task import by_depth, check_count
+from clearhead.eval.task import by_depth
 from clearhead.measure.answers import Answer, Prompt
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.cells import lines_of
@@ -27,37 +27,30 @@ class PasskeyTask(PasskeyOptions):
     headlines = ("accuracy", "forced_tokens")
 
     def cells(self, subject: Subject) -> list[Cell]:
-        check_count(trials=self.trials, new_tokens=self._new_tokens)
         cells = by_depth(subject.lengths, self.depths)
         for length in subject.lengths:
-            self._prompt(
-                subject, number(SeededChoices("any"), self.digits, evaluation=True), length, 0
-            )
+            key = number(SeededChoices("any"), self.digits, evaluation=True)
+            self._prompt(subject, key, length, 0)
             subject.check_length(length + self._new_tokens)
         return cells
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         draws = SeededChoices(f"passkey {subject.seed} {cell['length']} {cell['depth']}")
         keys = [number(draws, self.digits, evaluation=True) for _ in range(self.trials)]
-        texts = [self._prompt(subject, key, cell["length"], cell["depth"]) for key in keys]
-        prompts, leads, numbers = zip(
-            *(
-                subject.ids(text, self._wording.lead, f" {key}")
-                for text, key in zip(texts, keys, strict=True)
-            ),
-            strict=True,
-        )
-        replies = subject.reader.ask(
-            [Prompt(ids[:-1], ids[-1:]) for ids in prompts],
-            [(*lead, *key) for lead, key in zip(leads, numbers, strict=True)],
-            new_tokens=self._new_tokens,
-            advanced=advanced,
-        )
+        prompts, answers, leads = [], [], []
+        for key in keys:
+            text = self._prompt(subject, key, cell["length"], cell["depth"])
+            ids, lead, spelt = subject.ids(text, self._wording.lead, f" {key}")
+            prompts.append(Prompt(ids[:-1], ids[-1:]))
+            answers.append((*lead, *spelt))
+            leads.append(len(lead))
+        reader, new_tokens = subject.reader, self._new_tokens
+        replies = reader.ask(prompts, answers, new_tokens=new_tokens, advanced=advanced)
         return lines_of(
             self.headlines,
-            **scores(subject, replies, keys, [len(lead) for lead in leads]),
+            **scores(subject, replies, keys, leads),
             trials=self.trials,
-            prompt_tokens=fmean(map(len, prompts)),
+            prompt_tokens=fmean(len(prompt.ids) for prompt in prompts),
         )
 
     @property

@@ -1,15 +1,22 @@
-"""Perplexity by length, pooled and by document, with a sliding window."""
+"""Perplexity by length, pooled and by document; and the loss at AR-hits and at all other tokens.
 
+An AR-hit (associative recall; Arora et al., arXiv 2312.04927) is the last token of an n-gram that
+stood in the same window before. As in arXiv 2410.05258 (table 6) all of them count; Zoology leaves
+out n-grams that are frequent in the training text.
+"""
+
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from clearhead.errors import ClearheadError
-from clearhead.eval.options import PerplexityOptions
-from clearhead.eval.sliding import perplexity_of, sliding, windows_of
-from clearhead.measure.documents import Document, at_least
-from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.eval.options import HitsOptions, PerplexityOptions
+from clearhead.eval.sliding import Scored, perplexity_of, sliding, windows_of
+from clearhead.measure.task import Advanced, Cell, Document, Subject, at_least
+from clearhead.models.inspection import opened
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
@@ -28,18 +35,9 @@ class PerplexityTask(PerplexityOptions):
         return [{"length": length, "longest": longest} for length in subject.lengths]
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
-        length = cell["length"]
-        chosen = self.chosen(subject)
+        length, chosen = cell["length"], self.chosen(subject)
         sums = np.zeros((len(chosen), 2))
-        scored = sliding(
-            subject.model,
-            [document.ids for document in chosen],
-            length=length,
-            stride=self._stride(length),
-            batch_tokens=subject.batch_tokens,
-            advanced=advanced,
-        )
-        for window in scored:
+        for window in self.scored(subject, chosen, length, advanced):
             sums[window.document] += window.loss.sum(), len(window.loss)
         return lines_of(
             self.headlines,
@@ -50,6 +48,19 @@ class PerplexityTask(PerplexityOptions):
                 {"document": document.name, **_of(*row)}
                 for document, row in zip(chosen, sums, strict=True)
             ],
+        )
+
+    def scored(
+        self, subject: Subject, chosen: list[Document], length: int, advanced: Advanced
+    ) -> Iterator[Scored]:
+        """The windows of the chosen documents."""
+        return sliding(
+            subject.model,
+            [document.ids for document in chosen],
+            length=length,
+            stride=self._stride(length),
+            batch_tokens=subject.batch_tokens,
+            advanced=advanced,
         )
 
     def chosen(self, subject: Subject) -> list[Document]:
@@ -77,6 +88,55 @@ class PerplexityTask(PerplexityOptions):
 
     def _stride(self, length: int) -> int:
         return max(1, length // 2) if self.stride is None else self.stride
+
+
+_STREAM = PerplexityTask(text="stream")
+"""Chooses the text of AR-hits: each source as one text, as in training."""
+
+
+class HitsTask(HitsOptions):
+    drawn: ClassVar[bool] = False
+    headlines = ("ar_hit_loss", "others_loss")
+
+    def cells(self, subject: Subject) -> list[Cell]:
+        if self.ngram >= subject.lengths[0]:
+            raise ClearheadError(
+                f"ngram is {self.ngram}: none recurs in a window of {subject.lengths[0]}: lower it"
+            )
+        return _STREAM.cells(subject)
+
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+        length, chosen = cell["length"], _STREAM.chosen(subject)
+        side_by_side = replace(_STREAM, stride=length)
+        sums = {True: np.zeros(2), False: np.zeros(2)}
+        for window in side_by_side.scored(subject, chosen, length, advanced):
+            ids = chosen[window.document].ids[window.start : window.start + length]
+            read = opened(subject.model, torch.from_numpy(ids.astype(np.int64)))
+            hit = hits(read.numpy(), self.ngram)
+            for kind, total in sums.items():
+                losses = window.loss[hit[window.position :] == kind]
+                total += losses.sum(), len(losses)
+        (hit_sum, hit_count), (other_sum, other_count) = sums[True], sums[False]
+        return lines_of(
+            self.headlines,
+            ar_hit_loss=hit_sum / hit_count if hit_count else None,
+            others_loss=other_sum / other_count if other_count else None,
+            loss=(hit_sum + other_sum) / (hit_count + other_count),
+            ar_hits=int(hit_count),
+            predicted_tokens=int(hit_count + other_count),
+        )
+
+
+def hits(ids: np.ndarray, ngram: int) -> np.ndarray:
+    """Mask of tokens that end an n-gram which also ended earlier in these ids, bool [tokens]."""
+    recurring = np.zeros(len(ids), dtype=bool)
+    seen: set[tuple[int, ...]] = set()
+    tokens = ids.tolist()
+    for end in range(ngram, len(tokens) + 1):
+        gram = tuple(tokens[end - ngram : end])
+        recurring[end - 1] = gram in seen
+        seen.add(gram)
+    return recurring
 
 
 def _of(total: float, count: float) -> dict[str, Any]:

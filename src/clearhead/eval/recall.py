@@ -6,13 +6,13 @@ earlier pairs as they are.
 """
 
 from itertools import accumulate
+from statistics import fmean
 from typing import ClassVar
 
 from clearhead.data.retrieval import listing, pairs, sentence
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import RecallOptions
-from clearhead.eval.task import check_count
 from clearhead.measure.answers import Prompt
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.cells import lines_of
@@ -26,7 +26,6 @@ class RecallTask(RecallOptions):
     headlines = ("accuracy",)
 
     def cells(self, subject: Subject) -> list[Cell]:
-        check_count(samples=self.samples, queries=self.queries)
         grid: list[Cell] = [
             {"length": length, "pairs": number}
             for length in subject.lengths
@@ -43,15 +42,14 @@ class RecallTask(RecallOptions):
         replies = subject.reader.ask(prompts, answers, advanced=advanced)
         by_sample, losses = [], []
         for answer, values in zip(replies, places, strict=True):
-            by_sample.append([all(answer.right[start:stop]) for start, stop in values])
+            by_sample.append(fmean(all(answer.right[start:stop]) for start, stop in values))
             losses += [sum(answer.loss[start:stop]) for start, stop in values]
-        right = [one for some in by_sample for one in some]
         return lines_of(
             self.headlines,
-            accuracy=sum(right) / len(right),
-            accuracy_by_item=[sum(some) / len(some) for some in by_sample],
-            answer_loss=sum(losses) / len(losses),
-            trials=len(right),
+            accuracy=fmean(by_sample),  # of equally many values each
+            accuracy_by_item=by_sample,
+            answer_loss=fmean(losses),
+            trials=len(losses),
         )
 
     def _sample(

@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 
-from clearhead.eval.ar_hits import HitsTask
-from clearhead.eval.attention_to_answer import AllocationTask
 from clearhead.eval.hallucination import HallucinationTask
 from clearhead.eval.harness import HarnessTask
 from clearhead.eval.masked_lm import MaskedTask
-from clearhead.eval.needles import NeedlesTask
+from clearhead.eval.needles import AllocationTask, NeedlesTask
 from clearhead.eval.passkey import PasskeyTask
-from clearhead.eval.perplexity_task import PerplexityTask
+from clearhead.eval.perplexity_task import HitsTask, PerplexityTask
 from clearhead.eval.recall import RecallTask
 from clearhead.eval.shots import ShotsTask
 from clearhead.measure.task import Task

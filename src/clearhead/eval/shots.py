@@ -23,7 +23,7 @@ from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import FILL, ShotsOptions
-from clearhead.eval.task import check_count, labelled_rows, parted
+from clearhead.eval.task import labelled_rows, parted
 from clearhead.measure.answers import Ids, Prompt
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.records.cells import lines_of
@@ -38,39 +38,31 @@ class ShotsTask(ShotsOptions):
     headlines = ("accuracy", "margin", "variance")
 
     def cells(self, subject: Subject) -> list[Cell]:
-        check_count(queries=self.queries, permutations=self.permutations)
         words = parted(self.counts)
-        if not words:
-            raise ClearheadError("counts of shots are none: give at least one")
         setting = Setting(self, subject)
         for length in subject.lengths:
             for word in words:
-                setting.shown(length, _count(word))
+                setting.shown(length, word)
             subject.check_length(length)
+        name = Path(self.data).name.partition(".")[0]
+        common = {"data": name, "digest": setting.digest, "order": ORDER}
         return [
-            {
-                "data": Path(self.data).name.partition(".")[0],
-                "digest": setting.digest,
-                "shots": word,
-                "order": ORDER,
-                "length": length,
-            }
+            {**common, "shots": word, "length": length}
             for word in words
             for length in subject.lengths
         ]
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         setting = Setting(self, subject)
-        shown = setting.shown(cell["length"], _count(cell["shots"]))
-        known: dict[Ids, list[int]] = {}
+        shown = setting.shown(cell["length"], cell["shots"])
+        known: dict[Ids, list[bool]] = {}  # of few shots some orders are the same
         right = []  # [permutations][queries]
         for number in range(self.permutations):
             draws = SeededChoices(f"shots {subject.seed} {ORDER} {number}")
             context = setting.context(draws.sample(shown, len(shown)))
-            if context not in known:  # of few shots some orders are the same
-                known[context] = setting.answers_to(context, advanced)
-            pairs = zip(known[context], setting.queries, strict=True)
-            right.append([answer == query.label for answer, query in pairs])
+            if context not in known:
+                known[context] = setting.right_answers(context, advanced)
+            right.append(known[context])
         accuracies = [fmean(one) for one in right]
         by_query = [fmean(one) for one in zip(*right, strict=True)]
         # Orders ask the same queries: those are the trials, not their repetitions.
@@ -125,14 +117,38 @@ class Setting:
 
     def __init__(self, task: ShotsTask, subject: Subject) -> None:
         self._subject = subject
-        self.labels, self.pool, self.queries = _drawn(task, subject.seed)
+        if not task.data:
+            raise ClearheadError(
+                "shots needs labelled texts to show: give a .jsonl(.gz) file, --shots.data FILE"
+            )
+        fields = Task(name=task.data, text=task.text_field, label=task.label_field)
+        rows = labelled_rows(task.data, fields, "--shots.")
+        classes = labelled.classes_of(rows, fields)
+
+        def examples(rows: Sequence[labelled.Row]) -> list[Example]:
+            texts = [" ".join(row.text.split()) for row in rows]
+            numbers = map(int, labelled.labels_of(rows, classes, fields))
+            return list(map(Example, texts, numbers))
+
+        shown = examples(rows)
+        asked = examples(labelled_rows(task.test, fields, "--shots.")) if task.test else shown
+        if len(asked) < task.queries:
+            raise ClearheadError(
+                f"queries is {task.queries}, and {task.test or task.data!r} has {len(asked)} rows: "
+                "ask for that many or fewer"
+            )
+        self.labels = tuple(" ".join(name.split()) for name in classes)
+        draws = SeededChoices(f"shots {subject.seed} queries")
+        self.queries = tuple(draws.sample(asked, task.queries))
+        texts = {query.text for query in self.queries}
+        self.pool = tuple(example for example in shown if example.text not in texts)
         self.digest = fingerprint_of(self.labels, self.pool, self.queries)[:8]
         _, self._gap = subject.ids("label: x", "\n")
-        spelt = [subject.ids("label:", f" {name}")[1] if name else () for name in self.labels]
         if not self._gap:
             raise ClearheadError(
                 "no token ends a line, and nothing else ends a label: choose another tokenizer"
             )
+        spelt = [subject.ids("label:", f" {name}")[1] if name else () for name in self.labels]
         for name, ids in zip(self.labels, spelt, strict=True):
             if not ids or spelt.count(ids) > 1:
                 cause = "the tokens of another label" if ids else "no token"
@@ -140,31 +156,36 @@ class Setting:
         self.answers: list[Ids] = [(*ids, *self._gap) for ids in spelt]
         self.questions = [self._question(query.text) for query in self.queries]
 
-    def shown(self, length: int, count: int | None) -> list[Example]:
+    def shown(self, length: int, word: str) -> list[Example]:
         """Demonstrations that fit the length together with the longest query and label.
 
         All lengths share one draw: a shorter length's are among a longer one's.
 
         Args:
-            count: how many; None for as many as fit.
+            word: how many, in digits; or "fill", for as many as fit.
 
         Raises:
-            ClearheadError: `count` do not fit, or `pool` has fewer.
+            ClearheadError: so many do not fit, or `pool` has fewer; another word.
         """
+        if word != FILL and not (word.isdecimal() and int(word)):
+            raise ClearheadError(
+                f"counts of shots: {word!r} is no whole number above 0, nor {FILL}"
+            )
+        count = len(self.pool) if word == FILL else int(word)
         rest = max(map(len, self.questions)) + max(map(len, self.answers))
         room = length - rest - len(self._subject.begin)
         draws = SeededChoices(f"shots {self._subject.seed} demonstrations")
         left, shown, taken = list(self.pool), list[Example](), 0
-        while left and (count is None or len(shown) < count):
+        while left and len(shown) < count:
             place = draws.below(len(left))
             left[place], left[-1] = left[-1], left[place]
             taken += len(self._demonstration(left[-1]))
             if taken > room:
                 break
             shown.append(left.pop())
-        if len(shown) < (count or 1) or (count is None and not left):
+        if not (shown and left if word == FILL else len(shown) == count):
             raise ClearheadError(
-                f"shots: {count or FILL} asked for, and {len(shown)} of {len(self.pool)} examples "
+                f"shots: {word} asked for, and {len(shown)} of {len(self.pool)} examples "
                 f"fit the {max(0, room):,} tokens that query and label leave of length {length:,}: "
                 "give another length, fewer shots, or more examples"
             )
@@ -175,55 +196,17 @@ class Setting:
         pieces = [self._subject.begin, *map(self._demonstration, shown)]
         return tuple(token for piece in pieces for token in piece)
 
-    def answers_to(self, context: Ids, advanced: Advanced) -> list[int]:
-        """The likeliest label of each query; of equally likely ones the first."""
-        labels = []
-        for question in self.questions:
+    def right_answers(self, context: Ids, advanced: Advanced) -> list[bool]:
+        """True for each query whose likeliest label, of equal ones the first, is its own."""
+        right = []
+        for query, question in zip(self.queries, self.questions, strict=True):
             scores = self._subject.reader.weigh(Prompt(context, question), self.answers)
-            labels.append(scores.index(max(scores)))
+            right.append(scores.index(max(scores)) == query.label)
             advanced(1)
-        return labels
+        return right
 
     def _question(self, text: str) -> Ids:
         return self._subject.ids("label: x\n", f"text: {text}\nlabel:")[1]
 
     def _demonstration(self, example: Example) -> Ids:
         return (*self._question(example.text), *self.answers[example.label], *self._gap)
-
-
-def _drawn(
-    task: ShotsTask, seed: int
-) -> tuple[tuple[str, ...], tuple[Example, ...], tuple[Example, ...]]:
-    """Labels, pool and queries."""
-    if not task.data:
-        raise ClearheadError(
-            "shots needs labelled texts to show: give a .jsonl(.gz) file, --shots.data FILE"
-        )
-    fields = Task(name=task.data, text=task.text_field, label=task.label_field)
-    rows = labelled_rows(task.data, fields, "--shots.")
-    classes = labelled.classes_of(rows, fields)
-
-    def examples(rows: Sequence[labelled.Row]) -> list[Example]:
-        texts = [" ".join(row.text.split()) for row in rows]
-        numbers = map(int, labelled.labels_of(rows, classes, fields))
-        return list(map(Example, texts, numbers))
-
-    shown = examples(rows)
-    asked = examples(labelled_rows(task.test, fields, "--shots.")) if task.test else shown
-    if len(asked) < task.queries:
-        raise ClearheadError(
-            f"queries is {task.queries}, and {task.test or task.data!r} has {len(asked)} rows: ask "
-            "for that many or fewer"
-        )
-    queries = SeededChoices(f"shots {seed} queries").sample(asked, task.queries)
-    texts = {query.text for query in queries}
-    pool = tuple(example for example in shown if example.text not in texts)
-    return tuple(" ".join(name.split()) for name in classes), pool, tuple(queries)
-
-
-def _count(word: str) -> int | None:
-    if word == FILL:
-        return None
-    if not word.isdecimal() or int(word) < 1:
-        raise ClearheadError(f"counts of shots: {word!r} is no whole number above 0, nor {FILL}")
-    return int(word)

@@ -25,7 +25,7 @@ from torch import Tensor
 from clearhead.data import Corpus, windows
 from clearhead.data.batches import IGNORED, document_inputs, document_starts
 from clearhead.errors import NOT_FINITE, ClearheadError
-from clearhead.measure.rope_limits import reset_dynamic_rope
+from clearhead.measure.answers import reset_dynamic_rope
 from clearhead.models.inspection import backbone, batches, evaluating, lack_of_positions
 
 BATCH = 4096  # tokens run together by `lengths`
@@ -45,18 +45,16 @@ class Scored(NamedTuple):
     """The predicted tokens of one window.
 
     Attributes:
-        document: which one.
+        document: its number.
         start: the window's first token in it.
         position: the first predicted token's place in the window; the others follow.
-        loss: nats, float64 [tokens]; 0 of a token that does not count.
-        counted: bool [tokens].
+        loss: nats, float64 [tokens]; of documents that are told apart, without their first tokens.
     """
 
     document: int
     start: int
     position: int
     loss: np.ndarray
-    counted: np.ndarray
 
 
 def windows_of(tokens: int, length: int, stride: int) -> Iterator[Window]:
@@ -114,34 +112,32 @@ def sliding(
     """
     losses = Losses(model)
     rows = max(1, batch_tokens // length)
-    waiting: dict[tuple[int, int], list[tuple[int, Window, Tensor]]] = {}
+    waiting: dict[tuple[int, int], list[tuple[int, int, Tensor]]] = {}
 
-    def run(group: list[tuple[int, Window, Tensor]]) -> list[Scored]:
-        place = group[0][1].first - group[0][1].start
+    def run(place: int, group: list[tuple[int, int, Tensor]]) -> Iterator[Scored]:
         with evaluating(model):  # inside: the mode must not leak while the caller has the turn
-            (ids_BT,) = batches(model, (ids for _, _, ids in group), len(group))
-            counted_BN = torch.ones_like(ids_BT[:, place:], dtype=torch.bool)
+            (ids_BT,) = batches(model, (ids for *_, ids in group), len(group))
             inputs: dict[str, Tensor] = {}
             if tokenizer is not None:
                 inputs = document_inputs(ids_BT, document_starts(ids_BT, tokenizer))
-                counted_BN = inputs.pop("labels")[:, place:] != IGNORED
+            counted_BN = inputs.pop("labels", ids_BT)[:, place:] != IGNORED
             before_BP = ids_BT.new_tensor(prefix).expand(len(ids_BT), -1)
             loss_BN = losses(torch.cat([before_BP, ids_BT], 1), len(prefix) + place, **inputs)
-            loss_BN = loss_BN.double().masked_fill(~counted_BN, 0.0)
         advanced(len(group))
-        numbers = zip(group, loss_BN.cpu().numpy(), counted_BN.cpu().numpy(), strict=True)
-        return [Scored(n, window.start, place, *rest) for (n, window, _), *rest in numbers]
+        scored = zip(group, loss_BN.double().cpu(), counted_BN.cpu(), strict=True)
+        for (number, start, _), loss_N, counted_N in scored:
+            yield Scored(number, start, place, loss_N[counted_N].numpy())
 
     for number, document in enumerate(documents):
-        for window in windows_of(len(document), length, stride):
-            shape = (window.stop - window.start, window.first - window.start)
+        for start, stop, first in windows_of(len(document), length, stride):
+            shape = (stop - start, first - start)
             group = waiting.setdefault(shape, [])
-            ids = np.asarray(document[window.start : window.stop], dtype=np.int64)
-            group.append((number, window, torch.from_numpy(ids)))
+            ids = np.asarray(document[start:stop], dtype=np.int64)
+            group.append((number, start, torch.from_numpy(ids)))
             if len(group) == rows:
-                yield from run(waiting.pop(shape))
-    for group in waiting.values():
-        yield from run(group)
+                yield from run(first - start, waiting.pop(shape))
+    for (_, place), group in waiting.items():
+        yield from run(place, group)
 
 
 class Losses:
@@ -155,7 +151,7 @@ class Losses:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._by_parts: bool | None = None
+        self._plain_head: Any = None
 
     def __call__(self, ids_BT: Tensor, first: int = 1, **inputs: Tensor) -> Tensor:
         """The loss of the tokens from `first` on, given all before them in their row.
@@ -168,33 +164,32 @@ class Losses:
         Returns:
             Float32 (float64 for such a model), [B, T − first], nats.
         """
-        if self._by_parts is None:
-            self._by_parts = self._plain_head(ids_BT[:1, :16])
+        if self._plain_head is None:
+            self._plain_head = self._tried_head(ids_BT[:1, :16]) or ()
         reset_dynamic_rope(self._model)
         targets, losses = ids_BT[:, first:].flatten(), []
-        for logits_NV in self._logits(ids_BT, first, inputs):
+        for logits_NV in self._logits(first, {"input_ids": ids_BT, "use_cache": False, **inputs}):
             target_N, targets = targets[: len(logits_NV)], targets[len(logits_NV) :]
             wide = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
             losses.append(F.cross_entropy(wide, target_N, reduction="none"))
         return torch.cat(losses).view(len(ids_BT), -1)
 
-    def _logits(self, ids_BT: Tensor, first: int, inputs: dict[str, Tensor]) -> Iterable[Tensor]:
-        if not self._by_parts:
-            for row_TV in self._model(input_ids=ids_BT, use_cache=False, **inputs).logits:
-                yield from row_TV[first - 1 : -1].split(max(1, LOGITS // row_TV.shape[-1]))
+    def _logits(self, first: int, inputs: dict[str, Any]) -> Iterable[Tensor]:
+        if head := self._plain_head:
+            hidden_NC = backbone(self._model)(**inputs)[0][:, first - 1 : -1].flatten(0, 1)
+            yield from map(head, hidden_NC.split(max(1, LOGITS // len(head.weight))))
             return
-        head = self._model.get_output_embeddings()
-        hidden_BTC = backbone(self._model)(input_ids=ids_BT, use_cache=False, **inputs)[0]
-        hidden_NC = hidden_BTC[:, first - 1 : -1].flatten(0, 1)
-        yield from map(head, hidden_NC.split(max(1, LOGITS // len(head.weight))))
+        for row_TV in self._model(**inputs).logits:
+            yield from row_TV[first - 1 : -1].split(max(1, LOGITS // row_TV.shape[-1]))
 
-    def _plain_head(self, ids_BT: Tensor) -> bool:
+    def _tried_head(self, ids_BT: Tensor) -> Any:
+        """The head, where it makes the logits of the last hidden state."""
         head = self._model.get_output_embeddings()
         if head is None or backbone(self._model) is self._model:
-            return False
+            return None
         logits = self._model(input_ids=ids_BT, use_cache=False).logits
         hidden = backbone(self._model)(input_ids=ids_BT, use_cache=False)[0]
-        return torch.equal(head(hidden).to(logits.dtype), logits)
+        return head if torch.equal(head(hidden).to(logits.dtype), logits) else None
 
 
 def perplexity_of(loss: float) -> float:
@@ -210,7 +205,7 @@ class Perplexity:
         tokens: predicted tokens, length − 1 a window, less those that begin another document
             where documents are told apart.
         loss: mean cross-entropy, nats a predicted token; None where the model cannot read the text.
-        reason: why there is no loss.
+        reason: why there is no loss, or no perplexity that is a number.
         by_window: the loss of each window that has a predicted token.
     """
 
@@ -223,13 +218,6 @@ class Perplexity:
     def perplexity(self) -> float | None:
         """exp(loss), or None."""
         return None if self.loss is None else perplexity_of(self.loss)
-
-    @property
-    def problem(self) -> str | None:
-        """Why there is no perplexity that is a number."""
-        if self.perplexity is None or math.isfinite(self.perplexity):
-            return self.reason
-        return f"the loss is {self.loss}, so there is no perplexity: {NOT_FINITE}"
 
 
 def perplexity(
@@ -257,31 +245,25 @@ def perplexity(
         raise ClearheadError(f"length is {length}, but the windows have {other[0]}")
     if reason := lack_of_positions(model, len(prefix) + length):
         return Perplexity(reason=reason)
-    scored = sliding(
-        model,
-        texts,
-        length=length,
-        stride=length,
-        batch_tokens=batch_size * length,
-        prefix=prefix,
-        tokenizer=tokenizer,
-    )
+    settings: dict[str, Any] = {"length": length, "stride": length, "prefix": prefix}
+    settings |= {"batch_tokens": batch_size * length, "tokenizer": tokenizer}
     try:
-        sums = [(float(one.loss.sum()), int(one.counted.sum())) for one in scored]
+        parts = [one.loss for one in sliding(model, texts, **settings)]
     except (ClearheadError, IndexError) as error:  # a limit that only the model knows
         if length <= getattr(model.config, "max_position_embeddings", length):
             raise
         return Perplexity(reason=str(error))
-    if not sums:
+    if not parts:
         raise ClearheadError("no windows to measure on: give at least one")
-    count = sum(counted for _, counted in sums)
-    if not count:
+    parts = [part for part in parts if len(part)]
+    if not (count := sum(map(len, parts))):
         return Perplexity(reason="no window holds a token that another of its document foretells")
-    return Perplexity(
-        tokens=count,
-        loss=math.fsum(total for total, _ in sums) / count,
-        by_window=tuple(total / counted for total, counted in sums if counted),
-    )
+    sums = [float(part.sum()) for part in parts]
+    loss = math.fsum(sums) / count
+    if not math.isfinite(perplexity_of(loss)):
+        reason = f"the loss is {loss}, so there is no perplexity: {NOT_FINITE}"
+    means = tuple(total / len(part) for total, part in zip(sums, parts, strict=True))
+    return Perplexity(tokens=count, loss=loss, reason=reason or None, by_window=means)
 
 
 def lengths(
@@ -310,20 +292,16 @@ def lengths(
     budget -= budget % max(fitting, default=1)
     lines: list[dict[str, Any]] = []
     for size in lengths:
-        found = Perplexity(
-            reason=f"the {min(tokens, sum(held)):,} tokens to read of the validation split's "
-            f"{sum(held):,} hold no window of {size:,}"
-        )
         if size in fitting:
-            found = perplexity(
-                model,
-                windows(corpus, length=size, count=budget // size),
-                length=size,
-                batch_size=max(1, BATCH // size),
-                tokenizer=corpus.tokenizer if documents_apart else None,
-            )
-        line = {"split": "validation", "length": size, "predicted_tokens": found.tokens}
-        line |= {} if found.problem is None else {"reason": found.problem}
-        lines.append({"metric": "loss", "value": found.loss, **line})
-        lines.append({"metric": "perplexity", "value": found.perplexity, **line})
+            texts = windows(corpus, length=size, count=budget // size)
+            told_apart = corpus.tokenizer if documents_apart else None
+            batch = max(1, BATCH // size)
+            one = perplexity(model, texts, length=size, batch_size=batch, tokenizer=told_apart)
+        else:
+            read = f"the {min(tokens, sum(held)):,} tokens to read of the validation split's"
+            one = Perplexity(reason=f"{read} {sum(held):,} hold no window of {size:,}")
+        line = {"split": "validation", "length": size, "predicted_tokens": one.tokens}
+        line |= {} if one.reason is None else {"reason": one.reason}
+        lines.append({"metric": "loss", "value": one.loss, **line})
+        lines.append({"metric": "perplexity", "value": one.perplexity, **line})
     return lines

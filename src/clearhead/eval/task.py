@@ -1,11 +1,10 @@
-"""Options and files of evaluation tasks, checked."""
+"""Words, cells and files that several evaluation tasks share."""
 
 from collections.abc import Sequence
 from functools import lru_cache
 
 from clearhead.data import DataConfig, hub, labelled
 from clearhead.data.tasks import Task
-from clearhead.errors import ClearheadError
 from clearhead.measure.task import Cell
 from clearhead.terminal import say
 
@@ -16,16 +15,7 @@ def parted(words: Sequence[str]) -> list[str]:
 
 
 def by_depth(lengths: Sequence[int], depths: Sequence[float]) -> list[Cell]:
-    """A cell for each length and depth: of growing depths, as filler that is cached only grows.
-
-    Raises:
-        ClearheadError: no depths, or some outside 0 to 1.
-    """
-    if not depths or any(not 0 <= depth <= 1 for depth in depths):
-        raise ClearheadError(
-            f"depths are {' '.join(map(str, depths)) or 'none'}: give shares of the text "
-            "before the hidden item, from 0 to 1"
-        )
+    """A cell for each length and depth: of growing depths, as filler that is cached only grows."""
     return [{"length": length, "depth": depth} for length in lengths for depth in sorted(depths)]
 
 
@@ -44,10 +34,3 @@ def _read(source: str, fields: Task, options: str) -> list[labelled.Row]:
 
 
 _streamed = lru_cache(maxsize=8)(_read)
-
-
-def check_count(**counts: int) -> None:
-    """Refuse counts below 1, by name."""
-    for name, count in counts.items():
-        if count < 1:
-            raise ClearheadError(f"{name} is {count}: give at least 1")

@@ -11,14 +11,12 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names, parted
 from clearhead.experiments.run_setup import load_model, run_of, text_of
 from clearhead.experiments.sweep_configs import short_names
-from clearhead.measure import Portion
-from clearhead.measure.sweep import sweep
+from clearhead.measure.sweep import Portion, sweep
 from clearhead.models import SCALINGS, with_scaled_rope
 from clearhead.models.loading import resolved
 from clearhead.progress import Work
 from clearhead.records.runs import Line
 
-EvalTask = Task[Subject]
 MASKED, HARNESS, NONE = "masked", "lm_eval", "none"
 
 
@@ -87,7 +85,7 @@ def _named(config: Any) -> tuple[list[str], Any]:
     return named, config
 
 
-def _tasks(config: Any, source: str, named: list[str], model: Any) -> dict[str, EvalTask]:
+def _tasks(config: Any, source: str, named: list[str], model: Any) -> dict[str, Task]:
     """The tasks with their options, where the model can do them."""
     masked = "MaskedLM" in type(model).__name__
     names = named or [MASKED if masked else "perplexity"]
@@ -114,7 +112,7 @@ def _variants(config: Any) -> list[tuple[str, float | None]]:
     return [(NONE, None)] * (NONE in kinds) + [(kind, one) for kind in takes for one in factors]
 
 
-def _lengths(given: tuple[int, ...], model: Any, tasks: Mapping[str, EvalTask]) -> tuple[int, ...]:
+def _lengths(given: tuple[int, ...], model: Any, tasks: Mapping[str, Task]) -> tuple[int, ...]:
     if all(name in WITHOUT_LENGTH for name in tasks):
         return ()
     if given:

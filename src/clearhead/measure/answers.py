@@ -18,12 +18,13 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessorList
 from transformers.cache_utils import DynamicLayer
 
 from clearhead.errors import ClearheadError
-from clearhead.measure.rope_limits import check_length, follow_length, reset_dynamic_rope
-from clearhead.models.inspection import evaluating, finite
+from clearhead.models import ClearheadConfig
+from clearhead.models.inspection import evaluating, finite, longest_text
 from clearhead.models.pretrained import CACHE, cache_of
 from clearhead.terminal import hushed
 
 Ids = tuple[int, ...]
+_BY_LENGTH = ("dynamic", "longrope")
 
 
 class Prompt(NamedTuple):
@@ -87,9 +88,8 @@ class Reader:
         self._ends = list(ends)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         with evaluating(model):
-            self.shares = _keeps_all(_cache_of(model)) and not follow_length(model)
+            self.shares = _keeps_all(model) and not follow_length(model)
         self._start: tuple[Ids, Any] = ((), DynamicCache())  # tokens read, and their cache
-        self._last: Any = ((),)  # a prompt read whole, its logits and cache
 
     def ask(
         self,
@@ -205,15 +205,11 @@ class Reader:
     def _stepped(self, ids_BS: Tensor, target_BT: Tensor) -> Tensor:
         """Logits before each target, read one by one: each at the length that the text then has."""
         reset_dynamic_rope(self.model)
-        row = tuple(ids_BS[0].tolist())
-        if bool((ids_BS == ids_BS[0]).all()):  # one prompt: read once for all its answers
-            if self._last[0] != row:
-                self._last = row, *self.forward(ids_BS[:1], None)
-            _, logits_B1V, cache = copy.deepcopy(self._last)
+        alike = bool((ids_BS == ids_BS[0]).all())  # one prompt: read once for all its answers
+        logits_B1V, cache = self.forward(ids_BS[:1] if alike else ids_BS, None)
+        if alike:
             cache.reorder_cache(torch.zeros(len(ids_BS), dtype=torch.int64))
             logits_B1V = logits_B1V.expand(len(ids_BS), -1, -1)
-        else:
-            logits_B1V, cache = self.forward(ids_BS, None)
         steps = [logits_B1V]
         for token_B in target_BT[:, :-1].unbind(1):
             logits_B1V, cache = self.forward(token_B[:, None], cache)
@@ -263,8 +259,12 @@ def _common(rows: Sequence[Ids]) -> Ids:
     return one[: next((place for place, (a, b) in pairs if a != b), len(one))]
 
 
-def _cache_of(model: Any) -> Any:
-    """The cache that the model makes for itself."""
+def _keeps_all(model: Any) -> bool:
+    """True if every layer keeps the keys of all tokens, in the plain form that can be cut.
+
+    Raises:
+        ClearheadError: a model that makes no cache.
+    """
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     cache = cache_of(model(input_ids=token, use_cache=True))
     if cache is None:
@@ -272,10 +272,46 @@ def _cache_of(model: Any) -> Any:
             f"{type(model).__name__} has no key-value cache, which answers read token by token "
             "need: ask for perplexity or hits"
         )
-    return cache
-
-
-def _keeps_all(cache: Any) -> bool:
-    """True if every layer keeps the keys of all tokens, in the plain form that can be cut."""
     layers = getattr(cache, "layers", [])
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+
+
+def follow_length(model: Any) -> bool:
+    """True if a longer text is read with other frequencies from its first token on."""
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    kinds = [rope.get("rope_type")]
+    kinds += [part.get("rope_type") for part in rope.values() if isinstance(part, dict)]
+    return any(kind in _BY_LENGTH for kind in kinds)
+
+
+def reset_dynamic_rope(model: Any) -> None:
+    """Make transformers drop the frequencies of the longest text so far, which it keeps.
+
+    Only a text shorter than the trained length resets them, so the model is given one.
+    """
+    if follow_length(model) and not isinstance(model.config, ClearheadConfig):
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
+
+
+def check_length(model: Any, length: int) -> None:
+    """Refuse texts of `length` tokens, answer included, where there is no such position.
+
+    Raises:
+        ClearheadError: naming the limit.
+    """
+    limit = longest_text(model)
+    if limit is not None and length > limit:
+        raise ClearheadError(
+            f"{length:,} tokens are more than the {limit:,} learned positions of this model, "
+            f"and no rope scaling applies to those: ask for at most {limit:,}, or evaluate a "
+            "model with rope, alibi, forget or xpos"
+        )
+    if not isinstance(model.config, ClearheadConfig):
+        return
+    limit = model.base_model.position.longest()
+    if limit is not None and length > limit:
+        raise ClearheadError(
+            f"{length:,} tokens, those to be written included, are more than the {limit:,} "
+            f"positions that {model.config.position} can tell apart: ask for at most {limit:,}, "
+            "or evaluate a model with rope"
+        )

@@ -40,13 +40,13 @@ class Portion:
 
     header: Line
     subjects: Sequence[tuple[Line, Any]]
-    tasks: Mapping[str, Task[Any]]
+    tasks: Mapping[str, Task]
     seeds: Sequence[int] = (0,)
     less: str
 
 
 class _Planned(NamedTuple):
-    """A cell to be measured. `key` tells it from every other: a hash of its settings, its draw."""
+    """A cell to be measured; `key` is a hash of its settings, and its seed."""
 
     task: str
     subject: Any
@@ -59,11 +59,11 @@ class _Planned(NamedTuple):
 
     def __str__(self) -> str:
         """perplexity, yarn × 4, length 128, seed 1."""
-        scaling = self.at.get("scaling")
-        factor = "" if self.at.get("factor") is None else f" × {self.at['factor']:g}"
-        words = [self.task] if scaling is None else [self.task, f"{scaling}{factor}"]
-        words += [f"{k} {x}" for k, x in self.at.items() if k not in ("scaling", "factor")]
-        return ", ".join([*words, *(f"seed {x}" for x in self.draw.values() if x)])
+        at = dict(self.at)
+        scaling, factor = at.pop("scaling", None), at.pop("factor", None)
+        kind = [scaling if factor is None else f"{scaling} × {factor:g}"] * (scaling is not None)
+        seeds = [f"seed {seed}" for seed in self.draw.values() if seed]
+        return ", ".join([self.task, *kind, *(f"{k} {x}" for k, x in at.items()), *seeds])
 
 
 def sweep(
@@ -145,16 +145,27 @@ def _planned(portion: Portion) -> list[_Planned]:
             ]
     planned = []
     for name, subject, at, cell in listed:  # only now is it known whether text is read at all
-        task, provenance = portion.tasks[name], _made(subject)
-        options, seed = _options(task), subject.seed if task.drawn else 0
-        key = _key(name, at, options, provenance, seed)
+        task: Any = portion.tasks[name]  # a dataclass
+        text = subject.texts.read
+        made = {
+            "weights": subject.weights,
+            "data": text and text.fingerprint,
+            "splits": list(subject.texts.splits),
+            "tokens": subject.tokens,
+            "dtype": dtype_name(subject.model),
+            "batch_tokens": subject.batch_tokens,
+        }
+        listing = {option.name for option in fields(task) if "listed" in option.metadata}
+        options = canonical({k: x for k, x in asdict(task).items() if k not in listing})
+        settings = [name, at, options, {key: made[key] for key in _DECISIVE}]
+        key = f"{digest_of(settings)[:16]}-{subject.seed if task.drawn else 0}"
         at = {dimension: value for dimension, value in at.items() if dimension != "digest"}
-        draw = {DRAW: seed} if task.drawn else {}
-        planned.append(_Planned(name, subject, cell, at, options, provenance, key, draw))
+        draw = {DRAW: subject.seed} if task.drawn else {}
+        planned.append(_Planned(name, subject, cell, at, options, made, key, draw))
     return planned
 
 
-def _measured(task: Task[Any], one: _Planned, study: str, work: Work) -> tuple[list[Line], Line]:
+def _measured(task: Task, one: _Planned, study: str, work: Work) -> tuple[list[Line], Line]:
     """The rows of a cell, and the time and memory that they took."""
     peak, started = PeakMemory(one.subject.model.device), time.perf_counter()
     done = 0
@@ -164,35 +175,12 @@ def _measured(task: Task[Any], one: _Planned, study: str, work: Work) -> tuple[l
         done += steps
         work.update(0.0, f"{done} done")
 
-    named = {"task": one.task} if study == COMPARISON else {}
-    where = {**named, **one.at, **one.draw}
     try:
         lines = list(task.measure(one.subject, one.cell, advanced))
     except NotFinite as error:
         if not (headlines := getattr(task, "headlines", ())):
             raise
         lines = unmeasured(headlines, error)
-    rows = [{**where, **line} for line in lines]
+    named = {"task": one.task} if study == COMPARISON else {}
+    rows = [{**named, **one.at, **one.draw, **line} for line in lines]
     return rows, {"seconds": time.perf_counter() - started, "peak_memory_bytes": peak.bytes()}
-
-
-def _options(task: Any) -> Line:
-    """As JSON, but for those that only list cells."""
-    listed = {option.name for option in fields(task) if "listed" in option.metadata}
-    return canonical({key: value for key, value in asdict(task).items() if key not in listed})
-
-
-def _made(subject: Any) -> Line:
-    return {
-        "weights": subject.weights,
-        "data": subject.texts.read and subject.texts.read.fingerprint,
-        "splits": list(subject.texts.splits),
-        "tokens": subject.tokens,
-        "dtype": dtype_name(subject.model),
-        "batch_tokens": subject.batch_tokens,
-    }
-
-
-def _key(task: str, at: Line, options: Line, made: Line, seed: int) -> str:
-    settings = [task, at, options, {name: made.get(name) for name in _DECISIVE}]
-    return f"{digest_of(settings)[:16]}-{seed}"

@@ -1,21 +1,97 @@
-"""The protocol of measurements: cells, each measured by itself, on one subject."""
+"""The protocol of measurements: cells, each measured by itself, on one subject and its texts."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 
+from clearhead.data import Corpus
 from clearhead.data.tokenizer import Encoder
-from clearhead.measure.answers import Reader, ends_of
-from clearhead.measure.documents import Texts
-from clearhead.measure.rope_limits import check_length
+from clearhead.errors import ClearheadError
+from clearhead.measure.answers import Reader, check_length, ends_of
 from clearhead.records.runs import Line
 
 Cell = Mapping[str, Any]
 Advanced = Callable[[int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A text as tokens, 1-D; its source as the user named it; and its name in results."""
+
+    spec: str
+    name: str
+    ids: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Texts:
+    """A corpus that is prepared when the first task reads it; some need no text at all.
+
+    Args:
+        prepare: makes the corpus.
+        splits: those that are read.
+    """
+
+    def __init__(self, prepare: Callable[[], Corpus], splits: Sequence[str]) -> None:
+        self._prepare = prepare
+        self.splits = tuple(splits)
+
+    @property
+    def read(self) -> Corpus | None:
+        """The corpus, if any task has read it."""
+        return self.__dict__.get("corpus")
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        return self._prepare()
+
+    @cached_property
+    def documents(self) -> list[Document]:
+        """The documents of the splits, source by source, with their BEGIN and END."""
+        found = []
+        for split in self.splits:
+            for stream in self.corpus.split(split):
+                for number, ids in enumerate(np.split(stream.tokens, stream.starts)[1:]):
+                    opening = self.corpus.tokenizer.decode(
+                        ids[:24].tolist(), skip_special_tokens=True
+                    )
+                    name = f"{stream.spec} {split} {number}: {' '.join(opening.split())[:40]}"
+                    found.append(Document(spec=stream.spec, name=name, ids=ids))
+        return found
+
+    @cached_property
+    def streams(self) -> list[Document]:
+        """Each source's documents of a split end to end, as one text."""
+        return [
+            Document(spec=stream.spec, name=f"{stream.spec} {split}", ids=stream.tokens)
+            for split in self.splits
+            for stream in self.corpus.split(split)
+            if len(stream)
+        ]
+
+
+def at_least(found: list[Document], length: int) -> list[Document]:
+    """The documents of `length` tokens or more.
+
+    Raises:
+        ClearheadError: where there is none, naming the longest.
+    """
+    long = [document for document in found if len(document) >= length]
+    if not long:
+        longest = max(found, key=len, default=None)
+        known = "there is none at all" if longest is None else f"the longest has {len(longest):,}"
+        raise ClearheadError(
+            f"no document of {length:,} tokens ({known} of {len(found):,}): give longer texts or "
+            "shorter lengths, or read each source as one text (--perplexity.text stream)"
+        )
+    return long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +118,7 @@ class Subject:
     @cached_property
     def weights(self) -> str:
         """The fingerprint of the model and its rope scaling."""
-        return weights_digest(self.model)
+        return parameters_digest(self.model, self.model.config.to_json_string())
 
     @cached_property
     def reader(self) -> Reader:
@@ -82,10 +158,7 @@ class Subject:
         self.__dict__.pop("reader", None)
 
 
-S = TypeVar("S", bound=Subject, contravariant=True)
-
-
-class Task(Protocol[S]):
+class Task(Protocol):
     """A measurement: a frozen dataclass of its options, which records keep.
 
     `cells` lists what is measured, as dimensions of records, and refuses at once what cannot be. A
@@ -98,24 +171,15 @@ class Task(Protocol[S]):
 
     drawn: ClassVar[bool]
 
-    def cells(self, subject: S) -> list[Cell]:
+    def cells(self, subject: Any) -> list[Cell]:
         """The dimensions of every cell, in the order in which they share most."""
 
-    def measure(self, subject: S, cell: Cell, advanced: Advanced) -> Iterable[Line]:
+    def measure(self, subject: Any, cell: Cell, advanced: Advanced) -> Iterable[Line]:
         """The lines of one cell."""
 
 
-def weights_digest(model: Any) -> str:
-    """A hash of the configuration and of what `parameters_digest` reads, 16 hex digits."""
-    return _digest(model, model.config.to_json_string())
-
-
-def parameters_digest(model: Any) -> str:
-    """A hash of each parameter's name, sum and sum of squares, 16 hex digits."""
-    return _digest(model, "")
-
-
-def _digest(model: Any, start: str) -> str:
+def parameters_digest(model: Any, start: str = "") -> str:
+    """A hash of `start` and of each parameter's name, sum and sum of squares, 16 hex digits."""
     digest = hashlib.sha256(start.encode())
     with torch.no_grad():
         for name, parameter in model.named_parameters():

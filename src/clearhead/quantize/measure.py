@@ -134,8 +134,8 @@ def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
 def _measured(model: Any, texts: Texts) -> Cost:
     length = len(texts.windows[0])
     found = perplexity(model, texts.windows, length=length, batch_size=1)
-    if found.problem or found.perplexity is None or found.loss is None:
-        return Cost(tokens=found.tokens, reason=found.problem)
+    if found.reason or found.perplexity is None or found.loss is None:
+        return Cost(tokens=found.tokens, reason=found.reason)
     return Cost(
         perplexity=found.perplexity,
         tokens=found.tokens,
