@@ -49,7 +49,7 @@ def run_training(
         ClearheadError: as `clearhead.train.train`; for a preset, a model to start from or a text
             that do not work.
     """
-    with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
+    with joined(job.train.timeout) as world:
         return _run(job, world, command=command, resume=resume, say=say)
 
 

@@ -57,7 +57,7 @@ class StepMetrics:
     tokens_per_second: float
     """Over the steps since the last line."""
     batch_stall: float
-    """Share of these steps' time in which this process waited for a batch to be prepared."""
+    """Share of these steps' time in which this process prepared batches."""
     seconds_left: float
     """Time that the remaining steps will take at this process's pace."""
 
