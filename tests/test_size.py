@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 39_755
+LINES = 39_685
 LONGEST = 400
 
 
