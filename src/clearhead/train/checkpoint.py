@@ -42,8 +42,8 @@ from clearhead.models.loading import (
 )
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder
-from clearhead.train import adapters
 from clearhead.train.parallel import is_sharded, plain_class
+from clearhead.train.trainable import ADAPTERS, has_adapters, merge_adapters
 from clearhead.train.world import ALONE, World
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def save_config(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: Path
 ) -> None:
     """Write the files of a Hugging Face folder beside the weights: configuration, tokenizer."""
-    if adapters.present(model):
+    if has_adapters(model):
         for settings in model.peft_config.values():
             settings.save_pretrained(str(folder))
     else:
@@ -155,7 +155,7 @@ def export(
 
     def write() -> None:
         with publish_folder(target, advice) as folder:
-            adapters.merge(model, folder / adapters.FOLDER)
+            merge_adapters(model, folder / ADAPTERS)
             save_pretrained(model, tokenizer, folder, weights)
             manifest.seal(folder)
 
@@ -283,7 +283,7 @@ def weights(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
     Of a model with adapters: those and the buffers.
     """
     held = model.state_dict(keep_vars=True)
-    if adapters.present(model):
+    if has_adapters(model):
         buffers = {name for name, _ in model.named_buffers()}
         held = {name: held[name] for name in held if ".lora_" in name or name in buffers}
     once = {id(tensor): name for name, tensor in reversed(held.items())}

@@ -13,10 +13,9 @@ from clearhead.optim import learning_rate
 from clearhead.records.manifest import verify_model
 from clearhead.train import precision, run_dir, world
 from clearhead.train.batches import BatchSource
-from clearhead.train.callbacks import Callback
+from clearhead.train.callbacks import Callback, InterruptedRun, TrainResult
 from clearhead.train.config import TrainConfig
 from clearhead.train.parallel import accumulate, is_sharded, whole
-from clearhead.train.result import InterruptedRun, TrainResult
 from clearhead.train.training_run import TrainingRun, opened
 
 if TYPE_CHECKING:

@@ -17,13 +17,19 @@ from clearhead.records import provenance
 from clearhead.records.lock import hold_folder
 from clearhead.train import checkpoint, precision, run_dir
 from clearhead.train.batches import BatchSource, check, keep_begin, objective_of
-from clearhead.train.callbacks import Callback, MetricsFile, Run, StepMetrics
+from clearhead.train.callbacks import (
+    Callback,
+    DivergedError,
+    MetricsFile,
+    Run,
+    StepMetrics,
+    TrainResult,
+)
 from clearhead.train.compiling import compiled
 from clearhead.train.config import TrainConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
 from clearhead.train.parallel import Spread, local, recompute, spread
-from clearhead.train.result import DivergedError, TrainResult
 from clearhead.train.trainable import choose_parameters
 from clearhead.train.world import World
 
