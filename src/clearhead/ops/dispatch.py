@@ -6,6 +6,7 @@ device (`clearhead.ops.self_test`) is taken, once for each kind of request, and 
 """
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from operator import index
@@ -27,7 +28,7 @@ from clearhead.ops import (
 )
 from clearhead.ops.packed import Operator
 from clearhead.ops.precision import is_exporting
-from clearhead.ops.requests import SHORT, Request, names_of
+from clearhead.ops.requests import SHORT, VARIABLE, Request
 from clearhead.ops.visibility import Visibility
 
 _log = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ def request(device: str, ordinal: int | None, *rest: object) -> Request:
 
 @torch.compiler.assume_constant_result
 def _resolved(kernel: str | None, *arguments: object) -> str:
-    return _chosen(names_of(kernel), *arguments)
+    return _chosen(kernel or os.environ.get(VARIABLE) or "", *arguments)
 
 
 @cache

@@ -5,12 +5,14 @@ flash kernel takes five times as long in bfloat16 (docs/log.md). `forward` is th
 V1, CoCA and a prefix have functions of their own, for requests that `serves` accepts.
 """
 
+import os
+
 import torch
 from torch import Tensor
 
 from clearhead.ops import sinks, tiles
 from clearhead.ops.precision import widened
-from clearhead.ops.requests import HALF, Request, names_of
+from clearhead.ops.requests import HALF, VARIABLE, Request
 from clearhead.ops.rope import cos_sin
 from clearhead.ops.visibility import Visibility
 
@@ -26,9 +28,15 @@ def refuses(request: Request) -> str | None:
     return None
 
 
+@torch.compiler.assume_constant_result
+def _ordered() -> bool:
+    """True where the environment names kernels."""
+    return bool(os.environ.get(VARIABLE))
+
+
 def serves(q_BHTD: Tensor, visibility: Visibility, kernel: str | None = None) -> bool:
     """True for a lone query without documents and windows, where no kernels are named."""
-    if visibility.window is not None or visibility.segments is not None or names_of(kernel):
+    if visibility.window is not None or visibility.segments is not None or kernel or _ordered():
         return False
     return True if q_BHTD.shape[2] == 1 else False  # noqa: SIM210 (a constant, to a compiler)
 

@@ -1,6 +1,5 @@
 """Attention requests, as the dispatch table sees them, and tensors saved for gradients."""
 
-import os
 from typing import NamedTuple
 
 import torch
@@ -11,12 +10,6 @@ VARIABLE = "CLEARHEAD_ATTENTION_KERNEL"
 # Compiled tiles beat PyTorch's CPU flash kernel up to here (docs/log.md); beyond, unrolled
 # tiles also take long to compile.
 SHORT = 1024
-
-
-@torch.compiler.assume_constant_result
-def names_of(kernel: str | None) -> str:
-    """The kernels that an argument names, or else the environment; "" for the table's own."""
-    return kernel or os.environ.get(VARIABLE) or ""
 
 
 class Saved(NamedTuple):
