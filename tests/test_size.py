@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_996
+LINES = 38_157
 LONGEST = 400
 
 

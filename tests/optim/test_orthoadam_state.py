@@ -116,14 +116,6 @@ def test_what_is_not_finite_changes_nothing(value):
         assert all(torch.equal(entry[key], after[1][index][key]) for key in entry)
 
 
-def test_a_sparse_gradient_is_refused_by_name():
-    table = nn.Embedding(5, 4, sparse=True)
-    optimizer = OrthoAdam(table.named_parameters())
-    table(torch.tensor([1])).sum().backward()
-    with pytest.raises(ClearheadError, match="gradient of weight is sparse"):
-        optimizer.step()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -151,9 +143,8 @@ def test_bad_settings(options, message):
 @pytest.mark.parametrize(
     ("parameter", "message"),
     [
-        (torch.zeros(4, 4, dtype=torch.complex64), "takes real floats"),
-        (torch.zeros(4, 4, dtype=torch.int64), "takes real floats"),
-        (torch.zeros(4, 0), "real floats, not empty"),
+        (torch.zeros(4, 4, dtype=torch.bfloat16), "takes float32"),
+        (torch.zeros(4, 0), "float32, not empty"),
         (torch.zeros(1, 4), None),
         (torch.zeros(4, 1), "no parameter has an axis to rotate"),
     ],
@@ -165,10 +156,3 @@ def test_bad_parameters(parameter, message):
     else:
         with pytest.raises(ClearheadError, match=message):
             OrthoAdam([parameter])
-
-
-def test_a_bad_group_added_later_leaves_no_trace():
-    optimizer = ortho()(make_parameters().values())
-    with pytest.raises(ClearheadError, match="lr is -1"):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3, 3))], "lr": -1})
-    assert len(optimizer.param_groups) == len(optimizer._turns) == 1

@@ -8,7 +8,6 @@ import torch
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.train import train
-from clearhead.train.prefetch import Prefetcher
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,12 +45,3 @@ def test_a_run_goes_on_where_it_stopped(tiny, tmp_path, optimizer):
     assert resumed.steps == 12
     assert _losses(tmp_path / "parts") == pytest.approx(_losses(tmp_path / "whole"), rel=1e-4)
     assert resumed.peak_memory_bytes > 0
-
-
-def test_batches_wait_in_pinned_memory(tiny):
-    device = torch.device("cuda", torch.cuda.device_count() - 1)
-    with Prefetcher(lambda step: [tiny.Batches().batch(step)], range(3), device) as prefetcher:
-        for step in range(3):
-            (batch,) = prefetcher.take()
-            assert all(tensor.is_pinned() for tensor in batch.values())
-            assert batch["labels"].tolist() == tiny.Batches().batch(step)["labels"].tolist()

@@ -165,6 +165,27 @@ def test_other_models_train_too(tiny, tmp_path):
     assert math.isfinite(result.final_loss)
 
 
+def test_an_error_is_raised_at_the_step_that_needs_the_batch(tiny, tmp_path):
+    class Broken(tiny.Batches):
+        def batch(self, step):
+            if step == 5:
+                raise ClearheadError("the shard is gone: build it again")
+            return super().batch(step)
+
+    recorder = Recorder()
+    with pytest.raises(ClearheadError, match="the shard is gone: build it again"):
+        train(
+            tiny.make_model(),
+            Broken(),
+            tiny.make_config(save_every=1),
+            output=tmp_path / "run",
+            callbacks=[recorder],
+        )
+    assert [line.step for line in recorder.metrics] == [1, 2, 3, 4, 5]
+    assert (tmp_path / "run" / "checkpoints" / "step-00000005").is_dir()
+    assert all(0 <= line.batch_stall < 1 for line in recorder.metrics)
+
+
 class Poisoned(LlamaForCausalLM):
     """Its loss, or only its gradient, is not finite in the seventh forward pass."""
 

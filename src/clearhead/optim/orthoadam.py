@@ -16,7 +16,6 @@ from clearhead.ranges import Betas, Length, Natural, NotNegative, Positive, chec
 
 STATE_KEYS = ("step", "first_moment", "second_moment")
 NONE = "none"
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # One kernel a step, elementwise, so that results do not depend on the order of threads; other
 # devices take PyTorch's own default.
@@ -61,8 +60,7 @@ class OrthoAdam(torch.optim.Optimizer):
     For a matrix G of gradients, Ḡ = G Qᵀ; m and v are Adam's moments of Ḡ, m̂ and v̂ with bias
     correction, and θ ← (1 − lr·weight_decay)·θ − lr·(m̂ / (√v̂ + eps)) Q. Q rotates columns, a
     parameter's last axis: the inputs of a linear layer. Axes longer than `limit` and of size 1 are
-    not rotated; vectors and scalars follow plain Adam. Moments and update are float32 whatever the
-    parameter's dtype.
+    not rotated; vectors and scalars follow plain Adam. Parameters, moments and update are float32.
 
     Rotations are functions of `seed`, the axis size and the parameter's name, so no state holds
     them (`clearhead.optim.rotations`). DTensor parameters get the update of one process: FSDP2
@@ -121,14 +119,9 @@ class OrthoAdam(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         group, rate = self.param_groups[-1], self.param_groups[-1]["lr"]
-        try:
-            # A schedule may take the rate to 0 later.
-            scalar = isinstance(rate, torch.Tensor) and rate.numel() == 1 and not rate.is_meta
-            check_value("lr", rate.item() if scalar else rate, Positive)
-            _check_group(group)
-        except ClearheadError:
-            self.param_groups.pop()
-            raise
+        # A schedule may take the rate to 0 later.
+        check_value("lr", rate.item() if isinstance(rate, torch.Tensor) else rate, Positive)
+        _check_group(group)
         self._turns.append(_turns(group, len(self.param_groups) - 1))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -143,8 +136,8 @@ class OrthoAdam(torch.optim.Optimizer):
         """One step for every parameter that has a gradient.
 
         Raises:
-            ClearheadError: before anything changes, for a sparse gradient or one that is not
-                finite (a rotation would spread one NaN over the whole matrix).
+            ClearheadError: before anything changes, for a gradient that is not finite (a rotation
+                would spread one NaN over the whole matrix).
         """
         loss = None
         if closure is not None:
@@ -154,14 +147,12 @@ class OrthoAdam(torch.optim.Optimizer):
         for group, turns in zip(self.param_groups, self._turns, strict=True):
             for bucket in _buckets(self._members(group["params"], turns)):
                 first = bucket[0]
-                if first.turn is None and _plain(first):
+                if first.turn is None:
                     values = [_local(member.parameter) for member in bucket]
                     gradients = [_local(member.gradient) for member in bucket]
                     _elementwise(group, bucket, values, gradients, group["weight_decay"])
                     continue
-                rotation = Rotation()
-                if first.turn is not None:
-                    rotation = self._rotations[first.turn[:3], str(first.parameter.device)]
+                rotation = self._rotations[first.turn[:3], str(first.parameter.device)]
                 chunk = CHUNK.get(first.parameter.device.type, CHUNK["cuda"])
                 size = max(1, chunk // first.parameter.numel())
                 for start in range(0, len(bucket), size):
@@ -175,35 +166,23 @@ class OrthoAdam(torch.optim.Optimizer):
             ClearheadError: for a state of another optimizer, or of parameters of other shapes.
         """
         groups = state_dict["param_groups"]
-        pairs = [
-            (parameter, state_dict["state"].get(index, {}))
-            for saved, group in zip(groups, self.param_groups, strict=False)
-            for index, parameter in zip(saved["params"], group["params"], strict=False)
-        ]
-        pairs = [(parameter, entry) for parameter, entry in pairs if entry]
-        strange = [entry for _, entry in pairs if set(entry) != {*STATE_KEYS}]
+        strange = [entry for entry in state_dict["state"].values() if set(entry) != {*STATE_KEYS}]
         if strange or any("rotation" not in group for group in groups):
             raise ClearheadError(
                 f"this state is not OrthoAdam's ({', '.join(map(str, *strange[:1]))}), and squares "
                 "of gradients cannot be rotated: start with a fresh state, and a warmup"
             )
-        for parameter, entry in pairs:
-            if (shape := entry["first_moment"].shape) != parameter.shape:
-                raise ClearheadError(
-                    f"the state of a parameter of shape {list(parameter.shape)} has shape "
-                    f"{list(shape)}: load it into the model it was saved from"
-                )
         if "param_names" in self.param_groups[0]:
             # Else PyTorch would put today's names in, and with them other rotations.
             groups = [{**group, "param_names": names(group, i)} for i, group in enumerate(groups)]
         super().load_state_dict({**state_dict, "param_groups": groups})
-        for parameter, entry in pairs:
-            # Again: PyTorch has just rounded the moments to the parameter's dtype.
-            for key, value in entry.items():
-                tensor = value.to(device=parameter.device, dtype=torch.float32)
-                if isinstance(tensor, DTensor):
-                    tensor = tensor.redistribute(placements=parameter.placements)
-                self.state[parameter][key] = tensor
+        for parameter, state in self.state.items():
+            if (shape := state["first_moment"].shape) != parameter.shape:
+                raise ClearheadError(
+                    f"the state of a parameter of shape {list(parameter.shape)} has shape "
+                    f"{list(shape)}: load it into the model it was saved from"
+                )
+            state["step"] = state["step"].to(parameter.device)
 
     def _members(self, parameters: list[torch.Tensor], turns: list[Turn | None]) -> list[Member]:
         """The parameters of a group that have a gradient, each with its state."""
@@ -214,8 +193,8 @@ class OrthoAdam(torch.optim.Optimizer):
             state = self.state[parameter]
             if not state:
                 state["step"] = torch.zeros((), device=parameter.device)
-                state["first_moment"] = torch.zeros_like(parameter, dtype=torch.float32)
-                state["second_moment"] = torch.zeros_like(parameter, dtype=torch.float32)
+                state["first_moment"] = torch.zeros_like(parameter)
+                state["second_moment"] = torch.zeros_like(parameter)
             if turn is not None:
                 key = turn[:3], str(parameter.device)
                 if key not in self._rotations:
@@ -243,9 +222,12 @@ def _check_group(group: Mapping[str, Any]) -> None:
         check_value(key, group[key], hint)
     choose("rotation", group["rotation"], {*KINDS, NONE})
     for name, parameter in zip(names(group), group["params"], strict=True):
-        if parameter.dtype not in DTYPES or not parameter.numel():
+        if parameter.dtype != torch.float32 or not parameter.numel():
             kind = f"{parameter.dtype} {list(parameter.shape)}"
-            raise ClearheadError(f"{name} is {kind}: OrthoAdam takes real floats, not empty")
+            raise ClearheadError(
+                f"{name} is {kind}: OrthoAdam takes float32, not empty; keep weights in float32, "
+                "and autocast"
+            )
         if isinstance(parameter, DTensor):
             columns = parameter.ndim - 1
             if any(
@@ -259,23 +241,17 @@ def _check_group(group: Mapping[str, Any]) -> None:
 
 
 def _check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a ClearheadError for the first gradient that is sparse or not finite."""
+    """Raise a ClearheadError for the first gradient that is not finite."""
     named = [
         (name, parameter)
         for number, group in enumerate(groups)
         for name, parameter in zip(names(group, number), group["params"], strict=True)
         if parameter.grad is not None
     ]
-    for name, parameter in named:
-        if parameter.grad.layout != torch.strided:
-            raise ClearheadError(
-                f"the gradient of {name} is sparse, and a rotation makes it dense: use "
-                "nn.Embedding(sparse=False)"
-            )
     if not named:
         return
     # One pass that any NaN or infinity comes through, and at float32 only the absurd overflows.
-    sums = [_local(parameter.grad).sum(dtype=torch.float32) for _, parameter in named]
+    sums = [_local(parameter.grad).sum() for _, parameter in named]
     unfit = (~torch.stack([each.to(sums[0].device) for each in sums]).isfinite()).float()
     meshes = dict.fromkeys(p.device_mesh for _, p in named if isinstance(p, DTensor))
     for mesh in meshes:
@@ -295,16 +271,9 @@ def _buckets(members: Iterable[Member]) -> Iterable[list[Member]]:
     buckets: dict[Any, list[Member]] = {}
     for member in members:
         parameter, turn = member.parameter, member.turn
-        key: tuple[Any, ...] = (str(parameter.device), turn and turn[:3], parameter.dtype)
-        if turn or not _plain(member):
-            key = (*key, _local(parameter).shape)
-        buckets.setdefault(key, []).append(member)
+        shape = _local(parameter).shape if turn else None
+        buckets.setdefault((str(parameter.device), turn and turn[:3], shape), []).append(member)
     return buckets.values()
-
-
-def _plain(member: Member) -> bool:
-    """True if PyTorch's AdamW can work on the parameter itself."""
-    return member.parameter.dtype == member.gradient.dtype == torch.float32
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -315,8 +284,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def _rotated(group: Mapping[str, Any], members: list[Member], rotation: Rotation) -> None:
     """One stack of parameters of equal shape: rotate, let Adam step from zero, rotate back."""
     parameters = [_local(member.parameter) for member in members]
-    gradients = [_local(member.gradient).float() for member in members]
-    first = members[0].parameter
+    gradients = [_local(member.gradient) for member in members]
     stack = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
     signs = None  # the members' own; None where all share Q
     keys = [member.turn.key for member in members if member.turn and member.turn.key is not None]
@@ -330,12 +298,8 @@ def _rotated(group: Mapping[str, Any], members: list[Member], rotation: Rotation
     if signs is not None:
         update = update * signs
     decay = 1 - group["lr"] * group["weight_decay"]
-    if first.dtype in (torch.float32, torch.float64):
-        torch._foreach_mul_(parameters, decay)
-        torch._foreach_add_(parameters, list(update.unbind()))
-    else:
-        for parameter, change in zip(parameters, update.unbind(), strict=True):
-            parameter.copy_(parameter.float() * decay + change)
+    torch._foreach_mul_(parameters, decay)
+    torch._foreach_add_(parameters, list(update.unbind()))
 
 
 def _elementwise(

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import torch
 
 from clearhead.errors import choose
+from clearhead.ops.hadamard import hadamard
 
 # Largest dense factor: above it products cost more than the passes over memory they save.
 LARGEST_FACTOR = 64
@@ -66,6 +67,10 @@ class Block:
         x = x.reshape(shape)  # fresh from the last product
         return x.mul_(self.signs) if self.signs is not None and inverse else x
 
+    def to(self, device: torch.device) -> "Block":
+        signs = None if self.signs is None else self.signs.to(device)
+        return Block(self.start, signs, tuple(factor.to(device) for factor in self.factors))
+
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
@@ -88,16 +93,7 @@ class Rotation:
 
     def to(self, device: torch.device) -> "Rotation":
         """The same matrix on `device`."""
-        return Rotation(
-            tuple(
-                Block(
-                    block.start,
-                    None if block.signs is None else block.signs.to(device),
-                    tuple(factor.to(device) for factor in block.factors),
-                )
-                for block in self.blocks
-            )
-        )
+        return Rotation(tuple(block.to(device) for block in self.blocks))
 
 
 def dense(matrix: torch.Tensor) -> Rotation:
@@ -129,10 +125,15 @@ def _block(start: int, width: int, generator: torch.Generator) -> Block:
     signs = torch.randint(0, 2, (width,), generator=generator) * 2.0 - 1.0
     odd = haar(width >> twos, generator)
     factors = [
-        torch.kron(odd if i == 0 else torch.ones(1, 1, dtype=torch.float64), _sylvester(power))
+        torch.kron(odd if i == 0 else torch.ones(1, 1, dtype=torch.float64), _scaled(power))
         for i, power in enumerate(_split(odd.shape[0], twos))
     ]
     return Block(start, signs, tuple(factor.float() for factor in factors))
+
+
+def _scaled(power: int) -> torch.Tensor:
+    """Sylvester's matrix of size 2^power as an orthogonal one, float64."""
+    return hadamard(1 << power).double() / math.sqrt(2**power)
 
 
 def _split(odd: int, twos: int) -> list[int]:
@@ -148,14 +149,6 @@ def _split(odd: int, twos: int) -> list[int]:
         if max(sizes) <= LARGEST_FACTOR:
             return powers
         count += 1
-
-
-def _sylvester(power: int) -> torch.Tensor:
-    matrix = torch.ones(1, 1, dtype=torch.float64)
-    pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
-    for _ in range(power):
-        matrix = torch.kron(pair, matrix)
-    return matrix / math.sqrt(2**power)
 
 
 KINDS: dict[str, Callable[[int, torch.Generator], Rotation]] = {

@@ -1,11 +1,12 @@
-"""Callbacks of a run: the protocol, and metrics, progress, TensorBoard and W&B."""
+"""Reports of a run: callbacks (metrics, progress, TensorBoard, W&B), its result and errors."""
 
+import signal
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from clearhead.errors import require
+from clearhead.errors import ClearheadError, Stopped, require
 from clearhead.progress import Line, Work, clock
 from clearhead.records import jsonl
 from clearhead.records.files import write_text, writing
@@ -13,8 +14,6 @@ from clearhead.train.config import Tracker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from clearhead.train.result import TrainResult
 
 METRICS = "metrics.jsonl"
 LOGGED = ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "tokens")
@@ -57,9 +56,44 @@ class StepMetrics:
     tokens_per_second: float
     """Over the steps since the last line."""
     batch_stall: float
-    """Share of these steps' time in which this process waited for a batch to be prepared."""
+    """Share of these steps' time in which this process prepared batches."""
     seconds_left: float
     """Time that the remaining steps will take at this process's pace."""
+
+
+class DivergedError(ClearheadError):
+    """The loss, a gradient or the weights are no longer finite. Checkpoints from before stay."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """A run that finished, or was asked to stop and saved itself."""
+
+    model: "PreTrainedModel"
+    """The trained model, in evaluation mode."""
+    steps: int
+    """Steps done, over all processes of the run."""
+    tokens: int
+    """Input tokens of those steps."""
+    seconds: float
+    """Time in those steps; checkpoints are not in it, compilation is."""
+    tokens_per_second: float
+    """`tokens / seconds`."""
+    peak_memory_bytes: int
+    """Of this process while it trained (see `PeakMemory`)."""
+    final_loss: float
+    """Loss of the last step, in nats per label."""
+    stop_signal: signal.Signals | None
+    """SIGINT or SIGTERM where one stopped the run; None where it finished."""
+
+    @property
+    def interrupted(self) -> bool:
+        """True if steps remain; `train(..., resume=True)` does them."""
+        return self.stop_signal is not None
+
+
+class InterruptedRun(Stopped):
+    """A signal stopped a run; its checkpoint is kept and the same command goes on from it."""
 
 
 class Callback:
@@ -77,7 +111,7 @@ class Callback:
     def checkpoint(self, path: Path) -> None:
         """After the checkpoint in folder `path` is on the disk."""
 
-    def end(self, result: "TrainResult") -> None:
+    def end(self, result: TrainResult) -> None:
         """After a finished or interrupted run, not after a failed one."""
 
     def close(self) -> None:
@@ -128,7 +162,7 @@ class Progress(Callback):
 
     Args:
         stream: where to; standard error where none is given.
-        work: the longer work of which the run is the unit at hand; it shows its own time left.
+        work: longer work that has the run as a unit; it shows its own time left.
     """
 
     def __init__(self, stream: TextIO | None = None, work: Work | None = None) -> None:
@@ -159,7 +193,7 @@ class Progress(Callback):
         if self._alone:
             self._work.say(f"saved {path}")
 
-    def end(self, result: "TrainResult") -> None:
+    def end(self, result: TrainResult) -> None:
         self.close()
         stopped = f" (stopped by {result.stop_signal.name})" if result.stop_signal else ""
         self._work.say(

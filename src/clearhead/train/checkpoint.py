@@ -5,8 +5,7 @@ OUTPUT/checkpoints/step-00000100/
                             and the state of random generators
     config.json, tokenizer.json, …  as in any Hugging Face folder; adapter_config.json where a
                             model has adapters, which alone are kept then
-    trainer.json            step, settings, fingerprints, what of the optimizer is not a tensor,
-                            SHA-256 of each file
+    trainer.json            step, settings, fingerprints, SHA-256 of each file
 
 One process or many write the same format, and any number of them reads it. No pickle is written or
 read.
@@ -16,6 +15,7 @@ import json
 import re
 import shutil
 import warnings
+from collections import defaultdict
 from contextlib import ExitStack
 from copy import copy
 from pathlib import Path
@@ -42,8 +42,8 @@ from clearhead.models.loading import (
 )
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder
-from clearhead.train import adapters, optimizer_state
 from clearhead.train.parallel import is_sharded, plain_class
+from clearhead.train.trainable import ADAPTERS, has_adapters, merge_adapters
 from clearhead.train.world import ALONE, World
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 FOLDER = "checkpoints"
 TRAINER_FILE = manifest.CHECKPOINT_FILE
 SHARDS = "shard-*.safetensors"
-WEIGHTS = "model/"
+WEIGHTS, OPTIMIZER = "model/", "optimizer/"
 
 # The names that `save` gives: no other folder, such as a copy of one, is ever counted or removed.
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})")
@@ -94,11 +94,11 @@ def save(
     with world.together(), ExitStack() as stack:
         # Written by all, published by the first.
         folder = world.by_first(lambda: stack.enter_context(publish_folder(target, advice)))
-        state, outline = _state(model, optimizer)
+        state = weights(model) | _optimizer_state(model, optimizer)
         write_state(folder, state | _random_state(model.device, world), world, advice)
         if world.first:
             save_config(model, tokenizer, folder)
-            manifest.seal(folder, {**record, "optimizer": outline}, name=TRAINER_FILE)
+            manifest.seal(folder, record, name=TRAINER_FILE)
     for old in folders(output)[:-keep] if world.first else ():
         if old.is_dir() and not old.is_symlink():
             shutil.rmtree(old)
@@ -132,7 +132,7 @@ def save_config(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: Path
 ) -> None:
     """Write the files of a Hugging Face folder beside the weights: configuration, tokenizer."""
-    if adapters.present(model):
+    if has_adapters(model):
         for settings in model.peft_config.values():
             settings.save_pretrained(str(folder))
     else:
@@ -155,7 +155,7 @@ def export(
 
     def write() -> None:
         with publish_folder(target, advice) as folder:
-            adapters.merge(model, folder / adapters.FOLDER)
+            merge_adapters(model, folder / ADAPTERS)
             save_pretrained(model, tokenizer, folder, weights)
             manifest.seal(folder)
 
@@ -223,22 +223,21 @@ def restore(
     record = json.loads((folder / TRAINER_FILE).read_text(encoding="utf-8"))
     reader = HuggingFaceStorageReader(str(folder))
     stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
-    names = _parameter_names(model)
     if is_sharded(model):
         get_optimizer_state_dict(model, optimizer)  # an empty state, placed as the parameters
-        tensors, _ = optimizer_state.pack(names, optimizer)
+        tensors = _optimizer_state(model, optimizer)
     else:
         tensors = {
             key: torch.empty(tensor.size, dtype=tensor.properties.dtype)
             for key, tensor in stored.items()
-            if key.startswith(optimizer_state.PREFIX)
+            if key.startswith(OPTIMIZER)
         }
     random = _random_state(model.device, world)
     if record.get("processes", 1) != world.size:
         random.clear()
     state = {key: tensor for key, tensor in (tensors | random).items() if key in stored}
     _read(state | weights(model), reader, world)
-    optimizer_state.unpack(names, optimizer, tensors, record["optimizer"])
+    _set_optimizer_state(model, optimizer, tensors)
     for key in state.keys() & random.keys():
         if "cuda" in key:
             torch.cuda.set_rng_state(random[key], model.device)
@@ -251,12 +250,31 @@ def _read(state: dict[str, torch.Tensor], reader: HuggingFaceStorageReader, worl
     dcp.load(state, storage_reader=reader, process_group=world.control, no_dist=world.size == 1)
 
 
-def _state(
+def _optimizer_state(
     model: "PreTrainedModel", optimizer: torch.optim.Optimizer
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """This process's part of weights and optimizer state by name, and the optimizer's outline."""
-    tensors, outline = optimizer_state.pack(_parameter_names(model), optimizer)
-    return weights(model) | tensors, outline
+) -> dict[str, torch.Tensor]:
+    """This process's part of the optimizer's tensors, as optimizer/PARAMETER/KEY."""
+    return {
+        f"{OPTIMIZER}{name}/{key}": value.contiguous()
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _set_optimizer_state(
+    model: "PreTrainedModel", optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
+) -> None:
+    """Load what `_optimizer_state` gave into an optimizer made by the same settings."""
+    by_name: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+    for place, tensor in tensors.items():
+        name, _, key = place.removeprefix(OPTIMIZER).rpartition("/")
+        by_name[name][key] = tensor
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    saved = optimizer.state_dict()
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    held = [names[one] for group in optimizer.param_groups for one in group["params"]]
+    state = {n: by_name[name] for n, name in zip(numbers, held, strict=True) if name in by_name}
+    optimizer.load_state_dict({**saved, "state": state})
 
 
 def weights(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
@@ -265,7 +283,7 @@ def weights(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
     Of a model with adapters: those and the buffers.
     """
     held = model.state_dict(keep_vars=True)
-    if adapters.present(model):
+    if has_adapters(model):
         buffers = {name for name, _ in model.named_buffers()}
         held = {name: held[name] for name in held if ".lora_" in name or name in buffers}
     once = {id(tensor): name for name, tensor in reversed(held.items())}
@@ -289,10 +307,6 @@ def _random_state(device: torch.device, world: World) -> dict[str, torch.Tensor]
     if device.type == "cuda":
         tensors[f"random/cuda/{world.rank}"] = torch.cuda.get_rng_state(device)
     return tensors
-
-
-def _parameter_names(model: "PreTrainedModel") -> dict[torch.Tensor, str]:
-    return {parameter: name for name, parameter in model.named_parameters()}
 
 
 def _step(folder: Path) -> int:

@@ -13,10 +13,9 @@ from clearhead.optim import learning_rate
 from clearhead.records.manifest import verify_model
 from clearhead.train import precision, run_dir, world
 from clearhead.train.batches import BatchSource
-from clearhead.train.callbacks import Callback
+from clearhead.train.callbacks import Callback, InterruptedRun, TrainResult
 from clearhead.train.config import TrainConfig
 from clearhead.train.parallel import accumulate, is_sharded, whole
-from clearhead.train.result import InterruptedRun, TrainResult
 from clearhead.train.training_run import TrainingRun, opened
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def train(
         DivergedError: one of them, for a loss, a gradient or weights that are not finite.
     """
     with (
-        world.joined(config.timeout, alone=config.parallel != "fsdp") as processes,
+        world.joined(config.timeout) as processes,
         opened(
             model,
             batches,
@@ -87,9 +86,9 @@ def steps(run: TrainingRun) -> TrainResult:
         with run.timed():
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(run.step, config)
-            micro_batches = run.micro_batches.take()
             optimizer.zero_grad(set_to_none=True)
-            loss = accumulate(model, micro_batches, run.precision, run.objective, run.spread)
+            batches = run.micro_batches()
+            loss = accumulate(model, batches, run.precision, run.objective, run.spread)
             parameters = [p for p in model.parameters() if p.grad is not None]
             norm = whole(get_total_norm([p.grad for p in parameters]))
             run.loss, run.gradient_norm = run.finite(loss, norm)
@@ -124,7 +123,7 @@ def train_to_end(
         InterruptedRun: after SIGINT or SIGTERM, once the run has saved.
     """
     final, kind, device = output / run_dir.FINAL, type(model), model.device
-    with world.joined(config.timeout, alone=config.parallel != "fsdp") as processes:
+    with world.joined(config.timeout) as processes:
         finished = processes.by_first(lambda: run_dir.is_finished(output))
         if finished:
             config = replace(config, precision=precision.resolve(config.precision, device))

@@ -3,7 +3,7 @@
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +17,19 @@ from clearhead.records import provenance
 from clearhead.records.lock import hold_folder
 from clearhead.train import checkpoint, precision, run_dir
 from clearhead.train.batches import BatchSource, check, keep_begin, objective_of
-from clearhead.train.callbacks import Callback, MetricsFile, Run, StepMetrics
+from clearhead.train.callbacks import (
+    Callback,
+    DivergedError,
+    MetricsFile,
+    Run,
+    StepMetrics,
+    TrainResult,
+)
 from clearhead.train.compiling import compiled
 from clearhead.train.config import TrainConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
 from clearhead.train.parallel import Spread, local, recompute, spread
-from clearhead.train.prefetch import MicroBatches, Prefetcher
-from clearhead.train.result import DivergedError, TrainResult
 from clearhead.train.trainable import choose_parameters
 from clearhead.train.world import World
 
@@ -43,10 +48,8 @@ class TrainingRun:
     tokenizer: "PreTrainedTokenizerBase | None"
     optimizer: torch.optim.Optimizer
     config: TrainConfig
-    objective: str
-    tokens_before: Callable[[int], int]
+    batches: BatchSource
     spread: Spread
-    micro_batches: Prefetcher
     report: Run
     identity: dict[str, Any]
     """Everything that a resumed run must share with this one."""
@@ -60,10 +63,13 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         self.world = self.spread.world
+        self.objective = objective_of(self.batches)
+        self.tokens_before = getattr(self.batches, "tokens_before", self.config.tokens_before)
         self.precision = precision.resolve(self.config.precision, self.model.device)
         self.memory = PeakMemory(self.model.device)
-        self.saved_step = self.step
-        self.first_mark = self.last_mark = _Mark(self.step, self.seconds, 0.0)
+        self.saved_step = self.first_step = self.logged_step = self.step
+        self.first_seconds = self.logged_seconds = self.seconds
+        self.waited = 0.0
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -71,6 +77,14 @@ class TrainingRun:
         started = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - started
+
+    def micro_batches(self) -> list[dict[str, torch.Tensor]]:
+        """This process's part of the next step; the time that it takes is counted as waiting."""
+        started = time.perf_counter()
+        numbers = range(self.config.starts[self.step], self.config.starts[self.step + 1])
+        parts = self.spread.micro_batches(self.batches, numbers)
+        self.waited += time.perf_counter() - started
+        return parts
 
     def finite(self, loss: torch.Tensor, norm: torch.Tensor) -> tuple[float, float]:
         """The loss over all processes, from this one's part, and the gradient's norm, as numbers.
@@ -96,10 +110,9 @@ class TrainingRun:
         config = self.config
         if self.step % config.log_every and self.step != config.steps:
             return
-        first, last = self.first_mark, self.last_mark
-        pace = (self.seconds - first.seconds) / (self.step - first.step)
+        pace = (self.seconds - self.first_seconds) / (self.step - self.first_step)
         tokens = self.tokens_before(self.step)
-        seconds = self.seconds - last.seconds
+        seconds = self.seconds - self.logged_seconds
         metrics = StepMetrics(
             step=self.step,
             tokens=tokens,
@@ -107,13 +120,13 @@ class TrainingRun:
             loss=self.loss,
             learning_rate=learning_rate(self.step - 1, config),
             gradient_norm=self.gradient_norm,
-            tokens_per_second=(tokens - self.tokens_before(last.step)) / seconds,
-            batch_stall=(self.micro_batches.waited - last.waited) / seconds,
+            tokens_per_second=(tokens - self.tokens_before(self.logged_step)) / seconds,
+            batch_stall=self.waited / seconds,
             seconds_left=(config.steps - self.step) * pace,
         )
         for callback in self.callbacks:
             callback.step(metrics)
-        self.last_mark = _Mark(self.step, self.seconds, self.micro_batches.waited)
+        self.logged_step, self.logged_seconds, self.waited = self.step, self.seconds, 0.0
 
     def save_if_due(self) -> None:
         """Save a checkpoint every `save_every` steps."""
@@ -197,15 +210,6 @@ class TrainingRun:
         return error
 
 
-@dataclass(frozen=True)
-class _Mark:
-    """A step, the time it was reached, and how much of it was waiting for batches."""
-
-    step: int
-    seconds: float
-    waited: float
-
-
 @contextmanager
 def opened(
     model: "PreTrainedModel",
@@ -263,12 +267,6 @@ def opened(
         if saved is not None and newest is not None:
             checkpoint.restore(newest, model, optimizer, processes)
 
-        def prepare(step: int) -> MicroBatches:
-            numbers = range(config.starts[step], config.starts[step + 1])
-            return model_spread.micro_batches(batches, numbers)
-
-        steps = range(first_step, config.steps)
-        micro_batches = stack.enter_context(Prefetcher(prepare, steps, model.device))
         report = Run(
             name=name,
             output=output,
@@ -287,10 +285,8 @@ def opened(
             tokenizer=tokenizer,
             optimizer=optimizer,
             config=config,
-            objective=objective_of(batches),
-            tokens_before=getattr(batches, "tokens_before", config.tokens_before),
+            batches=batches,
             spread=model_spread,
-            micro_batches=micro_batches,
             report=report,
             identity=identity,
             callbacks=heard,
