@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo book test oldest newest fresh attack servers lint docs bench gpu-check gpu-figures clean
+.PHONY: demo book test oldest newest fresh attack kernels servers lint docs bench gpu-check gpu-figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/clearhead demo
@@ -14,10 +14,10 @@ test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n logical --dist loadfile
 
 # The same tests on the oldest versions that pyproject.toml allows, and on the newest that there are.
-# PyTorch's builds for GPUs, 5 GB each, once; they run on a CPU here.
+# PyTorch's builds for GPUs, 5 GB each, once; they run on a CPU here. Triton's kernels are of `make kernels`.
 oldest newest: %: build/%/.installed
 	CUDA_VISIBLE_DEVICES= build/$@/bin/python -m pytest -n logical --dist loadfile -m "not gpu and not browser" \
-		--ignore tests/servers --ignore tests/attack
+		--ignore tests/servers --ignore tests/attack --ignore-glob 'tests/ops/test_split_decode*'
 
 # A newcomer of today: README's two lines without constraints, then its own commands.
 fresh:
@@ -34,6 +34,12 @@ SEED ?= 0
 attack: $(VENV)/.installed
 	CLEARHEAD_ATTACK_CASES=$(CASES) CLEARHEAD_ATTACK_SEED=$(SEED) CLEARHEAD_SMOKE=all \
 		$(BIN)/python -m pytest tests/attack tests/reproduce/test_smoke.py
+
+# The GPU's kernels without one: in Triton's interpreter, then through its compilers. Triton lies apart,
+# so that everything else meets what a CPU build of PyTorch has.
+kernels: $(VENV)/triton
+	TRITON_INTERPRET=1 PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_split_decode.py
+	PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_split_decode_compiled.py
 
 # vLLM on a CPU and llama.cpp, on models as `convert --for` writes them; writes results/servers.json.
 # Some 4 GB, and ten minutes of a C++ compiler.
@@ -101,6 +107,10 @@ build/servers/.installed:
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+$(VENV)/triton: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt --upgrade --target $@ triton
 	@touch $@
 
 clean:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from clearhead.ops.dispatch import KERNELS, resolve
-from clearhead.ops.requests import Request
+from clearhead.ops.requests import DIFFERENTIAL, PREFIXED, UNROTATED, Request
 
 PLAIN = Request(
     device="cpu",
@@ -48,6 +48,9 @@ REQUESTS: Mapping[str, dict[str, Any]] = {
     "decoding, a sink": LONE | {"sink": True},
     "decoding, padded cache": LONE | {"key_mask": True},
     "decoding, a sink, padded cache": LONE | {"key_mask": True, "sink": True},
+    "decoding, V1": LONE | {"kind": DIFFERENTIAL},
+    "decoding, CoCA": LONE | {"kind": UNROTATED},
+    "decoding, a prefix": LONE | {"kind": PREFIXED},
     "more than 256 wide": {"depth": 320, "width": 320},
 }
 
@@ -61,6 +64,6 @@ def markdown() -> str:
     lines += ["", f"| request | {devices} |", "| --- |" + " --- |" * len(DEVICES)]
     for title, changes in REQUESTS.items():
         choices = [resolve(PLAIN._replace(**of, **changes)) for of in DEVICES.values()]
-        cells = " | ".join(f"`{choice.name}`" for choice in choices)
+        cells = " | ".join(f"`{choice.name}`" if choice.name else "none" for choice in choices)
         lines.append(f"| {title} | {cells} |")
     return "\n".join(lines)

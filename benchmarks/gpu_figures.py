@@ -15,6 +15,7 @@ from benchmarks.race import Ratio, ratio_of
 from clearhead import ClearheadForCausalLM, ops, preset
 from clearhead.experiments.timing import take_turns
 from clearhead.ops import dispatch
+from clearhead.ops.requests import PLAIN
 from clearhead.ops.visibility import Visibility
 from clearhead.train.compiling import compiled
 
@@ -230,13 +231,14 @@ def _others(q: Tensor, k: Tensor, v: Tensor, sink: bool) -> list[str]:
         name
         for name, kernel in dispatch.KERNELS.items()
         if kernel.device in (None, asked.device)
+        and PLAIN in kernel.kinds
         and kernel.refuses(asked) is None
         and not (name == "tiles" and long)
     ]
 
 
 def decoding(setting: Setting) -> Iterator[Ratio]:
-    """A step's attention over a cache; a model's step."""
+    """A step's attention over a cache, with `split-decode` and without; a model's step."""
     caches = (256,) if setting.toy else (4096, 16_384, 65_536)
     lam = torch.tensor(0.3, device=setting.device)
     for batch in (1,) if setting.toy else (1, 32):
@@ -256,6 +258,9 @@ def decoding(setting: Setting) -> Iterator[Ratio]:
             padded = mask[:, None, None]
             other = partial(F.scaled_dot_product_attention, attn_mask=padded)
             sides["PyTorch softmax, padded"] = kernels._step(other, q, k, v)
+            sides["V1 by products"] = kernels._step(
+                kernels._differential, q, k, v, lam=lam, kernel="differential-products"
+            )
             seconds = take_turns(sides, 5)
             aims = {"softmax": 1.02, "V1": 1.1, "CoCA": 0.9 if keys >= 16_384 else None}
             for title in sides:

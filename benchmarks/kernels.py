@@ -106,9 +106,9 @@ def _collinear(keys: int) -> dict[str, Any]:
     def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, **options: Any) -> Tensor:
         return ops.attend(q, k, v, **visibility._asdict(), **options)
 
-    table = ops.rotary_table(torch.arange(keys, device=device)[None], frequency)
+    rotation = ops.Rotation(torch.arange(keys, device=device)[None], frequency)
     plain = {"form": "exact", "sink": None, "scale": 0.125, "visibility": Visibility()}
-    return {"table": table, "attend": attend, **plain}
+    return {"rotation": rotation, "attend": attend, **plain}
 
 
 def _steps(rounds: int) -> Iterator[Ratio]:

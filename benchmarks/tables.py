@@ -12,12 +12,13 @@ from typing import Any
 from benchmarks import dispatch_table
 
 RECORDS = Path(__file__).parents[1] / "results" / "gpu.jsonl"
-# Titles that end in a length, whose records are columns of one table.
-COLUMNS = re.compile(r"(?P<table>attention, D \d+|attention), T (?P<column>\d+)")
-# Kernels that are gone; benches by a kernel of decoding that is gone, or that `make gpu-figures`
-# took over.
+# Titles that end in a length or a cache, whose records are columns of one table.
+COLUMNS = re.compile(
+    r"(?P<table>attention, D \d+|attention|decoding, \d+)(?:, T | × )(?P<column>\d+)"
+)
+# Kernels that are gone; a bench whose figures `make gpu-figures` took over.
 GONE = ("differential-fused", "differential-single-pass")
-SUPERSEDED = ("training-step", "decoding, ", "generation, ")
+SUPERSEDED = "training-step"
 
 
 def markdown(path: Path = RECORDS) -> str:
@@ -25,7 +26,7 @@ def markdown(path: Path = RECORDS) -> str:
     newest: dict[tuple[str, str, str, str], dict[str, Any]] = {}
     for line in path.read_text("utf-8").splitlines():
         record = json.loads(line)
-        if not record["ours"].endswith(GONE) and not record["name"].startswith(SUPERSEDED):
+        if not record["ours"].endswith(GONE) and record["name"] != SUPERSEDED:
             device = re.split("[ ,]", record["device"].removeprefix("NVIDIA "))[0]
             newest[device, record["name"], record["ours"], record["peer"]] = record
     tables: dict[tuple[str, str, str], dict[str, dict[int, float]]] = {}
@@ -38,6 +39,7 @@ def markdown(path: Path = RECORDS) -> str:
             plain.append(f"| {name} | {ours} | {peer} | {record['ratio']:.3f} | {device} |")
     lines = []
     for (device, title, peer), rows in tables.items():
+        title = title.replace("decoding, ", "decoding, batch ")
         lines += _pivot(f"{title}, time / {peer}'s ({device})", rows)
     lines += ["| figure | of | peer | ratio | device |", "| --- | --- | --- | --- | --- |", *plain]
     return "\n".join(lines)

@@ -4,7 +4,11 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_157
+<<<<<<< HEAD
+LINES = 38_724
+=======
+LINES = 38_724
+>>>>>>> parent of 71ea9766 (Decoding on a GPU goes by PyTorch's call or two products: the Triton kernel, its tests and its kinds of request go)
 LONGEST = 400
 
 

@@ -15,7 +15,7 @@ from clearhead.experiments.prefixes import fill
 from clearhead.models import PRESETS
 from clearhead.models.conversion import converted
 from clearhead.models.starts import started
-from clearhead.ops import dispatch
+from clearhead.ops import dispatch, split_decode
 from tests.ops.stand_ins import cuda_kernels  # noqa: F401 (a fixture)
 
 SHAPE: dict[str, Any] = {
@@ -98,9 +98,15 @@ def test_a_presets_layer_takes_few_more_operations_than_llama_s(name):
 @pytest.mark.usefixtures("cuda_kernels")
 @pytest.mark.parametrize("name", CAUSAL)
 def test_the_same_by_the_kernels_of_a_gpu_in_bfloat16(name, monkeypatch):
-    """PyTorch's RMS norm is one kernel there."""
+    """PyTorch's RMS norm is one kernel there, `split-decode` two."""
     monkeypatch.setattr(dispatch, "_chosen", _on_hopper)
     monkeypatch.setattr(torch, "rms_norm", lambda x, *_: x.clone())
+
+    def decode(q: Any, k: Any, v: Any, lam: Any, *_: Any) -> Any:
+        o, lse = split_decode._outputs(q, v, 1 if lam is None else 2)
+        return o, lse
+
+    monkeypatch.setattr(split_decode, "_decode", decode)
     assert _of_llama(name, torch.bfloat16) <= WIDER.get(name, BOUND)
 
 

@@ -79,7 +79,7 @@ def test_on_a_gpu_a_lone_query_of_masked_slots_goes_to_a_kernel_that_reads_no_ma
     halves = {"dtype": torch.bfloat16}, {"dtype": torch.float16}
     for changes in (*halves, {}, {"width": 2 * depth}, {"sink": True}):
         asked = lone._replace(key_mask=True, capability=(9, 0), **changes)
-        assert dispatch.resolve(asked).name in ("sdpa", "products")
+        assert dispatch.resolve(asked).name in ("sdpa", "split-decode", "products")
 
 
 def test_a_mask_of_other_numbers_and_a_full_cache_are_refused():

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from clearhead.ops import (
+    Rotation,
     attend_unrotated,
     coca_keys,
     coca_queries,
@@ -116,15 +117,15 @@ def test_a_lone_query_turns_no_key_on_a_cpu(form, padded, dtype, bound):
     t, v = torch.randn(2, 3, 9, 8).to(dtype), torch.randn(2, 3, 9, 16).to(dtype)
     positions, sink = torch.arange(12).expand(2, -1), torch.randn(6)
     rope = {"rope_type": "default", "rope_theta": 1e4}
-    frequency, _ = frequencies(rope, 16, positions.device)
-    table = rotary_table(positions, frequency, 1.1)
-    tilde = coca_queries(q.to(dtype), rotary_table(positions[:, -1:], frequency), form)
+    rotation = Rotation(positions, frequencies(rope, 16, positions.device)[0], 1.1)
+    tilde = coca_queries(q.to(dtype), rotary_table(positions[:, -1:], rotation.frequency), form)
     mask = (torch.arange(9) >= torch.tensor([[0], [4]])) if padded else None
     options = {"sink": sink, "scale": 0.25}
     got = attend_unrotated(
-        *(tilde, t, v), table=table, form=form, attend=None,
+        *(tilde, t, v), rotation=rotation, form=form, attend=None,
         visibility=Visibility(key_mask=mask), **options,
     )  # fmt: skip
-    k = coca_keys(t.double(), tuple(part[..., -9:, :].double() for part in table), form)
+    table = tuple(part[..., -9:, :].double() for part in rotation.table())
+    k = coca_keys(t.double(), table, form)
     want = oracles.attend(tilde.double(), k, v.double(), key_mask=mask, **options)
     assert (got.double() - want).norm() <= bound * want.norm()

@@ -10,7 +10,7 @@ import torch
 from benchmarks import dispatch_table
 from clearhead.errors import ClearheadError
 from clearhead.ops import attend, differential, dispatch, oracles, self_test, tiles
-from clearhead.ops.requests import HALF, VARIABLE, Request
+from clearhead.ops.requests import HALF, Request
 
 CPU = dispatch_table.PLAIN
 HOPPER = CPU._replace(device="cuda", ordinal=0, capability=(9, 0), dtype=torch.bfloat16)
@@ -95,11 +95,11 @@ def test_an_argument_or_the_environment_names_kernels_in_order(monkeypatch, capl
             assert torch.allclose(attend(q, q, q, kernel="flash,tiles"), want, atol=1e-5)
     (line,) = caplog.messages  # once
     assert line.endswith("causal, T = S: tiles (not flash: it runs on cuda)")
-    monkeypatch.setenv(VARIABLE, "cudnn")
+    monkeypatch.setenv(dispatch.VARIABLE, "cudnn")
     with pytest.raises(ClearheadError, match=r"cudnn: it runs on cuda.*name tiles too") as error:
         attend(q, q, q)
     assert "\n" not in str(error.value)
-    monkeypatch.setenv(VARIABLE, "flsh")
+    monkeypatch.setenv(dispatch.VARIABLE, "flsh")
     with pytest.raises(ClearheadError, match="did you mean flash"):
         attend(q, q, q)
     assert torch.allclose(attend(q, q, q, kernel="tiles"), want, atol=1e-5)
@@ -112,19 +112,34 @@ def test_the_names_govern_a_lone_query_of_differential_attention(monkeypatch, ca
     plain = {"norm_weight": None, "norm_eps": None, "gain": 1.0}
     want = oracles.differential(q, k, v, lam, **plain).float()
 
-    def kernels(**options: object) -> list[str]:
+    def kernels(names: str | None = None, **options: object) -> list[str]:
         dispatch._chosen.cache_clear()
         caplog.clear()
+        if names is not None:
+            monkeypatch.setenv(dispatch.VARIABLE, names)
         with caplog.at_level(logging.INFO, "clearhead.ops.dispatch"):
             got = differential(q, k, v, lam, **plain, **options)
         assert torch.allclose(got, want, atol=1e-5)
         return [line.rpartition(": ")[2] for line in caplog.messages]
 
-    assert kernels() == []
-    assert kernels(kernel="tiles") == ["tiles"]
-    monkeypatch.setenv(VARIABLE, "tiles")
-    assert kernels() == ["tiles"]
+    assert kernels() == ["differential-products"]
+    assert kernels(kernel="tiles") == ["in two steps", "tiles"]
+    assert kernels("tiles,differential-products") == ["in two steps", "tiles"]
+    assert kernels("differential-products,tiles") == ["differential-products"]
+    assert kernels("split-decode,tiles")[0].endswith("it runs on cuda)")
     dispatch._chosen.cache_clear()
+
+
+def test_unrotated_keys_have_a_kernel_on_a_cpu_and_one_on_a_gpu():
+    asked = CPU._replace(**dispatch_table.REQUESTS["decoding, CoCA"])
+    assert dispatch.resolve(asked) == ("unrotated-products", {})
+    learning = {"unrotated-products": "it has no gradient"}
+    assert dispatch.resolve(asked._replace(learning=True)) == ("", learning)
+    asked = HOPPER._replace(**dispatch_table.REQUESTS["decoding, CoCA"])
+    assert dispatch.resolve(asked).name == "split-decode"
+    refused = dispatch.resolve(asked, failure=lambda kernel, request: "o is off")
+    assert refused == ("", {"split-decode": "o is off"})
+    assert dispatch.resolve(asked._replace(learning=True)).refusals["split-decode"]
 
 
 def test_a_request_says_itself():

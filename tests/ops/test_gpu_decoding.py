@@ -1,5 +1,7 @@
 """Attention of a lone query on a GPU: kernels against the oracle, no copies, and CUDA graphs."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,7 +9,8 @@ from transformers import StaticCache
 
 from clearhead import ClearheadForCausalLM, ops, preset
 from clearhead.models import PRESETS
-from clearhead.ops import oracles
+from clearhead.ops import dispatch, oracles
+from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED
 from clearhead.ops.visibility import Visibility
 
 pytestmark = [
@@ -17,12 +20,17 @@ pytestmark = [
 # ‖error‖ / ‖exact‖.
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 NORM = {"norm_weight": None, "norm_eps": None, "gain": 1.0}
-KINDS = "plain", "differential", "unrotated"
+NAMES = "split-decode,tiles"
 
 
-def _mask(keys: int, padded: bool) -> Tensor | None:
+def _mask(keys: int, padding: str) -> Tensor | None:
+    at = torch.arange(keys, device="cuda").expand(2, -1)
+    if padding == "whole":
+        return None
+    if padding == "holes":
+        return at % 5 != torch.tensor([[1], [7]], device="cuda")
     first = torch.tensor([[keys // 3], [0]], device="cuda")
-    return torch.arange(keys, device="cuda").expand(2, -1) >= first if padded else None
+    return at < keys - first if padding == "right" else at >= first
 
 
 def _run(
@@ -32,43 +40,81 @@ def _run(
     q, k, v = (x.double() for x in inputs) if exact else inputs
     options = {"key_mask": mask, "sink": sink}
     attend = oracles.attend if exact else ops.attend
-    if kind == "plain":
+    if kind == PLAIN:
         return attend(q, k, v, **options)
-    if kind == "differential":
+    if kind == DIFFERENTIAL:
         lam = torch.tensor(0.37, device="cuda")
         return (oracles if exact else ops).differential(q, k, v, lam, **NORM, **options)
     counted = torch.ones(1, k.shape[2], device="cuda") if mask is None else mask
     frequency = 1e4 ** -(torch.arange(0, q.shape[3], 2, device="cuda") / q.shape[3])
-    table = ops.rotary_table(counted.cumsum(-1).long() + 2, frequency)
+    rotation = ops.Rotation(counted.cumsum(-1).long() + 2, frequency)
     scale = q.shape[3] ** -0.5
     if exact:
-        return oracles.attend(q, ops.coca_keys(k, table, "exact"), v, scale=scale, **options)
-    unrotated = {"table": table, "form": "exact", "attend": None, "sink": sink, "scale": scale}
-    return ops.attend_unrotated(q, k, v, visibility=Visibility(True, None, mask, None), **unrotated)
+        k = ops.coca_keys(k, rotation.table(), "exact")
+        return oracles.attend(q, k, v, scale=scale, **options)
+    visibility = Visibility(True, None, mask, None)
+    unrotated = {"rotation": rotation, "form": "exact", "attend": None}
+    return ops.attend_unrotated(q, k, v, visibility=visibility, sink=sink, scale=scale, **unrotated)
 
 
 def _inputs(kind: str, heads: int, groups: int, keys: int, width: int, dtype: torch.dtype):
     torch.manual_seed(0)
     shapes = [(2, heads, 1, width), (2, groups, keys, width), (2, groups, keys, width)]
     q, k, v = (torch.randn(shape, device="cuda").to(dtype) for shape in shapes)
-    return [q, k[..., : width // 2] if kind == "unrotated" else k, v]
+    return [q, k[..., : width // 2] if kind == UNROTATED else k, v]
 
 
-@pytest.mark.parametrize("dtype", BOUND)
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_lone_query_matches_the_oracle(kind, padded, dtype):
-    for heads, groups, keys, width in ((4, 4, 1, 32), (8, 2, 67, 64), (40, 2, 4099, 128)):
-        inputs, mask = _inputs(kind, heads, groups, keys, width, dtype), _mask(keys, padded)
-        sink = torch.randn(heads, device="cuda")
-        got, want = _run(kind, inputs, mask, sink), _run(kind, inputs, mask, sink, exact=True)
-        assert (got.double() - want).norm() <= BOUND[dtype] * want.norm()
+@pytest.fixture
+def named(monkeypatch):
+    monkeypatch.setenv(dispatch.VARIABLE, NAMES)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("named")
+@pytest.mark.parametrize(
+    ("kind", "padding", "keys", "number"),
+    [
+        (*case, number)
+        for number, case in enumerate(
+            product(
+                [PLAIN, DIFFERENTIAL, UNROTATED], ["whole", "left", "right", "holes"], [1, 67, 4099]
+            )
+        )
+    ],
+)
+def test_split_decode_matches_oracle(kind, padding, keys, number):
+    """Dtypes, widths and groups take turns."""
+    dtype, width = list(BOUND)[number % 3], (32, 64, 128)[number // 3 % 3]
+    heads, groups = ((4, 4), (8, 2), (40, 2))[(number + number // 9) % 3]
+    inputs, mask = _inputs(kind, heads, groups, keys, width, dtype), _mask(keys, padding)
+    sink = torch.randn(heads, device="cuda")
+    if mask is not None:  # what lies in hidden slots does not matter
+        hidden = ~mask[:, None, :, None]
+        inputs = [inputs[0], *(x.masked_fill(hidden, torch.nan) for x in inputs[1:])]
+    got = _run(kind, inputs, mask, sink)
+    clean = [x.nan_to_num() for x in inputs]
+    want = _run(kind, clean, mask, sink, exact=True)
+    assert (got.double() - want).norm() <= BOUND[dtype] * want.norm()
+
+
+@pytest.mark.parametrize("kind", [PLAIN, DIFFERENTIAL, UNROTATED])
+@pytest.mark.parametrize("padding", ["whole", "left"])
+def test_grouped_queries_copy_no_cache(kind, padding):
+    """By the table's own choice; less memory than a tenth of the cache."""
+    inputs = _inputs(kind, 32, 4, 16_384, 64, torch.bfloat16)
+    mask = _mask(16_384, padding)
+    _run(kind, inputs, mask, None)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    _run(kind, inputs, mask, None)
+    taken = torch.cuda.max_memory_allocated() - before
+    assert taken < sum(x.nbytes for x in inputs[1:]) / 10
+
+
+@pytest.mark.parametrize("kind", [PLAIN, DIFFERENTIAL, UNROTATED])
 def test_a_graph_follows_its_inputs(kind):
     inputs = _inputs(kind, 8, 2, 300, 64, torch.bfloat16)
-    mask = _mask(300, True)
+    mask = _mask(300, "left")
     run = lambda: _run(kind, inputs, mask, None)  # noqa: E731
     aside = torch.cuda.Stream()
     with torch.cuda.stream(aside):

@@ -7,7 +7,7 @@ import torch
 
 from clearhead import ops
 from clearhead.ops import oracles
-from clearhead.ops.running_mean import by_blocks, by_products
+from clearhead.ops.running_mean import WAYS, running_sum
 from clearhead.ops.visibility import Visibility
 
 
@@ -41,12 +41,12 @@ def test_sums_are_float32_whatever_comes_in(dtype):
         assert (ops.running_mean(x, 2051)[0] - oracles.running_mean(x, 2051)[0]).abs().max() < 2e-6
 
 
-@pytest.mark.parametrize("summed", [by_blocks, by_products])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("length", [1, 31, 32, 100, 256])
-def test_every_way_of_summing_gives_the_same(summed, length):
+def test_every_way_of_summing_gives_the_same(way, length):
     """Also the ways that only a GPU or a compiler takes: in float64, with the gradient."""
     x = torch.randn(2, 3, length, 5, dtype=torch.float64, requires_grad=True)
-    sums = summed(x)
+    sums = running_sum(x, way)
     want = torch.ones(length, length, dtype=torch.float64).tril() @ x
     weight = torch.randn_like(want)
     assert torch.allclose(sums, want, atol=1e-12)
@@ -54,11 +54,24 @@ def test_every_way_of_summing_gives_the_same(summed, length):
     assert torch.allclose(ours, theirs, atol=1e-12)
 
 
-@pytest.mark.parametrize("summed", [by_blocks, by_products])
-def test_no_way_of_summing_is_rounded_by_autocast(summed):
+def test_the_way_is_the_device_s(monkeypatch):
+    taken = []
+    for way in WAYS:
+        monkeypatch.setitem(WAYS, way, lambda x, way=way: taken.append(way) or x)
+    here, elsewhere = torch.ones(1, 1, 40, 2), torch.ones(1, 1, 40, 2, device="meta")
+    for x in (here[:, :, :16], here, elsewhere):
+        running_sum(x)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    for x in (here, elsewhere):
+        running_sum(x)
+    assert taken == ["scan", "products", "blocks", "unrolled", "scan"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_of_summing_is_rounded_by_autocast(way):
     x = torch.randn(1, 1, 2051, 3, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
-        sums = summed(x)
+        sums = running_sum(x, way)
     assert sums.dtype == torch.float32
     assert (sums - x.double().cumsum(2)).abs().max() < 1e-4
     (gradient,) = torch.autograd.grad(sums.sum(), x)

@@ -20,6 +20,7 @@ from clearhead.nn.annealing import moves, warn
 from clearhead.nn.bases import NoPosition
 from clearhead.nn.embedding_projection import embedding_projection
 from clearhead.nn.protocols import Position, PositionTables
+from clearhead.ops.rope import Rotation
 from clearhead.spec import LayerSpec
 
 
@@ -194,7 +195,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 shared[key] = make(positions_BT, keys)
                 if places and (attention.cache_unrotated or not prepared):
                     first = torch.arange(places, device=positions_BT.device)[None]
-                    shared[key] = shared[key]._replace(prefix=make(positions_BT, first).keys)
+                    prefix = make(positions_BT, first).keys
+                    prefix = prefix.table() if isinstance(prefix, Rotation) else prefix
+                    shared[key] = shared[key]._replace(prefix=prefix)
             tables.append(shared[key])
         return tables
 

@@ -29,7 +29,7 @@ from clearhead.ops.visibility import Span, Visibility
 NAME = "clearhead"
 ROWS = 1024  # queries compared at a time
 # Kernels that leave out no query at a padded key's place: of cross-attention it is another's.
-EVERY_QUERY = "products,cpu-flash,tiles"
+EVERY_QUERY = "split-decode,products,cpu-flash,tiles"
 # Keywords of transformers' attention functions that the eager functions do not read, or that say
 # what the mask says.
 HARMLESS = {

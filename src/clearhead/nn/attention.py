@@ -25,6 +25,7 @@ from clearhead.nn.registry import REGISTRY
 from clearhead.ops import layouts
 from clearhead.ops.attention import attend_visible
 from clearhead.ops.precision import is_exporting
+from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
@@ -141,9 +142,10 @@ class Attention(nn.Module):
             attend = partial(interface, self, lambdas=lambdas)
         prefix = self._prefix(tables.prefix, v, past, prefixes) if self.places else None
         if self.cache_unrotated:
-            whole, alone = self.scores.attend_unrotated, new == 1 and prefix is None
+            whole, rotation = self.scores.attend_unrotated, tables.keys
+            alone = new == 1 and prefix is None and isinstance(rotation, Rotation)
             if alone and whole is not None and attend is attend_visible:
-                attend = partial(whole, attend=attend, table=tables.keys)
+                attend = partial(whole, attend=attend, rotation=rotation)
             else:
                 k = self.scores.keys(k, _last(tables.keys, k.shape[2]))
         if k.shape[1] != v.shape[1]:
@@ -283,6 +285,8 @@ def _check_room(layers: Any, k_BGTD: Tensor) -> None:
 
 def _last(table: Any, keys: int) -> Any:
     """A table, or several, of the last keys: a cache has dropped those before."""
+    if isinstance(table, Rotation):
+        table = table.table()
     if isinstance(table, tuple):
         return tuple(_last(part, keys) for part in table)
     return table if table is None else table[..., -keys:, :]

@@ -50,7 +50,7 @@ class Rotary(NoPosition):
         queries = ops.rotary_table(queries_BT, frequency, factor)
         if keys_BS is queries_BT:
             return PositionTables(queries, queries)
-        return PositionTables(queries, ops.rotary_table(keys_BS, frequency, factor))
+        return PositionTables(queries, ops.Rotation(keys_BS, frequency, factor))
 
     prepare = staticmethod(ops.rotate)
 

@@ -6,11 +6,12 @@ queries and keys, V width of values, N rows.
 
 from clearhead.ops.alibi import alibi_columns, alibi_slopes, forget_columns, with_columns
 from clearhead.ops.attention import attend
-from clearhead.ops.coca import attend_unrotated, coca_keys, coca_queries
+from clearhead.ops.coca import coca_keys, coca_queries
 from clearhead.ops.cross_entropy import linear_cross_entropy
 from clearhead.ops.differential import differential, differential_v2
 from clearhead.ops.precision import rms_norm
 from clearhead.ops.rope import (
+    Rotation,
     dynamic_theta,
     frequencies,
     ntk_theta,
@@ -20,8 +21,10 @@ from clearhead.ops.rope import (
 )
 from clearhead.ops.running_mean import running_mean
 from clearhead.ops.shaped import shaped
+from clearhead.ops.unrotated import attend_unrotated
 
 __all__ = [
+    "Rotation",
     "alibi_columns",
     "alibi_slopes",
     "attend",

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import cuda_sdpa, lone, sinks
+from clearhead.ops import cuda_sdpa, sinks
 from clearhead.ops.dispatch import KERNELS, select_kernel
-from clearhead.ops.precision import is_exporting, refuse_second_derivative, without_autocast
-from clearhead.ops.requests import Saved
+from clearhead.ops.precision import refuse_second_derivative, without_autocast
+from clearhead.ops.requests import PREFIXED, Saved
 from clearhead.ops.visibility import Visibility
 
 
@@ -89,10 +89,13 @@ def attend_visible(
     if prefix is not None:
         _check_prefix(prefix, k_BGSD, v_BGSV)
         given = q_BHTD, k_BGSD, v_BGSV
-        decoding = sink is None and not (q_BHTD.is_cuda or torch.is_grad_enabled())
-        if decoding and not is_exporting() and lone.serves(q_BHTD, visibility, kernel):
+        name = ""
+        if sink is None and not torch.is_grad_enabled():
+            name = select_kernel(*given, visibility, kernel, PREFIXED)
+        if name:
             with without_autocast(q_BHTD):
-                return lone.prefixed(*given, prefix, scale=scale, visibility=visibility)
+                run = KERNELS[name].run
+                return run.prefixed(*given, prefix, scale=scale, visibility=visibility)
         # A CPU's compiled tiles take a prefix in without another pass.
         apart = torch.compiler.is_compiling() and not q_BHTD.is_cuda
         if not apart and _opens_whole_text(queries, keys, sink, visibility):

@@ -14,15 +14,13 @@ Squares, t and rotations are float32, rounded once to the input's dtype: A overf
 |q| is above 181.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from clearhead.ops import lone
-from clearhead.ops.precision import is_exporting, widened, without_autocast
+from clearhead.ops.precision import widened
 from clearhead.ops.rope import cos_sin, rotate
-from clearhead.ops.visibility import Visibility
 
 Form = Literal["exact", "strict", "slack"]
 RotaryTable = tuple[Tensor, Tensor]
@@ -49,47 +47,6 @@ def coca_keys(t_BGSE: Tensor, table: RotaryTable, form: Form) -> Tensor:
     if form == "slack":
         cos, sin = cos - sin, cos + sin
     return torch.cat([t * cos, t * sin], -1).to(t_BGSE.dtype)
-
-
-def attend_unrotated(
-    q_BHTD: Tensor,
-    t_BGSE: Tensor,
-    v_BGSV: Tensor,
-    *,
-    table: RotaryTable,
-    form: Form,
-    attend: Any,
-    visibility: Visibility,
-    sink: float | Tensor | None,
-    scale: float,
-    **options: Any,
-) -> Tensor:
-    """`attend` over `coca_keys(t, table, form)`; a lone query turns t as it reads it.
-
-    Args:
-        q_BHTD: as in `coca_queries`. t_BGSE: x W_T before the relu, [B, G, S, D/2].
-        table: of the last S keys, or of more.
-        attend: attention function, called with `options`, for all else.
-
-    Returns:
-        [B, H, T, V].
-    """
-    queries, keys = q_BHTD.shape[2], t_BGSE.shape[2]
-    table = table[0][..., -keys:, :], table[1][..., -keys:, :]
-    settled = visibility.settled(queries, keys)
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q_BHTD, t_BGSE, v_BGSV))
-    aside = learns or is_exporting() or options.get("prefix") is not None
-    if aside or not lone.serves(q_BHTD, settled):
-        k_BGSD = coca_keys(t_BGSE, table, form)
-        options |= {"visibility": visibility, "sink": sink, "scale": scale}
-        return attend(q_BHTD, k_BGSD, v_BGSV, **options)
-    if form == "slack":  # q · R [t; t] as q′ · R [t; 0]
-        first_half, second_half = q_BHTD.chunk(2, -1)
-        q_BHTD = torch.cat([first_half + second_half, second_half - first_half], -1)
-    with without_autocast(q_BHTD):
-        return lone.unrotated(
-            q_BHTD, t_BGSE, v_BGSV, table, sink=sink, scale=scale, visibility=settled
-        )
 
 
 def folded_authors_weight(weight_HC: Tensor, head_dim: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.ops import layouts
+from clearhead.ops import layouts, split_decode
 from clearhead.ops.precision import without_autocast
 from clearhead.ops.requests import HALF, Request
 from clearhead.ops.visibility import Visibility
@@ -28,6 +28,9 @@ def refuses(request: Request) -> str | None:
         return "widths that are multiples of 8 only"
     if request.width != request.depth and not request.lone:
         return "values as wide as keys only"
+    by_flash = request.dtype in HALF and not request.key_mask
+    if request.lone and not by_flash and split_decode.refuses(request) is None:
+        return "of a lone query only flash divides the keys, as split-decode does"
     return None
 
 

@@ -5,10 +5,11 @@ from typing import Any
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import lone
 from clearhead.ops.attention import attend as _attend
 from clearhead.ops.attention import attend_visible, check
+from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.precision import rms_norm, widened, without_autocast
+from clearhead.ops.requests import DIFFERENTIAL
 from clearhead.ops.visibility import Visibility
 
 
@@ -84,7 +85,7 @@ def _lone(
     sink: float | Tensor | None,
     options: dict[str, object],
 ) -> Tensor | None:
-    """o1 − λ o2 of a lone query, both maps at once, where `attend` is ours; None elsewhere."""
+    """o1 − λ o2 of a lone query, by a kernel for both maps, where `attend` is ours."""
     if attend is not _attend and attend is not attend_visible:
         return None
     visibility = options.get("visibility")
@@ -95,11 +96,15 @@ def _lone(
     scale: Any = options.get("scale")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     named: Any = options.get("kernel")
+    if q.is_cuda and (first := visibility.earliest(1, k.shape[2])):
+        k, v, visibility = k[:, :, first:], v[:, :, first:], visibility.of_keys(first)
     visibility = visibility.settled(1, k.shape[2])
-    if not lone.serves(q, visibility, named):
+    name = select_kernel(q, k, v, visibility, named, DIFFERENTIAL)
+    if not name:
         return None
     with without_autocast(q):  # as in attend
-        return lone.difference(q, k, v, lam, sink=sink, scale=scale, visibility=visibility)
+        run = KERNELS[name].run
+        return run.difference(q, k, v, lam, sink=sink, scale=scale, visibility=visibility)
 
 
 def _by_map(x: Tensor, dim: int = 1) -> Tensor:

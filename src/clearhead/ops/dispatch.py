@@ -24,13 +24,15 @@ from clearhead.ops import (
     cuda_sdpa,
     lone,
     self_test,
+    split_decode,
     tiles,
 )
 from clearhead.ops.packed import Operator
 from clearhead.ops.precision import is_exporting
-from clearhead.ops.requests import SHORT, VARIABLE, Request
+from clearhead.ops.requests import DIFFERENTIAL, PLAIN, PREFIXED, SHORT, UNROTATED, Request
 from clearhead.ops.visibility import Visibility
 
+VARIABLE = "CLEARHEAD_ATTENTION_KERNEL"
 _log = logging.getLogger(__name__)
 
 
@@ -39,14 +41,17 @@ class Kernel(NamedTuple):
 
     Attributes:
         device: type of its device; None for all. serves: in words, for the documentation.
-        run: has `forward` and `backward`, or `attend`.
+        run: has `forward` and `backward`, or `attend`; for DIFFERENTIAL, `difference`; for
+            UNROTATED, `unrotated`; for PREFIXED, `prefixed`.
         refuses: reason against a request, or None.
+        kinds: kinds of requests that it computes.
     """
 
     device: str | None
     serves: str
     run: Any
     refuses: Callable[[Request], str | None]
+    kinds: tuple[str, ...] = (PLAIN,)
 
 
 def _unmasked(request: Request) -> str | None:
@@ -67,6 +72,14 @@ KERNELS: Mapping[str, Kernel] = {
         "cuda", "training on Hopper; T = S; D and V ≤ 256", cuda_cudnn, cuda_cudnn.refuses
     ),
     "flash": Kernel("cuda", "T ≤ S, windows; D and V ≤ 256", cuda_flash, _unmasked),
+    # For a lone query before packing, which would move its cache: these read that as it lies.
+    "split-decode": Kernel(
+        "cuda",
+        "T = 1, padding; V1 and CoCA at once; D and V 32, 64 or 128",
+        split_decode,
+        split_decode.refuses,
+        (PLAIN, DIFFERENTIAL, UNROTATED),
+    ),
     "products": Kernel(None, "T = 1, padding", lone, lone.refuses),
     "flash-packed": Kernel(
         "cuda", "as flash, with documents and padding", Operator("flash"), cuda_flash.refuses
@@ -78,6 +91,15 @@ KERNELS: Mapping[str, Kernel] = {
         cuda_efficient.refuses,
     ),
     "tiles": Kernel(None, "everything", tiles, lambda request: None),
+    "differential-products": Kernel(
+        None, "V1 at T = 1, padding", lone, lone.refuses_differential, (DIFFERENTIAL,)
+    ),
+    "unrotated-products": Kernel(
+        "cpu", "CoCA at T = 1, padding", lone, lone.refuses_unrotated, (UNROTATED,)
+    ),
+    "prefix-products": Kernel(
+        "cpu", "a prefix at T = 1, padding", lone, lone.refuses_unrotated, (PREFIXED,)
+    ),
 }
 
 
@@ -94,9 +116,13 @@ def select_kernel(
     v_BGSV: Tensor,
     visibility: Visibility,
     kernel: str | None = None,
+    kind: str = PLAIN,
     sink: bool = False,
 ) -> str:
     """The name of the kernel in `KERNELS` that computes this.
+
+    For a kind other than PLAIN it may be "". The caller then makes plain requests: V1 map by map,
+    CoCA with rotated keys, a prefix joined to the other keys' output.
 
     Args:
         kernel: comma-separated names, tried in order; by default CLEARHEAD_ATTENTION_KERNEL's, or
@@ -107,12 +133,20 @@ def select_kernel(
         ClearheadError: none of the named kernels serves the request.
     """
     if is_exporting():  # what serves any length, on any device
-        return "tiles"
-    return _resolved(kernel, *arguments_of(q_BHTD, k_BGSD, v_BGSV, visibility, sink))
+        if kind == PLAIN:
+            return "tiles"
+        lone_query = visibility.window is None and visibility.segments is None
+        return "differential-products" if kind == DIFFERENTIAL and lone_query else ""
+    return _resolved(kernel, *arguments_of(q_BHTD, k_BGSD, v_BGSV, visibility, kind, sink))
 
 
 def arguments_of(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, visibility: Visibility, sink: bool = False
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    visibility: Visibility,
+    kind: str = PLAIN,
+    sink: bool = False,
 ) -> tuple[object, ...]:
     """Arguments of `request`, all constants under torch.compile."""
     (_, heads, queries, depth), (_, groups, keys, _) = q_BHTD.shape, k_BGSD.shape
@@ -130,7 +164,7 @@ def arguments_of(
         *(lone, square, short),
         *(visibility.causal, visibility.window is not None),
         *(visibility.key_mask is not None, visibility.segments is not None),
-        *(learning, compiled, sink),
+        *(learning, compiled, sink, kind),
     )
 
 
@@ -141,8 +175,8 @@ def request(device: str, ordinal: int | None, *rest: object) -> Request:
 
 
 @torch.compiler.assume_constant_result
-def _resolved(kernel: str | None, *arguments: object) -> str:
-    return _chosen(kernel or os.environ.get(VARIABLE) or "", *arguments)
+def _resolved(names: str | None, *arguments: object) -> str:
+    return _chosen(names or os.environ.get(VARIABLE) or "", *arguments)
 
 
 @cache
@@ -150,7 +184,8 @@ def _chosen(names: str, *arguments: Any) -> str:
     asked = request(*arguments)
     choice = resolve(asked, names, self_test.failure)
     refusals = "; ".join(f"not {name}: {reason}" for name, reason in choice.refusals.items())
-    _log.info("attention on %s: %s%s", asked, choice.name, f" ({refusals})" if refusals else "")
+    name = choice.name or "in two steps"
+    _log.info("attention on %s: %s%s", asked, name, f" ({refusals})" if refusals else "")
     return choice.name
 
 
@@ -159,16 +194,21 @@ def resolve(
 ) -> Choice:
     """The first kernel that serves the request, of `names` if given.
 
+    For a kind other than PLAIN, names after the first that does not compute it are ignored.
+
     Args:
         failure: tests a kernel on its GPU and returns its error; None: no test.
-
-    Raises:
-        ClearheadError: none serves it, or a name is of no kernel.
     """
+    order = _named(names)
+    if asked.kind == PLAIN:
+        order = [name for name in order if PLAIN in KERNELS[name].kinds]
     refusals: dict[str, str] = {}
-    order = [choose("attention kernel", one.strip(), KERNELS) for one in names.split(",") if one]
     for name in order or KERNELS:
         kernel = KERNELS[name]
+        if asked.kind not in kernel.kinds:
+            if order:
+                break
+            continue
         if kernel.device not in (None, asked.device):
             if order:
                 refusals[name] = f"it runs on {kernel.device}"
@@ -179,5 +219,11 @@ def resolve(
         if reason is None:
             return Choice(name, refusals)
         refusals[name] = reason
+    if asked.kind != PLAIN:
+        return Choice("", refusals)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     raise ClearheadError(f"none of the kernels named serves {asked} ({reasons}): name tiles too")
+
+
+def _named(names: str) -> list[str]:
+    return [choose("attention kernel", name.strip(), KERNELS) for name in names.split(",") if name]

@@ -1,19 +1,16 @@
 """Attention of a lone query (a decoding step) by two matrix products over the cache as stored.
 
 The queries of a group are rows over its keys, and V1's maps share one read of the value. A CPU's
-flash kernel takes five times as long in bfloat16 (docs/log.md). `forward` is the kernel "products";
-V1, CoCA and a prefix have functions of their own, for requests that `serves` accepts.
+flash kernel takes five times as long in bfloat16 (docs/log.md).
 """
-
-import os
 
 import torch
 from torch import Tensor
 
 from clearhead.ops import sinks, tiles
 from clearhead.ops.precision import widened
-from clearhead.ops.requests import HALF, VARIABLE, Request
-from clearhead.ops.rope import cos_sin
+from clearhead.ops.requests import HALF, Request
+from clearhead.ops.rope import Rotation, cos_sin
 from clearhead.ops.visibility import Visibility
 
 backward = tiles.backward
@@ -23,22 +20,21 @@ def refuses(request: Request) -> str | None:
     """Reason against this kernel: it cannot compute the request, or another is faster."""
     if request.device == "cpu" and request.dtype not in HALF:
         return "flash is as fast in float32"
+    return refuses_differential(request)
+
+
+def refuses_differential(request: Request) -> str | None:
+    """The reason why `difference` does not compute the request."""
     if not request.lone or request.segments or request.window:
         return "T = 1 without documents and windows only"
     return None
 
 
-@torch.compiler.assume_constant_result
-def _ordered() -> bool:
-    """True where the environment names kernels."""
-    return bool(os.environ.get(VARIABLE))
-
-
-def serves(q_BHTD: Tensor, visibility: Visibility, kernel: str | None = None) -> bool:
-    """True for a lone query without documents and windows, where no kernels are named."""
-    if visibility.window is not None or visibility.segments is not None or kernel or _ordered():
-        return False
-    return True if q_BHTD.shape[2] == 1 else False  # noqa: SIM210 (a constant, to a compiler)
+def refuses_unrotated(request: Request) -> str | None:
+    """The reason why `forward` does not compute the request over unrotated keys, nor `prefixed`."""
+    if request.learning:
+        return "it has no gradient"
+    return refuses_differential(request)
 
 
 def forward(
@@ -61,16 +57,16 @@ def unrotated(
     q_BH1D: Tensor,
     t_BGSE: Tensor,
     v_BGSV: Tensor,
-    table: tuple[Tensor, Tensor],
     *,
     sink: float | Tensor | None,
     scale: float,
     visibility: Visibility,
+    rotation: Rotation,
 ) -> Tensor:
-    """o [B, H, 1, V] over CoCA's t, [B, G, S, D/2], turned by the rotary table of its keys."""
+    """o [B, H, 1, V] over CoCA's t, [B, G, S, D/2], turned by `rotation`."""
     # (t cos) · q1 + (t sin) · q2: turned keys are never laid side by side.
     t = widened(t_BGSE).relu()
-    cos, sin = cos_sin(table)
+    cos, sin = (part[..., -t.shape[2] :, :] for part in cos_sin(rotation.table()))
     first, second = widened(q_BH1D).chunk(2, -1)
     score_BGRS = _scores(first, t * cos, scale)
     score_BGRS = _scores(second, t.mul_(sin), scale, score_BGRS)

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 HALF = (torch.bfloat16, torch.float16)
-VARIABLE = "CLEARHEAD_ATTENTION_KERNEL"
+# Kinds of request: the dot product; V1's two maps at once; CoCA's keys before their rotation; a
+# prefix beside the keys.
+PLAIN, DIFFERENTIAL, UNROTATED, PREFIXED = "plain", "differential", "unrotated", "prefixed"
 # Compiled tiles beat PyTorch's CPU flash kernel up to here (docs/log.md); beyond, unrolled
 # tiles also take long to compile.
 SHORT = 1024
@@ -36,6 +38,7 @@ class Request(NamedTuple):
         lone: T = 1. square: T = S > 1. short: compiled, and S ≤ SHORT.
         learning: gradients are wanted. compiled: under torch.compile.
         sink: a sink or a prefix joins the log-sum-exp.
+        kind: PLAIN, DIFFERENTIAL, UNROTATED or PREFIXED.
     """
 
     device: str
@@ -55,9 +58,11 @@ class Request(NamedTuple):
     learning: bool
     compiled: bool
     sink: bool = False
+    kind: str = PLAIN
 
     def __str__(self) -> str:
-        words = [self.device, str(self.dtype).removeprefix("torch."), f"{self.depth} wide"]
+        words = [self.kind] * (self.kind != PLAIN)
+        words += [self.device, str(self.dtype).removeprefix("torch."), f"{self.depth} wide"]
         words += [f"values {self.width} wide"] * (self.width != self.depth)
         words += [f"{self.shared} queries a key"] * (self.shared > 1)
         words += ["sink"] * self.sink

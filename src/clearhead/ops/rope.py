@@ -31,6 +31,31 @@ KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+class Rotation:
+    """Rotation of keys that are cached unrotated; its table is computed at first use.
+
+    Kernels that rotate keys as they read them need only positions and frequencies.
+    """
+
+    def __init__(self, positions_BS: Tensor, frequency: Tensor, factor: float = 1.0) -> None:
+        """positions_BS: int [B or 1, S]. The others: as in `rotary_table`."""
+        self.positions_BS, self.frequency, self.factor = positions_BS, frequency, factor
+        self._table: tuple[Tensor, Tensor] | None = None
+        self._indices: Tensor | None = None
+
+    def table(self) -> tuple[Tensor, Tensor]:
+        """`rotary_table` at these positions."""
+        if self._table is None:
+            self._table = rotary_table(self.positions_BS, self.frequency, self.factor)
+        return self._table
+
+    def indices(self) -> Tensor:
+        """The positions as int32, [B or 1, S]."""
+        if self._indices is None:
+            self._indices = self.positions_BS.int()
+        return self._indices
+
+
 def rotary_table(
     positions_BT: Tensor, frequency: Tensor, attention_factor: float = 1.0
 ) -> tuple[Tensor, Tensor]:

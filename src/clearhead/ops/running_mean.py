@@ -1,6 +1,7 @@
 """Means over visible keys: the centring term C·x without a T × T matrix."""
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -60,30 +61,49 @@ def running_mean(
     return mean.expand(shape), count_BT.expand(count_BT.shape[0], queries)
 
 
-def running_sum(x_BHTD: Tensor) -> Tensor:
-    """Σ_{s ≤ t} x_s over the last dimension but one, in the dtype of x."""
-    length, compiled = x_BHTD.shape[2], torch.compiler.is_compiling()
-    if is_exporting() or length <= BLOCK:
-        return x_BHTD.cumsum(2)
+def running_sum(x_BHTD: Tensor, way: str | None = None) -> Tensor:
+    """Σ_{s ≤ t} x_s over the last dimension but one, in the dtype of x.
+
+    `way` is one of WAYS, for tests and timings; by default the fastest for x.
+    """
+    return WAYS[way or _fastest(x_BHTD)](x_BHTD)
+
+
+def _fastest(x_BHTD: Tensor) -> str:
+    if is_exporting() or x_BHTD.shape[2] <= BLOCK:
+        return "scan"
     if x_BHTD.device.type == "cpu":
-        return by_products(x_BHTD)
+        return "unrolled" if torch.compiler.is_compiling() else "products"
     # Compiled for a GPU, a scan is one kernel together with the cast before and the division and
     # gains after it; uncompiled, its one thread a channel walks the text from end to end. Long ones
     # are split between programs, which torch 2.11 fails to compile together with a norm.
-    return x_BHTD.cumsum(2) if compiled and length <= SCANNED else by_blocks(x_BHTD)
+    return "scan" if torch.compiler.is_compiling() and x_BHTD.shape[2] <= SCANNED else "blocks"
 
 
-def by_blocks(x_BHTD: Tensor) -> Tensor:
+def _by_scan(x_BHTD: Tensor) -> Tensor:
+    return x_BHTD.cumsum(2)
+
+
+def _by_blocks(x_BHTD: Tensor) -> Tensor:
     """Scans of short blocks, all at once. No product, so that neither autocast nor TF32 rounds."""
     return _over_blocks(x_BHTD, LANES, lambda x_BHNKD: x_BHNKD.cumsum(3))
 
 
-def by_products(x_BHTD: Tensor) -> Tensor:
+def _by_products(x_BHTD: Tensor) -> Tensor:
     """A block is one product with a triangle of ones: a CPU's cumsum takes three times as long."""
     triangle = torch.ones(BLOCK, BLOCK, dtype=x_BHTD.dtype, device=x_BHTD.device).tril()
     # Autocast would round the sums to bfloat16.
     with without_autocast(x_BHTD):
         return _over_blocks(x_BHTD, BLOCK, lambda x_BHNKD: torch.matmul(triangle, x_BHNKD))
+
+
+def _by_unrolled(x_BHTD: Tensor) -> Tensor:
+    """One addition a row of a block: compiled, a single pass that holds the sum in a register."""
+
+    def within(x_BHNKD: Tensor) -> Tensor:
+        return torch.stack(list(accumulate(x_BHNKD.unbind(3), torch.add)), 3)
+
+    return _over_blocks(x_BHTD, BLOCK, within)
 
 
 def _over_blocks(x_BHTD: Tensor, block: int, within: Callable[[Tensor], Tensor]) -> Tensor:
@@ -95,6 +115,9 @@ def _over_blocks(x_BHTD: Tensor, block: int, within: Callable[[Tensor], Tensor])
     totals = sums[:, :, :, -1]
     sums = sums + (totals.cumsum(2) - totals)[:, :, :, None]
     return sums.flatten(2, 3)[:, :, :length]
+
+
+WAYS = {"scan": _by_scan, "blocks": _by_blocks, "products": _by_products, "unrolled": _by_unrolled}
 
 
 def _windowed(x_BHSD: Tensor, queries: int, visibility: Visibility) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ and gradients, with a sink, agree with float64: tested once a process and kind o
 milliseconds.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,18 +13,24 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from clearhead.ops import oracles, sinks
-from clearhead.ops.requests import Request, Saved
+from clearhead.ops.coca import coca_keys
+from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED, Request, Saved
+from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 
 # ‖error‖ / ‖exact‖; float32 products may run as TF32.
 BOUND = {torch.float32: 2e-3, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 # Two blocks of keys and a part of one, and, where queries are fewer, a part of a block of them.
 _KEYS, _QUERIES, _WINDOW = 150, 37, 21
-_NAMES = ("o", "dq", "dk", "dv")
+_NAMES = ("o", "dq", "dk", "dv", "dλ", "dsink")
 
 
 def failure(kernel: Any, request: Request) -> str | None:
     """The kernel's error with such requests on this device; None if it passes."""
+    return _guarded(lambda device: _attention(kernel, request, device), request)
+
+
+def _guarded(test: Callable[[torch.device], str | None], request: Request) -> str | None:
     device = torch.device(request.device)
     if request.ordinal is not None:
         device = torch.device(request.device, request.ordinal)
@@ -33,8 +40,8 @@ def failure(kernel: Any, request: Request) -> str | None:
         torch.autocast(device.type, enabled=False),
     ):
         try:
-            return _error(kernel, request, device)
-        except Exception as error:  # what drivers and compilers raise has no common class
+            return test(device)
+        except Exception as error:  # Triton's have no common class
             return f"it failed: {(str(error).splitlines() or [type(error).__name__])[0]}"
 
 
@@ -54,16 +61,18 @@ def _drawn(request: Request, device: torch.device) -> tuple[list[Tensor], Tensor
     return [q, k, v], grad, _visibility(request, device, keys)
 
 
-def _error(kernel: Any, request: Request, device: torch.device) -> str | None:
+def _attention(kernel: Any, request: Request, device: torch.device) -> str | None:
     (q, k, v), grad, visibility = _drawn(request, device)
-    sink = None if hasattr(kernel, "attend") else torch.full((q.shape[1],), 0.5, device=device)
+    sink = torch.tensor([0.5] * q.shape[1], device=device)
     scale = request.depth**-0.5
+    if request.kind != PLAIN:
+        return _lone(kernel, request, (q, k, v), sink, scale, visibility)
     shown = torch.ones((), device=device)
     if visibility.key_mask is not None:  # what a hidden token itself gets is unspecified
         shown = visibility.key_mask[:, None, -q.shape[2] :, None]
         grad = grad * shown
     options: dict[str, Any] = {"scale": scale, "visibility": visibility}
-    if sink is None:
+    if hasattr(kernel, "attend"):
         with torch.enable_grad():
             inputs = [x.requires_grad_() for x in (q, k, v)]
             o = kernel.attend(*inputs, **options)
@@ -75,11 +84,53 @@ def _error(kernel: Any, request: Request, device: torch.device) -> str | None:
             results = [o, *kernel.backward(grad, Saved(q, k, v, o, lse), **options)]
     with torch.enable_grad():
         exact = [x.double().requires_grad_() for x in (q, k, v)]
-        want = oracles.attend(*exact, sink=sink, scale=scale, **visibility._asdict())
+        want = oracles.attend(
+            *exact,
+            sink=None if hasattr(kernel, "attend") else sink,
+            scale=scale,
+            **visibility._asdict(),
+        )
     results[0] = results[0].detach() * shown
-    wanted = [want.detach() * shown, *torch.autograd.grad(want, exact, grad.double())]
-    for name, got, right in zip(_NAMES, results, wanted, strict=True):
-        error = float((got.detach().double() - right).norm() / right.norm().clamp_min(1e-30))
+    gradients = torch.autograd.grad(want, exact, grad.double())
+    return _compared(results, [want.detach() * shown, *gradients], request)
+
+
+@torch.no_grad()
+def _lone(
+    kernel: Any,
+    request: Request,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    sink: Tensor,
+    scale: float,
+    visibility: Visibility,
+) -> str | None:
+    """The output alone, of a kind that is not PLAIN."""
+    q, k, v = inputs
+    q_exact, k_exact, v_exact = (x.double() for x in inputs)
+    options: dict[str, Any] = {"scale": scale, "sink": sink, **visibility._asdict()}
+    if request.kind == DIFFERENTIAL:
+        lam = torch.tensor(0.4, device=q.device)
+        o = kernel.difference(q, k, v, lam, sink=sink, scale=scale, visibility=visibility)
+        options |= {"norm_weight": None, "norm_eps": None, "gain": 1.0}
+        want = oracles.differential(q_exact, k_exact, v_exact, lam.double(), **options)
+        return _compared([o], [want], request)
+    assert request.kind == UNROTATED
+    t, keys = k[..., : request.depth // 2].contiguous(), k.shape[2]
+    frequency = 1e4 ** -(torch.arange(0, request.depth, 2, device=q.device) / request.depth)
+    rotation = Rotation(torch.arange(90, 90 + keys, device=q.device)[None], frequency)
+    o = kernel.unrotated(
+        *(q, t, v), sink=sink, scale=scale, visibility=visibility, rotation=rotation
+    )
+    k_tilde = coca_keys(t.double(), rotation.table(), "exact")
+    return _compared([o], [oracles.attend(q_exact, k_tilde, v_exact, **options)], request)
+
+
+def _compared(
+    found: list[Tensor], expected: list[Tensor], request: Request, least: float = 1e-30
+) -> str | None:
+    for name, a, b in zip(_NAMES, found, expected, strict=False):
+        a, b = a.detach().double(), b.detach()
+        error = float((a - b).norm() / b.norm().clamp_min(least))
         if not error < BOUND[request.dtype]:
             return f"{name} is off by {error:.1e} of its size in a test on this device"
     return None
