@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_511
+LINES = 40_439
 LONGEST = 400
 
 

@@ -8,7 +8,7 @@ from transformers import DynamicCache
 from clearhead import ClearheadConfig, ClearheadForCausalLM, preset
 from clearhead.models import ClearheadModel, plan
 from clearhead.nn import block_of, initialise
-from clearhead.nn.protocols import PositionTables
+from clearhead.nn.bases import PositionTables
 from clearhead.ops.visibility import Visibility
 from clearhead.optim import decay_groups
 

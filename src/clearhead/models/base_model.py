@@ -17,9 +17,8 @@ from clearhead.models.inputs import Inputs, Needs, settle
 from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
 from clearhead.nn import REGISTRY, Block, block_of
 from clearhead.nn.annealing import moves, warn
-from clearhead.nn.bases import NoPosition
+from clearhead.nn.bases import NoPosition, PositionTables
 from clearhead.nn.embedding_projection import embedding_projection
-from clearhead.nn.protocols import Position, PositionTables
 from clearhead.ops.rope import Rotation
 from clearhead.spec import LayerSpec
 
@@ -201,7 +200,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             tables.append(shared[key])
         return tables
 
-    def _position_of(self, key: str) -> Position:
+    def _position_of(self, key: str) -> NoPosition:
         others: Any = self.other_positions
         return others[key] if key in others else self.position  # noqa: SIM401 (no get)
 

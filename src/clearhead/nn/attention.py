@@ -9,18 +9,18 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.nn.bases import SingleMaps, Softmax
-from clearhead.nn.init import fixed_normal, starting
-from clearhead.nn.protocols import (
+from clearhead.nn.bases import (
     Attend,
     Decay,
     Epilogue,
     Interface,
-    Normalizer,
     PositionTables,
     Scores,
     Shaping,
+    SingleMaps,
+    Softmax,
 )
+from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.registry import REGISTRY
 from clearhead.ops import layouts
 from clearhead.ops.attention import attend_visible
@@ -47,7 +47,7 @@ class Attention(nn.Module):
             ones.
         combines: whether `maps` makes heads of several maps.
         places: how many learned keys stand before the text.
-        attend, weights, as_softmax: those of the `Normalizer`.
+        attend, weights, as_softmax: those of the normalizer.
     """
 
     def __init__(self, layer: LayerSpec) -> None:
@@ -68,10 +68,10 @@ class Attention(nn.Module):
         self.cache_unrotated = self.scores.cache_unrotated or position.cache_unrotated(layer)
         self.decay: Decay | None = position.decay(layer, maps.heads(layer))
         self.wide_factors = position.wide_factors
-        self.maps: Any = maps.build(layer)  # `Maps`, or SingleMaps, which is not called
+        self.maps: Any = maps.build(layer)  # a SingleMaps itself is not called
         self.combines = type(self.maps) is not SingleMaps
         normalizer = REGISTRY.find("normalizer", layer.normalizer).build
-        self.normalizer: Normalizer | None = normalizer(layer, queries, self.maps.keys_together)
+        self.normalizer: Softmax | None = normalizer(layer, queries, self.maps.keys_together)
         own = self.normalizer or Softmax
         self.attend: Attend = own.attend
         self.weights, self.as_softmax = own.weights, own.as_softmax

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead.nn.bases import PAPER, nothing
 from clearhead.nn.init import residual_output
 from clearhead.ops import rms_norm
 from clearhead.ops.precision import without_autocast
@@ -174,8 +175,8 @@ DECLARATIONS = (
         "qk_norm",
         "none",
         "queries and keys as projected",
-        "arXiv 1706.03762",
-        lambda layer, width: None,
+        PAPER,
+        nothing,
     ),
     Declaration(
         "qk_norm",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from clearhead.nn.protocols import AsSoftmax
+from clearhead.nn.bases import AsSoftmax
 from clearhead.ops.visibility import Span, Visibility
 
 # A tile holds at most so many rows a head and so many weights in all (16 MiB in float32), whatever

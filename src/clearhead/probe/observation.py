@@ -19,8 +19,8 @@ from clearhead.errors import ClearheadError
 from clearhead.models.attention_interface import INTERFACES
 from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
 from clearhead.nn.attention import Attention
+from clearhead.nn.bases import Interface
 from clearhead.nn.gate import Gate
-from clearhead.nn.protocols import Interface
 from clearhead.ops.precision import without_autocast
 from clearhead.ops.sinks import as_null
 from clearhead.ops.visibility import Visibility
