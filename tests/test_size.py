@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_439
+LINES = 40_339
 LONGEST = 400
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from clearhead.models import learned_rotation as module
-from clearhead.models.learned_rotation import LIMIT, learned_rotation
+from clearhead.models import rotated as module
+from clearhead.models.rotated import LIMIT, learned_rotation
 
 WIDTH = 64
 PLAIN = torch.eye(WIDTH).double()

@@ -18,7 +18,7 @@ from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
 from clearhead.nn import REGISTRY, Block, block_of
 from clearhead.nn.annealing import moves, warn
 from clearhead.nn.bases import NoPosition, PositionTables
-from clearhead.nn.embedding_projection import embedding_projection
+from clearhead.nn.positionwise import embedding_projection
 from clearhead.ops.rope import Rotation
 from clearhead.spec import LayerSpec
 
@@ -26,8 +26,7 @@ from clearhead.spec import LayerSpec
 @cache
 def _layer_class(block: type[Block]) -> type[Block]:
     """A block's class, with transformers' gradient checkpointing."""
-    can = {"_can_checkpoint_with_cache": True}  # in the way that `check_recomputation` allows
-    return type("ClearheadLayer", (GradientCheckpointingLayer, block), can)
+    return type("ClearheadLayer", (GradientCheckpointingLayer, block), {})
 
 
 def _layer(layer: LayerSpec) -> Block:
@@ -125,8 +124,6 @@ class ClearheadModel(ClearheadPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         maps: list[Tensor] | None = [] if output_attentions else None
-        layers: Any = self.layers[: self.config.num_hidden_layers]  # fewer: assistant_early_exit
-        checkpoints = self.training and self.gradient_checkpointing
         inputs = settle(
             self.config,
             self.needs,
@@ -138,10 +135,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
             past_key_values=past_key_values,
             cache=cache,
             use_cache=use_cache,
-            layers=len(layers),
             training=self.training,
             recording=maps is not None,
-            checkpoint=self._gradient_checkpointing_func if checkpoints else None,
+            checkpointing=self.training and self.gradient_checkpointing,
             others=unknown,
         )
         interface, implementation = None, self.config._attn_implementation or "sdpa"
@@ -153,7 +149,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             x = self.position.embed(x, inputs.positions)
         x = self.dropout(self.embedding_norm(x))
         hidden: list[Tensor] = []
-        for layer, tables in zip(layers, self._tables(layers, inputs), strict=True):
+        for layer, tables in zip(self.layers, self._tables(inputs), strict=True):
             if output_hidden_states:  # else none is held until the end
                 hidden.append(x)
             x = layer(
@@ -178,13 +174,13 @@ class ClearheadModel(ClearheadPreTrainedModel):
             attentions=None if maps is None else tuple(maps),  # type: ignore[arg-type]
         )
 
-    def _tables(self, layers: Any, inputs: Inputs) -> list[PositionTables]:
+    def _tables(self, inputs: Inputs) -> list[PositionTables]:
         """Each layer's tables; layers with equal positions share theirs."""
         positions_BT, keys_BS = inputs.positions, inputs.key_positions
         prepared = inputs.past and inputs.prefixes and not torch.is_grad_enabled()
         shared: dict[tuple[str, bool, int], PositionTables] = {}
         tables = []
-        for layer, position in zip(layers, self._position_keys, strict=False):
+        for layer, position in zip(self.layers, self._position_keys, strict=True):
             attention: Any = layer.self_attn
             places = attention.places
             key = position, attention.cache_unrotated, places

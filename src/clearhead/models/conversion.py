@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from clearhead.errors import ClearheadError
-from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.families import FAMILIES
+from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.models.llama_cpp import readable
 from clearhead.models.loading import explained, load_config, resolved
 from clearhead.models.serving import served, turns_anew

@@ -13,7 +13,6 @@ from clearhead.models.caches import (
     cached_tokens,
     check_cache,
     check_mask,
-    check_recomputation,
     key_positions,
     room_of,
     seen_slots,
@@ -88,19 +87,16 @@ def settle(
     past_key_values: Cache | None,
     cache: Any,
     use_cache: bool | None,
-    layers: int,
     training: bool,
     recording: bool,
-    checkpoint: Any,
+    checkpointing: bool,
     others: dict[str, Any],
 ) -> Inputs:
     """Check the arguments of `ClearheadModel.forward`, and return them as its layers read them.
 
     Args:
         past_key_values, cache: a transformers Cache by either name.
-        layers: how many are run. training: the model's mode.
-        recording: attention matrices are wanted.
-        checkpoint: transformers' function, where gradients are checkpointed.
+        training, checkpointing: the model's mode. recording: attention matrices are wanted.
         others: arguments beside those of the model's signature.
 
     Raises:
@@ -120,9 +116,12 @@ def settle(
                 "a key-value cache needs direction='causal': with "
                 f"{config.direction!r} every token changes when one is added"
             )
-        check_cache(cache, layers, needs.gated)
-        if checkpoint is not None:
-            check_recomputation(cache, checkpoint)
+        if checkpointing:
+            raise ClearheadError(
+                "gradient checkpointing runs a layer twice, and a key-value cache would keep its "
+                "keys twice: give no cache in training, or call gradient_checkpointing_disable()"
+            )
+        check_cache(cache, config.num_hidden_layers, needs.gated)
     if position_ids is not None:
         check_whole(position_ids, "position_ids", batch, new)
     past, length, on_device = 0, new, False
@@ -163,8 +162,7 @@ def settle(
     positions = positions + places if places else positions
     keys = positions
     if cache is not None and needs.prepares_late:
-        rows = None if on_device or torch.compiler.is_compiling() else batch
-        keys = key_positions(positions, key_mask, cache, past, places, rows)
+        keys = key_positions(positions, key_mask, past, places)
     visibility = Visibility(causal, None, key_mask, documents)
     keeps_prefixes = isinstance(cache, PrefixCache) and not torch.compiler.is_compiling()
     prefixes = cache.prefixes if keeps_prefixes else None

@@ -1,12 +1,12 @@
-"""The causal language model: the trunk, and a head that predicts the next token."""
+"""Language models: the trunk, and a head for the next token or for tokens that were hidden."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from transformers import GenerationMixin
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 from transformers.utils import can_return_tuple
 
 from clearhead import ops
@@ -93,23 +93,40 @@ class NextTokenLoss(nn.Module):
         return total / ((target != IGNORED).sum() if count is None else count)
 
 
-class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
-    """A causal language model; the head shares the embedding's weight unless told otherwise."""
+class LanguageModel(ClearheadPreTrainedModel):
+    """The trunk, and a head that is the embedding's weight unless told otherwise.
 
-    objective = "next-token"  # what the training loop holds the batches to
+    Attributes:
+        objective: what the training loop holds the batches to.
+        direction, otherwise: the configuration's direction, and what is wrong with the other one.
+    """
+
+    objective: ClassVar[str]
+    direction: ClassVar[str]
+    otherwise: ClassVar[str]
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
-        if config.direction != "causal":
-            raise ClearheadError(
-                f"with direction={config.direction!r} a token would see the one that it predicts: "
-                "choose direction='causal', or build ClearheadForMaskedLM"
-            )
+        if config.direction != self.direction:
+            raise ClearheadError(f"with direction={config.direction!r} {self.otherwise}")
         super().__init__(config, **unknown)
         self.model = ClearheadModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.loss = NextTokenLoss()
         self.post_init()
+
+
+class ClearheadForCausalLM(LanguageModel, GenerationMixin):
+    """A causal language model."""
+
+    objective, direction = "next-token", "causal"
+    otherwise = (
+        "a token would see the one that it predicts: choose direction='causal', or build "
+        "ClearheadForMaskedLM"
+    )
+
+    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
+        super().__init__(config, **unknown)
+        self.loss = NextTokenLoss()
 
     def create_masks_for_generate(
         self,
@@ -128,26 +145,20 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         return nn.functional.pad(attention_mask, (0, max(spare, 0)))
 
     def generate(self, *inputs: Any, **options: Any) -> Any:
-        """transformers' `generate`; restores the configuration if `assistant_early_exit` fails.
-
-        A model with a prefix makes its own cache if the call names none.
-        """
-        layers = len(self.model.layers)
+        """transformers' `generate`. A model with a prefix makes its own cache if none is named."""
         config = options.get("generation_config") or next(iter(inputs[1:]), None)
         config = config or self.generation_config
-        depth = options.get("assistant_early_exit", config.assistant_early_exit)
-        if depth is not None and not 0 < depth <= layers:
-            raise ClearheadError(f"assistant_early_exit={depth} is none of the {layers} layers")
+        if "assistant_early_exit" in options or config.assistant_early_exit is not None:
+            raise ClearheadError(
+                "assistant_early_exit is not supported: give an assistant_model, or leave it out"
+            )
         of_cache = {"past_key_values", "cache", "use_cache", "cache_implementation"}
         both = (config, self.generation_config)
         fixed = any(one.use_cache is False or one.cache_implementation for one in both)
         fixed = fixed or config.is_assistant or bool(of_cache & options.keys())
         if self.model.needs.places and not fixed:
             options[CACHE] = PrefixCache(config=self.config)
-        try:
-            return super().generate(*inputs, **options)
-        finally:
-            self.config.num_hidden_layers = layers
+        return super().generate(*inputs, **options)
 
     def init_continuous_batching(self, *arguments: Any, **options: Any) -> Any:
         """transformers' hook, refused: its paged cache has one shape for all layers and heads."""
@@ -206,6 +217,71 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             loss=loss,
             logits=logits,
             **{CACHE: getattr(out, CACHE)},  # type: ignore[arg-type]
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
+        )
+
+
+class ClearheadForMaskedLM(LanguageModel):
+    """Predicts each token from the whole text; the head has no transform or bias before it, as in
+    the crammed BERT (arXiv 2212.14034)."""
+
+    objective, direction = "mlm", "bidirectional"
+    otherwise = (
+        "a hidden token would be predicted from what comes before it alone: choose "
+        "direction='bidirectional', or ClearheadForCausalLM"
+    )
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **arguments: Any,
+    ) -> MaskedLMOutput:
+        """Logits [B, T, vocabulary], and the loss where labels are given.
+
+        Args:
+            labels: int64 [B, T], the token that was at each hidden place and −100 at all others,
+                which are not predicted. The loss is the mean over the hidden places.
+            num_items_in_batch: divides the summed loss instead of their number.
+            **arguments: as in `ClearheadModel.forward`, as are those above that are not explained.
+
+        In training with labels, `logits` is None: hidden states are gathered at the labelled places
+        before the head, and the loss is made by chunks (`ops.linear_cross_entropy`).
+        """
+        out = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            document_ids=document_ids,
+            return_dict=True,
+            **arguments,
+        )
+        x = out.last_hidden_state
+        loss, called = None, False
+        if labels is not None:
+            mean_from = 0 if num_items_in_batch is None else None
+            check_labels(labels, x, self.config.vocab_size, mean_from)
+            x, weight = read_by(self.lm_head, x)
+            called = weight is None
+            x_ND, target_N = x.flatten(0, 1), labels.flatten()
+            # A GPU is waited for once, to learn their number; a mask as index would cost two.
+            (hidden_N,) = (target_N != IGNORED).nonzero(as_tuple=True)
+            x_ND, target_N = (each.index_select(0, hidden_N) for each in (x_ND, target_N))
+            count = num_items_in_batch
+            count = (target_N != IGNORED).sum() if count is None else count
+            loss = summed_loss(x_ND, weight, target_N) / count
+        logits = None
+        if labels is None or not self.training:
+            logits = x if called else self.lm_head(x)
+        return MaskedLMOutput(
+            loss=loss,
+            logits=logits,
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
