@@ -13,7 +13,7 @@ from transformers.integrations.executorch import TorchExportableModuleForDecoder
 
 from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models import PRESETS
-from clearhead.models.pretrained import CACHE
+from clearhead.models.base_model import CACHE
 
 SHAPE = {
     "hidden_size": 32,

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     Cache,
@@ -147,14 +146,6 @@ def test_weights_missing_from_a_checkpoint_are_initialised(name, tmp_path):
     assert {p.device.type for p in empty.parameters()} == {"meta"}
 
 
-def test_from_a_configuration_alone(tmp_path):
-    _model("coca").config.save_pretrained(tmp_path)
-    config = AutoConfig.from_pretrained(tmp_path)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    assert type(model) is ClearheadForCausalLM
-    assert model.dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("size", [70, 50])
 def test_another_vocabulary(tied, size, tmp_path):
@@ -171,17 +162,6 @@ def test_another_vocabulary(tied, size, tmp_path):
     again = ClearheadForCausalLM.from_pretrained(tmp_path).eval()
     assert torch.equal(again(ids).logits, model(ids).logits)
     model.train()(ids, labels=ids).loss.backward()
-
-
-def test_embeddings_can_be_replaced():
-    model = _model(tie_word_embeddings=False)
-    other = torch.nn.Embedding(61, 32)
-    model.set_input_embeddings(other)
-    assert model.get_input_embeddings() is other
-    assert model.model.embed_tokens is other
-    head = torch.nn.Linear(32, 61, bias=False)
-    model.set_output_embeddings(head)
-    assert model.get_output_embeddings() is head
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -349,10 +329,8 @@ def test_an_argument_without_effect_is_refused(key):
         ({"input_ids": _ids(), "position_ids": torch.arange(9)}, r"position_ids must .* \[2, 9\]"),
         ({"input_ids": _ids(), "position_ids": torch.arange(9.0)[None]}, "whole numbers"),
         ({"input_ids": _ids(), "labels": _ids(length=4)}, r"labels must be int64 \[2, 9\]"),
-        ({"input_ids": _ids() > 30}, "found torch.bool"),
         ({"input_ids": _ids() + 55}, "outside the vocabulary, 0 to 60"),
         ({"input_ids": _ids() - 61}, r"input_ids has -\d+, outside"),
-        ({"input_ids": _ids(), "position_ids": torch.ones(2, 9).bool()}, "whole numbers"),
         (
             {
                 "input_ids": _ids(),
@@ -370,13 +348,11 @@ def test_an_argument_without_effect_is_refused(key):
         ),
         ({"input_ids": _ids(), "document_ids": torch.zeros(2, 5).long()}, "document_ids must be"),
         ({"input_ids": _ids(), "cu_seq_lens_q": torch.tensor([0, 9])}, "document_ids"),
-        ({"input_ids": _ids(), "labels": _ids() > 30}, "found torch.bool"),
         ({"input_ids": _ids(), "labels": _ids() + 61}, "outside the vocabulary, 0 to 60: give"),
         ({"input_ids": _ids(), "labels": torch.full((2, 9), -99)}, "label -99 is outside"),
         ({"input_ids": _ids(), "labels": torch.full((2, 9), -100)}, "every label is -100"),
         ({"input_ids": _ids(), "past_key_values": ((torch.ones(1),),)}, "transformers Cache"),
         ({"input_ids": _ids(), "attention_mask": torch.ones(2, 9, 9)}, r"must be \[batch, past"),
-        ({"input_ids": _ids(), "attention_mask": torch.ones(2, 5)}, "attention_mask must be"),
         (
             {"input_ids": _ids(), "attention_mask": torch.tensor([[1] * 9, [0] * 9])},
             "row 1 of attention_mask is all",
@@ -385,7 +361,6 @@ def test_an_argument_without_effect_is_refused(key):
             {"input_ids": _ids(), "attention_mask": torch.eye(2, 9) * -1e9},
             "hold 1 for a token and 0",
         ),
-        ({"input_ids": _ids(), "attention_mask": torch.full((2, 9), 0.5)}, "hold 1 for a token"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_in_one_line(arguments, message):

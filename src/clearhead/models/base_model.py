@@ -1,12 +1,12 @@
-"""The trunk of every model, as transformers knows one: embedding, blocks, final norm."""
+"""The base class of every model, and the trunk: embedding, blocks, final norm."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
@@ -14,13 +14,52 @@ from transformers.utils import can_return_tuple
 from clearhead.models.attention_interface import interface_of
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inputs import Inputs, Needs, settle
-from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
-from clearhead.nn import REGISTRY, Block, block_of
+from clearhead.nn import REGISTRY, Block, block_of, initialise
 from clearhead.nn.annealing import moves, warn
 from clearhead.nn.bases import NoPosition, PositionTables
 from clearhead.nn.positionwise import embedding_projection
 from clearhead.ops.rope import Rotation
 from clearhead.spec import LayerSpec
+
+# The keyword of a key-value cache in calls and outputs: `cache` from transformers 5.24 on.
+CACHE = "past_key_values"
+if any(each.name == "cache" for each in fields(BaseModelOutputWithPast)):
+    CACHE = "cache"
+
+
+def cache_of(output: Any) -> Any:
+    """The key-value cache in a model's output; None where it has none, as of recurrent models."""
+    cache = getattr(output, CACHE, None)
+    layers = getattr(cache, "layers", ())
+    return None if layers and not any(hasattr(layer, "keys") for layer in layers) else cache
+
+
+class ClearheadPreTrainedModel(PreTrainedModel):
+    config_class = ClearheadConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["ClearheadLayer"]  # noqa: RUF012 (transformers' own form)
+    _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
+    _supports_sdpa = True
+    # Kept False, transformers' default: flash_attn and flex_attn (sinks, λ are
+    # unknown to them), attention_backend (a backend's function would ignore those).
+    _can_compile_fullgraph = True
+    _supports_context_parallel = False  # it would shard the text below attention, unseen
+
+    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
+        config.settle()  # it may have been changed since it was made
+        for key in unknown:  # of from_pretrained, where no configuration took it
+            config.refuse(key)
+        super().__init__(config)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """As the configuration's."""
+        if not cls.__module__.startswith("clearhead."):
+            super().register_for_auto_class(auto_class)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        initialise(module, self.config.initializer_range)
 
 
 @cache

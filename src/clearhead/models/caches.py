@@ -40,8 +40,6 @@ def check_cache(cache: Any, layers: int, gated: bool) -> None:
 
     `gated`: log gates are cached beside keys.
     """
-    if cache is None:
-        return
     if not isinstance(cache, Cache):
         raise ClearheadError(
             f"past_key_values must be a transformers Cache; found {type(cache).__name__}: "
@@ -77,7 +75,7 @@ def cached_tokens(cache: Cache) -> int:
     return int(length)
 
 
-def room_of(cache: Cache | None) -> int | None:
+def room_of(cache: Cache) -> int | None:
     """The slots of a static cache whose layers all keep every token; None for any other cache."""
     layers = getattr(cache, "layers", ())
     if not layers or not isinstance(layers[0], StaticLayer):

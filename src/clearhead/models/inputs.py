@@ -94,13 +94,8 @@ def settle(
 ) -> Inputs:
     """Check the arguments of `ClearheadModel.forward`, and return them as its layers read them.
 
-    Args:
-        past_key_values, cache: a transformers Cache by either name.
-        training, checkpointing: the model's mode. recording: attention matrices are wanted.
-        others: arguments beside those of the model's signature.
-
-    Raises:
-        ClearheadError: arguments that do not fit, and any other that would have no effect.
+    `training` and `checkpointing` are the model's mode; `recording` is true where attention
+    matrices are wanted; `others` are arguments beside those of the model's signature.
     """
     for key, value in others.items():
         if value is not None and key not in _HARMLESS:
@@ -174,13 +169,12 @@ def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, vocabul
     if (input_ids is None) == (inputs_embeds is None):
         raise ClearheadError("give either input_ids or inputs_embeds")
     given: Any = inputs_embeds if input_ids is None else input_ids
-    name, wanted, ndim = (
-        ("inputs_embeds", "[batch, tokens, width]", 3)
-        if input_ids is None
-        else ("input_ids", "whole numbers (int64 or int32) [batch, tokens]", 2)
-    )
-    whole = input_ids is None or given.dtype in _WHOLE
-    if given.ndim != ndim or not given.numel() or not whole:
+    name, wanted = "inputs_embeds", "[batch, tokens, width]"
+    fits = given.ndim == 3
+    if input_ids is not None:
+        name, wanted = "input_ids", "whole numbers (int64 or int32) [batch, tokens]"
+        fits = given.ndim == 2 and given.dtype in _WHOLE
+    if not fits or not given.numel():
         raise ClearheadError(
             f"{name} must be {wanted}, at least one token; found {given.dtype} {list(given.shape)}"
         )
@@ -189,10 +183,8 @@ def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, vocabul
     return given
 
 
-def check_whole(numbers: Tensor | None, name: str, batch: int, tokens: int) -> None:
+def check_whole(numbers: Tensor, name: str, batch: int, tokens: int) -> None:
     """Whole numbers [B, T], or [1, T] for all rows."""
-    if numbers is None:
-        return
     fits = numbers.shape in ((batch, tokens), (1, tokens))
     if not fits or numbers.dtype not in _WHOLE:
         raise ClearheadError(
@@ -247,8 +239,8 @@ def documents_of(
         ClearheadError: arguments that do not fit, and documents beside a cache.
     """
     (batch, tokens), device = x_BTC.shape[:2], x_BTC.device
-    check_whole(document_ids, "document_ids", batch, tokens)
     if document_ids is not None:
+        check_whole(document_ids, "document_ids", batch, tokens)
         if cached:
             raise ClearheadError(
                 "packed documents cannot be used with a key-value cache: give either"

@@ -1,5 +1,6 @@
 """Language models: the trunk, and a head for the next token or for tokens that were hidden."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -11,10 +12,9 @@ from transformers.utils import can_return_tuple
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.models.base_model import ClearheadModel
+from clearhead.models.base_model import CACHE, ClearheadModel, ClearheadPreTrainedModel
 from clearhead.models.caches import PrefixCache, steps_on_device, the_cache
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
 from clearhead.ops.precision import readable
 
 IGNORED = -100  # a label that no loss is taken of
@@ -93,17 +93,35 @@ class NextTokenLoss(nn.Module):
         return total / ((target != IGNORED).sum() if count is None else count)
 
 
+def masked_loss(
+    x_BTC: Tensor, weight_VC: Tensor | None, labels_BT: Tensor, count: Tensor | int | None
+) -> Tensor:
+    """Float32 scalar as by `NextTokenLoss`, over the labelled places, gathered before the head."""
+    x_ND, target_N = x_BTC.flatten(0, 1), labels_BT.flatten()
+    # A GPU is waited for once, to learn their number; a mask as index would cost two.
+    (hidden_N,) = (target_N != IGNORED).nonzero(as_tuple=True)
+    x_ND, target_N = (each.index_select(0, hidden_N) for each in (x_ND, target_N))
+    count = (target_N != IGNORED).sum() if count is None else count
+    return summed_loss(x_ND, weight_VC, target_N) / count
+
+
 class LanguageModel(ClearheadPreTrainedModel):
     """The trunk, and a head that is the embedding's weight unless told otherwise.
 
     Attributes:
         objective: what the training loop holds the batches to.
         direction, otherwise: the configuration's direction, and what is wrong with the other one.
+        first: the first place whose label counts.
+        output: the class of what a call returns.
+        loss: the mean loss, from what `read_by` gives, labels and a count to divide by.
     """
 
     objective: ClassVar[str]
     direction: ClassVar[str]
     otherwise: ClassVar[str]
+    first: ClassVar[int]
+    output: ClassVar[type[Any]]
+    loss: Callable[..., Tensor]
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
@@ -114,11 +132,66 @@ class LanguageModel(ClearheadPreTrainedModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """Logits [B, T, vocabulary], and the loss where labels are given.
+
+        Args:
+            labels: int64 [B, T]. Of a causal model as input_ids: the model shifts them. Of a masked
+                one the token that was at each hidden place. −100 is not counted.
+            logits_to_keep: only the last so many positions' logits, 0 for all; or int64 [K], these
+                positions'.
+            num_items_in_batch: divides the summed loss instead of the count of labels, so that
+                accumulated micro-batches weigh each token alike.
+            **arguments: as in `ClearheadModel.forward`, as are those above that are not explained.
+
+        In training with labels, `logits` is None: the loss is made by chunks that never hold
+        [B, T, vocabulary] (`ops.linear_cross_entropy`).
+        """
+        out = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            document_ids=document_ids,
+            return_dict=True,
+            **arguments,
+        )
+        x = out.last_hidden_state
+        loss, called = None, False
+        if labels is not None:
+            mean_from = self.first if num_items_in_batch is None else None
+            check_labels(labels, x, self.config.vocab_size, mean_from)
+            x, weight = read_by(self.lm_head, x)
+            called = weight is None
+            loss = self.loss(x, weight, labels, num_items_in_batch)
+        logits = None
+        if labels is None or not self.training:
+            kept = logits_to_keep
+            x = x[:, kept if isinstance(kept, Tensor) else slice(-kept, None)]
+            logits = x if called else self.lm_head(x)
+        return self.output(
+            loss=loss,
+            logits=logits,
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
+            **({CACHE: getattr(out, CACHE)} if self.direction == "causal" else {}),
+        )
+
 
 class ClearheadForCausalLM(LanguageModel, GenerationMixin):
     """A causal language model."""
 
-    objective, direction = "next-token", "causal"
+    objective, direction, first, output = "next-token", "causal", 1, CausalLMOutputWithPast
     otherwise = (
         "a token would see the one that it predicts: choose direction='causal', or build "
         "ClearheadForMaskedLM"
@@ -167,121 +240,14 @@ class ClearheadForCausalLM(LanguageModel, GenerationMixin):
             "serving` writes: convert the model, or call generate()"
         )
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        logits_to_keep: int | Tensor = 0,
-        num_items_in_batch: Tensor | int | None = None,
-        **arguments: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits, and the loss where labels are given.
-
-        Args:
-            labels: int64 [B, T], as input_ids: the model shifts them. −100 is not counted.
-            logits_to_keep: only the last so many positions' logits, 0 for all; or int64 [K], these
-                positions'.
-            num_items_in_batch: divides the summed loss instead of the count of labels, so that
-                accumulated micro-batches weigh each token alike.
-            **arguments: as in `ClearheadModel.forward`, as are those above that are not explained.
-
-        In training with labels, `logits` is None: the loss is made by chunks that never hold
-        [B, T, vocabulary] (`ops.linear_cross_entropy`).
-        """
-        out = self.model(
-            input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            document_ids=document_ids,
-            return_dict=True,
-            **arguments,
-        )
-        x = out.last_hidden_state
-        loss, called = None, False
-        if labels is not None:
-            mean_from = 1 if num_items_in_batch is None else None
-            check_labels(labels, x, self.config.vocab_size, mean_from)
-            x, weight = read_by(self.lm_head, x)
-            called = weight is None
-            loss = self.loss(x, weight, labels, num_items_in_batch)
-        logits = None
-        if labels is None or not self.training:
-            kept = logits_to_keep
-            x = x[:, kept if isinstance(kept, Tensor) else slice(-kept, None)]
-            logits = x if called else self.lm_head(x)
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            **{CACHE: getattr(out, CACHE)},  # type: ignore[arg-type]
-            hidden_states=out.hidden_states,
-            attentions=out.attentions,
-        )
-
 
 class ClearheadForMaskedLM(LanguageModel):
     """Predicts each token from the whole text; the head has no transform or bias before it, as in
     the crammed BERT (arXiv 2212.14034)."""
 
-    objective, direction = "mlm", "bidirectional"
+    objective, direction, first, output = "mlm", "bidirectional", 0, MaskedLMOutput
     otherwise = (
         "a hidden token would be predicted from what comes before it alone: choose "
         "direction='bidirectional', or ClearheadForCausalLM"
     )
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **arguments: Any,
-    ) -> MaskedLMOutput:
-        """Logits [B, T, vocabulary], and the loss where labels are given.
-
-        Args:
-            labels: int64 [B, T], the token that was at each hidden place and −100 at all others,
-                which are not predicted. The loss is the mean over the hidden places.
-            num_items_in_batch: divides the summed loss instead of their number.
-            **arguments: as in `ClearheadModel.forward`, as are those above that are not explained.
-
-        In training with labels, `logits` is None: hidden states are gathered at the labelled places
-        before the head, and the loss is made by chunks (`ops.linear_cross_entropy`).
-        """
-        out = self.model(
-            input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            document_ids=document_ids,
-            return_dict=True,
-            **arguments,
-        )
-        x = out.last_hidden_state
-        loss, called = None, False
-        if labels is not None:
-            mean_from = 0 if num_items_in_batch is None else None
-            check_labels(labels, x, self.config.vocab_size, mean_from)
-            x, weight = read_by(self.lm_head, x)
-            called = weight is None
-            x_ND, target_N = x.flatten(0, 1), labels.flatten()
-            # A GPU is waited for once, to learn their number; a mask as index would cost two.
-            (hidden_N,) = (target_N != IGNORED).nonzero(as_tuple=True)
-            x_ND, target_N = (each.index_select(0, hidden_N) for each in (x_ND, target_N))
-            count = num_items_in_batch
-            count = (target_N != IGNORED).sum() if count is None else count
-            loss = summed_loss(x_ND, weight, target_N) / count
-        logits = None
-        if labels is None or not self.training:
-            logits = x if called else self.lm_head(x)
-        return MaskedLMOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=out.hidden_states,
-            attentions=out.attentions,
-        )
+    loss = staticmethod(masked_loss)
