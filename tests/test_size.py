@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_267
+LINES = 40_256
 LONGEST = 400
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.initialization import no_init_weights
+from transformers.modeling_utils import local_torch_dtype
 
 from clearhead.errors import ClearheadError
 from clearhead.models.configuration import ClearheadConfig, window_begin
@@ -215,8 +216,9 @@ def filled(kind: Any, config: Any, state: State, source: Any, *, share: bool = F
     Raises:
         ClearheadError: for weights that have no place, or are missing.
     """
-    with no_init_weights():  # buffers that no checkpoint has get their values all the same
-        model = kind(deepcopy(config)).to(source.dtype)
+    # On a CPU, for buffers that no checkpoint has; of the weights no memory is touched.
+    with no_init_weights(), local_torch_dtype(source.dtype):
+        model = kind(deepcopy(config))
     options: Any = {"device": source.device, "dtype": source.dtype, "copy": not share}
     state = {name: weight.to(**options).contiguous() for name, weight in state.items()}
     try:
