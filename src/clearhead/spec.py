@@ -107,6 +107,10 @@ AXES: Mapping[str, str] = {
 }
 
 
+def _refuses_nothing(layer: LayerSpec) -> str | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Declaration:
     """All that clearhead knows of one mechanism; arguments after `build` are given by name.
@@ -144,7 +148,7 @@ class Declaration:
     source: str
     build: Callable[..., Any]
     _: KW_ONLY
-    refuses: Callable[[LayerSpec], str | None] = lambda layer: None
+    refuses: Callable[[LayerSpec], str | None] = _refuses_nothing
     flops: Callable[[LayerSpec, int], float] = lambda layer, length: 0.0
     cache: Callable[[LayerSpec], int] = lambda layer: 0
     heads: Callable[[LayerSpec], int] = lambda layer: layer.num_attention_heads
@@ -197,7 +201,10 @@ class Registry:
 
     def of(self, layer: LayerSpec) -> dict[str, Declaration]:
         """The declaration chosen on each axis of a layer."""
-        return {axis: self.find(axis, getattr(layer, axis)) for axis in AXES}
+        try:
+            return {axis: self._table[axis][getattr(layer, axis)] for axis in AXES}
+        except KeyError:
+            return {axis: self.find(axis, getattr(layer, axis)) for axis in AXES}
 
     def anneals(self, layer: LayerSpec) -> bool:
         """True where `annealed_start` has an effect on a layer."""
@@ -216,7 +223,8 @@ class Registry:
         """Raise a ClearheadError if the layer cannot be built, saying what to change."""
         _check_heads(layer)
         for axis, declaration in self.of(layer).items():
-            if reason := declaration.refuses(layer):
+            refuses = declaration.refuses
+            if refuses is not _refuses_nothing and (reason := refuses(layer)):
                 raise ClearheadError(f"{axis}={declaration.name!r} cannot be used here: {reason}")
 
 
