@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 40_264
+LINES = 40_265
 LONGEST = 400
 
 

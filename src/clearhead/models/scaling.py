@@ -53,7 +53,8 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
     elif kind == "yarn":
         changes.setdefault("original_max_position_embeddings", config.max_position_embeddings)
     config.rope_parameters = {**rope, **changes}
-    other: Model = filled(type(model), config, model.state_dict(), model, share=True)
+    weights = model.state_dict(keep_vars=True)  # the same parameters, not others on their numbers
+    other: Model = filled(type(model), config, weights, model, share=True)
     other.set_attn_implementation(model.config._attn_implementation)
     return other.train(model.training)
 
