@@ -9,7 +9,7 @@ from benchmarks.race import Ratio, faster_paths
 from benchmarks.training import optimizer_step
 from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForMaskedLM
-from clearhead.models.causal import IGNORED
+from clearhead.models.language_models import IGNORED
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig

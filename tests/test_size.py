@@ -4,11 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-<<<<<<< HEAD
-LINES = 38_724
-=======
-LINES = 38_724
->>>>>>> parent of 71ea9766 (Decoding on a GPU goes by PyTorch's call or two products: the Triton kernel, its tests and its kinds of request go)
+LINES = 38_478
 LONGEST = 400
 
 

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 from clearhead.terminal import printable
 
@@ -126,14 +126,8 @@ class Work:
 class Line(Work):
     """Work shown on a stream, standard error by default."""
 
-    def __init__(
-        self,
-        stream: TextIO | None = None,
-        *,
-        unit: str = "run",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(unit, stream=sys.stderr if stream is None else stream, clock=clock)
+    def __init__(self, stream: TextIO | None = None, **options: Any) -> None:
+        super().__init__(stream=sys.stderr if stream is None else stream, **options)
 
 
 def in_words(seconds: float) -> str:

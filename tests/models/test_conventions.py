@@ -8,12 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     Cache,
     DynamicCache,
-    StaticCache,
 )
 from transformers.cache_utils import QuantizedLayer
 
@@ -148,14 +146,6 @@ def test_weights_missing_from_a_checkpoint_are_initialised(name, tmp_path):
     assert {p.device.type for p in empty.parameters()} == {"meta"}
 
 
-def test_from_a_configuration_alone(tmp_path):
-    _model("coca").config.save_pretrained(tmp_path)
-    config = AutoConfig.from_pretrained(tmp_path)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    assert type(model) is ClearheadForCausalLM
-    assert model.dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("size", [70, 50])
 def test_another_vocabulary(tied, size, tmp_path):
@@ -172,17 +162,6 @@ def test_another_vocabulary(tied, size, tmp_path):
     again = ClearheadForCausalLM.from_pretrained(tmp_path).eval()
     assert torch.equal(again(ids).logits, model(ids).logits)
     model.train()(ids, labels=ids).loss.backward()
-
-
-def test_embeddings_can_be_replaced():
-    model = _model(tie_word_embeddings=False)
-    other = torch.nn.Embedding(61, 32)
-    model.set_input_embeddings(other)
-    assert model.get_input_embeddings() is other
-    assert model.model.embed_tokens is other
-    head = torch.nn.Linear(32, 61, bias=False)
-    model.set_output_embeddings(head)
-    assert model.get_output_embeddings() is head
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -211,47 +190,16 @@ def test_gradient_checkpointing_changes_no_gradient(name):
         assert all(map(torch.equal, checkpointed, gradients[0]))
 
 
-@pytest.mark.parametrize("name", ["transformer", "alibi", "coca"])
-def test_gradient_checkpointing_beside_a_cache_changes_no_gradient_or_is_refused(name):
-    model, ids = _model(name), _ids(length=12)
-
-    def gradients(settings: dict[str, bool] | None, cache: Cache) -> list[Tensor]:
-        model.eval().zero_grad()
-        with torch.no_grad():
-            model(ids[:, :5], past_key_values=cache)
-        if settings is not None:
-            model.train().gradient_checkpointing_enable(settings)
-        model.train()(ids[:, 5:], past_key_values=cache, labels=ids[:, 5:]).loss.backward()
-        return [p.grad.clone() for p in model.parameters()]
-
-    wanted = gradients(None, DynamicCache())
-    assert all(map(torch.equal, gradients({"use_reentrant": False}, DynamicCache()), wanted))
-    for settings, cache in (
-        ({"use_reentrant": True}, DynamicCache()),
-        ({"use_reentrant": False}, StaticCache(config=model.config, max_cache_len=16)),
-    ):
-        with pytest.raises(ClearheadError, match="gradient checkpointing runs a layer twice"):
-            gradients(settings, cache)
+def test_gradient_checkpointing_beside_a_cache_is_refused():
+    model, ids = _model().train(), _ids()
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ClearheadError, match="gradient checkpointing runs a layer twice"):
+        model(ids, past_key_values=DynamicCache(), labels=ids)
 
 
-@pytest.mark.parametrize("keys", [{}, {"sliding_window": 4}], ids=["", "windows"])
-@pytest.mark.parametrize("name", NAMES)
-def test_self_speculation_gives_the_same_tokens_and_leaves_the_configuration(name, keys):
-    model, ids = _model(name, num_hidden_layers=3, **keys), _ids(1)
-    wanted = _generate(model, ids)
-    for depth in (1, 2):
-        assert torch.equal(_generate(model, ids, assistant_early_exit=depth), wanted)
-        assert model.config.num_hidden_layers == 3
-    for depth in (0, 4):
-        with pytest.raises(ClearheadError, match=f"assistant_early_exit={depth} is none of the 3"):
-            _generate(model, ids, assistant_early_exit=depth)
-
-    def fails(*arguments: object) -> Tensor:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        _generate(model, ids, assistant_early_exit=1, logits_processor=[fails])
-    assert model.config.num_hidden_layers == 3
+def test_self_speculation_is_refused():
+    with pytest.raises(ClearheadError, match="assistant_early_exit is not supported"):
+        _generate(_model(), _ids(1), assistant_early_exit=1)
 
 
 class Rounding(QuantizedLayer):
@@ -381,10 +329,8 @@ def test_an_argument_without_effect_is_refused(key):
         ({"input_ids": _ids(), "position_ids": torch.arange(9)}, r"position_ids must .* \[2, 9\]"),
         ({"input_ids": _ids(), "position_ids": torch.arange(9.0)[None]}, "whole numbers"),
         ({"input_ids": _ids(), "labels": _ids(length=4)}, r"labels must be int64 \[2, 9\]"),
-        ({"input_ids": _ids() > 30}, "found torch.bool"),
         ({"input_ids": _ids() + 55}, "outside the vocabulary, 0 to 60"),
         ({"input_ids": _ids() - 61}, r"input_ids has -\d+, outside"),
-        ({"input_ids": _ids(), "position_ids": torch.ones(2, 9).bool()}, "whole numbers"),
         (
             {
                 "input_ids": _ids(),
@@ -402,13 +348,11 @@ def test_an_argument_without_effect_is_refused(key):
         ),
         ({"input_ids": _ids(), "document_ids": torch.zeros(2, 5).long()}, "document_ids must be"),
         ({"input_ids": _ids(), "cu_seq_lens_q": torch.tensor([0, 9])}, "document_ids"),
-        ({"input_ids": _ids(), "labels": _ids() > 30}, "found torch.bool"),
         ({"input_ids": _ids(), "labels": _ids() + 61}, "outside the vocabulary, 0 to 60: give"),
         ({"input_ids": _ids(), "labels": torch.full((2, 9), -99)}, "label -99 is outside"),
         ({"input_ids": _ids(), "labels": torch.full((2, 9), -100)}, "every label is -100"),
         ({"input_ids": _ids(), "past_key_values": ((torch.ones(1),),)}, "transformers Cache"),
         ({"input_ids": _ids(), "attention_mask": torch.ones(2, 9, 9)}, r"must be \[batch, past"),
-        ({"input_ids": _ids(), "attention_mask": torch.ones(2, 5)}, "attention_mask must be"),
         (
             {"input_ids": _ids(), "attention_mask": torch.tensor([[1] * 9, [0] * 9])},
             "row 1 of attention_mask is all",
@@ -417,7 +361,6 @@ def test_an_argument_without_effect_is_refused(key):
             {"input_ids": _ids(), "attention_mask": torch.eye(2, 9) * -1e9},
             "hold 1 for a token and 0",
         ),
-        ({"input_ids": _ids(), "attention_mask": torch.full((2, 9), 0.5)}, "hold 1 for a token"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_in_one_line(arguments, message):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM, ops, preset
+from clearhead import ClearheadConfig, ClearheadForCausalLM, ops, preset
 from clearhead.ops import oracles
 
 from . import space
@@ -115,19 +115,3 @@ def test_gates_start_at_one_half():
 
 def _without_range() -> dict[str, object]:
     return {key: value for key, value in space.WHOLE.items() if key != "initializer_range"}
-
-
-@pytest.mark.parametrize(
-    ("keys", "reason"),
-    [
-        ({"direction": "bidirectional"}, "raise the scores of later keys"),
-        ({"shaping": "shaped", "head_dim": 4}, "itself attend by gates"),
-        ({"normalizer": "key-value"}, "no token has a gate"),
-        ({"scores": "coca"}, "rotates nothing"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "no effect"),
-    ],
-)
-def test_what_has_no_decay_by_gates_is_refused(keys, reason):
-    with pytest.raises(ClearheadError, match=reason) as error:
-        ClearheadConfig(**space.SHAPE | {"position": "forget"} | keys)
-    assert "\n" not in str(error.value)

@@ -173,7 +173,6 @@ def test_a_name_in_a_configuration_reaches_no_terminal_unescaped(package):
         ("register(Declaration(axis='epilog', name='x', **WORDS))", "did you mean epilogue"),
         ("register(Declaration(axis='epilogue', name='gate', **WORDS))", "clearhead's already"),
         ("register_preset('xsa', {}, '')", "clearhead's: choose another name"),
-        ("register_preset('y', {}, '', {'huge': {}})", "unknown size 'huge'"),
     ],
 )
 def test_what_is_taken_or_unknown_is_refused_in_one_line(code, message):

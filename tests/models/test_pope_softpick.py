@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
+from clearhead import ClearheadConfig, ClearheadForCausalLM
 from clearhead.nn.softpick import Softpick
 from clearhead.ops import oracles
 from clearhead.ops.visibility import Visibility
@@ -188,19 +188,3 @@ def test_pope_starts_without_phases_of_its_own_and_caches_keys_as_projected():
         assert not layer.self_attn.scores.phase_bias.any()
     cache = model(_ids()).past_key_values
     assert cache.layers[0].keys.shape[-1] == 8
-
-
-@pytest.mark.parametrize(
-    ("keys", "reason"),
-    [
-        (POPE | {"position": "xpos"}, "choose position='rope'"),
-        (POPE | {"shaping": "shaped", "head_dim": 4}, "above 0 at W_Q = 0"),
-        (POPE | {"normalizer": "key"}, "choose scores='dot'"),
-        (SOFTPICK | {"shaping": "shaped", "head_dim": 4}, "no gradient moves them"),
-        (SOFTPICK | {"query_range": 0.0}, "no gradient moves them"),
-    ],
-)
-def test_combinations_without_meaning_are_refused(keys, reason):
-    with pytest.raises(ClearheadError, match=reason) as error:
-        ClearheadConfig(**space.SHAPE | keys)
-    assert "\n" not in str(error.value)

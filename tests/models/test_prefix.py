@@ -11,9 +11,9 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
 from clearhead.experiments import prefixes
 from clearhead.experiments.prefixes import fill, largest_states
+from clearhead.models.base_model import cache_of
 from clearhead.models.caches import PrefixCache
 from clearhead.models.inspection import longest_text
-from clearhead.models.pretrained import cache_of
 from clearhead.models.starts import started
 from clearhead.nn import REGISTRY
 

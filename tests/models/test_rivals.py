@@ -115,20 +115,6 @@ def test_logits_and_all_gradients_are_those_of_the_formulas(rival, compiled):
         assert (one - other).abs().max() < CLOSE * other.abs().max(), name
 
 
-@pytest.mark.parametrize("rival", RIVALS)
-@torch.no_grad()
-def test_cached_is_whole_and_it_reloads(rival, tmp_path):
-    model = _model(rival)
-    whole = model(IDS, use_cache=False).logits
-    first = model(IDS[:, :7], use_cache=True)
-    rest = model(IDS[:, 7:], past_key_values=first.past_key_values)
-    cached = torch.cat([first.logits, rest.logits], 1)
-    assert (cached - whole).abs().max() < CLOSE * whole.abs().max()
-    model.save_pretrained(tmp_path)
-    again = ClearheadForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
-    assert torch.allclose(again(IDS, use_cache=False).logits, whole, rtol=1e-12, atol=1e-12)
-
-
 @torch.no_grad()
 def test_projections_start_orthogonal_and_make_up_for_themselves_in_the_mlp():
     model = ClearheadForCausalLM(preset("osp", **WHOLE))

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from clearhead.models.base_model import ClearheadModel
-from clearhead.models.pretrained import CACHE, cache_of
+from clearhead.models.base_model import CACHE, ClearheadModel, cache_of
 
 # Lengths of the texts: odd, and each longer than the window of `attention_check`.
 LENGTHS = (23, 17, 9)

@@ -21,8 +21,8 @@ from clearhead.errors import ClearheadError, NotFinite, require
 from clearhead.eval.options import HarnessOptions
 from clearhead.measure.answers import follow_length, reset_dynamic_rope
 from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.models.base_model import CACHE
 from clearhead.models.inspection import begin_of_windows, evaluating, finite
-from clearhead.models.pretrained import CACHE
 from clearhead.records.cells import lines_of, unmeasured
 from clearhead.records.runs import Line
 from clearhead.terminal import hushed

@@ -24,8 +24,8 @@ from clearhead.models import (
     plan,
     preset,
 )
+from clearhead.models.base_model import cache_of
 from clearhead.models.planning import counterpart, without_data
-from clearhead.models.pretrained import cache_of
 from clearhead.optim import build_optimizer
 from clearhead.records.files import write_text
 from clearhead.records.jsonl import encode

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from clearhead.data.sources import passages
 from clearhead.errors import ClearheadError
-from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.nn.softmax1 import NOTHING
 from clearhead.probe import AttentionCall, measure
 from clearhead.terminal import say

@@ -26,7 +26,6 @@ from clearhead.experiments.prefixes import (
 )
 from clearhead.experiments.repaired import WINDOWS, in_three_lines, three_numbers
 from clearhead.experiments.run_setup import load_model, require_own_tokenizer
-from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.conversion import (
     TOLERANCE,
     converted,
@@ -40,6 +39,7 @@ from clearhead.models.conversion import (
 )
 from clearhead.models.equalised import check_equalised, equalised
 from clearhead.models.inspection import dtype_name, longest_text, within_memory
+from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.models.loading import load_tokenizer
 from clearhead.models.memory import require_room
 from clearhead.models.rotated import check_rotation, rotated

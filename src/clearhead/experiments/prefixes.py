@@ -16,10 +16,10 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
-from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.conversion import TOLERANCE
 from clearhead.models.inspection import batches, evaluating
+from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.terminal import say
 
 LONGEST = 64  # tokens of a prefix that is given

@@ -22,8 +22,8 @@ from clearhead.experiments.run_setup import (
     objective_of,
 )
 from clearhead.models import BASELINE, preset
-from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.inspection import parameter_count
+from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.models.loading import best_device
 from clearhead.models.starts import check_baseline
 from clearhead.optim import learning_rate

@@ -19,8 +19,8 @@ from transformers.cache_utils import DynamicLayer
 
 from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadConfig
+from clearhead.models.base_model import CACHE, cache_of
 from clearhead.models.inspection import evaluating, finite, longest_text
-from clearhead.models.pretrained import CACHE, cache_of
 from clearhead.terminal import hushed
 
 Ids = tuple[int, ...]

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from clearhead.errors import ClearheadError
-from clearhead.nn.protocols import Interface
+from clearhead.nn.bases import Interface
 from clearhead.ops import oracles
 from clearhead.ops.attention import at_zero_queries
 

@@ -1,12 +1,12 @@
-"""The trunk of every model, as transformers knows one: embedding, blocks, final norm."""
+"""The base class of every model, and the trunk: embedding, blocks, final norm."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
@@ -14,21 +14,58 @@ from transformers.utils import can_return_tuple
 from clearhead.models.attention_interface import interface_of
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inputs import Inputs, Needs, settle
-from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
-from clearhead.nn import REGISTRY, Block, block_of
+from clearhead.nn import REGISTRY, Block, block_of, initialise
 from clearhead.nn.annealing import moves, warn
-from clearhead.nn.bases import NoPosition
-from clearhead.nn.embedding_projection import embedding_projection
-from clearhead.nn.protocols import Position, PositionTables
+from clearhead.nn.bases import NoPosition, PositionTables
+from clearhead.nn.positionwise import embedding_projection
 from clearhead.ops.rope import Rotation
 from clearhead.spec import LayerSpec
+
+# The keyword of a key-value cache in calls and outputs: `cache` from transformers 5.24 on.
+CACHE = "past_key_values"
+if any(each.name == "cache" for each in fields(BaseModelOutputWithPast)):
+    CACHE = "cache"
+
+
+def cache_of(output: Any) -> Any:
+    """The key-value cache in a model's output; None where it has none, as of recurrent models."""
+    cache = getattr(output, CACHE, None)
+    layers = getattr(cache, "layers", ())
+    return None if layers and not any(hasattr(layer, "keys") for layer in layers) else cache
+
+
+class ClearheadPreTrainedModel(PreTrainedModel):
+    config_class = ClearheadConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["ClearheadLayer"]  # noqa: RUF012 (transformers' own form)
+    _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
+    _supports_sdpa = True
+    # Kept False, transformers' default: flash_attn and flex_attn (sinks, λ are
+    # unknown to them), attention_backend (a backend's function would ignore those).
+    _can_compile_fullgraph = True
+    _supports_context_parallel = False  # it would shard the text below attention, unseen
+
+    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
+        config.settle()  # it may have been changed since it was made
+        for key in unknown:  # of from_pretrained, where no configuration took it
+            config.refuse(key)
+        super().__init__(config)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """As the configuration's."""
+        if not cls.__module__.startswith("clearhead."):
+            super().register_for_auto_class(auto_class)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        initialise(module, self.config.initializer_range)
 
 
 @cache
 def _layer_class(block: type[Block]) -> type[Block]:
     """A block's class, with transformers' gradient checkpointing."""
-    can = {"_can_checkpoint_with_cache": True}  # in the way that `check_recomputation` allows
-    return type("ClearheadLayer", (GradientCheckpointingLayer, block), can)
+    return type("ClearheadLayer", (GradientCheckpointingLayer, block), {})
 
 
 def _layer(layer: LayerSpec) -> Block:
@@ -126,8 +163,6 @@ class ClearheadModel(ClearheadPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         maps: list[Tensor] | None = [] if output_attentions else None
-        layers: Any = self.layers[: self.config.num_hidden_layers]  # fewer: assistant_early_exit
-        checkpoints = self.training and self.gradient_checkpointing
         inputs = settle(
             self.config,
             self.needs,
@@ -139,10 +174,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
             past_key_values=past_key_values,
             cache=cache,
             use_cache=use_cache,
-            layers=len(layers),
             training=self.training,
             recording=maps is not None,
-            checkpoint=self._gradient_checkpointing_func if checkpoints else None,
+            checkpointing=self.training and self.gradient_checkpointing,
             others=unknown,
         )
         interface, implementation = None, self.config._attn_implementation or "sdpa"
@@ -154,7 +188,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             x = self.position.embed(x, inputs.positions)
         x = self.dropout(self.embedding_norm(x))
         hidden: list[Tensor] = []
-        for layer, tables in zip(layers, self._tables(layers, inputs), strict=True):
+        for layer, tables in zip(self.layers, self._tables(inputs), strict=True):
             if output_hidden_states:  # else none is held until the end
                 hidden.append(x)
             x = layer(
@@ -179,13 +213,13 @@ class ClearheadModel(ClearheadPreTrainedModel):
             attentions=None if maps is None else tuple(maps),  # type: ignore[arg-type]
         )
 
-    def _tables(self, layers: Any, inputs: Inputs) -> list[PositionTables]:
+    def _tables(self, inputs: Inputs) -> list[PositionTables]:
         """Each layer's tables; layers with equal positions share theirs."""
         positions_BT, keys_BS = inputs.positions, inputs.key_positions
         prepared = inputs.past and inputs.prefixes and not torch.is_grad_enabled()
         shared: dict[tuple[str, bool, int], PositionTables] = {}
         tables = []
-        for layer, position in zip(layers, self._position_keys, strict=False):
+        for layer, position in zip(self.layers, self._position_keys, strict=True):
             attention: Any = layer.self_attn
             places = attention.places
             key = position, attention.cache_unrotated, places
@@ -201,7 +235,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             tables.append(shared[key])
         return tables
 
-    def _position_of(self, key: str) -> Position:
+    def _position_of(self, key: str) -> NoPosition:
         others: Any = self.other_positions
         return others[key] if key in others else self.position  # noqa: SIM401 (no get)
 

@@ -45,29 +45,19 @@ _DERIVES = ("hidden_size", "mlp", "bias")  # another value of these has another 
 _STEP = 8  # of a matched MLP width, as tensor cores want it
 
 
-def register_preset(
-    name: str,
-    changes: dict[str, Any],
-    summary: str,
-    at_size: Mapping[str, dict[str, Any]] | None = None,
-) -> None:
+def register_preset(name: str, changes: dict[str, Any], summary: str) -> None:
     """Add a preset of another package; again by the same name, in place of the first.
 
     Args:
         changes: what it changes of the baseline.
         summary: one line for tables and help.
-        at_size: by size, what it has at that size only, such as an `intermediate_size` that matches
-            the baseline's parameters.
 
     Raises:
-        ClearheadError: a name of clearhead's own, an unknown size.
+        ClearheadError: a name of clearhead's own.
     """
     if name in _OWN:
         raise ClearheadError(f"the preset {name!r} is clearhead's: choose another name")
-    for size in at_size or ():
-        choose("size", size, SIZES)
     PRESETS[name], _SUMMARIES[name] = dict(changes), summary
-    _AT_SIZE.update({(name, size): keys for size, keys in (at_size or {}).items()})
 
 
 def presets() -> dict[str, str]:

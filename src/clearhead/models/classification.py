@@ -9,10 +9,9 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
-from clearhead.models.base_model import ClearheadModel
+from clearhead.models.base_model import ClearheadModel, ClearheadPreTrainedModel
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inputs import check_below, documents_of, read_mask
-from clearhead.models.pretrained import ClearheadPreTrainedModel
 from clearhead.ops.precision import has_numbers
 
 WIDTH = 1024  # of the head's hidden layer, at every size of the trunk, as in the crammed BERT

@@ -3,15 +3,18 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from itertools import chain
 from typing import Any
 
 import torch
+from transformers import GraniteSWAForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM
 
 from clearhead.errors import ClearheadError
-from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.families import FAMILIES
-from clearhead.models.llama_cpp import readable
+from clearhead.models.families.family import filled
+from clearhead.models.language_models import ClearheadForCausalLM
+from clearhead.models.layers import SLIDING
 from clearhead.models.loading import explained, load_config, resolved
 from clearhead.models.serving import served, turns_anew
 from clearhead.terminal import say
@@ -21,6 +24,16 @@ TOLERANCE = 1e-4  # of the logits' norm, that another order of sums may make in 
 _NAMES = ", ".join(
     name.removesuffix("LMHeadModel").removesuffix("ForCausalLM") for name in FAMILIES
 )
+# A window that no text reaches. llama.cpp multiplies it in 32 bits, by up to 256 texts at once.
+_BEYOND = 2**20  # tokens
+_YARN = ("factor", "original_max_position_embeddings")
+# What the converter reads of each kind of scaled positions; of others it warns, and rotates anew.
+_ROPE = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (*_YARN, "low_freq_factor", "high_freq_factor"),
+    "yarn": _YARN,
+}
 
 
 def converted(model: Any, *, share: bool = False) -> Any:
@@ -69,9 +82,14 @@ def for_serving(model: Any) -> Any:
 def for_llama_cpp(model: Any) -> Any:
     """A clearhead model as llama.cpp's converter to GGUF reads it, in the dtype of `for_serving`.
 
+    A Llama or Qwen3 is read as it is. A GraniteSWA needs two things more: at least one layer with
+    a window, without which the runtime aborts, and `no_rope_layers`, the converter's name of layers
+    without position, without which it gives them one. Seen in the llama.cpp of llama-cpp-python
+    0.3.36.
+
     Raises:
         ClearheadError: as `for_serving`, where no family of transformers has a place for this
-            model, and as `readable`.
+            model, or that llama.cpp would read as another function.
     """
 
     def made() -> Any:
@@ -81,9 +99,44 @@ def for_llama_cpp(model: Any) -> Any:
             theirs = _convert(model)
         except ClearheadError as error:
             raise ClearheadError(f"llama.cpp has no family for this model: {error}") from None
-        return readable(theirs)
+        return _readable(theirs)
 
     return _as_servers_load(model, made)
+
+
+def _readable(model: Any) -> Any:
+    """A model of transformers as llama.cpp's converter and its runtime read it."""
+    if reason := _unreadable(model):
+        raise ClearheadError(f"llama.cpp {reason}: transformers reads that of --for serving")
+    if not isinstance(model, GraniteSWAForCausalLM):
+        return model
+    config = deepcopy(model.config)
+    if SLIDING not in config.layer_types:
+        config.layer_types[-1] = SLIDING
+        config.sliding_window = max(_BEYOND, config.max_position_embeddings)
+    config.no_rope_layers = [int(theta != 0) for theta in config.layer_rope_theta]
+    return filled(type(model), config, model.state_dict(), model)
+
+
+def _unreadable(model: Any) -> str | None:
+    """Reason why llama.cpp cannot read a model, or reads it as another function; or None."""
+    kind, config = type(model).__name__.removesuffix("ForCausalLM"), model.config
+    rope = {key for key, value in (config.rope_parameters or {}).items() if value is not None}
+    scaling = (config.rope_parameters or {}).get("rope_type", "default")
+    unread = sorted(rope - {"rope_type", "rope_theta", *_ROPE.get(scaling, ())})
+    if scaling not in _ROPE:
+        return f"has no rope_type={scaling!r}"
+    if unread:
+        return f"reads rope_type={scaling!r} without its {', '.join(unread)}"
+    if isinstance(model, GraniteSWAForCausalLM):
+        width = model.model.layers[0].self_attn.head_dim
+        whole = config.hidden_size == config.num_attention_heads * width
+        return None if whole else f"reads a {kind} without its head_dim={width}"
+    if getattr(config, "sliding_window", None) is not None:
+        return f"reads a {kind} without its window of {config.sliding_window} tokens"
+    if isinstance(model, Qwen3ForCausalLM) and config.attention_bias:
+        return f"reads a {kind} without the biases of its output projections"
+    return None if isinstance(model, LlamaForCausalLM | Qwen3ForCausalLM) else f"has no {kind}"
 
 
 def _as_servers_load(model: Any, make: Callable[[], Any]) -> Any:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from clearhead.errors import ClearheadError
-from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.families.family import filled
+from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.ops.hadamard import rotate_channels
 
 SMALLEST = 1e-3

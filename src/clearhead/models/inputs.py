@@ -13,7 +13,6 @@ from clearhead.models.caches import (
     cached_tokens,
     check_cache,
     check_mask,
-    check_recomputation,
     key_positions,
     room_of,
     seen_slots,
@@ -88,23 +87,15 @@ def settle(
     past_key_values: Cache | None,
     cache: Any,
     use_cache: bool | None,
-    layers: int,
     training: bool,
     recording: bool,
-    checkpoint: Any,
+    checkpointing: bool,
     others: dict[str, Any],
 ) -> Inputs:
     """Check the arguments of `ClearheadModel.forward`, and return them as its layers read them.
 
-    Args:
-        past_key_values, cache: a transformers Cache by either name.
-        layers: how many are run. training: the model's mode.
-        recording: attention matrices are wanted.
-        checkpoint: transformers' function, where gradients are checkpointed.
-        others: arguments beside those of the model's signature.
-
-    Raises:
-        ClearheadError: arguments that do not fit, and any other that would have no effect.
+    `training` and `checkpointing` are the model's mode; `recording` is true where attention
+    matrices are wanted; `others` are arguments beside those of the model's signature.
     """
     for key, value in others.items():
         if value is not None and key not in _HARMLESS:
@@ -120,9 +111,12 @@ def settle(
                 "a key-value cache needs direction='causal': with "
                 f"{config.direction!r} every token changes when one is added"
             )
-        check_cache(cache, layers, needs.gated)
-        if checkpoint is not None:
-            check_recomputation(cache, checkpoint)
+        if checkpointing:
+            raise ClearheadError(
+                "gradient checkpointing runs a layer twice, and a key-value cache would keep its "
+                "keys twice: give no cache in training, or call gradient_checkpointing_disable()"
+            )
+        check_cache(cache, config.num_hidden_layers, needs.gated)
     if position_ids is not None:
         check_whole(position_ids, "position_ids", batch, new)
     past, length, on_device = 0, new, False
@@ -163,8 +157,7 @@ def settle(
     positions = positions + places if places else positions
     keys = positions
     if cache is not None and needs.prepares_late:
-        rows = None if on_device or torch.compiler.is_compiling() else batch
-        keys = key_positions(positions, key_mask, cache, past, places, rows)
+        keys = key_positions(positions, key_mask, past, places)
     visibility = Visibility(causal, None, key_mask, documents)
     keeps_prefixes = isinstance(cache, PrefixCache) and not torch.compiler.is_compiling()
     prefixes = cache.prefixes if keeps_prefixes else None
@@ -176,13 +169,12 @@ def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, vocabul
     if (input_ids is None) == (inputs_embeds is None):
         raise ClearheadError("give either input_ids or inputs_embeds")
     given: Any = inputs_embeds if input_ids is None else input_ids
-    name, wanted, ndim = (
-        ("inputs_embeds", "[batch, tokens, width]", 3)
-        if input_ids is None
-        else ("input_ids", "whole numbers (int64 or int32) [batch, tokens]", 2)
-    )
-    whole = input_ids is None or given.dtype in _WHOLE
-    if given.ndim != ndim or not given.numel() or not whole:
+    name, wanted = "inputs_embeds", "[batch, tokens, width]"
+    fits = given.ndim == 3
+    if input_ids is not None:
+        name, wanted = "input_ids", "whole numbers (int64 or int32) [batch, tokens]"
+        fits = given.ndim == 2 and given.dtype in _WHOLE
+    if not fits or not given.numel():
         raise ClearheadError(
             f"{name} must be {wanted}, at least one token; found {given.dtype} {list(given.shape)}"
         )
@@ -191,10 +183,8 @@ def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, vocabul
     return given
 
 
-def check_whole(numbers: Tensor | None, name: str, batch: int, tokens: int) -> None:
+def check_whole(numbers: Tensor, name: str, batch: int, tokens: int) -> None:
     """Whole numbers [B, T], or [1, T] for all rows."""
-    if numbers is None:
-        return
     fits = numbers.shape in ((batch, tokens), (1, tokens))
     if not fits or numbers.dtype not in _WHOLE:
         raise ClearheadError(
@@ -249,8 +239,8 @@ def documents_of(
         ClearheadError: arguments that do not fit, and documents beside a cache.
     """
     (batch, tokens), device = x_BTC.shape[:2], x_BTC.device
-    check_whole(document_ids, "document_ids", batch, tokens)
     if document_ids is not None:
+        check_whole(document_ids, "document_ids", batch, tokens)
         if cached:
             raise ClearheadError(
                 "packed documents cannot be used with a key-value cache: give either"

@@ -7,7 +7,7 @@ Everything here reads safetensors only. Python code that a folder brings runs on
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -109,35 +109,44 @@ def pretrained(
         model.hf_quantizer.compressor.decompress_model(model)
     if getattr(model.config, "attn_logit_softcapping", None):  # which 5.17's sdpa leaves out
         model.set_attn_implementation("eager")
-    kind, trunk = type(model).__name__, model.base_model_prefix and f"{model.base_model_prefix}."
-    # A checkpoint of another class has another head, and may lack what only this one's reads.
-    another = head != "saved" and kind not in (model.config.architectures or ())
-    of_trunk = {key for key in info["missing_keys"] if key.startswith(trunk)}
-    missing = of_trunk if another and head == "new" else set(info["missing_keys"])
-    if another or head == "none":
-        missing = {key for key in missing if not _POOLER.search(key)}
-    over = {key for key in info["unexpected_keys"] if not another or key.startswith(trunk)}
-    resized = [
-        f"{key} is {tuple(stored)}, not {tuple(wanted)}"
-        for key, stored, wanted in info["mismatched_keys"]
-        if head != "new" or key.startswith(trunk)
-    ]
-    fault = ""
-    if missing:
-        fault = f"lacks {_some(missing)} of a {kind}: its files are incomplete, or its config.json "
-        fault += "is another model's;"
-    elif resized:
-        fault = f"has other sizes than its config.json says ({min(resized)}):"
-    elif scales := {key for key in over if "scale" in key.rpartition(".")[2]}:
-        fault = f"has scales of weights in few bits ({_some(scales)}), and its config.json has no "
-        fault += "quantization_config: multiply its weights by them, or"
-    elif over and model.config.model_type == "clearhead":
-        fault = f"has {_some(over)} that a {kind} of its config.json has no place for:"
-    elif over:
-        say(f"{name}: {_some(over)} not used, for a {kind} has no place for them")
-    if fault:
+    if fault := _fault(str(name), model, info, head):
         raise ClearheadError(f"{str(name)!r} {fault} save or download it again")
     return model
+
+
+def _fault(name: str, model: Any, info: Mapping[str, Any], head: str) -> str:
+    """Words for what is wrong with a checkpoint's weights, "" where nothing is.
+
+    A checkpoint of another class has another head, and may lack what only this one's reads.
+    """
+    kind, trunk = type(model).__name__, model.base_model_prefix and f"{model.base_model_prefix}."
+    another = head != "saved" and kind not in (model.config.architectures or ())
+    missing, over = set(info["missing_keys"]), set(info["unexpected_keys"])
+    if another:
+        over = {key for key in over if key.startswith(trunk)}
+    if another and head == "new":
+        missing = {key for key in missing if key.startswith(trunk)}
+    if another or head == "none":
+        missing = {key for key in missing if not _POOLER.search(key)}
+    if missing:
+        return (
+            f"lacks {_some(missing)} of a {kind}: its files are incomplete, or its config.json is "
+            "another model's;"
+        )
+    for key, stored, wanted in sorted(info["mismatched_keys"]):
+        if head != "new" or key.startswith(trunk):
+            sizes = f"{key} is {tuple(stored)}, not {tuple(wanted)}"
+            return f"has other sizes than its config.json says ({sizes}):"
+    if scales := {key for key in over if "scale" in key.rpartition(".")[2]}:
+        return (
+            f"has scales of weights in few bits ({_some(scales)}), and its config.json has no "
+            "quantization_config: multiply its weights by them, or"
+        )
+    if over and model.config.model_type == "clearhead":
+        return f"has {_some(over)} that a {kind} of its config.json has no place for:"
+    if over:
+        say(f"{name}: {_some(over)} not used, for a {kind} has no place for them")
+    return ""
 
 
 def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:

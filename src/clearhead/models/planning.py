@@ -15,7 +15,7 @@ from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.families import FAMILIES
 from clearhead.models.inspection import lack_of_positions, longest_text, parameter_count
 from clearhead.nn import REGISTRY
-from clearhead.nn.embedding_projection import EmbeddingProjection
+from clearhead.nn.positionwise import EmbeddingProjection
 from clearhead.terminal import hushed
 
 

@@ -10,6 +10,12 @@ Nothing is computed at run time, but where a tied head E is behind a norm of gai
 E diag(g) Q reads, and one table can be both only if all gains are equal. So the table stays E, with
 the matrix Q behind the embedding and diag(g) Q before the head (`embedding_projection`): 2 D²
 numbers in place of a second table.
+
+A rotation may also be learned. A random one evens out the columns of the matrices that read the
+stream, and leaves their rows as long as they were: in a matrix with a row of six times the usual
+size, that row's largest entry sets the one scale of all. There are far more rotations than such
+entries, so one is sought that keeps them small. As in SpinQuant (arXiv 2405.16406) a Cayley
+transform keeps the matrix orthogonal; this one reads no text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,16 +27,25 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
-from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.families.family import filled, merged
-from clearhead.models.learned_rotation import learned_rotation
+from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.models.starts import started
 from clearhead.nn.positions import NoPosition
 from clearhead.nn.positionwise import RMSNorm
 from clearhead.nn.registry import REGISTRY
 
 Part = Literal["residual", "values"]
+LIMIT = 4.5
+"""Entries beyond this many times their matrix's root mean square are to shrink. Of normal numbers
+one in 150,000 is as large."""
+LONG = 1.2
+"""Rows of this many times their matrix's root mean square take part; shorter ones hold hardly an
+entry beyond the limit."""
+ROWS = 128
+"""Rows of a matrix that take part, at most: its longest."""
+STEPS = 60
+RATE = 0.05  # over √width
 # Axes that a part's rotation passes, with their values: norms by a length, and what passes a head's
 # channels on as they are, or by lengths and products that a rotation keeps.
 _NEEDS: dict[Part, dict[str, tuple[str, ...]]] = {
@@ -181,3 +196,42 @@ def _turn_values(attention: Any, draw: torch.Generator) -> None:
             weight.copy_((turn.mT @ heads).view_as(weight))
     heads = out.weight.double().unflatten(1, (-1, width))
     out.weight.copy_((heads @ turn).flatten(1))
+
+
+def learned_rotation(matrices: Iterator[Tensor], turn: Tensor) -> Tensor:
+    """An orthogonal matrix, float64 [D, D], that makes the largest entries of each
+    `matrix @ turn @ rotation` small.
+
+    Args:
+        matrices: weights [*, D] of the layers, which read the residual stream; the output head,
+            which reads it too, takes no part.
+        turn: an orthogonal matrix, float64 [D, D], from which to go on.
+    """
+    rows_ND = torch.cat([_long_rows(weight.float()) for weight in matrices]) @ turn.float()
+    count, width = rows_ND.shape
+    if not count:  # nothing to make smaller
+        return torch.eye(width, dtype=torch.float64, device=rows_ND.device)
+    half_DD = torch.zeros(width, width, device=rows_ND.device, requires_grad=True)
+    adam = torch.optim.Adam([half_DD], lr=RATE / width**0.5)
+    with torch.enable_grad():
+        for _ in range(STEPS):
+            beyond_ND = ((rows_ND @ _cayley(half_DD)).abs() - LIMIT).clamp(min=0)
+            adam.zero_grad()
+            beyond_ND.square().sum().backward()
+            adam.step()
+    return _cayley(half_DD.detach().double())
+
+
+def _long_rows(weight_OD: Tensor) -> Tensor:
+    """The longest rows of a matrix, in units of its root mean square."""
+    size = weight_OD.square().mean().sqrt()
+    rows_OD = weight_OD / torch.where(size > 0, size, 1.0)
+    longest = rows_OD.square().mean(1).sqrt().sort(descending=True)
+    return rows_OD[longest.indices[:ROWS][longest.values[:ROWS] > LONG]]
+
+
+def _cayley(half_DD: Tensor) -> Tensor:
+    """The rotation (I + S)⁻¹ (I − S) of the skew-symmetric S = H − Hᵀ."""
+    skew_DD = half_DD - half_DD.mT
+    eye_DD = torch.eye(len(half_DD), dtype=half_DD.dtype, device=half_DD.device)
+    return torch.linalg.solve(eye_DD + skew_DD, eye_DD - skew_DD)

@@ -4,9 +4,9 @@ import copy
 from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
-from transformers.initialization import no_init_weights
 
 from clearhead.errors import ClearheadError, choose
+from clearhead.models.families.family import filled
 from clearhead.ops import ntk_theta
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -53,14 +53,9 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
     elif kind == "yarn":
         changes.setdefault("original_max_position_embeddings", config.max_position_embeddings)
     config.rope_parameters = {**rope, **changes}
-    # Not on the meta device: frequencies are buffers that no checkpoint has.
-    with no_init_weights(), model.device:
-        other = type(model)(config)
-    other.load_state_dict(model.state_dict(keep_vars=True), assign=True)
-    other.tie_weights()
+    weights = model.state_dict(keep_vars=True)  # the same parameters, not others on their numbers
+    other: Model = filled(type(model), config, weights, model, share=True)
     other.set_attn_implementation(model.config._attn_implementation)
-    if model.can_generate():
-        other.generation_config = copy.deepcopy(model.generation_config)
     return other.train(model.training)
 
 

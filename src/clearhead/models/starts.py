@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig, window_begin
+from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.named_models import BASELINE, PRESETS
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import AXES, LayerSpec

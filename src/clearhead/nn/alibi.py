@@ -5,8 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead import ops
-from clearhead.nn.bases import NoPosition, visible_keys
-from clearhead.nn.protocols import PositionTables
+from clearhead.nn.bases import NoPosition, PositionTables, visible_keys
 from clearhead.spec import Declaration, LayerSpec
 
 LONGEST = 256**2

@@ -9,22 +9,21 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.nn.bases import SingleMaps, Softmax
-from clearhead.nn.init import fixed_normal, starting
-from clearhead.nn.protocols import (
+from clearhead.nn.bases import (
     Attend,
     Decay,
     Epilogue,
     Interface,
-    Normalizer,
     PositionTables,
     Scores,
     Shaping,
+    SingleMaps,
+    Softmax,
 )
+from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.registry import REGISTRY
 from clearhead.ops import layouts
 from clearhead.ops.attention import attend_visible
-from clearhead.ops.precision import is_exporting
 from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
@@ -47,7 +46,7 @@ class Attention(nn.Module):
             ones.
         combines: whether `maps` makes heads of several maps.
         places: how many learned keys stand before the text.
-        attend, weights, as_softmax: those of the `Normalizer`.
+        attend, weights, as_softmax: those of the normalizer.
     """
 
     def __init__(self, layer: LayerSpec) -> None:
@@ -68,10 +67,10 @@ class Attention(nn.Module):
         self.cache_unrotated = self.scores.cache_unrotated or position.cache_unrotated(layer)
         self.decay: Decay | None = position.decay(layer, maps.heads(layer))
         self.wide_factors = position.wide_factors
-        self.maps: Any = maps.build(layer)  # `Maps`, or SingleMaps, which is not called
+        self.maps: Any = maps.build(layer)  # a SingleMaps itself is not called
         self.combines = type(self.maps) is not SingleMaps
         normalizer = REGISTRY.find("normalizer", layer.normalizer).build
-        self.normalizer: Normalizer | None = normalizer(layer, queries, self.maps.keys_together)
+        self.normalizer: Softmax | None = normalizer(layer, queries, self.maps.keys_together)
         own = self.normalizer or Softmax
         self.attend: Attend = own.attend
         self.weights, self.as_softmax = own.weights, own.as_softmax
@@ -246,8 +245,6 @@ class Attention(nn.Module):
         """
         v = v_BTC.unflatten(-1, (self.groups, -1)).transpose(1, 2)
         new = k.shape, v.shape
-        if is_exporting():  # where no error of the cache's own can be caught
-            _check_room(cache.layers[self.layer.index :], k)
         needed = keys if self.window is None else min(keys, k.shape[2] + self.window - 1)
         try:
             k, v = cache.update(k, v, self.layer.index)
@@ -271,16 +268,6 @@ class Attention(nn.Module):
             # A compiler learns by it that there are as many values as keys.
             v = v.unflatten(-1, (self.value_heads // self.groups, -1)).transpose(2, 3).flatten(1, 2)
         return k, v
-
-
-def _check_room(layers: Any, k_BGTD: Tensor) -> None:
-    """Refuse a cache of fixed room, made by `head_dim`, for keys of another width."""
-    room = getattr(layers[0], "keys", None) if layers else None
-    if room is not None and room.ndim == 4 and room.shape[3] != k_BGTD.shape[3]:
-        raise ClearheadError(
-            f"the cache was made for {room.shape[3]} numbers a key, and this model keeps "
-            f"{k_BGTD.shape[3]}: export it with a cache that a first call filled, or with none"
-        )
 
 
 def _last(table: Any, keys: int) -> Any:

@@ -1,18 +1,19 @@
-"""Plain attention, axis by axis: base classes of the other mechanisms.
+"""Interfaces of the mechanisms, axis by axis, each with plain attention's value as its base class.
 
-Also what mechanisms share: costs, weights carried over to another mechanism (`Declaration.adopt`),
-and parameters that are read outside `forward`.
+A mechanism of another package implements one of these, and has a declaration (`clearhead.spec`). C
+is the width of the residual stream, H the queries of a token, one a map; output heads may be fewer.
+A table is opaque to all but the position that made it. Beside them: costs, weights carried over to
+another mechanism (`Declaration.adopt`), and parameters that are read outside `forward`.
 """
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
-from clearhead.nn.protocols import AsSoftmax, Attend, Decay, PositionTables
 from clearhead.ops import oracles
 from clearhead.ops.attention import attend_visible
 from clearhead.ops.visibility import Visibility
@@ -20,6 +21,234 @@ from clearhead.spec import Declaration, LayerSpec
 
 Weights = dict[str, Tensor]
 Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Attend(Protocol):
+    """Attention: `ops.attention.attend_visible`, or an `Interface` of a layer."""
+
+    def __call__(
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSV: Tensor,
+        /,
+        *,
+        visibility: Visibility,
+        sink: float | Tensor | None,
+        prefix: tuple[Tensor, Tensor] | None,
+        scale: float,
+    ) -> Tensor:
+        """[B, H, T, V]."""
+
+
+Interface = Callable[..., Tensor]
+"""Attention of a layer by another function: an oracle, a probe, or one of the user's.
+
+Called as `Attend`, with the layer's `Attention` before q, and `lambdas`, by which its `maps`
+combine the maps, None for one map a head.
+"""
+
+AsSoftmax = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""The scores and the sink by which softmax has a normalizer's weights.
+
+Called with scores [B, H, R, S] and the visible ones, it returns scores and [B, H, R, 1].
+"""
+
+
+class PositionTables(NamedTuple):
+    """Tables that prepare a layer's queries and keys; the last dimension but one counts tokens.
+
+    Attributes:
+        prefix: table for the keys of a prefix (`Softmax.prefix`), if there is one.
+    """
+
+    queries: Any = None
+    keys: Any = None
+    prefix: Any = None
+
+
+class Decay(Protocol):
+    """Decay of scores, computed from a layer's tokens. Built for a layer and its heads."""
+
+    def with_gates(self, k_BGTD: Tensor, x_BTC: Tensor) -> Tensor:
+        """Keys to cache: with their tokens' gates, from attention's input."""
+
+    def columns(
+        self, k_BGSN: Tensor, queries: int, visibility: Visibility
+    ) -> tuple[Tensor, PositionTables]:
+        """Projected keys, from cached ones, and tables of all keys and of the last `queries`."""
+
+
+class NoPosition(nn.Module):
+    """No position; base of all positions. Built for a layer and its number of heads.
+
+    Order is known through the causal mask alone. Without that mask a text is a bag of tokens:
+    permuted tokens have permuted outputs.
+    """
+
+    wide_factors = False  # True where prepared queries and keys leave the range of float16
+
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.heads = heads
+
+    def longest(self) -> int | None:
+        """Largest number of positions; None for no limit."""
+        return None
+
+    def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
+        """Add position to the input embeddings."""
+        return x_BTC
+
+    def tables(self, queries_BT: Tensor, keys_BS: Tensor) -> PositionTables:
+        """Tables for the positions of the queries, and of the keys to prepare."""
+        return PositionTables()
+
+    @staticmethod
+    def cache_unrotated(layer: LayerSpec) -> bool:
+        """True if keys are cached as projected, and prepared at each read."""
+        return False
+
+    @staticmethod
+    def decay(layer: LayerSpec, heads: int) -> Decay | None:
+        """The layer's module that makes the tables from its tokens; None: positions make them."""
+        return None
+
+    @staticmethod
+    def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
+        """Apply position to queries or keys."""
+        return x_BHTD
+
+
+class Scores(Protocol):
+    """Scores of queries and keys. Built for a layer and the position's `prepare`.
+
+    Attributes:
+        cache_unrotated: whether keys are cached as projected and prepared when read.
+        attend_unrotated: attention of a lone query over such keys, called as `Attend` with the
+            keys' `rotation` and a fallback `attend`; None: keys are prepared first.
+    """
+
+    cache_unrotated: bool
+    attend_unrotated: Callable[..., Tensor] | None
+
+    def queries(self, q_BHTD: Tensor, table: Any) -> Tensor:
+        """Queries as the dot product takes them, from projected ones."""
+
+    def keys(self, k_BGSD: Tensor, table: Any) -> Tensor:
+        """Keys as the dot product takes them, from projected ones."""
+
+
+class Softmax:
+    """Softmax without a sink: a row's weights sum to 1. Base of all normalizers.
+
+    Built for a layer, H, and `SingleMaps.keys_together`.
+
+    Attributes:
+        places: number of the prefix's keys, which take the positions before the text.
+        attend: attention by these weights, such as `ops.attention.attend_visible`.
+        weights: their float64 oracle, called as `ops.oracles.weights`.
+        as_softmax: scores and sink with the same weights under softmax; None: those as they are.
+    """
+
+    places = 0
+    attend: Attend = staticmethod(attend_visible)
+    weights: Callable[..., Tensor] = staticmethod(oracles.weights)
+    as_softmax: AsSoftmax | None = None
+
+    def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
+        self.heads, self.together = heads, together
+
+    def sink(self, q_BHTD: Tensor) -> float | Tensor | None:
+        """The logit that competes with the keys in `ops.attend`, for queries as projected."""
+        return self.resting()
+
+    def prefix(self) -> tuple[Tensor, Tensor] | None:
+        """Keys [G, N, D] and values [G, N, V] before the text's, as projected; None for none."""
+        return None
+
+    def resting(self) -> float | Tensor | None:
+        """The sink at W_Q = 0."""
+        return None
+
+    def row_sum(self, count_BT: Tensor) -> Tensor | None:
+        """Row sums at W_Q = 0, [B, H, T, 1], of queries that see `count` keys; None for 1."""
+        sink = self.resting()
+        if sink is None:
+            return None
+        count_BHT = count_BT[:, None].expand(-1, self.heads, -1)
+        logit = sink.to(count_BT.dtype)[:, None] if isinstance(sink, Tensor) else sink
+        # n / (n + exp(sink)), also where n is 0.
+        return torch.sigmoid(count_BHT.log() - logit)[..., None]
+
+
+class SingleMaps:
+    """One map a head; nothing is combined. Base of all maps. Built for a layer.
+
+    Others are called as `maps(q, k, v, lambdas, attend=…, **options)`, and return the heads'
+    outputs [B, heads, T, width] from calls of `attend(q, k, v, **options)`.
+
+    Attributes:
+        maps: names of the maps, in `split`'s order.
+        keys_together: number of neighbouring keys of one head.
+    """
+
+    maps: ClassVar[tuple[str, ...]] = ("softmax",)
+    keys_together: ClassVar[int] = 1
+
+    def __init__(self, layer: LayerSpec) -> None:
+        pass
+
+    def lambdas(self, x_BTC: Tensor) -> Tensor | None:
+        """Weights of the maps, such as λ, from attention's input."""
+        return None
+
+    def split(self, heads_BH: Tensor) -> tuple[Tensor, ...]:
+        """Split [B, H, ...], a value for each query given to `attend`, by map."""
+        return (heads_BH,)
+
+    def effective_weights(self, weights_BHTS: Tensor, lambdas: Any) -> Tensor:
+        """The matrix that multiplies the values, from the maps in `attend`'s order."""
+        return weights_BHTS
+
+    def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Any) -> Tensor | None:
+        """Row sums of that matrix, [B, heads, T, 1], from the maps' in the queries' order.
+
+        None stands for 1.
+        """
+        return row_sum_BHT1
+
+
+class Shaping(Protocol):
+    """Mix of the attention matrix and the identity. Built for a layer and its heads.
+
+    Attributes:
+        zero_queries: True if W_Q, and so every score, starts at 0.
+    """
+
+    zero_queries: ClassVar[bool]
+
+    def __call__(
+        self, x_BTC: Tensor, o_BTC: Tensor, centring: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The heads' outputs, from these tokens' values x and attention's output o over all.
+
+        `centring` computes C x, attention's output at W_Q = 0, from x by head, [B, T, H, D].
+        """
+
+    def effective_weights(
+        self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]
+    ) -> Tensor:
+        """The matrix that multiplies the values, from A, rows of the identity, and C."""
+
+
+Epilogue = Callable[[Tensor, Tensor, Callable[[], Tensor]], Tensor]
+"""Function of the heads' outputs before `o_proj`. Built for a layer and its heads.
+
+Called with the heads' outputs [B, T, H · D], attention's input [B, T, C] and a function that
+computes each token's own values by head, as wide as the outputs; it returns the input of `o_proj`.
+"""
 
 
 def visible_keys(layer: LayerSpec, length: int) -> float:
@@ -69,102 +298,19 @@ def with_own_parameters(method: Method) -> Method:
     return run  # type: ignore[return-value]
 
 
-class NoPosition(nn.Module):
-    """No position; base of all positions. Order is known through the causal mask alone.
-
-    Without that mask a text is a bag of tokens: permuted tokens have permuted outputs.
-    """
-
-    wide_factors = False
-
-    def __init__(self, layer: LayerSpec, heads: int) -> None:
-        super().__init__()
-        self.layer = layer
-        self.heads = heads
-
-    @staticmethod
-    def cache_unrotated(layer: LayerSpec) -> bool:
-        return False
-
-    def longest(self) -> int | None:
-        return None
-
-    def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
-        return x_BTC
-
-    def tables(self, queries_BT: Tensor, keys_BS: Tensor) -> PositionTables:
-        return PositionTables()
-
-    @staticmethod
-    def decay(layer: LayerSpec, heads: int) -> Decay | None:
-        return None
-
-    @staticmethod
-    def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
-        return x_BHTD
+def nothing(*of: Any) -> None:
+    """Build of the values that do nothing: there is no module for them."""
 
 
-class Softmax:
-    """Softmax without a sink: a row's weights sum to 1. Base of the other normalizers."""
-
-    places = 0
-    attend: Attend = staticmethod(attend_visible)
-    weights: Callable[..., Tensor] = staticmethod(oracles.weights)
-    as_softmax: AsSoftmax | None = None
-
-    def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
-        self.heads, self.together = heads, together
-
-    def sink(self, q_BHTD: Tensor) -> float | Tensor | None:
-        return self.resting()
-
-    def prefix(self) -> tuple[Tensor, Tensor] | None:
-        return None
-
-    def resting(self) -> float | Tensor | None:
-        return None
-
-    def row_sum(self, count_BT: Tensor) -> Tensor | None:
-        sink = self.resting()
-        if sink is None:
-            return None
-        count_BHT = count_BT[:, None].expand(-1, self.heads, -1)
-        logit = sink.to(count_BT.dtype)[:, None] if isinstance(sink, Tensor) else sink
-        # n / (n + exp(sink)), also where n is 0.
-        return torch.sigmoid(count_BHT.log() - logit)[..., None]
-
-
-class SingleMaps:
-    """One map a head; nothing is combined, so it is not called. Base of all maps."""
-
-    maps: ClassVar[tuple[str, ...]] = ("softmax",)
-    keys_together: ClassVar[int] = 1
-
-    def __init__(self, layer: LayerSpec) -> None:
-        pass
-
-    def lambdas(self, x_BTC: Tensor) -> Tensor | None:
-        return None
-
-    def split(self, heads_BH: Tensor) -> tuple[Tensor, ...]:
-        return (heads_BH,)
-
-    def effective_weights(self, weights_BHTS: Tensor, lambdas: Any) -> Tensor:
-        return weights_BHTS
-
-    def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Any) -> Tensor | None:
-        return row_sum_BHT1
-
-
-_PAPER = "arXiv 1706.03762"
+PAPER = "arXiv 1706.03762"
 DECLARATIONS = (
-    Declaration("normalizer", "softmax", "exp(s) / Σ exp(s)", _PAPER, lambda *of: None),
-    Declaration("maps", "single", "one map a head", _PAPER, SingleMaps, flops=attention_flops),
-    Declaration("shaping", "none", "A", _PAPER, lambda *of: None),
-    Declaration("epilogue", "none", "the heads as they are", _PAPER, lambda *of: None),
+    Declaration("normalizer", "softmax", "exp(s) / Σ exp(s)", PAPER, nothing),
+    Declaration("maps", "single", "one map a head", PAPER, SingleMaps, flops=attention_flops),
+    Declaration("shaping", "none", "A", PAPER, nothing),
+    Declaration("epilogue", "none", "the heads as they are", PAPER, nothing),
     # Whether attention is causal.
     Declaration(
-        "direction", "causal", "a token sees itself and what came before", _PAPER, lambda: True
+        "direction", "causal", "a token sees itself and what came before", PAPER, lambda: True
     ),
     Declaration(
         "direction",

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from clearhead.nn.attention import Attention
+from clearhead.nn.bases import PAPER
 from clearhead.nn.positionwise import gain, silent
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import Declaration, LayerSpec
@@ -197,13 +198,12 @@ def _parallel_refuses(layer: LayerSpec) -> str | None:
     return silent(layer)
 
 
-_PAPER = "arXiv 1706.03762"
 DECLARATIONS = (
     Declaration(
         "order",
         "sequential",
         "the MLP reads the stream after attention wrote to it; two norms",
-        _PAPER,
+        PAPER,
         _sequential,
         refuses=silent,
     ),
@@ -216,7 +216,7 @@ DECLARATIONS = (
         refuses=_parallel_refuses,
     ),
     # Whether the stream passes by attention, and by the MLP; the order's blocks read it.
-    Declaration("attention_skip", "identity", "x + attention", _PAPER, lambda: True),
+    Declaration("attention_skip", "identity", "x + attention", PAPER, lambda: True),
     Declaration(
         "attention_skip",
         "none",
@@ -224,7 +224,7 @@ DECLARATIONS = (
         "arXiv 2302.10322",
         lambda: False,
     ),
-    Declaration("mlp_skip", "identity", "x + MLP", _PAPER, lambda: True),
+    Declaration("mlp_skip", "identity", "x + MLP", PAPER, lambda: True),
     Declaration(
         "mlp_skip",
         "none",

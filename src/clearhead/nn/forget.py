@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.nn.bases import NoPosition, visible_keys
-from clearhead.nn.protocols import PositionTables
+from clearhead.nn.bases import NoPosition, PositionTables, visible_keys
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
-from clearhead.nn.bases import Weights
+from clearhead.nn.bases import PAPER, Weights, nothing
 from clearhead.ops.hadamard import block_of, factors, rotate_blocks, rotate_channels
 from clearhead.spec import Declaration, LayerSpec
 
@@ -61,8 +61,8 @@ DECLARATIONS = (
         "mlp_rotation",
         "none",
         "the MLP's output matrix reads the hidden channels",
-        "arXiv 1706.03762",
-        lambda width: None,
+        PAPER,
+        nothing,
         adopt=_turned,
     ),
     Declaration(

@@ -1,4 +1,4 @@
-"""Layers that act on each position alone: norms, gains of a block's branches, and MLPs."""
+"""Layers that act on each position alone: norms, gains of branches, MLPs, OSP's EmbProj."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.nn.init import residual_output
+from clearhead.nn.bases import PAPER, nothing
+from clearhead.nn.init import orthogonal, residual_output
 from clearhead.ops import rms_norm
 from clearhead.ops.precision import without_autocast
 from clearhead.spec import Declaration, LayerSpec
@@ -125,6 +126,30 @@ class MLP(nn.Module):
         return self.down_proj(wide if self.rotation is None else self.rotation(wide))
 
 
+class EmbeddingProjection(nn.Module):
+    """x Pᵀ, for x [..., C] and P [C, C], from a random orthogonal P (arXiv 2506.19697, EmbProj).
+
+    AdamW trains the embedding, and Muon, whose steps favour no axis, trains P. P is no `nn.Linear`,
+    so that quantisation schemes leave it in full precision, as they leave embedding and head.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        orthogonal(self.weight, 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+def embedding_projection(width: int, *, wanted: bool) -> nn.Module:
+    """The matrix, or the identity."""
+    return EmbeddingProjection(width) if wanted else nn.Identity()
+
+
 def _gelu(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
@@ -174,8 +199,8 @@ DECLARATIONS = (
         "qk_norm",
         "none",
         "queries and keys as projected",
-        "arXiv 1706.03762",
-        lambda layer, width: None,
+        PAPER,
+        nothing,
     ),
     Declaration(
         "qk_norm",

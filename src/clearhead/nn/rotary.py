@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead import ops
-from clearhead.nn.bases import NoPosition
-from clearhead.nn.protocols import PositionTables
+from clearhead.nn.bases import NoPosition, PositionTables
 from clearhead.nn.registry import REGISTRY
 from clearhead.ops.rope import KINDS
 from clearhead.spec import Declaration, LayerSpec

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.nn.attention import Attention
-from clearhead.nn.protocols import AsSoftmax
+from clearhead.nn.bases import AsSoftmax
 from clearhead.ops.sinks import as_null
 from clearhead.ops.visibility import Span, Visibility
 

@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from clearhead.errors import ClearheadError
 from clearhead.models.attention_interface import INTERFACES
 from clearhead.nn.attention import Attention
-from clearhead.nn.protocols import Interface
+from clearhead.nn.bases import Interface
 from clearhead.probe.attention_call import AttentionCall, described
 
 NAME = "clearhead_override"

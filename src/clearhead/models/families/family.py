@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.initialization import no_init_weights
+from transformers.modeling_utils import local_torch_dtype
 
 from clearhead.errors import ClearheadError
-from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig, window_begin
+from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.models.layers import SLIDING
 from clearhead.ops.rope import KINDS
 from clearhead.spec import AXES
@@ -81,9 +83,9 @@ class Family:
             ClearheadError: where the model has what clearhead has no place for.
         """
         for key, value in self.needs.items():
-            if (found := getattr(model.config, key)) != value:
+            if (theirs := getattr(model.config, key)) != value:
                 raise ClearheadError(
-                    f"a {self.name} with {key}={found!r} has no place in clearhead: it needs "
+                    f"a {self.name} with {key}={theirs!r} has no place in clearhead: it needs "
                     f"{value!r}"
                 )
         if dropped := dropouts(model.config):
@@ -135,15 +137,14 @@ class Family:
 
 def copied(config: Any, target: str | None = None) -> dict[str, Any]:
     """The settings that have one name here and there; `target` is what they are exported to."""
-    found = {key: deepcopy(getattr(config, key, None)) for key in _SAME} | window_begin(config)
-    rope = rotation(config)
-    found["rope_parameters"] = rope or None
+    settings = {key: deepcopy(getattr(config, key, None)) for key in _SAME} | window_begin(config)
+    settings["rope_parameters"] = rotation(config) or None
     if target and config.hidden_size % config.num_attention_heads:
         raise ClearheadError(
             f"{target} has no hidden_size={config.hidden_size} with {config.num_attention_heads} "
             "heads: only a number of heads that divides it can be exported"
         )
-    return found
+    return settings
 
 
 def rotation(config: Any) -> dict[str, Any]:
@@ -200,12 +201,12 @@ def _renamed(state: Mapping[str, Tensor], parts: Mapping[str, str]) -> State:
 
 def with_all_biases(state: State) -> State:
     """The same function with a bias, 0 where there was none, beside each matrix of a layer."""
-    made = dict(state)
-    for name, weight in state.items():
-        module, _, kind = name.rpartition(".")
-        if kind == "weight" and module.endswith(_LINEAR):
-            made.setdefault(f"{module}.bias", torch.zeros_like(weight[:, 0]))
-    return made
+    biases = {
+        name.removesuffix("weight") + "bias": torch.zeros_like(weight[:, 0])
+        for name, weight in state.items()
+        if name.removesuffix(".weight").endswith(_LINEAR)
+    }
+    return biases | state
 
 
 def filled(kind: Any, config: Any, state: State, source: Any, *, share: bool = False) -> Any:
@@ -215,12 +216,9 @@ def filled(kind: Any, config: Any, state: State, source: Any, *, share: bool = F
     Raises:
         ClearheadError: for weights that have no place, or are missing.
     """
-    own = kind is ClearheadForCausalLM  # whose weights need no first values
-    with torch.device("meta" if own else "cpu"):
-        model = kind(deepcopy(config)).to(source.dtype)
-    for module in model.modules():
-        if own and module._non_persistent_buffers_set:
-            module.to_empty(device="cpu", recurse=False).reset_parameters()
+    # On a CPU, for buffers that no checkpoint has; of the weights no memory is touched.
+    with no_init_weights(), local_torch_dtype(source.dtype):
+        model = kind(deepcopy(config))
     options: Any = {"device": source.device, "dtype": source.dtype, "copy": not share}
     state = {name: weight.to(**options).contiguous() for name, weight in state.items()}
     try:

@@ -130,45 +130,47 @@ def _one_norm(state: State, layer: str) -> None:
     state[f"{layer}.input_layernorm.bias"] = torch.zeros_like(gain)
 
 
-GPT2 = Family(
-    name="GPT2",
-    model=GPT2LMHeadModel,
-    needs={
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    },
-    axes=_gpt2_axes,
-    eps="layer_norm_epsilon",
-    names={
-        "transformer.wte.": "model.embed_tokens.",
-        "transformer.wpe.": "model.position.weight.",
-        "transformer.ln_f.": "model.norm.",
-        "transformer.h.": "model.layers.",
-        ".ln_1.": ".input_layernorm.",
-        ".ln_2.": ".post_attention_layernorm.",
-        ".attn.c_attn.": ".self_attn.qkv_proj.",
-        ".attn.c_proj.": ".self_attn.o_proj.",
-        ".mlp.c_fc.": ".mlp.up_proj.",
-        ".mlp.c_proj.": ".mlp.down_proj.",
-    },
-    read=_gpt2_read,
-)
-GPT_NEOX = Family(
-    name="GPTNeoX",
-    model=GPTNeoXForCausalLM,
-    needs={},
-    axes=_neox_axes,
-    eps="layer_norm_eps",
-    names={
-        "gpt_neox.embed_in.": "model.embed_tokens.",
-        "gpt_neox.final_layer_norm.": "model.norm.",
-        "gpt_neox.layers.": "model.layers.",
-        "embed_out.": "lm_head.",
-        ".attention.query_key_value.": ".self_attn.qkv_proj.",
-        ".attention.dense.": ".self_attn.o_proj.",
-        ".mlp.dense_h_to_4h.": ".mlp.up_proj.",
-        ".mlp.dense_4h_to_h.": ".mlp.down_proj.",
-    },
-    read=_neox_read,
+FAMILIES = (
+    Family(
+        name="GPT2",
+        model=GPT2LMHeadModel,
+        needs={
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
+        axes=_gpt2_axes,
+        eps="layer_norm_epsilon",
+        names={
+            "transformer.wte.": "model.embed_tokens.",
+            "transformer.wpe.": "model.position.weight.",
+            "transformer.ln_f.": "model.norm.",
+            "transformer.h.": "model.layers.",
+            ".ln_1.": ".input_layernorm.",
+            ".ln_2.": ".post_attention_layernorm.",
+            ".attn.c_attn.": ".self_attn.qkv_proj.",
+            ".attn.c_proj.": ".self_attn.o_proj.",
+            ".mlp.c_fc.": ".mlp.up_proj.",
+            ".mlp.c_proj.": ".mlp.down_proj.",
+        },
+        read=_gpt2_read,
+    ),
+    Family(
+        name="GPTNeoX",
+        model=GPTNeoXForCausalLM,
+        needs={},
+        axes=_neox_axes,
+        eps="layer_norm_eps",
+        names={
+            "gpt_neox.embed_in.": "model.embed_tokens.",
+            "gpt_neox.final_layer_norm.": "model.norm.",
+            "gpt_neox.layers.": "model.layers.",
+            "embed_out.": "lm_head.",
+            ".attention.query_key_value.": ".self_attn.qkv_proj.",
+            ".attention.dense.": ".self_attn.o_proj.",
+            ".mlp.dense_h_to_4h.": ".mlp.up_proj.",
+            ".mlp.dense_4h_to_h.": ".mlp.down_proj.",
+        },
+        read=_neox_read,
+    ),
 )

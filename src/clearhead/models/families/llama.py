@@ -221,3 +221,4 @@ FLINT = Family(
     axes=_flint_axes,
     names={"self_attn.sinks": "self_attn.normalizer.logit"},
 )
+FAMILIES = (DIFFLLAMA, GRANITE_SWA, QWEN3, MISTRAL, LLAMA, QWEN2, FLINT)

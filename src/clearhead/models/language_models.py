@@ -1,20 +1,20 @@
-"""The causal language model: the trunk, and a head that predicts the next token."""
+"""Language models: the trunk, and a head for the next token or for tokens that were hidden."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from transformers import GenerationMixin
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 from transformers.utils import can_return_tuple
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.models.base_model import ClearheadModel
+from clearhead.models.base_model import CACHE, ClearheadModel, ClearheadPreTrainedModel
 from clearhead.models.caches import PrefixCache, steps_on_device, the_cache
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
 from clearhead.ops.precision import readable
 
 IGNORED = -100  # a label that no loss is taken of
@@ -93,68 +93,44 @@ class NextTokenLoss(nn.Module):
         return total / ((target != IGNORED).sum() if count is None else count)
 
 
-class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
-    """A causal language model; the head shares the embedding's weight unless told otherwise."""
+def masked_loss(
+    x_BTC: Tensor, weight_VC: Tensor | None, labels_BT: Tensor, count: Tensor | int | None
+) -> Tensor:
+    """Float32 scalar as by `NextTokenLoss`, over the labelled places, gathered before the head."""
+    x_ND, target_N = x_BTC.flatten(0, 1), labels_BT.flatten()
+    # A GPU is waited for once, to learn their number; a mask as index would cost two.
+    (hidden_N,) = (target_N != IGNORED).nonzero(as_tuple=True)
+    x_ND, target_N = (each.index_select(0, hidden_N) for each in (x_ND, target_N))
+    count = (target_N != IGNORED).sum() if count is None else count
+    return summed_loss(x_ND, weight_VC, target_N) / count
 
-    objective = "next-token"  # what the training loop holds the batches to
+
+class LanguageModel(ClearheadPreTrainedModel):
+    """The trunk, and a head that is the embedding's weight unless told otherwise.
+
+    Attributes:
+        objective: what the training loop holds the batches to.
+        direction, otherwise: the configuration's direction, and what is wrong with the other one.
+        first: the first place whose label counts.
+        output: the class of what a call returns.
+        loss: the mean loss, from what `read_by` gives, labels and a count to divide by.
+    """
+
+    objective: ClassVar[str]
+    direction: ClassVar[str]
+    otherwise: ClassVar[str]
+    first: ClassVar[int]
+    output: ClassVar[type[Any]]
+    loss: Callable[..., Tensor]
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
-        if config.direction != "causal":
-            raise ClearheadError(
-                f"with direction={config.direction!r} a token would see the one that it predicts: "
-                "choose direction='causal', or build ClearheadForMaskedLM"
-            )
+        if config.direction != self.direction:
+            raise ClearheadError(f"with direction={config.direction!r} {self.otherwise}")
         super().__init__(config, **unknown)
         self.model = ClearheadModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.loss = NextTokenLoss()
         self.post_init()
-
-    def create_masks_for_generate(
-        self,
-        attention_mask: Tensor | None,
-        inputs_embeds: Tensor,
-        past_key_values: Any = None,
-        cache: Any = None,
-        **unused: Any,
-    ) -> Tensor | None:
-        """transformers' hook, by default a [B, 1, T, S] mask; here [B, S], of one shape a step."""
-        cache = the_cache(past_key_values, cache)
-        tokens, windowed = inputs_embeds.shape[1], self.model.needs.windowed
-        if attention_mask is None or not steps_on_device(cache, tokens, windowed):
-            return attention_mask
-        spare = cache.get_max_length() - attention_mask.shape[1]
-        return nn.functional.pad(attention_mask, (0, max(spare, 0)))
-
-    def generate(self, *inputs: Any, **options: Any) -> Any:
-        """transformers' `generate`; restores the configuration if `assistant_early_exit` fails.
-
-        A model with a prefix makes its own cache if the call names none.
-        """
-        layers = len(self.model.layers)
-        config = options.get("generation_config") or next(iter(inputs[1:]), None)
-        config = config or self.generation_config
-        depth = options.get("assistant_early_exit", config.assistant_early_exit)
-        if depth is not None and not 0 < depth <= layers:
-            raise ClearheadError(f"assistant_early_exit={depth} is none of the {layers} layers")
-        of_cache = {"past_key_values", "cache", "use_cache", "cache_implementation"}
-        both = (config, self.generation_config)
-        fixed = any(one.use_cache is False or one.cache_implementation for one in both)
-        fixed = fixed or config.is_assistant or bool(of_cache & options.keys())
-        if self.model.needs.places and not fixed:
-            options[CACHE] = PrefixCache(config=self.config)
-        try:
-            return super().generate(*inputs, **options)
-        finally:
-            self.config.num_hidden_layers = layers
-
-    def init_continuous_batching(self, *arguments: Any, **options: Any) -> Any:
-        """transformers' hook, refused: its paged cache has one shape for all layers and heads."""
-        raise ClearheadError(
-            "continuous batching is for the form that `clearhead convert MODEL FOLDER --for "
-            "serving` writes: convert the model, or call generate()"
-        )
 
     @can_return_tuple
     def forward(
@@ -167,11 +143,12 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         **arguments: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits, and the loss where labels are given.
+    ) -> Any:
+        """Logits [B, T, vocabulary], and the loss where labels are given.
 
         Args:
-            labels: int64 [B, T], as input_ids: the model shifts them. −100 is not counted.
+            labels: int64 [B, T]. Of a causal model as input_ids: the model shifts them. Of a masked
+                one the token that was at each hidden place. −100 is not counted.
             logits_to_keep: only the last so many positions' logits, 0 for all; or int64 [K], these
                 positions'.
             num_items_in_batch: divides the summed loss instead of the count of labels, so that
@@ -192,7 +169,7 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         x = out.last_hidden_state
         loss, called = None, False
         if labels is not None:
-            mean_from = 1 if num_items_in_batch is None else None
+            mean_from = self.first if num_items_in_batch is None else None
             check_labels(labels, x, self.config.vocab_size, mean_from)
             x, weight = read_by(self.lm_head, x)
             called = weight is None
@@ -202,10 +179,75 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             kept = logits_to_keep
             x = x[:, kept if isinstance(kept, Tensor) else slice(-kept, None)]
             logits = x if called else self.lm_head(x)
-        return CausalLMOutputWithPast(
+        return self.output(
             loss=loss,
             logits=logits,
-            **{CACHE: getattr(out, CACHE)},  # type: ignore[arg-type]
             hidden_states=out.hidden_states,
             attentions=out.attentions,
+            **({CACHE: getattr(out, CACHE)} if self.direction == "causal" else {}),
         )
+
+
+class ClearheadForCausalLM(LanguageModel, GenerationMixin):
+    """A causal language model."""
+
+    objective, direction, first, output = "next-token", "causal", 1, CausalLMOutputWithPast
+    otherwise = (
+        "a token would see the one that it predicts: choose direction='causal', or build "
+        "ClearheadForMaskedLM"
+    )
+
+    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
+        super().__init__(config, **unknown)
+        self.loss = NextTokenLoss()
+
+    def create_masks_for_generate(
+        self,
+        attention_mask: Tensor | None,
+        inputs_embeds: Tensor,
+        past_key_values: Any = None,
+        cache: Any = None,
+        **unused: Any,
+    ) -> Tensor | None:
+        """transformers' hook, by default a [B, 1, T, S] mask; here [B, S], of one shape a step."""
+        cache = the_cache(past_key_values, cache)
+        tokens, windowed = inputs_embeds.shape[1], self.model.needs.windowed
+        if attention_mask is None or not steps_on_device(cache, tokens, windowed):
+            return attention_mask
+        spare = cache.get_max_length() - attention_mask.shape[1]
+        return nn.functional.pad(attention_mask, (0, max(spare, 0)))
+
+    def generate(self, *inputs: Any, **options: Any) -> Any:
+        """transformers' `generate`. A model with a prefix makes its own cache if none is named."""
+        config = options.get("generation_config") or next(iter(inputs[1:]), None)
+        config = config or self.generation_config
+        if "assistant_early_exit" in options or config.assistant_early_exit is not None:
+            raise ClearheadError(
+                "assistant_early_exit is not supported: give an assistant_model, or leave it out"
+            )
+        of_cache = {"past_key_values", "cache", "use_cache", "cache_implementation"}
+        both = (config, self.generation_config)
+        fixed = any(one.use_cache is False or one.cache_implementation for one in both)
+        fixed = fixed or config.is_assistant or bool(of_cache & options.keys())
+        if self.model.needs.places and not fixed:
+            options[CACHE] = PrefixCache(config=self.config)
+        return super().generate(*inputs, **options)
+
+    def init_continuous_batching(self, *arguments: Any, **options: Any) -> Any:
+        """transformers' hook, refused: its paged cache has one shape for all layers and heads."""
+        raise ClearheadError(
+            "continuous batching is for the form that `clearhead convert MODEL FOLDER --for "
+            "serving` writes: convert the model, or call generate()"
+        )
+
+
+class ClearheadForMaskedLM(LanguageModel):
+    """Predicts each token from the whole text; the head has no transform or bias before it, as in
+    the crammed BERT (arXiv 2212.14034)."""
+
+    objective, direction, first, output = "mlm", "bidirectional", 0, MaskedLMOutput
+    otherwise = (
+        "a hidden token would be predicted from what comes before it alone: choose "
+        "direction='bidirectional', or ClearheadForCausalLM"
+    )
+    loss = staticmethod(masked_loss)
