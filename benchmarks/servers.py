@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.servers_agreement import PROGRAMS, Side, agreed
+from benchmarks.servers_agreement import PROGRAMS, Side, agreed, under
 from clearhead.data import Corpus, DataConfig, prepare, windows
 from clearhead.experiments.run_setup import load_model
-from clearhead.experiments.saving import PROMPTS, TOKENS
+from clearhead.experiments.saving import PROMPTS, TOKENS, continuations
 from clearhead.quantize import Texts, cost, scheme
 from clearhead.quantize.measure import CALIBRATION
 from clearhead.records.intervals import of_numbers
@@ -35,6 +35,10 @@ GGUF = ("q8_0", "q4_0")  # beside bf16
 LENGTH, WINDOWS = 512, 8
 DECODED, PREFILLED, ROUNDS = 16, 256, 5
 PREFIX = "\n"
+FIRST = (8, 16, 32)  # greedy tokens that are compared
+WEIGHT_ONLY = "w4a16-group64"  # vLLM multiplies it in bfloat16 alone
+FORMS = [("original", "float32", "float32"), ("original", "w8a8-token", "float32")]
+FORMS += [("repaired", "w8a8-token", "float32"), ("original", WEIGHT_ONLY, "bfloat16")]
 STEMS = {"original": "original-", "repaired": "repaired-"}
 # The whole repair, which clearhead alone computes, and its part in a plain Llama.
 WHOLE = ["--prefix", r"\n", "--rotate", "residual", "values", "down"]
@@ -108,7 +112,7 @@ def sides(options: argparse.Namespace, server: str) -> Iterator[Side]:
 def vllm(options: argparse.Namespace, model: str, form: str, dtype: str) -> Side:
     """vLLM with a folder; `form` is a scheme, or else the model is in full precision."""
     whole = Path(options.model) if model == "original" else options.work / "plain"
-    folder = options.work / f"{STEMS[model]}{form}" if form in SCHEMES else whole
+    folder = options.work / f"{STEMS[model]}{form}" if form in (*SCHEMES, WEIGHT_ONLY) else whole
     words = [options.servers / "bin/python", PROGRAMS / "in_vllm.py", folder, dtype]
     log = options.work / f"vllm-{STEMS[model]}{form}-{dtype}.log"
     return Side("vllm", model, form, folder, [str(word) for word in words], log)
@@ -216,6 +220,32 @@ def agreement(
         side.close()
 
 
+def tokens(options: argparse.Namespace, corpus: Corpus, _: list[int]) -> Iterator[dict[str, Any]]:
+    """Prompts whose first 8, 16 and 32 greedy tokens in vLLM are the simulation's."""
+    prompts = torch.stack(list(windows(corpus, length=TOKENS, count=PROMPTS, seed=1)))
+    for kind, form, dtype in FORMS:
+        side = vllm(options, kind, form, dtype)
+        source = options.model if kind == "original" else str(options.work / "plain")
+        if form == WEIGHT_ONLY and not side.folder.exists():
+            words = ["quantize", source, "--scheme", form, "--save", str(side.folder)]
+            words += ["--data.data", options.data, "--data.validation", "0.9"]
+            short = ["--length", str(LENGTH), "--tokens", str(LENGTH)]
+            subprocess.run([sys.executable, "-m", "clearhead", *words, *short], check=True)
+        model, _ = load_model(source, trust_remote_code=False)
+        served = torch.tensor(side.ask("continued", rows=prompts.tolist(), tokens=FIRST[-1]))
+        side.close()
+        row: dict[str, Any] = {"kind": "tokens", "model": kind, "form": form, "dtype": dtype}
+        for wide in dict.fromkeys(("float32", dtype)):  # in 16 bits last: they are lossy
+            model = model.to(getattr(torch, wide))
+            with under(model, form if form != "float32" else None, Texts(windows=[])):
+                own = torch.tensor(continuations(model, prompts, FIRST[-1]))
+            row[f"equal_in_{wide}"] = {
+                str(first): int((served[:, :first] == own[:, :first]).all(1).sum())
+                for first in FIRST
+            }
+        yield row
+
+
 def installed(servers: Path) -> dict[str, Any]:
     """Versions of the servers."""
     words = [str(servers / "bin/python"), "-m", "pip", "list", "--format", "json"]
@@ -226,6 +256,7 @@ def installed(servers: Path) -> dict[str, Any]:
 
 PARTS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     "agreement": agreement,
+    "tokens": tokens,
     "vllm": partial(served, "vllm"),
     "llama.cpp": partial(served, "llama.cpp"),
     "simulated": simulated,

@@ -90,11 +90,11 @@ def agreed(
         file: vLLM's inputs and outputs of the layers go there.
     """
     half = prompts.shape[1]
-    with _under(model, name, texts):
+    with under(model, name, texts):
         rows = _continued(model, prompts)
         own = _logprobs(model, rows)
         layers = by_layer(model, side, file, rows[0].tolist()) if name else {}
-    with _under(model.double(), name, texts):
+    with under(model.double(), name, texts):
         wide_rows, wide = _continued(model, prompts), _logprobs(model, rows)
     full_rows, full = _continued(model.float(), prompts), _logprobs(model, rows)
     ids = rows.tolist()
@@ -145,12 +145,13 @@ def as_served(name: str) -> Scheme:
     the same but for rounding: weights of 16 bits often lie on a tie."""
     how = scheme(name)
     assert how.weights
-    assert how.activations
+    if how.activations is None:  # weight-only schemes are codes times scales already
+        return how
     weights = replace(how.weights, quantizer="integers")
     return replace(how, weights=weights, activations=replace(how.activations, quantizer="integers"))
 
 
-def _under(model: Any, name: str | None, texts: Texts) -> AbstractContextManager[Any]:
+def under(model: Any, name: str | None, texts: Texts) -> AbstractContextManager[Any]:
     return quantized(model, as_served(name), texts) if name else nullcontext()
 
 

@@ -84,13 +84,21 @@ def rounded(model: Any, windows: list[Tensor], group: int) -> dict[str, Tensor]:
 
 def write(model: Path, folder: Path, weights: dict[str, Tensor]) -> None:
     """Copy the folder of `model` with other weights of the same names, shapes and dtypes."""
+    from clearhead.errors import ClearheadError
+    from clearhead.records.files import publish_folder
+
     before = load_file(model / WEIGHTS)
     if unknown := weights.keys() - before.keys():
         raise SystemExit(f"{model / WEIGHTS} has no {min(unknown)}")
     after = {name: weights[name].to(before[name].dtype) for name in weights}
     # A manifest holds the checksum of the weights that are replaced.
-    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("manifest.json"))
-    save_file({**before, **after}, folder / WEIGHTS, metadata={"format": "pt"})
+    others = shutil.ignore_patterns("manifest.json", WEIGHTS)
+    try:
+        with publish_folder(folder) as temporary:
+            shutil.copytree(model, temporary, ignore=others, dirs_exist_ok=True)
+            save_file({**before, **after}, temporary / WEIGHTS, metadata={"format": "pt"})
+    except ClearheadError as error:
+        raise SystemExit(f"gptq: {error}") from None
 
 
 if __name__ == "__main__":

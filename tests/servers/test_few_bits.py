@@ -129,14 +129,27 @@ def table(rows):
         )
 
 
+def tokens_table(rows):
+    """The page's table of equal tokens, line by line."""
+    for row in rows:
+        if row["kind"] != "tokens":
+            continue
+        for dtype in dict.fromkeys((row["dtype"], "float32")):
+            equal = [str(row[f"equal_in_{dtype}"][first]) for first in ("8", "16", "32")]
+            cells = [f"{row['model']}, `{row['form']}`", row["dtype"], dtype, *equal]
+            yield "| " + " | ".join(cells) + " |"
+
+
 def test_the_page_says_what_the_record_of_saved_folders_has():
     rows = json.loads(RECORD.read_text("utf-8"))
     text = " ".join(PAGE.read_text("utf-8").split())
     assert all(row["commit"] and row["command"] for row in rows)
-    for line in table(rows):
+    for line in (*table(rows), *tokens_table(rows)):
         assert " ".join(line.split()) in text
     agreed = {(row["model"], row["form"]): row for row in rows if row["kind"] == "agreement"}
     assert agreed["original", "float32"]["vllm_equal_prompts"] == 20
+    (whole,) = [row for row in rows if row["kind"] == "tokens" and row["form"] == "float32"]
+    assert whole["equal_in_float32"] == {"8": 20, "16": 20, "32": 20}
     token = agreed["original", "w8a8-token"]
     for words in (
         f"for {token['vllm_equal_prompts']} of 20 prompts",
