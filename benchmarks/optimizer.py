@@ -17,11 +17,7 @@ from clearhead.train import TrainConfig
 from clearhead.train.compiling import compiled
 
 # The shape of OrthoAdam's figures: 16k tokens a step.
-OPTIMIZER_SHAPE: dict[str, Any] = {
-    **SHAPES["cpu"],
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-}
+OPTIMIZER_SHAPE: dict[str, Any] = {**SHAPES["cpu"], "hidden_size": 512, "intermediate_size": 1408}
 OPTIMIZER_BATCH, OPTIMIZER_LENGTH = 32, 512
 
 

@@ -42,12 +42,7 @@ FOR_LIFE = ExitStack()
 
 def training_step(rounds: int) -> Iterator[Ratio]:
     """A whole training step against transformers' Llama and DiffLlama, each by its faster path."""
-    from transformers import (
-        DiffLlamaConfig,
-        DiffLlamaForCausalLM,
-        LlamaConfig,
-        LlamaForCausalLM,
-    )
+    from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
     shape = SHAPES[best_device().type]
     peers = {**shape, "tie_word_embeddings": True, "use_cache": False}

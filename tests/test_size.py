@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_478
+LINES = 38_525
 LONGEST = 400
 
 

@@ -42,11 +42,7 @@ class Target:
 
 TARGETS = (
     Target("stopped/**/*", TRAIN, ("stopped/final/*",)),
-    Target(
-        "cache/corpora/**/*",
-        TRAIN,
-        ("stopped/final/*",),
-    ),
+    Target("cache/corpora/**/*", TRAIN, ("stopped/final/*",)),
     Target("compared/**/*", compared(), sealed=False),
     Target("run/final/*", ["generate", "run", "noise", "--temperature", "0"]),
     Target("run/final/*", [*EVAL, "--records", "new.jsonl"], ("new.jsonl",)),

@@ -10,9 +10,7 @@ import pytest
 from .conftest import call, changed
 
 # What the clock, the process and its number of threads decide.
-OF_THE_PROCESS = {
-    *("date", "command", "threads", "seconds", "tokens_per_second", "batch_stall"),
-}
+OF_THE_PROCESS = {*("date", "command", "threads", "seconds", "tokens_per_second", "batch_stall")}
 
 
 @pytest.fixture

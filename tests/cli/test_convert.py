@@ -319,10 +319,7 @@ def test_few_bits_are_refused_with_the_way_back(tmp_path, capsys):
     made, folder = tmp_path / "made", tmp_path / "bits"
     folder.mkdir()
     for quantised, said in (
-        (
-            {"quant_method": "bitsandbytes", "load_in_4bit": True},
-            "is quantised (bitsandbytes)",
-        ),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "is quantised (bitsandbytes)"),
         ({"quant_method": "gptq", "bits": 4}, 'the program "Dequantise a model" of docs/howto.md'),
     ):
         LlamaConfig(quantization_config=quantised).save_pretrained(folder)

@@ -62,11 +62,7 @@ def _flip(path: Path) -> None:
 
 def test_a_comparison_leaves_no_lock_and_its_model_is_plain(output):
     assert load(output / "records.jsonl").runs[0].header["versions"]["tokenizers"]
-    assert sorted(path.name for path in output.iterdir()) == [
-        "records.jsonl",
-        "report.html",
-        RUN,
-    ]
+    assert sorted(path.name for path in output.iterdir()) == ["records.jsonl", "report.html", RUN]
     assert not [path for path in output.rglob("*") if path.name.startswith(".")]
 
 

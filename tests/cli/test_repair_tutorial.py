@@ -25,7 +25,7 @@ SAID = {
     "train --from softmax1": r"model: repaired/final",
     "train --from SmolLM2-135M": r"model: control/final",
     "diagnose control repaired": r"three numbers(.|\n)*: control (.|\n)*runs/trained",
-    "quantize control repaired": r"lose(s less)? (.|\n)*page: bits.html",
+    "quantize control repaired": r"perplexity(.|\n)*page: bits.html",
     "convert repaired granite": r"GraniteSWAForCausalLM, with equal logits: granite",
     "generate granite": r"Once upon a time.+",
     "convert SmolLM2-135M few-bits": r"prefix '\\n'(.|\n)*logits are those of the first model"

@@ -85,11 +85,7 @@ def test_what_a_request_names_is_shown_in_its_refusal(words, tmp_path, capsys, m
 
 @pytest.mark.parametrize(
     ("encoding", "written"),
-    [
-        ("utf-8", "→ é 漢"),
-        ("latin-1", r"\u2192 é \u6f22"),
-        ("ascii", r"\u2192 \xe9 \u6f22"),
-    ],
+    [("utf-8", "→ é 漢"), ("latin-1", r"\u2192 é \u6f22"), ("ascii", r"\u2192 \xe9 \u6f22")],
 )
 def test_an_encoding_without_a_character_gets_its_escape(encoding, written, monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), encoding)

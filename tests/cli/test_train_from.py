@@ -67,16 +67,7 @@ def test_adapters_of_other_weights_are_not_gone_on_with(
         pytest.skip("no PEFT that this transformers takes")
     run = tmp_path / "run"
     stopping(3)
-    words = [
-        "train",
-        "--from",
-        str(source),
-        *going_on,
-        "--train.lora",
-        "2",
-        "--output",
-        str(run),
-    ]
+    words = ["train", "--from", str(source), *going_on, "--train.lora", "2", "--output", str(run)]
     assert call(*words) == 128 + signal.SIGTERM
     (checkpoint,) = (run / "checkpoints").glob("step-*")
     said = refusal(capsys, "generate", str(checkpoint), "key")
@@ -179,10 +170,7 @@ def test_what_cannot_go_on_is_refused_in_a_line(
     out = ["--output", str(tmp_path / "run")]
     for words, said in (
         (["--from", str(source), "--data.vocabulary", "400"], "data.vocabulary has no effect"),
-        (
-            ["--from", str(source), "--set", "hidden_size=8"],
-            "hidden_size is a size of the model's",
-        ),
+        (["--from", str(source), "--set", "hidden_size=8"], "hidden_size is a size of the model's"),
         (["--from", str(tmp_path / "none")], "cannot load a model from"),
         (["--from", str(short)], "windows of 16 tokens are more than the 8 positions of"),
         (["key-value", "--from", str(full)], "the 15 positions of"),

@@ -152,10 +152,7 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
         (["eval", "nowhere/model", "--passkey.trials", "9" * 23], "passkey.trials is 99999"),
         (["diagnose", "nowhere/model", "--data.vocabulary", "-1"], "vocabulary is -1"),
         (["generate", "nowhere/model"], "cannot load a model"),
-        (
-            ["generate", "nowhere/model", "--temperature", "-1"],
-            "temperature is -1.0: give 0",
-        ),
+        (["generate", "nowhere/model", "--temperature", "-1"], "temperature is -1.0: give 0"),
         (["bench", "--rounds", "0"], "rounds is 0: give a whole number of at least 1"),
         (["plan", "transfomer"], "did you mean transformer?"),
         (["plan", "smollm2"], "unknown preset or folder 'smollm2'"),

@@ -130,11 +130,7 @@ def test_a_begin_token_stands_first_in_every_window_and_no_target_is_lost():
 def test_document_masks():
     starts = [0, 3, 4, 9, 20]
     batches = Batches(
-        corpus(25, starts=starts),
-        sequence_length=7,
-        batch_size=4,
-        seed=0,
-        document_masks=True,
+        corpus(25, starts=starts), sequence_length=7, batch_size=4, seed=0, document_masks=True
     )
     batch = batches.batch(0)
     for row in range(4):

@@ -13,9 +13,7 @@ from clearhead.errors import ClearheadError
 
 SPECIAL, SIZE = [0, 1, 2, 299], 300
 TOKENIZER = SimpleNamespace(
-    mask_token_id=299,
-    all_special_ids=SPECIAL,
-    get_vocab=lambda: {str(i): i for i in range(SIZE)},
+    mask_token_id=299, all_special_ids=SPECIAL, get_vocab=lambda: {str(i): i for i in range(SIZE)}
 )
 
 

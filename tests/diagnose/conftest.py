@@ -49,10 +49,5 @@ def tiny() -> SimpleNamespace:
     `harmonic(T)`, which is H_T / T; `value(lines, metric, **dimensions)`; `Calls()`, a statistic
     that keeps what it is shown."""
     return SimpleNamespace(
-        make=_make,
-        ours=_make,
-        windows=_windows,
-        harmonic=_harmonic,
-        value=_value,
-        Calls=_Calls,
+        make=_make, ours=_make, windows=_windows, harmonic=_harmonic, value=_value, Calls=_Calls
     )

@@ -10,11 +10,7 @@ from .kinds import ENCODERS, make
 
 BOTH = {"values": "reparametrised", "projections": "reparametrised", "value_gain": 0.2}
 # {layer: (α, β) of the values, (α, β) of the projections}
-GAINS = {
-    0: ((2.0, -1.0), (1.0, 0.25)),
-    1: ((-4.0, 0.5), (0.5, 0.5)),
-    2: ((1.0, 0.0), (-1.0, -3.0)),
-}
+GAINS = {0: ((2.0, -1.0), (1.0, 0.25)), 1: ((-4.0, 0.5), (0.5, 0.5)), 2: ((1.0, 0.0), (-1.0, -3.0))}
 
 
 def _set(model, gains) -> None:

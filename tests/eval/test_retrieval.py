@@ -107,14 +107,7 @@ def test_the_landmark_prompt_leads_into_the_answer(subject):
 
 def test_needles_stand_at_their_depth_and_all_lengths_are_exact(subject):
     for depth in (0.0, 0.5, 1.0):
-        stack = haystack(
-            subject,
-            SeededChoices("x"),
-            length=192,
-            depth=depth,
-            needles=3,
-            queries=2,
-        )
+        stack = haystack(subject, SeededChoices("x"), length=192, depth=depth, needles=3, queries=2)
         prompts = stack.prompts
         assert max(len(prompt.ids) for prompt in prompts) == 192
         context = subject.tokenizer.decode(stack.context)
@@ -181,14 +174,7 @@ def test_wilson_against_published_values():
 def test_allocation_is_the_last_row_of_the_whole_map(make_subject, name):
     subject = make_subject(name, lengths=(128,))
     subject.model.set_attn_implementation("eager")
-    stack = haystack(
-        subject,
-        SeededChoices("x"),
-        length=128,
-        depth=0.5,
-        needles=2,
-        queries=1,
-    )
+    stack = haystack(subject, SeededChoices("x"), length=128, depth=0.5, needles=2, queries=1)
     (prompt,) = stack.prompts
     spans = torch.zeros(3, 128, dtype=torch.bool)
     spans[0, 10:20], spans[1, 20:100], spans[2, 100:128] = True, True, True

@@ -166,11 +166,7 @@ def test_labelled_texts_of_a_data_set_are_those_of_a_file(
         ({"queries": 31}, _rows(30), "queries is 31, and .* has 30 rows"),
         ({"queries": 30}, _rows(30), "shots: fill asked for, and 0 of 0 examples fit"),
         ({"counts": ("9",)}, _rows(12), "shots: 9 asked for, and 4 of 8 examples fit"),
-        (
-            {"counts": ("20",)},
-            _rows(60),
-            r"shots: 20 asked for, and \d of 56 examples fit the",
-        ),
+        ({"counts": ("20",)}, _rows(60), r"shots: 20 asked for, and \d of 56 examples fit the"),
         ({}, _rows(8), r"shots: fill asked for, and 4 of 4 examples fit"),
         ({}, [{"text": f"{n} " * 300, "label": n % 2} for n in range(8)], "fit the 0 tokens"),
         ({"counts": ("two",)}, _rows(30), "'two' is no whole number above 0, nor fill"),

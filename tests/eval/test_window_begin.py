@@ -73,14 +73,7 @@ def _by_distance(model, texts):
 
 
 @pytest.mark.parametrize(
-    "measured",
-    [
-        _by_perplexity,
-        _by_sliding,
-        _by_diagnosis,
-        _by_quantisation,
-        _by_distance,
-    ],
+    "measured", [_by_perplexity, _by_sliding, _by_diagnosis, _by_quantisation, _by_distance]
 )
 def test_every_window_opens_with_the_begin_token_and_as_many_tokens_are_predicted(
     measured, models, texts

@@ -44,10 +44,7 @@ SPREAD = ("transformer", "differential", "coca-slack", "alibi", "forget", "key-v
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        *((name, "padded") for name in PRESETS),
-        *product(SPREAD, ("grouped", "windowed", "cached")),
-    ],
+    [*((name, "padded") for name in PRESETS), *product(SPREAD, ("grouped", "windowed", "cached"))],
 )
 def test_a_compiled_model_has_the_loss_and_gradients_of_the_eager_one(name, kind):
     torch._dynamo.reset()

@@ -7,12 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    Cache,
-    DynamicCache,
-)
+from transformers import AutoModel, AutoModelForCausalLM, Cache, DynamicCache
 from transformers.cache_utils import QuantizedLayer
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
@@ -340,10 +335,7 @@ def test_an_argument_without_effect_is_refused(key):
             "begin anew at token 4 of row 0, and packed documents cannot",
         ),
         (
-            {
-                "input_ids": _ids(),
-                "attention_mask": torch.tensor([[1] * 5 + [2] * 4] * 2),
-            },
+            {"input_ids": _ids(), "attention_mask": torch.tensor([[1] * 5 + [2] * 4] * 2)},
             "attention_mask must hold 1",
         ),
         ({"input_ids": _ids(), "document_ids": torch.zeros(2, 5).long()}, "document_ids must be"),

@@ -7,10 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import (
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-)
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from clearhead import (
     ClearheadError,

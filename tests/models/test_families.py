@@ -31,10 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": 5, "layer_types": ["full_attention", "full_attention"]},
     ),
     "diffllama": ("diffllama", {"rms_norm_eps": 1e-3}),
-    "diffllama, tied": (
-        "diffllama",
-        {"num_key_value_heads": 4, "tie_word_embeddings": True},
-    ),
+    "diffllama, tied": ("diffllama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     "qwen2": ("qwen2", {"rope_parameters": ROPE}),
     "qwen2 with a window": (
         "qwen2",
@@ -175,8 +172,7 @@ def test_dropout_that_is_left_out_is_said(kind, settings, said, capsys):
 
 
 @pytest.mark.parametrize(
-    "case",
-    ["llama with biases", "mistral", "qwen3 with a window", "granite-swa", "pythia"],
+    "case", ["llama with biases", "mistral", "qwen3 with a window", "granite-swa", "pythia"]
 )
 def test_generation_and_padding_agree(case):
     kind, settings = CASES[case]

@@ -169,10 +169,7 @@ def test_tied_weights_are_not_missing(model, opened, save):
 @pytest.mark.parametrize(
     ("model", "trunk"),
     [
-        (
-            lambda: ClearheadForSequenceClassification(preset("bert", **SHAPE)),
-            "ClearheadModel",
-        ),
+        (lambda: ClearheadForSequenceClassification(preset("bert", **SHAPE)), "ClearheadModel"),
         (lambda: BertForTokenClassification(BertConfig(**THEIRS)), "BertModel"),  # has no pooler
         (lambda: BertModel(BertConfig(**THEIRS), add_pooling_layer=False), "BertModel"),
         (lambda: ClearheadModel(preset("transformer", **SHAPE)), "ClearheadModel"),

@@ -142,8 +142,7 @@ SHAPE = space.SHAPE | {"head_dim": 4}
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
-    [*DEFAULTS, *((SHAPE | keys, message) for keys, message in SMALL)],
+    ("keys", "message"), [*DEFAULTS, *((SHAPE | keys, message) for keys, message in SMALL)]
 )
 def test_refusals(keys, message):
     with pytest.raises(ClearheadError, match=message) as error:

@@ -195,11 +195,7 @@ def test_presets_of_a_family_of_transformers_are_served_as_that():
         ("forget", {}, "position='forget'"),
         ("xpos", {}, "position='xpos'"),
         ("key-value", {}, "normalizer='key-value'"),
-        (
-            "gated",
-            {"mlp_rotation": "hadamard"},
-            "mlp_rotation='hadamard' does not fit",
-        ),
+        ("gated", {"mlp_rotation": "hadamard"}, "mlp_rotation='hadamard' does not fit"),
         ("gated", {"shaping": "skipinit"}, "it has 'none' or 'shaped'"),
         ("gated", {"layer_overrides": [{}, {"maps": "differential-v2"}]}, "layer_overrides="),
         ("xsa", {"annealed_start": True}, "has come in by 0% only; train it to the end"),

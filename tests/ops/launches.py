@@ -19,10 +19,7 @@ STARTED = {
 }
 MEMORY = "empty new_empty empty_like empty_strided new_empty_strided"
 NOTHING = {*MEMORY.split(), "_unsafe_view", "detach"}
-INSIDE = {
-    "clearhead::attend": packed._forward,
-    "clearhead::attend_backward": packed._backward,
-}
+INSIDE = {"clearhead::attend": packed._forward, "clearhead::attend_backward": packed._backward}
 
 
 class Launches(TorchDispatchMode):

@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from benchmarks import dispatch_table
-from clearhead.ops import (
-    attend,
-    dispatch,
-    oracles,
-    running_mean,
-    self_test,
-)
+from clearhead.ops import attend, dispatch, oracles, running_mean, self_test
 from clearhead.ops.dispatch import arguments_of, request
 from clearhead.ops.running_mean import WAYS, running_sum
 from clearhead.ops.visibility import Visibility

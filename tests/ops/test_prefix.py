@@ -18,10 +18,7 @@ def _inputs(number: int = 2, queries: int = LENGTH, keys: int = LENGTH) -> list[
 
 
 def _compare(
-    inputs: list[Tensor],
-    sink: float | Tensor | None,
-    kernel: str | None = None,
-    **options: object,
+    inputs: list[Tensor], sink: float | Tensor | None, kernel: str | None = None, **options: object
 ) -> None:
     q, k, v, *prefix = inputs
     exact = [x.detach().double().requires_grad_() for x in inputs]

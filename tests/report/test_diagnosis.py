@@ -58,13 +58,7 @@ def records_of(name: str, *, maps: tuple[str, ...] = ("softmax",), layers: int =
     advice = {"finding": "a sink", "advice": "do this", "metric": MASSIVE, "value": 0.5}
     header = {"windows": 8, "length": 128, "command": "clearhead diagnose", "parameters": 10_000}
     return [
-        {
-            "kind": "run",
-            "study": "diagnosis",
-            "run": name,
-            **header,
-            "data": {"a": 1},
-        },
+        {"kind": "run", "study": "diagnosis", "run": name, **header, "data": {"a": 1}},
         *({"kind": "measure", "run": name, **line} for line in lines),
         {"kind": "channel", "run": name, **channel, "tokens": "first", "of": 3},
         {"kind": "note", "run": name, "part": "order", "reason": "it has none"},

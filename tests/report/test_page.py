@@ -93,12 +93,7 @@ def test_nothing_is_asked_of_the_network(fake: Fake) -> None:
 
 
 def test_text_of_records_never_becomes_markup(fake: Fake) -> None:
-    path = fake(
-        presets=("transformer", HOSTILE),
-        command=HOSTILE,
-        label=HOSTILE,
-        steps=3,
-    )
+    path = fake(presets=("transformer", HOSTILE), command=HOSTILE, label=HOSTILE, steps=3)
     page = render(page_of(load(path), HOSTILE))
     assert "<img" not in own(page)
     assert "<script>document" not in page

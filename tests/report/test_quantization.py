@@ -10,13 +10,7 @@ from clearhead.quantize import every, scheme
 from clearhead.records.loading import load, parse
 from clearhead.report import page_of, render
 from clearhead.report.page import Panel
-from clearhead.report.quantization import (
-    KINDS,
-    check,
-    kind_of,
-    remarks_on,
-    schemes,
-)
+from clearhead.report.quantization import KINDS, check, kind_of, remarks_on, schemes
 
 from .conftest import own, printed, shown
 

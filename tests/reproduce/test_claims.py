@@ -10,14 +10,7 @@ from clearhead.records.loading import load
 from clearhead.records.runs import Records
 from clearhead.report.pivots import arm_headings
 from clearhead.reproduce import book, stages
-from clearhead.reproduce.claims import (
-    CLAIMS,
-    Pooled,
-    evidence,
-    judged,
-    pool,
-    threshold_over,
-)
+from clearhead.reproduce.claims import CLAIMS, Pooled, evidence, judged, pool, threshold_over
 from clearhead.reproduce.contrasts import (
     LOSS,
     Contrast,

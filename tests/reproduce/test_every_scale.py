@@ -115,7 +115,8 @@ def _of_question(trial: Study, question: Any) -> Iterator[Numbers]:
         for metric, length in product(("step_bytes", "cached_key_bytes"), question.lengths):
             yield metric, {"task": "memory", "length": length}
     elif isinstance(question, QuantizeConfig):
-        yield from (("added_perplexity", {"scheme": one}) for one in question.scheme)
+        for name in ("added_perplexity", "cost"):
+            yield from ((name, {"scheme": one}) for one in question.scheme)
     elif isinstance(question, DiagnoseConfig):
         yield from _of_diagnosis(trial, question)
     else:

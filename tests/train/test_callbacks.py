@@ -5,15 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from clearhead.train import (
-    MetricsFile,
-    Progress,
-    Run,
-    StepMetrics,
-    TensorBoard,
-    TrainResult,
-    WandB,
-)
+from clearhead.train import MetricsFile, Progress, Run, StepMetrics, TensorBoard, TrainResult, WandB
 
 
 @pytest.fixture

@@ -209,11 +209,7 @@ def test_nan_stops_the_run_and_the_last_good_checkpoint_stays(tiny, tmp_path, po
     recorder = Recorder()
     with pytest.raises(ClearheadError, match=f"stopped at step 7: {what}") as caught:
         train(
-            model,
-            tiny.Batches(),
-            tiny.make_config(),
-            output=tmp_path / "run",
-            callbacks=[recorder],
+            model, tiny.Batches(), tiny.make_config(), output=tmp_path / "run", callbacks=[recorder]
         )
     checkpoints = tmp_path / "run" / "checkpoints"
     message = str(caught.value)

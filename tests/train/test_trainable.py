@@ -43,10 +43,7 @@ def test_what_is_frozen_stays_layer_by_layer(tiny, tmp_path):
         ({"only": ("*self_attn*",), "freeze": ("*mlp*",)}, "'[*]mlp[*]' decides no parameter"),
         ({"freeze": ("*",)}, r"nothing is left to train: only is not given, freeze is \*"),
         ({"lora": 2, "only": ("*norm*",)}, "lora trains linear layers, and only and freeze leave"),
-        (
-            {"lora": 2, "only": ("*q_proj*", "*embed*")},
-            "of only names none of them",
-        ),
+        ({"lora": 2, "only": ("*q_proj*", "*embed*")}, "of only names none of them"),
     ],
 )
 def test_patterns_that_decide_nothing_or_leave_nothing_are_refused(tiny, tmp_path, settings, said):

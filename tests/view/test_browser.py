@@ -165,7 +165,7 @@ def test_two_models_are_linked_and_signed_maps_have_their_lambda(
     assert 0 < float(labels[2]) < 1
     assert seen["named"]["reads"] != seen["left"]["reads"]
     assert seen["metrics"] == [
-        *("first_token_share", "null_mass", "entropy", "negative_share", "maps"),
+        *("first_token_share", "null_mass", "entropy", "negative_share", "maps")
     ]
     assert any("null key" in line for line in seen["start"]["reads"])
 

@@ -57,7 +57,7 @@ def read(path: Path, text_field: str, *, in_pieces: bool = False) -> Iterator[st
         ClearheadError: a file that cannot be read, a row that is broken or lacks the field.
     """
     kind = ending(path)
-    if kind in TEXT:
+    if kind not in JSON_LINES + PARQUET:
         yield from _text(path, _piece_size(path) if in_pieces else LONGEST_TEXT)
         return
     require_regular(path, SAVE)

@@ -13,15 +13,7 @@ from typing import NamedTuple
 
 from clearhead.data import hub, synthetic
 from clearhead.data.config import DataConfig
-from clearhead.data.readers import (
-    ENDINGS,
-    TEXT,
-    UndecodableError,
-    ending,
-    read,
-    readable,
-    text_of,
-)
+from clearhead.data.readers import ENDINGS, TEXT, UndecodableError, ending, read, readable, text_of
 from clearhead.errors import ClearheadError
 from clearhead.metavars import in_utf8
 

@@ -81,10 +81,7 @@ def diagnose(
     length = max(map(len, windows), default=0)
     stream, order, gates = ResidualStream(), RotaryOrder(model), ClosedGates()
     hidden: list[Statistic] = [HiddenStatistics(), stream]
-    tiles = ByTile(
-        weights=[RowMeans(), NullMass(), Lambdas()],
-        scores=[LogitSizes()],
-    )
+    tiles = ByTile(weights=[RowMeans(), NullMass(), Lambdas()], scores=[LogitSizes()])
     attention: list[Statistic] = [tiles, order, KeyValueSizes()]
     notes: list[dict[str, Any]] = []
     with evaluating(model), ExitStack() as stack:

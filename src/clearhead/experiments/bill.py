@@ -90,11 +90,7 @@ def device(name: str) -> tuple[float, float]:
 
 
 def bill(
-    config: Any,
-    train: TrainConfig,
-    *,
-    devices: Sequence[str],
-    numbers: Sequence[int] = (1,),
+    config: Any, train: TrainConfig, *, devices: Sequence[str], numbers: Sequence[int] = (1,)
 ) -> Bill:
     """Make the bill of `train`: a step takes its FLOPs over `EFFICIENCY` of the devices' rate.
 

@@ -37,13 +37,7 @@ from clearhead.records.store import Store
 from clearhead.train import Progress, holds_run, make_trackers, precision, train_to_end
 from clearhead.train.callbacks import METRICS as STEPS
 from clearhead.train.checkpoint import FOLDER
-from clearhead.train.run_dir import (
-    FREE_KEYS,
-    describe,
-    is_finished,
-    read_record,
-    refuse_changes,
-)
+from clearhead.train.run_dir import FREE_KEYS, describe, is_finished, read_record, refuse_changes
 
 DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 _DECISIVE = ("arm", "task", "train", "data", "from")  # of a header: what decides the results

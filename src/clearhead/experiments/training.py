@@ -46,7 +46,7 @@ def run_training(job: TrainJob, *, resume: bool, say: Callable[[str], None]) -> 
         ClearheadError: as `clearhead.train.train`; for a preset, a model to start from or a text
             that do not work.
     """
-    with joined(job.train.timeout) as world:
+    with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
         return _run(job, world, resume=resume, say=say)
 
 

@@ -171,11 +171,7 @@ class Attention(nn.Module):
         return self.o_proj(o_BTC)
 
     def _centring(
-        self,
-        cached: Tensor | None,
-        visibility: Visibility,
-        lambdas: Tensor | None,
-        x_BTHD: Tensor,
+        self, cached: Tensor | None, visibility: Visibility, lambdas: Tensor | None, x_BTHD: Tensor
     ) -> Tensor:
         """C x, attention's output at W_Q = 0, [B, T, heads, width].
 

@@ -195,13 +195,7 @@ DECLARATIONS = (
         "arXiv 2311.01906, section 4.4, as its authors' code does",
         lambda width, eps: nn.Identity(),
     ),
-    Declaration(
-        "qk_norm",
-        "none",
-        "queries and keys as projected",
-        PAPER,
-        nothing,
-    ),
+    Declaration("qk_norm", "none", "queries and keys as projected", PAPER, nothing),
     Declaration(
         "qk_norm",
         "rmsnorm",

@@ -96,10 +96,7 @@ DECLARATIONS = (
         "arXiv 2309.08646, eqs. 9 and 17",
     ),
     _coca(
-        "strict",
-        "coca-strict",
-        "CoCA with both halves of q equal",
-        "arXiv 2309.08646, CoCA-Strict",
+        "strict", "coca-strict", "CoCA with both halves of q equal", "arXiv 2309.08646, CoCA-Strict"
     ),
     _coca(
         "slack",

@@ -225,12 +225,7 @@ def rotate(x_BHTD: Tensor, positions_BT: Tensor, theta: float) -> Tensor:
 
 
 def coca_scores(
-    q_BHTD: Tensor,
-    t_BGSE: Tensor,
-    queries_BT: Tensor,
-    keys_BS: Tensor,
-    theta: float,
-    form: str,
+    q_BHTD: Tensor, t_BGSE: Tensor, queries_BT: Tensor, keys_BS: Tensor, theta: float, form: str
 ) -> Tensor:
     """CoCA's scores times √D, float64 [B, H, T, S], from every q_m ∘ t_n: N × N × D numbers.
 

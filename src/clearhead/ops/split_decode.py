@@ -53,12 +53,7 @@ def refuses(request: Request) -> str | None:
 
 
 def forward(
-    q_BH1D: Tensor,
-    k_BGSD: Tensor,
-    v_BGSV: Tensor,
-    *,
-    scale: float,
-    visibility: Visibility,
+    q_BH1D: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor]:
     """Return o [B, H, 1, V] and its log-sum-exp, float32 [B, H, 1]."""
     return _decode(q_BH1D, k_BGSD, v_BGSV, None, None, visibility.key_mask, None, None, scale)

@@ -299,12 +299,7 @@ def by_length(
 
 
 def by_layer(
-    records: Records,
-    looks: Looks,
-    title: str,
-    axis: str,
-    lines: Lines,
-    up: str = "zero",
+    records: Records, looks: Looks, title: str, axis: str, lines: Lines, up: str = "zero"
 ) -> Panel | None:
     """A line an arm and variant: colour says which arm, dash which variant."""
     found = {

@@ -26,7 +26,7 @@ OTHERS = (
 )
 # Best of 7.5e-4 to 6e-3 by the last tenth of training, one seed, ALiBi's within 0.01 of the best
 # (docs/log.md). Forget gates have the rate of their rival.
-TUNED = {"transformer": (3e-3,), "alibi": (3e-3,), "forget": (3e-3,)}
+TUNED = {"transformer": (3e-3,), "alibi": (3e-3,), "forget": (3e-3,), "pope": (3e-3,)}
 RATES = {"tiny": (1.5e-3,), "small": (1.5e-3, 3e-3, 6e-3), "paper": (1e-4,)}
 # Within windows of 512 the key's distance varies, and so does the document's length.
 VARIED = "synthetic:passkey:landmark=1,characters=2000,documents=100000"
@@ -56,10 +56,11 @@ def long_context(scale: str) -> Iterator[Study]:
         "coca",
         "coca-strict",
         "coca-slack",
+        "pope",
         "differential",
     ):
         rates = TUNED.get(preset, RATES[scale]) if scale == "tiny" else RATES[scale]
-        if preset in ("alibi", "forget"):  # have nothing to scale
+        if preset in ("alibi", "forget", "pope"):  # have nothing to scale, or need no scaling
             yield _unscaled(table).arm(preset, *rates)
         else:
             yield table.arm(preset, *rates)

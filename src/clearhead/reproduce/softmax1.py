@@ -28,6 +28,20 @@ ROTATED = (
 )
 MUON = (1e-2, 2e-2)
 OTHERS = {"sgd": (0.1, 0.3, 1.0), "rmsprop": (3e-4, 1e-3, 3e-3), "adafactor": (1e-2, 3e-2, 9e-2)}
+REPAIRS: tuple[dict[str, Any], ...] = (
+    {"train.optimizer": "orthoadam"},
+    {"train.optimizer": "orthoadam", "train.rotation_share": "size"},
+    {"normalizer": "softmax1"},
+    {"normalizer": "softmax1", "train.optimizer": "orthoadam"},
+)
+RIVALS: tuple[dict[str, Any], ...] = (
+    {"train.optimizer": "muon"},
+    {"epilogue": "gate"},
+    {"qk_norm": "rmsnorm"},
+    {"normalizer": "softpick"},  # arXiv 2504.20966
+    {"epilogue": "gate-headwise"},  # arXiv 2505.06708
+    {"embedding_projection": True, "train.optimizer": "muon"},  # the whole of arXiv 2506.19697
+)
 C4 = ("hf:allenai/c4:en",)
 RATES = (1.5e-3, 3e-3, 6e-3)  # on the made text
 # Documents of four training lengths.
@@ -49,16 +63,7 @@ def outliers(scale: str) -> Iterator[Study]:
     schemes = SCHEMES + FEWER + ROTATED
     bits = quantize(scheme=schemes, length=length, tokens=32_768, data=text)
     table = replace(table, questions={"bits": bits})
-    for interventions in (
-        {},
-        {"train.optimizer": "orthoadam"},
-        {"train.optimizer": "orthoadam", "train.rotation_share": "size"},
-        {"normalizer": "softmax1"},
-        {"normalizer": "softmax1", "train.optimizer": "orthoadam"},
-        {"train.optimizer": "muon"},  # the rivals: 2506.19697's optimizer, a gate, normed queries
-        {"epilogue": "gate"},
-        {"qk_norm": "rmsnorm"},
-    ):
+    for interventions in ({}, *REPAIRS, *RIVALS):
         muon = interventions.get("train.optimizer") == "muon" and len(rates) > 1
         yield _arm(table, *(MUON if muon else rates), **interventions)
     if scale != "paper":  # the ablation of optimizers, for which the paper gives no rates

@@ -6,16 +6,7 @@ from typing import Annotated, Literal
 from clearhead.errors import ClearheadError
 from clearhead.metavars import Pattern
 from clearhead.optim.recipe import Course, Recipe
-from clearhead.ranges import (
-    Betas,
-    Count,
-    Fraction,
-    Natural,
-    NotNegative,
-    Positive,
-    Range,
-    Share,
-)
+from clearhead.ranges import Betas, Count, Fraction, Natural, NotNegative, Positive, Range, Share
 
 Tracker = Literal["tensorboard", "wandb"]
 

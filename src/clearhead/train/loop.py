@@ -61,7 +61,7 @@ def train(
         DivergedError: one of them, for a loss, a gradient or weights that are not finite.
     """
     with (
-        world.joined(config.timeout) as processes,
+        world.joined(config.timeout, alone=config.parallel != "fsdp") as processes,
         opened(
             model,
             batches,
@@ -123,7 +123,7 @@ def train_to_end(
         InterruptedRun: after SIGINT or SIGTERM, once the run has saved.
     """
     final, kind, device = output / run_dir.FINAL, type(model), model.device
-    with world.joined(config.timeout) as processes:
+    with world.joined(config.timeout, alone=config.parallel != "fsdp") as processes:
         finished = processes.by_first(lambda: run_dir.is_finished(output))
         if finished:
             config = replace(config, precision=precision.resolve(config.precision, device))

@@ -76,8 +76,6 @@ def spread(
         raise ClearheadError("an epoch's last batch cannot be shared: fine-tune in one process")
     if config.lora and config.parallel == "fsdp":
         raise ClearheadError("lora trains few weights, not worth sharding: choose parallel ddp")
-    if config.parallel == "fsdp" and world.control is None:
-        raise ClearheadError("fsdp shards a model over processes: start them with torchrun")
     dealt = dealt_among(config, world.size)
     if config.checkpointing == "blocks":
         try:

@@ -159,11 +159,7 @@ def _comparable(record: Mapping[str, Any]) -> dict[str, Any]:
     config = dict(record["config"])
     tokens = config.pop("tokens")
     config["schedule_tokens"] = config.get("schedule_tokens") or tokens
-    return {
-        "train": config,
-        "model": record["model"],
-        "data": {"fingerprint": record.get("data")},
-    }
+    return {"train": config, "model": record["model"], "data": {"fingerprint": record.get("data")}}
 
 
 def refuse_changes(place: Path, asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

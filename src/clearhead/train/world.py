@@ -4,8 +4,12 @@ torchrun starts them and numbers them in the environment. Tensors travel by nccl
 by gloo else; decisions always travel by gloo, so that none of them waits for a device.
 """
 
+import contextlib
 import os
 import re
+import socket
+import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +26,7 @@ T = TypeVar("T")
 
 # What one process does for all, such as preparing text, may take so long.
 _PATIENCE = timedelta(days=1)
+_ANSWER_SECONDS = 5  # for a process that is asked whether it lives
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LOST = re.compile(
     r"gloo|NCCL|TCPStore|[Cc]onnection (closed|reset|refused)|[Tt]imed out|not connected"
@@ -36,6 +41,8 @@ class World:
     size: int = 1
     control: Any = None
     """The gloo group of decisions and of checkpoints."""
+    store: Any = None
+    """Keys and values of the rendezvous, which outlast a broken group."""
 
     @property
     def first(self) -> bool:
@@ -128,29 +135,44 @@ class World:
 
     @contextmanager
     def losses_told(self) -> Iterator[None]:
-        """Turn the loss of another process into one line."""
+        """Turn the loss of another process into one line that names it."""
         try:
             yield
         except RuntimeError as error:
             if not _LOST.search(str(error)):
                 raise
             raise ClearheadError(
-                f"process {self.rank} of {self.size} gave up: another does not answer "
-                f"({_line(error)}); start the run again with --resume, or have torchrun do it: "
-                "--max-restarts 3"
+                f"process {self.rank} of {self.size} gave up: {self._silent()} ({_line(error)}); "
+                "start the run again with --resume, or have torchrun do it: --max-restarts 3"
             ) from error
+
+    def _silent(self) -> str:
+        """The processes that do not answer, in words."""
+        silent = list(range(self.size))
+        with contextlib.suppress(RuntimeError, AttributeError):  # the store is gone, or none is
+            self.store.set(f"alive {self.rank}", "")
+            end = time.monotonic() + _ANSWER_SECONDS
+            while silent and time.monotonic() < end:
+                silent = [rank for rank in silent if not self.store.check([f"alive {rank}"])]
+                time.sleep(0.1)
+        if 0 < len(silent) < self.size:
+            return f"process {', '.join(map(str, silent))} does not answer"
+        return "another process does not answer"
 
 
 ALONE = World()
+
+
 _worlds: list[World] = []  # the one joined, where one is
 
 
 @contextmanager
-def joined(seconds: float) -> Iterator[World]:
+def joined(seconds: float, *, alone: bool = True) -> Iterator[World]:
     """Join the processes that torchrun started; leave them at the end. Within itself no-op.
 
     Args:
         seconds: that a process waits for another, here and in every step.
+        alone: whether a process that torchrun did not start does without a group.
 
     Raises:
         ClearheadError: for an environment that is incomplete, processes that do not come, or more
@@ -160,14 +182,16 @@ def joined(seconds: float) -> Iterator[World]:
         yield _worlds[-1]
         return
     started = not dist.is_initialized()  # else by the caller, who ends it too
+    store = None
     if started:
-        if not any(name in os.environ for name in _NAMES[:2]):
+        given = [name for name in _NAMES[:2] if name in os.environ]
+        if not given and alone:
             yield World()
             return
-        _start(timedelta(seconds=seconds))
+        store = _start(timedelta(seconds=seconds), alone=not given)
     try:
         control = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        _worlds.append(World(dist.get_rank(), dist.get_world_size(), control))
+        _worlds.append(World(dist.get_rank(), dist.get_world_size(), control, store))
         try:
             with _worlds[-1].losses_told():
                 yield _worlds[-1]
@@ -178,15 +202,20 @@ def joined(seconds: float) -> Iterator[World]:
             dist.destroy_process_group()
 
 
-def _start(limit: timedelta) -> None:
-    """Make the process group."""
+def _start(limit: timedelta, *, alone: bool) -> dist.Store:
+    """Make the process group; returns the store by which its processes met."""
+    gpu = torch.cuda.is_available()
+    backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
+    if alone:
+        store: dist.Store = dist.HashStore()
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        return store
     missing = [name for name in _NAMES if not os.environ.get(name)]
     if missing:
         raise ClearheadError(
             f"the environment says {_NAMES[0]} or {_NAMES[1]}, but not {', '.join(missing)}: start "
             "with torchrun, which sets them all, or unset them"
         )
-    gpu = torch.cuda.is_available()
     if gpu:
         local, devices = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
         if local >= devices:
@@ -197,13 +226,66 @@ def _start(limit: timedelta) -> None:
         torch.cuda.set_device(local)
     rank, size, host, port = (os.environ[name] for name in _NAMES)
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=limit)
+        if rank != "0":
+            _reach(host, int(port), limit.total_seconds())
+        shared, own, of = next(dist.rendezvous("env://", timeout=limit))
+        store = _store_of_start(shared, own, of, limit.total_seconds())
+        named = dist.PrefixStore("group", store)
+        dist.init_process_group(backend, store=named, rank=own, world_size=of, timeout=limit)
     except (RuntimeError, ValueError) as error:
         raise ClearheadError(
             f"process {rank} of {size} cannot meet the others at {host}:{port} within "
             f"{limit.total_seconds():g} s ({_line(error)}): start all {size}, and let them reach "
             "that address"
         ) from error
+    return store
+
+
+def _reach(host: str, port: int, seconds: float) -> None:
+    """Wait until the first process listens; PyTorch's own client prints its stack while it waits.
+
+    Raises:
+        RuntimeError: where it does not within `seconds`, with the system's reason.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=seconds).close()
+        except OSError as error:
+            if time.monotonic() > end - 0.1:
+                raise RuntimeError(error.strerror or str(error)) from error
+            time.sleep(0.1)
+
+
+def _store_of_start(store: dist.Store, rank: int, size: int, seconds: float) -> dist.Store:
+    """The part of `store` that belongs to this start of the processes; waits for all of them.
+
+    torchrun keeps one store through its restarts (pytorch/pytorch#135712): a process that came
+    before its peers would connect to the addresses that the killed ones left there. The count of
+    restarts is no name for a start, since it differs between machines. So each process leaves a
+    word of its own, the first repeats them in a list, and each answers to a list with its word.
+
+    Raises:
+        RuntimeError: naming the processes that did not come within `seconds`.
+    """
+    word, end = uuid.uuid4().hex, time.monotonic() + seconds
+    store.set(f"came {rank}", word)
+    while True:
+        if rank == 0:
+            came = (f"came {one}" for one in range(1, size))
+            words = [store.get(key).decode() if store.check([key]) else "-" for key in came]
+            store.set("start", " ".join([word, *words]))
+        start = store.get("start").decode().split() if store.check(["start"]) else []
+        known = len(start) == size and start[rank] == word
+        if known:
+            store.set(f"{start[0]} {rank}", "")
+            if store.check([f"{start[0]} {one}" for one in range(size)]):
+                return dist.PrefixStore(start[0], store)
+        if time.monotonic() > end:
+            late = [n for n in range(size) if not (known and store.check([f"{start[0]} {n}"]))]
+            absent = ", ".join(map(str, late if known else [0]))
+            raise RuntimeError(f"process {absent} did not come")
+        time.sleep(0.05)
 
 
 def _line(error: BaseException) -> str:

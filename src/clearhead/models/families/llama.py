@@ -197,19 +197,13 @@ MISTRAL = Family(
 )
 # Biases of q, k and v alone.
 QWEN2 = Family(
-    name="Qwen2",
-    model=Qwen2ForCausalLM,
-    axes=lambda theirs: {"bias": True, **windows(theirs)},
+    name="Qwen2", model=Qwen2ForCausalLM, axes=lambda theirs: {"bias": True, **windows(theirs)}
 )
 # Norms of queries and keys, by the same names in both libraries.
 QWEN3 = Family(
     name="Qwen3",
     model=Qwen3ForCausalLM,
-    axes=lambda theirs: {
-        "bias": theirs.attention_bias,
-        "qk_norm": "rmsnorm",
-        **windows(theirs),
-    },
+    axes=lambda theirs: {"bias": theirs.attention_bias, "qk_norm": "rmsnorm", **windows(theirs)},
     settings=_qwen_settings,
     write=_qwen_state,
     suits=lambda ours: ours.qk_norm == "rmsnorm",

@@ -18,7 +18,7 @@ _NTK: dict[str, Any] = {"scaling": "dynamic"}
 _MASKED = number("masked loss", times=1)
 
 
-def _passkeys(words: str, arm: str, times: int, **at: Any) -> Contrast:
+def passkeys(words: str, arm: str, times: int, **at: Any) -> Contrast:
     """Passkeys beyond the training length, of models that find them within it."""
     what = number("accuracy", times=times, task="passkey", **at)
     within = number("accuracy", times=1, task="passkey", **at)
@@ -59,8 +59,8 @@ CLAIMS = (
             also=("coca/figure7",)),
     Claim("coca/table2", "CoCA finds passkeys far beyond the training length.",
         "0.50 against 0.41 at 16 ×, both with NTK", "long-context",
-        (_passkeys("passkeys at 16 ×, the authors' form, NTK 4", SLACK, 16, **_NTK, factor=4.0),
-        _passkeys("passkeys at 4 ×, exact, unscaled", EXACT, 4, scaling="none")),
+        (passkeys("passkeys at 16 ×, the authors' form, NTK 4", SLACK, 16, **_NTK, factor=4.0),
+        passkeys("passkeys at 4 ×, exact, unscaled", EXACT, 4, scaling="none")),
             also=("coca/figure5", "coca/figure8")),
     Claim("coca/table3", "The factor of NTK scaling matters less to CoCA than to RoPE.",
         "0.49, 0.50 and 0.48 with factors 2, 4 and 8", "long-context",

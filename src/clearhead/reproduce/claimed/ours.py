@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from clearhead.reproduce.claimed.coca import passkeys
 from clearhead.reproduce.contrasts import Claim, Contrast, blocked, higher, lower, no_worse, number
 
 # Repair → patterns of the arms with it and without it.
@@ -37,11 +38,7 @@ _TOGETHER = number("loss", times=1, label="together")
 
 
 def _added(
-    verb: Callable[..., Contrast],
-    words: str,
-    arm: str,
-    than: str,
-    scheme: str = "w8a8-coarse",
+    verb: Callable[..., Contrast], words: str, arm: str, than: str, scheme: str = "w8a8-coarse"
 ) -> Contrast:
     """Perplexity that a scheme adds."""
     what = number("added_perplexity", scheme=scheme)
@@ -74,6 +71,16 @@ CLAIMS = (
         (no_worse("perplexity at the training length, to within 4", _WITHIN, "alibi", "transformer",
             by=4),
         lower("perplexity at 16 × the training length", _BEYOND, "alibi", "transformer"))),
+    Claim("position/pope",
+        "Polar coordinates (PoPE) read further beyond the training length than RoPE and CoCA, none "
+        "scaled, at no cost within.",
+        "arXiv 2509.10534", "long-context",
+        (no_worse("perplexity at the training length, to within 0.5", _WITHIN, "pope",
+            "transformer", by=0.5),
+        lower("perplexity at 16 × the training length", _BEYOND, "pope", "transformer"),
+        lower("perplexity at 16 × the training length, against exact CoCA", _BEYOND, "pope",
+            "coca"),
+        passkeys("passkeys at 16 ×", "pope", 16, scaling="none"))),
     Claim("position/forget",
         "A learned decay (FoX) reads better than ALiBi's fixed one, at the training length and 16 "
         "times it.",

@@ -21,7 +21,7 @@ ORTHO, SHARED = "transformer · orthoadam", "transformer · orthoadam · rotatio
 FORMS = {"one rotation for each parameter": ORTHO, "one rotation for all axes of a size": SHARED}
 COARSE = number("added_perplexity", scheme="w8a8-coarse")
 _SINK = number("first_token_argmax_share", at="documents")
-_HEALTHY = "the number compared with"
+_HEALTHY, _ADDED = "the number compared with", "added perplexity of the baseline"
 
 
 def _sink(
@@ -33,14 +33,18 @@ def _sink(
 
 
 def _costs(
-    words: str,
-    arm: Patterns,
-    than: Patterns | Reading = ADAMW,
-    what: Reading = COARSE,
+    words: str, arm: Patterns, than: Patterns | Reading = ADAMW, what: Reading = COARSE
 ) -> Contrast:
     """The cost of few bits, where they cost the baseline something."""
-    gate = reaches(what, ADAMW, 0.5, "added perplexity of the baseline")
+    gate = reaches(what, ADAMW, 0.5, _ADDED)
     return lower(f"perplexity added by {what.at['scheme']}, {words}", what, arm, than, gate)
+
+
+def _shares(words: str, arm: Patterns, than: Patterns, scheme: str) -> Contrast:
+    """As `_costs`, in shares of the perplexity in full precision, which these arms differ in."""
+    gate = reaches(number("added_perplexity", scheme=scheme), ADAMW, 0.5, _ADDED)
+    what = number("cost", scheme=scheme)
+    return lower(f"share of perplexity added by {scheme}, {words}", what, arm, than, gate)
 
 
 def _fades(words: str, metric: str, arm: str, **bound: Any) -> Contrast:
@@ -53,7 +57,7 @@ def _fades(words: str, metric: str, arm: str, **bound: Any) -> Contrast:
 
 def _kurtosis(
     words: str,
-    arm: str,
+    arm: Patterns,
     verb: Callable[..., Contrast] = lower,
     metric: str = "kurtosis",
     **at: Any,
@@ -67,8 +71,15 @@ def _kurtosis(
 _DEEP: dict[str, Any] = {"label": "deep outliers"}
 _RIVALS = replace(COARSE, label="outliers")
 # At 8 bits the outliers of models this small cost too little to be repaired.
-_FEW = [number("added_perplexity", scheme=scheme) for scheme in ("w6a6-coarse", "w4a4-coarse")]
+_SCHEMES = ("w6a6-coarse", "w4a4-coarse")
+_FEW = [number("added_perplexity", scheme=scheme) for scheme in _SCHEMES]
 _BOTH = ("transformer · normalizer softmax1 · orthoadam", "softmax1 · orthoadam")
+_SAFE = ("transformer · embedding_projection true · muon", "osp")
+_NEWER: dict[str, Patterns] = {
+    "softpick": ("transformer · normalizer softpick", "softpick"),
+    "a headwise gate": ("transformer · epilogue gate-headwise", "gated-headwise"),
+    "outlier-safe pre-training": _SAFE,
+}
 
 # fmt: off
 CLAIMS = (
@@ -127,6 +138,17 @@ CLAIMS = (
             (_RIVALS, *_FEW)),
         *(_costs(f"OrthoAdam against {name}", ORTHO, f"transformer · {arm}", _RIVALS) for name,
             arm in (("a gate", "epilogue gate"), ("normed queries and keys", "qk_norm rmsnorm"))))),
+    Claim("softmax1/newer",
+        "Softpick (arXiv 2504.20966), a headwise gate (2505.06708) and outlier-safe pre-training "
+        "(2506.19697) have smaller outliers than AdamW and make few bits cheaper; the last makes "
+        "them cheaper than OrthoAdam does.",
+        "", "outliers",
+        (*(replace(_kurtosis(f"kurtosis of other tokens, {name}, each at its own rate", arm,
+            tokens="rest"), own_rates=True) for name, arm in _NEWER.items()),
+        *(_shares(f"{name} against AdamW", arm, ADAMW, scheme) for name, arm in _NEWER.items()
+            for scheme in _SCHEMES),
+        *(_shares("outlier-safe pre-training against OrthoAdam", _SAFE, ORTHO, scheme)
+            for scheme in _SCHEMES))),
     Claim("softmax1/move", "Ours: outliers do not move to the rotated basis.",
         "", "outliers",
         tuple(_kurtosis(f"kurtosis in the optimizer's basis, {form}", arm, no_worse,
