@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_525
+LINES = 38_685
 LONGEST = 400
 
 

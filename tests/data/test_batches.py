@@ -78,6 +78,22 @@ def test_every_epoch_visits_every_window_once(sizes, length, size, seed):
     visited = firsts(batches, 2 * len(expected))
     assert sorted(visited[: len(expected)]) == expected
     assert sorted(visited[len(expected) :]) == expected
+    assert batches.epoch(len(expected)) == pytest.approx(size)
+
+
+def test_epochs_and_seeds_differ():
+    batches = Batches(corpus(1000), sequence_length=9, batch_size=1, seed=0)
+    visited = firsts(batches, 248)
+    assert visited[:124] != visited[124:]
+    assert visited != sorted(visited)
+    other = Batches(corpus(1000), sequence_length=9, batch_size=1, seed=1)
+    assert firsts(other, 124) != visited[:124]
+
+
+def test_order_is_the_same_for_ever():
+    """Not the numbers matter, but that an upgrade of Python, NumPy or ourselves keeps them."""
+    assert permutation("seed 0, epoch 0 of pool 0", 8).tolist() == [7, 1, 0, 3, 5, 4, 6, 2]
+    assert sorted(permutation("a", 1000).tolist()) == list(range(1000))
 
 
 def test_batch_is_for_a_model_that_shifts():

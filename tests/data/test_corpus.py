@@ -1,7 +1,9 @@
 """A corpus from its sources: its split, its tokens, and what is said of it."""
 
 import json
+import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +58,15 @@ def test_the_smallest_corpus_has_two_sides(tmp_path, configure):
         prepare(configure(root))
 
 
+def test_one_text_file_is_split_by_pieces(tmp_path, configure, lines):
+    path = tmp_path / "book.txt"
+    path.write_text("".join(lines(number) for number in range(20)))
+    corpus = prepare(configure(path))
+    assert len(documents(corpus, "train")) > 3
+    assert documents(corpus, "validation")
+    assert corpus.describe()["documents"] > 20
+
+
 @pytest.mark.parametrize("content", ["", "  \n\n "])
 def test_no_text(tmp_path, configure, content):
     path = tmp_path / "a.txt"
@@ -94,6 +105,17 @@ def test_text_in_the_tokenizer_at_once_is_bounded(tmp_path, configure, monkeypat
     corpus = prepare(configure(path))
     assert max(sizes) <= 5000
     assert sorted(documents(corpus, "train") + documents(corpus, "validation")) == sorted(rows)
+
+
+def test_small_batches_are_written_in_order(folder, configure, monkeypatch):
+    plain = prepare(configure(folder))
+    monkeypatch.setattr(tokenisation, "_BATCH_CHARACTERS", 4000)
+    again = prepare(replace(configure(folder), cache=configure(folder).cache / "other"))
+    for split in ("train", "validation"):
+        one, two = plain.split(split)[0], again.split(split)[0]
+        assert one.tokens.tolist() == two.tokens.tolist()
+        assert one.starts.tolist() == two.starts.tolist()
+    assert os.environ.get("TOKENIZERS_PARALLELISM") != "true"
 
 
 def test_cache_folder_by_default(monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """Builds of a corpus: their reuse, and what an interruption or damage leaves."""
 
+import json
 import os
 import shutil
 import signal
@@ -140,11 +141,26 @@ def test_a_damaged_survey_is_made_anew(folder, configure):
     first = prepare(config)
     (path,) = (config.cache / "surveys").iterdir()
     whole = path.read_bytes()
-    for damaged in (whole[:-9], b"[1]", b""):
+    for damaged in (whole[:-9], whole.replace(b"[30, ", b"[31, "), b"[1]", b""):
         assert damaged != whole
         path.write_bytes(damaged)
         assert prepare(config).describe() == first.describe()
         assert path.read_bytes() == whole
+
+
+def test_shards_are_verified_again_when_they_change(folder, configure, encoded):
+    config = configure(folder)
+    before = prepare(config).split("train")[0].tokens.tolist()
+    _aged(config.cache / "corpora")
+    prepare(config)
+    assert list((config.cache / "checked").iterdir())
+    flip(build(config.cache) / "0.train.tokens")
+    _aged(config.cache / "corpora")
+    said = []
+    again = prepare(config, progress=said.append)
+    assert any("0.train.tokens is missing, cut short or changed: " in line for line in said)
+    assert again.split("train")[0].tokens.tolist() == before
+    assert sum(encoded) == 60
 
 
 def test_a_cache_that_cannot_be_written_is_still_read(folder, configure):
@@ -201,6 +217,25 @@ def test_same_bytes_in_another_process(folder, configure):
         assert (here / name).read_bytes() == (there / name).read_bytes(), name
 
 
+def test_an_interrupted_build_leaves_nothing(folder, configure, monkeypatch):
+    config = configure(folder)
+    monkeypatch.setattr(tokenisation, "_BATCH_CHARACTERS", 4000)
+    calls = []
+
+    def fails(self, texts, original=tokenizer.Encoder.encode):
+        calls.append(texts)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(self, texts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer.Encoder, "encode", fails)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config)
+    assert list((config.cache / "corpora").iterdir()) == []
+    assert prepare(config).describe()["documents"] == 30
+
+
 def test_full_disk_is_one_line(folder, configure, monkeypatch):
     config = configure(folder)
 
@@ -218,7 +253,13 @@ def truncate(path):
         file.truncate(path.stat().st_size - 2)
 
 
-@pytest.mark.parametrize("damage", [truncate, os.unlink])
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, os.unlink])
 @pytest.mark.parametrize(
     "name", ["0.train.tokens", "0.validation.starts", "corpus.json", "tokenizer/tokenizer.json"]
 )
@@ -226,12 +267,33 @@ def test_damaged_build_is_made_anew(folder, configure, encoded, damage, name):
     config = configure(folder)
     before = prepare(config).split("train")[0].tokens.tolist()
     damage(build(config.cache) / name)
-    after = prepare(config)
+    said = []
+    after = prepare(config, progress=said.append)
+    assert any("cut short or changed: its tokens are made anew" in line for line in said)
     assert sum(encoded) == 60
     assert after.split("train")[0].tokens.tolist() == before
     assert os.listdir(config.cache / "corpora") == [build(config.cache).name]
     prepare(config)
     assert sum(encoded) == 60
+
+
+BUILT = """
+import sys
+from pathlib import Path
+from clearhead.data import DataConfig, prepare
+data, cache = sys.argv[1:]
+config = DataConfig(data=(data,), vocabulary=280, validation=0.2, cache=Path(cache))
+print(prepare(config).split("train")[0].tokens.tolist())
+"""
+
+
+def test_two_builds_at_once(folder, configure, warm):
+    config = configure(folder)
+    builds = [warm.start("-c", BUILT, folder, config.cache) for _ in range(2)]
+    wanted = prepare(config).split("train")[0].tokens.tolist()
+    for one in builds:
+        assert json.loads(one.wait().stdout) == wanted
+    assert os.listdir(config.cache / "corpora") == [build(config.cache).name]
 
 
 def test_data_that_changes_while_it_is_read(folder, configure, monkeypatch):
@@ -243,7 +305,7 @@ def test_data_that_changes_while_it_is_read(folder, configure, monkeypatch):
     _aged(folder)
     with pytest.raises(ClearheadError, match="changed while it was read"):
         prepare(configure(folder))
-    assert prepare(configure(folder)).describe()["documents"] == 30
+    assert not list((folder.parent / "cache" / "surveys").iterdir())  # nothing of it is kept
 
 
 KILLED = """

@@ -96,6 +96,15 @@ def test_what_is_tokenised_needs_no_network(configure, hub):
         prepare(configure("hf:org/name", text_field="body", limit=10_000))
 
 
+def test_it_has_the_tokens_of_the_same_text_in_a_file(configure, hub, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in hub.rows()))
+    files, streamed = (
+        prepare(configure(source, text_field="body")) for source in (path, "hf:org/name")
+    )
+    assert files.fingerprint == streamed.fingerprint
+
+
 @pytest.mark.parametrize("second", [False, True])
 def test_a_stream_that_breaks_leaves_nothing(configure, hub, second):
     config, rows = configure("hf:org/name", text_field="body"), hub.rows

@@ -11,6 +11,8 @@ import sys
 import pytest
 
 from clearhead.data import prepare
+from clearhead.data.corpus import map_stream
+from clearhead.data.stat_cache import keep, state_of
 from clearhead.errors import ClearheadError
 
 SIZE = 10**11
@@ -38,7 +40,7 @@ print(json.dumps([said, sum(map(len, corpus.split("train"))), *taken, imported, 
 
 @pytest.fixture
 def large(folder, configure):
-    """A corpus whose shard is extended to 100 GB."""
+    """A corpus whose shard is extended to 100 GB, and verified so."""
     for path in folder.iterdir():
         os.utime(path, (1e9, 1e9))
     config = configure(folder)
@@ -46,9 +48,13 @@ def large(folder, configure):
     (build,) = (config.cache / "corpora").iterdir()
     with open(build / "0.train.tokens", "r+b") as file:
         file.truncate(SIZE)
+    files = sorted(path for path in build.rglob("*") if path.is_file())
+    for path in files:
+        os.utime(path, (1e9, 1e9))
+    # As if its content had been hashed once.
+    state = state_of(files, [path.name for path in files])
     index = json.loads((build / "corpus.json").read_bytes())
-    index["streams"][0]["train"]["tokens"] = SIZE // 2
-    (build / "corpus.json").write_text(json.dumps(index))
+    keep(config.cache / "checked" / f"{build.name}.json", state, index)
     assert content.describe()["documents"] == 30
     return config
 
@@ -63,6 +69,23 @@ def test_a_hundred_gigabytes_are_opened_in_two_seconds_and_read_in_200_megabytes
     assert tokens == SIZE // 2
     assert own < 2
     assert peak - imported < 200
+
+
+def test_windows_are_read_without_being_kept(tmp_path):
+    """Mapped pages would count as the process's memory, and bring their neighbours."""
+    with open(tmp_path / "0.train.tokens", "wb") as file:
+        file.truncate(SIZE)
+    (tmp_path / "0.train.starts").write_bytes(b"")
+    stream = map_stream(tmp_path, 0, "train", "<u2", spec="s", weight=None)
+    before = _resident()
+    for number in range(2000):
+        stream.window(number * 20_000_003, 2048)
+    assert _resident() - before < 16
+
+
+def _resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
 def test_a_shard_that_is_cut_short_while_it_is_read_is_one_line(folder, configure):

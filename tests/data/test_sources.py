@@ -70,9 +70,9 @@ def test_config_is_checked(options, match):
         DataConfig(**options)
 
 
-def test_missing_path(tmp_path):
+def test_missing_path_and_near_miss(tmp_path):
     refuses("no such file or folder; give an existing path", tmp_path / "nowhere.txt")
-    refuses("an existing path, python-stdlib, python-packages or hf:NAME", "python-stdlbi")
+    refuses(r"did you mean python-stdlib\?", "python-stdlbi")
 
 
 def test_folder_without_usable_files(tmp_path):
@@ -150,7 +150,7 @@ def test_a_parquet_file_with_bytes_that_are_no_text_is_refused(tmp_path):
     offsets = pyarrow.array([0, 2, 5], pyarrow.int32()).buffers()[1]
     column = pyarrow.StringArray.from_buffers(2, offsets, pyarrow.py_buffer(b"ab\xffcd"))
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), table)
-    refuses("cannot be loaded as a .parquet file: .* invalid start byte", table)
+    refuses(r"rows 1 to 64: a text is not UTF-8 \(invalid start byte\)", table)
 
 
 def test_damaged_containers(tmp_path):
@@ -162,7 +162,7 @@ def test_damaged_containers(tmp_path):
         refuses("not a whole gzip file", path)
     table = tmp_path / "a.parquet"
     table.write_bytes(b"PAR1 but not really")
-    refuses("cannot be loaded as a .parquet file", table)
+    refuses(r"not a whole \.parquet file", table)
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from clearhead.data import Batches, DataConfig, prepare, retrieval
+from clearhead.data import Batches, DataConfig, backcopy, prepare, retrieval
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.sources import find
-from clearhead.data.synthetic import texts, words_of
+from clearhead.data.synthetic import texts
 from clearhead.errors import ClearheadError
 
 SPECS = ("synthetic:passkey", "synthetic:needle", "synthetic:recall")
@@ -60,7 +60,7 @@ def test_triggers_copy_and_other_words_follow_by_chance():
     after = {}
     for text in texts("synthetic:backcopy:documents=300"):
         words = text.split()
-        assert set(words) <= set(words_of(64))
+        assert set(words) <= set(backcopy.words_of(64))
         for before, word, following in zip(words, words[1:], words[2:], strict=False):
             after.setdefault(word, []).append((before, following))
     often = {word: seen for word, seen in after.items() if len(seen) > 60}
@@ -108,6 +108,16 @@ def test_evaluations_ask_for_what_training_never_has():
             pair = retrieval.pairs(draws, 1, evaluation=evaluation)[0]
             for text in (sentence, number, " ".join(pair)):
                 assert retrieval.held_out(text) == evaluation
+
+
+def test_draws_are_even():
+    draws = SeededChoices("even")
+    counts = [0] * 7
+    for _ in range(7000):
+        counts[draws.below(7)] += 1
+    assert min(counts) > 850
+    assert max(counts) < 1150
+    assert sorted(SeededChoices("x").sample(range(9), 9)) == list(range(9))
 
 
 @pytest.mark.parametrize(

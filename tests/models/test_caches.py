@@ -120,10 +120,10 @@ def test_turns_padded_on_the_left_are_the_full_forward_and_each_row_alone(name):
 
 @pytest.mark.parametrize("name", KINDS)
 @torch.no_grad()
-def test_positions_may_begin_anywhere_and_rise_by_one(name):
-    """By rows; also after a crop. Keys that are cached without positions take no gaps."""
+def test_positions_given_with_gaps_are_those_of_cached_keys(name):
+    """From a later one on, within a call and between two, by rows; also after a crop."""
     model, ids = _kind(name), _ids()
-    places = torch.stack([torch.arange(2, 13), torch.arange(7, 18)])
+    places = torch.tensor([[2, 3, 4, 8, 9, 13, 14, 15, 16, 19, 20], [*range(3, 14)]])
     want = model(ids, position_ids=places, use_cache=False).logits
     cache, steps = DynamicCache(), []
     model(ids[:, :3], position_ids=places[:, :3], past_key_values=cache)
@@ -132,10 +132,28 @@ def test_positions_may_begin_anywhere_and_rise_by_one(name):
         part, at = ids[:, start:stop], places[:, start:stop]
         steps.append(model(part, position_ids=at, past_key_values=cache).logits)
     _close(torch.cat(steps, 1), want[:, 1:])
-    if model.model.needs.prepares_late:
-        places[0, 4:] += 3
-        with pytest.raises(ClearheadError, match="position_ids leave numbers out"):
-            model(ids, position_ids=places)
+
+
+@torch.no_grad()
+def test_rows_of_a_cache_whose_positions_have_gaps_may_be_repeated():
+    model, ids = _kind("alibi"), _ids()
+    places = torch.tensor([[0, 1, 2, 6, 7, 8, 9, 10, 14, 15, 16]])
+    want = model(ids, position_ids=places, use_cache=False).logits
+    cache = DynamicCache()
+    model(ids[:1, :5], position_ids=places[:, :5], past_key_values=cache)
+    cache.batch_repeat_interleave(2)
+    got = model(ids[:1, 5:].expand(2, -1), position_ids=places[:, 5:], past_key_values=cache).logits
+    _close(got[0], want[0, 5:])
+    _close(got[1], want[0, 5:])
+    cache = DynamicCache()
+    model(
+        ids[:, :5],
+        position_ids=torch.stack([places[0, :5], places[0, 5:10]]),
+        past_key_values=cache,
+    )
+    cache.batch_repeat_interleave(2)
+    with pytest.raises(ClearheadError, match="holds position_ids of 2 rows, and the batch has 4"):
+        model(ids[:1].expand(4, -1), past_key_values=cache)
 
 
 @pytest.mark.parametrize(("scores", "position"), PLACES)

@@ -23,8 +23,7 @@ def run(words: list[str]) -> int:
     from clearhead.cli.publishing import publish
     from clearhead.experiments.measuring import run_diagnosis
     from clearhead.progress import Line
-    from clearhead.records.loading import parse as parse_records
 
     with Line(unit="cell") as work:
         lines = run_diagnosis(command, say=say, work=work)
-    return publish(parse_records(lines), command.output / PAGE)
+    return publish(lines, command.output / PAGE)

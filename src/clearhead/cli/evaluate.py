@@ -23,14 +23,14 @@ def run(words: list[str]) -> int:
     from clearhead.cli.publishing import publish
     from clearhead.experiments.evaluating import run_evaluation
     from clearhead.progress import Line
-    from clearhead.records.loading import parse as parse_records
 
     done: list[dict[str, Any]] = []
+    files = [config.records] if config.records else []
     try:
         with Line(unit="cell") as work:
             run_evaluation(config, say=say, work=work, told=done.extend)
     except ClearheadError:
         if done:  # what was measured before
-            publish(parse_records(done), None)
+            publish(done, None, files=files)
         raise
-    return publish(parse_records(done), config.page)
+    return publish(done, config.page, files=files)

@@ -3,23 +3,29 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from clearhead.records.loading import trusted
-from clearhead.records.runs import Records
+from clearhead.records.loading import parse, trusted
+from clearhead.records.runs import Line
 from clearhead.report import Page, load, page_of, to_console, write_page
 from clearhead.terminal import console, say, show
 
 
-def publish(records: Records | Sequence[Path], output: Path | None, *, title: str = "") -> int:
-    """Write the page of the records where a file is given, print its first table and verdict;
-    return as `print_page`."""
-    if isinstance(records, Records):
-        return _published(records, output, title)
-    with trusted(*records):
-        return _published(load(records), output, title)
+def publish(
+    records: Sequence[Path] | Sequence[Line],
+    output: Path | None,
+    *,
+    title: str = "",
+    files: Sequence[Path] = (),
+) -> int:
+    """Write the page of records where a file is given, print its first table and verdict; return
+    as `print_page`.
 
-
-def _published(records: Records, output: Path | None, title: str) -> int:
-    page = page_of(records, title)
+    Args:
+        records: files, or lines; of lines, those from `files` are trusted as files are.
+    """
+    paths = [one for one in records if isinstance(one, Path)]
+    with trusted(*(paths or files)):
+        lines = (one for one in records if not isinstance(one, Path))
+        page = page_of(load(paths) if paths else parse(lines), title)
     if output is not None:
         write_page(page, output)
     status = print_page(page)

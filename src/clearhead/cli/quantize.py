@@ -27,9 +27,8 @@ def run(words: list[str]) -> int:
     from clearhead.cli.publishing import publish
     from clearhead.experiments.measuring import run_quantization
     from clearhead.progress import Line
-    from clearhead.records.loading import parse as parse_records
 
     with Line(unit="cell") as work:
         lines = run_quantization(command, say=say, work=work)
-    records = parse_records(lines) if command.records is None else [command.records]
+    records = lines if command.records is None else [command.records]
     return publish(records, command.page, title=command.title)

@@ -103,6 +103,10 @@ class Batches:
         """B·T, the input tokens of a batch."""
         return self.batch_size * self.sequence_length
 
+    def epoch(self, step: int) -> float:
+        """Mean number of visits to each window of the split before `step`."""
+        return step * self.batch_size / sum(self._windows)
+
     def batch(self, step: int) -> dict[str, torch.Tensor]:
         """The batch of a step, counted from 0.
 

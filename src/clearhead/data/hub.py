@@ -70,20 +70,11 @@ def rows(spec: str, revision: str | None) -> Iterator[tuple[str, dict[str, Any]]
     Raises:
         ClearheadError: where the data set cannot be read.
     """
-    name, subset, split = parse_hub(spec)
-    return _streamed(spec, name, subset, split=split, revision=revision)
-
-
-def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (place, row) for every row of a .parquet file, as `rows`."""
-    return _streamed(str(path), "parquet", data_files=str(path), split="train")
-
-
-def _streamed(spec: str, *words: Any, **options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     import datasets
 
+    name, subset, split = parse_hub(spec)
     try:
-        stream = datasets.load_dataset(*words, **options, streaming=True)
+        stream = datasets.load_dataset(name, subset, split=split, streaming=True, revision=revision)
         features = getattr(stream, "features", None) or {}
         named = {field: kind.names for field, kind in features.items() if hasattr(kind, "names")}
         for number, row in enumerate(stream, start=1):
@@ -99,5 +90,4 @@ def _streamed(spec: str, *words: Any, **options: Any) -> Iterator[tuple[str, dic
 
 def _failed(spec: str, error: Exception) -> ClearheadError:
     reason = " ".join(str(error).split()) or type(error).__name__
-    place = "from the hub" if is_hub(spec) else "as a .parquet file"
-    return ClearheadError(f"data {spec!r} cannot be loaded {place}: {reason}")
+    return ClearheadError(f"data {spec!r} cannot be loaded from the hub: {reason}")

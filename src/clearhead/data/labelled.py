@@ -93,10 +93,11 @@ def classes_of(rows: Sequence[Row], task: Task) -> tuple[str, ...]:
             )
     labels = {row.label for row in rows}
     whole = all(isinstance(label, int) for label in labels)
-    classes = tuple(dict.fromkeys(map(str, sorted(labels, key=None if whole else str))))
+    ordered = sorted(labels, key=None if whole else str)
+    classes = tuple(dict.fromkeys(map(str, ordered)))  # 1 and "1" are one class
     if len(classes) < 2:
         raise ClearheadError(f"all {len(rows)} training rows have class {classes[0]!r}: give two")
-    return classes  # 1 and "1" are one class
+    return classes
 
 
 def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[int] | list[float]:
@@ -105,22 +106,21 @@ def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[i
     A number is the class's own where the task names its classes, and its name otherwise.
 
     Raises:
-        ClearheadError: a label outside the classes, or no number, naming its place.
+        ClearheadError: a label outside the classes, naming its place.
     """
-    numbers: dict[str, Any] = {str(number): number for number in range(len(task.classes))}
+    if task.regression:
+        return [_number(row) for row in rows]
+    numbers = {str(number): number for number in range(len(task.classes))}
     numbers |= {name: number for number, name in enumerate(classes)}
     values = []
     for row in rows:
-        value = numbers.get(str(row.label))
-        if task.regression and type(row.label) in (int, float) and math.isfinite(row.label):
-            value = float(row.label)
-        if value is None:
+        if (number := numbers.get(str(row.label))) is None:
             known = ", ".join(classes[:8]) + (" …" if len(classes) > 8 else "")
-            wanted = f"outside the {len(classes)} classes ({known}) of {task.name}"
-            if task.regression:
-                wanted = "no number: a regression needs one"
-            raise ClearheadError(f"{row.where}: label {row.label!r} is {wanted}")
-        values.append(value)
+            raise ClearheadError(
+                f"{row.where}: label {row.label!r} is outside the {len(classes)} classes ({known}) "
+                f"of {task.name}"
+            )
+        values.append(number)
     return values
 
 
@@ -137,10 +137,7 @@ def encode(
     """
     parts = 1 if rows[0].pair is None else 2
     if tokenizer.num_special_tokens_to_add(pair=parts == 2):
-        inputs = []
-        for row in rows:
-            ids = tokenizer(row.text, row.pair, truncation="longest_first", max_length=length)
-            inputs.append({key: ids[key] for key in ("input_ids", "token_type_ids") if key in ids})
+        inputs = [_by_template(tokenizer, row, length) for row in rows]
     else:
         encoder = Encoder(tokenizer)
         if encoder.end is None:
@@ -217,5 +214,18 @@ class LabelledBatches:
     def _epoch_order(self, epoch: int) -> Sequence[int]:
         if self.seed is None:
             return range(len(self.data))
-        label = f"seed {self.seed}, epoch {epoch} of labelled texts"
-        return permutation(label, len(self.data)).tolist()
+        return permutation(
+            f"seed {self.seed}, epoch {epoch} of labelled texts", len(self.data)
+        ).tolist()
+
+
+def _by_template(tokenizer: Any, row: Row, length: int) -> dict[str, list[int]]:
+    encoded = tokenizer(row.text, row.pair, truncation="longest_first", max_length=length)
+    return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
+
+
+def _number(row: Row) -> float:
+    number = row.label
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        raise ClearheadError(f"{row.where}: label {number!r} is no number: a regression needs one")
+    return float(number)

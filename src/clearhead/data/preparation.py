@@ -1,22 +1,23 @@
 """From a config to a corpus: scan the text, then reuse the tokens of before or make them."""
 
 import shutil
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import FileLock, Timeout
 
 from clearhead.data import tokenizer as tokenizers
 from clearhead.data.config import DataConfig
 from clearhead.data.corpus import SPLITS, Corpus, fingerprint_of, is_order_of, map_stream
-from clearhead.data.scan import CorpusScan, scan
+from clearhead.data.scan import CorpusScan, scan, survey
 from clearhead.data.sources import Source, find
+from clearhead.data.stat_cache import keep, recall, state_of
 from clearhead.data.tokenisation import ChangedError, Progress, build
 from clearhead.errors import ClearheadError
 from clearhead.records import manifest
-from clearhead.records.files import publish_folder, read_json, sha256_of, writing
+from clearhead.records.files import publish_folder, writing
 
 # Raise it when the same text would give other tokens than before.
 _FORMAT = 1
@@ -35,11 +36,11 @@ def prepare(
 ) -> Corpus:
     """Return the tokens of a corpus, made now or reused.
 
-    Reuse is by content: the hash of every text, the tokenizer and the split. Text is hashed once,
-    and again when a file's size, times or inode changed. Tokens get their name by one rename when
-    all are written; those of a process that was killed are made anew, and so are files of other
-    sizes than were written. Of processes that need the same corpus at once, one makes it and the
-    others wait. Memory stays at a few hundred MB.
+    Reuse is by content: the hash of every text, the tokenizer and the split. Text and tokens are
+    hashed once, and again when a file's size, times or inode changed. Tokens get their name by one
+    rename when all are written; those of a process that was killed are made anew, and so are
+    damaged ones. Of processes that need the same corpus at once, one makes it and the others wait.
+    Memory stays at a few hundred MB.
 
     Args:
         config: which text, and how it becomes tokens.
@@ -72,39 +73,44 @@ def prepare(
             "it was, or start another run, for which tokens are made of what it is now"
         )
     target = config.cache_folder / "corpora" / content[:32]
-    index = _built(target)
-    with nullcontext() if index else _lock(target, say):
-        if index := index or _built(target):
-            say(f"reusing the tokens in {target}")
-        else:
+    index = _verified(target, lambda line: None)
+    with _alone(target, say) if index is None else nullcontext():
+        if index is None and (index := _verified(target, say)) is None:
             shutil.rmtree(target, ignore_errors=True)
             with publish_folder(target, _ADVICE) as folder:
-                index = build(folder, tokenizer, config.vocabulary, sources, scanned, say)
-                manifest.seal(folder, index, name=_INDEX)
-    return _opened(target, index, content, config, tokenizer, sources, scanned)
+                try:
+                    made = build(folder, tokenizer, config.vocabulary, sources, scanned, say)
+                except ChangedError:
+                    for source in sources:
+                        survey(source, config.cache_folder).unlink(missing_ok=True)
+                    raise
+                manifest.seal(folder, made, name=_INDEX)
+            index = made
+        else:
+            say(f"reusing the tokens in {target}")
+        return _open(target, index, content, config, tokenizer, sources, scanned)
 
 
-def _built(target: Path) -> dict[str, Any] | None:
-    """The index of a build; None where there is none, or it is damaged: tokens of another size, or
-    a tokenizer of other content."""
-    try:
-        index = read_json(target / _INDEX, "its tokens are made anew")
-        width = np.dtype(index["dtype"]).itemsize
-        for number, source in enumerate(index["streams"]):
-            for split, counts in source.items():
-                path = target / f"{number}.{split}.tokens"
-                sizes = [path.stat().st_size, path.with_suffix(".starts").stat().st_size]
-                if sizes != [counts["tokens"] * width, counts["documents"] * 8]:
-                    return None
-        small = {file: sha for file, sha in index["files"].items() if "tokenizer/" in file}
-        intact = all(sha256_of(target / file) == sha for file, sha in small.items())
-    except (ClearheadError, OSError, KeyError, TypeError):
+def _verified(target: Path, say: Progress) -> dict[str, Any] | None:
+    """The manifest of a build; None where there is no build, or its files have changed."""
+    if not target.is_dir():
         return None
-    return index if intact else None
+    files = sorted(path for path in target.rglob("*") if path.is_file())
+    state = state_of(files, [path.name for path in files])
+    checked = target.parent.with_name("checked") / f"{target.name}.json"
+    if (index := recall(checked, state)) is None:
+        try:
+            index = manifest.verify(target, name=_INDEX, advice="its tokens are made anew")
+        except ClearheadError as error:
+            say(str(error))
+            return None
+        keep(checked, state, index)
+    return dict(index)
 
 
-def _lock(target: Path, say: Progress) -> FileLock:
-    """A lock that keeps other processes from making the same tokens, held."""
+@contextmanager
+def _alone(target: Path, say: Progress) -> Iterator[None]:
+    """Keep other processes from making the same tokens."""
     place = target.parent.with_name("locks") / target.name
     with writing(target, _ADVICE):
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -114,10 +120,13 @@ def _lock(target: Path, say: Progress) -> FileLock:
         except Timeout:
             say("waiting for another process, which makes the same tokens")
             lock.acquire()
-    return lock
+    try:
+        yield
+    finally:
+        lock.release()
 
 
-def _opened(
+def _open(
     folder: Path,
     index: dict[str, Any],
     content: str,
@@ -126,7 +135,7 @@ def _opened(
     sources: tuple[Source, ...],
     scanned: CorpusScan,
 ) -> Corpus:
-    """The corpus of a build."""
+    """Map a build."""
     from clearhead.models.loading import load_tokenizer
 
     # A tokenizer that was given is not read again: a copy of one with code would need it.

@@ -1,21 +1,18 @@
 """Files to texts, one reader a format. All stream; none holds more than one text and a block.
 
-Parquet files and the hub's rows come through `datasets` (`hub`), JSON lines do not: its reader
-(5.2) refuses other fields than the first 10 MB have, and lone surrogates, and reads texts that are
-all dates as dates.
+The hub's rows come through `datasets` (`hub`), files do not: its JSON reader (5.2) refuses other
+fields than the first 10 MB have, and lone surrogates, and reads texts that are all dates as dates.
 """
 
 import difflib
 import gzip
 import json
-import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from clearhead.data import hub
 from clearhead.errors import ClearheadError
 from clearhead.records.files import SAVE, require_regular
 
@@ -57,12 +54,14 @@ def read(path: Path, text_field: str, *, in_pieces: bool = False) -> Iterator[st
         ClearheadError: a file that cannot be read, a row that is broken or lacks the field.
     """
     kind = ending(path)
-    if kind not in JSON_LINES + PARQUET:
-        yield from _text(path, _piece_size(path) if in_pieces else LONGEST_TEXT)
-        return
-    require_regular(path, SAVE)
-    for where, row in json_rows(path) if kind in JSON_LINES else hub.parquet_rows(path):
-        yield text_of(row, text_field, where)
+    with _reading(path):
+        if kind in JSON_LINES:
+            for where, row in json_rows(path):
+                yield text_of(row, text_field, where)
+        elif kind in PARQUET:
+            yield from _parquet(path, text_field)
+        else:
+            yield from _text(path, _piece_size(path) if in_pieces else LONGEST_TEXT)
 
 
 def value_of(row: Any, field: str, where: str, option: str = "--data.text-field") -> Any:
@@ -110,17 +109,24 @@ def cut_stream(stream: IO[bytes], size: int) -> Iterator[bytes]:
     while block := stream.read(size - len(held)):
         held += block
         if len(held) == size:
-            within = re.search(rb"[^\x80-\xbf][\x80-\xbf]{0,3}\Z", held[1:])
-            cut = held.rfind(b"\n") + 1 or (within.start() + 1 if within else size)
+            cut = held.rfind(b"\n") + 1 or _character_start(held)
             yield held[:cut]
             held = held[cut:]
     if held:
         yield held
 
 
+def _character_start(data: bytes) -> int:
+    """The last offset above 0 and within 4 bytes of the end at which a UTF-8 character starts."""
+    for offset in range(len(data) - 1, max(len(data) - 4, 1) - 1, -1):
+        if data[offset] & 0xC0 != 0x80:
+            return offset
+    return len(data)
+
+
 def _text(path: Path, size: int) -> Iterator[str]:
     offset = 0
-    with _opened(path) as stream:
+    with _open(path) as stream:
         for piece in cut_stream(stream, size):
             if (nul := piece.find(b"\0")) >= 0:
                 raise UndecodableError(
@@ -145,7 +151,7 @@ def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
     Raises:
         ClearheadError: a file that cannot be read, or a line that is no JSON.
     """
-    with _opened(path) as stream:
+    with _reading(path), _open(path) as stream:
         lines = iter(lambda: stream.readline(LONGEST_LINE + 1), b"")
         for number, line in enumerate(lines, start=1):
             where = f"{path}, line {number}"
@@ -164,21 +170,53 @@ def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
             yield where, row
 
 
+def _parquet(path: Path, text_field: str) -> Iterator[str]:
+    import pyarrow.parquet
+
+    require_regular(path, SAVE)
+    number = 0
+    try:
+        # Without pre_buffer a row group is not loaded whole before its first batch.
+        with pyarrow.parquet.ParquetFile(
+            path, pre_buffer=False, page_checksum_verification=True
+        ) as table:
+            value_of(dict.fromkeys(table.schema_arrow.names), text_field, str(path))
+            for batch in table.iter_batches(batch_size=64, columns=[text_field]):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield text_of(row, text_field, f"{path}, row {number}")
+            if number != (rows := table.metadata.num_rows):
+                raise ClearheadError(f"{path}: not a whole .parquet file ({number} of {rows} rows)")
+    except UnicodeDecodeError as error:  # writers of .parquet files do not check
+        raise ClearheadError(
+            f"{path}, rows {number + 1} to {number + 64}: a text is not UTF-8 ({error.reason})"
+        ) from error
+    except pyarrow.ArrowException as error:
+        line = str(error).strip().splitlines()[0]
+        raise ClearheadError(f"{path}: not a whole .parquet file ({line})") from error
+
+
+def _open(path: Path) -> IO[bytes]:
+    require_regular(path, SAVE)
+    if path.name.lower().endswith(".gz"):
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    return open(path, "rb")
+
+
 def _piece_size(path: Path) -> int:
-    with _opened(path) as stream:  # no further than where pieces grow no more
-        packed = path.name.lower().endswith(".gz")
-        length = len(stream.read(PIECES * LONGEST_PIECE)) if packed else path.stat().st_size
+    if path.name.lower().endswith(".gz"):
+        with _open(path) as stream:  # no further than where pieces grow no more
+            length = len(stream.read(PIECES * LONGEST_PIECE))
+    else:
+        length = path.stat().st_size
     return min(max(length // PIECES, SHORTEST_PIECE), LONGEST_PIECE)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked if its name ends in .gz; errors are one line."""
-    packed = path.name.lower().endswith(".gz")
-    require_regular(path, SAVE)
+def _reading(path: Path) -> Iterator[None]:
+    """Turn errors of the operating system and of gzip for `path` into one line."""
     try:
-        with gzip.open(path, "rb") if packed else open(path, "rb") as stream:
-            yield cast(IO[bytes], stream)
+        yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ClearheadError(f"{path}: not a whole gzip file ({error})") from error
     except OSError as error:

@@ -6,26 +6,20 @@ does not matter.
 """
 
 import hashlib
-import json
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from clearhead.data.sources import Document, Source
+from clearhead.data.stat_cache import keep, recall, state_of
 from clearhead.data.tokenizer import cut
 from clearhead.errors import ClearheadError
-from clearhead.records.files import write_text
 from clearhead.records.identity import digest_of
 
 # Raise it when the same files would give other texts than before.
 _READING = 1
-# A file that changed so recently may change again within one tick of the file system's clock, and
-# keep its time. Two seconds is the coarsest clock in use.
-_RECENT_NS = 2_000_000_000
 SAMPLE_BYTES = 16 << 20  # of training text, for the tokenizer
 _SAMPLE_PIECE = 16 << 10  # characters; small enough that no one document dominates the sample
 
@@ -95,12 +89,16 @@ def scan(
     return CorpusScan(sources=tuple(scans), threshold=threshold)
 
 
+def survey(source: Source, cache: Path) -> Path:
+    """The file that keeps the scan of a source."""
+    name = digest_of([source.spec, source.text_field, source.limit])
+    return cache / "surveys" / f"{name[:32]}.json"
+
+
 def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> SourceScan:
-    """The scan of a source: that of an earlier reading of the same files, or a new one."""
-    state, known = _state(source), None
-    with suppress(OSError, ValueError, TypeError):
-        known = SourceScan(*json.loads((cache / "surveys" / f"{state}.json").read_bytes()))
-    scanned = _read(source) if known is None else known
+    place, state = survey(source, cache), _state(source)
+    known = recall(place, state)
+    scanned = SourceScan(*known) if known is not None else _read(source)
     left_out = ", ".join(f"{number} {reason}" for reason, number in scanned.skipped.items())
     if not scanned.documents:
         raise ClearheadError(
@@ -112,9 +110,8 @@ def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> S
         + f" (skipped: {left_out})" * bool(left_out)
         + ", unchanged since it was read" * (known is not None)
     )
-    if known is None and state is not None and state == _state(source):
-        with suppress(ClearheadError):  # a folder that cannot be written
-            write_text(cache / "surveys" / f"{state}.json", json.dumps(scanned))
+    if known is None and state == _state(source):
+        keep(place, state, scanned)
     return scanned
 
 
@@ -133,26 +130,17 @@ def _read(source: Source) -> SourceScan:
 
 
 def _state(source: Source) -> str | None:
-    """A digest of all that the text of a source depends on: its words, and of each file the name,
-    size, times and inode.
-
-    None where that is more than files, where a file is missing, or so new that it may change
-    unnoticed.
-    """
+    """The state of all that the text of a source depends on; None where that is more than files."""
     if source.revision is None and not source.files:
         return None
-    try:
-        stats = [path.stat() for path in source.files]
-    except OSError:
-        return None
-    if time.time_ns() - max((one.st_mtime_ns for one in stats), default=0) < _RECENT_NS:
-        return None
-    of_files = [
-        (str(path.absolute()), one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino)
-        for path, one in zip(source.files, stats, strict=True)
-    ]
-    settings = [source.spec, source.text_field, source.limit, source.revision]
-    return digest_of([_READING, settings, of_files])[:32]
+    files = [path.absolute() for path in source.files]
+    return state_of(
+        files,
+        [
+            *(_READING, source.spec, source.text_field, source.limit, source.revision),
+            list(map(str, files)),
+        ],
+    )
 
 
 def sample(sources: tuple[Source, ...], scanned: CorpusScan) -> Iterator[str]:

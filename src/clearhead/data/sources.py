@@ -1,5 +1,6 @@
 """Sources of text, `SPEC` or `SPEC@WEIGHT`, as documents in a fixed order."""
 
+import difflib
 import hashlib
 import math
 import os
@@ -188,10 +189,11 @@ def _files(spec: str) -> tuple[Path, ...]:
             return files
         raise ClearheadError(f"data {spec!r}: nothing in this folder is {ENDINGS}")
     if not path.exists():
-        raise ClearheadError(
-            f"data {spec!r}: no such file or folder; give an existing path, {STDLIB}, {PACKAGES} "
-            "or hf:NAME"
-        )
+        near = difflib.get_close_matches(spec, (STDLIB, PACKAGES), n=1, cutoff=0.6)
+        hint = f"give an existing path, {STDLIB}, {PACKAGES} or hf:NAME"
+        if near:
+            hint = f"did you mean {near[0]}?"
+        raise ClearheadError(f"data {spec!r}: no such file or folder; {hint}")
     if not readable(path):
         raise ClearheadError(f"data {spec!r}: cannot read this kind of file; give {ENDINGS}")
     return (path,)

@@ -1,14 +1,13 @@
 """Generated retrieval texts: `synthetic:TASK:KEY=VALUE,…`.
 
-The words of retrieval texts are in `clearhead.data.retrieval`. A source is a pure function of its
-own words, so it has the same documents in every process; keys that evaluations ask for never occur
-in it.
+Tasks are in `clearhead.data.retrieval` and `backcopy`. A source is a pure function of its own
+words, so it has the same documents in every process; keys that evaluations ask for never occur in
+it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 
-from clearhead.data import retrieval
+from clearhead.data import backcopy, retrieval
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError, choose
 
@@ -110,56 +109,11 @@ def _sentences(draws: SeededChoices, characters: int) -> list[str]:
     return sentences
 
 
-def _backcopy(
-    draws: SeededChoices, characters: int, *, words: int, triggers: int, followers: int
-) -> str:
-    """Random word sequences in which a few trigger words copy (arXiv 2410.13835, section 2).
-
-    After a trigger word comes the word before it; after any other, one of a few that may follow it.
-    A head that copies has nothing to do at all other words and, since softmax gives it weight to
-    place, places it on the first token: the smallest text known to grow attention sinks.
-    """
-    table, copying = _table(words, triggers, followers)
-    chosen = [draws.choice(words_of(words))]
-    length = len(chosen[0])
-    while True:
-        last = chosen[-1]
-        copies = last in copying and len(chosen) > 1
-        word = chosen[-2] if copies else draws.choice(table[last])
-        length += 1 + len(word)
-        if length > characters:
-            return " ".join(chosen)
-        chosen.append(word)
-
-
-def words_of(words: int) -> tuple[str, ...]:
-    """The vocabulary of these texts."""
-    return (*retrieval.KEYS, *retrieval.VALUES)[:words]
-
-
-@cache
-def _table(
-    words: int, triggers: int, followers: int
-) -> tuple[dict[str, list[str]], frozenset[str]]:
-    """The words that may follow each, and the trigger words: the same in every document."""
-    names, most = words_of(words), len(retrieval.KEYS) + len(retrieval.VALUES)
-    if not (2 <= words <= most and triggers < words and 0 < followers < words):
-        raise ClearheadError(
-            f"synthetic:backcopy: words={words}, triggers={triggers}, followers={followers}: give "
-            f"2 to {most} words, and fewer triggers and followers than words"
-        )
-    draws = SeededChoices(f"backcopy {words} {triggers} {followers}")
-    copying = frozenset(draws.sample(names, triggers))
-    # Nothing follows itself: a copy could not be told from chance.
-    others = {name: [each for each in names if each != name] for name in names}
-    return {name: draws.sample(others[name], followers) for name in names}, copying
-
-
 _WRITERS: Mapping[str, Callable[..., str]] = {
     "passkey": _passkey,
     "needle": _needle,
     "recall": _recall,
-    "backcopy": _backcopy,
+    "backcopy": backcopy.text,
 }
 
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,7 +95,7 @@ def build(
             {split: _Shard(folder, number, split, files) for split in SPLITS}
             for number in range(len(sources))
         ]
-        for piece, ids in _encoded(encoder, _pieces(sources, scanned, say)):
+        for piece, ids in _encoded(encoder, _batches(_pieces(sources, scanned, say))):
             shard = shards[piece.source][piece.split]
             if piece.opens:
                 shard.start()
@@ -110,17 +111,16 @@ def build(
 
 
 def _encoded(
-    encoder: tokenizers.Encoder, pieces: Iterator[_Piece]
+    encoder: tokenizers.Encoder, batches: Iterator[list[_Piece]]
 ) -> Iterator[tuple[_Piece, np.ndarray]]:
-    """Yield pieces in order with their ids, encoded at most `_BATCH_CHARACTERS` at once."""
-    batch, length = list[_Piece](), 0
-    for piece in pieces:
-        if length + len(piece.text) > _BATCH_CHARACTERS:
-            yield from zip(batch, encoder.encode([one.text for one in batch]), strict=True)
-            batch, length = [], 0
-        batch.append(piece)
-        length += len(piece.text)
-    yield from zip(batch, encoder.encode([one.text for one in batch]), strict=True)
+    """Yield pieces in order with their ids; a batch is encoded while the next one is read."""
+    with ThreadPoolExecutor(1) as pool:
+        before, ids = list[_Piece](), pool.submit(encoder.encode, [])
+        for batch in batches:
+            coming = pool.submit(encoder.encode, [piece.text for piece in batch])
+            yield from zip(before, ids.result(), strict=True)
+            before, ids = batch, coming
+        yield from zip(before, ids.result(), strict=True)
 
 
 def _pieces(sources: tuple[Source, ...], scanned: CorpusScan, say: Progress) -> Iterator[_Piece]:
@@ -140,3 +140,17 @@ def _pieces(sources: tuple[Source, ...], scanned: CorpusScan, say: Progress) -> 
                 say(f"tokenising: {done / 1e6:.1f} of {scanned.size / 1e6:.1f} MB")
         if digest.hexdigest() != known.digest:
             raise ChangedError(f"data {source.spec!r} changed while it was read; run again")
+
+
+def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
+    """Group pieces so that no group is above `_BATCH_CHARACTERS`."""
+    batch: list[_Piece] = []
+    length = 0
+    for piece in pieces:
+        if batch and length + len(piece.text) > _BATCH_CHARACTERS:
+            yield batch
+            batch, length = [], 0
+        batch.append(piece)
+        length += len(piece.text)
+    if batch:
+        yield batch

@@ -14,7 +14,7 @@ from transformers.cache_utils import StaticLayer
 
 from clearhead.errors import ClearheadError
 from clearhead.nn.attention import Prefixes
-from clearhead.ops.precision import has_numbers, is_exporting, readable
+from clearhead.ops.precision import is_exporting, readable
 
 
 class PrefixCache(DynamicCache):
@@ -121,13 +121,18 @@ def seen_slots(cache: Cache, attention_mask: Tensor | None, x_B1C: Tensor) -> tu
     return length, seen if attention_mask is None else seen & attention_mask.bool()
 
 
-def key_positions(positions_BT: Tensor, key_mask: Tensor | None, past: int, places: int) -> Tensor:
+def key_positions(
+    positions_BT: Tensor,
+    key_mask: Tensor | None,
+    cache: Cache,
+    past: int,
+    places: int,
+    rows: int | None,
+) -> Tensor:
     """Positions of cached and new keys, [B or 1, S]: counted in the row without padding, + places.
 
-    Cached keys have the offset from this count that the row's first new token has.
-
-    Raises:
-        ClearheadError: new tokens whose offsets differ, which a later call could not know.
+    The offsets of given position_ids from this count are stored in the cache, for `rows` rows. If
+    `rows` is None they are not: cached keys then have the offset of the row's first new token.
     """
     if key_mask is None:
         count_BS = torch.arange(past + positions_BT.shape[1], device=positions_BT.device)[None]
@@ -136,19 +141,35 @@ def key_positions(positions_BT: Tensor, key_mask: Tensor | None, past: int, plac
         count_BS = (key_mask.long().cumsum(-1) - 1).clamp_min(0)
         seen_BT = key_mask[:, past:].long()
     count_BS = count_BS + places
-    offset_BT = positions_BT - count_BS[:, past:]
-    first_B1 = offset_BT.gather(1, seen_BT.argmax(1, keepdim=True).expand(len(offset_BT), 1))
-    several = offset_BT.shape[1] > 1 and has_numbers(offset_BT)
-    if several and bool(((offset_BT - first_B1) * seen_BT).any()):
-        raise ClearheadError(
-            "position_ids leave numbers out, which a cache of keys without positions does not "
-            "keep: give each row's in a sequence, or use_cache=False"
-        )
+    offset_BT = (positions_BT - count_BS[:, past:]) * seen_BT
+    if rows is None:
+        earlier = offset_BT.gather(1, seen_BT.argmax(1, keepdim=True))
+    else:
+        earlier = _earlier_offsets(cache, offset_BT, past, rows)
     if past == 0:
         return positions_BT
-    earlier = count_BS[:, :past] + first_B1
+    earlier = count_BS[:, :past] + earlier
     rows = max(earlier.shape[0], positions_BT.shape[0])
     return torch.cat([earlier.expand(rows, -1), positions_BT.expand(rows, -1)], 1)
+
+
+def _earlier_offsets(cache: Any, offset_BT: Tensor, past: int, rows: int) -> Tensor:
+    """Position offsets of `past` cached tokens, [B or 1, past]; the new ones are stored too."""
+    known = getattr(cache, "position_offsets", None)
+    if known is None:
+        known = offset_BT.new_zeros(1, 1)
+    if len(known) not in (1, rows):  # they were repeated or selected
+        if bool((known != known[:1]).any()):
+            raise ClearheadError(
+                f"the cache holds position_ids of {len(known)} rows, and the batch has {rows}: "
+                "start a new one"
+            )
+        known = known[:1]
+    # A crop cuts them off; after steps on the device the last goes on.
+    known = known[:, torch.arange(past, device=known.device).clamp_max(known.shape[1] - 1)]
+    rows = max(len(known), len(offset_BT))
+    cache.position_offsets = torch.cat([known.expand(rows, -1), offset_BT.expand(rows, -1)], 1)
+    return known
 
 
 def check_mask(attention_mask: Tensor) -> None:

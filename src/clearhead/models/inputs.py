@@ -157,7 +157,8 @@ def settle(
     positions = positions + places if places else positions
     keys = positions
     if cache is not None and needs.prepares_late:
-        keys = key_positions(positions, key_mask, past, places)
+        rows = None if on_device or torch.compiler.is_compiling() else batch
+        keys = key_positions(positions, key_mask, cache, past, places, rows)
     visibility = Visibility(causal, None, key_mask, documents)
     keeps_prefixes = isinstance(cache, PrefixCache) and not torch.compiler.is_compiling()
     prefixes = cache.prefixes if keeps_prefixes else None

@@ -2,11 +2,12 @@
 
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from clearhead.errors import ClearheadError
 from clearhead.models.loading import best_device, resolved
@@ -14,15 +15,16 @@ from clearhead.models.loading import best_device, resolved
 _GIB = 2**30
 
 
-def available(device: torch.device) -> int:
-    """Bytes that may be taken: what is free on a GPU; on the CPU, without swapping."""
+def available(device: torch.device) -> float:
+    """Bytes that may be taken: what is free on a GPU; on the CPU, without swapping. Infinite where
+    the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         lines = meminfo.read_text("utf-8").splitlines()
-        words = next(line for line in lines if line.startswith("MemAvailable")).split()
-        return int(words[1]) * 1024
+        stated = [line.split()[1] for line in lines if line.startswith("MemAvailable")]
+        return int(stated[0]) * 1024 if stated else math.inf
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -55,11 +57,11 @@ def require_room(name: str, work: str, *, copies: float, wide: bool = False) -> 
             return
         folder = Path(cached).parent
     total = 0
-    for path in folder.glob("*.safetensors"):
+    for path in folder.glob("model*.safetensors"):  # Mistral's folders hold the weights twice
         if not wide:
             total += path.stat().st_size
             continue
-        with safe_open(path, "pt") as weights:
+        with suppress(SafetensorError), safe_open(path, "pt") as weights:  # loading names the fault
             shapes = [weights.get_slice(key).get_shape() for key in weights.keys()]  # noqa: SIM118
-        total += 4 * sum(map(math.prod, shapes))
+            total += 4 * sum(map(math.prod, shapes))
     require_memory(copies * total, f"{work} of {name}", best_device())

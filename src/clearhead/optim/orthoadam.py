@@ -241,13 +241,19 @@ def _check_group(group: Mapping[str, Any]) -> None:
 
 
 def _check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a ClearheadError for the first gradient that is not finite."""
+    """Raise a ClearheadError for the first gradient that is sparse or not finite."""
     named = [
         (name, parameter)
         for number, group in enumerate(groups)
         for name, parameter in zip(names(group, number), group["params"], strict=True)
         if parameter.grad is not None
     ]
+    for name, parameter in named:
+        if parameter.grad.layout != torch.strided:
+            raise ClearheadError(
+                f"the gradient of {name} is sparse, and a rotation makes it dense: use "
+                "nn.Embedding(sparse=False)"
+            )
     if not named:
         return
     # One pass that any NaN or infinity comes through, and at float32 only the absurd overflows.

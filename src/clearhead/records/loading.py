@@ -10,6 +10,7 @@ cell of a place counts, under each draw. Older forms are refused.
 import json
 import math
 import re
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -73,9 +74,11 @@ def trusted(*paths: Path) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
         raise ClearheadError(
-            f"{', '.join(map(str, paths))}: a value has another type than its key asks for "
-            f"({type(error).__name__}: {error}): restore the file, or measure again"
+            f"{', '.join(map(str, paths))}: a value has another type than its key asks for, or "
+            f"clearhead has a fault ({type(error).__name__}: {error}, {Path(place.filename).name} "
+            f"line {place.lineno}): restore the file if it was changed"
         ) from error
 
 

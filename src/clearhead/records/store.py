@@ -44,7 +44,10 @@ class Store:
     def has(self, cell: str, header: Line) -> bool:
         """True if the result of a cell is there, and counts beside others of the run's `header`."""
         run = header["run"]
-        return (run, cell) in self._rows and goes_on(header, self._reader.headers[run])
+        if (run, cell) not in self._rows:
+            return False
+        with trusted(*([self.path] if self.path else [])):
+            return goes_on(header, self._reader.headers[run])
 
     def rows(self, cell: str, header: Line) -> list[Line]:
         """The rows of a result and its closing line, as they are read from the file."""
