@@ -1,6 +1,7 @@
 """clearhead diagnose: attention and hidden states of any model."""
 
 from clearhead.cli.options import parse
+from clearhead.experiments.sweep_configs import DIAGNOSIS_FILE
 from clearhead.experiments.sweep_configs import DiagnoseConfig as Command
 from clearhead.terminal import say
 
@@ -26,4 +27,4 @@ def run(words: list[str]) -> int:
 
     with Line(unit="cell") as work:
         lines = run_diagnosis(command, say=say, work=work)
-    return publish(lines, command.output / PAGE)
+    return publish([command.output / DIAGNOSIS_FILE], command.output / PAGE, lines=lines)

@@ -31,6 +31,6 @@ def run(words: list[str]) -> int:
             run_evaluation(config, say=say, work=work, told=done.extend)
     except ClearheadError:
         if done:  # what was measured before
-            publish(done, None, files=files)
+            publish(files, None, lines=done)
         raise
-    return publish(done, config.page, files=files)
+    return publish(files, config.page, lines=done)

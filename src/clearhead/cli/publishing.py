@@ -10,22 +10,16 @@ from clearhead.terminal import console, say, show
 
 
 def publish(
-    records: Sequence[Path] | Sequence[Line],
+    files: Sequence[Path],
     output: Path | None,
     *,
     title: str = "",
-    files: Sequence[Path] = (),
+    lines: Sequence[Line] | None = None,
 ) -> int:
-    """Write the page of records where a file is given, print its first table and verdict; return
-    as `print_page`.
-
-    Args:
-        records: files, or lines; of lines, those from `files` are trusted as files are.
-    """
-    paths = [one for one in records if isinstance(one, Path)]
-    with trusted(*(paths or files)):
-        lines = (one for one in records if not isinstance(one, Path))
-        page = page_of(load(paths) if paths else parse(lines), title)
+    """Write the page of the files' records where a file is given, print its first table and
+    verdict; return as `print_page`. `lines` are the records where files hold others too."""
+    with trusted(*files):
+        page = page_of(load(files) if lines is None else parse(lines), title)
     if output is not None:
         write_page(page, output)
     status = print_page(page)

@@ -30,5 +30,6 @@ def run(words: list[str]) -> int:
 
     with Line(unit="cell") as work:
         lines = run_quantization(command, say=say, work=work)
-    records = lines if command.records is None else [command.records]
-    return publish(records, command.page, title=command.title)
+    if command.records is None:
+        return publish([], command.page, title=command.title, lines=lines)
+    return publish([command.records], command.page, title=command.title)

@@ -21,7 +21,7 @@ ORTHO, SHARED = "transformer · orthoadam", "transformer · orthoadam · rotatio
 FORMS = {"one rotation for each parameter": ORTHO, "one rotation for all axes of a size": SHARED}
 COARSE = number("added_perplexity", scheme="w8a8-coarse")
 _SINK = number("first_token_argmax_share", at="documents")
-_HEALTHY, _ADDED = "the number compared with", "added perplexity of the baseline"
+_HEALTHY = "the number compared with"
 
 
 def _sink(
@@ -35,16 +35,13 @@ def _sink(
 def _costs(
     words: str, arm: Patterns, than: Patterns | Reading = ADAMW, what: Reading = COARSE
 ) -> Contrast:
-    """The cost of few bits, where they cost the baseline something."""
-    gate = reaches(what, ADAMW, 0.5, _ADDED)
-    return lower(f"perplexity added by {what.at['scheme']}, {words}", what, arm, than, gate)
-
-
-def _shares(words: str, arm: Patterns, than: Patterns, scheme: str) -> Contrast:
-    """As `_costs`, in shares of the perplexity in full precision, which these arms differ in."""
-    gate = reaches(number("added_perplexity", scheme=scheme), ADAMW, 0.5, _ADDED)
-    what = number("cost", scheme=scheme)
-    return lower(f"share of perplexity added by {scheme}, {words}", what, arm, than, gate)
+    """The cost of few bits, where they cost the baseline something: the perplexity that they add,
+    or its share of that in full precision, for arms that differ in it."""
+    added = replace(what, metric="added_perplexity")
+    gate = reaches(added, ADAMW, 0.5, "added perplexity of the baseline")
+    share = "share of " * (what.metric == "cost")
+    words = f"{share}perplexity added by {what.at['scheme']}, {words}"
+    return lower(words, what, arm, than, gate)
 
 
 def _fades(words: str, metric: str, arm: str, **bound: Any) -> Contrast:
@@ -71,8 +68,8 @@ def _kurtosis(
 _DEEP: dict[str, Any] = {"label": "deep outliers"}
 _RIVALS = replace(COARSE, label="outliers")
 # At 8 bits the outliers of models this small cost too little to be repaired.
-_SCHEMES = ("w6a6-coarse", "w4a4-coarse")
-_FEW = [number("added_perplexity", scheme=scheme) for scheme in _SCHEMES]
+_FEW = [number("added_perplexity", scheme=scheme) for scheme in ("w6a6-coarse", "w4a4-coarse")]
+_SHARES = [replace(one, metric="cost") for one in _FEW]
 _BOTH = ("transformer · normalizer softmax1 · orthoadam", "softmax1 · orthoadam")
 _SAFE = ("transformer · embedding_projection true · muon", "osp")
 _NEWER: dict[str, Patterns] = {
@@ -145,10 +142,10 @@ CLAIMS = (
         "", "outliers",
         (*(replace(_kurtosis(f"kurtosis of other tokens, {name}, each at its own rate", arm,
             tokens="rest"), own_rates=True) for name, arm in _NEWER.items()),
-        *(_shares(f"{name} against AdamW", arm, ADAMW, scheme) for name, arm in _NEWER.items()
-            for scheme in _SCHEMES),
-        *(_shares("outlier-safe pre-training against OrthoAdam", _SAFE, ORTHO, scheme)
-            for scheme in _SCHEMES))),
+        *(_costs(f"{name} against AdamW", arm, ADAMW, what) for name, arm in _NEWER.items()
+            for what in _SHARES),
+        *(_costs("outlier-safe pre-training against OrthoAdam", _SAFE, ORTHO, what)
+            for what in _SHARES))),
     Claim("softmax1/move", "Ours: outliers do not move to the rotated basis.",
         "", "outliers",
         tuple(_kurtosis(f"kurtosis in the optimizer's basis, {form}", arm, no_worse,
