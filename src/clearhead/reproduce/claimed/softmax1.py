@@ -32,6 +32,12 @@ def _sink(
     return verb(words, what, arm, BASE, reaches(what, BASE, 0.3, _HEALTHY), **options)
 
 
+def _annealed(words: str, what: Reading, least: float) -> Contrast:
+    """SmolLM2-135M after a million tokens, against dense continuation that has the defect."""
+    words = f"{words}, softmax-1 annealed into SmolLM2-135M against dense continuation"
+    return lower(words, what, "softmax1 annealed", "dense", reaches(what, "dense", least, _HEALTHY))
+
+
 def _costs(
     words: str, arm: Patterns, than: Patterns | Reading = ADAMW, what: Reading = COARSE
 ) -> Contrast:
@@ -85,10 +91,13 @@ CLAIMS = (
         (_sink("queries that look most at the first token, on a text that grows a sink", "softmax1",
             "backcopy"),)),
     Claim("softmax1/text",
-        "Ours: where ordinary text grows a sink, softmax-1 takes the attention from it.",
+        "Ours: where ordinary text has grown a sink, softmax-1 takes the attention from it.",
         "", "sink-text",
         (_sink("queries that look most at the first token, on ordinary text", "softmax1",
-            "sink on text"),)),
+            "sink on text"),
+        _annealed("queries that look most at the first token", number("first_token_argmax_share"),
+            0.3),
+        _annealed("perplexity added by w8a8-coarse", COARSE, 5))),
     Claim("softmax1/cause", "Positions do not make the sink: softmax does.",
         "neither positions, biases nor norms", "elimination",
         (_sink("queries that look most at the first token, without positions",
@@ -109,14 +118,17 @@ CLAIMS = (
         tuple(replace(_kurtosis(f"kurtosis under {name}, each at its own rate",
             f"transformer · {name.lower()}"), own_rates=True) for name in ("SGD", "Muon"))),
     Claim("softmax1/deep",
-        "Ours: OrthoAdam removes the outliers that 24 layers of SAS-P grow, and what they cost at "
-        "8 bits.",
+        "Ours: OrthoAdam, or one gain a norm, removes the outliers that 24 layers of SAS-P grow, and "
+        "what they cost at 8 bits.",
         "", "outliers-deep",
         (lower("kurtosis, one rotation for each parameter", number("kurtosis", **_DEEP),
             "sas-p · orthoadam", "sas-p", reaches(number("kurtosis", **_DEEP), "sas-p", 4,
             _HEALTHY)),
         lower("perplexity added by w8a8-coarse", replace(COARSE, **_DEEP), "sas-p · orthoadam",
-            "sas-p", reaches(replace(COARSE, **_DEEP), "sas-p", 0.5, _HEALTHY)))),
+            "sas-p", reaches(replace(COARSE, **_DEEP), "sas-p", 0.5, _HEALTHY)),
+        lower("kurtosis, one gain a norm", number("kurtosis", **_DEEP), "sas-p",
+            "sas-p · norm rmsnorm", reaches(number("kurtosis", **_DEEP), "sas-p · norm rmsnorm", 4,
+            _HEALTHY)))),
     Claim("softmax1/table3", "OrthoAdam makes few bits cheaper, with softmax-1 and alone.",
         "coarse 8 bits add 23.6 to perplexity without them, 0.43 with them (GPT-2, 130M)",
             "outliers",
