@@ -56,11 +56,12 @@ def _ours(modules: set[str]) -> list[str]:
     return sorted(name for name in modules if name.partition(".")[0] == "clearhead")
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_needs_no_heavy_library_and_few_modules(verb):
-    code, modules = _modules(verb, "--help")
+@pytest.mark.parametrize("words", [(), *((verb,) for verb in VERBS)], ids=" ".join)
+def test_help_needs_no_heavy_library_and_few_modules(words):
+    code, modules = _modules(*words, "--help")
     assert code == 0
     assert not HEAVY & modules
+    assert words or not {"tyro", "rich"} & modules
     assert len(_ours(modules)) <= 35, _ours(modules)
 
 
