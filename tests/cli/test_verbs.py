@@ -152,13 +152,6 @@ def test_a_corpus_smaller_than_a_batch_is_refused(capsys, tmp_path, settings):
     assert "batch" in refusal(capsys, "train", *words, "--output", tmp_path / "run")
 
 
-def test_plan_prints_counts(capsys):
-    assert call("plan", "transformer", "differential") == 0
-    out = capsys.readouterr().out
-    assert "2,557,632" in out
-    assert "2,558,400" in out
-
-
 def test_plan_names_the_shape(capsys):
     assert "choose one of" in refusal(capsys, "plan", "transformer", "--size", "0.35b")
     shape = ["hidden_size=256", "num_hidden_layers=4", "num_attention_heads=8"]
