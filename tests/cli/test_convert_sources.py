@@ -126,7 +126,7 @@ def test_a_head_beside_the_embedding_to_which_it_is_tied_is_refused(source, goin
     assert call("convert", source, source.with_name("tied")) == 0
 
 
-def test_weights_that_are_lost_are_named_as_the_cause(source, going_on, tmp_path, capsys):
+def test_weights_that_are_lost_are_named_as_the_cause(source, going_on, capsys):
     key = "model.layers.1.mlp.up_proj.weight"
     _rewrite(source, lambda weights: weights[key][0].fill_(torch.nan))
     assert f"{key} of this LlamaForCausalLM has weights that are not finite: give" in (

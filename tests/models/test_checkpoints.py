@@ -78,7 +78,7 @@ def test_a_model_opened_as_remote_code_and_saved_again_brings_no_copy_of_our_cod
         assert [path.name for path in folder.glob("*.py")] == ["modeling_clearhead.py"]
 
 
-def test_a_class_of_another_package_brings_its_code(tmp_path):
+def test_a_class_of_another_package_brings_its_code():
     class Other(clearhead.ClearheadConfig):
         pass
 

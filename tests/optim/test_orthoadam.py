@@ -147,19 +147,6 @@ def test_a_rotation_of_ones_own_is_drawn_by_name_or_else_by_place():
     assert distance(by_place, parameters, "wide") > 1e-3
 
 
-def test_equal_gradients_of_two_parameters_step_alike_only_where_rotations_are_shared():
-    def change(share):
-        parameters = {name: nn.Parameter(torch.zeros(10, 16)) for name in ("a", "b")}
-        optimizer = OrthoAdam(parameters.items(), lr=0.1, share=share)
-        for parameter in parameters.values():
-            parameter.grad = torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
-        optimizer.step()
-        return distance({"x": parameters["a"]}, {"x": parameters["b"]}, "x")
-
-    assert change("size") == 0
-    assert change("parameter") > 0.05
-
-
 def test_axes_beyond_the_limit_are_left_as_they_are():
     shapes = (4, 8), (1, 4), (4, 1)
     optimizer = OrthoAdam([nn.Parameter(torch.zeros(shape)) for shape in shapes], limit=7)
