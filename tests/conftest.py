@@ -33,8 +33,7 @@ SLOW = (
     *("attack", "cli", "train/test_resume.py", "view/test_browser.py"),
     *("report/test_browser.py", "report/test_committed_records.py"),
     *("eval/test_answers.py", "eval/test_harness.py"),
-    *("data/test_corpus.py", "data/test_corpus_builds.py", "data/test_going_on.py"),
-    *("data/test_scale.py", "data/test_synthetic.py"),
+    *("data/test_corpus.py", "data/test_corpus_builds.py", "data/test_synthetic.py"),
     *("models/test_blocks.py", "models/test_caches.py", "models/test_checkpoints.py"),
     *("models/test_compiled.py", "models/test_conventions.py", "models/test_encoders.py"),
     *("models/test_outside.py", "models/test_serving.py"),
@@ -48,7 +47,8 @@ FIRST = (
     *("cli/test_deploy.py", "reproduce/test_smoke.py", "cli/test_repair_tutorial.py"),
     *("cli/test_compare.py", "models/test_space.py", "models/test_conventions.py"),
     *("models/test_sink_models.py", "models/test_outside.py", "train/test_resume.py"),
-    *("models/test_caches.py", "models/test_blocks.py", "report/test_browser.py", "cli"),
+    *("models/test_caches.py", "models/test_blocks.py", "ops/test_layouts.py"),
+    *("report/test_browser.py", "cli"),
     *("reproduce", "data", "models", "ops", "report"),
 )
 

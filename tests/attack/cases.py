@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 
 SEED = os.environ.get("CLEARHEAD_ATTACK_SEED", "0")
-CASES = int(os.environ.get("CLEARHEAD_ATTACK_CASES", "300"))
+CASES = int(os.environ.get("CLEARHEAD_ATTACK_CASES", "200"))
 ONLY = [int(word) for word in os.environ.get("CLEARHEAD_ATTACK_ONLY", "").split(",") if word]
 # Of all cases, by what one takes: from hundredths of a second to several seconds.
 SHARES = {"configurations": 0.5, "commands": 0.36, "files": 0.11, "kills": 0.025, "pages": 0.005}

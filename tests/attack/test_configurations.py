@@ -1,7 +1,8 @@
-"""Any point of the axes, with hostile numbers: it trains a step and decodes, or is refused."""
+"""Any point of the axes, with hostile numbers: it trains, decodes and reloads, or is refused."""
 
 import math
 import random
+import tempfile
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM, ClearheadForMaskedLM
+from clearhead.models import plan
 from clearhead.nn import REGISTRY
 from clearhead.spec import AXES
 
@@ -90,15 +92,22 @@ def _use(config: ClearheadConfig) -> None:
             assert parameter.grad is None or parameter.grad.isfinite().all(), name
         optimizer.step()
         optimizer.zero_grad()
-    model.eval()
-    if not causal:
-        return
     with torch.no_grad():
-        full, cache = model(ids, use_cache=False).logits, DynamicCache(config=config)
+        full, cache = model.eval()(ids, use_cache=False).logits, DynamicCache(config=config)
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            again = type(model).from_pretrained(folder).eval()
+        assert torch.equal(again(ids, use_cache=False).logits, full)
+        assert again.config.layer(0) == config.layer(0)
+        if not causal:
+            return
         parts = [
             model(part, past_key_values=cache, use_cache=True).logits
             for part in (ids[:, :5], ids[:, 5:6], ids[:, 6:])
         ]
+    held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    if not getattr(config, "sliding_window", None):
+        assert plan(config, length=9).cache_bytes == 2 * held // (2 * 9)
     if (config.rope_parameters or {}).get("rope_type") != "dynamic":  # whose base moves by design
         torch.testing.assert_close(torch.cat(parts, 1), full, rtol=1e-3, atol=1e-4)
 

@@ -54,16 +54,6 @@ def test_runs_side_by_side_have_the_records_of_runs_in_turn(words, tmp_path, cap
     assert "learning_rate 0.001, seed 0: already done" in capsys.readouterr().err
 
 
-def test_arms_from_one_trained_model_are_made_side_by_side(settings, llama, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    place = settings.index("--data.vocabulary")  # the model's own tokenizer takes its place
-    words = ["--from", str(llama), *settings[:place], *settings[place + 2 :], "--lengths", "1"]
-    words = ["compare", "transformer", "gated", *words, "--evaluation-tokens", "64"]
-    assert call(*words, "--output", str(tmp_path / "a")) == 0
-    assert call(*words, "--output", str(tmp_path / "b"), "--jobs", "2") == 0
-    assert _records(tmp_path / "b") == _records(tmp_path / "a")
-
-
 def test_a_run_that_fails_is_named_and_the_same_command_makes_it(words, tmp_path, capsys):
     (tmp_path / "a").mkdir()
     blocked = tmp_path / "a/transformer+learning_rate=1e+30-seed0"

@@ -96,18 +96,6 @@ def test_a_damaged_run_json_is_named(output, compared, text_words, capsys, conte
     assert f"{path} is damaged" in refusal(capsys, *words)
 
 
-def test_a_damaged_line_of_the_curve_is_refused_by_its_number(output, compared, capsys):
-    (output / RUN / "records.jsonl").unlink()
-    metrics = output / RUN / "metrics.jsonl"
-    whole = metrics.read_text()
-    metrics.write_text("x" + whole)
-    assert f"{metrics}, line 1: not a step: " in refusal(capsys, *compared(output))
-    metrics.write_text(whole)
-    assert call(*compared(output)) == 0
-    (run,) = load(output / "records.jsonl").runs  # measured again, not trained again
-    assert [step["step"] for step in run.steps] == [1, 2]
-
-
 def test_damaged_weights_are_measured_by_no_verb(output, compared, text_words, tmp_path, capsys):
     final = output / RUN / "final"
     _flip(final / "model.safetensors")

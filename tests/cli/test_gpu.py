@@ -75,33 +75,25 @@ def test_compare(words, tmp_path):
     assert (tmp_path / "runs" / "report.html").exists()
 
 
-def test_eval(model, words, tmp_path):
-    records = tmp_path / "records.jsonl"
-    _call(
-        *("eval", str(model), *words, "--records", str(records)),
-        *("--tasks", "perplexity", "passkey", "recall", "allocation", "--lengths", "256", "512"),
-        *("--rope-scaling", "none", "dynamic", "--factors", "2", "--passkey.trials", "2"),
-        *("--passkey.wording", "landmark", "--passkey.new-tokens", "4", "--tokens", "4096"),
-        *("--perplexity.text", "stream"),
-        *("--recall.samples", "2", "--recall.pairs", "2", "--allocation.samples", "2"),
-    )
-    assert len(_lines(records)) > 10
-
-
-def test_diagnose(model, words, tmp_path):
-    _call(
-        *("diagnose", str(model), *words, "--length", "32", "--windows", "4"),
-        *("--output", str(tmp_path)),
-    )
-    assert _lines(tmp_path / "diagnosis.jsonl")
-
-
-def test_quantize(model, words, tmp_path):
-    _call(
-        *("quantize", str(model), *words, "--length", "32", "--tokens", "512"),
-        *("--records", str(tmp_path / "few.jsonl")),
-    )
-    assert _lines(tmp_path / "few.jsonl")
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [
+        (
+            "eval",
+            "--tasks perplexity passkey recall allocation --lengths 256 512 --tokens 4096 "
+            "--rope-scaling none dynamic --factors 2 --passkey.trials 2 --passkey.wording landmark "
+            "--passkey.new-tokens 4 --perplexity.text stream --recall.samples 2 --recall.pairs 2 "
+            "--allocation.samples 2 --records out.jsonl",
+        ),
+        ("diagnose", "--length 32 --windows 4 --output ."),
+        ("quantize", "--length 32 --tokens 512 --records out.jsonl"),
+    ],
+)
+def test_a_verb_writes_records(verb, options, model, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _call(verb, str(model), *words, *options.split())
+    (records,) = tmp_path.glob("*.jsonl")
+    assert _lines(records)
 
 
 def test_models_in_few_bits(wide, words, tmp_path):

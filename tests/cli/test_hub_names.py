@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from clearhead.data import tokenizer as tokenizers
 
@@ -72,14 +70,3 @@ def test_a_folder_with_the_owner_s_name_hides_no_model_of_the_cache(name, hub, c
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
         assert "no such folder; nor in the hub's cache" in line
-
-
-def test_a_name_on_the_hub_is_converted(hub, clearhead, tmp_path):
-    made = tmp_path / "made"
-    done = clearhead("convert", "owner/tiny", made, "--to", "differential-v2")
-    assert done.returncode == 0, done.stderr
-    assert "LlamaForCausalLM → ClearheadForCausalLM, with equal logits" in done.stdout
-    theirs = AutoModelForCausalLM.from_pretrained(hub / "models--owner--tiny/snapshots" / COMMIT)
-    ours, ids = AutoModelForCausalLM.from_pretrained(made), torch.arange(20)[None]
-    with torch.no_grad():
-        assert torch.allclose(ours(ids).logits, theirs(ids).logits, atol=1e-4)

@@ -102,6 +102,9 @@ def verbs(text: Path, cache: Path, tmp_path: Path) -> dict[str, list[str]]:
 
 
 VERBS = ("generate", "eval", "diagnose", "quantize", "deploy", "convert")
+# What is run with permission: a tokenizer's code takes one way, and deploying takes longest.
+ALLOWED = {*((verb, "model") for verb in (*VERBS, "finetune") if verb != "deploy")}
+ALLOWED |= {("generate", "tokenizer"), ("deploy", "tokenizer")}
 
 
 def _call(words: list[str], model: str) -> int:
@@ -122,6 +125,8 @@ def test_code_runs_where_it_is_allowed_and_never_unasked(
     assert "[y/N]" not in told.out + told.err
     assert not (tmp_path / "marker").exists()
     assert not (tmp_path / "out").exists()
+    if (verb, kind) not in ALLOWED:
+        return
     if verb == "deploy":
         pytest.importorskip("torchao")
     # A class of a folder's own is opened, and has no counterpart to be converted to.

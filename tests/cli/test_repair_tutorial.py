@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from .conftest import WORDS, call, saved_llama
+from .conftest import WORDS, call, refusal, saved_llama
 
 PAGE = Path(__file__).parents[2] / "docs/repair.md"
 TUTORIAL = PAGE.read_text("utf-8").partition("## From a diagnosis")[2].partition("\n## What to")[0]
@@ -65,7 +65,8 @@ def test_the_commands_run_in_order_as_written(
         shown = "".join(capsys.readouterr())
         (said,) = [said for start, said in SAID.items() if " ".join(words).startswith(start)]
         assert re.search(said, shown), shown
-    assert call("convert", "few-bits", "refused", "--for", "serving") == 2
-    assert "its keys and values stand before the text" in capsys.readouterr().err
+    assert "its keys and values stand before the text" in refusal(
+        capsys, "convert", "few-bits", "refused", "--for", "serving"
+    )
     assert call("train", "--resume", "repaired", "--train.tokens", "6144") == 0
     assert "extended to 6,144 tokens" in capsys.readouterr().err

@@ -55,7 +55,7 @@ def test_names_in_records_are_shown_in_tables(name, run, tmp_path, capsys):
     records = (RESULTS / name).read_text("utf-8").replace(f'"{run}', f'"{escaped}')
     (tmp_path / "records.jsonl").write_text(records.replace('"label": "', f'"label": "{escaped}'))
     page = tmp_path / "page.html"
-    assert call("report", str(tmp_path / "records.jsonl"), "--output", str(page)) == 0
+    assert call("report", tmp_path / "records.jsonl", "--output", page) == 0
     out = capsys.readouterr().out
     assert not COMMANDS.search(out)
     assert r"a\x1b]0;owned" in "".join(re.findall(r"[^\s│┃]+", out))
@@ -127,7 +127,7 @@ POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 @pytest.mark.parametrize("environment", [POSIX, {"PYTHONIOENCODING": "latin-1"}], ids=str)
-@pytest.mark.parametrize("verb", ["train", "reproduce", "convert", ""])
+@pytest.mark.parametrize("verb", ["train", ""])
 def test_help_is_printed_in_every_encoding(verb, environment):
     done = _shell(f"clearhead {verb} --help", **environment)
     assert done.returncode == 0, done.stderr
@@ -209,4 +209,4 @@ def test_a_closed_terminal_stops_the_run_as_a_signal_does(settings, tmp_path, ca
     (checkpoint,) = (run / "checkpoints").iterdir()
     step = json.loads(metrics.read_text("utf-8").splitlines()[-1])["step"]
     assert checkpoint.name.endswith(f"{step}")
-    assert f"go on with it by --resume {run}" in refusal(capsys, *words, "--output", str(run))
+    assert f"go on with it by --resume {run}" in refusal(capsys, *words, "--output", run)

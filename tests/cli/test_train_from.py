@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests_architectures import takes_adapters
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
@@ -20,8 +20,6 @@ from .conftest import call, changed, record_of, refusal, weights_of
     [
         (),
         ("--train.only", "*attn*", "--train.optimizer", "muon"),
-        ("gated", "--set", "normalizer=sink", "annealed_start=true"),
-        ("--train.lora", "2"),
         ("softmax1", "--train.lora", "2", "--set", "annealed_start=true"),
     ],
     ids=lambda more: " ".join(more[:2]),
@@ -33,10 +31,10 @@ def test_any_model_goes_on_and_a_stopped_run_ends_in_the_same_bits(
         pytest.skip("no PEFT that this transformers takes")
     words = ["train", *more, "--from", str(source), *going_on]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert call(*words, "--output", str(whole)) == 0
+    assert call(*words, "--output", whole) == 0
     stopping(3)
-    assert call(*words, "--output", str(cut)) == 128 + signal.SIGTERM
-    assert call("train", "--resume", str(cut)) == 0
+    assert call(*words, "--output", cut) == 128 + signal.SIGTERM
+    assert call("train", "--resume", cut) == 0
     assert "Writing model shards" not in capsys.readouterr().err
     assert weights_of(cut) == weights_of(whole)
     record = record_of(whole)
@@ -52,10 +50,10 @@ def test_any_model_goes_on_and_a_stopped_run_ends_in_the_same_bits(
         assert frozen == {key for key in started if "attn" not in key}
     if "--train.lora" in more:
         for alone in (next((whole / "checkpoints").iterdir()), whole / "final/adapter"):
-            said = refusal(capsys, "generate", str(alone), "key")
+            said = refusal(capsys, "generate", alone, "key")
             assert "open RUN/final, where they are merged" in said
     # The model of the run is one for every verb, and for another run.
-    assert call("generate", str(whole), "key", "--tokens", "2") == 0
+    assert call("generate", whole, "key", "--tokens", "2") == 0
     again = ["train", "--from", str(whole), *going_on, "--output", str(tmp_path / "again")]
     assert call(*again) == 0
 
@@ -65,18 +63,14 @@ def test_adapters_of_other_weights_are_not_gone_on_with(
 ):
     if not takes_adapters():
         pytest.skip("no PEFT that this transformers takes")
-    run = tmp_path / "run"
+    words = ["train", "--from", source, *going_on, "--train.lora", "2"]
     stopping(3)
-    words = ["train", "--from", str(source), *going_on, "--train.lora", "2", "--output", str(run)]
-    assert call(*words) == 128 + signal.SIGTERM
-    (checkpoint,) = (run / "checkpoints").glob("step-*")
-    said = refusal(capsys, "generate", str(checkpoint), "key")
-    assert "holds adapters alone, no model: open RUN/final" in said
-    model = AutoModelForCausalLM.from_pretrained(source)
-    with torch.no_grad():
-        model.model.norm.weight.mul_(2)
-    model.save_pretrained(source)
-    assert "has other weights than the run in" in refusal(capsys, "train", "--resume", str(run))
+    assert call(*words, "--output", tmp_path / "run") == 128 + signal.SIGTERM
+    weights = load_file(source / "model.safetensors")
+    weights["model.norm.weight"] *= 2
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    said = refusal(capsys, "train", "--resume", tmp_path / "run")
+    assert "has other weights than the run in" in said
 
 
 def test_text_that_changed_since_a_run_began_is_refused_before_it_is_tokenised(
@@ -129,7 +123,7 @@ def test_arms_start_from_one_model(source, going_on, tmp_path, capsys):
         (["--set", "direction=bidirectional"], "transformer: "),
         (["--vary", "normalizer=sink,sinks"], "did you mean sink"),
     ):
-        assert said in refusal(capsys, *words[:-1], str(other), *more)
+        assert said in refusal(capsys, *words[:-1], other, *more)
         assert not (other / "records.jsonl").exists()
 
 
@@ -145,7 +139,7 @@ def test_sinks_too_low_to_be_trained_are_said(source, going_on, tmp_path, capsys
             (["compare", "gated", "sink", *measured, *out], True),
         )
     ):
-        assert call(*words, str(tmp_path / str(number))) == 0
+        assert call(*words, tmp_path / str(number)) == 0
         told = " ".join("".join(capsys.readouterr()).split())
         wanted = "the sinks rest at -40, where training hardly moves them: give --set annealed_st"
         assert (wanted in told) == said, words
@@ -183,3 +177,33 @@ def test_what_cannot_go_on_is_refused_in_a_line(
     ):
         assert said in refusal(capsys, "train", *words, *going_on, *out), words
     assert not (tmp_path / "run").exists()
+
+
+def _losses(folder):
+    lines = map(json.loads, (folder / "records.jsonl").read_text("utf-8").splitlines())
+    steps = [line for line in lines if line["kind"] == "step"]
+    return {
+        name: [line["loss"] for line in steps if line["run"] == f"{name}/seed0"]
+        for name in ("transformer", "differential-v2")
+    }
+
+
+def test_only_a_lone_run_has_the_dropout_of_its_class(settings, tokenizer, tmp_path, capsys):
+    source = tmp_path / "source"
+    shape = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 64, "attn_pdrop": 0.5}
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **shape)).save_pretrained(source)
+    tokenizer.save_pretrained(source)
+    place = settings.index("--data.vocabulary")
+    words = ["--from", source, *settings[:place], *settings[place + 2 :]]
+
+    small = ["--lengths", "1", "--evaluation-tokens", "64", "--output", tmp_path / "arms"]
+    assert call("compare", "transformer", "differential-v2", *words, *small) == 0
+    said = capsys.readouterr().err
+    assert "attn_pdrop=0.5, embd_pdrop=0.1, resid_pdrop=0.1: left out of every arm" in said
+    one, other = _losses(tmp_path / "arms").values()
+    assert abs(one[0] - other[0]) < 1e-5  # the same function still
+
+    assert call("train", *words, "--output", tmp_path / "run") == 0
+    config = json.loads((tmp_path / "run/final/config.json").read_text("utf-8"))
+    assert config["attn_pdrop"] == 0.5

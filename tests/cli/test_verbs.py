@@ -1,14 +1,11 @@
 """The command line as a person uses it: what it answers, and how it refuses."""
 
-import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from clearhead.cli import VERBS
 from clearhead.models import plan, preset
 
 from .conftest import call, changed, refusal
@@ -25,13 +22,13 @@ from .conftest import call, changed, refusal
     ],
 )
 def test_an_option_without_the_values_that_it_takes_is_refused(words, option, capsys):
-    assert call(*words) == 2
-    assert f"{option} is given without a value" in capsys.readouterr().err
+    assert f"{option} is given without a value" in refusal(capsys, *words)
 
 
 def test_what_follows_two_dashes_is_text_and_no_option(tmp_path, capsys):
-    assert call("generate", str(tmp_path / "none"), "--tokens", "3", "--", "--tokens.a") == 2
-    assert "none" in capsys.readouterr().err
+    assert "none" in refusal(
+        capsys, "generate", str(tmp_path / "none"), "--tokens", "3", "--", "--tokens.a"
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,23 +45,6 @@ def test_an_option_given_twice_is_refused(words, capsys):
         f"{words[-2] if words[-1].isdigit() else '--train.no-document-masks'} is given twice"
         in (capsys.readouterr().err)
     )
-
-
-def test_help_imports_nothing_heavy():
-    code = """
-import sys
-from pathlib import Path
-from clearhead.cli import main
-try:
-    main(["--help"])
-except SystemExit as stop:
-    assert stop.code == 0
-heavy = {"torch", "transformers", "tyro", "rich", "numpy", "plotly", "datasets"} & set(sys.modules)
-assert not heavy, heavy
-"""
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    for verb in VERBS:
-        assert f"  {verb} " in out.stdout
 
 
 def test_version_and_empty_call(capsys):
@@ -107,10 +87,11 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
         (("train", "--from", "none", "--data.data", "none"), "already holds a run"),
         (("quantize", "none", "--deploy", "int8-dynamic-tensor"), "exists: give a folder that"),
     ):
-        assert call(*words, "--output", str(tmp_path)) == 2
+        assert call(*words, "--output", tmp_path) == 2
         assert said in capsys.readouterr().err
-    assert call("convert", "none", str(tmp_path)) == 2
-    assert "exists: give a folder that does not exist yet" in capsys.readouterr().err
+    assert "exists: give a folder that does not exist yet" in refusal(
+        capsys, "convert", "none", str(tmp_path)
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,14 +149,7 @@ def test_refusals_are_one_line(words, message, capsys, tmp_path, monkeypatch):
 
 def test_a_corpus_smaller_than_a_batch_is_refused(capsys, tmp_path, settings):
     words = changed(settings, "--train.batch-size", "100000", "--train.tokens", "10000000")
-    assert "batch" in refusal(capsys, "train", *words, "--output", str(tmp_path / "run"))
-
-
-def test_plan_prints_counts(capsys):
-    assert call("plan", "transformer", "differential") == 0
-    out = capsys.readouterr().out
-    assert "2,557,632" in out
-    assert "2,558,400" in out
+    assert "batch" in refusal(capsys, "train", *words, "--output", tmp_path / "run")
 
 
 def test_plan_names_the_shape(capsys):
@@ -194,7 +168,7 @@ def test_plan_names_the_shape(capsys):
 def test_plan_counts_the_positions_that_training_gives_a_preset(capsys):
     """The preset has 256, and training makes room for its windows."""
     for length in (128, 320):
-        assert call("plan", "gpt2", "--train.sequence-length", str(length), "--gpu", "h200") == 0
+        assert call("plan", "gpt2", "--train.sequence-length", length, "--gpu", "h200") == 0
         found = int(capsys.readouterr().out.split(" parameters")[0].split()[-1].replace(",", ""))
         trained = preset("gpt2", max_position_embeddings=max(256, length))
         assert found == plan(trained).parameters
@@ -207,12 +181,12 @@ def test_plan_tells_the_bill_of_a_run_and_of_a_checkpoint_in_80_columns(
 ):
     monkeypatch.chdir(tmp_path)
     run = Path("run")  # a longer name would be a longer line
-    assert call("train", "--output", str(run), *settings) == 0
-    assert call("plan", str(run), str(run / "final"), "--gpu", "h200") == 0
+    assert call("train", "--output", run, *settings) == 0
+    assert call("plan", run, run / "final", "--gpu", "h200") == 0
     out = capsys.readouterr().out
     assert out.count(" parameters, ") == 2
     assert out.count("1 x h200") == 2
-    assert call("plan", str(run), "--train.tokens", "512000", "--gpu", "h200") == 0
+    assert call("plan", run, "--train.tokens", "512000", "--gpu", "h200") == 0
     out += (longer := capsys.readouterr().out)
     assert "512,000 tokens in " in longer
     assert call("plan", "--size", "diff-13.1b") == 0
@@ -220,27 +194,7 @@ def test_plan_tells_the_bill_of_a_run_and_of_a_checkpoint_in_80_columns(
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
     assert "13,103,354,880" in out
-    assert "leave --size and --set out" in refusal(capsys, "plan", str(run), "--size", "small")
-
-
-def test_train_resume_eval_generate(capsys, tmp_path, settings):
-    run = tmp_path / "run"
-    words = ["train", "softmax1", "--output", str(run), *settings]
-    assert call(*words) == 0
-    assert (run / "final" / "model.safetensors").exists()
-    assert "already holds a run" in refusal(capsys, *words)
-
-    assert call("generate", str(run), "attention", "--tokens", "5") == 0
-    assert capsys.readouterr().out.startswith("attention")
-    assert call("generate", str(run), "attention", "--tokens", "5", "--temperature", "0") == 0
-
-    data = [*settings[:2], "--data.validation", "0.1"]
-    records = tmp_path / "eval.jsonl"
-    options = ["--lengths", "16", "32", "--tokens", "64", "--records", str(records)]
-    assert call("eval", str(run), *options, *data) == 0
-    lines = [json.loads(line) for line in records.read_text().splitlines()]
-    cells = [(x["task"], x["at"]["length"]) for x in lines if x["kind"] == "cell"]
-    assert cells == [("perplexity", 16), ("perplexity", 32)]
+    assert "leave --size and --set out" in refusal(capsys, "plan", run, "--size", "small")
 
 
 def test_texts_beyond_learned_positions_are_refused_beforehand(capsys, tmp_path, settings):
@@ -252,10 +206,8 @@ def test_texts_beyond_learned_positions_are_refused_beforehand(capsys, tmp_path,
         assert "windows of 16 tokens are more than the 8 positions" in refused
         assert not run.exists()
     assert call("train", "sas", *words, "max_position_embeddings=16") == 0
-    refused = refusal(capsys, "generate", str(run), "attention", "--tokens", "50")
+    refused = refusal(capsys, "generate", run, "attention", "--tokens", "50")
     room = int(refused.split("ask for ")[1].split()[0])
-    assert call("generate", str(run), "attention", "--tokens", str(room)) == 0
-    assert str(room) in refusal(
-        capsys, "generate", str(run), "attention", "--tokens", f"{room + 1}"
-    )
-    assert "shorten the prompt" in refusal(capsys, "generate", str(run), "attention " * 40)
+    assert call("generate", run, "attention", "--tokens", room) == 0
+    assert str(room) in refusal(capsys, "generate", run, "attention", "--tokens", f"{room + 1}")
+    assert "shorten the prompt" in refusal(capsys, "generate", run, "attention " * 40)

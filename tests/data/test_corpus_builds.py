@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from clearhead.data import prepare, tokenisation, tokenizer
-from clearhead.data.corpus import fingerprint_of
+from clearhead.data.corpus import fingerprint_of, map_stream
 from clearhead.errors import ClearheadError
 
 
@@ -194,48 +193,6 @@ def test_other_content_or_options_are_another_build(folder, configure, encoded):
     assert len(encoded) == count  # weights need no other tokens
 
 
-def test_same_bytes_in_another_process(folder, configure):
-    config = configure(folder)
-    script = (
-        "import sys; from pathlib import Path; from clearhead.data import DataConfig, prepare; "
-        f"print(prepare(DataConfig(data=({str(folder)!r},), vocabulary=280, validation=0.2, "
-        f"cache=Path({str(config.cache) + '2'!r}))).fingerprint); "
-        "assert 'datasets' not in sys.modules, 'slow to import, and needed for the hub alone'"
-    )
-    corpus = prepare(config)
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONHASHSEED": "7"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout.strip() == corpus.fingerprint
-    here, there = (build(path) for path in (config.cache, config.cache.parent / "cache2"))
-    names = {path.relative_to(here) for path in here.rglob("*") if path.is_file()}
-    for name in names:
-        assert (here / name).read_bytes() == (there / name).read_bytes(), name
-
-
-def test_an_interrupted_build_leaves_nothing(folder, configure, monkeypatch):
-    config = configure(folder)
-    monkeypatch.setattr(tokenisation, "_BATCH_CHARACTERS", 4000)
-    calls = []
-
-    def fails(self, texts, original=tokenizer.Encoder.encode):
-        calls.append(texts)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return original(self, texts)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tokenizer.Encoder, "encode", fails)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(config)
-    assert list((config.cache / "corpora").iterdir()) == []
-    assert prepare(config).describe()["documents"] == 30
-
-
 def test_full_disk_is_one_line(folder, configure, monkeypatch):
     config = configure(folder)
 
@@ -359,3 +316,35 @@ def test_a_process_waits_for_another_that_makes_the_same(folder, configure, enco
     assert sum(encoded) == 30
     assert corpora[0].fingerprint == corpora[1].fingerprint
     assert "reusing the tokens" in said[-1]
+
+
+SIZE = 10**11
+
+
+def test_windows_are_read_without_being_kept(tmp_path):
+    """Mapped pages would count as the process's memory, and bring their neighbours."""
+    with open(tmp_path / "0.train.tokens", "wb") as file:
+        file.truncate(SIZE)
+    (tmp_path / "0.train.starts").write_bytes(b"")
+    stream = map_stream(tmp_path, 0, "train", "<u2", spec="s", weight=None)
+    before = _resident()
+    for number in range(2000):
+        stream.window(number * 20_000_003, 2048)
+    assert _resident() - before < 16
+
+
+def _resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def test_a_shard_that_is_cut_short_while_it_is_read_is_one_line(folder, configure):
+    config = configure(folder)
+    corpus = prepare(config)
+    (build,) = (config.cache / "corpora").iterdir()
+    (stream,) = corpus.split("train")
+    assert stream.window(10, 20).tolist() == stream.tokens[10:30].tolist()
+    length = len(stream)
+    os.truncate(build / "0.train.tokens", 20)
+    with pytest.raises(ClearheadError, match="was cut short while it was in use: start again"):
+        stream.window(length - 20, 20)

@@ -262,16 +262,3 @@ def test_a_folder_takes_the_place_of_a_task_of_the_hub(write, tmp_path, monkeypa
         [("a question of train", None, "card_arrival")],
         [("a question of test", None, "age_limit")],
     ]
-
-
-def test_the_nine_tasks_of_glue():
-    first = {name: task.metrics[0] for name, task in GLUE.items()}
-    assert first == {
-        **{"cola": "mcc", "sst2": "accuracy", "mrpc": "f1", "stsb": "pearson", "qqp": "f1"},
-        **{"mnli": "accuracy", "qnli": "accuracy", "rte": "accuracy", "wnli": "accuracy"},
-    }
-    assert [split for split, _ in GLUE["mnli"].validation] == [
-        *("validation_matched", "validation_mismatched")
-    ]
-    assert GLUE["stsb"].regression
-    assert GLUE["cola"].pair is None

@@ -137,11 +137,3 @@ def test_documents_are_found_in_windows_as_training_knows_them(begin, folder, co
         assert torch.equal(found["document_ids"], batch["document_ids"])
         assert torch.equal(found["position_ids"], batch["position_ids"])
         assert torch.equal(found["labels"][:, 1:], batch["labels"][:, 1:])
-
-
-def test_documents_keep_their_masks_and_positions(folder, configure):
-    corpus = with_mask_token(prepare(configure(folder)))
-    plain = Batches(corpus, sequence_length=16, batch_size=3, seed=5, document_masks=True)
-    made = MaskedBatches(plain, Masking(corpus.tokenizer)).batch(0)
-    assert torch.equal(made["document_ids"], plain.batch(0)["document_ids"])
-    assert torch.equal(made["position_ids"], plain.batch(0)["position_ids"])

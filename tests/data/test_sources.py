@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import os
 import re
 from collections import Counter
@@ -41,18 +40,50 @@ def test_weight_is_after_the_last_at(tmp_path):
     assert parse(f"{path}@3") == (str(path), 3.0)
 
 
-@pytest.mark.parametrize("weight", ["much", "0", "-1", "nan", "inf", ""])
-def test_bad_weight(weight):
-    refuses(r"weight after '@' is .*; give a number above 0", f"python-stdlib@{weight}")
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        *(
+            ([f"python-stdlib@{weight}"], r"weight after '@' is .*; give a number above 0")
+            for weight in ("much", "0", "-1", "nan", "inf", "")
+        ),
+        *(([word], "names no source") for word in ("", " ", "@1")),
+        (["python-packages@1", "python-stdlib"], "'python-stdlib' has no weight while others"),
+        (["/nowhere.txt"], "no such file or folder; give an existing path"),
+        (["python-stdlbi"], r"did you mean python-stdlib\?"),
+    ],
+)
+def test_words_that_name_no_source(words, match):
+    refuses(match, *words)
 
 
-@pytest.mark.parametrize("word", ["", " ", "@1"])
-def test_no_source_named(word):
-    refuses("names no source", word)
+PACKED = gzip.compress(b'{"text": "x"}\n' * 1000)
 
 
-def test_all_weights_or_none(folder):
-    refuses("'python-stdlib' has no weight while others have one", f"{folder}@1", "python-stdlib")
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("a.xlsx", b"x", "cannot read this kind of file"),
+        ("folder/a.png", b"x", r"nothing in this folder is a \.txt"),
+        ("a.txt", b"x\n" * 3000 + b"\0", "NUL byte at offset 6000"),
+        ("a.txt", b"x\n" * 3000 + b"abc\xe9 xyz", "byte 0xe9 at offset 6003 is not UTF-8"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a\.jsonl, line 2: not JSON"),
+        ("a.jsonl", b'{"text": "x"}\n[1]\n', "line 2: expected a JSON object, found a list"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}\n', "line 2: byte 10 of it is not UTF-8"),
+        ("a.jsonl", b'{"text": 3}\n', "line 1: field 'text' holds a int, not a string"),
+        ("a.jsonl.gz", b"plain", "not a whole gzip file"),
+        ("a.jsonl.gz", PACKED[:-10], "not a whole gzip file"),
+        ("a.jsonl.gz", PACKED[:12] + bytes([PACKED[12] ^ 255]) + PACKED[13:], "not a whole gzip"),
+        ("a.parquet", b"PAR1 but not really", r"not a whole \.parquet file"),
+        *((f"pipe.{kind}", None, "not a regular file") for kind in ("txt", "jsonl", "parquet")),
+    ],
+)
+def test_files_that_are_no_text(name, content, match, tmp_path):
+    """A pipe is not waited for."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path) if content is None else path.write_bytes(content)
+    refuses(match, path.parent if "folder" in name else path)
 
 
 @pytest.mark.parametrize(
@@ -68,22 +99,6 @@ def test_all_weights_or_none(folder):
 def test_config_is_checked(options, match):
     with pytest.raises(ClearheadError, match=match):
         DataConfig(**options)
-
-
-def test_missing_path_and_near_miss(tmp_path):
-    refuses("no such file or folder; give an existing path", tmp_path / "nowhere.txt")
-    refuses(r"did you mean python-stdlib\?", "python-stdlbi")
-
-
-def test_folder_without_usable_files(tmp_path):
-    (tmp_path / "image.png").write_bytes(b"x")
-    refuses(r"nothing in this folder is a \.txt", tmp_path)
-
-
-def test_unknown_kind_of_file(tmp_path):
-    path = tmp_path / "table.xlsx"
-    path.write_bytes(b"x")
-    refuses("cannot read this kind of file", path)
 
 
 def test_folder_is_read_in_the_order_of_names(tmp_path):
@@ -106,32 +121,12 @@ def test_folder_is_read_in_the_order_of_names(tmp_path):
     assert skipped == {"empty": 1}
 
 
-def test_named_binary_file_is_an_error_with_its_offset(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"x\n" * 3000 + b"\0")
-    refuses("NUL byte at offset 6000", path)
-    path.write_bytes(b"x\n" * 3000 + b"abc\xe9 xyz")
-    refuses("byte 0xe9 at offset 6003 is not UTF-8", path)
-
-
 def test_binary_file_in_a_folder_is_skipped_and_counted(folder):
     (folder / "bad.txt").write_bytes(b"\xff\xfe\0")
     (folder / "empty.txt").write_bytes(b"")
     found, skipped = texts(folder)
     assert len(found) == 30
     assert skipped == {"undecodable": 1, "empty": 1}
-
-
-def test_line_that_is_not_json(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "x"}\n{"text": \n')
-    refuses(r"a\.jsonl, line 2: not JSON", path)
-    path.write_text('{"text": "x"}\n[1]\n')
-    refuses("line 2: expected a JSON object, found a list", path)
-    path.write_bytes(b'{"text": "x"}\n{"text": "\xff"}\n')
-    refuses("line 2: byte 10 of it is not UTF-8", path)
-    path.write_text('{"text": 3}\n')
-    refuses("line 1: field 'text' holds a int, not a string", path)
 
 
 def test_missing_text_field_names_the_fields_there_are(tmp_path):
@@ -151,24 +146,6 @@ def test_a_parquet_file_with_bytes_that_are_no_text_is_refused(tmp_path):
     column = pyarrow.StringArray.from_buffers(2, offsets, pyarrow.py_buffer(b"ab\xffcd"))
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), table)
     refuses(r"rows 1 to 64: a text is not UTF-8 \(invalid start byte\)", table)
-
-
-def test_damaged_containers(tmp_path):
-    path = tmp_path / "a.jsonl.gz"
-    whole = gzip.compress(b'{"text": "x"}\n' * 1000)
-    inside = whole[:12] + bytes([whole[12] ^ 255]) + whole[13:]
-    for data in (b"plain", whole[:-10], inside):
-        path.write_bytes(data)
-        refuses("not a whole gzip file", path)
-    table = tmp_path / "a.parquet"
-    table.write_bytes(b"PAR1 but not really")
-    refuses(r"not a whole \.parquet file", table)
-
-
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
-    for name in ("pipe.txt", "pipe.jsonl", "pipe.parquet"):
-        os.mkfifo(tmp_path / name)
-        refuses("not a regular file", tmp_path / name)
 
 
 def test_a_limit_reads_no_more_of_a_packed_file_than_it_needs(tmp_path, monkeypatch):
@@ -197,18 +174,6 @@ def test_a_folder_of_one_file_is_read_as_the_file_itself(name, tmp_path):
     assert pieces == texts(path)[0]
     for words in (path, tmp_path / "books", text):
         assert [*passages(str(words), print)] == [text]
-
-
-def test_lone_surrogate_becomes_the_replacement_character(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({"text": "a\ud800b\U0001f600"}))
-    assert texts(path)[0] == ["a\ufffdb\U0001f600"]
-
-
-def test_byte_order_mark_is_no_text(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"\xef\xbb\xbfhello")
-    assert texts(path)[0] == ["hello"]
 
 
 def test_named_text_file_is_cut_at_line_ends(tmp_path):

@@ -110,16 +110,6 @@ def test_evaluations_ask_for_what_training_never_has():
                 assert retrieval.held_out(text) == evaluation
 
 
-def test_draws_are_even():
-    draws = SeededChoices("even")
-    counts = [0] * 7
-    for _ in range(7000):
-        counts[draws.below(7)] += 1
-    assert min(counts) > 850
-    assert max(counts) < 1150
-    assert sorted(SeededChoices("x").sample(range(9), 9)) == list(range(9))
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -156,7 +146,8 @@ def test_mixes_with_text_at_a_weight(tmp_path):
 
 
 def test_a_document_of_the_default_length_fits_a_window_of_128(tmp_path):
-    config = DataConfig(data=SPECS, vocabulary=4096, cache=tmp_path)
+    some = tuple(f"{spec}:documents=400" for spec in SPECS)
+    config = DataConfig(data=some, vocabulary=4096, cache=tmp_path)
     corpus = prepare(config)
     for stream in corpus.split("validation"):
         longest = max(b - a for a, b in zip(stream.starts, stream.starts[1:], strict=False))

@@ -69,18 +69,6 @@ def test_existing_tokenizer_by_folder(folder, configure, tokenizer, tmp_path):
     assert corpus.describe()["tokenizer"]["name"] == str(tmp_path / "mine")
 
 
-def test_existing_tokenizer_without_begin(folder, configure, tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path / "mine", legacy_format=False)
-    plain = load(str(tmp_path / "mine"))
-    plain.bos_token = None
-    plain.save_pretrained(tmp_path / "plain")
-    corpus = prepare(configure(folder, tokenizer=str(tmp_path / "plain")))
-    stream = corpus.split("train")[0]
-    assert not np.isin(tokenizer.bos_token_id, stream.tokens)
-    assert (stream.tokens[stream.starts[1:] - 1] == tokenizer.eos_token_id).all()
-    assert corpus.describe()["tokenizer"]["begin"] is None
-
-
 def test_unfit_existing_tokenizers(tokenizer, tmp_path):
     with pytest.raises(ClearheadError, match="neither a folder nor a hub name"):
         load(str(tmp_path / "nothing"))

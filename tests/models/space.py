@@ -97,3 +97,11 @@ def stir(model: Any) -> None:
             gain = name.endswith(("shaping.alpha", "shaping.beta", "shaping.gamma", "delta"))
             if gain or (name.endswith("q_proj.weight") and not p.any()):
                 p += 0.3 * torch.randn_like(p)
+
+
+def stirred(model: torch.nn.Module) -> torch.nn.Module:
+    """Every number that starts as a constant, moved away from it."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.3 * torch.randn_like(p)
+    return model.eval()

@@ -235,11 +235,3 @@ def test_beams_sampling_and_assisted_decoding(name):
     other = ClearheadForCausalLM(preset(name, **space.SHAPE | {"num_hidden_layers": 1})).eval()
     assisted = model.generate(ids, do_sample=False, assistant_model=other, **options)
     assert assisted.tolist() == greedy.tolist()
-
-
-def test_generation_beyond_the_trained_length():
-    rope = {"rope_type": "dynamic", "factor": 4.0}
-    config = space.config(rope_parameters=rope, max_position_embeddings=8)
-    model, ids = ClearheadForCausalLM(config).eval(), _ids(1, 6)
-    options = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
-    assert model.generate(ids, **options).shape == (1, 20)

@@ -1,7 +1,5 @@
 """Models as graphs: compiled whole, and exported for any length."""
 
-from itertools import product
-
 import onnxruntime
 import pytest
 import torch
@@ -37,19 +35,23 @@ def _ids(batch: int = 2, length: int = 9) -> Tensor:
     return torch.randint(0, 61, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-# In these alone branches differ without padding (here with grouped heads), in packed rows (with a
-# window) and after a cache.
+# In these alone branches differ without padding: in packed rows, here of grouped heads in a window,
+# and after a cache.
 SPREAD = ("transformer", "differential", "coca-slack", "alibi", "forget", "key-value", "sas")
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*((name, "padded") for name in PRESETS), *product(SPREAD, ("grouped", "windowed", "cached"))],
+    [
+        *((name, "padded") for name in PRESETS),
+        *((name, "packed") for name in SPREAD),
+        *((name, "cached") for name in ("transformer", "coca-slack", "sas")),
+    ],
 )
 def test_a_compiled_model_has_the_loss_and_gradients_of_the_eager_one(name, kind):
     torch._dynamo.reset()
-    keys = {"grouped": {"num_key_value_heads": 2}, "windowed": {"sliding_window": 4}}
-    model, (inputs, past) = _model(name, **keys.get(kind, {})), _inputs(kind)
+    keys = {"num_key_value_heads": 2, "sliding_window": 4} if kind == "packed" else {}
+    model, (inputs, past) = _model(name, **keys), _inputs(kind)
     for weight in model.parameters():  # nothing stays at a start of 0, which hides gradients
         nn.init.normal_(weight, std=0.3)
 
@@ -80,7 +82,7 @@ def _inputs(kind: str) -> tuple[dict[str, Tensor], Tensor | None]:
         inputs["attention_mask"] = torch.ones_like(ids)
         inputs["attention_mask"][0, :3] = 0
         inputs["labels"][0, :4] = -100
-    elif kind == "windowed":
+    elif kind == "packed":
         inputs["document_ids"] = torch.tensor([[0] * 4 + [1] * 9] * 2)
     elif kind == "cached":
         return {key: x[:, 5:] for key, x in inputs.items()}, ids[:, :5]
@@ -90,7 +92,7 @@ def _inputs(kind: str) -> tuple[dict[str, Tensor], Tensor | None]:
 @pytest.mark.parametrize(
     ("name", "keys", "backend"),
     [
-        *((name, {}, "aot_eager") for name in (*SPREAD, "gpt2", "pope", "sink")),
+        *((name, {}, "aot_eager") for name in SPREAD[1:-1]),
         ("transformer", {"num_key_value_heads": 2}, "inductor"),
         ("sas", {}, "inductor"),
     ],
@@ -112,7 +114,7 @@ def test_generation_compiled_whole_with_a_static_cache_gives_the_same_tokens(nam
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
-        *((name, {}) for name in SPREAD),
+        ("transformer", {}),
         ("key-value", {"mlp_rotation": "hadamard"}),
         ("sink", {"sliding_window": 5}),
         ("sas", {"sliding_window": 5}),
@@ -186,7 +188,9 @@ def test_a_step_with_a_cache_runs_in_onnx(name, tmp_path):
         dynamic_shapes=({}, {3: past}, {3: past}),
         prefer_deferred_runtime_asserts_over_guards=True,  # the solver gives up on V1's strides
     )
-    torch.onnx.export(program, (), verbose=False).save(tmp_path / "step.onnx")
+    simplified = name in SPREAD  # by ONNX's own optimizer, which takes a third of the time
+    made = torch.onnx.export(program, (), verbose=False, optimize=simplified)
+    made.save(tmp_path / "step.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "step.onnx")
     names = [each.name for each in session.get_inputs()]
     ids, cache = _ids(1, 16), DynamicCache()

@@ -121,18 +121,6 @@ def test_a_model_opens_again_whatever_has_been_set_on_its_configuration(key, kin
     assert ClearheadConfig.from_dict(model.config.to_dict()).to_dict() == model.config.to_dict()
 
 
-def test_what_transformers_and_training_set_is_saved_without_a_word(tmp_path, recwarn):
-    model = ClearheadForCausalLM(ClearheadConfig(**TINY))
-    model.set_attn_implementation("eager")
-    settings = {"use_cache": False, "id2label": {0: "a", 1: "b"}, "window_begin_token_id": 3}
-    for key, value in settings.items():
-        setattr(model.config, key, value)
-    model.save_pretrained(tmp_path)
-    assert not [each for each in recwarn if "not saved" in str(each.message)]
-    again = ClearheadForCausalLM.from_pretrained(tmp_path).config
-    assert {key: getattr(again, key) for key in settings} == settings
-
-
 @pytest.mark.parametrize(("key", "value"), [("maps", "differential"), ("dropout", "much")])
 def test_a_value_with_which_a_model_would_not_open_is_refused_at_saving(key, value, tmp_path):
     model = ClearheadForCausalLM(ClearheadConfig(**TINY))

@@ -36,21 +36,6 @@ def _generate(model: ClearheadForCausalLM, ids: Tensor, **options: object) -> Te
     return model.generate(ids, **usual | {"attention_mask": torch.ones_like(ids)} | options)
 
 
-@pytest.mark.parametrize(
-    "name", ["flash_attention_2", "flash_attention_3", "flex_attention", "paged|eager"]
-)
-def test_attention_that_knows_no_sinks_is_refused(name):
-    """`_supports_flash_attn`, `_supports_flex_attn` are False; paged refuses by itself."""
-
-    def run() -> None:
-        model = _model()
-        model.set_attn_implementation(name)
-        model(_ids())
-
-    with pytest.raises((ValueError, ImportError, ClearheadError)):
-        run()
-
-
 def test_the_flags_say_what_holds():
     kind = ClearheadForCausalLM
     assert kind._supports_sdpa
@@ -75,30 +60,6 @@ def test_what_needs_float32_is_computed_so_in_a_bfloat16_model(name):
     by = maps.lambdas(torch.randn(1, 3, 32).bfloat16())
     assert by is None or by.dtype == torch.float32
     assert model(_ids()).logits.isfinite().all()
-
-
-@pytest.mark.parametrize("name", ["differential", "differential-v2", "sink", "coca"])
-def test_a_device_map_never_splits_a_layer(name, tmp_path):
-    """`_no_split_modules` and `_skip_keys_device_placement`, with a layer and its cache on disk."""
-    accelerate = pytest.importorskip("accelerate")
-    model, ids = _model(name), _ids()
-    whole = sum(p.numel() for p in model.parameters()) * 4
-    places = accelerate.infer_auto_device_map(
-        model,
-        max_memory={"cpu": whole * 6 // 10, "disk": 10**9},
-        no_split_module_classes=model._no_split_modules,
-    )
-    assert "disk" in places.values()
-    assert not any("layers.0." in key or "layers.1." in key for key in places)
-    model.save_pretrained(tmp_path / "model")
-    names = [f"model.{child}" for child, _ in model.model.named_children() if child != "layers"]
-    places = dict.fromkeys([*names, "model.layers.0", "lm_head", "loss"], "cpu")
-    places["model.layers.1"] = "disk"
-    split = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "model", device_map=places, offload_folder=tmp_path / "disk"
-    )
-    assert torch.equal(split(ids).logits, model(ids).logits)
-    assert torch.equal(_generate(split, ids), _generate(model, ids))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -197,6 +158,13 @@ def test_self_speculation_is_refused():
         _generate(_model(), _ids(1), assistant_early_exit=1)
 
 
+def test_a_quantised_cache_of_gates_is_refused():
+    cache = Cache(layers=[Rounding(residual_length=2) for _ in range(2)])
+    _model()(_ids(), past_key_values=cache)
+    with pytest.raises(ClearheadError, match="a quantised cache would round the gates"):
+        _model("forget")(_ids(), past_key_values=cache)
+
+
 class Rounding(QuantizedLayer):
     """A quantised cache of transformers that needs no package."""
 
@@ -205,65 +173,6 @@ class Rounding(QuantizedLayer):
 
     def _dequantize(self, q_tensor: Tensor) -> Tensor:
         return q_tensor.float()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_quantised_cache_rounds_keys_but_no_gates(name):
-    model, ids = _model(name), _ids()
-    cache = Cache(layers=[Rounding(residual_length=2) for _ in range(2)])
-    if name == "forget":
-        with pytest.raises(ClearheadError, match="a quantised cache would round the gates"):
-            model(ids, past_key_values=cache)
-        return
-    with torch.no_grad():
-        steps = [model(part, past_key_values=cache).logits for part in ids.split([5, 2, 1, 1], 1)]
-        assert torch.allclose(torch.cat(steps, 1), model(ids).logits, atol=0.2)
-
-
-@pytest.mark.parametrize("name", ["differential", "coca"])
-def test_outputs_are_what_and_as_many_as_they_should_be(name):
-    model, ids = _model(name), _ids()
-    model.set_attn_implementation("eager")
-    out = model(ids, output_hidden_states=True, output_attentions=True)
-    assert [tuple(x.shape) for x in out.hidden_states] == [(2, 9, 32)] * 3
-    assert torch.equal(out.hidden_states[0], model.get_input_embeddings()(ids))
-    assert torch.equal(model.lm_head(out.hidden_states[-1]), out.logits)
-    heads = 2 if name == "differential" else 4
-    assert [tuple(x.shape) for x in out.attentions] == [(2, heads, 9, 9)] * 2
-    model.config.output_hidden_states = True
-    assert len(model(ids).hidden_states) == 3
-    model.config.output_hidden_states = False
-    steps = _generate(
-        model,
-        ids,
-        return_dict_in_generate=True,
-        **{f"output_{kind}": True for kind in ("scores", "logits", "hidden_states", "attentions")},
-    )
-    assert len(steps.scores) == len(steps.hidden_states) == len(steps.attentions) == 5
-    assert [tuple(step[0].shape) for step in steps.attentions] == [
-        (2, heads, 9 if step == 0 else 1, 9 + step) for step in range(5)
-    ]
-
-
-def test_tuples_where_they_are_wanted():
-    model, ids = _model(), _ids()
-    for kind in (model, model.model):
-        want = kind(ids, use_cache=False)[0]
-        found = kind(ids, use_cache=False, return_dict=False)
-        assert isinstance(found, tuple)
-        assert torch.equal(found[0], want)
-        model.config.return_dict = False
-        assert isinstance(kind(ids, use_cache=False), tuple)
-        assert kind(ids, use_cache=False, return_dict=True)[0] is not None
-        model.config.return_dict = True
-
-
-def test_some_logits_alone():
-    model, ids = _model(), _ids()
-    whole = model(ids).logits
-    assert torch.allclose(model(ids, logits_to_keep=2).logits, whole[:, -2:], atol=1e-5)
-    kept = torch.tensor([1, 5])
-    assert torch.allclose(model(ids, logits_to_keep=kept).logits, whole[:, kept], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -290,26 +199,6 @@ def test_a_batch_without_labels_counts_for_nothing_where_the_number_is_given():
     ids = _ids()
     loss = _model()(ids, labels=torch.full_like(ids, -100), num_items_in_batch=5).loss
     assert loss == 0
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_chunks_of_padding_before_a_row(name):
-    model, ids = _model(name), _ids(length=14)
-    mask = torch.ones_like(ids)
-    mask[1, :6] = 0
-    whole = _generate(model, ids, attention_mask=mask)
-    chunks = _generate(model, ids, attention_mask=mask, prefill_chunk_size=4)
-    assert torch.equal(chunks, whole)
-    alone = _generate(model, ids[1:, 6:])
-    assert torch.equal(chunks[1:, 14:], alone[:, 8:])
-
-
-@pytest.mark.parametrize("key", ["output_attention", "labels_q", "token_type_ids"])
-def test_an_argument_without_effect_is_refused(key):
-    model = _model()
-    with pytest.raises(ClearheadError, match=f"unknown argument of the model '{key}'") as error:
-        model(_ids(), **{key: torch.zeros(2, 9)})
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

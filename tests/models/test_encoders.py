@@ -1,4 +1,4 @@
-"""Encoders: hidden tokens, classes, and what the crammed BERT is made of."""
+"""Encoders: hidden tokens, classes, the crammed BERT; every token sees the whole text."""
 
 import math
 import os
@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, DynamicCache
 
 from clearhead import (
     ClearheadError,
@@ -16,11 +16,11 @@ from clearhead import (
     ClearheadForSequenceClassification,
     preset,
 )
-from clearhead.models import plan
-from clearhead.models.base_model import ClearheadModel
+from clearhead.models import ClearheadModel, plan
 from clearhead.nn.positions import ScaledSinusoidal, Sinusoidal
 from clearhead.nn.positionwise import MLP
 
+from . import space
 from .space import WHOLE as SHAPE
 
 PAD = 60
@@ -69,22 +69,6 @@ def test_the_crammed_sas_has_the_published_number_of_parameters(name):
     assert {model.config.layer(i).mlp_gain for i in range(16)} == {0.05}
 
 
-def test_a_shaped_encoder_starts_as_the_identity_around_its_mlps(shaped):
-    """At the start attention gives each token its own normed state, whatever the padding."""
-    model = ClearheadModel(preset(shaped, **SHAPE)).eval()
-    attention = model.layers[1].self_attn
-    ids = torch.randint(0, 60, (2, 9))
-    mask = torch.ones_like(ids)
-    mask[0, 6:] = mask[1, :2] = 0
-    seen = []
-    attention.register_forward_hook(lambda m, given, out: seen.append((given[0], out)))
-    with torch.no_grad():
-        model(ids, attention_mask=mask)
-    ((given, made),) = seen
-    real = mask.bool()
-    torch.testing.assert_close(made[real], given[real], rtol=1e-5, atol=1e-5)
-
-
 def test_dropout_in_a_shaped_encoder_spares_attention(shaped):
     """Its output is the only way of the signal: dropped from are the MLPs and the embedding."""
     model = ClearheadModel(preset(shaped, **SHAPE, dropout=0.5)).train()
@@ -126,22 +110,6 @@ def test_the_sparse_loss_is_that_of_the_whole_logits(name):
     torch.testing.assert_close(shared, want * 0.5)
     with pytest.raises(ClearheadError, match=r"labels must be int64 \["):
         model(ids, labels=labels[:, :-1])
-
-
-def test_the_head_sees_only_the_hidden_places(monkeypatch):
-    from clearhead import ops
-
-    seen = []
-    real = ops.linear_cross_entropy
-
-    def spy(x, *rest, **options):
-        seen.append(tuple(x.shape))
-        return real(x, *rest, **options)
-
-    monkeypatch.setattr(ops, "linear_cross_entropy", spy)
-    ids = torch.randint(0, 60, (2, 9))
-    _masked().train()(ids, labels=_hidden(ids, (0, 3), (1, 1), (1, 2)))
-    assert seen == [(3, 32)]
 
 
 def test_each_head_refuses_the_other_direction():
@@ -339,3 +307,53 @@ for auto in (
     heads = ("CausalLM", "MaskedLM", "SequenceClassification")
     found = [f"ClearheadFor{head}" if installed else "True" for head in heads]
     assert ran.stdout.split() == found, ran.stderr
+
+
+BOTH_WAYS = space.WHOLE | {"direction": "bidirectional"}
+NAMES = [
+    *("transformer", "gpt2", "differential", "differential-v2"),
+    *("coca", "coca-strict", "coca-slack", "softmax1", "sink"),
+]
+
+
+def _trunk(name: str, **overrides: object) -> ClearheadModel:
+    return ClearheadModel(preset(name, **BOTH_WAYS | overrides)).eval()
+
+
+def _ids(batch: int = 2, length: int = 11) -> Tensor:
+    return torch.randint(0, 61, (batch, length))
+
+
+def _run(model: ClearheadModel, ids: Tensor, **options: object) -> Tensor:
+    with torch.no_grad():
+        return model(ids, **options).last_hidden_state
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_token_sees_the_last_and_causally_it_does_not(name):
+    ids = _ids()
+    other = ids.clone()
+    other[:, -1] = (other[:, -1] + 1) % 61
+    model = _trunk(name)
+    assert (_run(model, ids) - _run(model, other))[:, 0].abs().max() > 1e-4
+    causal = _trunk(name, direction="causal")
+    causal.load_state_dict(model.state_dict())
+    assert torch.equal(_run(causal, ids)[:, 0], _run(causal, other)[:, 0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_eager_is_the_oracle(name):
+    model, ids = _trunk(name), _ids()
+    fast = _run(model, ids)
+    model.set_attn_implementation("eager")
+    out = model(ids, output_attentions=True)
+    assert torch.allclose(out.last_hidden_state, fast, atol=2e-5)
+    assert (out.attentions[0][:, :, 0, 1:] != 0).any()
+
+
+def test_what_needs_a_direction_is_refused():
+    with pytest.raises(ClearheadError, match="build ClearheadForMaskedLM"):
+        ClearheadForCausalLM(preset("transformer", **BOTH_WAYS))
+    with pytest.raises(ClearheadError, match="needs direction='causal'"):
+        _trunk("transformer")(_ids(), past_key_values=DynamicCache())
+    assert _trunk("transformer")(_ids(), use_cache=True).past_key_values is None

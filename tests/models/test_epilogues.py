@@ -1,12 +1,13 @@
-"""What follows the maps: gates, exclusive self-attention; and a learned key beside the keys."""
+"""Gates after the maps and in the scores, exclusive self-attention, a learned key."""
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
-from clearhead import ClearheadConfig, ClearheadForCausalLM
+from clearhead import ClearheadConfig, ClearheadForCausalLM, ops, preset
 from clearhead.nn.xsa import without_own
+from clearhead.ops import oracles
 
 from . import space
 
@@ -100,6 +101,15 @@ def test_a_value_of_nothing_takes_nothing_away():
         assert gradient.isfinite().all()
 
 
+def test_a_key_bias_starts_as_softmax1():
+    ids = _ids()
+    model = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer="key")).eval()
+    plain = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer="softmax1")).eval()
+    plain.load_state_dict(model.state_dict(), strict=False)
+    with torch.no_grad():
+        assert torch.allclose(model(ids).logits, plain(ids).logits, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", MAPS)
 def test_a_key_bias_is_a_key_of_value_nothing_beside_the_others(name):
     """Each map from its own softmax over one more key, by hand."""
@@ -135,15 +145,6 @@ def test_a_key_bias_is_a_key_of_value_nothing_beside_the_others(name):
     assert torch.allclose(torch.cat(outputs, -1), seen["heads"], atol=1e-6)
 
 
-def test_a_key_bias_starts_as_softmax1():
-    ids = _ids()
-    model = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer="key")).eval()
-    plain = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer="softmax1")).eval()
-    plain.load_state_dict(model.state_dict(), strict=False)
-    with torch.no_grad():
-        assert torch.allclose(model(ids).logits, plain(ids).logits, atol=1e-6)
-
-
 @pytest.mark.parametrize("keys", MEETINGS, ids=lambda keys: "-".join(map(str, keys.values())))
 def test_what_it_meets(keys, tmp_path):
     """Eager is the oracle; every parameter learns; caches give the full forward; it reloads."""
@@ -171,27 +172,6 @@ def test_what_it_meets(keys, tmp_path):
     assert (eager - fast).abs().max() < 1e-5 * fast.abs().max()
 
 
-@pytest.mark.parametrize("epilogue", ["none", "gate", "xsa"])
-@torch.no_grad()
-def test_output_attentions_are_what_multiplies_the_values_before_the_epilogue(epilogue):
-    model, ids = _model(epilogue=epilogue, normalizer="key", num_key_value_heads=4), _ids()
-    seen = _seen(model, ids)
-    model.set_attn_implementation("eager")
-    out = model(ids, output_attentions=True, use_cache=False)
-    attention = model.model.layers[1].self_attn
-    values = (seen["x"] @ attention.v_proj.weight.double().T).unflatten(-1, (4, -1))
-    heads = (out.attentions[1].double() @ values.transpose(1, 2)).transpose(1, 2)
-    if epilogue == "xsa":
-        heads = without_own(heads, values)
-    heads = heads.flatten(2)
-    if epilogue == "gate":
-        gate = seen["x"] @ attention.epilogue.gate_proj.weight.double().T
-        heads = heads * torch.sigmoid(gate)
-    assert torch.allclose(heads, seen["heads"], atol=1e-5)
-    weights = out.attentions[1].sum(-1)
-    assert ((weights > 0) & (weights < 1)).all()  # the rest is on the key bias
-
-
 def test_the_gradient_of_a_key_bias_is_the_oracle_s():
     model, ids = _model(normalizer="key", maps="differential"), _ids()
     found = []
@@ -202,3 +182,89 @@ def test_the_gradient_of_a_key_bias_is_the_oracle_s():
         found.append(torch.autograd.grad(loss, parameters))
     for fast, exact in zip(*found, strict=True):
         assert (fast - exact).abs().max() < 1e-4 * exact.abs().max()
+
+
+def _forgetting(**keys: object) -> ClearheadForCausalLM:
+    """With gates far apart, as after training."""
+    model = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE | {"position": "forget"} | keys))
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("gate_proj.bias"):
+                p.normal_(1, 2)
+    return model.eval()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_layer_and_all_its_gradients_are_the_formula_s(groups):
+    """Heads that share a key have a gate each."""
+    model, ids = _forgetting(num_key_value_heads=groups).double(), _ids()
+    attention = model.model.layers[1].self_attn
+    seen: dict[str, Tensor] = {}
+    attention.register_forward_hook(lambda m, args, out: seen.update(x=args[0], out=out))
+    model(ids, use_cache=False)
+    x, names = seen["x"], [name for name, _ in attention.named_parameters()]
+    assert "decay.gate_proj.weight" in names
+
+    q, k, v = (
+        projection(x).unflatten(-1, (heads, 8)).transpose(1, 2)
+        for projection, heads in (
+            *((attention.q_proj, 4), (attention.k_proj, groups)),
+            (attention.v_proj, groups),
+        )
+    )
+    k, v = (each.repeat_interleave(4 // groups, 1) for each in (k, v))
+    gate = attention.decay.gate_proj
+    log_gates = torch.sigmoid(x @ gate.weight.T + gate.bias).log().transpose(1, 2)
+    scores = q @ k.mT * 8**-0.5 + oracles.forget_bias(log_gates, 11)
+    scores = scores.masked_fill(torch.ones(11, 11).triu(1).bool(), -torch.inf)
+    want = attention.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+    assert torch.allclose(seen["out"], want, atol=1e-12)
+    inputs, grad = (x, *attention.parameters()), torch.randn_like(want)
+    found, expected = (
+        torch.autograd.grad(out, inputs, grad, retain_graph=True) for out in (seen["out"], want)
+    )
+    for got, wanted in zip(found, expected, strict=True):
+        assert torch.allclose(got, wanted, atol=1e-11)
+
+
+@pytest.mark.parametrize("maps", ["single", "differential", "differential-v2"])
+def test_gates_of_one_value_for_all_tokens_are_alibi(maps):
+    """f = exp(−slope): the same scores, also of maps that share a head's slope."""
+    alibi = ClearheadForCausalLM(space.config(position="alibi", maps=maps)).eval()
+    forget, ids = _forgetting(maps=maps), _ids()
+    forget.load_state_dict(alibi.state_dict(), strict=False)
+    with torch.no_grad():
+        for layer in forget.model.layers:
+            gate = layer.self_attn.decay.gate_proj
+            gate.weight.zero_()
+            gate.bias.copy_(-torch.expm1(ops.alibi_slopes(len(gate.bias))).log())
+        mask = torch.ones_like(ids)
+        mask[1, :3] = 0
+        got, want = (
+            model(ids, attention_mask=mask, use_cache=False).logits for model in (forget, alibi)
+        )
+    assert torch.allclose(got[0], want[0], atol=1e-4)
+    assert torch.allclose(got[1, 3:], want[1, 3:], atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@torch.no_grad()
+def test_cached_decoding_in_half_precision_has_the_gates_of_the_full_forward(dtype):
+    """No nearer than a rounding of the output, over sums of gates that no half number holds."""
+    model, ids = _forgetting(num_hidden_layers=1).to(dtype), _ids(length=24)
+    whole, cache = model(ids, use_cache=False).logits, DynamicCache()
+    steps = [model(part, past_key_values=cache).logits for part in ids.split(1, 1)]
+    assert torch.allclose(torch.cat(steps, 1), whole, atol=0.02 * float(whole.abs().max()))
+
+
+def test_gates_start_at_one_half():
+    """As in the authors' code: no bias, weights as any matrix."""
+    model = ClearheadForCausalLM(preset("forget", initializer_range=0.02, **_without_range()))
+    for layer in model.model.layers:
+        gate = layer.self_attn.decay.gate_proj
+        assert not gate.bias.any()
+        assert float(gate.weight.detach().std()) == pytest.approx(0.02, rel=0.3)
+
+
+def _without_range() -> dict[str, object]:
+    return {key: value for key, value in space.WHOLE.items() if key != "initializer_range"}

@@ -1,5 +1,7 @@
 """Compiled layers: the kernels that they are given, and how many graphs they are."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -14,7 +16,6 @@ SHAPE = {"hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "
 SHAPE |= {"max_position_embeddings": 64, "intermediate_size": 32}
 HOPPER = {"device": "cuda", "ordinal": 0, "capability": (9, 0), "dtype": torch.bfloat16}
 LENGTH = 40
-SLOW = pytest.mark.slow
 # Softmax that needs no log-sum-exp, over values as wide as keys, is PyTorch's own call.
 EXCHANGED = {"softmax1", "sink", "key-bias", "key-value"}
 WIDE = {"alibi", "forget", "differential", "pope"}
@@ -37,11 +38,7 @@ def _inputs(kind: str) -> dict[str, torch.Tensor]:
     ("name", "kind"),
     [
         *((name, "plain") for name in presets()),
-        *(
-            pytest.param(name, kind, marks=() if name in ("transformer", "sas") else SLOW)
-            for name in presets()
-            for kind in ("padded", "packed")
-        ),
+        *product(("transformer", "sas"), ("padded", "packed")),
     ],
 )
 def test_a_compiled_request_is_given_the_eager_ones_kernel_on_a_gpu(name, kind, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.nn.utils import parametrizations, prune, spectral_norm
+from torch.nn.utils import parametrizations, spectral_norm
 
 from clearhead import (
     ClearheadConfig,
@@ -53,14 +53,12 @@ def _as_a_subclass(head):
 
 CHANGES = {
     "hook": lambda head: head.register_forward_hook(lambda m, x, out: out * 30),
-    "pre-hook": lambda head: head.register_forward_pre_hook(lambda m, x: (x[0] - 1,)),
     "backward pre-hook": lambda head: head.register_full_backward_pre_hook(
         lambda m, out: (out[0] * 3,)
     ),
     "hook of every module": _everywhere,
     "forward of its own": _by_its_own_forward,
     "subclass": _as_a_subclass,
-    "pruned": lambda head: prune.l1_unstructured(head, "weight", 0.5),
     "spectral norm": spectral_norm,
     "parametrised weight norm": parametrizations.weight_norm,
     "hook of the weight": lambda head: head.weight.register_hook(lambda gradient: gradient * 3),

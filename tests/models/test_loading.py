@@ -1,7 +1,6 @@
 """Every weight of a checkpoint is accounted for: none is made up or silently passed over."""
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,19 +113,6 @@ def test_the_reason_below_a_heading_of_transformers_is_told(save):
     assert "The hidden size (32) is not a multiple of the number of attention heads (5)" in (
         _refusal(folder)
     )
-
-
-def test_a_model_that_fits_is_opened_without_a_word(save):
-    told = list[str]()
-    listener = logging.Handler(logging.WARNING)
-    listener.emit = lambda record: told.append(record.getMessage())
-    transformers = logging.getLogger("transformers")
-    transformers.addHandler(listener)
-    try:
-        load(save(_ours()))
-    finally:
-        transformers.removeHandler(listener)
-    assert told == []
 
 
 def test_another_size_is_refused_with_both(save, capfd):

@@ -1,6 +1,5 @@
 """The model against transformers' own, its cache against the full forward, its loss by hand."""
 
-import weakref
 from typing import Any
 
 import pytest
@@ -209,27 +208,3 @@ def test_a_sink_starts_as_softmax1_and_learns_one_logit_a_map(maps, sinks):
         gradient = layer.self_attn.normalizer.logit.grad
         assert gradient.shape == (sinks,)
         assert (gradient != 0).all()
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_step_of_training_on_the_meta_device(name):
-    """Shapes alone, such as for an estimate of memory."""
-    with torch.device("meta"):
-        model = ClearheadForCausalLM(preset(name, **SHAPE))
-        ids = torch.zeros(2, 9, dtype=torch.long)
-    mask = torch.ones_like(ids)
-    assert model.eval()(ids, attention_mask=mask).logits.shape == (2, 9, 61)
-    model.train()(ids, labels=ids).loss.backward()
-    assert all(parameter.grad.is_meta for parameter in model.parameters())
-
-
-@torch.no_grad()
-def test_a_layer_s_input_is_let_go_where_no_hidden_states_are_asked_for():
-    model, seen = _model("transformer"), list[weakref.ref]()
-    first, last = model.model.layers
-    first.register_forward_hook(lambda module, given, out: seen.append(weakref.ref(given[0])))
-    alive = list[bool]()
-    last.register_forward_hook(lambda module, given, out: alive.append(seen[-1]() is not None))
-    for asked in (False, True):
-        model(_ids(), use_cache=False, output_hidden_states=asked)
-    assert alive == [False, True]

@@ -88,25 +88,20 @@ def command(tmp_path, warm):
 @pytest.mark.parametrize(
     ("words", "variable", "imported"),
     [
-        ([], "", []),
-        (["--import", "one"], "", ["one"]),
         (["--import=one,two"], "", ["one", "two"]),
         (["--import", "two", "--import", "one"], "one", ["one", "two"]),
         ([], "two,one", ["two", "one"]),
     ],
 )
-@pytest.mark.parametrize("first", [True, False])
-def test_packages_are_imported_once_by_a_command(
-    words, variable, imported, first, command, tmp_path
-):
+def test_packages_are_imported_once_by_a_command(words, variable, imported, command, tmp_path):
     for name in ("one", "two"):
         (tmp_path / f"{name}.py").write_text("print(__name__)\n")
     verb = ["report", "missing.jsonl"]
-    words = [*words, *verb] if first else [*verb, *words]
-    done = command(*words, CLEARHEAD_IMPORT=variable)
-    assert done.stdout.split() == imported
-    assert "missing.jsonl" in done.stderr
-    assert command(*words, "--help", CLEARHEAD_IMPORT=variable).stdout.startswith("usage: ")
+    for line in ([*words, *verb], [*verb, *words]):
+        done = command(*line, CLEARHEAD_IMPORT=variable)
+        assert done.stdout.split() == imported
+        assert "missing.jsonl" in done.stderr
+    assert command(*line, "--help", CLEARHEAD_IMPORT=variable).stdout.startswith("usage: ")
 
 
 def test_installed_packages_are_imported_by_their_entry_points(command, tmp_path):
@@ -127,15 +122,6 @@ def test_processes_of_a_command_import_the_package_and_a_run_names_it(command, t
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "run/run.json").read_text("utf-8"))
     assert " --import louder_heads train louder " in record["command"]
-
-
-@pytest.mark.slow
-def test_the_processes_of_torchrun_import_the_package(tmp_path, warm):
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "clearhead")
-    words = ("train", "louder", *TRAIN, "--import", "louder_heads")
-    environment = {"CLEARHEAD_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    done = _run(warm, *torchrun, *words, folder=tmp_path, **environment)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -184,20 +170,3 @@ def test_what_is_taken_or_unknown_is_refused_in_one_line(code, message):
     with pytest.raises(ClearheadError, match=message) as error:
         exec(code, {"__name__": "theirs", "Declaration": Declaration, "WORDS": words, **names})
     assert "\n" not in str(error.value)
-
-
-PARTIAL = """
-from functools import partial
-import clearhead, louder_heads
-from clearhead.nn import REGISTRY
-from clearhead.spec import Declaration
-clearhead.register(Declaration(axis="epilogue", name="bound", summary="", source="a test",
-                               build=partial(louder_heads.Louder)))
-config = clearhead.preset("transformer", epilogue="bound")
-assert config.requires == ["louder_heads"], config.requires
-"""
-
-
-def test_a_mechanism_built_by_a_partial_is_of_the_package_of_its_function(warm):
-    done = _run(warm, "-c", PARTIAL)
-    assert done.returncode == 0, done.stderr

@@ -10,7 +10,6 @@ from clearhead import ClearheadConfig, ClearheadForCausalLM
 from clearhead.nn.softpick import Softpick
 from clearhead.ops import oracles
 from clearhead.ops.visibility import Visibility
-from clearhead.probe import ByTile, observe
 
 from . import space
 
@@ -155,31 +154,6 @@ def test_eager_recorded_and_fast_attention_are_one(keys, maps):
     assert torch.allclose(model(ids, **mask).logits, want, atol=1e-10)
     recorded = model(ids, output_attentions=True)
     assert torch.allclose(recorded.logits, model(ids).logits, atol=1e-10)
-
-
-@pytest.mark.parametrize("logits", [0.3, 3.0])
-@torch.no_grad()
-def test_a_probe_sees_softpick_s_weights_and_what_a_row_leaves(logits):
-    model, tiles = _model(logits, **SOFTPICK), []
-
-    class Tiles:
-        def observe(self, call: object, tile: object) -> None:
-            tiles.append(tile)
-
-        def measures(self) -> list[dict[str, object]]:
-            return []
-
-    ids = _ids()
-    plain = model(ids).logits
-    with observe(model, attention=[ByTile(weights=[Tiles()])]):
-        assert torch.equal(model(ids).logits, plain)
-    model.set_attn_implementation("eager")
-    for tile, want in zip(tiles, model(ids, output_attentions=True).attentions, strict=True):
-        (own,) = tile.maps
-        assert own.counted.all()
-        assert torch.allclose(own.weights, want, atol=1e-12)
-        assert torch.allclose(own.null, 1 - want.sum(-1), atol=1e-12)
-        assert own.entropy.isfinite().all()
 
 
 def test_pope_starts_without_phases_of_its_own_and_caches_keys_as_projected():

@@ -1,12 +1,21 @@
-"""Positions in whole models: scaling of a trained one, dynamic bases, shifts, cache bytes."""
+"""Positions in whole models: scaled ropes, ours and transformers', dynamic bases, shifts."""
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
-from clearhead.models import with_rope_scaling
+from clearhead.models import with_rope_scaling, with_scaled_rope
+from clearhead.ops import ntk_theta
 
 from .space import WHOLE
 
@@ -106,20 +115,6 @@ def test_moving_all_positions(name, moved):
     assert change > 1e-2 if moved else change < 1e-3
 
 
-@pytest.mark.parametrize("name", ["coca", "coca-strict", "coca-slack"])
-def test_coca_caches_half_of_the_key_bytes(name):
-    caches = []
-    for each in ("transformer", name):
-        cache = DynamicCache()
-        _model(each)(_ids(), past_key_values=cache)
-        layers = [(layer.keys.numel(), layer.values.numel()) for layer in cache.layers]
-        caches.append(layers[0])
-    (keys, values), (t, coca_values) = caches
-    assert 2 * t == keys
-    assert coca_values == values
-    assert t + coca_values == 0.75 * (keys + values)
-
-
 def test_sinusoidal_is_the_papers_formula():
     model = _model("transformer", position="sinusoidal")
     x, at = torch.zeros(1, 5, 32), torch.tensor([[0, 1, 2, 7, 300]])
@@ -130,8 +125,7 @@ def test_sinusoidal_is_the_papers_formula():
         assert torch.allclose(got[0, :, column], want, atol=1e-4)
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("length", [64, 8192, 65_536])
+@pytest.mark.parametrize(("length", "cache"), [(64, "static"), (65_536, "dynamic")])
 def test_xpos_in_float16_is_as_near_to_float32_at_every_length(length, cache):
     torch.manual_seed(0)
     model = _model("xpos", max_position_embeddings=length)
@@ -147,3 +141,68 @@ def test_xpos_in_float16_is_as_near_to_float32_at_every_length(length, cache):
     out = model.generate(ids[:, :8], max_new_tokens=4, **options)
     whole = model(out.sequences[:, :-1]).logits[:, -1]
     torch.testing.assert_close(out.logits[-1], whole.float(), atol=2e-2, rtol=2e-2)
+
+
+def _llama(**rope) -> LlamaForCausalLM:
+    return LlamaForCausalLM(LlamaConfig(**SHAPE, **rope)).eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters"),
+    [
+        ("linear", {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}),
+        ("dynamic", {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}),
+        ("ntk", {"rope_type": "default", "rope_theta": ntk_theta(10_000.0, 4.0, 8)}),
+        (
+            "yarn",
+            {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 10_000.0,
+                "original_max_position_embeddings": 16,
+            },
+        ),
+    ],
+)
+def test_is_a_model_made_with_these_parameters(kind, parameters):
+    model = _llama()
+    other = with_scaled_rope(model, kind, 4.0)
+    made = _llama(rope_parameters=parameters)
+    made.load_state_dict(model.state_dict())
+    ids = torch.randint(0, 61, (2, 40))
+    with torch.no_grad():
+        plain = model(ids).logits
+        torch.testing.assert_close(other(ids).logits, made(ids).logits)
+        assert not torch.allclose(other(ids).logits, plain)
+        assert torch.equal(model(ids).logits, plain)  # it stays as it is
+    for mine, shared in zip(model.parameters(), other.parameters(), strict=True):
+        assert mine.data_ptr() == shared.data_ptr()
+
+
+def test_only_the_rotated_part_of_a_head_counts_for_ntk():
+    config = GPTNeoXConfig(**SHAPE, rope_parameters={"rope_theta": 1e4, "rope_type": "default"})
+    config.rope_parameters["partial_rotary_factor"] = 0.5
+    other = with_scaled_rope(GPTNeoXForCausalLM(config), "ntk", 2.0)
+    assert other.config.rope_parameters["rope_theta"] == pytest.approx(ntk_theta(1e4, 2.0, 4))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "factor", "message"),
+    [
+        (_llama, "yran", 2, "did you mean yarn"),
+        (_llama, "linear", 1, "factor is 1: a rope scaling takes one above 1"),
+        (_llama, "dynamic-causal", 2, "did you mean dynamic"),
+        (lambda: GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2)), "ntk", 2, "has none"),
+        (
+            lambda: _llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1}),
+            "ntk",
+            2,
+            r"frequencies are 'linear' already",
+        ),
+        (lambda: ClearheadForCausalLM(preset("alibi", **SHAPE)), "ntk", 2, "has none"),
+        (lambda: ClearheadForCausalLM(preset("xpos", **SHAPE)), "linear", 2, "not defined for it"),
+    ],
+)
+def test_refuses(make, kind, factor, message):
+    with pytest.raises(ClearheadError, match=message):
+        with_scaled_rope(make(), kind, factor)

@@ -95,18 +95,6 @@ def test_logits_are_those_of_the_plain_model_after_the_prefix(keys):
 
 
 @torch.no_grad()
-def test_each_packed_document_follows_the_prefix():
-    plain, made = _both()
-    ids = _ids(1)
-    documents = torch.tensor([[0] * 4 + [1] * 7])
-    positions = torch.tensor([[*range(4), *range(7)]])
-    wanted = torch.cat([_after(plain, part) for part in ids.split([4, 7], 1)], 1)
-    for given in (None, positions):
-        packed = made(ids, document_ids=documents, position_ids=given).logits
-        assert _apart(packed, wanted) < 1e-12
-
-
-@torch.no_grad()
 def test_no_window_hides_it():
     plain, made = _both(sliding_window=4)
     ids = _ids()
@@ -200,27 +188,6 @@ def test_the_rotation_is_the_same_function_and_is_turned_back():
         REGISTRY.find("mlp_rotation", "hadamard").adopt({}, spec, spec)
 
 
-_ELSEWHERE = """
-import sys, torch
-from transformers import AutoModelForCausalLM
-import clearhead.models
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
-ids = torch.arange(20)[None] % 31
-print(model(ids).logits.double().sum().item().hex())
-"""
-
-
-@pytest.mark.slow
-def test_a_new_process_opens_both_with_the_same_bits(tmp_path, warm):
-    plain = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE)).eval()
-    made = started(plain, CHANGES | {"mlp_rotation": "hadamard"}).model
-    fill(made, plain, PREFIX)
-    made.save_pretrained(tmp_path)
-    here = made(torch.arange(20)[None] % 31).logits.double().sum().item().hex()
-    there = warm.run("-c", _ELSEWHERE, tmp_path)
-    assert there.stdout.split() == [here], there.stderr
-
-
 @pytest.mark.parametrize("kind", [DynamicCache, PrefixCache])
 @torch.no_grad()
 def test_a_cache_of_either_kind_goes_on_until_it_is_filled_anew(kind):
@@ -269,16 +236,6 @@ def test_a_cache_filled_without_gradients_hides_none_of_the_prefix(kind):
     for fast, exact in zip(*found, strict=True):
         assert (fast - exact).abs().max() < 1e-10 * exact.abs().max()
         assert exact.abs().max() > 0
-
-
-def test_beams_go_on_as_after_the_prefix():
-    plain, made = _both()
-    ids = _ids(1, 4)
-    options: dict[str, Any] = {"max_new_tokens": 6, "num_beams": 3, "pad_token_id": 0}
-    found = made.generate(ids, attention_mask=torch.ones_like(ids), **options)
-    whole = torch.cat([PREFIX, ids], 1)
-    wanted = plain.generate(whole, attention_mask=torch.ones_like(whole), **options)
-    assert torch.equal(found, wanted[:, 2:])
 
 
 class _Tokenizer:

@@ -41,7 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "openai_privacy_filter": {**EXPERTS, "sliding_window": 3},
 }
 ENCODERS = {"openai_privacy_filter"}
-TRANSLATORS = "bart", "mbart", "pegasus", "marian", "blenderbot", "m2m_100", "plbart", "nllb-moe"
+TRANSLATORS = "bart", "pegasus", "m2m_100", "nllb-moe"
 CAUSAL = [family for family in FAMILIES if family not in ENCODERS]
 
 
@@ -134,19 +134,15 @@ def test_cached_generation_writes_what_the_eager_form_writes(family, cache):
         _close(found, wanted)
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize(("read", "written"), [(11, 5), (5, 11), (7, 7)])
 @pytest.mark.parametrize("family", TRANSLATORS)
-def test_cross_attention_reads_the_whole_text(family, read, written, padded):
+@torch.no_grad()
+def test_cross_attention_reads_the_whole_text(family, read, written):
     model, source, target = _translator(family), _ids(length=read), _ids(length=written)
     mask = torch.ones_like(source)
-    if padded:
-        mask[0, -2:] = mask[1, :1] = 0
-    outputs = []
-    for _ in _forms(model):
-        with torch.no_grad():
-            out = model(input_ids=source, attention_mask=mask, decoder_input_ids=target)
-        outputs.append(out.logits)
+    mask[0, -2:] = mask[1, :1] = 0
+    inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
+    outputs = [model(**inputs).logits for _ in _forms(model)]
     _close(outputs[1], outputs[0])
 
 
@@ -257,13 +253,11 @@ def test_the_lines_of_the_page_on_serving_work_as_written():
     _close(model(_ids()).logits, wanted)
 
 
-@pytest.mark.parametrize(
-    ("family", "compiled"), [("llama", False), ("llama", True), ("afmoe", False)]
-)
-def test_ordinary_models_run_too(family, compiled):
-    model, outputs = _model(family), []
-    for _ in _forms(model):
+@pytest.mark.parametrize("family", ["llama", "afmoe"])
+def test_ordinary_models_run_too(family):
+    model = _model(family)
+    eager, ours = (model(_ids()).logits for _ in _forms(model))
+    _close(ours, eager)
+    if family == "llama":
         torch._dynamo.reset()
-        run = torch.compile(model, backend="eager") if compiled else model
-        outputs.append(run(_ids()).logits)
-    _close(outputs[1], outputs[0])
+        _close(torch.compile(model, backend="eager")(_ids()).logits, eager)

@@ -7,7 +7,7 @@ import torch
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.eval.distance import distance
-from clearhead.models.starts import check_baseline, started, target
+from clearhead.models.starts import started, target
 
 from .space import WHOLE
 
@@ -147,19 +147,6 @@ def test_what_cannot_start_is_refused_in_a_line(source, name, settings, said):
     with pytest.raises(ClearheadError, match=said) as error:
         started(_model(source), target(name, settings))
     assert "\n" not in str(error.value)
-
-
-def test_the_preset_that_changes_nothing_is_refused_where_a_model_has_other_axes():
-    sink, turned = (_model("sink").config, _model(mlp_rotation="hadamard").config)
-    check_baseline("transformer", {}, _model().config)
-    check_baseline("transformer", {"normalizer": "softmax"}, sink)
-    check_baseline("gated", {}, sink)  # a preset sets its own axes, and leaves the others
-    for config, found, wanted in (
-        (sink, "normalizer='sink'", "normalizer=softmax"),
-        (turned, "mlp_rotation='hadamard'", "mlp_rotation=none"),
-    ):
-        with pytest.raises(ClearheadError, match=f"{found}: give {wanted}, or leave transformer"):
-            check_baseline("transformer", {"qk_norm": "none"}, config)
 
 
 def test_equal_models_are_at_no_distance():

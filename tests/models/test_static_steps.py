@@ -82,17 +82,6 @@ def test_on_a_gpu_a_lone_query_of_masked_slots_goes_to_a_kernel_that_reads_no_ma
         assert dispatch.resolve(asked).name in ("sdpa", "split-decode", "products")
 
 
-def test_a_mask_of_other_numbers_and_a_full_cache_are_refused():
-    model, ids = _model("transformer"), _ids()
-    cache = StaticCache(config=model.config, max_cache_len=PLACES)
-    model(ids[:, :11], past_key_values=cache)
-    with pytest.raises(ClearheadError, match="hold 1 for a token and 0 for padding"):
-        model(ids[:, 11:], attention_mask=torch.full_like(ids, 2), past_key_values=cache)
-    model(ids[:, 11:], past_key_values=cache)
-    with pytest.raises(ClearheadError, match="no room for 13 tokens"):
-        model(ids[:, :1], past_key_values=cache)
-
-
 def test_the_room_of_a_cache_may_be_more_than_the_positions_but_not_its_tokens():
     model, ids = _model("gpt2", max_position_embeddings=PLACES), _ids()
     cache = StaticCache(config=model.config, max_cache_len=ROOM)
@@ -100,15 +89,3 @@ def test_the_room_of_a_cache_may_be_more_than_the_positions_but_not_its_tokens()
     model(ids[:, 11:], past_key_values=cache)
     with pytest.raises(ClearheadError, match="13 tokens are more than the 12 positions"):
         model(ids[:, :1], past_key_values=cache)
-
-
-@torch.no_grad()
-def test_the_matrices_of_a_step_are_of_the_tokens_so_far():
-    model, ids = _model("sas"), _ids()
-    model.set_attn_implementation("eager")
-    want = model(ids, output_attentions=True).attentions[0][:, :, -1:]
-    cache = StaticCache(config=model.config, max_cache_len=ROOM)
-    model(ids[:, :11], past_key_values=cache)
-    mask = torch.ones(2, ROOM, dtype=torch.long)
-    out = model(ids[:, 11:], attention_mask=mask, past_key_values=cache, output_attentions=True)
-    assert torch.allclose(out.attentions[0], want, atol=1e-5)

@@ -30,7 +30,7 @@ def _labels(kind):
     return IDS
 
 
-def _trainer(kind, folder, **settings):
+def _trainer(kind, folder):
     torch.manual_seed(0)
     cls, keys = KINDS[kind]
     model = cls(ClearheadConfig(**space.SHAPE, **keys))
@@ -45,7 +45,6 @@ def _trainer(kind, folder, **settings):
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
-        **settings,
     )
     rows = [
         {"input_ids": ids, "labels": label} for ids, label in zip(IDS, _labels(kind), strict=True)
@@ -54,14 +53,13 @@ def _trainer(kind, folder, **settings):
 
 
 @torch.no_grad()
-def _expected(model, kind, smoothing=0.0):
+def _expected(model, kind):
     logits, labels = model.eval()(IDS).logits, _labels(kind)
     if kind == "a number":
         return mse_loss(logits[:, 0], labels).item()
     if kind == "next token":
         logits, labels = logits[:, :-1], labels[:, 1:]
-    options = {"label_smoothing": smoothing}
-    return cross_entropy(logits.flatten(0, -2), labels.flatten(), **options).item()
+    return cross_entropy(logits.flatten(0, -2), labels.flatten()).item()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,10 +70,3 @@ def test_it_trains_and_evaluates_with_the_loss_of_the_logits(kind, tmp_path):
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     assert losses == [wanted, wanted]  # of both micro-batches together
     assert trainer.evaluate()["eval_loss"] == wanted
-
-
-@pytest.mark.parametrize("kind", ["next token", "hidden tokens", "classes"])
-def test_smoothed_labels_are_those_of_the_same_tokens(kind, tmp_path):
-    trainer = _trainer(kind, tmp_path, label_smoothing_factor=0.1)
-    wanted = _expected(trainer.model, kind, smoothing=0.1)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(wanted, abs=1e-5)

@@ -13,6 +13,7 @@ from benchmarks import dispatch_table
 from clearhead.ops import attend, cuda_sdpa, oracles, packed, self_test
 from clearhead.ops.packing import packing
 from clearhead.ops.visibility import Visibility
+from tests.ops.agreement import agree
 from tests.ops.stand_ins import cuda_kernels  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("cuda_kernels")
@@ -44,17 +45,9 @@ def _compare(
     if isinstance(options["sink"], Tensor):
         inputs.append(options["sink"])
     got, want = (module(*inputs[:3], **options) for module in (attend, oracles.attend))
-    grad, shown = torch.randn_like(want), torch.ones(2, 1, queries, 1)
-    if options.get("key_mask") is not None:
-        shown = options["key_mask"][:, None, -queries:, None]
-    found, expected = ([o * shown, *_gradients(o, inputs, grad * shown)] for o in (got, want))
-    for name, a, b in zip(("o", "dq", "dk", "dv", "dsink"), found, expected, strict=False):
-        assert a.shape == b.shape
-        assert (a - b).abs().max() < 1e-12 * b.abs().max().clamp_min(1), name
-
-
-def _gradients(o: Tensor, inputs: list[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(o, inputs, grad)
+    mask = options.get("key_mask")
+    shown = None if mask is None else mask[:, None, -queries:, None]
+    agree(got, want, inputs, bound=1e-12, shown=shown, least=1.0)
 
 
 @pytest.mark.parametrize("kernel", DENSE)
@@ -137,10 +130,7 @@ def test_compiled_in_one_graph(kernel, monkeypatch):
         options["segments"] = (torch.arange(19) > 6).int().expand(2, -1)
     run = torch.compile(attend, backend="aot_eager", fullgraph=True)
     got, want = (job(q, q.sin(), q.cos(), **options) for job in (run, attend))
-    grad = torch.randn_like(want)
-    found, expected = ([o, *torch.autograd.grad(o, q, grad)] for o in (got, want))
-    for a, b in zip(found, expected, strict=True):
-        assert torch.allclose(a, b, atol=1e-12)
+    agree(got, want, [q], bound=1e-12)
 
 
 def test_the_operators_keep_pytorch_s_contract():
@@ -161,36 +151,6 @@ def test_masks_are_read_once_for_all_layers_and_again_when_written_to():
     assert packing(mask, None, 4) is not first
     mask[1, :5] = False
     assert packing(mask, None, 9).ends_k.tolist() == [0, 3, 9, 14, 18]
-
-
-def test_padding_is_read_as_it_lies_except_between_a_texts_tokens():
-    mask = torch.ones(2, 12, dtype=torch.bool)
-    mask[0, :3] = mask[1, 10:] = False
-    texts = packing(mask, None, 12)
-    assert (texts.of_queries, texts.of_keys) == (None, None)
-    assert texts.ends_q.tolist() == [0, 3, 12, 22, 24]
-    mask[0, :9] = False
-    texts = packing(mask, None, 12)
-    assert (texts.of_queries, texts.of_keys) == (None, None)
-    assert texts.ends_k.tolist() == [0, 9, 12, 22, 24]
-    long = torch.arange(300)[None] >= 290  # hidden tokens attend to few others
-    assert packing(long, None, 300).ends_k.tolist() == [0, 128, 256, 290, 300]
-    mask[0] = torch.arange(12) != 5  # a hole: its text's tokens are no neighbours
-    texts = packing(mask, None, 12)
-    assert texts.ends_k.tolist() == [0, 11, 21]
-    assert [x.tolist() for x in texts.of_keys] == [
-        [0] * 11 + [1] * 10,
-        [*range(5), *range(6, 12), *range(10)],
-    ]
-    assert not texts.gapless
-
-
-def test_documents_without_padding_move_no_token():
-    segments = torch.tensor([[1, 1, 1, 0, 0], [4, 4, 4, 4, 4]])
-    texts = packing(None, segments, 5)
-    assert (texts.of_queries, texts.of_keys) == (None, None)
-    assert texts.ends_q.tolist() == [0, 3, 5, 10]
-    assert (texts.longest_q, texts.gapless) == (5, True)
 
 
 SDPA = {
@@ -220,14 +180,8 @@ def test_softmax_by_pytorchs_own_call(title, autocast):
         o = cuda_sdpa.attend(*inputs, scale=0.3, visibility=visibility)
     exact = [x.detach().double().requires_grad_() for x in inputs]
     want = oracles.attend(*exact, scale=0.3, **visibility._asdict())
-    grad = torch.randn_like(want).to(dtype)
-    found = [o, *torch.autograd.grad(o, inputs, grad)]
-    expected = [want, *torch.autograd.grad(want, exact, grad.double())]
-    bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
-    for a, b in zip(found, expected, strict=True):
-        assert a.dtype == dtype
-        assert a.shape == b.shape
-        assert (a.double() - b).norm() <= bound * b.norm()
+    assert o.dtype == dtype
+    agree(o, want, inputs, exact, bound=2e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
 @pytest.mark.parametrize("groups", [4, 1])

@@ -1,12 +1,12 @@
-"""Every operation on inputs and incoming gradients of every memory layout, against the oracles."""
+"""Every operation in every memory layout, and autograd functions compiled, against the oracles."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead import ops
 from clearhead.ops import oracles
@@ -239,17 +239,69 @@ def _agree(found: Sequence[Tensor], expected: Sequence[Tensor], bound: float) ->
         assert error < bound, f"tensor {index}: {error:.2e}"
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "heads beside tokens", "cut rows"])
-def test_a_layout_that_the_kernel_reads_as_it_is_is_not_copied(layout):
-    class Copies(TorchDispatchMode):
-        found = 0
+B, H, G, T, S, D, V = 2, 4, 2, 5, 7, 6, 10
+COMPILED = {
+    "causal": {},
+    "both ways": {"causal": False},
+    "window": {"window": 3},
+    "padded": {"key_mask": torch.arange(S) >= torch.tensor([[0], [2]])},
+    "packed": {"segments": torch.tensor([[0, 0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 2, 2]])},
+}
 
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.found += func in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
-            return func(*args, **(kwargs or {}))
 
-    q, k, v = (_laid_out(torch.randn(s), layout).requires_grad_() for s in (Q, K, K))
-    grad = _laid_out(torch.randn(Q), layout)
-    with Copies() as copies:
-        torch.autograd.grad(ops.attend(q, k, v, sink=0.0), (q, k, v), grad)
-    assert copies.found == 0
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("sink", "prefixed", "mask"),
+    [
+        (sink, number % 2 == 1, mask)
+        for number, (sink, mask) in enumerate(
+            product((None, "softmax1", "by head", "by query"), COMPILED)
+        )
+    ],
+)
+def test_attention(sink, prefixed, mask):
+    torch._dynamo.reset()
+    inputs = {"q": _random(B, H, T, D), "k": _random(B, G, S, D), "v": _random(B, G, S, V)}
+    if sink in ("by head", "by query"):
+        inputs["sink"] = _random(H) if sink == "by head" else _random(B, H, T)
+    if prefixed:
+        inputs |= {"prefix_k": _random(B, G, 3, D), "prefix_v": _random(B, G, 3, V)}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, **rest: Tensor) -> Tensor:
+        given = 0.0 if sink == "softmax1" else rest.get("sink")
+        prefix = (rest["prefix_k"], rest["prefix_v"]) if prefixed else None
+        return ops.attend(q, k, v, sink=given, prefix=prefix, **COMPILED[mask])
+
+    _agree_compiled(attend, inputs)
+
+
+def test_attention_to_keys_that_are_the_values_or_the_queries():
+    x = {"x": _random(B, H, S, D)}
+    _agree_compiled(lambda x: ops.attend(x, x, x, sink=0.0), x)
+    _agree_compiled(lambda x: ops.attend(2 * x, x, x), x)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_linear_cross_entropy(mean):
+    target = torch.tensor([3, -100, 0, 10, 2])
+    inputs = {"x": _random(5, D), "weight": _random(11, D)}
+
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        total = ops.linear_cross_entropy(x, weight, target, ignore_index=-100)
+        return total / 4 if mean else total
+
+    _agree_compiled(loss, inputs)
+
+
+def _agree_compiled(function, inputs: dict[str, Tensor]) -> None:
+    torch._dynamo.reset()
+    results = []
+    for run in (function, torch.compile(function, backend="aot_eager", fullgraph=True)):
+        out = run(**inputs)
+        weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+        results.append((out, *torch.autograd.grad((out * weight).sum(), list(inputs.values()))))
+    for wanted, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted)

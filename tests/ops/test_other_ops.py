@@ -1,8 +1,7 @@
-"""Norms, differential attention and the loss against their oracles."""
+"""Norms, differential attention, the loss and Hadamard blocks against their oracles."""
 
 import pytest
 import torch
-from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.ops import (
@@ -13,12 +12,8 @@ from clearhead.ops import (
     oracles,
     rms_norm,
 )
-
-
-def _close(found: list[Tensor], expected: list[Tensor], bound: float) -> None:
-    for index, (a, b) in enumerate(zip(found, expected, strict=True)):
-        error = (a.double() - b.double()).abs().max() / b.abs().max().clamp_min(1e-9)
-        assert error < bound, f"tensor {index}: {error:.2e}"
+from clearhead.ops.hadamard import block_of, factors, rotate_blocks
+from tests.ops.agreement import agree
 
 
 @pytest.mark.parametrize("groups", [2, 4, 8])
@@ -43,12 +38,7 @@ def test_differential_matches_oracle(groups, sink, head_norm):
     if head_norm == "none":
         options["norm_eps"] = None
     got, want = differential(q, k, v, lam, **options), oracles.differential(q, k, v, lam, **options)
-    grad = torch.randn_like(want)
-    _close(
-        [got, *torch.autograd.grad(got, inputs, grad)],
-        [want, *torch.autograd.grad(want, inputs, grad)],
-        1e-10,
-    )
+    agree(got, want, inputs, bound=1e-10)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -66,12 +56,7 @@ def test_differential_v2_matches_oracle(groups, sink):
     options = {"sink": sink, "causal": True, "key_mask": mask}
     got = differential_v2(q, k, v, lam, **options)
     want = oracles.differential_v2(q, k, v, lam, **options)
-    grad = torch.randn_like(want)
-    _close(
-        [got, *torch.autograd.grad(got, inputs, grad)],
-        [want, *torch.autograd.grad(want, inputs, grad)],
-        1e-10,
-    )
+    agree(got, want, inputs, bound=1e-10)
 
 
 @pytest.mark.parametrize("groups", [8, 3])
@@ -88,7 +73,7 @@ def test_differential_keeps_the_difference_in_float32():
     lam = torch.tensor(0.4)
     options = {"norm_weight": None, "norm_eps": 1e-5, "gain": 1.0}
     got, want = differential(q, k, v, lam, **options), oracles.differential(q, k, v, lam, **options)
-    _close([got], [want], 4e-2)
+    assert (got.double() - want).abs().max() < 4e-2 * want.abs().max()
 
 
 @pytest.mark.parametrize("weight", [None, "vector", "scalar"])
@@ -98,12 +83,7 @@ def test_rms_norm(weight):
     gain = None if size is None else torch.randn(size, dtype=torch.float64, requires_grad=True)
     want = x / x.pow(2).mean(-1, keepdim=True).add(1e-5).sqrt() * (1 if gain is None else gain)
     got = rms_norm(x, gain, 1e-5)
-    inputs, grad = [t for t in (x, gain) if t is not None], torch.randn_like(want)
-    _close(
-        [got, *torch.autograd.grad(got, inputs, grad)],
-        [want, *torch.autograd.grad(want, inputs, grad)],
-        1e-12,
-    )
+    agree(got, want, [t for t in (x, gain) if t is not None], bound=1e-12)
     assert rms_norm(torch.full((2, 4), 1e30), None, 1e-5).dtype == torch.float32
 
 
@@ -121,19 +101,7 @@ def test_linear_cross_entropy(rows, dtype, bound):
         linear_cross_entropy(x, weight, target),
         oracles.linear_cross_entropy(*exact, target),
     )
-    scale = torch.tensor(0.25)
-    _close(
-        [got, *torch.autograd.grad(got * scale, (x, weight))],
-        [want, *torch.autograd.grad(want * scale, exact)],
-        bound,
-    )
-
-
-def test_linear_cross_entropy_without_gradients_and_without_targets():
-    x, weight = torch.randn(4, 6), torch.randn(11, 6)
-    assert linear_cross_entropy(x, weight, torch.full((4,), -100)) == 0
-    want = oracles.linear_cross_entropy(x, weight, torch.arange(4))
-    assert torch.isclose(linear_cross_entropy(x, weight, torch.arange(4)).double(), want)
+    agree(got, want, (x, weight), exact, bound=bound)
 
 
 @pytest.mark.parametrize("rows", [5, 700])
@@ -156,11 +124,7 @@ def test_the_loss_of_a_gpu(rows, how, monkeypatch):
     exact = [x.detach().double().requires_grad_(), weight.detach().double()]
     exact[1].requires_grad_()
     want = torch.nn.functional.cross_entropy(exact[0] @ exact[1].T, target, reduction="sum")
-    _close(
-        [got, *torch.autograd.grad(got * 0.25, (x, weight))],
-        [want, *torch.autograd.grad(want * 0.25, exact)],
-        bound,
-    )
+    agree(got, want, (x, weight), exact, bound=bound)
     with torch.no_grad():
         assert torch.isclose(linear_cross_entropy(x, weight, target).double(), want, rtol=bound)
 
@@ -178,3 +142,29 @@ def test_the_loss_of_a_gpu_keeps_pytorch_s_contract():
     x, weight, target = torch.randn(9, 6), torch.randn(11, 6), torch.randint(0, 11, (9,))
     for learning in (True, False):
         torch.library.opcheck(cross_entropy._on_cuda, (x, weight, target, -100, learning))
+
+
+@pytest.mark.parametrize(
+    ("width", "block"), [(1, 1), (6, 2), (24, 8), (64, 64), (1536, 512), (2048, 512)]
+)
+def test_blocks_are_turned_by_sylvester_s_matrix_and_turned_back(width, block):
+    assert block_of(width) == block
+    matrices = [each.double() for each in factors(block)]
+    x = torch.randn(2, 3, width, dtype=torch.float64)
+    turned = rotate_blocks(x, *matrices)
+    assert torch.allclose(turned, oracles.rotate_blocks(x, block), atol=1e-12)
+    assert torch.allclose(rotate_blocks(turned, *matrices), x, atol=1e-12)
+    if block > 1:
+        one = torch.zeros(width, dtype=torch.float64)
+        one[0] = block**0.5
+        assert torch.allclose(rotate_blocks(one, *matrices)[:block].abs(), torch.ones(1).double())
+
+
+def test_the_gradient_is_turned_back():
+    """In blocks of an odd power of two, whose factors differ, of rows that lie apart in memory."""
+    matrices = [each.double() for each in factors(8)]
+    x = torch.randn(24, 3, dtype=torch.float64, requires_grad=True).mT
+    grad = torch.randn(3, 24, dtype=torch.float64)
+    (found,) = torch.autograd.grad(rotate_blocks(x, *matrices), x, grad)
+    assert torch.allclose(found, oracles.rotate_blocks(grad, 8), atol=1e-12)
+    assert rotate_blocks(x[:0], *matrices).shape == (0, 24)

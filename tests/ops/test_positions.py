@@ -1,14 +1,21 @@
-"""Positions against transformers' own frequencies, the papers' reference values, and oracles."""
+"""Positions against transformers' frequencies, reference values and oracles; CoCA; forget gates."""
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from clearhead.ops import (
+    Rotation,
     alibi_columns,
     alibi_slopes,
+    attend,
+    attend_unrotated,
+    coca_keys,
+    coca_queries,
     dynamic_theta,
+    forget_columns,
     frequencies,
     ntk_theta,
     oracles,
@@ -17,6 +24,9 @@ from clearhead.ops import (
     with_columns,
     xpos_tables,
 )
+from clearhead.ops.coca import folded_authors_weight
+from clearhead.ops.visibility import Visibility
+from tests.ops.agreement import agree
 
 CPU = torch.device("cpu")
 TRAINED = 512
@@ -66,30 +76,6 @@ def test_reference_values_of_ntk():
     bases = [1e4, 1e4, 10080.66, 52664.43, 141213.76, 323275.0, 696500.0, 1460670.5, 3024409.1]
     got = dynamic_theta(10_000.0, 4.0, 64, lengths, 512)
     assert got.tolist() == pytest.approx(bases, rel=2e-6)
-
-
-@pytest.mark.parametrize(
-    ("factor", "attention_factor", "ratios"),
-    [
-        (8.0, 1.207944, [1, 1, 0.93269, 0.66346, 0.19231, 0.125, 0.125]),
-        (4.0, 1.138629, [1, 1, 0.94231, 0.71154, 0.30769, 0.25, 0.25]),
-    ],
-)
-def test_reference_values_of_yarn(factor, attention_factor, ratios):
-    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": factor}
-    got, found = frequencies(rope | {"original_max_position_embeddings": 512}, 64, CPU)
-    plain, _ = frequencies({"rope_type": "default", "rope_theta": 1e4}, 64, CPU)
-    assert found == pytest.approx(attention_factor, abs=1e-6)
-    pairs = [0, 3, 4, 8, 15, 16, 31]
-    assert (got / plain)[pairs].tolist() == pytest.approx(ratios, abs=1e-5)
-
-
-def test_the_attention_factor_scales_scores_by_its_square():
-    frequency, _ = frequencies({"rope_type": "default", "rope_theta": 1e4}, 8, CPU)
-    at = torch.arange(5)[None]
-    plain, scaled = rotary_table(at, frequency), rotary_table(at, frequency, 1.2)
-    assert torch.allclose(scaled[0] ** 2 + scaled[1] ** 2, torch.tensor(1.44))
-    assert torch.allclose(plain[0] ** 2 + plain[1] ** 2, torch.tensor(1.0))
 
 
 def test_slopes():
@@ -153,3 +139,172 @@ def test_xpos_neither_overflows_nor_vanishes_in_bfloat16_at_16k():
         assert scale.isfinite().all()
         assert (scale > 1e-10).all()
         assert scale.max() < 1e10
+
+
+FORMS = ["exact", "strict", "slack"]
+THETA = 10_000.0
+
+
+def _table(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    rope = {"rope_type": "default", "rope_theta": THETA}
+    return rotary_table(positions, frequencies(rope, width, positions.device)[0])
+
+
+def _queries_and_keys(
+    form: str, *, heads: int = 4, groups: int = 2, length: int = 9, width: int = 8
+) -> list[Tensor]:
+    q = torch.randn(2, heads, length, width // 2 if form == "strict" else width)
+    t = torch.randn(2, groups, length, width // 2)
+    return [x.double().requires_grad_() for x in (q, t)]
+
+
+def _scores(q: Tensor, t: Tensor, positions: Tensor, form: str) -> Tensor:
+    table = _table(positions, 2 * t.shape[-1])
+    keys = coca_keys(t, table, form)
+    return coca_queries(q, table, form) @ keys.repeat_interleave(q.shape[1] // t.shape[1], 1).mT
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_scores_and_gradients_match_the_equations(form, groups):
+    inputs = _queries_and_keys(form, groups=groups)
+    positions = torch.stack([torch.arange(9), torch.arange(9) * 7 + 3])
+    got = _scores(*inputs, positions, form)
+    want = oracles.coca_scores(*inputs, positions, positions, THETA, form)
+    # The rotary table is float32: angles of some tens keep six digits.
+    agree(got, want, inputs, bound=1e-5)
+
+
+def test_exact_is_equation_17():
+    """Σ_j t_j |q_j|² cos((m−n)θ_j), the closed form, against the N × N × D transcription."""
+    q, t = (x.detach() for x in _queries_and_keys("exact", groups=4))
+    at = torch.arange(9)
+    got = oracles.coca_scores(q, t, at[None], at[None], THETA, "exact")
+    angle = (at[:, None] - at)[..., None] * THETA ** (-torch.arange(4).double() / 4)
+    amplitude = q[..., :4] ** 2 + q[..., 4:] ** 2
+    want = torch.einsum("bhmj,bhnj,mnj->bhmn", amplitude, t.relu(), angle.cos())
+    assert torch.allclose(got, want, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_half_precision_rounds_once(form):
+    """A = q² would overflow float16 at |q| = 181 before the score does; squares are float32."""
+    q, t = (x.detach().float() for x in _queries_and_keys(form, groups=4))
+    at = torch.arange(9)[None]
+    table = _table(at, 8)
+    exact = coca_queries(q, table, form)
+    rounded = coca_queries(q.bfloat16(), table, form)
+    assert rounded.dtype == torch.bfloat16
+    once = coca_queries(q.bfloat16().float(), table, form).bfloat16()
+    assert torch.equal(rounded, once)
+    assert torch.equal(coca_keys(t.bfloat16(), table, form).float() * 0, exact * 0)
+
+
+def test_the_authors_weights_fold_into_ours():
+    """Their t = relu((t1 + t2) / 2) of the two halves of x W_T."""
+    weight, x = torch.randn(3 * 8, 5), torch.randn(7, 5)
+    theirs = (x @ weight.T).view(7, 3, 2, 4).mean(2)
+    ours = (x @ folded_authors_weight(weight, 8).T).view(7, 3, 4)
+    assert torch.allclose(theirs, ours, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("form", ["exact", "strict", "slack"])
+@torch.no_grad()
+def test_a_lone_query_turns_no_key_on_a_cpu(form, padded, dtype, bound):
+    """Grouped queries, a sink, keys that a cache has dropped; nothing else is asked to attend."""
+    q = torch.randn(2, 6, 1, 8 if form == "strict" else 16)
+    t, v = torch.randn(2, 3, 9, 8).to(dtype), torch.randn(2, 3, 9, 16).to(dtype)
+    positions, sink = torch.arange(12).expand(2, -1), torch.randn(6)
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    rotation = Rotation(positions, frequencies(rope, 16, positions.device)[0], 1.1)
+    tilde = coca_queries(q.to(dtype), rotary_table(positions[:, -1:], rotation.frequency), form)
+    mask = (torch.arange(9) >= torch.tensor([[0], [4]])) if padded else None
+    options = {"sink": sink, "scale": 0.25}
+    got = attend_unrotated(
+        *(tilde, t, v), rotation=rotation, form=form, attend=None,
+        visibility=Visibility(key_mask=mask), **options,
+    )  # fmt: skip
+    table = tuple(part[..., -9:, :].double() for part in rotation.table())
+    k = coca_keys(t.double(), table, form)
+    want = oracles.attend(tilde.double(), k, v.double(), key_mask=mask, **options)
+    assert (got.double() - want).norm() <= bound * want.norm()
+
+
+SCALE = 8**-0.5
+
+
+def _log_gates(length: int, shared: int, keys: int = 2) -> Tensor:
+    return torch.nn.functional.logsigmoid(torch.randn(2, keys, length, shared).double())
+
+
+def _by_head(log_gates_BPSR: Tensor) -> Tensor:
+    return log_gates_BPSR.transpose(2, 3).flatten(1, 2)
+
+
+@pytest.mark.parametrize("shared", [1, 3])
+@pytest.mark.parametrize(
+    ("dtype", "rounding"),
+    [
+        (torch.float64, 2.0**-46),
+        *((each, 2.0**-23) for each in (torch.float32, torch.bfloat16, torch.float16)),
+    ],
+    ids=str,
+)
+def test_columns_carry_the_sum_of_the_gates_between_in_every_dtype(shared, dtype, rounding):
+    """The product of the rounded columns; sums of 100 thousand, beyond what float16 holds."""
+    log_gates = _log_gates(301, shared)
+    log_gates[:, :, 150] = -1e5
+    q, k = forget_columns(log_gates, 77, SCALE, dtype)
+    assert q.shape[-1] % 8 == k.shape[-1] % 8 == 0
+    got = q.double() @ k.double().repeat_interleave(shared, 1).mT * SCALE
+    want = oracles.forget_bias(_by_head(log_gates), 77)
+    past = torch.ones(77, 301).tril(301 - 77).bool()
+    assert ((got - want)[..., past].abs() <= 1e5 * rounding).all()
+    assert (got.diagonal(301 - 77, -2, -1) == 0).all()  # a token forgets nothing of itself
+
+
+MASKS = {
+    "plain": {},
+    "padded": {"key_mask": torch.tensor([[False] * 4 + [True] * 15, [True] * 17 + [False] * 2])},
+    "documents": {"segments": torch.tensor([[0] * 6 + [1] * 13, [0] * 18 + [1]])},
+    "in a window": {"window": 5},
+}
+
+
+@pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("spread", [0.1, 8.0], ids=["low logits", "high logits"])
+@pytest.mark.parametrize(("shared", "queries"), [(1, 19), (3, 19), (3, 4)])
+@pytest.mark.parametrize("sink", [False, True], ids=["softmax", "sink"])
+def test_attention_and_all_its_gradients_are_the_formula_s(masks, spread, shared, queries, sink):
+    if "key_mask" in masks and queries < 19:
+        return  # of queries that are padding themselves nothing is promised
+    heads, log_gates = 2 * shared, _log_gates(19, shared)
+    q = spread * torch.randn(2, heads, queries, 8, dtype=torch.float64)
+    k, v = torch.randn(2, 2, 2, 19, 8, dtype=torch.float64)
+    logits = torch.randn(heads, dtype=torch.float64)
+    inputs = [x.requires_grad_() for x in (q, k, v, log_gates, logits)]
+    columns = forget_columns(log_gates, queries, SCALE, torch.float64)
+    got = attend(
+        *map(with_columns, (q, k), columns), v, scale=SCALE, sink=logits if sink else None, **masks
+    )
+    visible = torch.ones(19, 19).tril().bool()
+    if "window" in masks:
+        visible &= torch.ones(19, 19).triu(1 - masks["window"]).bool()
+    visible = visible.expand(2, 1, 19, 19)
+    real = masks.get("key_mask", torch.ones(2, 19).bool())
+    if "segments" in masks:
+        of = masks["segments"]
+        visible = visible & (of[:, None, :, None] == of[:, None, None])
+    visible = (visible & real[:, None, None])[:, :, -queries:]
+    scores = q @ k.repeat_interleave(shared, 1).mT * SCALE
+    scores = scores + oracles.forget_bias(_by_head(log_gates), queries)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sink:
+        row = logits[:, None, None].expand(2, heads, queries, 1)
+        scores = torch.cat([scores, row], -1)
+    weights = torch.nan_to_num(scores.softmax(-1))[..., :19]
+    want = weights @ v.repeat_interleave(shared, 1)
+    used = inputs if sink else inputs[:-1]
+    agree(got, want, used, bound=1e-9, shown=real[:, None, -queries:, None], least=1.0)

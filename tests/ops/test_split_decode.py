@@ -2,7 +2,7 @@
 
 Outputs against float64 oracles.
 
-On a GPU, `test_gpu_decoding.py` runs the kernels compiled.
+On a GPU, `test_gpu.py` runs the kernels compiled.
 """
 
 import os

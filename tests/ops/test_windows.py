@@ -1,4 +1,4 @@
-"""`attend(window=)` against the float64 oracle, and what it costs."""
+"""`attend(window=)` and `attend(prefix=)` against the float64 oracle, and what windows cost."""
 
 import itertools
 
@@ -9,8 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.ops import cpu_flash, oracles, tiles
+from clearhead.ops import attend, differential, differential_v2, oracles, tiles
 from clearhead.ops.visibility import Visibility
+from tests.ops.agreement import agree
 
 SINKS = {"softmax": None, "softmax1": 0.0, "sink": (4,), "by query": (2, 4)}
 
@@ -27,10 +28,7 @@ def _compare(
     q, k, v = inputs[:3]
     options = {"window": window, "sink": sink, **masks}
     got, want = (module.attend(q, k, v, **options) for module in (ops, oracles))
-    grad = torch.randn_like(want)
-    found, expected = ([o, *torch.autograd.grad(o, inputs, grad)] for o in (got, want))
-    for name, a, b in zip(("o", "dq", "dk", "dv", "dsink"), found, expected, strict=False):
-        assert (a - b).abs().max() < 1e-12 * b.abs().max().clamp_min(1), name
+    agree(got, want, inputs, bound=1e-12, least=1.0)
 
 
 @pytest.mark.parametrize("sink", SINKS.values(), ids=SINKS)
@@ -54,12 +52,6 @@ def test_padding_and_documents(make_masks, padding, packed):
         _compare(queries, keys, 37, 0.0, **make_masks(keys, padding, packed))
 
 
-@pytest.mark.parametrize("sink", [SINKS["by query"]], ids=["by query"])
-def test_a_logit_for_each_query_without_a_window(sink):
-    _compare(33, 33, 33, sink)
-    _compare(5, 33, 33, sink)
-
-
 def test_both_maps_of_differential_attention_have_their_window_and_their_sink():
     q, k, v = (torch.randn(2, heads, 150, 8, dtype=torch.float64) for heads in (4, 4, 4))
     lam, sink = torch.tensor(0.3, dtype=torch.float64), torch.randn(2, 4, 150).double()
@@ -81,11 +73,8 @@ def test_means_are_over_the_window(make_masks, padding, packed):
         masks = make_masks(keys, padding, packed)
         got, count = ops.running_mean(x, queries, Visibility(window=window, **masks))
         want, counted = oracles.running_mean(x, queries, window=window, **masks)
-        assert torch.allclose(got, want, atol=1e-12)
         assert torch.equal(count.expand_as(counted), counted)
-        weight = torch.randn_like(want)
-        ours, theirs = (torch.autograd.grad((m * weight).sum(), x)[0] for m in (got, want))
-        assert torch.allclose(ours, theirs, atol=1e-12)
+        agree(got, want, [x], bound=1e-12, least=1.0)
 
 
 def test_a_value_that_counts_what_it_sees():
@@ -126,22 +115,105 @@ def test_time_and_memory_grow_with_the_window_and_not_with_the_square():
     assert whole.largest == tiles.ROWS * 4096
 
 
-@pytest.mark.parametrize(("queries", "window"), [(64, 64), (64, 500), (1, 64), (1, 7)])
-def test_where_no_window_bites_the_stock_kernel_serves(queries, window, monkeypatch):
-    taken = []
-    for kernel in (cpu_flash, tiles):
-        forward = kernel.forward
-        monkeypatch.setattr(
-            kernel, "forward", lambda *a, k=kernel, f=forward, **o: taken.append(k) or f(*a, **o)
-        )
-    q, k = torch.randn(1, 2, queries, 8), torch.randn(1, 2, 64, 8)
-    got = ops.attend(q, k, k, window=window)
-    assert taken == [cpu_flash]
-    assert torch.allclose(got, oracles.attend(q, k, k, window=window).float(), atol=1e-6)
-
-
 def test_a_window_of_nothing_is_refused():
     q = torch.randn(1, 1, 5, 4)
     with pytest.raises(ClearheadError, match="at least 1 key") as error:
         ops.attend(q, q, q, window=0)
     assert "\n" not in str(error.value)
+
+
+LENGTH = 9
+PADDING = torch.tensor([[False] * 3 + [True] * 6, [True] * 7 + [False] * 2])
+SEGMENTS = torch.tensor([[0] * 4 + [1] * 5, [0] * 9])
+
+
+def _prefixed(number: int = 2, queries: int = LENGTH, keys: int = LENGTH) -> list[Tensor]:
+    shapes = [(4, queries, 8), (2, keys, 8), (2, keys, 6), (2, number, 8), (2, number, 6)]
+    return [torch.randn(2, *shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def _compare_prefixed(
+    inputs: list[Tensor], sink: float | Tensor | None, kernel: str | None = None, **options: object
+) -> None:
+    q, k, v, *prefix = inputs
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    exact_sink = sink
+    if isinstance(sink, Tensor):
+        exact_sink = sink.detach().double().requires_grad_()
+        inputs, exact = [*inputs, sink], [*exact, exact_sink]
+    got = attend(q, k, v, sink=sink, prefix=tuple(prefix), kernel=kernel, **options)
+    want = oracles.attend(*exact[:3], sink=exact_sink, prefix=tuple(exact[3:5]), **options)
+    mask = options.get("key_mask")  # what a hidden token itself gets is unspecified
+    shown = None if mask is None else mask[:, None, -q.shape[2] :, None]
+    bound = 1e-12 if q.dtype == torch.float64 else 2e-5 if q.dtype == torch.float32 else 4e-2
+    agree(got, want, inputs, exact, bound=bound, shown=shown)
+
+
+@pytest.mark.parametrize("kernel", ["cpu-flash", "tiles"])
+@pytest.mark.parametrize("sink", [None, 0.0, "learned"], ids=["softmax", "softmax1", "sink"])
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": False}, {"key_mask": PADDING}, {"causal": False, "key_mask": PADDING}],
+    ids=["causal", "full", "padded", "padded and full"],
+)
+def test_a_prefix_is_keys_beside_the_others(kernel, sink, number, options):
+    sink = torch.randn(4, dtype=torch.float64, requires_grad=True) if sink == "learned" else sink
+    _compare_prefixed(_prefixed(number), sink, kernel, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"window": 3}, {"segments": SEGMENTS}, {"window": 2, "key_mask": PADDING}]
+)
+def test_no_window_and_no_document_hides_it(options):
+    _compare_prefixed(_prefixed(), None, **options)
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+def test_queries_after_a_cache_see_it(queries):
+    _compare_prefixed(_prefixed(queries=queries), 0.0, key_mask=PADDING)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("mask", [None, PADDING, ~torch.ones_like(PADDING)], ids=str)
+@torch.no_grad()
+def test_a_lone_query_without_gradients(dtype, number, mask):
+    """A row that sees no key of the text gets the prefix alone."""
+    q, k, v, *prefix = (x.to(dtype) for x in _prefixed(number, queries=1))
+    got = attend(q, k, v, prefix=tuple(prefix), key_mask=mask)
+    exact = [x.double() for x in (q, k, v, *prefix)]
+    want = oracles.attend(*exact[:3], prefix=tuple(exact[3:]), key_mask=mask)
+    assert got.dtype == dtype
+    assert (got - want).abs().max() < (1e-12 if dtype == torch.float64 else 4e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_in_other_dtypes(dtype):
+    _compare_prefixed([x.detach().to(dtype).requires_grad_() for x in _prefixed()], None)
+
+
+def test_of_both_differential_forms():
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(2, *shape, dtype=torch.float64, requires_grad=True)
+
+    inputs = [numbers(8, 9, 4), numbers(4, 9, 4), numbers(4, 9, 4), numbers(4, 2, 4)]
+    inputs += [numbers(4, 2, 4)]
+    weight = torch.rand(8, dtype=torch.float64)
+    gains = {"norm_weight": weight, "norm_eps": 1e-5, "gain": 0.4}
+    for operation, oracle, lam, options in (
+        (differential, oracles.differential, torch.tensor(0.3, dtype=torch.float64), gains),
+        (differential_v2, oracles.differential_v2, torch.rand(2, 4, 9, 1).double(), {}),
+    ):
+        q, k, v, *prefix = inputs
+        got = operation(q, k, v, lam, prefix=tuple(prefix), **options)
+        want = oracle(q, k, v, lam, prefix=tuple(prefix), **options)
+        agree(got, want, inputs, bound=1e-11)
+
+
+def test_another_shape_is_refused_in_a_line():
+    q, k, v, keys, values = _prefixed()
+    for prefix in ((keys[:, :1], values), (keys, values[..., :3]), (keys[:, :, :0], values)):
+        with pytest.raises(ClearheadError, match="a prefix is keys") as error:
+            attend(q, k, v, prefix=prefix)
+        assert "\n" not in str(error.value)

@@ -76,30 +76,6 @@ def test_only_matrices_shrink_where_the_gradient_is_zero():
         torch.testing.assert_close(parameter.detach(), factor * before[name])
 
 
-def test_the_fused_step_is_the_plain_one():
-    config = TrainConfig(learning_rate=0.01)
-    models = [make_model() for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    plain = torch.optim.AdamW(
-        decay_groups(models[1], config.weight_decay),
-        lr=config.learning_rate,
-        betas=config.betas,
-        eps=config.epsilon,
-        foreach=False,
-    )
-    optimizers = [build_optimizer(models[0], config), plain]
-    assert optimizers[0].defaults["fused"]
-    for step in range(3):
-        generator = torch.Generator().manual_seed(step)
-        gradients = [torch.randn(p.shape, generator=generator) for p in models[0].parameters()]
-        for model, optimizer in zip(models, optimizers, strict=True):
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter.grad = gradient.clone()
-            optimizer.step()
-    for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 def names(groups):
     return [[name for name, _ in group["params"]] for group in groups]
 

@@ -5,17 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 TINY = Path(__file__).with_name("tiny.py")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -58,15 +58,6 @@ def test_the_folder_becomes_an_ordinary_model_and_has_no_pickles(trained, tmp_pa
     assert torch.equal(again.eval()(tokens).logits, trained[0].eval()(tokens).logits)
 
 
-def test_the_newest_stay(trained, tmp_path):
-    for step in (2, 10, 100):
-        save(tmp_path, trained, step)
-    assert [path.name for path in checkpoint.folders(tmp_path)] == [
-        "step-00000010",
-        "step-00000100",
-    ]
-
-
 @pytest.mark.parametrize("name", ["shard-00001-model-00001-of-00001.safetensors", "config.json"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
 def test_a_damaged_file_is_named_with_the_remedy(trained, tmp_path, name, damage):

@@ -1,16 +1,22 @@
+"""Compiled blocks, and the parameters that are trained: chosen by name, or adapters beside them."""
+
 import shutil
+from dataclasses import replace
 from functools import partialmethod
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from tests_architectures import takes_adapters
 from torch._dynamo.utils import counters
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from clearhead import preset
+from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
 from clearhead.models.inspection import decoder_layers
-from clearhead.nn import REGISTRY
 from clearhead.train import train
 from clearhead.train.compiling import compiled
+from clearhead.train.trainable import choose_parameters
 
 
 def test_the_decoder_layers_are_found_in_any_model(tiny):
@@ -52,32 +58,6 @@ def test_every_model_of_a_process_is_compiled(tiny, monkeypatch):
     torch.compiler.reset()
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-def test_the_compiled_relu_keeps_no_signs():
-    layer = preset("transformer", hidden_size=16, num_attention_heads=2, mlp="relu").layer(0)
-    mlp = REGISTRY.find("mlp", "relu").build(layer, torch.nn.Identity())
-    x_BTC = torch.randn(2, 5, 16, requires_grad=True)
-    kept: list[torch.dtype] = []
-
-    def keep(tensor):
-        kept.append(tensor.dtype)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        got = torch.compile(mlp)(x_BTC)
-    assert set(kept) == {torch.float32}  # a mask is stored one number at a time on a CPU
-    up, down = mlp.up_proj.weight, mlp.down_proj.weight
-    want = (x_BTC @ up.T).clamp(min=0) @ down.T
-    torch.testing.assert_close(got, want)
-    seed = torch.randn_like(want)
-    leaves = (x_BTC, up, down)
-    for ours, theirs in zip(
-        torch.autograd.grad(got, leaves, seed), torch.autograd.grad(want, leaves, seed), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs)
-    torch.compiler.reset()
-
-
 def test_a_broken_compiler_is_one_clear_line(tiny, tmp_path, monkeypatch):
     from torch._inductor import config as inductor
 
@@ -95,7 +75,93 @@ def test_a_broken_compiler_is_one_clear_line(tiny, tmp_path, monkeypatch):
     torch.compiler.reset()
 
 
-def test_none_compiles_nothing(tiny):
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 61}
+
+
+def _trained(tiny, output, model=None, **settings):
+    model = tiny.make_model() if model is None else model
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    train(model, tiny.Batches(), replace(tiny.make_config(), **settings), output=output)
+    return {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}, before
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "orthoadam", "muon", "sgd"])
+def test_only_what_is_named_changes(tiny, tmp_path, optimizer):
+    changed, before = _trained(tiny, tmp_path / "run", optimizer=optimizer, only=("*self_attn*",))
+    assert changed == {name for name in before if "self_attn" in name}
+
+
+def test_what_is_frozen_stays_layer_by_layer(tiny, tmp_path):
+    patterns = {"only": ("*.layers.*",), "freeze": ("*.layers.0.*", "*norm*")}
+    changed, before = _trained(tiny, tmp_path / "run", **patterns)
+    assert changed == {n for n in before if ".layers.1." in n and "norm" not in n}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"only": ("*atn*",)}, r"the pattern '\*atn\*' decides no parameter"),
+        ({"only": ("*self_attn*",), "freeze": ("*mlp*",)}, "'[*]mlp[*]' decides no parameter"),
+        ({"freeze": ("*",)}, r"nothing is left to train: only is not given, freeze is \*"),
+        ({"lora": 2, "only": ("*norm*",)}, "lora trains linear layers, and only and freeze leave"),
+        ({"lora": 2, "only": ("*q_proj*", "*embed*")}, "of only names none of them"),
+    ],
+)
+def test_patterns_that_decide_nothing_or_leave_nothing_are_refused(tiny, tmp_path, settings, said):
+    with pytest.raises(ClearheadError, match=said):
+        _trained(tiny, tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
+def _gpt2():
+    shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 61, "n_positions": 32}
+    return GPT2LMHeadModel(GPT2Config(**shape))
+
+
+MODELS = {
+    "llama": lambda tiny: tiny.make_model(),
+    "gpt2": lambda tiny: _gpt2(),
+    "ours": lambda tiny: ClearheadForCausalLM(preset("softmax1", **SHAPE, annealed_start=True)),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_adapters_are_trained_alone_and_merged_at_the_end(tiny, tmp_path, kind):
+    peft = pytest.importorskip("peft")
+    if not takes_adapters():
+        pytest.skip("no PEFT that this transformers takes")
+    torch.manual_seed(5)
+    model = MODELS[kind](tiny)
+    _, before = _trained(tiny, tmp_path / "run", model, lora=2, only=("*attn*",))
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert changed == {n for n in before if "attn" in n and n.endswith("weight")}
+    for name in changed:
+        assert torch.linalg.matrix_rank(after[name] - before[name], rtol=1e-3) <= 2
+    final = AutoModelForCausalLM.from_pretrained(tmp_path / "run/final").eval()
+    ids = tiny.Batches().batch(0)["input_ids"]
+    assert torch.equal(final(ids).logits, model(ids).logits)
+
+    adapter = tmp_path / "run/final/adapter"
+    files = sorted(path.name for path in adapter.iterdir() if path.suffix != ".md")
+    assert "adapter_model.safetensors" in files
+    assert not [name for name in files if name.endswith(".bin")]
+    start = MODELS[kind](tiny)
+    start.load_state_dict(before, strict=False)
+    for name, buffer in start.named_buffers():
+        buffer.copy_(dict(model.named_buffers())[name])
+    beside = peft.PeftModel.from_pretrained(start, adapter).eval()
+    assert torch.allclose(beside(input_ids=ids).logits, model(ids).logits, atol=1e-5)
+    (shard,) = (tmp_path / "run/checkpoints/step-00000012").glob("shard-*")
+    weights = {name for name in load_file(shard) if name.startswith("model/")}
+    assert any(".lora_" in name for name in weights)
+    assert not weights & {f"model/{name}" for name in before}
+
+
+def test_parameters_frozen_before_stay_frozen(tiny):
     model = tiny.make_model()
-    with compiled(model, "none"):
-        assert all(layer._compiled_call_impl is None for layer in decoder_layers(model))
+    model.model.embed_tokens.weight.requires_grad_(False)
+    choose_parameters(model, tiny.make_config())
+    assert not model.model.embed_tokens.weight.requires_grad
+    assert model.model.norm.weight.requires_grad

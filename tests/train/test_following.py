@@ -6,7 +6,6 @@ import warnings
 
 import pytest
 import torch
-from torch._dynamo import config as dynamo
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from clearhead import ClearheadError, ClearheadForCausalLM, anneal, preset
@@ -206,25 +205,6 @@ def test_a_loop_that_says_no_number_of_steps_is_warned_of_once(kind):
         again = copy.deepcopy(model)
         again.model.followed = False
         assert _own_loop(again, planned=None)[-1] == arrived  # nothing is left to say
-
-
-def test_a_compiled_model_moves_in_one_graph():
-    model, other = _model("xsa"), _model("xsa")
-    wanted = _own_loop(model, planned=2 * STEPS)
-    compiled = torch.compile(other, backend="aot_eager", fullgraph=True)
-    with dynamo.patch(recompile_limit=4, fail_on_recompile_limit_hit=True):
-        optimizer = torch.optim.AdamW(other.parameters(), lr=1e-3)
-        anneal(other, optimizer, 2 * STEPS)
-        courses = []
-        for step in range(STEPS):
-            part = ROWS[2 * step : 2 * step + 2]
-            other.train()
-            for _ in range(3):
-                compiled(part, labels=part).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            courses.append(_buffers(other))
-    _close(courses, wanted)
 
 
 @pytest.mark.parametrize(("steps", "first_step"), [(0, 0), (4, 4), (4, -1)])

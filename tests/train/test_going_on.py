@@ -1,16 +1,27 @@
-"""A run that goes on: resumed, extended, or refused before anything is written."""
+"""A run that goes on: resumed, extended, or refused before anything is written.
+
+`older_run` was stopped half-way by an older version, commit 45ba971: `clearhead train softmax1
+--size tiny --set hidden_size=16 num_hidden_layers=2 num_attention_heads=2 intermediate_size=32
+--data.data text.jsonl --train.optimizer orthoadam …`, as its run.json says; `final` is where that
+version ended when nothing stopped it.
+"""
 
 import json
 import shutil
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from clearhead import ClearheadForCausalLM, preset
+from clearhead.cli import main
 from clearhead.errors import ClearheadError
 from clearhead.records import manifest
-from clearhead.train import is_finished, train
+from clearhead.train import checkpoint, is_finished, train
+from clearhead.train.run_dir import refuse_changes
 
 
 @pytest.fixture
@@ -47,22 +58,21 @@ def test_resuming_with_other_settings_names_each_with_both_values(tiny, stopped)
     assert "\n" not in message
 
 
-def test_what_an_older_record_lacks_differs(tiny, stopped):
-    path = stopped / "checkpoints" / "step-00000006" / "trainer.json"
-    record = json.loads(path.read_text())
-    del record["sha256"], record["config"]["betas"]
-    manifest.seal(path.parent, record, name=path.name)
-    with pytest.raises(ClearheadError, match=r"train\.betas was None and is now \[0\.9, 0\.95\]"):
-        again(tiny, stopped)
-
-
-def test_a_setting_that_this_version_lacks_differs(tiny, stopped):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda config: config.pop("betas"), r"betas was None and is now \[0\.9, 0\.95\]"),
+        (lambda config: config.update(sides="both"), r"sides was 'both' and is now None"),
+    ],
+    ids=["one of now", "one of before"],
+)
+def test_a_setting_that_one_of_two_versions_lacks_differs(tiny, stopped, change, said):
     path = stopped / "checkpoints" / "step-00000006" / "trainer.json"
     record = json.loads(path.read_text())
     del record["sha256"]
-    record["config"]["rotation_sides"] = "both"
+    change(record["config"])
     manifest.seal(path.parent, record, name=path.name)
-    with pytest.raises(ClearheadError, match=r"train\.rotation_sides was 'both' and is now None"):
+    with pytest.raises(ClearheadError, match=rf"train\.{said}"):
         again(tiny, stopped)
 
 
@@ -150,17 +160,6 @@ def test_a_folder_with_a_run_needs_resume_and_resume_needs_a_run(tiny, stopped, 
         again(tiny, tmp_path / "file", resume=False)
 
 
-def test_a_damaged_checkpoint_or_run_json_is_refused(tiny, stopped):
-    (path,) = (stopped / "checkpoints" / "step-00000006").glob("shard-*.safetensors")
-    path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(ClearheadError, match=r"\.safetensors is missing, cut short") as caught:
-        again(tiny, stopped)
-    assert "to resume from step-00000004" in str(caught.value)
-    (stopped / "run.json").write_text("{")
-    with pytest.raises(ClearheadError, match=r"run\.json is damaged"):
-        again(tiny, stopped)
-
-
 def test_batches_that_do_not_fit_the_settings_are_refused_before_anything_is_written(
     tiny, tmp_path
 ):
@@ -177,3 +176,40 @@ def test_batches_that_do_not_fit_the_settings_are_refused_before_anything_is_wri
     with pytest.raises(ClearheadError, match="LlamaForCausalLM takes no document_ids"):
         again(tiny, output, batches=documents, resume=False, document_masks=True)
     assert not output.exists()
+
+
+OLDER = Path(__file__).parent / "older_run"
+
+
+def test_a_run_of_an_older_version_is_refused_in_a_line(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(OLDER, run, ignore=shutil.ignore_patterns("final", "text.jsonl"))
+    shutil.copy(OLDER / "text.jsonl", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--resume", "run"])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "or by an earlier version: to go on with it give its own command" in line
+    assert "--train.optimizer orthoadam" in line  # its own command, for people
+
+
+def test_a_model_of_an_older_version_is_opened_with_its_own_weights():
+    model = ClearheadForCausalLM.from_pretrained(OLDER / "final")
+    state = model.state_dict()
+    for name, weight in load_file(OLDER / "final/model.safetensors").items():
+        assert torch.equal(state[name], weight)
+    assert model.config.normalizer == "softmax1"
+
+
+def test_a_checkpoint_of_the_older_format_is_refused():
+    with pytest.raises(ClearheadError, match=r"earlier version's format: delete .*the first step"):
+        checkpoint.verify(OLDER / "checkpoints/step-00000010")
+
+
+def test_settings_of_an_earlier_version_go_by_their_present_names(tmp_path):
+    now = json.loads(preset("coca", "tiny").to_json_string(use_diff=False))
+    before = now | {"scores": "collinear", "residual_scale": "trainable"}
+    refuse_changes(tmp_path, {"model": before}, {"model": now})
+    with pytest.raises(ClearheadError, match=r"model\.scores was 'coca-slack' and is now 'coca'"):
+        refuse_changes(tmp_path, {"model": before | {"scores": "collinear-slack"}}, {"model": now})

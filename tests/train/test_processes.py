@@ -306,17 +306,6 @@ def test_one_process_trains_under_fsdp_without_torchrun(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_four_processes_and_then_two_have_the_losses_of_one(tiny, warm, tmp_path):
-    request = {"model": V1, "config": {**ORTHO, "accumulation": 2}, "output": "run"}
-    stop = {**request, "events": {"3": {"13": "stop"}}}
-    (found, *_) = answers(warm, tmp_path, 4, [stop])
-    (then, *_) = answers(warm, tmp_path, 2, [{**request, "resume": True}])
-    assert len(found[0]["losses"]) in AT_BATCH_6
-    theirs = by_one(tiny, tmp_path / "one", request)
-    assert found[0]["losses"] + then[0]["losses"] == pytest.approx(theirs, abs=2e-5)
-
-
-@pytest.mark.slow
 def test_after_a_kill_torchrun_goes_on_and_the_curve_is_the_unbroken_one(warm, tmp_path):
     request = {"config": FSDP, "events": {"1": {"6": "kill"}}, "output": "run"}
     requests = [request, {"config": FSDP, "output": "unbroken"}]
@@ -338,7 +327,7 @@ def _curve(text):
 
 @pytest.mark.slow
 def test_a_hanging_process_is_named(warm, tmp_path):
-    request = {"timeout": 20, "config": {"timeout": 8}, "events": {"1": {"5": "hang"}}}
+    request = {"timeout": 20, "config": {"timeout": 3}, "events": {"1": {"5": "hang"}}}
     first, second = start(warm, tmp_path, 2, [{**request, "output": "run"}])
     done = first.wait()
     assert done.returncode == 1

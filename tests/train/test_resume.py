@@ -2,17 +2,14 @@
 
 import itertools
 import json
-import os
 import random
 import shutil
 import signal
 
 import pytest
 from tests_architectures import takes_adapters
-from transformers import AutoModelForCausalLM
 
 from clearhead.records import jsonl
-from clearhead.records.lock import hold_folder
 
 KILL = -signal.SIGKILL
 VARIANTS = {
@@ -139,29 +136,6 @@ def test_a_second_interrupt_stops_at_once(trainer, tmp_path):
     assert [path.name for path in (output / "checkpoints").iterdir()] == ["step-00000004"]
 
 
-def test_the_trained_folder_is_an_ordinary_model(unbroken):
-    model = AutoModelForCausalLM.from_pretrained(unbroken["plain"] / "final")
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert sorted(path.name for path in (unbroken["plain"] / "final").iterdir()) == [
-        "config.json",
-        "generation_config.json",
-        "manifest.json",
-        "model.safetensors",
-    ]
-
-
-def test_a_file_that_cannot_grow_keeps_the_checkpoint_before(trainer, tmp_path):
-    output = tmp_path / "run"
-    assert trainer(output, signal=[6, signal.SIGKILL])[0] == KILL
-    status, log = trainer(output, resume=True, file_limit=50_000)
-    assert status == 2
-    assert "cannot write" in log
-    assert "step-00000008 (File too large)" in log
-    assert "step-00000004, is whole" in log
-    assert [path.name for path in (output / "checkpoints").iterdir()] == ["step-00000004"]
-    assert trainer(output, resume=True)[0] == 0
-
-
 def test_a_damaged_line_is_refused_by_its_number_until_it_is_deleted(trainer, unbroken, tmp_path):
     output = tmp_path / "run"
     assert trainer(output, signal=[6, signal.SIGKILL])[0] == KILL
@@ -198,18 +172,6 @@ def test_killed_at_any_change_of_a_file_the_run_goes_on(trainer, unbroken, tmp_p
     assert [line["step"] for line in steps(output)] == list(range(1, 13))
     names = sorted(path.name for path in output.iterdir())
     assert names == ["checkpoints", "final", "metrics.jsonl", "run.json"]
-
-
-def test_a_run_in_use_is_refused_and_a_killed_ones_lock_is_not(trainer, unbroken, tmp_path):
-    output = tmp_path / "run"
-    assert trainer(output, signal=[6, signal.SIGKILL])[0] == KILL
-    assert (output / ".lock").is_file()
-    with hold_folder(output):
-        status, log = trainer(output, resume=True)
-    assert status == 2
-    assert f"{output} is in use by process {os.getpid()} on" in log
-    assert trainer(output, resume=True)[0] == 0
-    assert weights(output) == weights(unbroken["plain"])
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved"])
