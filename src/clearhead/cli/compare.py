@@ -5,7 +5,6 @@ from pathlib import Path
 
 from clearhead.cli.options import given, parse
 from clearhead.experiments.configs import RECORDS, CompareConfig, continued_recipe
-from clearhead.terminal import say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,5 +39,5 @@ def run(words: list[str]) -> int:
 
     load(command.beside)  # a file that cannot be read is better known before the training
     with Line() as work:
-        compare(command, say=say, work=work)
+        compare(command, work=work)
     return publish([command.output / RECORDS, *command.beside], command.output / "report.html")

@@ -97,7 +97,7 @@ def _run(command: Command, studies: "Mapping[str, Sequence[Study]]") -> int:
     for name, arms in studies.items():
         output = arms[0].output
         with Line(unit="job") as work:
-            records, wrong = stages.reproduce(arms, output, jobs=command.jobs, say=say, work=work)
+            records, wrong = stages.reproduce(arms, output, jobs=command.jobs, work=work)
         failed += wrong
         sources[name] = records
         title = f"clearhead reproduce {name}, {command.scale}"

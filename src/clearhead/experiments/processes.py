@@ -46,7 +46,7 @@ RUN = {
     PlanConfig: ("bill", "record_memory", "model"),
     DiagnoseConfig: ("measuring", "run_diagnosis", "cell"),
     QuantizeConfig: ("measuring", "run_quantization", "cell"),
-    EvaluateConfig: ("evaluating", "run_evaluation", "cell"),
+    EvaluateConfig: ("measuring", "run_evaluation", "cell"),
 }
 _MODULES = dict.fromkeys(f"{__package__}.{module}" for module, _, _ in RUN.values())
 _POLL_SECONDS = 0.2
@@ -107,7 +107,7 @@ def _perform(config: Any, log: Path, device: str | None, threads: int) -> None:
     module, function, unit = RUN[type(config)]
     run_one = getattr(importlib.import_module(f"{__package__}.{module}"), function)
     try:
-        run_one(config, say=say, work=Line(unit=unit))
+        run_one(config, work=Line(unit=unit))
     except Stopped as stop:
         raise SystemExit(stop.code) from stop
     except ClearheadError as error:
@@ -119,7 +119,6 @@ def run(
     *,
     logs: Path,
     jobs: int,
-    say: Callable[[str], None],
     work: Work | None = None,
     start: Start | None = None,
     devices: Sequence[str] | None = None,

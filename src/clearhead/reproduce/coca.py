@@ -44,7 +44,7 @@ DEPTHS = (0.0, 0.5, 1.0)
 LONG: dict[str, Any] = {"lengths": (512, 1024, 2048, 4096, 8192), "batch_tokens": 131_072}
 READ: dict[str, Any] = {"lengths": (128, 256, 512, 1024, 2048), "batch_tokens": 131_072}
 ORDER = partial(diagnose, windows=16)  # scores by distance, of keys near a query
-SCALED: dict[str, Any] = {"rope_scaling": ("none", "dynamic"), "factors": ("2", "4", "8")}
+SCALED: dict[str, Any] = {"rope_scaling": ("none", "dynamic"), "factors": (2.0, 4.0, 8.0)}
 
 # Of the memory of tensors: layers, width and heads; lengths.
 DEEP = {"tiny": ((2, 64, 2), (4, 128, 4)), "small": ((12, 512, 8), (24, 1024, 16))}
@@ -137,7 +137,7 @@ TABLES = {
             "scaled": _scaled(tasks=("perplexity",), **LONG, **HELD_OUT),
             "passkeys": evaluate(
                 tasks=("passkey",), passkey={"wording": "landmark", "trials": 100},
-                rope_scaling=SCALED["rope_scaling"], factors=("4",), **LONG),
+                rope_scaling=SCALED["rope_scaling"], factors=(4.0,), **LONG),
             "retrieval": evaluate(
                 tasks=("hits", "recall", "needles", "allocation"),
                 needles={"grid": ("1x1", "4x2"), "depths": DEPTHS}, **LONG, **HELD_OUT),

@@ -1,6 +1,6 @@
 """The run of an experiment: what is missing of its models, sweeps, runs and evaluations is made."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +16,9 @@ from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
 from clearhead.records.lock import hold_folder
-from clearhead.records.runs import COMPARISON, DIAGNOSIS, DIMENSIONS, measure_key
+from clearhead.records.runs import COMPARISON, DIAGNOSIS
 from clearhead.reproduce.study import Study, best, loss, written
+from clearhead.terminal import say
 
 BY_LAYER = ("similarity", "effective_rank", "beta_over_alpha_values", "beta_over_alpha_projections")
 """Measures of a diagnosis that are kept for every layer."""
@@ -87,7 +88,6 @@ def reproduce(
     output: Path,
     *,
     jobs: int,
-    say: Callable[[str], None],
     work: Work | None = None,
     start: Start | None = None,
 ) -> tuple[Path, int]:
@@ -122,7 +122,7 @@ def reproduce(
             say(f"{len(new)} jobs")
             work.extend(len(new))
             tried |= new
-            failed += run([*new.values()], logs=logs, jobs=jobs, start=start, say=say, work=work)
+            failed += run([*new.values()], logs=logs, jobs=jobs, start=start, work=work)
         for one in arms:
             if one.tries and one.key not in rates:
                 say(f"{one.key}: left out, since its sweep gave no rate")
@@ -147,29 +147,21 @@ def _reads(one: Study) -> bool:
 def collect(jobs: Iterable[Job], target: Path) -> Path:
     """Join the records of jobs, each under its arm, label and seed.
 
-    The first header of a run counts, so that of a training comes before its evaluations'. Where two
-    jobs measured the same, the later counts: a question asked on purpose, after what the training
-    measured.
+    The first header of a run counts, so that of a training comes before its evaluations'. Of what
+    two jobs measured the later counts, as in every file: a question asked on purpose, after what
+    the training measured.
 
     Raises:
         ClearheadError: where there are none.
     """
-    lines, headed, last = list[tuple[Any, Job, str]](), set[str](), dict[Any, Job]()
-    for job in (job for job in jobs if job.records.exists()):
-        for line in _lines(job):
-            key: Any = len(lines)
-            if line["kind"] == "measure":
-                dimensions = {name: line.get(name) for name in DIMENSIONS}
-                key = line["run"], measure_key(line["metric"], dimensions)
-            elif line["kind"] == "run":
-                if line["run"] in headed:
-                    continue
-                headed.add(line["run"])
-            lines.append((key, job, jsonl.encode(line)))
-            last[key] = job
+    lines, headed = list[str](), set[str]()
+    for line in (line for job in jobs if job.records.exists() for line in _lines(job)):
+        if line["kind"] != "run" or line["run"] not in headed:
+            lines.append(jsonl.encode(line))
+        headed.add(line["run"])
     if not lines:
         raise ClearheadError(f"nothing was finished: {target.parent / 'logs'} says why")
-    write_text(target, "".join(text for key, job, text in lines if last[key] is job))
+    write_text(target, "".join(lines))
     return target
 
 
