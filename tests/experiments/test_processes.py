@@ -6,14 +6,14 @@ import os
 import signal
 import subprocess
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from clearhead.experiments import processes as runner
-from clearhead.experiments.jobs import Job
+from clearhead.experiments.configs import Job
 from clearhead.experiments.processes import Stopped
 from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.report import load, page_of
@@ -21,6 +21,11 @@ from clearhead.reproduce.claims import evidence
 from clearhead.reproduce.contrasts import lower, number
 from clearhead.reproduce.stages import collect
 from clearhead.reproduce.study import best, loss
+
+
+@dataclass(frozen=True)
+class Script:
+    words: str
 
 
 class Shell(subprocess.Popen):
@@ -35,7 +40,7 @@ def _shell(job: Job, log: Path, device: str | None) -> Shell:
     seen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
     with log.open("ab") as written:
         return Shell(
-            ["sh", "-c", job.config],
+            ["sh", "-c", job.config.words],
             stdout=written,
             stderr=written,
             env={**os.environ, **seen},
@@ -56,8 +61,8 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def _scripts(tmp_path: Path, *scripts: str) -> list[Job]:
     return [
-        Job(name=f"one/{n}", config=script, records=tmp_path / f"{n}.jsonl", arm="", label="")
-        for n, script in enumerate(scripts)
+        Job(name=f"one/{n}", config=Script(words), records=tmp_path / f"{n}.jsonl")
+        for n, words in enumerate(scripts)
     ]
 
 
@@ -84,11 +89,11 @@ def _model(tmp_path: Path, name: str, script: str, after: Job | None = None) -> 
     folder = tmp_path / name
     return Job(
         name=name,
-        config=f"mkdir -p {folder} && {script} && echo {name} >> {tmp_path}/done && "
-        f"touch {folder}/records.jsonl",
+        config=Script(
+            f"mkdir -p {folder} && {script} && echo {name} >> {tmp_path}/done && "
+            f"touch {folder}/records.jsonl"
+        ),
         records=folder / "records.jsonl",
-        arm="",
-        label="",
         model=folder / "final",
         after=after,
     )
@@ -281,7 +286,7 @@ def test_records_are_joined_under_their_arm_and_label(tmp_path):
         path = tmp_path / f"{label}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "me')
         jobs.append(Job(name=label, config=None, records=path, arm="a · b", label=label))
-    jobs.append(Job(name="", config=None, records=tmp_path / "none", arm="", label=""))
+    jobs.append(Job(name="", config=None, records=tmp_path / "none"))
     records = load(collect(jobs, tmp_path / "records.jsonl"))
     for label, value in (("6", 2.0), ("24", 3.0)):
         assert records.labelled(label).values("a · b", "loss") == {0: value}

@@ -1,7 +1,7 @@
 """The book: what is undecided, and true of each record that it joins."""
 
 from clearhead.reproduce import book
-from clearhead.reproduce.cost import cost
+from clearhead.reproduce.requests import cost
 from clearhead.reproduce.study import Study
 
 from .test_claims import _records

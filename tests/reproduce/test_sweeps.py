@@ -12,8 +12,8 @@ import pytest
 
 from clearhead.errors import ClearheadError
 from clearhead.experiments import processes
+from clearhead.experiments.configs import Job
 from clearhead.experiments.convert_config import ConvertConfig
-from clearhead.experiments.jobs import Job
 from clearhead.progress import Work
 from clearhead.records.loading import load
 from clearhead.records.runs import Run

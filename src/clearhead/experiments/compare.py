@@ -19,9 +19,8 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments import processes
 from clearhead.experiments.arms import Arm
 from clearhead.experiments.bases import ArmModel, Base, open_base
-from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun, milestone_steps
+from clearhead.experiments.configs import RECORDS, CompareConfig, Job, OneRun, milestone_steps
 from clearhead.experiments.final_measures import MILESTONES, Milestones, measure
-from clearhead.experiments.jobs import Job
 from clearhead.experiments.run_setup import batches, data_of, masked_batches
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
@@ -264,8 +263,6 @@ def _side_by_side(runs: list[Run], config: CompareConfig, work: Work) -> None:
             name=one.folder.name,
             config=OneRun(comparison=config, arm=one.arm.name, seed=one.seed),
             records=one.records,
-            arm=one.arm.name,
-            label=config.label,
         )
         for one in runs
     ]
@@ -277,11 +274,7 @@ def _side_by_side(runs: list[Run], config: CompareConfig, work: Work) -> None:
 
 
 def make_run(one: OneRun, *, work: Work) -> None:
-    """Train, measure and record one run of a comparison, whose folder another process holds.
-
-    Raises:
-        ClearheadError, InterruptedRun: as `compare`.
-    """
+    """Train, measure and record one run of a comparison, whose folder another process holds."""
     config = one.comparison
     base, corpus = _opened(config)
     arm = next(arm for arm in config.arms if arm.name == one.arm)
@@ -291,7 +284,10 @@ def make_run(one: OneRun, *, work: Work) -> None:
 
 def _opened(config: CompareConfig) -> tuple[Base | None, Corpus]:
     """The trained model to start from, where one is named; and the text."""
-    began, base = _began(config), None
+    # The fingerprint of the data of a run that was begun in the output folder, if one was.
+    runs = itertools.product(config.arms, config.seeds)
+    began = next(filter(None, (data_of(folder_of(config, *run)) for run in runs)), None)
+    base = None
     if config.base is None:
         corpus = prepare(config.data, progress=say, began=began)
         corpus = with_mask_token(corpus) if config.objective == "mlm" else corpus
@@ -303,9 +299,3 @@ def _opened(config: CompareConfig) -> tuple[Base | None, Corpus]:
         )
         corpus = base.corpus
     return base, corpus.for_tuning() if config.held_out == "training" else corpus
-
-
-def _began(config: CompareConfig) -> str | None:
-    """The fingerprint of the data of a run that was begun in the output folder, if one was."""
-    runs = itertools.product(config.arms, config.seeds)
-    return next(filter(None, (data_of(folder_of(config, *run)) for run in runs)), None)

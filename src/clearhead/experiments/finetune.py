@@ -31,9 +31,9 @@ from clearhead.models.loading import (
 from clearhead.progress import Work
 from clearhead.records import jsonl, manifest
 from clearhead.records.identity import canonical, digest_of
+from clearhead.records.loading import Store
 from clearhead.records.lock import hold_folder
 from clearhead.records.runs import Records
-from clearhead.records.store import Store
 from clearhead.terminal import say
 from clearhead.train import Progress, holds_run, make_trackers, precision, train_to_end
 from clearhead.train.callbacks import METRICS as STEPS

@@ -113,11 +113,7 @@ def _quantized(
 
 
 def run_diagnosis(config: DiagnoseConfig, *, work: Work | None = None) -> list[Line]:
-    """Diagnose the models; return their records, which are in `config.output` too.
-
-    Raises:
-        ClearheadError: for a model, a text or options that do not work.
-    """
+    """Diagnose the models; return their records, which are in `config.output` too."""
     if config.set and not any(one.startswith(FRESH) for one in config.models):
         raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
     config = replace(config, data=text_of(config.data, config.models))
@@ -185,9 +181,6 @@ def run_evaluation(
     """Measure every cell that the configuration names, model by model; return the records.
 
     `work` and `told` are those of `sweep`.
-
-    Raises:
-        ClearheadError: for a model, a text or options that do not work.
     """
     named, config = _named(config)
     variants = _variants(config)

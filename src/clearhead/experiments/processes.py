@@ -22,9 +22,8 @@ import torch
 from clearhead import extensions
 from clearhead.allocator import keep_freed_memory
 from clearhead.errors import ClearheadError, Stopped
-from clearhead.experiments.configs import CompareConfig, FinetuneJob, OneRun
+from clearhead.experiments.configs import CompareConfig, FinetuneJob, Job, OneRun
 from clearhead.experiments.convert_config import ConvertConfig
-from clearhead.experiments.jobs import Job
 from clearhead.experiments.sweep_configs import (
     DiagnoseConfig,
     EvaluateConfig,
@@ -157,7 +156,10 @@ def run(
                     if job is None:
                         break
                     waiting.remove(job)
-                    if not _has_model(job, logs):
+                    before = job.after
+                    if before and not (
+                        is_finished(before, logs) and before.model and before.model.is_dir()
+                    ):
                         work.skip()
                         say(f"{job.name}: left out, for want of its model")
                         continue
@@ -179,8 +181,7 @@ def run(
                     if failure:
                         failed.append(one.job)
                     else:
-                        done = {"identity": one.job.identity, "settings": one.job.settings}
-                        write_json(_mark(one.job, logs), done)
+                        write_json(_mark(one.job, logs), {"identity": one.job.identity})
                     work.end()
                     say(f"{one.job.name}: {failure or f'{time.monotonic() - one.started:.0f} s'}")
                 if stop.received and not asked:
@@ -196,14 +197,6 @@ def run(
     return failed
 
 
-def _has_model(job: Job, logs: Path) -> bool:
-    """True if the model that it reads is there, by the settings asked for."""
-    before = job.after
-    return before is None or bool(
-        is_finished(before, logs) and before.model and before.model.is_dir()
-    )
-
-
 class _Running(NamedTuple):
     """A running job."""
 
@@ -215,8 +208,11 @@ class _Running(NamedTuple):
 
     def failure(self) -> str:
         """The reason why a job that has ended failed; empty where it did not."""
-        if not self.process.exitcode or _diverged(self.job.records):
+        if not self.process.exitcode:
             return ""
+        with suppress(ClearheadError):  # of records that are not there, or are a conversion's
+            if any(run.diverged for run in load(self.job.records).runs):
+                return ""
         lines = self.log.read_text("utf-8", errors="replace").strip().splitlines() or [""]
         return f"failed with {self.process.exitcode}: {lines[-1].strip()} (all of it: {self.log})"
 
@@ -235,11 +231,4 @@ def is_finished(job: Job, logs: Path) -> bool:
                 is_finished(before, logs)
                 and _mark(before, logs).stat().st_mtime_ns <= mark.stat().st_mtime_ns
             )
-    return False
-
-
-def _diverged(records: Path) -> bool:
-    """True if a training wrote there that it diverged; a conversion's own record says nothing."""
-    with suppress(ClearheadError):
-        return records.exists() and any(run.header.get("diverged") for run in load(records).runs)
     return False

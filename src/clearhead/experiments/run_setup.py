@@ -93,13 +93,13 @@ def data_of(output: Path) -> str | None:
 
 
 def masked_batches(
-    corpus: Corpus, settings: TrainConfig, output: Path | None = None, *, share: float = SHARE
+    corpus: Corpus, settings: TrainConfig, output: Path | None = None
 ) -> MaskedBatches:
     """The same windows in the same order, with a share of their tokens hidden.
 
     `corpus` has a mask token: `clearhead.data.with_mask_token`.
     """
-    return MaskedBatches(batches(corpus, settings, output), Masking(corpus.tokenizer, share))
+    return MaskedBatches(batches(corpus, settings, output), Masking(corpus.tokenizer, SHARE))
 
 
 def objective_of(config: ClearheadConfig) -> str:

@@ -7,8 +7,7 @@ from typing import Any
 
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError
-from clearhead.experiments.configs import RECORDS
-from clearhead.experiments.jobs import Job
+from clearhead.experiments.configs import RECORDS, Job
 from clearhead.experiments.processes import Start, is_finished, run
 from clearhead.experiments.sweep_configs import DiagnoseConfig, SweepConfig
 from clearhead.models.conversion import require_convertible
@@ -59,19 +58,18 @@ def known_jobs(
     Args:
         tried: names of the jobs that this command has run.
     """
-    rates, sweeps, swept = dict[str, float](), list[Job](), dict[str, tuple[float, ...]]()
+    sweeps, swept = list[Job](), dict[str, tuple[float, ...]]()
 
     def known(job: Job) -> float | None:
         return loss(job.records) if is_finished(job, logs) else None
 
-    for one in (one for one in arms if one.tries):
+    rates = {one.key: one.tries[0] for one in arms if len(one.tries) == 1}
+    for one in (one for one in arms if one.is_swept):
         losses = one.sweep(known)
         finished = {rate: value for rate, value in losses.items() if value is not None}
         swept[one.key] = tuple(sorted(finished))
         rate = best(finished) if finished.keys() >= {*one.tries} else None
-        if not one.is_swept:
-            rate = one.tries[0]
-        elif rate is None or not any(
+        if rate is None or not any(
             is_finished(one.training(rate, seed), logs) for seed in one.seeds
         ):
             attempts = {at: one.attempt(at) for at in losses}
@@ -168,13 +166,17 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
 def _lines(job: Job) -> Iterator[dict[str, Any]]:
     """The records of a job as lines of its arm's run; of a diagnosis the numbers over all layers
     and heads."""
-    study = COMPARISON
+    study, config = COMPARISON, job.config
+    untrained: dict[str, Any] = {}
+    if isinstance(config, SweepConfig):  # its header names neither training nor model
+        changes = config.set if isinstance(config, DiagnoseConfig) else {}
+        untrained = {"train": {"tokens": 0}, "model": {"from": config.models[0], **changes}}
     for line in jsonl.read(job.records):
         line["run"] = f"{job.key}/seed{job.seed}"
         if line["kind"] == "run":
             study = line.pop("study", COMPARISON)
             named = {"arm": job.arm, "label": job.label, "seed": job.seed}
-            line = {"preset": job.arm, **_untrained(job), **line, **named}
+            line = {"preset": job.arm, **untrained, **line, **named}
             line |= {"swept": job.swept} if job.swept else {}
         elif study == DIAGNOSIS:
             if line["kind"] != "measure" or "head" in line:
@@ -182,14 +184,6 @@ def _lines(job: Job) -> Iterator[dict[str, Any]]:
             if "layer" in line and line["metric"] not in BY_LAYER:
                 continue
             del line["cell"]  # of which this is a part
-            if job.config.at != "anywhere":  # where training measures too
-                line["at"] = job.config.at
+            if config.at != "anywhere":  # where training measures too
+                line["at"] = config.at
         yield line
-
-
-def _untrained(job: Job) -> dict[str, Any]:
-    """Header of a model that is measured as it is, which names neither training nor model."""
-    if not isinstance(job.config, SweepConfig):
-        return {}
-    changes = job.config.set if isinstance(job.config, DiagnoseConfig) else {}
-    return {"train": {"tokens": 0}, "model": {"from": job.config.models[0], **changes}}
