@@ -7,14 +7,13 @@ import signal
 import subprocess
 import threading
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from clearhead.experiments import processes as runner
 from clearhead.experiments.configs import Job
-from clearhead.experiments.processes import Stopped
+from clearhead.experiments.processes import Stopped, run
 from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.report import load, page_of
 from clearhead.reproduce.claims import evidence
@@ -48,7 +47,11 @@ def _shell(job: Job, log: Path, device: str | None) -> Shell:
         )
 
 
-run = partial(runner.run, start=_shell)
+@pytest.fixture(autouse=True)
+def _shells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs are scripts of a shell, without a GPU."""
+    monkeypatch.setattr(runner, "starting", lambda jobs: _shell)
+    monkeypatch.setattr(runner, "gpus", tuple)
 
 
 @pytest.fixture
@@ -195,10 +198,10 @@ def test_a_signal_lets_commands_save_and_starts_no_more(tmp_path, number, said):
     assert not [*tmp_path.glob("logs/one/*.done")]
 
 
-def test_jobs_are_spread_over_the_gpus_and_it_is_said_where(tmp_path, said):
+def test_jobs_are_spread_over_the_gpus_and_it_is_said_where(tmp_path, said, monkeypatch):
     commands = _scripts(tmp_path, *["echo $CUDA_VISIBLE_DEVICES; sleep 1"] * 5)
-    devices = ("0", "MIG-a")
-    run(commands, logs=tmp_path / "logs", jobs=4, devices=devices)
+    monkeypatch.setattr(runner, "gpus", lambda: ("0", "MIG-a"))
+    run(commands, logs=tmp_path / "logs", jobs=4)
     seen = [(tmp_path / f"logs/one/{number}.log").read_text().strip() for number in range(5)]
     assert seen[:4] == ["0", "MIG-a", "0", "MIG-a"]  # two on each
     told = [line for line in said if "on GPU" in line]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ class Lab:
     def reproduce(self, *trials: Study) -> int:
         """The number of failed jobs."""
         self.work = Work("job")
-        return stages.reproduce(trials, self.folder, jobs=9, start=self._start, work=self.work)[1]
+        return stages.reproduce(trials, self.folder, jobs=9, work=self.work)[1]
 
     def runs(self) -> dict[str, Run]:
         return {run.arm: run for run in load(self.folder / "records.jsonl").runs}
@@ -90,7 +91,13 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lab]:
     said: list[str] = []
     for module in (stages, processes):
         monkeypatch.setattr(module, "say", said.append)
-    return lambda **settings: Lab(tmp_path / "out", said=said, **settings)
+
+    def made(**settings: Any) -> Lab:
+        lab = Lab(tmp_path / "out", said=said, **settings)
+        monkeypatch.setattr(processes, "starting", lambda jobs: lab._start)
+        return lab
+
+    return made
 
 
 def _chosen(run: Run) -> tuple[float, list[float], bool]:

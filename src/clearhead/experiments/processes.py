@@ -113,33 +113,23 @@ def _perform(config: Any, log: Path, device: str | None, threads: int) -> None:
         raise SystemExit(f"clearhead: {error}") from error
 
 
-def run(
-    tasks: Sequence[Job],
-    *,
-    logs: Path,
-    jobs: int,
-    work: Work | None = None,
-    start: Start | None = None,
-    devices: Sequence[str] | None = None,
-) -> list[Job]:
+def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None) -> list[Job]:
     """Run what is not finished, at most `jobs` at a time, and return those that failed.
 
-    Jobs start in order, except that a job waits for the one that leaves its model. If that fails,
-    or leaves no model, the job is left out. Each job has a log of its own. A failed job is reported
-    in a line, and the others go on. A training that diverged has not failed: that is a result.
+    Jobs start in order, each on the GPU that the fewest others are on; but a job waits for the one
+    that leaves its model. If that fails, or leaves no model, the job is left out. Each has a log of
+    its own. A failed job is reported in a line, and the others go on. A training that diverged has
+    not failed: that is a result.
 
     Args:
         work: shows how many jobs of this call, or of several, are done.
-        start: starts a job; a process of the fork server where not given.
-        devices: GPUs, where not given all; a job sees the one that the fewest others are on.
 
     Raises:
         Stopped: after SIGINT or SIGTERM, once every job has saved and ended. A second Ctrl-C
             kills them.
     """
     waiting = [job for job in tasks if not is_finished(job, logs)]
-    start = starting(jobs) if start is None else start
-    devices = gpus() if devices is None else devices
+    start, devices = starting(jobs), gpus()
     work = Work("job") if work is None else work
     work.start(len(tasks))
     for _ in range(len(tasks) - len(waiting)):

@@ -8,7 +8,7 @@ from typing import Any
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import RECORDS, Job
-from clearhead.experiments.processes import Start, is_finished, run
+from clearhead.experiments.processes import is_finished, run
 from clearhead.experiments.sweep_configs import DiagnoseConfig, SweepConfig
 from clearhead.models.conversion import require_convertible
 from clearhead.progress import Work
@@ -82,12 +82,7 @@ def known_jobs(
 
 
 def reproduce(
-    arms: Sequence[Study],
-    output: Path,
-    *,
-    jobs: int,
-    work: Work | None = None,
-    start: Start | None = None,
+    arms: Sequence[Study], output: Path, *, jobs: int, work: Work | None = None
 ) -> tuple[Path, int]:
     """Run what is missing of every arm, until nothing is known to be missing.
 
@@ -120,7 +115,7 @@ def reproduce(
             say(f"{len(new)} jobs")
             work.extend(len(new))
             tried |= new
-            failed += run([*new.values()], logs=logs, jobs=jobs, start=start, work=work)
+            failed += run([*new.values()], logs=logs, jobs=jobs, work=work)
         for one in arms:
             if one.tries and one.key not in rates:
                 say(f"{one.key}: left out, since its sweep gave no rate")
