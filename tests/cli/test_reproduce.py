@@ -24,9 +24,8 @@ from clearhead.experiments.sweep_configs import EvaluateConfig
 from clearhead.models import plan, preset
 from clearhead.report import load
 from clearhead.reproduce import requests, stages
-from clearhead.reproduce.cost import parameters
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.requests import EXPERIMENTS
+from clearhead.reproduce.requests import EXPERIMENTS, parameters
 from clearhead.reproduce.study import TRAINED, Study, written
 from clearhead.train import TrainConfig
 

@@ -11,7 +11,7 @@ from clearhead import ClearheadError, ClearheadForMaskedLM, preset
 from clearhead.data import DataConfig, prepare, with_mask_token
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.eval.masked_lm import MaskedTask
-from clearhead.experiments.evaluating import run_evaluation
+from clearhead.experiments.measuring import run_evaluation
 from clearhead.experiments.sweep_configs import EvaluateConfig
 
 SHAPE = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -54,7 +54,7 @@ def test_the_loss_of_another_text_is_another_cell(tmp_path: Path):
     )
 
     def loss(config) -> float:
-        lines = run_evaluation(config, say=str)
+        lines = run_evaluation(config)
         (value,) = (line["value"] for line in lines if line.get("metric") == "masked_loss")
         return value
 

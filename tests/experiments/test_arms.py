@@ -82,7 +82,7 @@ def test_rates_go_by_name_part_or_pattern_and_the_first_wins() -> None:
         ({"rates": {"*": 0.1, "softmax1": 0.2}}, "or an earlier name sets its rate"),
         ({"rates": {"softmax1": -1}}, "learning_rate is -1"),
         ({"rates": {"*": 0.1}, "vary": {"train.learning_rate": (0.1,)}}, "give one of them"),
-        ({"measure_every": 2.5}, "whole number of steps"),
+        ({"measure_every": 2.5}, "measure_every is 2.5: give a fraction"),
         ({"measure_every": -1}, "whole number of steps"),
         ({"measure_every": 3, "train": TrainConfig(log_every=2)}, "multiple of train.log_every"),
     ],

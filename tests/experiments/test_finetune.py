@@ -51,7 +51,7 @@ def test_an_answer_does_not_depend_on_the_other_texts_of_its_batch(tmp_path):
         output=tmp_path / "out",
         train=FinetuneConfig(epochs=1, batch_size=2, max_length=32),
     )
-    run_finetune(job, say=str)
+    run_finetune(job)
     made = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out/seed0/final").eval()
     read = AutoTokenizer.from_pretrained(tmp_path / "out/seed0/final")
     encoded = [{"input_ids": read(line["text"]).input_ids} for line in lines]
@@ -74,15 +74,15 @@ def test_a_seed_belongs_to_the_weights_and_the_precision_it_was_made_with(tmp_pa
     )
     native = [True]
     monkeypatch.setattr(precision, "_native_bf16", lambda _: native[0])
-    (run,) = run_finetune(job, say=str).runs
+    (run,) = run_finetune(job).runs
     assert run.precision == "bf16"
     native[0] = False
     with pytest.raises(ClearheadError, match="precision was 'bf16' and is now 'fp32'"):
-        run_finetune(job, say=str)
+        run_finetune(job)
     native[0] = True
     _saved(tmp_path / "model", 1)  # trained anew, in the same place
     with pytest.raises(ClearheadError, match=r"from\.parameters was"):
-        run_finetune(job, say=str)
+        run_finetune(job)
     anew = replace(job, output=tmp_path / "anew")
-    (other,) = run_finetune(anew, say=str).runs
+    (other,) = run_finetune(anew).runs
     assert other.header["from"] != run.header["from"]

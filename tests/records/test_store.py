@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from clearhead.errors import ClearheadError
-from clearhead.records.loading import load
+from clearhead.records.loading import Store, load
 from clearhead.records.runs import DIAGNOSIS
-from clearhead.records.store import Store
 
 HEADER = {"run": "a/seed0", "preset": "a", "seed": 0}
 ROWS = ({"metric": "loss", "value": 3.5, "length": 8}, {"metric": "loss", "value": 4.0})

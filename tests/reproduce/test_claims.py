@@ -297,6 +297,8 @@ def test_a_lead_is_compared_across_labels():
         records = Records(runs=tuple(run for part in parts for run in part))
         (outcome,) = outcomes("sas/scaling", records)
         assert outcome.ours.mean == pytest.approx(0.1 if lead > 0.1 else -0.4)
+        # Without the other label there is nothing to compare with, least of all the model itself.
+        assert outcomes("sas/scaling", records.labelled("wide, 192")) == []
         assert outcome.theirs.mean == pytest.approx(lead)
         assert outcome.judgement(threshold=0.05) is verdict
     text = "".join(book.markdown({"r": records}))

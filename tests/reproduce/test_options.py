@@ -20,16 +20,16 @@ OPTIONS = [
 ]
 
 
-def _settings(one: Study) -> list[object]:
+def _configs(one: Study) -> list[object]:
     jobs = one.runs(next(iter(one.tries), None), one.seeds[0])
-    return [job.settings for job in (*jobs, *(job.after for job in jobs if job.after))]
+    return [job.config for job in (*jobs, *(job.after for job in jobs if job.after))]
 
 
 @pytest.mark.parametrize(("option", "value", "study", "scale", "arm"), OPTIONS)
 def test_an_option_changes_a_job(option, value, study, scale, arm) -> None:
     (one,) = (one for one in EXPERIMENTS[study].arms(scale) if one.name == arm)
-    before = _settings(one)
-    after = _settings(changed(one, **{option: value}))
+    before = _configs(one)
+    after = _configs(changed(one, **{option: value}))
     assert after != before
     said = str(after)
     for word in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():

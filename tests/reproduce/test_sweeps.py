@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from clearhead.errors import ClearheadError
+from clearhead.experiments import processes
+from clearhead.experiments.configs import Job
 from clearhead.experiments.convert_config import ConvertConfig
-from clearhead.experiments.jobs import Job
 from clearhead.progress import Work
 from clearhead.records.loading import load
 from clearhead.records.runs import Run
@@ -45,11 +47,8 @@ class Lab:
 
     def reproduce(self, *trials: Study) -> int:
         """The number of failed jobs."""
-        say, self.work = self.said.append, Work("job")
-        _, failed = stages.reproduce(
-            trials, self.folder, jobs=9, start=self._start, say=say, work=self.work
-        )
-        return failed
+        self.work = Work("job")
+        return stages.reproduce(trials, self.folder, jobs=9, work=self.work)[1]
 
     def runs(self) -> dict[str, Run]:
         return {run.arm: run for run in load(self.folder / "records.jsonl").runs}
@@ -88,8 +87,17 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Callable[..., Lab]:
-    return lambda **settings: Lab(tmp_path / "out", **settings)
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lab]:
+    said: list[str] = []
+    for module in (stages, processes):
+        monkeypatch.setattr(module, "say", said.append)
+
+    def made(**settings: Any) -> Lab:
+        lab = Lab(tmp_path / "out", said=said, **settings)
+        monkeypatch.setattr(processes, "starting", lambda jobs: lab._start)
+        return lab
+
+    return made
 
 
 def _chosen(run: Run) -> tuple[float, list[float], bool]:

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.cli.options import given, parse
-from clearhead.experiments.configs import RECORDS, CompareConfig, continued_recipe
-from clearhead.terminal import say
+from clearhead.experiments.configs import RECORDS, ArmConfig, CompareConfig, continued_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +20,7 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="compare",
-        default=Command(train=continued_recipe()) if given(words, "--from") else None,
+        default=Command(train=continued_recipe(ArmConfig)) if given(words, "--from") else None,
         description="Train presets, with every combination of the settings varied, on the same "
         "tokens in the same order. Measure them alike, print a table, and write records and a "
         "page.",
@@ -40,5 +39,5 @@ def run(words: list[str]) -> int:
 
     load(command.beside)  # a file that cannot be read is better known before the training
     with Line() as work:
-        compare(command, say=say, work=work)
+        compare(command, work=work)
     return publish([command.output / RECORDS, *command.beside], command.output / "report.html")

@@ -6,7 +6,7 @@ from pathlib import Path
 from clearhead.arguments import OpensModels
 from clearhead.cli.options import parse
 from clearhead.metavars import Model
-from clearhead.terminal import say, show
+from clearhead.terminal import show
 
 PAGE = "report.html"
 
@@ -41,7 +41,6 @@ def run(words: list[str]) -> int:
             command.output,
             pretrained=command.pretrained,
             trust_remote_code=command.trust_remote_code,
-            say=say,
             work=work,
         )
     write_demo(found, command.output / PAGE)

@@ -3,7 +3,6 @@
 from clearhead.cli.options import parse
 from clearhead.experiments.sweep_configs import DIAGNOSIS_FILE
 from clearhead.experiments.sweep_configs import DiagnoseConfig as Command
-from clearhead.terminal import say
 
 PAGE = "diagnosis.html"
 
@@ -26,5 +25,5 @@ def run(words: list[str]) -> int:
     from clearhead.progress import Line
 
     with Line(unit="cell") as work:
-        lines = run_diagnosis(command, say=say, work=work)
+        lines = run_diagnosis(command, work=work)
     return publish([command.output / DIAGNOSIS_FILE], command.output / PAGE, lines=lines)

@@ -5,7 +5,6 @@ from typing import Any
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 from clearhead.experiments.sweep_configs import EvaluateConfig as Command
-from clearhead.terminal import say
 
 
 def run(words: list[str]) -> int:
@@ -21,14 +20,14 @@ def run(words: list[str]) -> int:
         ),
     )
     from clearhead.cli.publishing import publish
-    from clearhead.experiments.evaluating import run_evaluation
+    from clearhead.experiments.measuring import run_evaluation
     from clearhead.progress import Line
 
     done: list[dict[str, Any]] = []
     files = [config.records] if config.records else []
     try:
         with Line(unit="cell") as work:
-            run_evaluation(config, say=say, work=work, told=done.extend)
+            run_evaluation(config, work=work, told=done.extend)
     except ClearheadError:
         if done:  # what was measured before
             publish(files, None, lines=done)

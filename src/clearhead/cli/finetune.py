@@ -24,7 +24,7 @@ def run(words: list[str]) -> int:
     from clearhead.report import page_of
 
     with Line(unit="seed") as work:
-        records = run_finetune(command, say=say, work=work)
+        records = run_finetune(command, work=work)
     print_page(page_of(records))
     say(f"models: {command.output}/seed…/final; records: {command.output / RECORDS}")
     return 0

@@ -29,7 +29,7 @@ def run(words: list[str]) -> int:
     from clearhead.progress import Line
 
     with Line(unit="cell") as work:
-        lines = run_quantization(command, say=say, work=work)
+        lines = run_quantization(command, work=work)
     if command.records is None:
         return publish([], command.page, title=command.title, lines=lines)
     return publish([command.records], command.page, title=command.title)

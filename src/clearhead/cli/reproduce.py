@@ -97,7 +97,7 @@ def _run(command: Command, studies: "Mapping[str, Sequence[Study]]") -> int:
     for name, arms in studies.items():
         output = arms[0].output
         with Line(unit="job") as work:
-            records, wrong = stages.reproduce(arms, output, jobs=command.jobs, say=say, work=work)
+            records, wrong = stages.reproduce(arms, output, jobs=command.jobs, work=work)
         failed += wrong
         sources[name] = records
         title = f"clearhead reproduce {name}, {command.scale}"
@@ -110,8 +110,7 @@ def _run(command: Command, studies: "Mapping[str, Sequence[Study]]") -> int:
 
 def _list(scale: str) -> None:
     from clearhead.reproduce.claims import CLAIMS
-    from clearhead.reproduce.cost import cost
-    from clearhead.reproduce.requests import EXPERIMENTS, arms_of, has_arms
+    from clearhead.reproduce.requests import EXPERIMENTS, arms_of, cost, has_arms
 
     for one in CLAIMS:
         bill = f"not at {scale}"
@@ -137,7 +136,7 @@ def _publish_book(sources: dict[str, Path], output: Path) -> None:
 
 def _print(name: str, arms: "Sequence[Study]", scale: str) -> None:
     """An experiment's cost, and a line an arm."""
-    from clearhead.reproduce.cost import cost, parameters
+    from clearhead.reproduce.requests import cost, parameters
 
     write(f"{name}, in {arms[0].output}: {cost(arms, scale)}")
     for one in arms:

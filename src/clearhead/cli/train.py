@@ -34,7 +34,7 @@ def run(words: list[str]) -> int:
     from clearhead.experiments.training import run_training
 
     resume, command = command.resume is not None, replace(command, resume=None)
-    result = run_training(command, resume=resume, say=say)
+    result = run_training(command, resume=resume)
     if result.stop_signal is not None:
         say(f"stopped and saved at step {result.steps}: go on by --resume {command.output}")
         return 128 + result.stop_signal

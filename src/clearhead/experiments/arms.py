@@ -15,7 +15,8 @@ from clearhead.train.config import TrainConfig
 BETWEEN = " · "
 TRAIN = "train."
 OPTIMIZER = "train.optimizer"
-_SETTINGS = [TRAIN + field.name for field in fields(TrainConfig)]
+_OF_PROCESSES = ("parallel", "timeout")  # which an arm's training has one of
+_SETTINGS = [TRAIN + one.name for one in fields(TrainConfig) if one.name not in _OF_PROCESSES]
 
 
 @dataclass(frozen=True, kw_only=True)

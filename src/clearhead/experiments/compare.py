@@ -7,7 +7,7 @@ OUTPUT/records.jsonl             the records of all finished runs
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments import processes
 from clearhead.experiments.arms import Arm
 from clearhead.experiments.bases import ArmModel, Base, open_base
-from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun, milestone_steps
+from clearhead.experiments.configs import RECORDS, CompareConfig, Job, OneRun, milestone_steps
 from clearhead.experiments.final_measures import MILESTONES, Milestones, measure
-from clearhead.experiments.jobs import Job
 from clearhead.experiments.run_setup import batches, data_of, masked_batches
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
@@ -32,6 +31,7 @@ from clearhead.records.loading import load
 from clearhead.records.lock import hold_folder
 from clearhead.records.provenance import KEYS
 from clearhead.records.runs import Records
+from clearhead.terminal import say
 from clearhead.train import (
     DivergedError,
     Progress,
@@ -184,9 +184,7 @@ class Run:
                 yield {**measured, **found}
 
 
-def compare(
-    config: CompareConfig, *, say: Callable[[str], None], work: Work | None = None
-) -> Records:
+def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
     """Train and measure every arm with every seed, and return the records.
 
     What is done is kept in `config.output`, a folder a run, so that a comparison that was stopped
@@ -208,7 +206,7 @@ def compare(
     work = Work(say=say) if work is None else work
     require_no_run(config.output)
     with hold_folder(config.output):
-        runs, records = _runs(config, say), config.output / RECORDS
+        runs, records = _runs(config), config.output / RECORDS
         for run in runs:  # all before the first is trained, which may take hours
             run.check()
         waiting = [run for run in runs if not run.records.exists()]
@@ -217,7 +215,7 @@ def compare(
             work.skip()
             say(f"{run.called}: already done")
         if config.jobs > 1 and waiting:
-            _side_by_side(waiting, config, say, work)
+            _side_by_side(waiting, config, work)
         else:
             for run in waiting:
                 run.make(work)
@@ -232,9 +230,9 @@ def compare(
         return done
 
 
-def _runs(config: CompareConfig, say: Callable[[str], None]) -> list[Run]:
+def _runs(config: CompareConfig) -> list[Run]:
     """Every arm with every seed; one seed of all arms comes before the next."""
-    base, corpus = _opened(config, say)
+    base, corpus = _opened(config)
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
         named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
         say(f"nothing is held out of {named}: validation text has none of it")
@@ -256,9 +254,7 @@ def _join(runs: list[Run], records: Path) -> None:
     write_text(records, "".join(done))
 
 
-def _side_by_side(
-    runs: list[Run], config: CompareConfig, say: Callable[[str], None], work: Work
-) -> None:
+def _side_by_side(runs: list[Run], config: CompareConfig, work: Work) -> None:
     """Make runs in processes, so many at a time; refuse to go on without those that failed."""
     count, logs = min(config.jobs, len(runs)), config.output / "logs"
     say(f"{count} of {len(runs)} runs at once, with logs in {logs}")
@@ -267,34 +263,31 @@ def _side_by_side(
             name=one.folder.name,
             config=OneRun(comparison=config, arm=one.arm.name, seed=one.seed),
             records=one.records,
-            arm=one.arm.name,
-            label=config.label,
         )
         for one in runs
     ]
-    if failed := processes.run(jobs, logs=logs, jobs=count, say=say, work=work):
+    if failed := processes.run(jobs, logs=logs, jobs=count, work=work):
         raise ClearheadError(
             f"{len(failed)} of {len(runs)} runs failed ({', '.join(one.name for one in failed)}): "
             f"{logs} says why, and the same command tries them again"
         )
 
 
-def make_run(one: OneRun, *, say: Callable[[str], None], work: Work) -> None:
-    """Train, measure and record one run of a comparison, whose folder another process holds.
-
-    Raises:
-        ClearheadError, InterruptedRun: as `compare`.
-    """
+def make_run(one: OneRun, *, work: Work) -> None:
+    """Train, measure and record one run of a comparison, whose folder another process holds."""
     config = one.comparison
-    base, corpus = _opened(config, say)
+    base, corpus = _opened(config)
     arm = next(arm for arm in config.arms if arm.name == one.arm)
     work.start(1)
     Run(config, corpus, arm, one.seed, ArmModel.of(arm, config, corpus, base)).make(work)
 
 
-def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | None, Corpus]:
+def _opened(config: CompareConfig) -> tuple[Base | None, Corpus]:
     """The trained model to start from, where one is named; and the text."""
-    began, base = _began(config), None
+    # The fingerprint of the data of a run that was begun in the output folder, if one was.
+    runs = itertools.product(config.arms, config.seeds)
+    began = next(filter(None, (data_of(folder_of(config, *run)) for run in runs)), None)
+    base = None
     if config.base is None:
         corpus = prepare(config.data, progress=say, began=began)
         corpus = with_mask_token(corpus) if config.objective == "mlm" else corpus
@@ -306,9 +299,3 @@ def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | N
         )
         corpus = base.corpus
     return base, corpus.for_tuning() if config.held_out == "training" else corpus
-
-
-def _began(config: CompareConfig) -> str | None:
-    """The fingerprint of the data of a run that was begun in the output folder, if one was."""
-    runs = itertools.product(config.arms, config.seeds)
-    return next(filter(None, (data_of(folder_of(config, *run)) for run in runs)), None)

@@ -19,6 +19,7 @@ from clearhead.data.tasks import TASKS, Task
 from clearhead.errors import ClearheadError, choose
 from clearhead.metavars import Field, Model, Name, Preset, Size, Source, TaskName
 from clearhead.ranges import Count, Natural, check, check_distinct
+from clearhead.records.identity import canonical, digest_of
 from clearhead.train.config import FinetuneConfig, Tracker, TrainConfig
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ RECORDS = "records.jsonl"
 
 
 Base = Annotated[Model | None, tyro.conf.arg(name="from")]
+_Fixed = tyro.conf.Suppress[tyro.conf.Fixed[Any]]  # no option sets it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,14 @@ class TrainJob(OpensModels):
     """Settings of the training."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text, tokenizer and split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmConfig(TrainConfig):
+    """Settings of the training of an arm, which one process does."""
+
+    parallel: _Fixed = "ddp"
+    timeout: _Fixed = TrainConfig.timeout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +110,7 @@ class CompareConfig(OpensModels):
     GPU."""
     track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
-    train: TrainConfig = field(default_factory=lambda: TrainConfig(learning_rate=3e-3))
+    train: TrainConfig = field(default_factory=lambda: ArmConfig(learning_rate=3e-3))
     """Training of every arm; the learning rate is the best of three at `tiny`."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text, tokenizer and split."""
@@ -132,10 +142,6 @@ class CompareConfig(OpensModels):
         check_distinct(self, "presets", "seeds", *(["lengths"] if self.lengths else []))
         for arm in self.arms:
             milestone_steps(self.measure_every, arm.train)
-            if arm.train.parallel == "fsdp" or arm.train.timeout != TrainConfig.timeout:
-                raise ClearheadError(
-                    "compare trains a model in one process: leave parallel and timeout out"
-                )
         if self.models and self.objective == "mlm" and self.measure_every:
             raise ClearheadError(
                 "measure_every measures the loss of the next token, and these presets predict "
@@ -177,20 +183,15 @@ def milestone_steps(every: float, settings: TrainConfig) -> int:
     """Steps between measurements, or 0 for none, from a number of steps or a fraction of all.
 
     Raises:
-        ClearheadError: for a number that is neither, or that falls between the steps logged.
+        ClearheadError: for a number that is neither, and for steps that are not logged.
     """
-    if not (math.isfinite(every) and every >= 0) or (every > 1 and every != int(every)):
-        raise ClearheadError(
-            f"measure_every is {every}: give a whole number of steps, a fraction of all steps "
-            "below 1, or 0"
-        )
     logged = settings.log_every
-    if every < 1:
+    if 0 <= every < 1:
         return math.ceil(every * settings.steps / logged) * logged
-    if every % logged:
+    if not (math.isfinite(every) and every > 0 and every % logged == 0):
         raise ClearheadError(
-            f"measure_every is {every:g}, but only every {logged} steps are logged: give a "
-            "multiple of train.log_every"
+            f"measure_every is {every:g}: give a fraction of all steps below 1, a whole number of "
+            f"steps that is a multiple of train.log_every, {logged}, or 0"
         )
     return int(every)
 
@@ -263,10 +264,56 @@ class FinetuneJob:
         )
 
 
-def continued_recipe() -> TrainConfig:
+# Fields that no result depends on; and those that name the model which the job before leaves.
+_PLACES = {"output", "records", "page", "track", "jobs"}
+_MODELS = {"base", "model", "models"}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Job:
+    """A configuration to run, and the records that it writes."""
+
+    name: str
+    """Name of the job and of its log: sweeps/6-layers/sas-8e-3."""
+    config: Any
+    """The configuration of a verb, or one run of a comparison."""
+    records: Path
+    """The records that it writes; of a conversion the record in its folder."""
+    arm: str = ""
+    """The arm of these records, and below their label."""
+    label: str = ""
+    seed: int = 0
+    model: Path | None = None
+    """Folder of the model that it leaves, if it leaves one."""
+    after: "Job | None" = None
+    """The job that leaves the model that it reads, if there is one."""
+    swept: tuple[float, ...] = ()
+    """Learning rates from which that of a training was chosen, where there were several."""
+
+    @property
+    def key(self) -> str:
+        """LABEL/ARM."""
+        return f"{self.label}/{self.arm}"
+
+    @property
+    def chain(self) -> "list[Job]":
+        """The jobs that make the model that this job reads, in order, and this job."""
+        return [*(self.after.chain if self.after else ()), self]
+
+    @property
+    def identity(self) -> str:
+        """The hash of the settings of this job and of the jobs before it, without places: folders
+        may move, so that the model of the job before is known by that job's identity."""
+        places = _PLACES if self.after is None else _PLACES | _MODELS
+        settings = canonical(self.config)
+        settings = {name: value for name, value in settings.items() if name not in places}
+        return digest_of([type(self.config).__name__, settings, self.after and self.after.identity])
+
+
+def continued_recipe(kind: type[TrainConfig] = TrainConfig) -> TrainConfig:
     """The default settings of training that starts from a trained model.
 
     At a learning rate of 1e-4 SmolLM2-135M ended worse on new text after 250,000 tokens than at
     3e-5 (docs/log.md).
     """
-    return TrainConfig(learning_rate=3e-5, sequence_length=512, batch_size=4)
+    return kind(learning_rate=3e-5, sequence_length=512, batch_size=4)

@@ -64,7 +64,7 @@ class Conversion:
 
 
 def run_conversion(
-    config: ConvertConfig, *, say: Callable[[str], None], work: object = None
+    config: ConvertConfig, *, say: Callable[[str], None] = terminal.say, work: object = None
 ) -> None:
     """Convert a model, write it with its record, and say what became of it.
 

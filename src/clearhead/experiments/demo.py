@@ -1,6 +1,6 @@
 """The demo: small models that show defects and what repairs do to them, in minutes on two cores."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,13 +78,7 @@ def _shape(width: int, layers: int) -> dict[str, Any]:
 
 
 def run_demo(
-    asked: Studies,
-    output: Path,
-    *,
-    pretrained: str | None,
-    trust_remote_code: bool,
-    say: Callable[[str], None],
-    work: Work,
+    asked: Studies, output: Path, *, pretrained: str | None, trust_remote_code: bool, work: Work
 ) -> dict[str, Path]:
     """Train, repair and measure everything; return the records of each part: text, sinks, bits and,
     of a pretrained model, diagnosis and pretrained bits.
@@ -100,37 +94,37 @@ def run_demo(
     if pretrained is not None:  # a name that leads nowhere is better known before the training
         kind_of(resolved(pretrained), trust_remote_code=trust_remote_code)
     for one in asked:
-        compare(one, say=say, work=work)
+        compare(one, work=work)
     records = {part: output / f"{part}.jsonl" for part in ("text", "sinks", "bits")}
     records["text"] = text.output / RECORDS
     work.begin("the attention")
-    lines = list(_attention(sinks, say))
+    lines = list(_attention(sinks))
     write_text(records["sinks"], "".join(map(jsonl.encode, lines)))
     work.end()
     work.begin("few bits")
     if models := [one["path"] for one in lines if one.get("arm") in (BASELINE, REPAIRED)]:
         data = replace(sinks.data, vocabulary=DataConfig.vocabulary)  # each has its tokenizer
         length = 3 * sinks.train.sequence_length // 4  # room for the prefix
-        _quantize(records["bits"], say, models=tuple(models), data=data, length=length)
+        _quantize(records["bits"], models=tuple(models), data=data, length=length)
     work.end()
     if pretrained is not None:
         work.begin(pretrained)
         data = DataConfig(limit=1_000_000, validation=0.2)
         given: Any = {"models": (pretrained,), "data": data, "trust_remote_code": trust_remote_code}
         folder = output / "pretrained"
-        run_diagnosis(DiagnoseConfig(output=folder, windows=8, **given), say=say)
+        run_diagnosis(DiagnoseConfig(output=folder, windows=8, **given))
         records["diagnosis"] = folder / DIAGNOSIS_FILE
         records["pretrained bits"] = folder / "bits.jsonl"
-        _quantize(records["pretrained bits"], say, length=256, **given)
+        _quantize(records["pretrained bits"], length=256, **given)
         work.end()
     return records
 
 
-def _quantize(records: Path, say: Callable[[str], None], **given: Any) -> None:
-    run_quantization(QuantizeConfig(scheme=SCHEMES, tokens=4096, records=records, **given), say=say)
+def _quantize(records: Path, **given: Any) -> None:
+    run_quantization(QuantizeConfig(scheme=SCHEMES, tokens=4096, records=records, **given))
 
 
-def _attention(config: CompareConfig, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def _attention(config: CompareConfig) -> Iterator[dict[str, Any]]:
     """Attention at the beginnings of documents, where the begin token is: `compare` reads windows
     that begin anywhere. Of each baseline also that of its repair."""
     corpus = prepare(config.data)
@@ -157,7 +151,7 @@ def _attention(config: CompareConfig, say: Callable[[str], None]) -> Iterator[di
                         text=config.data.data[0],
                         length=len(read[0]) // 2,
                     )
-                    run_conversion(repair, say=say)
+                    run_conversion(repair)
                 header |= {"run": f"{REPAIRED}/seed{seed}", "arm": REPAIRED, "preset": REPAIRED}
                 header["path"] = str(repaired)
                 yield header

@@ -5,7 +5,7 @@ OUTPUT/records.jsonl    the records of all finished seeds
 """
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,10 @@ from clearhead.models.loading import (
 from clearhead.progress import Work
 from clearhead.records import jsonl, manifest
 from clearhead.records.identity import canonical, digest_of
+from clearhead.records.loading import Store
 from clearhead.records.lock import hold_folder
 from clearhead.records.runs import Records
-from clearhead.records.store import Store
+from clearhead.terminal import say
 from clearhead.train import Progress, holds_run, make_trackers, precision, train_to_end
 from clearhead.train.callbacks import METRICS as STEPS
 from clearhead.train.checkpoint import FOLDER
@@ -43,9 +44,7 @@ DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 _DECISIVE = ("arm", "task", "train", "data", "from")  # of a header: what decides the results
 
 
-def run_finetune(
-    job: FinetuneJob, *, say: Callable[[str], None], work: Work | None = None
-) -> Records:
+def run_finetune(job: FinetuneJob, *, work: Work | None = None) -> Records:
     """Fine-tune and measure with every seed; return the records, also in OUTPUT/records.jsonl.
 
     A seed that was stopped goes on from its newest checkpoint, a finished one is kept.
@@ -58,7 +57,7 @@ def run_finetune(
         InterruptedRun: after SIGINT or SIGTERM, once the seed at hand has saved.
     """
     work = Work(say=say) if work is None else work
-    task = _Task(job, say, work)
+    task = _Task(job, work)
     with hold_folder(job.output):
         store = Store(job.output / RECORDS)
         work.start(len(job.seeds))
@@ -82,8 +81,8 @@ def run_finetune(
 class _Task:
     """A task's texts as the model reads them, its classifier, and its measures."""
 
-    def __init__(self, job: FinetuneJob, say: Callable[[str], None], work: Work) -> None:
-        self.job, self.say, self.work, self.task = job, say, work, job.resolved()
+    def __init__(self, job: FinetuneJob, work: Work) -> None:
+        self.job, self.work, self.task = job, work, job.resolved()
         cache = DataConfig(cache=job.cache).cache_folder
         assert self.task.train is not None
         sources = {"train": self.task.train, **dict(self.task.validation)}
@@ -181,7 +180,7 @@ class _Task:
             for name in self.task.metrics:
                 for whose, given in answers.items():
                     value = METRICS[name](given, labels)
-                    self.say(f"seed {seed}, {split}: {name}{whose} {value:.4f}")
+                    say(f"seed {seed}, {split}: {name}{whose} {value:.4f}")
                     yield {"split": split, "metric": name + whose, "value": value}
 
     def header(self, seed: int) -> dict[str, Any]:
@@ -222,7 +221,7 @@ class _Task:
             begun = read_record(folder)["description"]
             refuse_changes(folder, begun, {key: header[key] for key in ("task", "train", "from")})
         count, kinds = len(self.texts["train"]), len(self.classes) or "a number"
-        self.say(f"seed {seed}: {count:,} texts, {kinds} classes")
+        say(f"seed {seed}: {count:,} texts, {kinds} classes")
         torch.manual_seed(seed)
         batches = self.batches("train", seed)
         model, _ = train_to_end(

@@ -1,8 +1,9 @@
-"""Models diagnosed on a text, and measured under schemes of few bits, as records."""
+"""Models evaluated by tasks, diagnosed, and measured under schemes of few bits, as records."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from transformers.utils import logging
 
 from clearhead.data import Corpus, prepare
 from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask
-from clearhead.errors import ClearheadError
-from clearhead.experiments.run_setup import load_model, own_text, text_of, untrained
+from clearhead.errors import ClearheadError, choose
+from clearhead.eval import TASKS, WITHOUT_LENGTH, check_names, parted
+from clearhead.experiments.run_setup import load_model, own_text, run_of, text_of, untrained
 from clearhead.experiments.sweep_configs import (
     DIAGNOSIS_FILE,
     FRESH,
@@ -20,7 +22,8 @@ from clearhead.experiments.sweep_configs import (
     short_names,
 )
 from clearhead.measure.sweep import Portion, sweep
-from clearhead.measure.task import Subject, Texts
+from clearhead.measure.task import Subject, Task, Texts
+from clearhead.models import SCALINGS, with_scaled_rope
 from clearhead.models.catalogue import preset
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
 from clearhead.models.loading import explained, load_config, resolved
@@ -30,14 +33,14 @@ from clearhead.quantize import Scheme, every, left_out, linear_layers, scheme
 from clearhead.quantize.linear import refuse_quantised
 from clearhead.quantize.measure import QuantizationTask
 from clearhead.records.runs import DIAGNOSIS, QUANTIZATION, Line
+from clearhead.terminal import say
 
 ALL = "all"
 LENGTH = 512  # of a diagnosis
+MASKED, HARNESS, NONE = "masked", "lm_eval", "none"
 
 
-def run_quantization(
-    config: QuantizeConfig, *, say: Callable[[str], None], work: Work | None = None
-) -> list[Line]:
+def run_quantization(config: QuantizeConfig, *, work: Work | None = None) -> list[Line]:
     """Measure the models in full precision and under each scheme; return their records.
 
     `work` is that of `sweep`.
@@ -51,7 +54,7 @@ def run_quantization(
     schemes = tuple(scheme(name) for name in dict.fromkeys(names))
     check_models(config)
     portions = [
-        partial(_quantized, config, source, name, schemes, say)
+        partial(_quantized, config, source, name, schemes)
         for source, name in zip(config.models, short_names(config.models), strict=True)
     ]
     return sweep(portions, records=config.records, study=QUANTIZATION, work=work)
@@ -69,11 +72,7 @@ def check_models(config: QuantizeConfig) -> None:
 
 
 def _quantized(
-    config: QuantizeConfig,
-    source: str,
-    name: str,
-    schemes: Sequence[Scheme],
-    say: Callable[[str], None],
+    config: QuantizeConfig, source: str, name: str, schemes: tuple[Scheme, ...]
 ) -> Portion:
     model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
     # What transformers warns of from here on, such as attention that is out of reach, is a result.
@@ -89,7 +88,7 @@ def _quantized(
         batch_tokens=config.length,  # a scale of a batch would be no one text's
         seed=config.seeds[0],
     )
-    task = QuantizationTask(schemes=tuple(schemes), length=config.length)
+    task = QuantizationTask(schemes=schemes, length=config.length)
     layers, read = linear_layers(model), task.texts(subject)
     weights = {one.get_parameter("weight") for one in layers.values()}  # shared ones count once
     calibration = len(read.calibration)
@@ -113,14 +112,8 @@ def _quantized(
     )
 
 
-def run_diagnosis(
-    config: DiagnoseConfig, *, say: Callable[[str], None], work: Work | None = None
-) -> list[Line]:
-    """Diagnose the models; return their records, which are in `config.output` too.
-
-    Raises:
-        ClearheadError: for a model, a text or options that do not work.
-    """
+def run_diagnosis(config: DiagnoseConfig, *, work: Work | None = None) -> list[Line]:
+    """Diagnose the models; return their records, which are in `config.output` too."""
     if config.set and not any(one.startswith(FRESH) for one in config.models):
         raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
     config = replace(config, data=text_of(config.data, config.models))
@@ -130,17 +123,15 @@ def run_diagnosis(
         else:
             require_room(source, "diagnose", copies=1)
     portions = [
-        partial(_diagnosed, config, source, name, say)
+        partial(_diagnosed, config, source, name)
         for source, name in zip(config.models, short_names(config.models), strict=True)
     ]
     return sweep(portions, records=config.output / DIAGNOSIS_FILE, study=DIAGNOSIS, work=work)
 
 
-def _diagnosed(
-    config: DiagnoseConfig, source: str, name: str, say: Callable[[str], None]
-) -> Portion:
+def _diagnosed(config: DiagnoseConfig, source: str, name: str) -> Portion:
     with within_memory(LESS_MEMORY):
-        model, corpus = _loaded(source, config, say)
+        model, corpus = _loaded(source, config)
     limits = longest_text(model), getattr(model.config, "max_position_embeddings", None)
     length = config.length or min(LENGTH, next(filter(None, limits), LENGTH))
     task = DiagnosisTask(length=length, windows=config.windows, at=config.at)
@@ -173,12 +164,121 @@ def _diagnosed(
     )
 
 
-def _loaded(source: str, config: DiagnoseConfig, say: Callable[[str], None]) -> tuple[Any, Corpus]:
+def _loaded(source: str, config: DiagnoseConfig) -> tuple[Any, Corpus]:
     if source.startswith(FRESH):
         torch.manual_seed(config.seeds[0])
         name, size = source.removeprefix(FRESH), config.size or "tiny"
-        return untrained(name, size, config.set, config.data, say=say)
+        return untrained(name, size, config.set, config.data)
     model, tokenizer = load_model(
         source, kinds=("causal", "masked", "bare"), trust_remote_code=config.trust_remote_code
     )
     return model, own_text(config.data, tokenizer, progress=say)
+
+
+def run_evaluation(
+    config: Any, *, work: Work | None = None, told: Callable[[list[Line]], object] | None = None
+) -> list[Line]:
+    """Measure every cell that the configuration names, model by model; return the records.
+
+    `work` and `told` are those of `sweep`.
+    """
+    named, config = _named(config)
+    variants = _variants(config)
+    runs = [_header(config, model) for model in map(resolved, config.models)]
+    names = [run["run"] for run in runs]
+    if len(set(names)) < len(names):
+        for run, name in zip(runs, short_names(config.models), strict=True):
+            run["run"] = run["preset"] = name
+
+    def portion(source: str, run: Line) -> Portion:
+        model, tokenizer = load_model(
+            source, kinds=("causal", "masked"), trust_remote_code=config.trust_remote_code
+        )
+        tasks = _tasks(config, source, named, model)
+        text = partial(text_of, config.data, config.models)
+        subject = Subject(
+            model=model,
+            tokenizer=tokenizer,
+            texts=Texts(
+                lambda: prepare(text(), tokenizer=tokenizer, progress=say),
+                ("train", "validation") if config.split == "all" else ("validation",),
+            ),
+            lengths=_lengths(config.lengths, model, tasks),
+            tokens=config.tokens,
+            batch_tokens=config.batch_tokens,
+            seed=config.seeds[0],
+        )
+        run |= {"weights": subject.weights}  # those of a scaled variant differ
+        run |= {"model": {"from": source, **model.config.to_diff_dict()}}
+        subjects = []
+        for kind, factor in variants:
+            changed = model if factor is None else with_scaled_rope(model, kind, factor)
+            subjects.append(({"scaling": kind, "factor": factor}, replace(subject, model=changed)))
+        less = "give shorter --lengths or a smaller --batch-tokens"
+        return Portion(header=run, subjects=subjects, tasks=tasks, seeds=config.seeds, less=less)
+
+    portions = [partial(portion, *one) for one in zip(config.models, runs, strict=True)]
+    return sweep(portions, records=config.records, work=work, told=told)
+
+
+def _named(config: Any) -> tuple[list[str], Any]:
+    """The tasks by name, each once; those that are not clearhead's own are given to lm_eval."""
+    words = parted(config.tasks)
+    named = list(dict.fromkeys(word if word in TASKS else HARNESS for word in words))
+    theirs = [word for word in words if word not in TASKS]
+    tasks = tuple(parted((*config.lm_eval.tasks, *theirs)))
+    if HARNESS in named and tasks:
+        check_names(tasks, config.lm_eval.include_path, others=TASKS)
+        config = replace(config, lm_eval=replace(config.lm_eval, tasks=tasks))
+    return named, config
+
+
+def _tasks(config: Any, source: str, named: list[str], model: Any) -> dict[str, Task]:
+    """The tasks with their options, where the model can do them."""
+    masked = "MaskedLM" in type(model).__name__
+    names = named or [MASKED if masked else "perplexity"]
+    if misfits := [name for name in names if (name == MASKED) != masked]:
+        does = "hidden tokens: its task is masked" if masked else "the next token: leave masked out"
+        raise ClearheadError(f"{misfits[0]} is not for {source}, which predicts {does}")
+    return {name: TASKS[name](**vars(getattr(config, name))) for name in names}
+
+
+def _variants(config: Any) -> list[tuple[str, float | None]]:
+    """The rope scalings, each with its factor; "none" has none."""
+    kinds = [
+        choose("rope scaling", kind, (NONE, *SCALINGS)) for kind in parted(config.rope_scaling)
+    ]
+    takes = [kind for kind in kinds if kind != NONE]
+    if takes and not config.factors:
+        raise ClearheadError(f"rope scaling {takes[0]} takes a factor: for example --factors 2 4 8")
+    factors = dict.fromkeys(config.factors)
+    return [(NONE, None)] * (NONE in kinds) + [(kind, one) for kind in takes for one in factors]
+
+
+def _lengths(given: tuple[int, ...], model: Any, tasks: Mapping[str, Task]) -> tuple[int, ...]:
+    if all(name in WITHOUT_LENGTH for name in tasks):
+        return ()
+    if given:
+        return tuple(sorted(set(given)))
+    trained = getattr(model.config, "max_position_embeddings", None)
+    if trained is None:
+        raise ClearheadError(
+            f"{type(model).__name__} does not say for which length it was trained: give --lengths"
+        )
+    return tuple(multiple * trained for multiple in (1, 2, 4, 8))
+
+
+def _header(config: Any, model: str) -> Line:
+    """The run's line: what the training run said of itself, where the model is part of one."""
+    made = run_of(model)
+    name = config.name or made.get("run") or Path(model).resolve().name
+    settings = {key: value for key, value in asdict(config).items() if key != "data"}
+    return {
+        "run": name,
+        "preset": made.get("description", {}).get("preset") or str(name).partition("/")[0],
+        "size": "",
+        "seed": made.get("seed", 0),
+        "label": config.label,
+        "train": made.get("config", {"tokens": 0}),
+        "evaluation": settings,
+    }

@@ -22,9 +22,8 @@ import torch
 from clearhead import extensions
 from clearhead.allocator import keep_freed_memory
 from clearhead.errors import ClearheadError, Stopped
-from clearhead.experiments.configs import CompareConfig, FinetuneJob, OneRun
+from clearhead.experiments.configs import CompareConfig, FinetuneJob, Job, OneRun
 from clearhead.experiments.convert_config import ConvertConfig
-from clearhead.experiments.jobs import Job
 from clearhead.experiments.sweep_configs import (
     DiagnoseConfig,
     EvaluateConfig,
@@ -46,7 +45,7 @@ RUN = {
     PlanConfig: ("bill", "record_memory", "model"),
     DiagnoseConfig: ("measuring", "run_diagnosis", "cell"),
     QuantizeConfig: ("measuring", "run_quantization", "cell"),
-    EvaluateConfig: ("evaluating", "run_evaluation", "cell"),
+    EvaluateConfig: ("measuring", "run_evaluation", "cell"),
 }
 _MODULES = dict.fromkeys(f"{__package__}.{module}" for module, _, _ in RUN.values())
 _POLL_SECONDS = 0.2
@@ -107,41 +106,30 @@ def _perform(config: Any, log: Path, device: str | None, threads: int) -> None:
     module, function, unit = RUN[type(config)]
     run_one = getattr(importlib.import_module(f"{__package__}.{module}"), function)
     try:
-        run_one(config, say=say, work=Line(unit=unit))
+        run_one(config, work=Line(unit=unit))
     except Stopped as stop:
         raise SystemExit(stop.code) from stop
     except ClearheadError as error:
         raise SystemExit(f"clearhead: {error}") from error
 
 
-def run(
-    tasks: Sequence[Job],
-    *,
-    logs: Path,
-    jobs: int,
-    say: Callable[[str], None],
-    work: Work | None = None,
-    start: Start | None = None,
-    devices: Sequence[str] | None = None,
-) -> list[Job]:
+def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None) -> list[Job]:
     """Run what is not finished, at most `jobs` at a time, and return those that failed.
 
-    Jobs start in order, except that a job waits for the one that leaves its model. If that fails,
-    or leaves no model, the job is left out. Each job has a log of its own. A failed job is reported
-    in a line, and the others go on. A training that diverged has not failed: that is a result.
+    Jobs start in order, each on the GPU that the fewest others are on; but a job waits for the one
+    that leaves its model. If that fails, or leaves no model, the job is left out. Each has a log of
+    its own. A failed job is reported in a line, and the others go on. A training that diverged has
+    not failed: that is a result.
 
     Args:
         work: shows how many jobs of this call, or of several, are done.
-        start: starts a job; a process of the fork server where not given.
-        devices: GPUs, where not given all; a job sees the one that the fewest others are on.
 
     Raises:
         Stopped: after SIGINT or SIGTERM, once every job has saved and ended. A second Ctrl-C
             kills them.
     """
     waiting = [job for job in tasks if not is_finished(job, logs)]
-    start = starting(jobs) if start is None else start
-    devices = gpus() if devices is None else devices
+    start, devices = starting(jobs), gpus()
     work = Work("job") if work is None else work
     work.start(len(tasks))
     for _ in range(len(tasks) - len(waiting)):
@@ -158,7 +146,10 @@ def run(
                     if job is None:
                         break
                     waiting.remove(job)
-                    if not _has_model(job, logs):
+                    before = job.after
+                    if before and not (
+                        is_finished(before, logs) and before.model and before.model.is_dir()
+                    ):
                         work.skip()
                         say(f"{job.name}: left out, for want of its model")
                         continue
@@ -180,8 +171,7 @@ def run(
                     if failure:
                         failed.append(one.job)
                     else:
-                        done = {"identity": one.job.identity, "settings": one.job.settings}
-                        write_json(_mark(one.job, logs), done)
+                        write_json(_mark(one.job, logs), {"identity": one.job.identity})
                     work.end()
                     say(f"{one.job.name}: {failure or f'{time.monotonic() - one.started:.0f} s'}")
                 if stop.received and not asked:
@@ -197,14 +187,6 @@ def run(
     return failed
 
 
-def _has_model(job: Job, logs: Path) -> bool:
-    """True if the model that it reads is there, by the settings asked for."""
-    before = job.after
-    return before is None or bool(
-        is_finished(before, logs) and before.model and before.model.is_dir()
-    )
-
-
 class _Running(NamedTuple):
     """A running job."""
 
@@ -216,8 +198,11 @@ class _Running(NamedTuple):
 
     def failure(self) -> str:
         """The reason why a job that has ended failed; empty where it did not."""
-        if not self.process.exitcode or _diverged(self.job.records):
+        if not self.process.exitcode:
             return ""
+        with suppress(ClearheadError):  # of records that are not there, or are a conversion's
+            if any(run.diverged for run in load(self.job.records).runs):
+                return ""
         lines = self.log.read_text("utf-8", errors="replace").strip().splitlines() or [""]
         return f"failed with {self.process.exitcode}: {lines[-1].strip()} (all of it: {self.log})"
 
@@ -236,11 +221,4 @@ def is_finished(job: Job, logs: Path) -> bool:
                 is_finished(before, logs)
                 and _mark(before, logs).stat().st_mtime_ns <= mark.stat().st_mtime_ns
             )
-    return False
-
-
-def _diverged(records: Path) -> bool:
-    """True if a training wrote there that it diverged; a conversion's own record says nothing."""
-    with suppress(ClearheadError):
-        return records.exists() and any(run.header.get("diverged") for run in load(records).runs)
     return False

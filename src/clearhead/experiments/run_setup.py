@@ -16,6 +16,7 @@ from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadFor
 from clearhead.models.base_model import ClearheadModel
 from clearhead.models.loading import best_device, load
 from clearhead.nn import REGISTRY
+from clearhead.terminal import say
 from clearhead.train import TrainConfig
 from clearhead.train.run_dir import RUN_FILE, read_record
 
@@ -92,13 +93,13 @@ def data_of(output: Path) -> str | None:
 
 
 def masked_batches(
-    corpus: Corpus, settings: TrainConfig, output: Path | None = None, *, share: float = SHARE
+    corpus: Corpus, settings: TrainConfig, output: Path | None = None
 ) -> MaskedBatches:
     """The same windows in the same order, with a share of their tokens hidden.
 
     `corpus` has a mask token: `clearhead.data.with_mask_token`.
     """
-    return MaskedBatches(batches(corpus, settings, output), Masking(corpus.tokenizer, share))
+    return MaskedBatches(batches(corpus, settings, output), Masking(corpus.tokenizer, SHARE))
 
 
 def objective_of(config: ClearheadConfig) -> str:
@@ -148,12 +149,7 @@ def text_of(data: DataConfig, models: Sequence[str]) -> DataConfig:
 
 
 def untrained(
-    name: str,
-    size: str,
-    changes: Mapping[str, Any],
-    data: DataConfig,
-    *,
-    say: Callable[[str], None],
+    name: str, size: str, changes: Mapping[str, Any], data: DataConfig
 ) -> tuple[Any, Corpus]:
     """A preset with fresh weights, and its text."""
     corpus = prepare(data, progress=say)

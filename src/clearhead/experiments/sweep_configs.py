@@ -11,7 +11,7 @@ from clearhead.arguments import OpensModels, Overrides
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS
-from clearhead.metavars import Model, Name, Number, Scaling, SchemeName, Size, TaskName, Text
+from clearhead.metavars import Model, Name, Scaling, SchemeName, Size, TaskName, Text
 from clearhead.ranges import Count, Length, Natural, check, check_distinct
 
 DIAGNOSIS_FILE = "diagnosis.jsonl"  # in the output folder of a diagnosis
@@ -52,7 +52,7 @@ class EvaluateSettings(SweepConfig):
     rope_scaling: tuple[Scaling, ...] = ("none",)
     """Scalings of the rotary frequencies: none, linear, ntk, dynamic, yarn. Each task is
     measured under each."""
-    factors: tuple[Number, ...] = ()
+    factors: tuple[float, ...] = ()
     """Factors of the scalings."""
     split: Literal["validation", "all"] = "validation"
     """Documents to read: the held-out ones, or all (for a file that no training saw)."""

@@ -1,6 +1,5 @@
 """One training run, from a preset or from a trained model."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +28,7 @@ from clearhead.models.starts import check_baseline
 from clearhead.optim import learning_rate
 from clearhead.records.identity import canonical, restored
 from clearhead.records.lock import hold_folder
+from clearhead.terminal import say
 from clearhead.train import Progress, TrainResult, checkpoint, make_trackers, train
 from clearhead.train.run_dir import read_record, require_no_run
 from clearhead.train.world import World, joined
@@ -36,7 +36,7 @@ from clearhead.train.world import World, joined
 J = TypeVar("J", bound=TrainJob)
 
 
-def run_training(job: TrainJob, *, resume: bool, say: Callable[[str], None]) -> TrainResult:
+def run_training(job: TrainJob, *, resume: bool) -> TrainResult:
     """Train the model of a job; OUTPUT/final is then a plain Hugging Face checkpoint.
 
     Args:
@@ -47,16 +47,16 @@ def run_training(job: TrainJob, *, resume: bool, say: Callable[[str], None]) -> 
             that do not work.
     """
     with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
-        return _run(job, world, resume=resume, say=say)
+        return _run(job, world, resume=resume)
 
 
-def _run(job: TrainJob, world: World, *, resume: bool, say: Callable[[str], None]) -> TrainResult:
+def _run(job: TrainJob, world: World, *, resume: bool) -> TrainResult:
     resumes = resume or world.restarted()
     world.by_first(lambda: _check_folder(job.output, resumes))
     start: dict[str, Any] = {"preset": job.preset, "from": None}
     began = data_of(job.output) if resume else None
     if job.base is None:
-        model, corpus = world.in_turn(lambda: _new(job, began, say))
+        model, corpus = world.in_turn(lambda: _new(job, began))
         start |= {"preset": job.preset or BASELINE, "size": job.size}
     else:
         source, length, trust = job.base, job.train.sequence_length, job.trust_remote_code
@@ -141,7 +141,7 @@ def recorded(kind: type[J], output: Path) -> J:
         ) from None
 
 
-def _new(job: TrainJob, began: str | None, say: Callable[[str], None]) -> tuple[Any, Any]:
+def _new(job: TrainJob, began: str | None) -> tuple[Any, Any]:
     """A preset with fresh weights, and its text, with which a run may have begun."""
     name = job.preset or BASELINE
     config = preset(name, job.size, **job.set)  # refuses before anything is read

@@ -16,10 +16,10 @@ from clearhead.models.inspection import dtype_name, within_memory
 from clearhead.progress import Work
 from clearhead.records.cells import unmeasured
 from clearhead.records.identity import canonical, digest_of
+from clearhead.records.loading import Store
 from clearhead.records.lock import hold_file
 from clearhead.records.provenance import provenance
 from clearhead.records.runs import COMPARISON, DRAW, Line
-from clearhead.records.store import Store
 from clearhead.train.memory import PeakMemory
 
 # What of a cell's making decides its numbers: where one differs, it is another cell.

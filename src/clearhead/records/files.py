@@ -60,9 +60,6 @@ def publish_folder(
 
     If the body fails the folder is removed and nothing else changes. `target` must not exist
     (`require_new`).
-
-    Raises:
-        ClearheadError: as `writing`.
     """
     temporary = target.with_name(_PREFIX + target.name)
     with writing(target, advice):
@@ -85,9 +82,6 @@ def write_text(path: Path, text: str, advice: str = "make room or choose another
     """Replace `path` by a file with `text`; at no moment is it missing or half written.
 
     Its folder is made where it is missing; a pipe or a device is refused.
-
-    Raises:
-        ClearheadError: as `writing`.
     """
     require_regular(path)
     # With the process's number: two that write one file never share the unfinished copy.

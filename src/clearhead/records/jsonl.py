@@ -7,7 +7,7 @@ any other line that is no JSON object is refused by its number.
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +56,12 @@ def append(path: Path, *records: Record) -> None:
 def read(path: Path) -> list[Record]:
     """Every record of a file; see `each`."""
     records: list[Record] = []
-    each([path], records.append)
+    each(path, records.append)
     return records
 
 
 def steps(path: Path, until: int | None = None) -> list[Record]:
-    """The records of a file of steps, up to step `until`; none where there is no file.
-
-    Raises:
-        ClearheadError: as `each`.
-    """
+    """The records of a file of steps, up to step `until`; none where there is no file."""
     records: list[Record] = []
 
     def add(line: Record) -> None:
@@ -74,14 +70,15 @@ def steps(path: Path, until: int | None = None) -> list[Record]:
         records.append(line)
 
     try:
-        each([path] if path.exists() else [], add, what="step")
+        if path.exists():
+            each(path, add, what="step")
     except ClearheadError as error:
         raise ClearheadError(f"{error}: mend that line, or delete it") from error
     return [line for line in records if until is None or line["step"] <= until]
 
 
-def each(paths: Iterable[Path], add: Callable[[Record], None], *, what: str = "record") -> None:
-    """Hand every record of the files to `add`.
+def each(path: Path, add: Callable[[Record], None], *, what: str = "record") -> None:
+    """Hand every record of a file to `add`.
 
     Args:
         what: noun for a line, for the error.
@@ -90,17 +87,13 @@ def each(paths: Iterable[Path], add: Callable[[Record], None], *, what: str = "r
         ClearheadError: naming file and line, for anything that is not a record or that `add`
             refuses by a ClearheadError, ValueError, KeyError, TypeError or AttributeError.
     """
-    for path in paths:
-        for number, line in _lines(path):
-            try:
-                add(_record(line))
-            except KeyError as error:
-                problem: object = f"lacks {error}"
-            except (ClearheadError, ValueError, TypeError, AttributeError, RecursionError) as error:
-                problem = error
-            else:
-                continue
-            raise ClearheadError(f"{path}, line {number}: not a {what}: {problem}")
+    for number, line in _lines(path):
+        try:
+            add(_record(line))
+        except KeyError as error:
+            raise ClearheadError(f"{path}, line {number}: not a {what}: lacks {error}") from error
+        except (ClearheadError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise ClearheadError(f"{path}, line {number}: not a {what}: {error}") from error
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

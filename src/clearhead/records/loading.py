@@ -1,4 +1,5 @@
-"""Lines of records to runs and measures, and their writing.
+"""Lines of records to runs and measures, and their writing: a measurement that was stopped goes on
+from the file of its results, which only grows.
 
 A file holds, a JSON object a line, `run` headers and under each name `measure` lines, besides the
 payloads that are no single number: `step` (the training curve), `attention` (one map), `curve` (x
@@ -57,7 +58,7 @@ def load(paths: Path | Iterable[Path]) -> Records:
     files: list[tuple[Path, list[Run]]] = []
     for path in [paths] if isinstance(paths, Path) else paths:
         reader = Reader()
-        jsonl.each([path], reader.add)
+        jsonl.each(path, reader.add)
         with trusted(path):
             files.append((path, reader.runs()))
     with trusted(*(path for path, _ in files)):
@@ -194,13 +195,9 @@ class Reader:
                 _take(runs[-1], line, measure)
         return runs
 
-    def cells(self, run: str) -> dict[str, list[Line]]:
-        """The lines of each result of a run that counts, by its cell."""
-        lines: dict[str, list[Line]] = {}
-        for line, _ in _counting(self._entries[run]):
-            if "cell" in line:
-                lines.setdefault(str(line["cell"]), []).append(line)
-        return lines
+    def counting(self, run: str) -> Iterator[Line]:
+        """The lines of a run that count."""
+        return (line for line, _ in _counting(self._entries[run]))
 
 
 def _counting(entries: list[Entry]) -> Iterator[Entry]:
@@ -301,3 +298,79 @@ def _number(value: object) -> float | None:
     if not math.isfinite(number):
         raise ValueError(f"{number} is no measured value")
     return number
+
+
+class Store:
+    """Records of one study in a file, to which each result is appended in one write.
+
+    A result is the rows of one cell of a run and the line of kind "cell" that closes them. Without
+    that line, as a kill leaves it, the rows do not count. Another process must not append.
+
+    Args:
+        path: of the file, which is made with the first result; None keeps results in memory.
+        study: of its runs.
+
+    Raises:
+        ClearheadError: naming file and line, for what is no record; for records of another study.
+    """
+
+    def __init__(self, path: Path | None, study: str = COMPARISON) -> None:
+        self.path = path
+        self._reader = Reader()
+        self._rows: dict[tuple[str, str], list[Line]] = {}
+        self._begun = set[str]()
+        if path is None or not path.exists():
+            return
+        jsonl.each(path, self._reader.add)
+        with trusted(path):
+            if others := {run.study for run in self._reader.runs()} - {study}:
+                raise ClearheadError(
+                    f"{path} holds records of another study ({others.pop()}): name another"
+                )
+            for run in self._reader.headers:
+                for line in self._reader.counting(run):
+                    if "cell" in line:
+                        self._rows.setdefault((run, str(line["cell"])), []).append(line)
+
+    def has(self, cell: str, header: Line) -> bool:
+        """True if the result of a cell is there, and counts beside others of the run's `header`."""
+        run = header["run"]
+        if (run, cell) not in self._rows:
+            return False
+        with trusted(*([self.path] if self.path else [])):
+            return goes_on(header, self._reader.headers[run])
+
+    def rows(self, cell: str, header: Line) -> list[Line]:
+        """The rows of a result and its closing line, as they are read from the file."""
+        return self._rows[header["run"], cell]
+
+    def add(self, cell: str, header: Line, rows: Iterable[Line], **closing: object) -> list[Line]:
+        """Append a result; return its `rows` with the closing line.
+
+        Args:
+            cell: identifies the result within its run.
+            header: line of the run, "run" its name; written before the first result that is added.
+            rows: payloads of records; each gets the names of its run and cell.
+            closing: facts of the closing line: "task", "at" and how the result was made.
+
+        Raises:
+            ClearheadError: where the file cannot be written; it goes on once there is room.
+        """
+        run = header["run"]
+        name = {"run": run, "cell": cell}
+        lines = [{"kind": "measure", **line, **name} for line in rows]
+        lines.append({"kind": "cell", **name, "task": "", "at": {}, "lines": len(lines), **closing})
+        if run not in self._begun:
+            lines.insert(0, {"kind": "run", **header})
+            self._begun.add(run)
+        lines = [json.loads(jsonl.encode(line)) for line in lines]
+        for line in lines:
+            self._reader.add(line)
+        if self.path is not None:
+            jsonl.append(self.path, *lines)
+        self._rows[run, cell] = [line for line in lines if line["kind"] != "run"]
+        return self._rows[run, cell]
+
+    def records(self) -> Records:
+        """All that counts."""
+        return records_of(self._reader.runs())

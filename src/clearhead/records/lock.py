@@ -36,11 +36,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def hold_file(path: Path | None) -> Iterator[None]:
-    """Hold a file that is appended to, its folder made as `hold_folder` does; None: hold nothing.
-
-    Raises:
-        ClearheadError: as `hold_folder`.
-    """
+    """Hold a file that is appended to and make its folder, as `hold_folder`; None holds nothing."""
     if path is None:
         yield
         return

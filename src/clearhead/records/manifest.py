@@ -61,9 +61,6 @@ def verify_model(folder: Path) -> None:
     """Check the files of a saved model or checkpoint before it is measured.
 
     A folder without a manifest, of another library or an older clearhead, is taken as it is.
-
-    Raises:
-        ClearheadError: as `verify`.
     """
     for name in (FILE, CHECKPOINT_FILE):
         if os.path.lexists(folder / name):

@@ -13,8 +13,7 @@ from clearhead.report.narrative import enumerate_words
 from clearhead.report.statistics import Difference, Verdict
 from clearhead.reproduce.claims import Judged, Pooled, judged, threshold_over
 from clearhead.reproduce.contrasts import Claim, Contrast, Judgement, Outcome
-from clearhead.reproduce.cost import NOTHING, cost
-from clearhead.reproduce.requests import arms_of
+from clearhead.reproduce.requests import NOTHING, arms_of, cost
 
 FAMILIES = {
     "diff": "Differential attention, arXiv 2410.05258",

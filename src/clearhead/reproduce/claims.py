@@ -17,7 +17,7 @@ from clearhead.records.runs import Records
 from clearhead.report.costs import add_costs
 from clearhead.report.statistics import LEVEL, Difference
 from clearhead.report.verdicts import threshold_of
-from clearhead.reproduce.claimed import blocks, coca, differential, ours, softmax1
+from clearhead.reproduce import blocks, coca, differential, ours, softmax1
 from clearhead.reproduce.contrasts import Claim, Contrast, Judgement, Outcome, judge
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ CLAIMS: tuple[Claim, ...] = (
     *(*differential.CLAIMS, *coca.CLAIMS, *blocks.CLAIMS),
     *(*softmax1.CLAIMS, *ours.CLAIMS),
 )
-"""All claims, in the order of the book."""
+"""All claims, in the order of the book. Arms have the names of `clearhead reproduce`, then those of
+the committed records."""
 _Z = 1.959963984540054
 
 

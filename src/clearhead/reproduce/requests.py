@@ -1,4 +1,4 @@
-"""The experiments, those that names ask for, and what options change of their arms."""
+"""The experiments, those that names ask for, their costs, and what options change of their arms."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -9,10 +9,11 @@ from typing import Any
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.experiments.sweep_configs import SweepConfig
+from clearhead.named_models import PRESETS, SIZES
 from clearhead.reproduce import blocks, coca, differential, ours, softmax1
 from clearhead.reproduce.claims import CLAIMS
 from clearhead.reproduce.contrasts import Claim, trained_arms
-from clearhead.reproduce.study import WHOLE, Experiment, Study
+from clearhead.reproduce.study import BEYOND, WHOLE, Experiment, Study
 
 EXPERIMENTS = {
     one.name: one
@@ -22,6 +23,10 @@ EXPERIMENTS = {
 }
 """The papers' experiments, by name: each is a function in the file of its paper."""
 ALL = ("*",)  # arms, or questions
+NOTHING = "no training"
+# FLOP a second in training: measured in results/passkey.jsonl on two cores (1.97 M parameters and
+# 1.5 M tokens take 300 s of one), and a tenth of an H200's dense bfloat16 peak.
+SPEEDS = {"tiny": (1.2e11, "two cores"), "small": (1e14, "one GPU"), "paper": (1e14, "one GPU")}
 
 
 def choose_studies(names: Sequence[str], scale: str) -> dict[str, set[str]]:
@@ -44,8 +49,7 @@ def choose_studies(names: Sequence[str], scale: str) -> dict[str, set[str]]:
         if not claims:
             known = dict.fromkeys(name for claim in CLAIMS for name in claim.names)
             choose("experiment or claim", name, [*EXPERIMENTS, *known])
-        for claim in (there := [claim for claim in claims if has_arms(claim, scale)]):
-            wanted[claim.study] |= claim.arms
+        there = [claim for claim in claims if has_arms(claim, scale)]
         if not there:
             study = claims[0].study
             scales = [one for one in EXPERIMENTS[study].scales if has_arms(claims[0], one)]
@@ -53,6 +57,8 @@ def choose_studies(names: Sequence[str], scale: str) -> dict[str, set[str]]:
                 f"{name} has no arms at {scale}: its experiment, {study}, has them at "
                 f"{', '.join(scales)}"
             )
+        for claim in there:
+            wanted[claim.study] |= claim.arms
     return {name: patterns for name, patterns in wanted.items() if patterns}
 
 
@@ -103,10 +109,9 @@ def chosen(
         folder = folder / study if output is not None and len(wanted) > 1 else folder
         if arms := arms_of(study, scale, only or patterns):
             studies[study] = [replace(one, output=folder) for one in arms]
-    there = [one.name for study in wanted for one in arms_of(study, scale)]
-    _require("arms", only, there)
-    arms = [one for arms in studies.values() for one in arms]
-    _require("questions", questions, [name for one in arms for name in one.questions])
+    _require("arms", only, [one.name for study in wanted for one in arms_of(study, scale)])
+    asked = [name for arms in studies.values() for one in arms for name in one.questions]
+    _require("questions", questions, asked)
     return {
         study: [changed(one, questions=questions, **changes) for one in arms]
         for study, arms in studies.items()
@@ -152,3 +157,49 @@ def changed(
             raise ClearheadError(f"--from has no effect on {one.name}, which begins anew")
         settings["base"] = base
     return one.changed(**settings)
+
+
+def cost(arms: Iterable[Study], scale: str) -> str:
+    """30 runs, 45 M tokens, about 1.2 h of training on two cores, sweeps may add up to 9 runs; or
+    "no training". Evaluations come on top.
+
+    The time is that of 6 × parameters × tokens; attention adds a few per cent at these lengths.
+    """
+    runs = tokens = beyond = 0
+    flops = 0.0
+    sizes: dict[str, int] = {}  # by label
+    for one in arms:
+        sweep = len(one.tries) * one.is_swept
+        trained = len(one.seeds) * bool(one.tries)
+        read = trained * one.train.tokens + sweep * one.sweep_tokens
+        runs, tokens, beyond = runs + trained + sweep, tokens + read, beyond + BEYOND * one.is_swept
+        flops += 6.0 * sizes.setdefault(one.label, parameters(one)) * read
+    if not runs:
+        return NOTHING
+    speed, place = SPEEDS[scale]
+    hours = flops / speed / 3600
+    time = f"{hours:.1f} h" if hours >= 1 else f"{max(1, round(60 * hours))} min"
+    time = f"{hours / 24:,.0f} days" if hours > 100 else time
+    count = f"{tokens / 1e6:.3g} M" if tokens < 1e9 else f"{tokens / 1e6:,.0f} M"
+    count = f"{tokens / 1e9:,.0f} G" if tokens >= 1e10 else count
+    more = f", sweeps may add up to {beyond} runs" if beyond else ""
+    return f"{runs} runs, {count} tokens, about {time} of training on {place}{more}"
+
+
+def parameters(one: Study) -> int:
+    """The baseline's matrices at an arm's shape; the arms of a table have as many, or fewer.
+
+    By arithmetic: a list of all experiments would make hundreds of models.
+    """
+    if one.parameters:
+        return one.parameters
+    shape = {**SIZES[one.size], **PRESETS[one.presets[0]], **one.set}
+    width, heads = shape["hidden_size"], shape["num_attention_heads"]
+    attention = 4 * width * heads * shape.get("head_dim", width // heads)
+    mlp = 8 * width**2  # of either form
+    if "intermediate_size" in one.set or not {"hidden_size", "mlp"} & one.set.keys():
+        matrices = 3 if shape.get("mlp", "swiglu") in ("swiglu", "geglu") else 2
+        mlp = matrices * width * shape.get("intermediate_size", mlp // width // matrices)
+    rows = shape["vocab_size"] * (1 if shape.get("tie_word_embeddings", True) else 2)
+    rows += shape["max_position_embeddings"] if shape.get("position") == "learned" else 0
+    return rows * width + shape["num_hidden_layers"] * (attention + mlp)

@@ -1,23 +1,23 @@
 """The run of an experiment: what is missing of its models, sweeps, runs and evaluations is made."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError
-from clearhead.experiments.configs import RECORDS
-from clearhead.experiments.jobs import Job
-from clearhead.experiments.processes import Start, is_finished, run
+from clearhead.experiments.configs import RECORDS, Job
+from clearhead.experiments.processes import is_finished, run
 from clearhead.experiments.sweep_configs import DiagnoseConfig, SweepConfig
 from clearhead.models.conversion import require_convertible
 from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
 from clearhead.records.lock import hold_folder
-from clearhead.records.runs import COMPARISON, DIAGNOSIS, DIMENSIONS, measure_key
+from clearhead.records.runs import COMPARISON, DIAGNOSIS
 from clearhead.reproduce.study import Study, best, loss, written
+from clearhead.terminal import say
 
 BY_LAYER = ("similarity", "effective_rank", "beta_over_alpha_values", "beta_over_alpha_projections")
 """Measures of a diagnosis that are kept for every layer."""
@@ -58,19 +58,18 @@ def known_jobs(
     Args:
         tried: names of the jobs that this command has run.
     """
-    rates, sweeps, swept = dict[str, float](), list[Job](), dict[str, tuple[float, ...]]()
+    sweeps, swept = list[Job](), dict[str, tuple[float, ...]]()
 
     def known(job: Job) -> float | None:
         return loss(job.records) if is_finished(job, logs) else None
 
-    for one in (one for one in arms if one.tries):
+    rates = {one.key: one.tries[0] for one in arms if len(one.tries) == 1}
+    for one in (one for one in arms if one.is_swept):
         losses = one.sweep(known)
         finished = {rate: value for rate, value in losses.items() if value is not None}
         swept[one.key] = tuple(sorted(finished))
         rate = best(finished) if finished.keys() >= {*one.tries} else None
-        if not one.is_swept:
-            rate = one.tries[0]
-        elif rate is None or not any(
+        if rate is None or not any(
             is_finished(one.training(rate, seed), logs) for seed in one.seeds
         ):
             attempts = {at: one.attempt(at) for at in losses}
@@ -83,13 +82,7 @@ def known_jobs(
 
 
 def reproduce(
-    arms: Sequence[Study],
-    output: Path,
-    *,
-    jobs: int,
-    say: Callable[[str], None],
-    work: Work | None = None,
-    start: Start | None = None,
+    arms: Sequence[Study], output: Path, *, jobs: int, work: Work | None = None
 ) -> tuple[Path, int]:
     """Run what is missing of every arm, until nothing is known to be missing.
 
@@ -122,7 +115,7 @@ def reproduce(
             say(f"{len(new)} jobs")
             work.extend(len(new))
             tried |= new
-            failed += run([*new.values()], logs=logs, jobs=jobs, start=start, say=say, work=work)
+            failed += run([*new.values()], logs=logs, jobs=jobs, work=work)
         for one in arms:
             if one.tries and one.key not in rates:
                 say(f"{one.key}: left out, since its sweep gave no rate")
@@ -147,42 +140,38 @@ def _reads(one: Study) -> bool:
 def collect(jobs: Iterable[Job], target: Path) -> Path:
     """Join the records of jobs, each under its arm, label and seed.
 
-    The first header of a run counts, so that of a training comes before its evaluations'. Where two
-    jobs measured the same, the later counts: a question asked on purpose, after what the training
-    measured.
+    The first header of a run counts, so that of a training comes before its evaluations'. Of what
+    two jobs measured the later counts, as in every file: a question asked on purpose, after what
+    the training measured.
 
     Raises:
         ClearheadError: where there are none.
     """
-    lines, headed, last = list[tuple[Any, Job, str]](), set[str](), dict[Any, Job]()
-    for job in (job for job in jobs if job.records.exists()):
-        for line in _lines(job):
-            key: Any = len(lines)
-            if line["kind"] == "measure":
-                dimensions = {name: line.get(name) for name in DIMENSIONS}
-                key = line["run"], measure_key(line["metric"], dimensions)
-            elif line["kind"] == "run":
-                if line["run"] in headed:
-                    continue
-                headed.add(line["run"])
-            lines.append((key, job, jsonl.encode(line)))
-            last[key] = job
+    lines, headed = list[str](), set[str]()
+    for line in (line for job in jobs if job.records.exists() for line in _lines(job)):
+        if line["kind"] != "run" or line["run"] not in headed:
+            lines.append(jsonl.encode(line))
+        headed.add(line["run"])
     if not lines:
         raise ClearheadError(f"nothing was finished: {target.parent / 'logs'} says why")
-    write_text(target, "".join(text for key, job, text in lines if last[key] is job))
+    write_text(target, "".join(lines))
     return target
 
 
 def _lines(job: Job) -> Iterator[dict[str, Any]]:
     """The records of a job as lines of its arm's run; of a diagnosis the numbers over all layers
     and heads."""
-    study = COMPARISON
+    study, config = COMPARISON, job.config
+    untrained: dict[str, Any] = {}
+    if isinstance(config, SweepConfig):  # its header names neither training nor model
+        changes = config.set if isinstance(config, DiagnoseConfig) else {}
+        untrained = {"train": {"tokens": 0}, "model": {"from": config.models[0], **changes}}
     for line in jsonl.read(job.records):
         line["run"] = f"{job.key}/seed{job.seed}"
         if line["kind"] == "run":
             study = line.pop("study", COMPARISON)
             named = {"arm": job.arm, "label": job.label, "seed": job.seed}
-            line = {"preset": job.arm, **_untrained(job), **line, **named}
+            line = {"preset": job.arm, **untrained, **line, **named}
             line |= {"swept": job.swept} if job.swept else {}
         elif study == DIAGNOSIS:
             if line["kind"] != "measure" or "head" in line:
@@ -190,14 +179,6 @@ def _lines(job: Job) -> Iterator[dict[str, Any]]:
             if "layer" in line and line["metric"] not in BY_LAYER:
                 continue
             del line["cell"]  # of which this is a part
-            if job.config.at != "anywhere":  # where training measures too
-                line["at"] = job.config.at
+            if config.at != "anywhere":  # where training measures too
+                line["at"] = config.at
         yield line
-
-
-def _untrained(job: Job) -> dict[str, Any]:
-    """Header of a model that is measured as it is, which names neither training nor model."""
-    if not isinstance(job.config, SweepConfig):
-        return {}
-    changes = job.config.set if isinstance(job.config, DiagnoseConfig) else {}
-    return {"train": {"tokens": 0}, "model": {"from": job.config.models[0], **changes}}

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.data.config import DataConfig
-from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS
-from clearhead.experiments.configs import RECORDS, CompareConfig, FinetuneJob
+from clearhead.experiments.configs import RECORDS, CompareConfig, FinetuneJob, Job
 from clearhead.experiments.convert_config import ConvertConfig
-from clearhead.experiments.jobs import Job
 from clearhead.experiments.sweep_configs import (
     DIAGNOSIS_FILE,
     FRESH,
@@ -120,8 +118,7 @@ class Study(CompareConfig):
     def sweep(self, loss: Callable[[Job], float | None]) -> dict[float, float | None]:
         """{rate: held-out loss} of an arm with several rates: its own, then those beyond an edge
         that are known so far."""
-        tries = self.tries if self.is_swept else ()
-        losses = {rate: loss(self.attempt(rate)) for rate in tries}
+        losses = {rate: loss(self.attempt(rate)) for rate in self.tries}
         for _ in range(BEYOND):
             if (rate := beyond(losses)) is not None:
                 losses[rate] = loss(self.attempt(rate))
@@ -174,27 +171,27 @@ class Study(CompareConfig):
         fresh: dict[str, Any] = {"size": self.size, "set": self.side.model}
         for name, question in self.questions.items():
             job = f"evaluations/{self._place}-seed{seed}/{name}"
-            output, task, config = self.output / job, "", question
-            records = output.with_name(f"{name}.jsonl")
-            if isinstance(config, SweepConfig):
-                config = replace(config, models=(model,))
-                if config.data.data == OWN:  # one text for all arms
-                    config = replace(config, data=replace(config.data, data=DataConfig.data))
-            if isinstance(config, FinetuneJob):
-                task, records = f" on {name}", output / RECORDS
-                config = replace(config, model=model, seeds=(seed,), output=output)
-            elif isinstance(config, DiagnoseConfig):
-                records = output / DIAGNOSIS_FILE
+            folder, arm = self.output / job, self.name
+            records = folder.with_name(f"{name}.jsonl")
+            given: dict[str, Any] = {"records": records}
+            if isinstance(question, SweepConfig):
+                given["models"] = (model,)
+                if question.data.data == OWN:  # one text for all arms
+                    given["data"] = replace(question.data, data=DataConfig.data)
+            if isinstance(question, FinetuneJob):
+                arm, records = f"{arm} on {name}", folder / RECORDS
+                given = {"model": model, "seeds": (seed,), "output": folder}
+            elif isinstance(question, PlanConfig):
+                given |= {"models": (preset,), **fresh}
+            elif isinstance(question, DiagnoseConfig):
+                given["output"], records = folder, folder / DIAGNOSIS_FILE
+                del given["records"]
                 if not model:  # fresh weights, drawn with the seed
-                    drawn: dict[str, Any] = {"models": (f"{FRESH}{preset}",), "seeds": (seed,)}
-                    config = replace(config, data=self.data, **drawn, **fresh)
-                config = replace(config, output=output)
-            elif isinstance(config, PlanConfig):
-                config = replace(config, records=records, models=(preset,), **fresh)
-            else:
-                written_to: dict[str, Any] = {"records": records}
-                config = replace(config, **written_to)
-            yield self._job(job, config, records, arm=self.name + task, seed=seed, after=after)
+                    given |= {"models": (f"{FRESH}{preset}",), "seeds": (seed,), **fresh}
+                    given["data"] = self.data
+            yield self._job(
+                job, replace(question, **given), records, arm=arm, seed=seed, after=after
+            )
 
     @property
     def _place(self) -> str:
@@ -293,16 +290,7 @@ def written(rate: float) -> str:
 
 def loss(records: Path) -> float:
     """The held-out loss of a file's only run, at its training length, of the next token or of
-    hidden ones; inf where the run diverged.
-
-    Raises:
-        ClearheadError: where the run has no such loss.
-    """
+    hidden ones; inf where the run diverged."""
     (run,) = load(records).runs
-    if run.header.get("diverged"):
-        return math.inf
-    for metric in ("loss", "masked loss"):
-        measure = run.measure(metric, length=run.sequence_length)
-        if measure is not None:
-            return math.inf if measure.value is None else measure.value
-    raise ClearheadError(f"{records} holds no loss at the training length: delete its folder")
+    losses = (run.value(name, length=run.sequence_length) for name in ("loss", "masked loss"))
+    return next((one for one in losses if one is not None), math.inf)
