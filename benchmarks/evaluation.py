@@ -39,7 +39,7 @@ def passkey(rounds: int) -> Iterator[Ratio]:
     task = PasskeyTask(trials=TRIALS)
     started = time.perf_counter()
     for cell in task.cells(subject):
-        task.measure(subject, cell, _quiet)
+        task.measure(subject, cell)
     took = time.perf_counter() - started
     yield Ratio(
         name="passkey",
@@ -86,7 +86,3 @@ def _model() -> ClearheadForCausalLM:
 
 def _no_text() -> Corpus:
     raise ClearheadError("passkey prompts need no text")
-
-
-def _quiet(steps: int) -> None:
-    """Nobody watches."""

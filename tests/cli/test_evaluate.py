@@ -41,11 +41,11 @@ def test_a_sweep_is_kept_and_goes_on_where_it_stopped(words, tmp_path, monkeypat
     measured: list[dict] = []
     plain = TASKS["passkey"].measure
 
-    def stopping(self, subject, cell, advanced):
+    def stopping(self, subject, cell):
         measured.append(dict(cell))
         if len(measured) == 6:
             raise KeyboardInterrupt
-        return plain(self, subject, cell, advanced)
+        return plain(self, subject, cell)
 
     monkeypatch.setattr(TASKS["passkey"], "measure", stopping)
     assert call(*words) == 130

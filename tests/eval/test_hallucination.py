@@ -15,10 +15,6 @@ from clearhead.records.intervals import wilson
 from .conftest import numbers
 
 
-def _ignore(steps):
-    pass
-
-
 @pytest.fixture
 def task(tmp_path):
     """Six documents of unlike lengths, the last ones too long."""
@@ -53,12 +49,11 @@ def _by_hand(subject, ids, new_tokens):
 
 def test_texts_and_measures_are_what_is_found_by_hand(subject, task):
     (cell,) = task.cells(subject)
-    advanced = []
-    found = numbers(task.measure(subject, cell, advanced.append))
+    found = numbers(task.measure(subject, cell))
     rows, documents, prompts = task._asked(subject, task.files[0], 192)
     written = [_by_hand(subject, prompt.ids, 9).strip() for prompt in prompts]
     assert found["texts"] == [text.partition("\n\n")[0].rstrip() for text in written]
-    assert sum(advanced) == len(rows) == found["items"] == 6
+    assert len(rows) == found["items"] == 6
     counts = grounding(found["texts"], documents)
     assert {key: found[key] for key in counts} == pytest.approx(counts)
     assert "accuracy" not in found
@@ -141,7 +136,7 @@ def test_a_judge_gives_the_accuracy(subject, task, judge):
     task = _judged(task, judge)
     (cell,) = task.cells(subject)
     assert cell["judge"] == "gpt-x"
-    found = numbers(task.measure(subject, cell, _ignore))
+    found = numbers(task.measure(subject, cell))
     assert found["accuracy"] == 4 / 5
     assert (found["low"], found["high"]) == wilson(4, 5)
     assert (found["undecided"], found["unjudged"], found["items"]) == (1, 0, 6)

@@ -36,7 +36,7 @@ class Oracle:
         self.prompts, self.answers = [], []
         self._answer = answer
 
-    def ask(self, prompts, answers, *, new_tokens=0, advanced=None):
+    def ask(self, prompts, answers, *, new_tokens=0):
         self.prompts, self.answers = list(prompts), list(answers)
         return [
             self._answer(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)
@@ -55,7 +55,7 @@ def _asked(subject, task, cell, answer=_knowing):
     oracle = Oracle(answer)
     copy = replace(subject)
     copy.__dict__["reader"] = oracle
-    found = numbers(task.measure(copy, cell, lambda steps: None))
+    found = numbers(task.measure(copy, cell))
     texts = [subject.tokenizer.decode(prompt.ids) for prompt in oracle.prompts]
     return found, texts, oracle
 
@@ -150,9 +150,7 @@ def test_scores_do_not_depend_on_the_batch(make_subject, name):
         subject.model.double()
     for task in TASKS.values():
         for cell in task.cells(one)[:2]:
-            alone, together = (
-                numbers(task.measure(s, cell, lambda steps: None)) for s in (one, many)
-            )
+            alone, together = (numbers(task.measure(s, cell)) for s in (one, many))
             by_item = [{k: r.pop(k) for k in list(r) if "by_item" in k} for r in (alone, together)]
             assert by_item[0] == by_item[1]
             assert alone.pop("headlines") == together.pop("headlines")

@@ -72,7 +72,7 @@ def test_a_cell_is_what_is_found_by_hand(make_subject, task, name):
     setting = Setting(task, subject)
     labels = [query.label for query in setting.queries]
     for cell in task.cells(subject):
-        found = numbers(task.measure(subject, cell, lambda steps: None))
+        found = numbers(task.measure(subject, cell))
         shown = setting.shown(192, cell["shots"])
         accuracies = []
         for number in range(2):

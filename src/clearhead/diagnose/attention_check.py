@@ -28,7 +28,7 @@ from clearhead.diagnose.attention_cases import (
     is_ours,
     logits_of,
 )
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, first_line
 from clearhead.nn.sink import Sink
 
 USUAL = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "clearhead")
@@ -135,7 +135,7 @@ def check_attention(
         try:
             candidate = _copied(model, name, dtype)
         except (ImportError, ValueError, RuntimeError, ClearheadError) as error:
-            checked.append(Implementation(name=name, lacks=_first_line(error)))
+            checked.append(Implementation(name=name, lacks=_reason(error)))
             continue
         cases = tuple(check.case(candidate, name, way) for way in check.ways)
         seconds = _timed(candidate)
@@ -186,8 +186,8 @@ class _Check:
                     break
                 except Exception as error:  # kernels, compilers and models each raise their own
                     if lacking:
-                        return Case(name=way, right=None, what=_first_line(error))
-                    lacking = f"no gradients: {_first_line(error)}"
+                        return Case(name=way, right=None, what=_reason(error))
+                    lacking = f"no gradients: {_reason(error)}"
         output, gradients = answer.errors(self._exact(at))
         gradient = max(gradients.values(), default=None)
         if name == "eager":
@@ -310,6 +310,5 @@ def _of_last_layer(parameters: list[str]) -> list[str]:
     return sorted({name.removesuffix(".weight").rpartition(".")[2] for name in own})
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines or [type(error).__name__])[0][:200]
+def _reason(error: BaseException) -> str:
+    return (first_line(error) or type(error).__name__)[:200]

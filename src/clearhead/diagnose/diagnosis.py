@@ -1,6 +1,6 @@
 """A model's whole diagnosis, in one pass over the text; a task of a sweep."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -21,7 +21,7 @@ from clearhead.diagnose.hidden import HiddenStatistics, ResidualStream
 from clearhead.diagnose.order import RotaryOrder
 from clearhead.diagnose.reparametrised import gain_ratios
 from clearhead.errors import ClearheadError
-from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.measure.task import Cell, Subject
 from clearhead.models.inspection import batches, evaluating, run_backbone
 from clearhead.probe.observation import Statistic, measures_of, observe
 from clearhead.probe.tiles import ByTile
@@ -55,13 +55,7 @@ class Diagnosis:
 _OF_ATTENTION = "attention, order"
 
 
-def diagnose(
-    model: Any,
-    windows: Iterable[Tensor],
-    *,
-    batch_size: int,
-    progress: Callable[[], None] | None = None,
-) -> Diagnosis:
+def diagnose(model: Any, windows: Iterable[Tensor], *, batch_size: int) -> Diagnosis:
     """Attention, hidden states, order and rank of any model of transformers, over windows of text.
 
     Its mode and its attention implementation are left as they were, and while it is observed its
@@ -72,7 +66,6 @@ def diagnose(
         model: a causal language model, or an encoder, with a list of layers.
         windows: int64 [T] each, text from position 0 on, all of one length, at least 2.
         batch_size: windows run together; it changes speed and memory, not the results.
-        progress: called after every batch.
 
     Raises:
         ClearheadError: windows or a model on which this cannot be measured.
@@ -94,8 +87,6 @@ def diagnose(
             if length < 2:
                 raise ClearheadError("windows have 1 token: give at least 2")
             run_backbone(model, ids_BT)
-            if progress is not None:
-                progress()
     of_attention = measures_of(attention)
     if not of_attention and not notes:
         reason = f"{type(model).__name__} has no attention in its layers that could be observed"
@@ -129,24 +120,14 @@ class DiagnosisTask:
     drawn: ClassVar[bool] = True
 
     def cells(self, subject: Subject) -> list[Cell]:
-        self._texts(subject)
+        self.texts(subject)
         return [{}]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> Iterable[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> Iterable[Line]:
         size = max(1, subject.batch_tokens // self.length)
-        texts = self._texts(subject)
-        diagnosis = diagnose(subject.model, texts, batch_size=size, progress=lambda: advanced(size))
-        return diagnosis.records()
+        return diagnose(subject.model, self.texts(subject), batch_size=size).records()
 
-    def number(self, subject: Subject) -> int:
-        """The number of windows to measure: those requested, as far as the text has them."""
-        return sum(1 for _ in self._texts(subject))
-
-    def _texts(self, subject: Subject) -> Iterable[Tensor]:
-        return windows(
-            subject.texts.corpus,
-            length=self.length,
-            count=self.windows,
-            at=self.at,
-            seed=subject.seed,
-        )
+    def texts(self, subject: Subject) -> list[Tensor]:
+        """The windows to measure: those requested, as far as the text has them."""
+        where: Any = {"length": self.length, "at": self.at, "seed": subject.seed}
+        return list(windows(subject.texts.corpus, count=self.windows, **where))

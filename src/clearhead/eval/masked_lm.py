@@ -11,7 +11,7 @@ from clearhead.data.batches import IGNORED, document_inputs, document_starts
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import MaskedOptions
-from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.measure.task import Cell, Subject
 from clearhead.models.inspection import batches, evaluating, lack_of_positions
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
@@ -32,7 +32,7 @@ class MaskedTask(MaskedOptions):
                 raise ClearheadError(f"{reason}: give shorter lengths, or more text")
         return [{"length": length} for length in subject.lengths]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         corpus, length = with_mask_token(subject.texts.corpus), cell["length"]
         settings = {"length": length, "tokens": subject.tokens, "share": self.mask}
         loss, accuracy = masked_loss(subject.model, corpus, **settings)

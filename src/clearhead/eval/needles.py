@@ -27,7 +27,7 @@ from clearhead.eval.options import AllocationOptions, NeedlesOptions
 from clearhead.eval.passkey import scores
 from clearhead.eval.task import by_depth, parted
 from clearhead.measure.answers import Ids, Prompt
-from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.measure.task import Cell, Subject
 from clearhead.models.inspection import evaluating, finite
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.observation import observe
@@ -52,12 +52,12 @@ class NeedlesTask(NeedlesOptions):
                 subject.check_length(cell["length"] + self.new_tokens)
         return cells
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         stacks = [self._haystack(subject, cell, sample) for sample in range(self.samples)]
         prompts = [prompt for stack in stacks for prompt in stack.prompts]
         numbers = [fact.number for stack in stacks for fact in stack.asked]
         answers = [answer for stack in stacks for _, answer in stack.questions]
-        found = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens, advanced=advanced)
+        found = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens)
         by_query = scores(subject, found, numbers, [0] * len(found), cell["queries"])
         return lines_of(self.headlines, **by_query, samples=self.samples, trials=len(found))
 
@@ -78,13 +78,12 @@ class AllocationTask(AllocationOptions):
             subject.check_length(length)
         return cells
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         weights = torch.zeros(3, dtype=torch.float64)
         for sample in range(self.samples):
             stack = self._haystack(subject, cell, sample)
             (prompt,) = stack.prompts
             weights += last_row(subject, prompt, _spans(stack, prompt, len(subject.begin)))
-            advanced(1)
         answer, noise, _ = (weights / weights.sum()).tolist()
         return lines_of(
             self.headlines, answer_share=answer, noise_share=noise, samples=self.samples

@@ -17,7 +17,7 @@ from clearhead.errors import ClearheadError
 from clearhead.eval.options import PasskeyOptions
 from clearhead.eval.task import by_depth
 from clearhead.measure.answers import Answer, Prompt
-from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.measure.task import Cell, Subject
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
@@ -34,7 +34,7 @@ class PasskeyTask(PasskeyOptions):
             subject.check_length(length + self._new_tokens)
         return cells
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         draws = SeededChoices(f"passkey {subject.seed} {cell['length']} {cell['depth']}")
         keys = [number(draws, self.digits, evaluation=True) for _ in range(self.trials)]
         prompts, answers, leads = [], [], []
@@ -44,8 +44,7 @@ class PasskeyTask(PasskeyOptions):
             prompts.append(Prompt(ids[:-1], ids[-1:]))
             answers.append((*lead, *spelt))
             leads.append(len(lead))
-        reader, new_tokens = subject.reader, self._new_tokens
-        replies = reader.ask(prompts, answers, new_tokens=new_tokens, advanced=advanced)
+        replies = subject.reader.ask(prompts, answers, new_tokens=self._new_tokens)
         return lines_of(
             self.headlines,
             **scores(subject, replies, keys, leads),

@@ -15,7 +15,7 @@ import torch
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import HitsOptions, PerplexityOptions
 from clearhead.eval.sliding import Scored, perplexity_of, sliding, windows_of
-from clearhead.measure.task import Advanced, Cell, Document, Subject, at_least
+from clearhead.measure.task import Cell, Document, Subject
 from clearhead.models.inspection import opened
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
@@ -34,10 +34,10 @@ class PerplexityTask(PerplexityOptions):
         longest = subject.lengths[-1]
         return [{"length": length, "longest": longest} for length in subject.lengths]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         length, chosen = cell["length"], self.chosen(subject)
         sums = np.zeros((len(chosen), 2))
-        for window in self.scored(subject, chosen, length, advanced):
+        for window in self.scored(subject, chosen, length):
             sums[window.document] += window.loss.sum(), len(window.loss)
         return lines_of(
             self.headlines,
@@ -50,17 +50,14 @@ class PerplexityTask(PerplexityOptions):
             ],
         )
 
-    def scored(
-        self, subject: Subject, chosen: list[Document], length: int, advanced: Advanced
-    ) -> Iterator[Scored]:
+    def scored(self, subject: Subject, chosen: list[Document], length: int) -> Iterator[Scored]:
         """The windows of the chosen documents."""
         return sliding(
             subject.model,
-            [document.ids for document in chosen],
+            (one.ids for one in chosen),
             length=length,
             stride=self._stride(length),
             batch_tokens=subject.batch_tokens,
-            advanced=advanced,
         )
 
     def chosen(self, subject: Subject) -> list[Document]:
@@ -70,7 +67,15 @@ class PerplexityTask(PerplexityOptions):
             raise ClearheadError(
                 "document-tokens has no effect on --perplexity.text stream: leave it out"
             )
-        documents = at_least(subject.texts.streams if stream else subject.texts.documents, longest)
+        texts = subject.texts.streams if stream else subject.texts.documents
+        documents = [one for one in texts if len(one.ids) >= longest]
+        if not documents:
+            most = max((len(one.ids) for one in texts), default=0)
+            raise ClearheadError(
+                f"no document of {longest:,} tokens (the longest of {len(texts):,} has {most:,}): "
+                "give longer texts or shorter lengths, or read each source as one text "
+                "(--perplexity.text stream)"
+            )
         each = self.document_tokens or longest
         if stream:
             each = max(longest, subject.tokens // len(documents))
@@ -82,7 +87,7 @@ class PerplexityTask(PerplexityOptions):
             ids = document.ids[:each]
             if selected and left < len(ids):
                 break
-            selected.append(replace(document, ids=ids))
+            selected.append(Document(document.name, ids))
             left -= len(ids)
         return selected
 
@@ -105,11 +110,11 @@ class HitsTask(HitsOptions):
             )
         return _STREAM.cells(subject)
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         length, chosen = cell["length"], _STREAM.chosen(subject)
         side_by_side = replace(_STREAM, stride=length)
         sums = {True: np.zeros(2), False: np.zeros(2)}
-        for window in side_by_side.scored(subject, chosen, length, advanced):
+        for window in side_by_side.scored(subject, chosen, length):
             ids = chosen[window.document].ids[window.start : window.start + length]
             read = opened(subject.model, torch.from_numpy(ids.astype(np.int64)))
             hit = hits(read.numpy(), self.ngram)

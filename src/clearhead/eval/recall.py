@@ -14,7 +14,7 @@ from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import RecallOptions
 from clearhead.measure.answers import Prompt
-from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.measure.task import Cell, Subject
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
@@ -36,10 +36,10 @@ class RecallTask(RecallOptions):
             subject.check_length(len(prompt.ids) + len(answer))
         return grid
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         samples = [self._sample(subject, cell, number) for number in range(self.samples)]
         prompts, answers, places = zip(*samples, strict=True)
-        replies = subject.reader.ask(prompts, answers, advanced=advanced)
+        replies = subject.reader.ask(prompts, answers)
         by_sample, losses = [], []
         for answer, values in zip(replies, places, strict=True):
             by_sample.append(fmean(all(answer.right[start:stop]) for start, stop in values))

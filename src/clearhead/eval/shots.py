@@ -25,7 +25,7 @@ from clearhead.errors import ClearheadError
 from clearhead.eval.options import FILL, ShotsOptions
 from clearhead.eval.task import labelled_rows, parted
 from clearhead.measure.answers import Ids, Prompt
-from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.measure.task import Cell, Subject
 from clearhead.records.cells import lines_of
 from clearhead.records.intervals import wilson
 from clearhead.records.runs import Line
@@ -52,7 +52,7 @@ class ShotsTask(ShotsOptions):
             for length in subject.lengths
         ]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         setting = Setting(self, subject)
         shown = setting.shown(cell["length"], cell["shots"])
         known: dict[Ids, list[bool]] = {}  # of few shots some orders are the same
@@ -61,7 +61,7 @@ class ShotsTask(ShotsOptions):
             draws = SeededChoices(f"shots {subject.seed} {ORDER} {number}")
             context = setting.context(draws.sample(shown, len(shown)))
             if context not in known:
-                known[context] = setting.right_answers(context, advanced)
+                known[context] = setting.right_answers(context)
             right.append(known[context])
         accuracies = [fmean(one) for one in right]
         by_query = [fmean(one) for one in zip(*right, strict=True)]
@@ -196,13 +196,12 @@ class Setting:
         pieces = [self._subject.begin, *map(self._demonstration, shown)]
         return tuple(token for piece in pieces for token in piece)
 
-    def right_answers(self, context: Ids, advanced: Advanced) -> list[bool]:
+    def right_answers(self, context: Ids) -> list[bool]:
         """True for each query whose likeliest label, of equal ones the first, is its own."""
         right = []
         for query, question in zip(self.queries, self.questions, strict=True):
             scores = self._subject.reader.weigh(Prompt(context, question), self.answers)
             right.append(scores.index(max(scores)) == query.label)
-            advanced(1)
         return right
 
     def _question(self, text: str) -> Ids:

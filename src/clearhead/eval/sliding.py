@@ -13,7 +13,7 @@ of a document to `length` come out of its first window (`Scored.position` tells 
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -90,7 +90,6 @@ def sliding(
     batch_tokens: int,
     prefix: Sequence[int] = (),
     tokenizer: Any = None,
-    advanced: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Scored]:
     """The loss of every predicted token of every document.
 
@@ -105,7 +104,6 @@ def sliding(
         tokenizer: tells where documents begin. Where it is given, those of a window are read as
             training with document masks reads them: none sees another, positions begin again in
             each, and its first token does not count. For models that take document_ids.
-        advanced: called with the number of windows just done.
 
     Raises:
         ClearheadError: as `windows_of`, and for token ids or lengths unknown to the model.
@@ -123,7 +121,6 @@ def sliding(
             counted_BN = inputs.pop("labels", ids_BT)[:, place:] != IGNORED
             before_BP = ids_BT.new_tensor(prefix).expand(len(ids_BT), -1)
             loss_BN = losses(torch.cat([before_BP, ids_BT], 1), len(prefix) + place, **inputs)
-        advanced(len(group))
         scored = zip(group, loss_BN.double().cpu(), counted_BN.cpu(), strict=True)
         for (number, start, _), loss_N, counted_N in scored:
             yield Scored(number, start, place, loss_N[counted_N].numpy())

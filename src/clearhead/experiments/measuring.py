@@ -153,7 +153,7 @@ def _diagnosed(
         batch_tokens=config.batch_tokens,
         seed=config.seeds[0],
     )
-    windows = task.number(subject)
+    windows = len(task.texts(subject))
     say(f"{name}: {windows} windows")
     return Portion(
         header={

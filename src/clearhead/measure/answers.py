@@ -8,7 +8,7 @@ import copy
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -92,12 +92,7 @@ class Reader:
         self._start: tuple[Ids, Any] = ((), DynamicCache())  # tokens read, and their cache
 
     def ask(
-        self,
-        prompts: Sequence[Prompt],
-        answers: Sequence[Ids],
-        *,
-        new_tokens: int = 0,
-        advanced: Callable[[int], None] | None = None,
+        self, prompts: Sequence[Prompt], answers: Sequence[Ids], *, new_tokens: int = 0
     ) -> list[Answer]:
         """Answers to the prompts, in their order.
 
@@ -105,7 +100,6 @@ class Reader:
             prompts: those that share a long start best stand together.
             answers: the right one of each, scored; may be empty.
             new_tokens: how many tokens greedy decoding writes; 0 leaves it out.
-            advanced: called with the size of each batch.
 
         Raises:
             ClearheadError: a prompt and its answer longer than the model's positions; logits that
@@ -124,8 +118,6 @@ class Reader:
                 written = self._greedy(batch, new_tokens)
             for index, (loss, right), tokens in zip(group, forced, written, strict=True):
                 answered[index] = Answer(written=tokens, loss=loss, right=right)
-            if advanced is not None:
-                advanced(len(group))
         return [answered[index] for index in range(len(prompts))]
 
     def weigh(self, prompt: Prompt, answers: Sequence[Ids]) -> list[float]:

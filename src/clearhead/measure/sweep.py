@@ -4,6 +4,7 @@ Cells that are in the records already, of the same weights, text, options and se
 again, so that the same call goes on with a sweep that was stopped, or adds seeds to one.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 from clearhead.errors import NotFinite
 from clearhead.measure.task import Cell, Task
-from clearhead.models.inspection import dtype_name, within_memory
+from clearhead.models.inspection import backbone, dtype_name, within_memory
 from clearhead.progress import Work
 from clearhead.records.cells import unmeasured
 from clearhead.records.identity import canonical, digest_of
@@ -21,9 +22,6 @@ from clearhead.records.provenance import provenance
 from clearhead.records.runs import COMPARISON, DRAW, Line
 from clearhead.records.store import Store
 from clearhead.train.memory import PeakMemory
-
-# What of a cell's making decides its numbers: where one differs, it is another cell.
-_DECISIVE = ("weights", "data", "splits", "tokens", "dtype")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +50,9 @@ class _Planned(NamedTuple):
     subject: Any
     cell: Cell
     at: Line
-    options: Line
-    made: Line
-    key: str
     draw: Line
+    key: str
+    facts: Line
 
     def __str__(self) -> str:
         """perplexity, yarn × 4, length 128, seed 1."""
@@ -125,8 +122,8 @@ def _swept(
         work.begin(f"{run}, {one}")
         with within_memory(less):
             rows, spent = _measured(portion.tasks[one.task], one, study, work)
-        made = {**one.made, "seed": one.subject.seed, **origin, **spent}
-        facts = {"task": one.task, "at": one.at, **one.draw, "options": one.options, "made": made}
+        made = {**one.facts["made"], "seed": one.subject.seed, **origin, **spent}
+        facts = {"task": one.task, "at": one.at, **one.draw, **one.facts, "made": made}
         yield store.add(one.key, header, rows, **facts)
         work.end()
 
@@ -153,30 +150,28 @@ def _planned(portion: Portion) -> list[_Planned]:
             "splits": list(subject.texts.splits),
             "tokens": subject.tokens,
             "dtype": dtype_name(subject.model),
-            "batch_tokens": subject.batch_tokens,
         }
         listing = {option.name for option in fields(task) if "listed" in option.metadata}
         options = canonical({k: x for k, x in asdict(task).items() if k not in listing})
-        settings = [name, at, options, {key: made[key] for key in _DECISIVE}]
-        key = f"{digest_of(settings)[:16]}-{subject.seed if task.drawn else 0}"
+        key = f"{digest_of([name, at, options, made])[:16]}-{subject.seed if task.drawn else 0}"
         at = {dimension: value for dimension, value in at.items() if dimension != "digest"}
         draw = {DRAW: subject.seed} if task.drawn else {}
-        planned.append(_Planned(name, subject, cell, at, options, made, key, draw))
+        facts = {"options": options, "made": {**made, "batch_tokens": subject.batch_tokens}}
+        planned.append(_Planned(name, subject, cell, at, draw, key, facts))
     return planned
 
 
 def _measured(task: Task, one: _Planned, study: str, work: Work) -> tuple[list[Line], Line]:
     """The rows of a cell, and the time and memory that they took."""
-    peak, started = PeakMemory(one.subject.model.device), time.perf_counter()
-    done = 0
+    model, passes = one.subject.model, itertools.count(1)
+    peak, started = PeakMemory(model.device), time.perf_counter()
 
-    def advanced(steps: int) -> None:
-        nonlocal done
-        done += steps
-        work.update(0.0, f"{done} done")
+    def count(*_: Any) -> None:
+        work.update(0.0, f"{next(passes):,} forward passes")
 
     try:
-        lines = list(task.measure(one.subject, one.cell, advanced))
+        with backbone(model).register_forward_hook(count):
+            lines = list(task.measure(one.subject, one.cell))
     except NotFinite as error:
         if not (headlines := getattr(task, "headlines", ())):
             raise

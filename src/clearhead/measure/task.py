@@ -4,31 +4,24 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from clearhead.data import Corpus
 from clearhead.data.tokenizer import Encoder
-from clearhead.errors import ClearheadError
 from clearhead.measure.answers import Reader, check_length, ends_of
 from clearhead.records.runs import Line
 
 Cell = Mapping[str, Any]
-Advanced = Callable[[int], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Document:
-    """A text as tokens, 1-D; its source as the user named it; and its name in results."""
+class Document(NamedTuple):
+    """A text: its name in results, and its tokens, 1-D."""
 
-    spec: str
     name: str
     ids: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 class Texts:
@@ -55,7 +48,7 @@ class Texts:
     @cached_property
     def documents(self) -> list[Document]:
         """The documents of the splits, source by source, with their BEGIN and END."""
-        found = []
+        documents = []
         for split in self.splits:
             for stream in self.corpus.split(split):
                 for number, ids in enumerate(np.split(stream.tokens, stream.starts)[1:]):
@@ -63,35 +56,18 @@ class Texts:
                         ids[:24].tolist(), skip_special_tokens=True
                     )
                     name = f"{stream.spec} {split} {number}: {' '.join(opening.split())[:40]}"
-                    found.append(Document(spec=stream.spec, name=name, ids=ids))
-        return found
+                    documents.append(Document(name, ids))
+        return documents
 
     @cached_property
     def streams(self) -> list[Document]:
         """Each source's documents of a split end to end, as one text."""
         return [
-            Document(spec=stream.spec, name=f"{stream.spec} {split}", ids=stream.tokens)
+            Document(f"{stream.spec} {split}", stream.tokens)
             for split in self.splits
             for stream in self.corpus.split(split)
             if len(stream)
         ]
-
-
-def at_least(found: list[Document], length: int) -> list[Document]:
-    """The documents of `length` tokens or more.
-
-    Raises:
-        ClearheadError: where there is none, naming the longest.
-    """
-    long = [document for document in found if len(document) >= length]
-    if not long:
-        longest = max(found, key=len, default=None)
-        known = "there is none at all" if longest is None else f"the longest has {len(longest):,}"
-        raise ClearheadError(
-            f"no document of {length:,} tokens ({known} of {len(found):,}): give longer texts or "
-            "shorter lengths, or read each source as one text (--perplexity.text stream)"
-        )
-    return long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +139,9 @@ class Task(Protocol):
 
     `cells` lists what is measured, as dimensions of records, and refuses at once what cannot be. A
     cell's "digest" is of the files that it reads. `measure` gives one cell's lines: measures
-    {"metric", "value", …} and other payloads of records, with a "kind"; it calls `advanced` with
-    the number of windows or prompts done. `drawn` says whether a seed decides what is read: only
-    then are several seeds measured. A task may have `headlines`, the numbers that tables show: a
-    cell whose logits are not finite has each of them without a value.
+    {"metric", "value", …} and other payloads of records, with a "kind". `drawn` says whether a seed
+    decides what is read: only then are several seeds measured. A task may have `headlines`, the
+    numbers that tables show: a cell whose logits are not finite has each of them without a value.
     """
 
     drawn: ClassVar[bool]
@@ -174,7 +149,7 @@ class Task(Protocol):
     def cells(self, subject: Any) -> list[Cell]:
         """The dimensions of every cell, in the order in which they share most."""
 
-    def measure(self, subject: Any, cell: Cell, advanced: Advanced) -> Iterable[Line]:
+    def measure(self, subject: Any, cell: Cell) -> Iterable[Line]:
         """The lines of one cell."""
 
 

@@ -14,7 +14,7 @@ from clearhead.data import windows
 from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
 from clearhead.eval.options import LISTED
-from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.measure.task import Cell, Subject
 from clearhead.models.inspection import batches, evaluating, run_backbone
 from clearhead.quantize import attention, linear
 from clearhead.quantize.schemes import Scheme
@@ -156,7 +156,7 @@ class QuantizationTask:
         self.texts(subject)  # refuses what is too short
         return [{}, *({"scheme": one.name} for one in self.schemes)]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> Iterable[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> Iterable[Line]:
         scheme = next((one for one in self.schemes if one.name == cell.get("scheme")), None)
         found = cost(subject.model, scheme, self.texts(subject))
         if scheme is None and found.perplexity is None:
