@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_515
+LINES = 38_452
 LONGEST = 400
 
 

@@ -189,7 +189,6 @@ def test_allocation_is_the_last_row_of_the_whole_map(make_subject, name):
     ("task", "lengths", "message"),
     [
         (PasskeyTask(), (16, 128), r"takes \d+ tokens without any filler: more than the length 16"),
-        (PasskeyTask(digits=2), (128,), "digits is 2"),
         (NeedlesTask(grid=("2by1",)), (128,), "grid '2by1' is not NxR"),
         (NeedlesTask(grid=("1x2",)), (128,), "1 to 1 of the 1"),
         (NeedlesTask(grid=("6x1",)), (40,), "6 needles and a question take"),

@@ -120,7 +120,7 @@ def test_a_begin_token_ends_no_repetition(models):
             tokens=8,
             batch_tokens=8,
         )
-        line = numbers(HitsTask(ngram=2).measure(subject, {"length": 8}))
+        line = numbers(HitsTask().measure(subject, {"length": 8}))
         assert (line["ar_hits"], line["predicted_tokens"]) == (hits, 7)
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.eval.sliding import LOGITS, perplexity_of
+from clearhead.eval.sliding import Losses, perplexity_of
 from clearhead.models.inspection import batches, evaluating
 
 
@@ -33,35 +33,33 @@ class Distance:
     relative: float
 
 
-def distance(before: Any, after: Any, windows: Iterable[Tensor], **inputs: Any) -> Distance:
+def distance(before: Any, after: Any, windows: Iterable[Tensor]) -> Distance:
     """Measure both models in their own dtype; probabilities in float32, sums in float64.
 
-    Beside both models' logits of a window, a part of them is held at a time.
+    A part of both models' logits of a window is held at a time, where `Losses` can do so.
 
     Args:
         windows: int64 [length] each.
-        inputs: what else `after` takes, such as an attention_mask.
 
     Raises:
         ClearheadError: no windows, of one token, of different lengths, or with tokens unknown to
             the model.
     """
     tokens, largest, sums = 0, 0.0, torch.zeros(5, dtype=torch.float64)
+    one_of, other_of = Losses(before), Losses(after)
     with evaluating(before), evaluating(after):
-        for ids_BT in batches(before, windows, 1):
-            if ids_BT.shape[1] == 1:
+        for ids_1T in batches(before, windows, 1):
+            if ids_1T.shape[1] == 1:
                 raise ClearheadError(
                     "windows of 1 token have no next token to compare: give longer ones, to a "
                     "model with max_position_embeddings of at least 2"
                 )
-            one_TV = before(input_ids=ids_BT, use_cache=False).logits[0, :-1]
-            two_TV = after(input_ids=ids_BT, use_cache=False, **inputs).logits[0, :-1]
-            rows = max(1, LOGITS // one_TV.shape[-1])
-            for one, two, target in zip(
-                one_TV.split(rows), two_TV.split(rows), ids_BT[0, 1:].split(rows), strict=True
-            ):
-                one, two = one.float(), two.float()
-                p, q, apart = one.log_softmax(-1), two.log_softmax(-1), one - two
+            targets = ids_1T[0, 1:]
+            pairs = zip(one_of.logits(ids_1T), other_of.logits(ids_1T), strict=True)
+            for one, other in pairs:
+                target, targets = targets[: len(one)], targets[len(one) :]
+                one, other = one.float(), other.float()
+                p, q, apart = one.log_softmax(-1), other.log_softmax(-1), one - other
                 largest = max(largest, float(apart.abs().max()))
                 parts = (
                     F.nll_loss(p, target, reduction="none"),
@@ -71,7 +69,7 @@ def distance(before: Any, after: Any, windows: Iterable[Tensor], **inputs: Any) 
                     one.square(),
                 )
                 sums += torch.stack([part.sum(dtype=torch.float64) for part in parts]).cpu()
-            tokens += len(one_TV)
+            tokens += ids_1T.shape[1] - 1
     first, second, divergence, squared, length = sums.tolist()
     return Distance(
         tokens=tokens,

@@ -18,7 +18,7 @@ from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
 from clearhead.eval.judge import PROMPT, verdicts
 from clearhead.eval.options import HallucinationOptions
-from clearhead.eval.task import labelled_rows
+from clearhead.eval.shots import labelled_rows
 from clearhead.measure.answers import Ids, Prompt
 from clearhead.measure.task import Cell, Subject
 from clearhead.records.cells import lines_of

@@ -23,9 +23,8 @@ from torch import Tensor
 from clearhead.data.retrieval import Fact, facts, sentence
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
-from clearhead.eval.options import AllocationOptions, NeedlesOptions
-from clearhead.eval.passkey import scores
-from clearhead.eval.task import by_depth, parted
+from clearhead.eval.options import AllocationOptions, NeedlesOptions, parted
+from clearhead.eval.passkey import DIGITS, by_depth, scores
 from clearhead.measure.answers import Ids, Prompt
 from clearhead.measure.task import Cell, Subject
 from clearhead.models.inspection import evaluating, finite
@@ -64,7 +63,7 @@ class NeedlesTask(NeedlesOptions):
     def _haystack(self, subject: Subject, cell: Cell, sample: int) -> "Haystack":
         # The same sample at every depth has the same filler and facts.
         label = f"needles {subject.seed} {cell['length']} {cell['needles']} {sample}"
-        return haystack(subject, SeededChoices(label), digits=self.digits, **cell)
+        return haystack(subject, SeededChoices(label), **cell)
 
 
 class AllocationTask(AllocationOptions):
@@ -116,14 +115,7 @@ class Haystack:
 
 
 def haystack(
-    subject: Subject,
-    draws: SeededChoices,
-    *,
-    length: int,
-    depth: float,
-    needles: int,
-    queries: int,
-    digits: int = 5,
+    subject: Subject, draws: SeededChoices, *, length: int, depth: float, needles: int, queries: int
 ) -> Haystack:
     """Needles among sentences: context and longest question have exactly `length` tokens.
 
@@ -133,7 +125,7 @@ def haystack(
     Raises:
         ClearheadError: needles that do not fit the length.
     """
-    hidden = facts(draws, needles, digits, evaluation=True)
+    hidden = facts(draws, needles, DIGITS, evaluation=True)
     asked = tuple(hidden[:queries])
     pieces = [subject.ids("a", f"\n{one.question}", f" {one.number}") for one in asked]
     questions = tuple((question, answer) for _, question, answer in pieces)

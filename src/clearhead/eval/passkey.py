@@ -15,11 +15,17 @@ from clearhead.data.retrieval import LANDMARK, PAPER, Wording, number
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import PasskeyOptions
-from clearhead.eval.task import by_depth
 from clearhead.measure.answers import Answer, Prompt
 from clearhead.measure.task import Cell, Subject
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
+
+DIGITS = 5  # of a key, and of a magic number
+
+
+def by_depth(lengths: Sequence[int], depths: Sequence[float]) -> list[Cell]:
+    """A cell for each length and depth: of growing depths, as filler that is cached only grows."""
+    return [{"length": length, "depth": depth} for length in lengths for depth in sorted(depths)]
 
 
 class PasskeyTask(PasskeyOptions):
@@ -29,14 +35,14 @@ class PasskeyTask(PasskeyOptions):
     def cells(self, subject: Subject) -> list[Cell]:
         cells = by_depth(subject.lengths, self.depths)
         for length in subject.lengths:
-            key = number(SeededChoices("any"), self.digits, evaluation=True)
+            key = number(SeededChoices("any"), DIGITS, evaluation=True)
             self._prompt(subject, key, length, 0)
             subject.check_length(length + self._new_tokens)
         return cells
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         draws = SeededChoices(f"passkey {subject.seed} {cell['length']} {cell['depth']}")
-        keys = [number(draws, self.digits, evaluation=True) for _ in range(self.trials)]
+        keys = [number(draws, DIGITS, evaluation=True) for _ in range(self.trials)]
         prompts, answers, leads = [], [], []
         for key in keys:
             text = self._prompt(subject, key, cell["length"], cell["depth"])

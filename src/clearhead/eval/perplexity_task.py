@@ -1,10 +1,11 @@
 """Perplexity by length, pooled and by document; and the loss at AR-hits and at all other tokens.
 
-An AR-hit (associative recall; Arora et al., arXiv 2312.04927) is the last token of an n-gram that
+An AR-hit (associative recall; Arora et al., arXiv 2312.04927) is the last token of a bigram that
 stood in the same window before. As in arXiv 2410.05258 (table 6) all of them count; Zoology leaves
-out n-grams that are frequent in the training text.
+out bigrams that are frequent in the training text.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -104,10 +105,6 @@ class HitsTask(HitsOptions):
     headlines = ("ar_hit_loss", "others_loss")
 
     def cells(self, subject: Subject) -> list[Cell]:
-        if self.ngram >= subject.lengths[0]:
-            raise ClearheadError(
-                f"ngram is {self.ngram}: none recurs in a window of {subject.lengths[0]}: lower it"
-            )
         return _STREAM.cells(subject)
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
@@ -117,7 +114,7 @@ class HitsTask(HitsOptions):
         for window in side_by_side.scored(subject, chosen, length):
             ids = chosen[window.document].ids[window.start : window.start + length]
             read = opened(subject.model, torch.from_numpy(ids.astype(np.int64)))
-            hit = hits(read.numpy(), self.ngram)
+            hit = hits(read.numpy())
             for kind, total in sums.items():
                 losses = window.loss[hit[window.position :] == kind]
                 total += losses.sum(), len(losses)
@@ -132,16 +129,13 @@ class HitsTask(HitsOptions):
         )
 
 
-def hits(ids: np.ndarray, ngram: int) -> np.ndarray:
-    """Mask of tokens that end an n-gram which also ended earlier in these ids, bool [tokens]."""
-    recurring = np.zeros(len(ids), dtype=bool)
-    seen: set[tuple[int, ...]] = set()
-    tokens = ids.tolist()
-    for end in range(ngram, len(tokens) + 1):
-        gram = tuple(tokens[end - ngram : end])
-        recurring[end - 1] = gram in seen
-        seen.add(gram)
-    return recurring
+def hits(ids: np.ndarray) -> np.ndarray:
+    """Mask of tokens that end a bigram which also ended earlier in these ids, bool [tokens]."""
+    recurring, seen = [False], set[tuple[int, int]]()
+    for pair in itertools.pairwise(ids.tolist()):
+        recurring.append(pair in seen)
+        seen.add(pair)
+    return np.array(recurring)
 
 
 def _of(total: float, count: float) -> dict[str, Any]:

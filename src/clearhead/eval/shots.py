@@ -13,24 +13,42 @@ and as an answer, and a prompt's length does not depend on the order.
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, variance
 from typing import ClassVar, NamedTuple
 
-from clearhead.data import labelled
+from clearhead.data import DataConfig, hub, labelled
 from clearhead.data.corpus import fingerprint_of
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
-from clearhead.eval.options import FILL, ShotsOptions
-from clearhead.eval.task import labelled_rows, parted
+from clearhead.eval.options import FILL, ShotsOptions, parted
 from clearhead.measure.answers import Ids, Prompt
 from clearhead.measure.task import Cell, Subject
 from clearhead.records.cells import lines_of
 from clearhead.records.intervals import wilson
 from clearhead.records.runs import Line
+from clearhead.terminal import say
 
 ORDER = "random"
+
+
+def labelled_rows(source: str, fields: Task, options: str) -> list[labelled.Row]:
+    """Rows of a file; or of a data set, which is read once for all cells.
+
+    Args:
+        fields: the rows' fields. options: the start of the options that name them, for errors.
+    """
+    return (_streamed if hub.is_hub(source) else _read)(source, fields, options)
+
+
+def _read(source: str, fields: Task, options: str) -> list[labelled.Row]:
+    cache = DataConfig().cache_folder
+    return labelled.read_rows(source, fields, cache=cache, progress=say, options=options)
+
+
+_streamed = lru_cache(maxsize=8)(_read)
 
 
 class ShotsTask(ShotsOptions):

@@ -161,22 +161,24 @@ class Losses:
         Returns:
             Float32 (float64 for such a model), [B, T − first], nats.
         """
-        if self._plain_head is None:
-            self._plain_head = self._tried_head(ids_BT[:1, :16]) or ()
-        reset_dynamic_rope(self._model)
         targets, losses = ids_BT[:, first:].flatten(), []
-        for logits_NV in self._logits(first, {"input_ids": ids_BT, "use_cache": False, **inputs}):
+        for logits_NV in self.logits(ids_BT, first, **inputs):
             target_N, targets = targets[: len(logits_NV)], targets[len(logits_NV) :]
             wide = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
             losses.append(F.cross_entropy(wide, target_N, reduction="none"))
         return torch.cat(losses).view(len(ids_BT), -1)
 
-    def _logits(self, first: int, inputs: dict[str, Any]) -> Iterable[Tensor]:
+    def logits(self, ids_BT: Tensor, first: int = 1, **inputs: Tensor) -> Iterator[Tensor]:
+        """Logits that predict the tokens from `first` on, row after row, [N, V] a part."""
+        if self._plain_head is None:
+            self._plain_head = self._tried_head(ids_BT[:1, :16]) or ()
+        reset_dynamic_rope(self._model)
+        options: dict[str, Any] = {"input_ids": ids_BT, "use_cache": False, **inputs}
         if head := self._plain_head:
-            hidden_NC = backbone(self._model)(**inputs)[0][:, first - 1 : -1].flatten(0, 1)
+            hidden_NC = backbone(self._model)(**options)[0][:, first - 1 : -1].flatten(0, 1)
             yield from map(head, hidden_NC.split(max(1, LOGITS // len(head.weight))))
             return
-        for row_TV in self._model(**inputs).logits:
+        for row_TV in self._model(**options).logits:
             yield from row_TV[first - 1 : -1].split(max(1, LOGITS // row_TV.shape[-1]))
 
     def _tried_head(self, ids_BT: Tensor) -> Any:
