@@ -291,19 +291,12 @@ def check_length(model: Any, length: int) -> None:
     Raises:
         ClearheadError: naming the limit.
     """
-    limit = longest_text(model)
+    limit, kind = longest_text(model), "learned positions of this model"
+    if limit is None and isinstance(model.config, ClearheadConfig):
+        limit, kind = model.base_model.position.longest(), model.config.position
+        kind = f"positions that {kind} can tell apart"
     if limit is not None and length > limit:
         raise ClearheadError(
-            f"{length:,} tokens are more than the {limit:,} learned positions of this model, "
-            f"and no rope scaling applies to those: ask for at most {limit:,}, or evaluate a "
-            "model with rope, alibi, forget or xpos"
-        )
-    if not isinstance(model.config, ClearheadConfig):
-        return
-    limit = model.base_model.position.longest()
-    if limit is not None and length > limit:
-        raise ClearheadError(
-            f"{length:,} tokens, those to be written included, are more than the {limit:,} "
-            f"positions that {model.config.position} can tell apart: ask for at most {limit:,}, "
-            "or evaluate a model with rope"
+            f"{length:,} tokens, those to be written included, are more than the {limit:,} {kind}: "
+            f"ask for at most {limit:,}, or evaluate a model with rope"
         )
