@@ -11,7 +11,7 @@ from clearhead.data import Corpus, synthetic
 from clearhead.data.tokenizer import train
 from clearhead.errors import ClearheadError
 from clearhead.eval import Subject, Texts
-from clearhead.eval.passkey import PasskeyTask
+from clearhead.eval.retrieval import PasskeyTask
 from clearhead.eval.sliding import sliding, windows_of
 from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset

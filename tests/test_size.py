@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_425
+LINES = 38_389
 LONGEST = 400
 
 

@@ -12,9 +12,14 @@ from clearhead import ClearheadError
 from clearhead.data import synthetic
 from clearhead.data.retrieval import held_out
 from clearhead.data.seeded_choices import SeededChoices
-from clearhead.eval.needles import AllocationTask, NeedlesTask, haystack, last_row
-from clearhead.eval.passkey import PasskeyTask
-from clearhead.eval.recall import RecallTask
+from clearhead.eval.retrieval import (
+    AllocationTask,
+    NeedlesTask,
+    PasskeyTask,
+    RecallTask,
+    haystack,
+    last_row,
+)
 from clearhead.measure.answers import Answer
 from clearhead.records.intervals import wilson
 
@@ -190,7 +195,7 @@ def test_allocation_is_the_last_row_of_the_whole_map(make_subject, name):
     [
         (PasskeyTask(), (16, 128), r"takes \d+ tokens without any filler: more than the length 16"),
         (NeedlesTask(grid=("2by1",)), (128,), "grid '2by1' is not NxR"),
-        (NeedlesTask(grid=("1x2",)), (128,), "1 to 1 of the 1"),
+        (NeedlesTask(grid=("1x2",)), (128,), "grid '1x2' is not NxR"),
         (NeedlesTask(grid=("6x1",)), (40,), "6 needles and a question take"),
         (RecallTask(pairs=(40,)), (64,), "tokens, more than the length 64"),
         (RecallTask(pairs=(0,)), (128,), "pairs is 0"),

@@ -81,15 +81,6 @@ def test_zeropoint_by_hand():
     assert zeropoint(-x, 4, (0,)).tolist() == [-15.0, -10.0, -5.0]
 
 
-def test_a_part_of_the_range_is_kept():
-    row = torch.randn(40, dtype=torch.float64)
-    row[0] = 9.0
-    found = zeropoint(row, 4, (0,), kept=0.5)
-    assert found.tolist() == pytest.approx(zeropoint_oracle(row.tolist(), 4, 0.5), rel=1e-12)
-    assert float(found.max()) < 5
-    assert torch.equal(zeropoint(row, 4, (0,), kept=1.0), zeropoint(row, 4, (0,)))
-
-
 def test_mxfp4_by_hand():
     # The largest is in [4, 8) already: halves go to the even mantissa, and 6 is the most there is.
     x = torch.tensor([[7.9, 5.0, 3.5, 2.5, 1.25, 0.75, 0.25, -0.3, 0.0]])
@@ -142,13 +133,6 @@ def test_all_zero_and_all_equal_rows(name):
     x = torch.tensor([[0.0] * 5, [3.7] * 5, [-1e-44] * 5, [2e38] * 5])
     for bits in (2, 5, 8, 16):
         assert torch.equal(quantizer(x, bits, (1,)), x)
-
-
-@pytest.mark.parametrize("name", ORACLES)
-def test_what_is_quantised_stays(name):
-    quantizer, _ = ORACLES[name]
-    once = quantizer(torch.randn(5, 17, dtype=torch.float64), 6, (1,))
-    torch.testing.assert_close(quantizer(once, 6, (1,)), once, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ORACLES)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -19,10 +20,11 @@ from clearhead.diagnose.attention_profile import (
 )
 from clearhead.diagnose.hidden import HiddenStatistics, ResidualStream
 from clearhead.diagnose.order import RotaryOrder
-from clearhead.diagnose.reparametrised import gain_ratios
 from clearhead.errors import ClearheadError
 from clearhead.measure.task import Cell, Subject
-from clearhead.models.inspection import batches, evaluating, run_backbone
+from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
+from clearhead.nn.attention import Attention
+from clearhead.nn.values import Reparametrised
 from clearhead.probe.observation import Statistic, measures_of, observe
 from clearhead.probe.tiles import ByTile
 from clearhead.records.runs import Line
@@ -53,6 +55,7 @@ class Diagnosis:
 
 
 _OF_ATTENTION = "attention, order"
+OF_VALUES, OF_PROJECTIONS = "beta_over_alpha_values", "beta_over_alpha_projections"
 
 
 def diagnose(model: Any, windows: Iterable[Tensor], *, batch_size: int) -> Diagnosis:
@@ -101,6 +104,28 @@ def diagnose(model: Any, windows: Iterable[Tensor], *, batch_size: int) -> Diagn
         notes=notes,
         advice=advise(measures, width=width, length=length),
     )
+
+
+def gain_ratios(model: Any) -> list[dict[str, Any]]:
+    """Gains of W = α W_init + β ΔW, of values and projections (arXiv 2311.01906, figures 4, 22).
+
+    Payloads of "measure" records, from the weights alone; none without such matrices.
+
+    - `beta_over_alpha_values`, `beta_over_alpha_projections`: |β/α| by layer.
+    - `beta_over_alpha`: mean over all of them but the first layer's values, which the paper finds
+      to be the exception.
+    """
+    lines: list[dict[str, Any]] = [
+        {"metric": metric, "layer": n, "value": (one.beta.double() / one.alpha).abs().item()}
+        for n, layer in enumerate(decoder_layers(model))
+        for module in layer.modules()
+        if isinstance(module, Attention)
+        for metric, one in ((OF_VALUES, module.v_proj), (OF_PROJECTIONS, module.o_proj))
+        if isinstance(one, Reparametrised)
+    ]
+    others = [one["value"] for one in lines if (one["metric"], one["layer"]) != (OF_VALUES, 0)]
+    whole = [{"metric": "beta_over_alpha", "value": fmean(others)}] if others else []
+    return whole + lines
 
 
 LESS_MEMORY = "give a smaller --length (window) or --batch-tokens"
