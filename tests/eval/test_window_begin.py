@@ -17,7 +17,7 @@ from clearhead.eval import perplexity
 from clearhead.eval.harness import harness_model
 from clearhead.eval.perplexity_task import HitsTask
 from clearhead.eval.sliding import distance, sliding
-from clearhead.measure.task import Document
+from clearhead.measure.sweep import Document
 from clearhead.models.configuration import WINDOW_BEGIN
 from clearhead.models.conversion import converted, for_serving
 from clearhead.models.starts import started

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from clearhead.eval.registry import WITHOUT_LENGTH as WITHOUT_LENGTH
     from clearhead.eval.sliding import lengths as lengths
     from clearhead.eval.sliding import perplexity as perplexity
-    from clearhead.measure.task import Subject as Subject
-    from clearhead.measure.task import Task as Task
-    from clearhead.measure.task import Texts as Texts
+    from clearhead.measure.sweep import Subject as Subject
+    from clearhead.measure.sweep import Task as Task
+    from clearhead.measure.sweep import Texts as Texts
 
 
 __getattr__, __all__ = lazily(__name__)

@@ -20,7 +20,7 @@ from clearhead.eval.judge import PROMPT, verdicts
 from clearhead.eval.options import HallucinationOptions
 from clearhead.eval.shots import labelled_rows
 from clearhead.measure.answers import Ids, Prompt
-from clearhead.measure.task import Cell, Subject
+from clearhead.measure.sweep import Cell, Subject
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 

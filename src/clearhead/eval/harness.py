@@ -20,7 +20,7 @@ from transformers import set_seed
 from clearhead.errors import ClearheadError, NotFinite, first_line, require
 from clearhead.eval.options import HarnessOptions
 from clearhead.measure.answers import follow_length, reset_dynamic_rope
-from clearhead.measure.task import Cell, Subject
+from clearhead.measure.sweep import Cell, Subject
 from clearhead.models.inspection import begin_of_windows, evaluating, finite
 from clearhead.records.cells import lines_of, unmeasured
 from clearhead.records.runs import Line

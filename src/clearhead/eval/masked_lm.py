@@ -11,7 +11,7 @@ from clearhead.data.batches import IGNORED, document_inputs, document_starts
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import MaskedOptions
-from clearhead.measure.task import Cell, Subject
+from clearhead.measure.sweep import Cell, Subject
 from clearhead.models.inspection import batches, evaluating, lack_of_positions
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line

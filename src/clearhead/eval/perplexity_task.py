@@ -16,7 +16,7 @@ import torch
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import HitsOptions, PerplexityOptions
 from clearhead.eval.sliding import Scored, perplexity_of, sliding, windows_of
-from clearhead.measure.task import Cell, Document, Subject
+from clearhead.measure.sweep import Cell, Document, Subject
 from clearhead.models.inspection import opened
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line

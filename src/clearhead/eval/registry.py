@@ -8,7 +8,7 @@ from clearhead.eval.masked_lm import MaskedTask
 from clearhead.eval.perplexity_task import HitsTask, PerplexityTask
 from clearhead.eval.retrieval import AllocationTask, NeedlesTask, PasskeyTask, RecallTask
 from clearhead.eval.shots import ShotsTask
-from clearhead.measure.task import Task
+from clearhead.measure.sweep import Task
 
 TASKS: Mapping[str, type[Task]] = {
     "perplexity": PerplexityTask,

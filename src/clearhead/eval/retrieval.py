@@ -31,7 +31,7 @@ from clearhead.eval.options import (
     parted,
 )
 from clearhead.measure.answers import Answer, Ids, Prompt
-from clearhead.measure.task import Cell, Subject
+from clearhead.measure.sweep import Cell, Subject
 from clearhead.models.inspection import evaluating, finite
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.observation import observe

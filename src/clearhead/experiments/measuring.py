@@ -19,8 +19,7 @@ from clearhead.experiments.sweep_configs import (
     QuantizeConfig,
     short_names,
 )
-from clearhead.measure.sweep import Portion, sweep
-from clearhead.measure.task import Subject, Texts
+from clearhead.measure.sweep import Portion, Subject, Texts, sweep
 from clearhead.models.catalogue import preset
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
 from clearhead.models.loading import explained, load_config, resolved

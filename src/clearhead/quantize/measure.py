@@ -15,7 +15,7 @@ from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
 from clearhead.eval.options import LISTED
 from clearhead.eval.sliding import Perplexity
-from clearhead.measure.task import Cell, Subject
+from clearhead.measure.sweep import Cell, Subject
 from clearhead.models.inspection import batches, evaluating, run_backbone
 from clearhead.quantize import attention, linear
 from clearhead.quantize.schemes import Scheme
