@@ -5,6 +5,7 @@ import copy
 import difflib
 import hashlib
 import io
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +28,7 @@ from clearhead.records.runs import Line
 from clearhead.terminal import hushed, say
 
 EXTRA = "lm-eval"
+_CUTS = "lm_eval.models.huggingface"  # its logger warns of prompts that it cuts
 # Raised by lm-eval for a task that does not fit: the model's length, a package, a metric, its data.
 _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, ValueError)
 
@@ -288,7 +290,7 @@ def _quiet() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in ("lm_eval.api.task", "lm_eval.api.model", "lm_eval.models.huggingface"):
             stack.enter_context(patch(f"{module}.tqdm", bar))
-        stack.enter_context(patch("lm_eval.models.huggingface.eval_logger.warning", warn))
+        stack.enter_context(patch.object(logging.getLogger(_CUTS), "warning", warn))
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         stack.enter_context(hushed("lm_eval"))
         yield
