@@ -11,7 +11,7 @@ from clearhead.data import Corpus, synthetic
 from clearhead.data.tokenizer import train
 from clearhead.errors import ClearheadError
 from clearhead.eval import Subject, Texts
-from clearhead.eval.passkey import PasskeyTask
+from clearhead.eval.retrieval import PasskeyTask
 from clearhead.eval.sliding import sliding, windows_of
 from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
@@ -39,7 +39,7 @@ def passkey(rounds: int) -> Iterator[Ratio]:
     task = PasskeyTask(trials=TRIALS)
     started = time.perf_counter()
     for cell in task.cells(subject):
-        task.measure(subject, cell, _quiet)
+        task.measure(subject, cell)
     took = time.perf_counter() - started
     yield Ratio(
         name="passkey",
@@ -86,7 +86,3 @@ def _model() -> ClearheadForCausalLM:
 
 def _no_text() -> Corpus:
     raise ClearheadError("passkey prompts need no text")
-
-
-def _quiet(steps: int) -> None:
-    """Nobody watches."""

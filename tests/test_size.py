@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_508
+LINES = 38207
 LONGEST = 400
 
 

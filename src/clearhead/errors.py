@@ -57,6 +57,11 @@ def choose(kind: str, word: str, options: Iterable[str]) -> str:
     raise ClearheadError(f"unknown {kind} {word!r}: {hint}")
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that has any words; "" where none has."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
 def require(module: str, extra: str) -> ModuleType:
     """Import an optional `module`.
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BartConfig, BartForConditionalGeneration
 
 from clearhead import ClearheadForCausalLM
 from clearhead.quantize import measure
@@ -49,16 +48,6 @@ def _tokenizer(model: Path) -> Any:
     return AutoTokenizer.from_pretrained(model / "final")
 
 
-def test_results_do_not_depend_on_what_ran_before(model, windows, tmp_path):
-    one, two = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
-    schemes = ("w4-channel", "w8a8-token", "logits4-head")
-    assert call("quantize", str(model), *windows, "--scheme", *schemes, "--records", str(one)) == 0
-    back = schemes[::-1]
-    assert call("quantize", str(model), *windows, "--scheme", *back, "--records", str(two)) == 0
-    ((first,), (second,)) = load(one).runs, load(two).runs
-    assert first.measures == second.measures
-
-
 def test_requests_that_cannot_be_met(model, windows, tmp_path, capsys, tokenizer, text):
     folder, other = str(model), text / "00.txt"
     long = changed(windows, "--length", "100000", "--tokens", "100000")
@@ -78,22 +67,6 @@ def test_requests_that_cannot_be_met(model, windows, tmp_path, capsys, tokenizer
         ((folder, *windows, "--records", other), "not a record"),
     ):
         assert said in refusal(capsys, "quantize", *words)
-
-
-def test_an_encoder_decoder_is_refused(windows, tmp_path, capsys, tokenizer):
-    config = BartConfig(
-        d_model=8,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=8,
-        decoder_ffn_dim=8,
-        vocab_size=len(tokenizer),
-    )
-    BartForConditionalGeneration(config).save_pretrained(tmp_path / "bart")
-    tokenizer.save_pretrained(tmp_path / "bart")
-    assert "is an encoder-decoder" in refusal(capsys, "quantize", str(tmp_path / "bart"), *windows)
 
 
 @pytest.mark.parametrize("deploy", [False, True])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clearhead.diagnose.advice import advise
+from clearhead.diagnose.diagnosis import advise
 
 
 def _measures(share: float, **more: float) -> list[dict]:

@@ -108,28 +108,6 @@ def test_against_float64(tiny, name, tile, monkeypatch):
     assert "non_finite_rows" not in metrics
 
 
-def test_by_hand(tiny):
-    """Two queries on two keys of width 1: the second query prefers key 1, by e to 1."""
-    q, k = torch.tensor([[[[1.0], [1.0]]]]), torch.tensor([[[[0.0], [1.0]]]])
-    common = {"module": nn.Identity(), "layer": 7, "scale": 1.0}
-    means = RowMeans()
-    assert means.measures() == []
-    profile = ByTile(weights=[means])
-    profile.observe(AttentionCall(q=q, k=k, **common))
-    lines = means.measures()
-    assert {line["layer"] for line in lines if "layer" in line} == {7}
-    mass = (1 + 1 / (1 + torch.e)) / 2
-    assert tiny.value(lines, "first_token_argmax_share", map="softmax") == 0.5
-    assert tiny.value(lines, "first_token_mass", map="softmax") == pytest.approx(mass, rel=1e-6)
-    assert tiny.value(lines, "chance_floor") == 0.75
-    # The same call again, and nothing changes but the count; then rows that see no key.
-    profile.observe(AttentionCall(q=q, k=k, **common))
-    hidden = Visibility(key_mask=torch.tensor([[False, False]]))
-    profile.observe(AttentionCall(q=q, k=k, visibility=hidden, **common))
-    again = means.measures()
-    assert tiny.value(again, "first_token_mass", map="softmax") == pytest.approx(mass, rel=1e-6)
-
-
 def test_the_median_of_the_logits(tiny):
     """Of one query in 16: the queries 0, 16 and 32, whose logits are known here."""
     q = torch.zeros(1, 1, T, 1)

@@ -54,19 +54,6 @@ def test_the_weight_on_the_null_key_by_position(tiny, name, tile, monkeypatch):
         assert tiny.value(lines, "null_mass", layer=4, **place) == wanted, low
 
 
-def test_without_logits_a_fixed_null_key_fades_as_one_over_the_keys(tiny):
-    call = AttentionCall(
-        module=nn.Identity(), layer=0, q=torch.zeros(1, 1, 64, 2), k=torch.zeros(1, 1, 64, 2),
-        scale=1.0, sink=0.0,
-    )  # fmt: skip
-    statistic = NullMass()
-    ByTile(weights=[statistic]).observe(call)
-    for low, high in ((0, 1), (1, 2), (8, 16), (32, 64)):
-        wanted = sum(1 / (i + 2) for i in range(low, high)) / (high - low)
-        found = tiny.value(statistic.measures(), "null_mass", map="softmax", position=low)
-        assert found == pytest.approx(wanted, rel=1e-6)
-
-
 def test_learned_keys_with_values_are_no_null_key(tiny):
     """Their weight adds something: it is measured under a name of its own, in a diagnosis and in
     the viewer."""

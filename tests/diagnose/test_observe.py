@@ -6,7 +6,7 @@ from transformers import BloomConfig, BloomForCausalLM
 
 from clearhead import ClearheadError
 from clearhead.diagnose import HiddenStatistics, RowMeans
-from clearhead.probe import ByTile, measure, observe
+from clearhead.probe import ByTile, observe
 from clearhead.probe.attention_override import NAME
 from clearhead.quantize import quantized, scheme
 
@@ -101,18 +101,3 @@ def test_models_that_cannot_be_observed(tiny):
         pass
     assert bloom.config._attn_implementation == original
     assert not any(module._forward_hooks for module in bloom.modules())
-
-
-def test_modes_are_left_as_they_were_and_no_dropout_is_measured(tiny):
-    model = tiny.make("GPT-2").train()
-    model.transformer.h[1].eval()
-    before, windows = [module.training for module in model.modules()], tiny.windows(2)
-
-    def measured():
-        statistics = {"attention": [ByTile(weights=[RowMeans()])], "hidden": [HiddenStatistics()]}
-        return measure(model, windows, batch_size=1, **statistics)
-
-    assert measured() == measured()
-    assert [module.training for module in model.modules()] == before
-    assert model.config._attn_implementation == "sdpa"
-    assert all(parameter.grad is None for parameter in model.parameters())

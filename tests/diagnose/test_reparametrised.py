@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clearhead.diagnose import diagnose
-from clearhead.diagnose.reparametrised import gain_ratios
+from clearhead.diagnose.diagnosis import gain_ratios
 
 from .kinds import ENCODERS, make
 

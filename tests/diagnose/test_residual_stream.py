@@ -44,14 +44,6 @@ def test_sizes_norms_and_similarity_against_float64(tiny, shift):
     assert value("similarity") == pytest.approx(off.mean().item(), rel=1e-4)
 
 
-def test_by_hand(tiny):
-    """Two tokens on two channels: (1, −1) and (3, 1)."""
-    profile = ResidualStream()
-    profile.observe(0, torch.tensor([[[1.0, -1.0], [3.0, 1.0]]]))
-    found = tiny.value(profile.measures(), "similarity", layer=0)
-    assert found == pytest.approx(2 / math.sqrt(2 * 10))
-
-
 @pytest.mark.parametrize("value", [0.0, 0.1, -7.0])
 def test_equal_tokens_are_alike_and_of_rank_one(tiny, value):
     profile = ResidualStream()

@@ -99,13 +99,6 @@ def test_bool_and_additive_masks_are_the_causal_mask():
         )
 
 
-def test_softcap_bounds_the_scores():
-    call = _call(causal=False, softcap=0.5)
-    scores = call.q.double() @ call.k.double().repeat_interleave(2, 1).mT * call.scale
-    expected = (0.5 * torch.tanh(scores / 0.5)).softmax(-1)
-    assert torch.allclose(_whole(call).double(), expected, atol=1e-6)
-
-
 def test_a_tile_holds_a_bounded_number_of_weights(monkeypatch):
     monkeypatch.setattr(tiling, "TILE", 5 * B * H * S)
     assert [_only(tile).weights.shape[2] for tile in _tiles(_call())] == [5, 5, 1]

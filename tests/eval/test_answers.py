@@ -100,10 +100,8 @@ def test_under_dynamic_scaling_nothing_is_shared_and_batches_change_nothing(name
         assert one.loss[0] == pytest.approx(-float(logits.log_softmax(-1)[1]), rel=1e-5)
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 70, 10_000])
-@pytest.mark.parametrize(
-    "name", ["transformer", "differential", "alibi", "coca-slack", "GPT-2", "Mistral"]
-)
+@pytest.mark.parametrize("batch_tokens", [1, 10_000])
+@pytest.mark.parametrize("name", ["transformer", "Mistral"])
 def test_several_answers_to_one_prompt_weigh_as_in_whole_forward_passes(name, batch_tokens):
     model = _make(name).double().eval()
     reader = Reader(model, batch_tokens=batch_tokens)
@@ -113,27 +111,6 @@ def test_several_answers_to_one_prompt_weigh_as_in_whole_forward_passes(name, ba
         for answer, mine in zip(answers, found, strict=True):
             loss, _ = _by_hand(model, prompt, answer, 0)
             assert mine == pytest.approx(-sum(loss), rel=2e-6)
-
-
-@pytest.mark.parametrize("batch_tokens", [1, 70, 10_000])
-@pytest.mark.parametrize("name", ["transformer dynamic", "coca dynamic", "Llama dynamic"])
-def test_under_dynamic_scaling_answers_weigh_as_in_decoding(name, batch_tokens):
-    model = _make(name).double().eval()
-    answers = [(1, 2, 3), (1,), (5, 4, 3, 2), (7, 1)]
-    for prompt in _prompts():
-        asked = Reader(model, batch_tokens=1).ask([prompt] * 4, answers)
-        found = Reader(model, batch_tokens=batch_tokens).weigh(prompt, answers)
-        assert found == pytest.approx([-sum(answer.loss) for answer in asked], rel=1e-9)
-
-
-def test_a_prompt_is_read_once_for_all_its_answers():
-    model = _make("transformer").eval()
-    reader = Reader(model, batch_tokens=100_000)
-    read = _read_by(model)
-    context = tuple(torch.randint(0, VOCABULARY, (120,)).tolist())
-    for n in range(3):
-        reader.weigh(Prompt(context, (n, n + 1)), [(1, 2), (3, 4), (5, 6)])
-    assert sum(read) == 120 + 3 * (1 + 3 * 2)  # the prompt's last token with every answer
 
 
 def test_all_forced_tokens_are_right_exactly_where_greedy_starts_with_the_answer():
@@ -190,5 +167,5 @@ def test_refuses_a_model_without_a_key_value_cache():
 
 def test_refuses_more_tokens_than_learned_positions():
     reader = Reader(_make("GPT-2").eval(), batch_tokens=1000)
-    with pytest.raises(ClearheadError, match="66 tokens are more than the 64 learned positions"):
+    with pytest.raises(ClearheadError, match=r"66 tokens, .* more than the 64 learned positions"):
         reader.ask([Prompt((1,) * 60, (2,))], [(3,)], new_tokens=5)

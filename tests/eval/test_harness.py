@@ -73,7 +73,7 @@ def _write(folder: Path, name: str, text: str) -> None:
 
 def _measured(task: Any, subject: Any) -> dict[str, Any]:
     (cell,) = task.cells(subject)
-    return numbers(task.measure(subject, cell, lambda _count: None))
+    return numbers(task.measure(subject, cell))
 
 
 def _by_hand(subject: Any) -> list[tuple[bool, bool]]:
@@ -97,7 +97,6 @@ def _by_hand(subject: Any) -> list[tuple[bool, bool]]:
 
 
 def test_a_task_on_a_local_file_gives_what_is_found_by_hand(folder, make_subject):
-    done: list[int] = []
     for subject in (make_subject(), make_subject("differential", batch_tokens=1)):
         task = HarnessTask(tasks=("asked",), include_path=str(folder))
         (cell,) = task.cells(subject)
@@ -106,7 +105,7 @@ def test_a_task_on_a_local_file_gives_what_is_found_by_hand(folder, make_subject
             "version": "2.0",
             "shots": 0,
         }
-        found = numbers(task.measure(subject, cell, done.append))
+        found = numbers(task.measure(subject, cell))
         right, by_length = zip(*_by_hand(subject), strict=True)
         assert found["acc"] == sum(right) / len(ROWS)
         assert found["acc_norm"] == sum(by_length) / len(ROWS)
@@ -116,20 +115,18 @@ def test_a_task_on_a_local_file_gives_what_is_found_by_hand(folder, make_subject
             math.sqrt(share * (1 - share) / (len(ROWS) - 1))
         )
         assert found["headlines"] == ("acc", "acc_norm")
-        assert sum(done) > 0
 
 
-def test_shots_and_limit(folder, subject):
-    plain = _measured(HarnessTask(tasks=("asked",), include_path=str(folder), limit=3), subject)
-    assert plain["requests_cut"] == 0
-    many = HarnessTask(tasks=("asked",), include_path=str(folder), limit=3, shots=15)
-    cut = _measured(many, subject)  # of 64 tokens
-    assert cut["requests_cut"] == sum(len(row["choices"]) for row in ROWS[:3])
-    assert cut["headlines"] == ("acc", "acc_norm", "requests_cut")
+def test_shots_and_limit(folder, subject, capsys):
+    _measured(HarnessTask(tasks=("asked",), include_path=str(folder), limit=3), subject)
+    assert "lm-eval: " not in capsys.readouterr().err
+    _measured(HarnessTask(tasks=("asked",), include_path=str(folder), limit=3, shots=15), subject)
+    said = capsys.readouterr().err  # of 64 tokens
+    assert said.count("exceeds model's maximum length (64)") == 1
     task = HarnessTask(tasks=("asked",), include_path=str(folder), shots=2, limit=3)
     (cell,) = task.cells(subject)
     assert cell["shots"] == 2
-    found = numbers(task.measure(subject, cell, lambda _count: None))
+    found = numbers(task.measure(subject, cell))
     assert found["items"] == 3
     again = evaluator.simple_evaluate(
         model=huggingface.HFLM(pretrained=subject.model, tokenizer=subject.tokenizer),
@@ -155,7 +152,7 @@ def test_tags_are_their_tasks_and_groups_have_numbers_of_their_own(folder, subje
     task = HarnessTask(tasks=("both", "bare"), include_path=str(folder), limit=4)
     for cell in task.cells(subject):
         assert cell["shots"] == "as defined"
-        lines = task.measure(subject, cell, lambda _count: None)
+        lines = task.measure(subject, cell)
         shown = [(x["task"], x["metric"], x.get("shots")) for x in lines if "aside" not in x]
         assert shown == [
             (name, metric, 0)
@@ -169,21 +166,16 @@ def test_tags_are_their_tasks_and_groups_have_numbers_of_their_own(folder, subje
     assert found["acc"] == pytest.approx(next(x["value"] for x in lines if x["metric"] == "acc"))
 
 
-def test_prompts_to_continue_that_lose_their_beginning_are_counted(folder, subject):
+def test_a_prompt_to_continue_that_is_too_long_is_named(folder, subject, capsys):
     data = folder.parent / "rows.jsonl"
     asked = TASK.format(name="written", data=data).partition("metric_list")[0]
     asked = asked.replace("multiple_choice", "generate_until").replace("label", '"a"')
     asked = asked.replace("doc_to_choice: choices\n", "")
     asked += "metric_list:\n  - metric: exact_match\ngeneration_kwargs:\n  max_gen_toks: 4\n"
     _write(folder, "written", asked)
-
-    def cut(shots: int) -> tuple[float, tuple[str, ...]]:
-        task = HarnessTask(tasks=("written",), include_path=str(folder), limit=3, shots=shots)
-        found = _measured(task, subject)
-        return found["requests_cut"], found["headlines"]
-
-    assert cut(0) == (0, ("exact_match",))
-    assert cut(15) == (3, ("exact_match", "requests_cut"))  # of 64 tokens
+    task = HarnessTask(tasks=("written",), include_path=str(folder), limit=3, shots=15)
+    assert _measured(task, subject)["headlines"] == ("exact_match",)
+    assert capsys.readouterr().err.count("Left truncation applied") == 1
 
 
 def test_a_cell_is_another_where_a_file_of_the_folder_changed(folder, subject):

@@ -16,8 +16,6 @@ from clearhead.experiments.sweep_configs import EvaluateConfig
         ("needles", {"depths": ()}, "depths are none: give at least one"),
         ("shots", {"counts": ()}, "counts are none"),
         ("shots", {"permutations": 0}, "shots.permutations is 0"),
-        ("hits", {"ngram": 1}, "hits.ngram is 1: give a whole number of at least 2"),
-        ("masked", {"mask": 1.0}, "masked.mask is 1.0"),
         ("lm_eval", {"limit": 0}, "lm_eval.limit is 0"),
         ("lm_eval", {"shots": -1}, "lm_eval.shots is -1"),
         ("hallucination", {"judge": JudgeConfig(timeout=0.0)}, "judge.timeout is 0.0: give a numb"),

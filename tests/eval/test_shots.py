@@ -72,7 +72,7 @@ def test_a_cell_is_what_is_found_by_hand(make_subject, task, name):
     setting = Setting(task, subject)
     labels = [query.label for query in setting.queries]
     for cell in task.cells(subject):
-        found = numbers(task.measure(subject, cell, lambda steps: None))
+        found = numbers(task.measure(subject, cell))
         shown = setting.shown(192, cell["shots"])
         accuracies = []
         for number in range(2):
@@ -160,18 +160,14 @@ def test_labelled_texts_of_a_data_set_are_those_of_a_file(
     ("changes", "rows", "message"),
     [
         ({}, [{"sentence": "a", "label": "b"}], r"line 1: no field 'text', it has 'sentence', 'la"),
-        ({"label_field": "labels"}, _rows(3), "the one meant with --shots.label-field label"),
         ({}, [*_rows(9), {"text": "a", "label": ["b"]}], r"line 10: a label is a name .*\['b'\]"),
         ({}, _rows(1) * 3, "all 3 training rows have class"),
         ({"queries": 31}, _rows(30), "queries is 31, and .* has 30 rows"),
-        ({"queries": 30}, _rows(30), "shots: fill asked for, and 0 of 0 examples fit"),
         ({"counts": ("9",)}, _rows(12), "shots: 9 asked for, and 4 of 8 examples fit"),
-        ({"counts": ("20",)}, _rows(60), r"shots: 20 asked for, and \d of 56 examples fit the"),
         ({}, _rows(8), r"shots: fill asked for, and 4 of 4 examples fit"),
         ({}, [{"text": f"{n} " * 300, "label": n % 2} for n in range(8)], "fit the 0 tokens"),
         ({"counts": ("two",)}, _rows(30), "'two' is no whole number above 0, nor fill"),
         ({"data": ""}, _rows(3), "give a .jsonl"),
-        ({"data": "no.jsonl"}, _rows(3), "'no.jsonl': no such file"),
     ],
 )
 def test_refuses_at_once_what_cannot_be_measured(make_subject, write, changes, rows, message):

@@ -14,11 +14,10 @@ from clearhead.data import Batches, Corpus
 from clearhead.data.corpus import TokenStream
 from clearhead.diagnose import diagnose
 from clearhead.eval import perplexity
-from clearhead.eval.distance import distance
 from clearhead.eval.harness import harness_model
 from clearhead.eval.perplexity_task import HitsTask
-from clearhead.eval.sliding import sliding
-from clearhead.measure.task import Document
+from clearhead.eval.sliding import distance, sliding
+from clearhead.measure.sweep import Document
 from clearhead.models.configuration import WINDOW_BEGIN
 from clearhead.models.conversion import converted, for_serving
 from clearhead.models.starts import started
@@ -111,7 +110,7 @@ def test_the_token_that_gave_its_place_counts_as_context_of_no_window(models):
 def test_a_begin_token_ends_no_repetition(models):
     """A hit that only the replaced token makes cannot be looked up."""
     document = np.array([9, 10, 11, 12, 9, 10, 13, 14], dtype=np.uint16)
-    streams = [Document(spec="s", name="s", ids=document)]
+    streams = [Document("s", document)]
     for model, hits in zip(models, (1, 0), strict=True):
         subject = SimpleNamespace(
             model=model,
@@ -120,7 +119,7 @@ def test_a_begin_token_ends_no_repetition(models):
             tokens=8,
             batch_tokens=8,
         )
-        line = numbers(HitsTask(ngram=2).measure(subject, {"length": 8}, lambda count: None))
+        line = numbers(HitsTask().measure(subject, {"length": 8}))
         assert (line["ar_hits"], line["predicted_tokens"]) == (hits, 7)
 
 
@@ -171,7 +170,7 @@ def test_a_begin_token_that_is_none_is_refused(wrong, models, texts):
 def _harness(model, corpus):
     pytest.importorskip("lm_eval")
     subject = SimpleNamespace(model=model, tokenizer=corpus.tokenizer, batch_tokens=64)
-    return harness_model(subject, lambda count: None)
+    return harness_model(subject)
 
 
 @pytest.fixture
@@ -183,52 +182,31 @@ def pair(make_subject, corpus):
     return plain, begun
 
 
-def test_a_prompt_of_lm_eval_opens_with_the_begin_token_and_is_cut_behind_it(pair, corpus):
+def test_a_prompt_of_lm_eval_opens_with_the_begin_token(pair, corpus):
     """As by whole forward passes of the plain model, the begin token put in by hand."""
     plain, begun = pair
     begin, text = corpus.tokenizer.bos_token_id, "The ship left the harbour."
-    asked = [(text, " Nobody saw it"), (text * 20, " again!"), ("", " A letter")]
+    asked = [(text, " Nobody saw it"), ("", " A letter")]
     with _harness(begun, corpus) as lm:
         scores = lm.loglikelihood([SimpleNamespace(args=one, task_name="t") for one in asked])
     for (context, answer), (score, _) in zip(asked, scores, strict=True):
         ids = corpus.tokenizer(context + answer, add_special_tokens=False).input_ids
         count = len(ids) - len(corpus.tokenizer(context, add_special_tokens=False).input_ids)
-        ids = torch.tensor([[begin, *ids[-min(len(ids), 64) :]]])
+        ids = torch.tensor([[begin, *ids]])
         with torch.no_grad():
             likely = plain(ids[:, :-1]).logits.log_softmax(-1)[0, -count:]
         expected = likely.gather(1, ids[0, -count:, None]).sum()
         assert score == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_windows_of_a_text_in_lm_eval_open_with_the_begin_token(pair, corpus):
-    """`opened` in every window."""
+def test_a_text_in_lm_eval_opens_with_one_begin_token(pair, corpus):
     plain, begun = pair
-    (request,) = [SimpleNamespace(args=("The ship left the harbour. " * 20,), task_name="t")]
+    request = SimpleNamespace(args=("The ship left the harbour. " * 4,), task_name="t")
     with _harness(begun, corpus) as lm:
         (score,) = lm.loglikelihood_rolling([request])
     ids = corpus.tokenizer(request.args[0], add_special_tokens=False).input_ids
-    expected, done = 0.0, 0
-    while done < len(ids):
-        rest = min(64, len(ids) - done)
-        start = max(0, done + rest - 64)
-        read = [corpus.tokenizer.bos_token_id, *ids[start : done + rest]]
-        with torch.no_grad():
-            likely = plain(torch.tensor([read[:-1]])).logits.log_softmax(-1)[0, -rest:]
-        expected += float(likely.gather(1, torch.tensor(read[-rest:])[:, None]).sum())
-        done += rest
+    ids = torch.tensor([[corpus.tokenizer.bos_token_id, *ids]])
+    with torch.no_grad():
+        likely = plain(ids[:, :-1]).logits.log_softmax(-1)[0]
+    expected = float(likely.gather(1, ids[0, 1:, None]).sum())
     assert score == pytest.approx(expected, rel=1e-4)
-
-
-def test_a_prompt_to_continue_that_is_cut_opens_with_the_begin_token(pair, corpus):
-    """What is written after a text that is too long is what a whole forward pass says."""
-    plain, begun = pair
-    text = "The ship left the harbour. " * 20
-    request = SimpleNamespace(args=(text, {"max_gen_toks": 4, "until": []}), task_name="t")
-    with _harness(begun, corpus) as lm:
-        (written,) = lm.generate_until([request])
-    ids = corpus.tokenizer(text, add_special_tokens=False).input_ids[-59:]
-    ids = [corpus.tokenizer.bos_token_id, *ids]
-    for _ in range(4):
-        with torch.no_grad():
-            ids.append(int(plain(torch.tensor([ids])).logits[0, -1].argmax()))
-    assert written == corpus.tokenizer.decode(ids[60:], skip_special_tokens=True)

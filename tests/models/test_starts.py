@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
-from clearhead.eval.distance import distance
+from clearhead.eval.sliding import distance
 from clearhead.models.starts import started, target
 
 from .space import WHOLE

@@ -81,15 +81,6 @@ def test_zeropoint_by_hand():
     assert zeropoint(-x, 4, (0,)).tolist() == [-15.0, -10.0, -5.0]
 
 
-def test_a_part_of_the_range_is_kept():
-    row = torch.randn(40, dtype=torch.float64)
-    row[0] = 9.0
-    found = zeropoint(row, 4, (0,), kept=0.5)
-    assert found.tolist() == pytest.approx(zeropoint_oracle(row.tolist(), 4, 0.5), rel=1e-12)
-    assert float(found.max()) < 5
-    assert torch.equal(zeropoint(row, 4, (0,), kept=1.0), zeropoint(row, 4, (0,)))
-
-
 def test_mxfp4_by_hand():
     # The largest is in [4, 8) already: halves go to the even mantissa, and 6 is the most there is.
     x = torch.tensor([[7.9, 5.0, 3.5, 2.5, 1.25, 0.75, 0.25, -0.3, 0.0]])
@@ -145,13 +136,6 @@ def test_all_zero_and_all_equal_rows(name):
 
 
 @pytest.mark.parametrize("name", ORACLES)
-def test_what_is_quantised_stays(name):
-    quantizer, _ = ORACLES[name]
-    once = quantizer(torch.randn(5, 17, dtype=torch.float64), 6, (1,))
-    torch.testing.assert_close(quantizer(once, 6, (1,)), once, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ORACLES)
 def test_numbers_that_are_none_are_reported(name):
     quantizer, _ = ORACLES[name]
     x = torch.randn(3, 4)
@@ -163,14 +147,6 @@ def test_numbers_that_are_none_are_reported(name):
 def test_a_range_beyond_the_dtype_is_reported():
     with pytest.raises(ClearheadError, match=r"a range beyond 3\.4e"):
         zeropoint(torch.tensor([3e38, -3e38]), 8, (0,))
-
-
-@pytest.mark.parametrize("name", ORACLES)
-@pytest.mark.parametrize("bits", [-1, 0, 1, 17, 100])
-def test_bits_outside_the_range(name, bits):
-    quantizer, _ = ORACLES[name]
-    with pytest.raises(ClearheadError, match=f"{bits} bits: choose 2 to 16"):
-        quantizer(torch.ones(2), bits, (0,))
 
 
 def test_a_static_scale_cuts_off():

@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from clearhead.eval.classification import predict as predict
     from clearhead.eval.harness import check_names as check_names
     from clearhead.eval.masked_lm import masked_loss as masked_loss
+    from clearhead.eval.options import parted as parted
     from clearhead.eval.registry import TASKS as TASKS
     from clearhead.eval.registry import WITHOUT_LENGTH as WITHOUT_LENGTH
     from clearhead.eval.sliding import lengths as lengths
     from clearhead.eval.sliding import perplexity as perplexity
-    from clearhead.eval.task import parted as parted
-    from clearhead.measure.task import Subject as Subject
-    from clearhead.measure.task import Task as Task
-    from clearhead.measure.task import Texts as Texts
+    from clearhead.measure.sweep import Subject as Subject
+    from clearhead.measure.sweep import Task as Task
+    from clearhead.measure.sweep import Texts as Texts
 
 
 __getattr__, __all__ = lazily(__name__)

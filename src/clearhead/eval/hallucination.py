@@ -18,9 +18,9 @@ from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
 from clearhead.eval.judge import PROMPT, verdicts
 from clearhead.eval.options import HallucinationOptions
-from clearhead.eval.task import labelled_rows
-from clearhead.measure.answers import Prompt
-from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.eval.shots import labelled_rows
+from clearhead.measure.answers import Ids, Prompt
+from clearhead.measure.sweep import Cell, Subject
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
@@ -54,12 +54,11 @@ class HallucinationTask(HallucinationOptions):
             for length in subject.lengths
         ]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         (file,) = [file for file in self.files if Path(file).name == cell["file"]]
         rows, documents, prompts = self._asked(subject, file, cell["length"])
-        answers = subject.reader.ask(
-            prompts, [()] * len(prompts), new_tokens=self.summary_tokens, advanced=advanced
-        )
+        unscored: list[Ids] = [()] * len(prompts)
+        answers = subject.reader.ask(prompts, unscored, new_tokens=self.summary_tokens)
         # Models that only continue texts go on to the next document by themselves.
         written = [subject.decode(answer.written).strip() for answer in answers]
         texts = [text.partition("\n\n")[0].rstrip() for text in written]

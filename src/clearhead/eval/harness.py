@@ -5,6 +5,7 @@ import copy
 import difflib
 import hashlib
 import io
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,18 +18,17 @@ from unittest.mock import patch
 from tokenizers.processors import TemplateProcessing
 from transformers import set_seed
 
-from clearhead.errors import ClearheadError, NotFinite, require
+from clearhead.errors import ClearheadError, NotFinite, first_line, require
 from clearhead.eval.options import HarnessOptions
 from clearhead.measure.answers import follow_length, reset_dynamic_rope
-from clearhead.measure.task import Advanced, Cell, Subject
-from clearhead.models.base_model import CACHE
+from clearhead.measure.sweep import Cell, Subject
 from clearhead.models.inspection import begin_of_windows, evaluating, finite
 from clearhead.records.cells import lines_of, unmeasured
 from clearhead.records.runs import Line
-from clearhead.terminal import hushed
+from clearhead.terminal import hushed, say
 
 EXTRA = "lm-eval"
-_CACHES = (CACHE, "past_key_values", "cache_params")  # of a step of generation
+_CUTS = "lm_eval.models.huggingface"  # its logger warns of prompts that it cuts
 # Raised by lm-eval for a task that does not fit: the model's length, a package, a metric, its data.
 _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, ValueError)
 
@@ -58,14 +58,14 @@ class HarnessTask(HarnessOptions):
             "digest": _digest(self.include_path),
         }
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         """Every metric by lm-eval's name, with `NAME_stderr` if lm-eval gives one: a group's own
         numbers if it has some; for other groups and for tags those of each task."""
         name = str(cell["task"])
         manager = _manager(self.include_path, self.tasks)
         with _quiet(), _no_downloaded_code(name):
             try:
-                results, cut = self._evaluated(subject, _loaded(manager, name), name, advanced)
+                results = self._evaluated(subject, _loaded(manager, name), name)
             except NotFinite as error:
                 listed = (manager.task_index[name].cfg or {}).get("metric_list") or ()
                 return unmeasured([str(x["metric"]) for x in listed] or ["acc"], error)
@@ -73,24 +73,20 @@ class HarnessTask(HarnessOptions):
         items = {one: counts["effective"] for one, counts in results["n-samples"].items()}
         lines = []
         for one, row in {name: numbers[name]}.items() if numbers.get(name) else numbers.items():
-            # Prompts too long for the model lose their beginning, shots first: then it is shown.
-            shown = [*(x for x in row if not x.endswith("_stderr")), *["requests_cut"] * bool(cut)]
-            details = {"items": items.get(one, sum(items.values())), "requests_cut": cut}
+            details = {"items": items.get(one, sum(items.values())), "lm_eval": version("lm_eval")}
             where = {"task": one} | ({} if one == name else {"shots": results["n-shot"].get(one)})
-            of_one = lines_of(shown, **row, **details, lm_eval=version("lm_eval"))
-            lines += [{**line, **where} for line in of_one]
+            shown = [metric for metric in row if not metric.endswith("_stderr")]
+            lines += [{**line, **where} for line in lines_of(shown, **row, **details)]
         return lines
 
-    def _evaluated(
-        self, subject: Subject, loaded: Any, name: str, advanced: Advanced
-    ) -> tuple[dict[str, Any], int]:
-        """lm-eval's results, and the number of prompts that lost their beginning.
+    def _evaluated(self, subject: Subject, loaded: Any, name: str) -> dict[str, Any]:
+        """lm-eval's results.
 
         Raises:
             ClearheadError: what lm-eval refuses; logits that are not finite.
         """
         evaluator = require("lm_eval.evaluator", EXTRA)
-        with evaluating(subject.model), harness_model(subject, advanced) as lm:
+        with evaluating(subject.model), harness_model(subject) as lm:
             try:
                 set_seed(subject.seed)
                 # As lm-eval's `simple_evaluate` does, which also asks git and pip.
@@ -99,13 +95,13 @@ class HarnessTask(HarnessOptions):
                     if own is None or (self.shots is not None and own != 0):
                         task.set_config(key="num_fewshot", value=self.shots or 0)
                     task.set_fewshot_seed(seed=subject.seed)
-                results = evaluator.evaluate(
+                results: dict[str, Any] = evaluator.evaluate(
                     lm=lm, task_dict=loaded, limit=self.limit, log_samples=True
                 )
             except _REFUSALS as error:
-                reason = _first_line(error) or "an answer that the model has no room for"
+                reason = first_line(error) or "an answer that the model has no room for"
                 raise ClearheadError(f"lm-eval cannot run the task {name}: {reason}") from error
-            return results, _cut(lm, results["samples"])
+            return results
 
 
 def _manager(folder: str, names: Sequence[str]) -> Any:
@@ -148,13 +144,9 @@ def _loaded(manager: Any, name: str) -> Any:
             "local files"
         )
         raise ClearheadError(
-            f"lm-eval cannot load the task {name} ({_first_line(error) or repr(error)})"
+            f"lm-eval cannot load the task {name} ({first_line(error) or repr(error)})"
             + (advice if isinstance(error, OSError) else "")
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), "")
 
 
 def _digest(folder: str) -> str:
@@ -190,24 +182,6 @@ def check_names(names: Sequence[str], folder: str, others: Iterable[str] = ()) -
             raise ClearheadError(f"unknown task {name!r}: {hint}")
 
 
-def _cut(lm: Any, samples: Mapping[str, list[dict[str, Any]]]) -> int:
-    """The number of prompts whose beginning lm-eval left out."""
-    cut = 0
-    for rows in samples.values():
-        # lm-eval lists a document for each of its filters.
-        for row in {row["doc_id"]: row for row in rows}.values():
-            for context, *answer in row["arguments"]:
-                if not answer:  # a text to score is read in windows
-                    continue
-                if isinstance(answer[0], str):
-                    room, text = lm.max_length + 1, context + answer[0]
-                else:
-                    written = answer[0].get("max_gen_toks", lm.max_gen_toks)
-                    room, text = lm.max_length - written, context
-                cut += len(lm.tok_encode(text)) > room
-    return cut
-
-
 def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
     """lm-eval's "acc,none" as "acc", "exact_match,strict-match" as it is; no "N/A".
 
@@ -224,15 +198,13 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def harness_model(subject: Subject, advanced: Advanced) -> Iterator[Any]:
+def harness_model(subject: Subject) -> Iterator[Any]:
     """A model as lm-eval takes it (`HFLM`), its log-softmax in float32.
 
-    A model trained with a begin token first in every window gets it before each prompt, and in
-    place of the first token of windows of a text and of prompts that are cut.
+    A model trained with a begin token first in every window gets it before each prompt and text.
 
     Args:
         subject: its batch_tokens are those of a batch, at the model's longest text.
-        advanced: called with the number of rows of each batch.
     """
     model, begin = subject.model, begin_of_windows(subject.model)
     tokenizer = copy.deepcopy(subject.tokenizer)  # it is given a token for padding
@@ -258,36 +230,20 @@ def harness_model(subject: Subject, advanced: Advanced) -> Iterator[Any]:
             return score_texts(requests)
 
     lm.loglikelihood_rolling = rolling
-    resetting: list[bool] = []
 
-    def before(_module: Any, words: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        ids_BT, mask_BT = words[0] if words else options["input_ids"], options.get("attention_mask")
-        step = ids_BT.shape[1] == 1 and any(options.get(name) is not None for name in _CACHES)
-        if resetting or step:
-            return None
-        resetting.append(True)  # which calls the model, too
-        reset_dynamic_rope(model)
-        resetting.clear()
-        advanced(len(ids_BT))
-        if begin is None:
-            return None
-        ids_BT = ids_BT.clone()
-        ids_BT[slice(None) if mask_BT is None else mask_BT[:, 0] == 1, 0] = begin
-        return (), {**options, "input_ids": ids_BT}
+    def before(_module: Any, words: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if (words[0] if words else options["input_ids"]).shape[1] > 1:  # no step of writing
+            reset_dynamic_rope(model)
 
     def after(_module: Any, _words: Any, options: dict[str, Any], out: Any) -> None:
         # Places that only pad a prompt may hold anything.
         finite(out.logits if options.get("attention_mask") is None else out.logits[:, -1])
 
-    hooks = [
+    with (
         model.register_forward_pre_hook(before, with_kwargs=True),
         model.register_forward_hook(after, with_kwargs=True),
-    ]
-    try:
+    ):
         yield lm
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextlib.contextmanager
@@ -316,15 +272,25 @@ def _no_downloaded_code(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Run the body without lm-eval's output: lines, progress bars, warnings of what is intended."""
+    """Run the body without lm-eval's output: lines, progress bars, warnings of what is intended.
+
+    The first prompt that is too long for the model is named: lm-eval leaves its beginning out.
+    """
     tqdm = require("tqdm", EXTRA).tqdm
+    told: list[str] = []
 
     def bar(*words: Any, **options: Any) -> Any:
         return tqdm(*words, **{**options, "disable": True})
 
+    def warn(message: object, *_: Any) -> None:
+        if "runcat" in str(message) and not told:
+            told.append(str(message))
+            say(f"lm-eval: {message}")
+
     with contextlib.ExitStack() as stack:
         for module in ("lm_eval.api.task", "lm_eval.api.model", "lm_eval.models.huggingface"):
             stack.enter_context(patch(f"{module}.tqdm", bar))
+        stack.enter_context(patch.object(logging.getLogger(_CUTS), "warning", warn))
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         stack.enter_context(hushed("lm_eval"))
         yield

@@ -11,7 +11,7 @@ from clearhead.data.batches import IGNORED, document_inputs, document_starts
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import MaskedOptions
-from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.measure.sweep import Cell, Subject
 from clearhead.models.inspection import batches, evaluating, lack_of_positions
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
@@ -32,10 +32,9 @@ class MaskedTask(MaskedOptions):
                 raise ClearheadError(f"{reason}: give shorter lengths, or more text")
         return [{"length": length} for length in subject.lengths]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         corpus, length = with_mask_token(subject.texts.corpus), cell["length"]
-        settings = {"length": length, "tokens": subject.tokens, "share": self.mask}
-        loss, accuracy = masked_loss(subject.model, corpus, **settings)
+        loss, accuracy = masked_loss(subject.model, corpus, length=length, tokens=subject.tokens)
         read = {"predicted_tokens": loss.get("predicted_tokens", 0), "reason": loss.get("reason")}
         return lines_of(
             self.headlines, masked_loss=loss["value"], masked_accuracy=accuracy["value"], **read
@@ -43,13 +42,7 @@ class MaskedTask(MaskedOptions):
 
 
 def masked_loss(
-    model: Any,
-    corpus: Corpus,
-    *,
-    length: int,
-    tokens: int,
-    share: float = SHARE,
-    documents_apart: bool = False,
+    model: Any, corpus: Corpus, *, length: int, tokens: int, documents_apart: bool = False
 ) -> list[dict[str, Any]]:
     """Loss and accuracy at hidden tokens of the validation text, the same places for every model.
 
@@ -60,7 +53,6 @@ def masked_loss(
         corpus: with a mask token (`clearhead.data.with_mask_token`).
         length: tokens of a window.
         tokens: validation tokens read, or what there is.
-        share: share of the tokens hidden.
         documents_apart: True reads windows as training with document masks does: no document sees
             another, and positions begin again in each.
 
@@ -71,7 +63,7 @@ def masked_loss(
     loss, right, count = 0.0, 0, 0
     reason = _unread(model, corpus, length)
     texts = () if reason else windows(corpus, length=length, count=max(1, tokens // length))
-    masking = Masking(corpus.tokenizer, share)
+    masking = Masking(corpus.tokenizer, SHARE)
     with evaluating(model):
         for number, ids_BT in enumerate(
             batches(model, texts, max(1, BATCH // length)) if texts else ()

@@ -1,19 +1,23 @@
 """Options of the evaluation tasks, as the command line reads and records keep them; no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.eval.judge import JudgeConfig
 from clearhead.metavars import Field, File, Folder, Grid, Number, TaskName
-from clearhead.ranges import Count, Fraction, Length, Natural, Part
+from clearhead.ranges import Count, Fraction, Natural
 
 # Marks an option that only lists cells: cells name its values, so more may be added later.
 LISTED = {"listed": True}
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FILL = "fill"
+
+
+def parted(words: Sequence[str]) -> list[str]:
+    """Split words at commas; each word once."""
+    return list(dict.fromkeys(filter(None, (one for word in words for one in word.split(",")))))
 
 
 class TaskOptions:
@@ -32,9 +36,6 @@ class TaskOptions:
 @dataclass(frozen=True, kw_only=True)
 class HitsOptions(TaskOptions):
     """Validation loss split into AR-hits and others; windows side by side."""
-
-    ngram: Length = 2
-    """Tokens of the n-gram, the recalled one included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +84,6 @@ class HarnessOptions(TaskOptions):
 class MaskedOptions(TaskOptions):
     """Loss at hidden tokens of held-out text, and the share of them predicted right."""
 
-    mask: Part = SHARE
-    """Share of the tokens hidden."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class NeedlesOptions(TaskOptions):
@@ -97,8 +95,6 @@ class NeedlesOptions(TaskOptions):
     """Shares of the filler that come before the needles asked for."""
     samples: Count = 50
     """Contexts at each length and depth."""
-    digits: int = 5
-    """Digits of a magic number."""
     new_tokens: Count = 10
     """Tokens to generate for an answer."""
 
@@ -111,8 +107,6 @@ class PasskeyOptions(TaskOptions):
     """Shares of the filler that come before the key."""
     trials: Count = 20
     """Keys at each length and depth."""
-    digits: int = 5
-    """Digits of a key."""
     wording: Literal["paper", "landmark"] = "paper"
     """The prompt: the CoCA paper's, or landmark attention's."""
     new_tokens: Count | None = None

@@ -1,10 +1,11 @@
 """Perplexity by length, pooled and by document; and the loss at AR-hits and at all other tokens.
 
-An AR-hit (associative recall; Arora et al., arXiv 2312.04927) is the last token of an n-gram that
+An AR-hit (associative recall; Arora et al., arXiv 2312.04927) is the last token of a bigram that
 stood in the same window before. As in arXiv 2410.05258 (table 6) all of them count; Zoology leaves
-out n-grams that are frequent in the training text.
+out bigrams that are frequent in the training text.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ import torch
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import HitsOptions, PerplexityOptions
 from clearhead.eval.sliding import Scored, perplexity_of, sliding, windows_of
-from clearhead.measure.task import Advanced, Cell, Document, Subject, at_least
+from clearhead.measure.sweep import Cell, Document, Subject
 from clearhead.models.inspection import opened
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
@@ -34,10 +35,10 @@ class PerplexityTask(PerplexityOptions):
         longest = subject.lengths[-1]
         return [{"length": length, "longest": longest} for length in subject.lengths]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         length, chosen = cell["length"], self.chosen(subject)
         sums = np.zeros((len(chosen), 2))
-        for window in self.scored(subject, chosen, length, advanced):
+        for window in self.scored(subject, chosen, length):
             sums[window.document] += window.loss.sum(), len(window.loss)
         return lines_of(
             self.headlines,
@@ -50,17 +51,14 @@ class PerplexityTask(PerplexityOptions):
             ],
         )
 
-    def scored(
-        self, subject: Subject, chosen: list[Document], length: int, advanced: Advanced
-    ) -> Iterator[Scored]:
+    def scored(self, subject: Subject, chosen: list[Document], length: int) -> Iterator[Scored]:
         """The windows of the chosen documents."""
         return sliding(
             subject.model,
-            [document.ids for document in chosen],
+            (one.ids for one in chosen),
             length=length,
             stride=self._stride(length),
             batch_tokens=subject.batch_tokens,
-            advanced=advanced,
         )
 
     def chosen(self, subject: Subject) -> list[Document]:
@@ -70,7 +68,15 @@ class PerplexityTask(PerplexityOptions):
             raise ClearheadError(
                 "document-tokens has no effect on --perplexity.text stream: leave it out"
             )
-        documents = at_least(subject.texts.streams if stream else subject.texts.documents, longest)
+        texts = subject.texts.streams if stream else subject.texts.documents
+        documents = [one for one in texts if len(one.ids) >= longest]
+        if not documents:
+            most = max((len(one.ids) for one in texts), default=0)
+            raise ClearheadError(
+                f"no document of {longest:,} tokens (the longest of {len(texts):,} has {most:,}): "
+                "give longer texts or shorter lengths, or read each source as one text "
+                "(--perplexity.text stream)"
+            )
         each = self.document_tokens or longest
         if stream:
             each = max(longest, subject.tokens // len(documents))
@@ -82,7 +88,7 @@ class PerplexityTask(PerplexityOptions):
             ids = document.ids[:each]
             if selected and left < len(ids):
                 break
-            selected.append(replace(document, ids=ids))
+            selected.append(Document(document.name, ids))
             left -= len(ids)
         return selected
 
@@ -99,20 +105,16 @@ class HitsTask(HitsOptions):
     headlines = ("ar_hit_loss", "others_loss")
 
     def cells(self, subject: Subject) -> list[Cell]:
-        if self.ngram >= subject.lengths[0]:
-            raise ClearheadError(
-                f"ngram is {self.ngram}: none recurs in a window of {subject.lengths[0]}: lower it"
-            )
         return _STREAM.cells(subject)
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         length, chosen = cell["length"], _STREAM.chosen(subject)
         side_by_side = replace(_STREAM, stride=length)
         sums = {True: np.zeros(2), False: np.zeros(2)}
-        for window in side_by_side.scored(subject, chosen, length, advanced):
+        for window in side_by_side.scored(subject, chosen, length):
             ids = chosen[window.document].ids[window.start : window.start + length]
             read = opened(subject.model, torch.from_numpy(ids.astype(np.int64)))
-            hit = hits(read.numpy(), self.ngram)
+            hit = hits(read.numpy())
             for kind, total in sums.items():
                 losses = window.loss[hit[window.position :] == kind]
                 total += losses.sum(), len(losses)
@@ -127,16 +129,13 @@ class HitsTask(HitsOptions):
         )
 
 
-def hits(ids: np.ndarray, ngram: int) -> np.ndarray:
-    """Mask of tokens that end an n-gram which also ended earlier in these ids, bool [tokens]."""
-    recurring = np.zeros(len(ids), dtype=bool)
-    seen: set[tuple[int, ...]] = set()
-    tokens = ids.tolist()
-    for end in range(ngram, len(tokens) + 1):
-        gram = tuple(tokens[end - ngram : end])
-        recurring[end - 1] = gram in seen
-        seen.add(gram)
-    return recurring
+def hits(ids: np.ndarray) -> np.ndarray:
+    """Mask of tokens that end a bigram which also ended earlier in these ids, bool [tokens]."""
+    recurring, seen = [False], set[tuple[int, int]]()
+    for pair in itertools.pairwise(ids.tolist()):
+        recurring.append(pair in seen)
+        seen.add(pair)
+    return np.array(recurring)
 
 
 def _of(total: float, count: float) -> dict[str, Any]:

@@ -5,12 +5,10 @@ from collections.abc import Mapping
 from clearhead.eval.hallucination import HallucinationTask
 from clearhead.eval.harness import HarnessTask
 from clearhead.eval.masked_lm import MaskedTask
-from clearhead.eval.needles import AllocationTask, NeedlesTask
-from clearhead.eval.passkey import PasskeyTask
 from clearhead.eval.perplexity_task import HitsTask, PerplexityTask
-from clearhead.eval.recall import RecallTask
+from clearhead.eval.retrieval import AllocationTask, NeedlesTask, PasskeyTask, RecallTask
 from clearhead.eval.shots import ShotsTask
-from clearhead.measure.task import Task
+from clearhead.measure.sweep import Task
 
 TASKS: Mapping[str, type[Task]] = {
     "perplexity": PerplexityTask,

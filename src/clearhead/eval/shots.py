@@ -13,24 +13,42 @@ and as an answer, and a prompt's length does not depend on the order.
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, variance
 from typing import ClassVar, NamedTuple
 
-from clearhead.data import labelled
+from clearhead.data import DataConfig, hub, labelled
 from clearhead.data.corpus import fingerprint_of
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
-from clearhead.eval.options import FILL, ShotsOptions
-from clearhead.eval.task import labelled_rows, parted
+from clearhead.eval.options import FILL, ShotsOptions, parted
 from clearhead.measure.answers import Ids, Prompt
-from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.measure.sweep import Cell, Subject
 from clearhead.records.cells import lines_of
 from clearhead.records.intervals import wilson
 from clearhead.records.runs import Line
+from clearhead.terminal import say
 
 ORDER = "random"
+
+
+def labelled_rows(source: str, fields: Task, options: str) -> list[labelled.Row]:
+    """Rows of a file; or of a data set, which is read once for all cells.
+
+    Args:
+        fields: the rows' fields. options: the start of the options that name them, for errors.
+    """
+    return (_streamed if hub.is_hub(source) else _read)(source, fields, options)
+
+
+def _read(source: str, fields: Task, options: str) -> list[labelled.Row]:
+    cache = DataConfig().cache_folder
+    return labelled.read_rows(source, fields, cache=cache, progress=say, options=options)
+
+
+_streamed = lru_cache(maxsize=8)(_read)
 
 
 class ShotsTask(ShotsOptions):
@@ -52,7 +70,7 @@ class ShotsTask(ShotsOptions):
             for length in subject.lengths
         ]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         setting = Setting(self, subject)
         shown = setting.shown(cell["length"], cell["shots"])
         known: dict[Ids, list[bool]] = {}  # of few shots some orders are the same
@@ -61,7 +79,7 @@ class ShotsTask(ShotsOptions):
             draws = SeededChoices(f"shots {subject.seed} {ORDER} {number}")
             context = setting.context(draws.sample(shown, len(shown)))
             if context not in known:
-                known[context] = setting.right_answers(context, advanced)
+                known[context] = setting.right_answers(context)
             right.append(known[context])
         accuracies = [fmean(one) for one in right]
         by_query = [fmean(one) for one in zip(*right, strict=True)]
@@ -196,13 +214,12 @@ class Setting:
         pieces = [self._subject.begin, *map(self._demonstration, shown)]
         return tuple(token for piece in pieces for token in piece)
 
-    def right_answers(self, context: Ids, advanced: Advanced) -> list[bool]:
+    def right_answers(self, context: Ids) -> list[bool]:
         """True for each query whose likeliest label, of equal ones the first, is its own."""
         right = []
         for query, question in zip(self.queries, self.questions, strict=True):
             scores = self._subject.reader.weigh(Prompt(context, question), self.answers)
             right.append(scores.index(max(scores)) == query.label)
-            advanced(1)
         return right
 
     def _question(self, text: str) -> Ids:

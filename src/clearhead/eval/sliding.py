@@ -1,4 +1,4 @@
-"""Losses and perplexity of causal language models, by windows that move over texts by a stride.
+"""Losses, perplexity and distance of causal language models, by windows that move by a stride.
 
 A window of `length` tokens moves on by `stride` (Press et al., arXiv 2108.12409, appendix B). The
 first window of a document predicts all its tokens but the first; each later one predicts the tokens
@@ -13,7 +13,7 @@ of a document to `length` come out of its first window (`Scored.position` tells 
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -90,7 +90,6 @@ def sliding(
     batch_tokens: int,
     prefix: Sequence[int] = (),
     tokenizer: Any = None,
-    advanced: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Scored]:
     """The loss of every predicted token of every document.
 
@@ -105,7 +104,6 @@ def sliding(
         tokenizer: tells where documents begin. Where it is given, those of a window are read as
             training with document masks reads them: none sees another, positions begin again in
             each, and its first token does not count. For models that take document_ids.
-        advanced: called with the number of windows just done.
 
     Raises:
         ClearheadError: as `windows_of`, and for token ids or lengths unknown to the model.
@@ -123,7 +121,6 @@ def sliding(
             counted_BN = inputs.pop("labels", ids_BT)[:, place:] != IGNORED
             before_BP = ids_BT.new_tensor(prefix).expand(len(ids_BT), -1)
             loss_BN = losses(torch.cat([before_BP, ids_BT], 1), len(prefix) + place, **inputs)
-        advanced(len(group))
         scored = zip(group, loss_BN.double().cpu(), counted_BN.cpu(), strict=True)
         for (number, start, _), loss_N, counted_N in scored:
             yield Scored(number, start, place, loss_N[counted_N].numpy())
@@ -164,22 +161,24 @@ class Losses:
         Returns:
             Float32 (float64 for such a model), [B, T − first], nats.
         """
-        if self._plain_head is None:
-            self._plain_head = self._tried_head(ids_BT[:1, :16]) or ()
-        reset_dynamic_rope(self._model)
         targets, losses = ids_BT[:, first:].flatten(), []
-        for logits_NV in self._logits(first, {"input_ids": ids_BT, "use_cache": False, **inputs}):
+        for logits_NV in self.logits(ids_BT, first, **inputs):
             target_N, targets = targets[: len(logits_NV)], targets[len(logits_NV) :]
             wide = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
             losses.append(F.cross_entropy(wide, target_N, reduction="none"))
         return torch.cat(losses).view(len(ids_BT), -1)
 
-    def _logits(self, first: int, inputs: dict[str, Any]) -> Iterable[Tensor]:
+    def logits(self, ids_BT: Tensor, first: int = 1, **inputs: Tensor) -> Iterator[Tensor]:
+        """Logits that predict the tokens from `first` on, row after row, [N, V] a part."""
+        if self._plain_head is None:
+            self._plain_head = self._tried_head(ids_BT[:1, :16]) or ()
+        reset_dynamic_rope(self._model)
+        options: dict[str, Any] = {"input_ids": ids_BT, "use_cache": False, **inputs}
         if head := self._plain_head:
-            hidden_NC = backbone(self._model)(**inputs)[0][:, first - 1 : -1].flatten(0, 1)
+            hidden_NC = backbone(self._model)(**options)[0][:, first - 1 : -1].flatten(0, 1)
             yield from map(head, hidden_NC.split(max(1, LOGITS // len(head.weight))))
             return
-        for row_TV in self._model(**inputs).logits:
+        for row_TV in self._model(**options).logits:
             yield from row_TV[first - 1 : -1].split(max(1, LOGITS // row_TV.shape[-1]))
 
     def _tried_head(self, ids_BT: Tensor) -> Any:
@@ -264,6 +263,74 @@ def perplexity(
         reason = f"the loss is {loss}, so there is no perplexity: {NOT_FINITE}"
     means = tuple(total / len(part) for total, part in zip(sums, parts, strict=True))
     return Perplexity(tokens=count, loss=loss, reason=reason or None, by_window=means)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """Two models on the same windows.
+
+    Attributes:
+        tokens: predicted tokens, all but the first of each window.
+        perplexity, perplexity_before: of the second model, and of the first.
+        divergence: KL(first ‖ second), nats a token.
+        largest: the largest difference of two logits.
+        relative: the Euclidean distance of all logits over the length of the first's.
+    """
+
+    tokens: int
+    perplexity: float
+    perplexity_before: float
+    divergence: float
+    largest: float
+    relative: float
+
+
+def distance(before: Any, after: Any, windows: Iterable[Tensor]) -> Distance:
+    """Measure both models in their own dtype; probabilities in float32, sums in float64.
+
+    A part of both models' logits of a window is held at a time, where `Losses` can do so.
+
+    Args:
+        windows: int64 [length] each.
+
+    Raises:
+        ClearheadError: no windows, of one token, of different lengths, or with tokens unknown to
+            the model.
+    """
+    tokens, largest, sums = 0, 0.0, torch.zeros(5, dtype=torch.float64)
+    one_of, other_of = Losses(before), Losses(after)
+    with evaluating(before), evaluating(after):
+        for ids_1T in batches(before, windows, 1):
+            if ids_1T.shape[1] == 1:
+                raise ClearheadError(
+                    "windows of 1 token have no next token to compare: give longer ones, to a "
+                    "model with max_position_embeddings of at least 2"
+                )
+            targets = ids_1T[0, 1:]
+            pairs = zip(one_of.logits(ids_1T), other_of.logits(ids_1T), strict=True)
+            for one, other in pairs:
+                target, targets = targets[: len(one)], targets[len(one) :]
+                one, other = one.float(), other.float()
+                p, q, apart = one.log_softmax(-1), other.log_softmax(-1), one - other
+                largest = max(largest, float(apart.abs().max()))
+                parts = (
+                    F.nll_loss(p, target, reduction="none"),
+                    F.nll_loss(q, target, reduction="none"),
+                    F.kl_div(q, p, reduction="none", log_target=True),
+                    apart.square(),
+                    one.square(),
+                )
+                sums += torch.stack([part.sum(dtype=torch.float64) for part in parts]).cpu()
+            tokens += ids_1T.shape[1] - 1
+    first, second, divergence, squared, length = sums.tolist()
+    return Distance(
+        tokens=tokens,
+        perplexity=perplexity_of(second / tokens),
+        perplexity_before=perplexity_of(first / tokens),
+        divergence=divergence / tokens,
+        largest=largest,
+        relative=(squared / length) ** 0.5,
+    )
 
 
 def lengths(

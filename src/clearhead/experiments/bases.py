@@ -21,7 +21,7 @@ from clearhead.experiments.run_setup import (
     refuse_tokenizer,
     require_own_tokenizer,
 )
-from clearhead.measure.task import parameters_digest
+from clearhead.measure.sweep import parameters_digest
 from clearhead.models import plan
 from clearhead.models.conversion import imported, require_convertible
 from clearhead.models.families import FAMILIES

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from clearhead import terminal
 from clearhead.data.sources import STDLIB
 from clearhead.errors import ClearheadError
-from clearhead.eval.distance import distance
+from clearhead.eval.sliding import distance
 from clearhead.experiments.calibration import added_sinks, calibrate, check_sinks, sample
 from clearhead.experiments.convert_config import AUTO, ConvertConfig
 from clearhead.experiments.prefixes import (

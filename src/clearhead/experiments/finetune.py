@@ -17,7 +17,7 @@ from clearhead.data import DataConfig, LabelledBatches, hub, labelled
 from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
 from clearhead.experiments.configs import RECORDS, FinetuneJob
-from clearhead.measure.task import parameters_digest
+from clearhead.measure.sweep import parameters_digest
 from clearhead.models import ClearheadConfig
 from clearhead.models.inspection import longest_text
 from clearhead.models.loading import (

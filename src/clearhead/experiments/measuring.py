@@ -21,8 +21,7 @@ from clearhead.experiments.sweep_configs import (
     QuantizeConfig,
     short_names,
 )
-from clearhead.measure.sweep import Portion, sweep
-from clearhead.measure.task import Subject, Task, Texts
+from clearhead.measure.sweep import Portion, Subject, Task, Texts, sweep
 from clearhead.models import SCALINGS, with_scaled_rope
 from clearhead.models.catalogue import preset
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
@@ -144,7 +143,7 @@ def _diagnosed(config: DiagnoseConfig, source: str, name: str) -> Portion:
         batch_tokens=config.batch_tokens,
         seed=config.seeds[0],
     )
-    windows = task.number(subject)
+    windows = len(task.texts(subject))
     say(f"{name}: {windows} windows")
     return Portion(
         header={

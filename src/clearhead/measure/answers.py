@@ -8,7 +8,7 @@ import copy
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -92,12 +92,7 @@ class Reader:
         self._start: tuple[Ids, Any] = ((), DynamicCache())  # tokens read, and their cache
 
     def ask(
-        self,
-        prompts: Sequence[Prompt],
-        answers: Sequence[Ids],
-        *,
-        new_tokens: int = 0,
-        advanced: Callable[[int], None] | None = None,
+        self, prompts: Sequence[Prompt], answers: Sequence[Ids], *, new_tokens: int = 0
     ) -> list[Answer]:
         """Answers to the prompts, in their order.
 
@@ -105,7 +100,6 @@ class Reader:
             prompts: those that share a long start best stand together.
             answers: the right one of each, scored; may be empty.
             new_tokens: how many tokens greedy decoding writes; 0 leaves it out.
-            advanced: called with the size of each batch.
 
         Raises:
             ClearheadError: a prompt and its answer longer than the model's positions; logits that
@@ -124,8 +118,6 @@ class Reader:
                 written = self._greedy(batch, new_tokens)
             for index, (loss, right), tokens in zip(group, forced, written, strict=True):
                 answered[index] = Answer(written=tokens, loss=loss, right=right)
-            if advanced is not None:
-                advanced(len(group))
         return [answered[index] for index in range(len(prompts))]
 
     def weigh(self, prompt: Prompt, answers: Sequence[Ids]) -> list[float]:
@@ -299,19 +291,12 @@ def check_length(model: Any, length: int) -> None:
     Raises:
         ClearheadError: naming the limit.
     """
-    limit = longest_text(model)
+    limit, kind = longest_text(model), "learned positions of this model"
+    if limit is None and isinstance(model.config, ClearheadConfig):
+        limit, kind = model.base_model.position.longest(), model.config.position
+        kind = f"positions that {kind} can tell apart"
     if limit is not None and length > limit:
         raise ClearheadError(
-            f"{length:,} tokens are more than the {limit:,} learned positions of this model, "
-            f"and no rope scaling applies to those: ask for at most {limit:,}, or evaluate a "
-            "model with rope, alibi, forget or xpos"
-        )
-    if not isinstance(model.config, ClearheadConfig):
-        return
-    limit = model.base_model.position.longest()
-    if limit is not None and length > limit:
-        raise ClearheadError(
-            f"{length:,} tokens, those to be written included, are more than the {limit:,} "
-            f"positions that {model.config.position} can tell apart: ask for at most {limit:,}, "
-            "or evaluate a model with rope"
+            f"{length:,} tokens, those to be written included, are more than the {limit:,} {kind}: "
+            f"ask for at most {limit:,}, or evaluate a model with rope"
         )

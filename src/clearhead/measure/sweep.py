@@ -1,18 +1,26 @@
-"""A sweep of measurements: every cell of every task, written to the records as it is measured.
+"""Measurements: tasks on subjects, cell by cell, each written to the records as it is measured.
 
 Cells that are in the records already, of the same weights, text, options and seed, are not measured
 again, so that the same call goes on with a sweep that was stopped, or adds seeds to one.
 """
 
+import hashlib
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
+import torch
+
+from clearhead.data import Corpus
+from clearhead.data.tokenizer import Encoder
 from clearhead.errors import NotFinite
-from clearhead.measure.task import Cell, Task
-from clearhead.models.inspection import dtype_name, within_memory
+from clearhead.measure.answers import Reader, check_length, ends_of
+from clearhead.models.inspection import backbone, dtype_name, within_memory
 from clearhead.progress import Work
 from clearhead.records.cells import unmeasured
 from clearhead.records.identity import canonical, digest_of
@@ -22,8 +30,153 @@ from clearhead.records.provenance import provenance
 from clearhead.records.runs import COMPARISON, DRAW, Line
 from clearhead.train.memory import PeakMemory
 
-# What of a cell's making decides its numbers: where one differs, it is another cell.
-_DECISIVE = ("weights", "data", "splits", "tokens", "dtype")
+Cell = Mapping[str, Any]
+
+
+class Document(NamedTuple):
+    """A text: its name in results, and its tokens, 1-D."""
+
+    name: str
+    ids: np.ndarray
+
+
+class Texts:
+    """A corpus that is prepared when the first task reads it; some need no text at all.
+
+    Args:
+        prepare: makes the corpus.
+        splits: those that are read.
+    """
+
+    def __init__(self, prepare: Callable[[], Corpus], splits: Sequence[str]) -> None:
+        self._prepare = prepare
+        self.splits = tuple(splits)
+
+    @property
+    def read(self) -> Corpus | None:
+        """The corpus, if any task has read it."""
+        return self.__dict__.get("corpus")
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        return self._prepare()
+
+    @cached_property
+    def documents(self) -> list[Document]:
+        """The documents of the splits, source by source, with their BEGIN and END."""
+        documents = []
+        for split in self.splits:
+            for stream in self.corpus.split(split):
+                for number, ids in enumerate(np.split(stream.tokens, stream.starts)[1:]):
+                    opening = self.corpus.tokenizer.decode(
+                        ids[:24].tolist(), skip_special_tokens=True
+                    )
+                    name = f"{stream.spec} {split} {number}: {' '.join(opening.split())[:40]}"
+                    documents.append(Document(name, ids))
+        return documents
+
+    @cached_property
+    def streams(self) -> list[Document]:
+        """Each source's documents of a split end to end, as one text."""
+        return [
+            Document(f"{stream.spec} {split}", stream.tokens)
+            for split in self.splits
+            for stream in self.corpus.split(split)
+            if len(stream)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model that is measured, and the text it is given.
+
+    Attributes:
+        model: of transformers. tokenizer: its own.
+        texts: tokenised by it.
+        lengths: in tokens, ascending.
+        tokens: of text read at each length, about.
+        batch_tokens: run together; no result depends on it.
+        seed: of every random choice.
+    """
+
+    model: Any
+    tokenizer: Any
+    texts: Texts
+    lengths: tuple[int, ...]
+    tokens: int
+    batch_tokens: int
+    seed: int
+
+    @cached_property
+    def weights(self) -> str:
+        """The fingerprint of the model and its rope scaling."""
+        return parameters_digest(self.model, self.model.config.to_json_string())
+
+    @cached_property
+    def reader(self) -> Reader:
+        """Reads prompts; caches their common prefix."""
+        ends = ends_of(self.model, self.tokenizer)
+        return Reader(self.model, batch_tokens=self.batch_tokens, ends=ends)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The tokenizer, a fast one, without special tokens."""
+        return Encoder(self.tokenizer)
+
+    @property
+    def begin(self) -> tuple[int, ...]:
+        """The begin token, where the tokenizer has one."""
+        begin = self.encoder.begin
+        return () if begin is None else (begin,)
+
+    def ids(self, *pieces: str) -> list[tuple[int, ...]]:
+        """The tokens of one text by its pieces; the first piece's follow the begin token.
+
+        A piece is never encoded by itself: many tokenizers put a space before a text.
+        """
+        first, *others = self.encoder.pieces(*pieces)
+        return [(*self.begin, *first), *others]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def check_length(self, length: int) -> None:
+        """Refuse texts of so many tokens, answer included, that the model has no positions for."""
+        check_length(self.model, length)
+
+    def release(self) -> None:
+        """Drop the reader and its cache."""
+        self.__dict__.pop("reader", None)
+
+
+class Task(Protocol):
+    """A measurement: a frozen dataclass of its options, which records keep.
+
+    `cells` lists what is measured, as dimensions of records, and refuses at once what cannot be. A
+    cell's "digest" is of the files that it reads. `measure` gives one cell's lines: measures
+    {"metric", "value", …} and other payloads of records, with a "kind". `drawn` says whether a seed
+    decides what is read: only then are several seeds measured. A task may have `headlines`, the
+    numbers that tables show: a cell whose logits are not finite has each of them without a value.
+    """
+
+    drawn: ClassVar[bool]
+
+    def cells(self, subject: Any) -> list[Cell]:
+        """The dimensions of every cell, in the order in which they share most."""
+
+    def measure(self, subject: Any, cell: Cell) -> Iterable[Line]:
+        """The lines of one cell."""
+
+
+def parameters_digest(model: Any, start: str = "") -> str:
+    """A hash of `start` and of each parameter's name, sum and sum of squares, 16 hex digits."""
+    digest = hashlib.sha256(start.encode())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            wide = parameter.double()
+            digest.update(f"{name} {wide.sum():.12e} {wide.square().sum():.12e}".encode())
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +205,9 @@ class _Planned(NamedTuple):
     subject: Any
     cell: Cell
     at: Line
-    options: Line
-    made: Line
-    key: str
     draw: Line
+    key: str
+    facts: Line
 
     def __str__(self) -> str:
         """perplexity, yarn × 4, length 128, seed 1."""
@@ -125,8 +277,8 @@ def _swept(
         work.begin(f"{run}, {one}")
         with within_memory(less):
             rows, spent = _measured(portion.tasks[one.task], one, study, work)
-        made = {**one.made, "seed": one.subject.seed, **origin, **spent}
-        facts = {"task": one.task, "at": one.at, **one.draw, "options": one.options, "made": made}
+        made = {**one.facts["made"], "seed": one.subject.seed, **origin, **spent}
+        facts = {"task": one.task, "at": one.at, **one.draw, **one.facts, "made": made}
         yield store.add(one.key, header, rows, **facts)
         work.end()
 
@@ -153,30 +305,28 @@ def _planned(portion: Portion) -> list[_Planned]:
             "splits": list(subject.texts.splits),
             "tokens": subject.tokens,
             "dtype": dtype_name(subject.model),
-            "batch_tokens": subject.batch_tokens,
         }
         listing = {option.name for option in fields(task) if "listed" in option.metadata}
         options = canonical({k: x for k, x in asdict(task).items() if k not in listing})
-        settings = [name, at, options, {key: made[key] for key in _DECISIVE}]
-        key = f"{digest_of(settings)[:16]}-{subject.seed if task.drawn else 0}"
+        key = f"{digest_of([name, at, options, made])[:16]}-{subject.seed if task.drawn else 0}"
         at = {dimension: value for dimension, value in at.items() if dimension != "digest"}
         draw = {DRAW: subject.seed} if task.drawn else {}
-        planned.append(_Planned(name, subject, cell, at, options, made, key, draw))
+        facts = {"options": options, "made": {**made, "batch_tokens": subject.batch_tokens}}
+        planned.append(_Planned(name, subject, cell, at, draw, key, facts))
     return planned
 
 
 def _measured(task: Task, one: _Planned, study: str, work: Work) -> tuple[list[Line], Line]:
     """The rows of a cell, and the time and memory that they took."""
-    peak, started = PeakMemory(one.subject.model.device), time.perf_counter()
-    done = 0
+    model, passes = one.subject.model, itertools.count(1)
+    peak, started = PeakMemory(model.device), time.perf_counter()
 
-    def advanced(steps: int) -> None:
-        nonlocal done
-        done += steps
-        work.update(0.0, f"{done} done")
+    def count(*_: Any) -> None:
+        work.update(0.0, f"{next(passes):,} forward passes")
 
     try:
-        lines = list(task.measure(one.subject, one.cell, advanced))
+        with backbone(model).register_forward_hook(count):
+            lines = list(task.measure(one.subject, one.cell))
     except NotFinite as error:
         if not (headlines := getattr(task, "headlines", ())):
             raise

@@ -3,7 +3,7 @@
 Some mechanisms can start at exactly the old function: V2's second queries equal the first,
 a gate is ½ everywhere and W_O doubled, a sink's logit is too low to have an effect. Under others,
 weights that both models have keep their values and new ones start as in the paper: another
-function, whose distance is to be measured (`clearhead.eval.distance`).
+function, whose distance is to be measured (`clearhead.eval.sliding.distance`).
 """
 
 import re

@@ -14,7 +14,8 @@ from clearhead.data import windows
 from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
 from clearhead.eval.options import LISTED
-from clearhead.measure.task import Advanced, Cell, Subject
+from clearhead.eval.sliding import Perplexity
+from clearhead.measure.sweep import Cell, Subject
 from clearhead.models.inspection import batches, evaluating, run_backbone
 from clearhead.quantize import attention, linear
 from clearhead.quantize.schemes import Scheme
@@ -38,20 +39,13 @@ class Texts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
-    """The cost of a scheme, or of full precision.
+class Cost(Perplexity):
+    """The perplexity under a scheme, or in full precision; without one there is a reason.
 
     Attributes:
-        perplexity: None where it could not be measured.
-        by_window: the perplexity's parts, one a window, their mean.
-        reason: why there is no perplexity.
         unused: quantised layers that the text never went through, such as unchosen experts.
     """
 
-    perplexity: float | None = None
-    tokens: int = 0
-    by_window: tuple[float, ...] = ()
-    reason: str | None = None
     unused: tuple[str, ...] = ()
 
 
@@ -120,27 +114,21 @@ def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
         return _measured(model, texts)
     try:
         with quantized(model, scheme, texts) as called:
-            found = _measured(model, texts)
+            measured = _measured(model, texts)
             if scheme.attends and not called.attention:  # accepted the name, never asked for it
                 raise ClearheadError(attention.without_interface(model))
     except ClearheadError as error:
         return Cost(reason=str(error))
     if scheme.activations is None:
-        return found
+        return measured
     unused = tuple(name for name in linear.linear_layers(model) if name not in called.layers)
-    return replace(found, unused=unused)
+    return replace(measured, unused=unused)
 
 
 def _measured(model: Any, texts: Texts) -> Cost:
     length = len(texts.windows[0])
-    found = perplexity(model, texts.windows, length=length, batch_size=1)
-    if found.reason or found.perplexity is None or found.loss is None:
-        return Cost(tokens=found.tokens, reason=found.reason)
-    return Cost(
-        perplexity=found.perplexity,
-        tokens=found.tokens,
-        by_window=tuple(on_perplexity(found.perplexity, found.loss, found.by_window)),
-    )
+    measured = perplexity(model, texts.windows, length=length, batch_size=1)
+    return Cost(**{**vars(measured), **({"loss": None} if measured.reason else {})})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,16 +144,18 @@ class QuantizationTask:
         self.texts(subject)  # refuses what is too short
         return [{}, *({"scheme": one.name} for one in self.schemes)]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> Iterable[Line]:
+    def measure(self, subject: Subject, cell: Cell) -> Iterable[Line]:
         scheme = next((one for one in self.schemes if one.name == cell.get("scheme")), None)
-        found = cost(subject.model, scheme, self.texts(subject))
-        if scheme is None and found.perplexity is None:
-            raise ClearheadError(f"in full precision: {found.reason}")
+        measured = cost(subject.model, scheme, self.texts(subject))
+        if scheme is None and measured.reason:
+            raise ClearheadError(f"in full precision: {measured.reason}")
         family = {} if scheme is None else {"family": scheme.family, "bits": scheme.bits}
-        details = {**family, "predicted_tokens": found.tokens, "unused": list(found.unused)}
-        if found.perplexity is None:
-            return [{"metric": "perplexity", "value": None, "reason": found.reason, **details}]
-        return [of_items("perplexity", found.perplexity, found.by_window, **details)]
+        details = {**family, "predicted_tokens": measured.tokens, "unused": list(measured.unused)}
+        value, loss = measured.perplexity, measured.loss
+        if value is None or loss is None:
+            return [{"metric": "perplexity", "value": None, "reason": measured.reason, **details}]
+        items = on_perplexity(value, loss, measured.by_window)
+        return [of_items("perplexity", value, items, **details)]
 
     def texts(self, subject: Subject) -> Texts:
         """Windows of the validation split and, where a scheme is calibrated, of the training split
