@@ -121,9 +121,9 @@ def test_coca_caches_half_of_the_key_bytes(name):
 
 
 def test_sinusoidal_is_the_papers_formula():
-    model = _model("transformer", position="sinusoidal")
+    position = _model("transformer", position="scaled-sinusoidal").model.position
     x, at = torch.zeros(1, 5, 32), torch.tensor([[0, 1, 2, 7, 300]])
-    got = model.model.position.embed(x, at) / 0.3
+    got = position.embed(x, at) / position.scale
     for column in (0, 1, 6, 31):
         angle = at[0] / 10_000 ** (column // 2 * 2 / 32)
         want = angle.cos() if column % 2 else angle.sin()

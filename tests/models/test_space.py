@@ -178,7 +178,7 @@ def test_the_cache_holds_what_the_plan_says(point):
 def test_the_table_of_what_fits():
     """15 places to compare and count from, times 4 normalizers, times 3 kinds of maps; and with
     dot products a key bias from 8 places, a learned key and value from 7."""
-    assert len(space.attentions()) == 15 * 12 + 8 * 3 + 7 * 3
+    assert len(space.attentions()) == 14 * 12 + 7 * 3 + 6 * 3
     for point in space.attentions():
         both_ways = space.config(direction="bidirectional", **point)
         assert (both_ways is None) == (point["position"] in ("alibi", "forget", "xpos"))

@@ -12,7 +12,7 @@ from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_na
 from clearhead.experiments.run_setup import load_model, run_of, text_of
 from clearhead.experiments.sweep_configs import short_names
 from clearhead.measure.sweep import Portion, sweep
-from clearhead.models import SCALINGS, with_scaled_rope
+from clearhead.models import SCALINGS, with_rope_scaling
 from clearhead.models.loading import resolved
 from clearhead.progress import Work
 from clearhead.records.runs import Line
@@ -64,7 +64,7 @@ def run_evaluation(
         run |= {"model": {"from": source, **model.config.to_diff_dict()}}
         subjects = []
         for kind, factor in variants:
-            changed = model if factor is None else with_scaled_rope(model, kind, factor)
+            changed = model if factor is None else with_rope_scaling(model, kind, factor=factor)
             subjects.append(({"scaling": kind, "factor": factor}, replace(subject, model=changed)))
         less = "give shorter --lengths or a smaller --batch-tokens"
         return Portion(header=run, subjects=subjects, tasks=tasks, seeds=config.seeds, less=less)

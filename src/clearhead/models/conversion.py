@@ -140,24 +140,22 @@ def _unreadable(model: Any) -> str | None:
 
 
 def _as_servers_load(model: Any, make: Callable[[], Any]) -> Any:
+    """The model that `make` makes, in 16 bits as `model`, or in float32 where these would move its
+    logits."""
     if not isinstance(model, ClearheadForCausalLM):
         raise ClearheadError(
             f"a {type(model).__name__} is not clearhead's, and is served as it is: leave --for out"
         )
     _require_sound(model)
     with in_float32(model) as rounded:
-        return _rounded_where_equal(model, with_equal_logits(model, make()), rounded)
-
-
-def _rounded_where_equal(model: Any, made: Any, rounded: Callable[[Any], Any]) -> Any:
-    """Return `made` in the model's 16 bits, or in float32 where these would move its logits."""
-    wide = [(tensor, tensor.data) for tensor in chain(made.parameters(), made.buffers())]
-    rounded(made)
-    with in_float32(made):
-        equal = logit_difference(model, made) <= TOLERANCE
-    if not equal:
-        for tensor, data in wide:
-            tensor.data = data
+        made = with_equal_logits(model, make())
+        wide = [(tensor, tensor.data) for tensor in chain(made.parameters(), made.buffers())]
+        rounded(made)
+        with in_float32(made):
+            equal = logit_difference(model, made) <= TOLERANCE
+        if not equal:
+            for tensor, data in wide:
+                tensor.data = data
     return made
 
 

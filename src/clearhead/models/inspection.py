@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from clearhead.errors import NOT_FINITE, ClearheadError, NotFinite
+from clearhead.models.base_model import ClearheadPreTrainedModel
 from clearhead.models.configuration import WINDOW_BEGIN
 from clearhead.models.inputs import Needs
 from clearhead.ops.precision import without_autocast
@@ -86,8 +87,8 @@ def run_backbone(model: Any, ids_BT: Tensor) -> Any:
     """Run the model without its head and without a cache."""
     body = backbone(model)
     known = inspect.signature(body.forward).parameters  # an encoder has no cache to leave unused
-    options = {"use_cache": False} if "use_cache" in known else {}
-    return body(input_ids=ids_BT, **options)
+    cached = "use_cache" in known or isinstance(body, ClearheadPreTrainedModel)
+    return body(input_ids=ids_BT, **({"use_cache": False} if cached else {}))
 
 
 def generating_plainly(model: Any) -> Any:

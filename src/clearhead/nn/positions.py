@@ -1,4 +1,4 @@
-"""Positions added to the input: learned, sinusoidal; and no position.
+"""Positions added to the input: learned, waves; and no position.
 
 `embed` adds to the input; `tables` computes, once for all layers, tables of the positions;
 `prepare` applies them to queries and keys in every layer.
@@ -27,20 +27,12 @@ class Learned(NoPosition):
         return x_BTC + self.weight(positions_BT)
 
 
-class Sinusoidal(NoPosition):
+class ScaledSinusoidal(NoPosition):
     """sin and cos of position · 10000^(−2j/C), added to the embedding, in neighbouring channels.
 
-    Times `initializer_range`, the embeddings' own spread: the paper multiplies embeddings by √C
-    instead, to about 1, and adds waves of amplitude 1.
+    Times one learned number, which starts at 1/√C: the paper of the waves multiplies embeddings by
+    √C instead.
     """
-
-    def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
-        waves = _waves(positions_BT, x_BTC.shape[-1])
-        return x_BTC + (waves * self.layer.initializer_range).to(x_BTC.dtype)
-
-
-class ScaledSinusoidal(NoPosition):
-    """The waves of `Sinusoidal` times one learned number, which starts at 1/√C."""
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
         super().__init__(layer, heads)
@@ -52,15 +44,11 @@ class ScaledSinusoidal(NoPosition):
 
     @with_own_parameters
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
-        waves = _waves(positions_BT, x_BTC.shape[-1])
-        return x_BTC + (waves * self.scale).to(x_BTC.dtype)
-
-
-def _waves(positions_BT: Tensor, width: int) -> Tensor:
-    """sin and cos of position · 10000^(−2j/width) in neighbouring channels, float32 [B, T, C]."""
-    even = torch.arange(0, width, 2, device=positions_BT.device, dtype=torch.float32)
-    angle = positions_BT[..., None].float() * torch.exp(even * (-math.log(10_000.0) / width))
-    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
+        width = x_BTC.shape[-1]
+        even = torch.arange(0, width, 2, device=positions_BT.device, dtype=torch.float32)
+        angle = positions_BT[..., None].float() * torch.exp(even * (-math.log(10_000.0) / width))
+        waves_BTC = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
+        return x_BTC + (waves_BTC * self.scale).to(x_BTC.dtype)
 
 
 DECLARATIONS = (
@@ -70,13 +58,6 @@ DECLARATIONS = (
         "a learned vector a position, up to max_position_embeddings",
         "GPT-2",
         Learned,
-    ),
-    Declaration(
-        "position",
-        "sinusoidal",
-        "fixed waves added to the embedding",
-        "arXiv 1706.03762, section 3.5",
-        Sinusoidal,
     ),
     Declaration(
         "position",
