@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_640
+LINES = 38_585
 LONGEST = 400
 
 

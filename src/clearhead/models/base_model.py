@@ -18,7 +18,7 @@ from clearhead.models.inputs import Inputs, Needs, Options, settle
 from clearhead.nn import REGISTRY, Block, block_of, initialise
 from clearhead.nn.annealing import moves, warn
 from clearhead.nn.bases import NoPosition, PositionTables
-from clearhead.nn.positionwise import embedding_projection
+from clearhead.nn.positionwise import EmbeddingProjection
 from clearhead.ops.rope import Rotation
 from clearhead.spec import LayerSpec
 
@@ -81,8 +81,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
         super().__init__(config, **unknown)
         specs = [config.layer(index) for index in range(config.num_hidden_layers)]
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        width, projected = config.hidden_size, config.embedding_projection
-        self.project_in = embedding_projection(width, wanted=projected)
+        projection = EmbeddingProjection if config.embedding_projection else nn.Identity
+        self.project_in = projection(config.hidden_size)
         own = replace(specs[0], position=config.position)
         self.position: Any = _position(own)
         self._adds_position = type(self.position).embed is not NoPosition.embed
@@ -116,7 +116,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.norm = REGISTRY.find("norm", config.outer_norm).build(
             config.hidden_size, config.norm_eps
         )
-        self.project_out = embedding_projection(width, wanted=projected)
+        self.project_out = projection(config.hidden_size)
         self.gradient_checkpointing = False
         self.followed = not moves(self)
         self.post_init()

@@ -99,23 +99,18 @@ def for_llama_cpp(model: Any) -> Any:
             theirs = _convert(model)
         except ClearheadError as error:
             raise ClearheadError(f"llama.cpp has no family for this model: {error}") from None
-        return _readable(theirs)
+        if reason := _unreadable(theirs):
+            raise ClearheadError(f"llama.cpp {reason}: transformers reads that of --for serving")
+        if not isinstance(theirs, GraniteSWAForCausalLM):
+            return theirs
+        config = deepcopy(theirs.config)
+        if SLIDING not in config.layer_types:
+            config.layer_types[-1] = SLIDING
+            config.sliding_window = max(_BEYOND, config.max_position_embeddings)
+        config.no_rope_layers = [int(theta != 0) for theta in config.layer_rope_theta]
+        return filled(type(theirs), config, theirs.state_dict(), theirs)
 
     return _as_servers_load(model, made)
-
-
-def _readable(model: Any) -> Any:
-    """A model of transformers as llama.cpp's converter and its runtime read it."""
-    if reason := _unreadable(model):
-        raise ClearheadError(f"llama.cpp {reason}: transformers reads that of --for serving")
-    if not isinstance(model, GraniteSWAForCausalLM):
-        return model
-    config = deepcopy(model.config)
-    if SLIDING not in config.layer_types:
-        config.layer_types[-1] = SLIDING
-        config.sliding_window = max(_BEYOND, config.max_position_embeddings)
-    config.no_rope_layers = [int(theta != 0) for theta in config.layer_rope_theta]
-    return filled(type(model), config, model.state_dict(), model)
 
 
 def _unreadable(model: Any) -> str | None:

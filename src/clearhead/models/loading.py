@@ -154,12 +154,6 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
-def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer's files."""
-    folder.mkdir(exist_ok=True)
-    tokenizer.save_pretrained(folder)
-
-
 def load_config(name: str, *, trust_remote_code: bool = False, **changes: Any) -> Any:
     """The configuration in a folder or of a hub name, with changes."""
     return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **changes)
