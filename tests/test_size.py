@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38207
+LINES = 38130
 LONGEST = 400
 
 

@@ -6,6 +6,8 @@ themselves, are in docs/recipes.md.
 
 from typing import Any
 
+from clearhead.errors import ClearheadError
+
 BASELINE = "transformer"
 """The preset that all others change."""
 
@@ -64,6 +66,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "bert-sas-p": {**_BERT, **_SAS_P},
 }
 """Presets by name: the intervention of each, as axes that it changes of the baseline."""
+
+SMALLER = ("sas", "sas-p", "sas-p-nonorm", "clearhead", "bert-sas", "bert-sas-p")
+"""Presets at the baseline's width, since their claim is as good a model with fewer parameters."""
+
+_OWN = frozenset(PRESETS)
+_SUMMARIES: dict[str, str] = {}  # of presets of other packages
 
 
 def _size(
@@ -130,3 +138,41 @@ SIZES: dict[str, dict[str, Any]] = {
 `tiny` trains in a minute on two CPU cores, `small` in minutes on one GPU; `medium` and `large`
 have 8 differential heads of 64, the fewest that their authors advise.
 """
+
+# The paper's Pre-LN has RMSNorm, ReLU and no biases; its GPT-2 one gain a norm and no biases.
+_PRE_LN = {"norm": "rmsnorm", "mlp": "relu", "bias": False}
+_ONE_GAIN = {"norm": "rmsnorm-single", "bias": False}
+
+AT_SIZE: dict[tuple[str, str], dict[str, Any]] = {
+    ("gpt2", "tiny"): {"intermediate_size": 736},
+    ("gpt2", "codeparrot"): _PRE_LN,
+    ("gpt2", "codeparrot-72"): _PRE_LN,
+    **{("gpt2", f"gpt2-{size}"): _ONE_GAIN for size in ("60m", "130m", "350m", "1.4b")},
+    # As the paper's BERT had it, lower than the depth rule (arXiv 2311.01906, D.2).
+    ("bert-sas", "crammed"): {"mlp_gain": 0.05},
+    ("bert-sas-p", "crammed"): {"mlp_gain": 0.05},
+}
+"""Changes of a preset at one size only."""
+
+
+def register_preset(name: str, changes: dict[str, Any], summary: str) -> None:
+    """Add a preset of another package; again by the same name, in place of the first.
+
+    Args:
+        changes: what it changes of the baseline.
+        summary: one line for tables and help.
+
+    Raises:
+        ClearheadError: a name of clearhead's own.
+    """
+    if name in _OWN:
+        raise ClearheadError(f"the preset {name!r} is clearhead's: choose another name")
+    PRESETS[name], _SUMMARIES[name] = dict(changes), summary
+
+
+def presets() -> dict[str, str]:
+    """Every preset's name, with a line: what it changes of the baseline, or its own summary."""
+    changed = {
+        name: " ".join(f"{k}={v}" for k, v in keys.items()) for name, keys in PRESETS.items()
+    }
+    return changed | {BASELINE: "pre-norm, RoPE, RMSNorm, SwiGLU"} | _SUMMARIES

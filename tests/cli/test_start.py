@@ -15,7 +15,7 @@ from clearhead.cli import VERBS, main
 from clearhead.eval import TASKS
 from clearhead.eval.options import OPTIONS
 from clearhead.models import SIZES
-from clearhead.models.catalogue import _OWN as OWN_PRESETS
+from clearhead.named_models import _OWN as OWN_PRESETS
 from clearhead.optim import OPTIMIZERS
 from clearhead.optim.recipe import Optimizer
 

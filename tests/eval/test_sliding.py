@@ -8,7 +8,7 @@ import torch
 from clearhead import ClearheadError
 from clearhead.eval.perplexity_task import HitsTask, PerplexityTask, hits
 from clearhead.eval.sliding import Losses, sliding, windows_of
-from clearhead.models import with_scaled_rope
+from clearhead.models import with_rope_scaling
 
 from .conftest import numbers
 
@@ -59,7 +59,7 @@ def test_equals_the_definition_token_by_token(name, length, stride):
 def test_batches_and_ragged_ends_change_nothing_under_scaling(name, kind):
     """transformers keeps the dynamic frequencies of the longest text so far: a shorter last window
     would be read with them."""
-    model = with_scaled_rope(_model(name), kind, 4)
+    model = with_rope_scaling(_model(name), kind, factor=4)
     draw = np.random.default_rng(0)
     texts = [draw.integers(0, VOCABULARY, size) for size in (70, 75, 50)]
 
@@ -72,7 +72,7 @@ def test_batches_and_ragged_ends_change_nothing_under_scaling(name, kind):
     for one, other in zip(together, alone, strict=True):
         assert one[2] == pytest.approx(other[2], rel=1e-6)
     last = texts[2][40:50]  # the ragged window of a fresh model
-    fresh = with_scaled_rope(_model(name), kind, 4)
+    fresh = with_rope_scaling(_model(name), kind, factor=4)
     with torch.no_grad():
         whole = fresh(torch.from_numpy(texts[2][20:50])[None], use_cache=False).logits[0]
     expected = torch.nn.functional.cross_entropy(

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 import clearhead
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
 from clearhead.models import PRESETS, SIZES, plan, preset
-from clearhead.models.catalogue import SMALLER
+from clearhead.named_models import SMALLER
 from clearhead.nn import REGISTRY
 from clearhead.spec import AXES
 

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
-from clearhead.models import with_rope_scaling, with_scaled_rope
+from clearhead.models import with_rope_scaling
 from clearhead.ops import ntk_theta
 
 from .space import WHOLE
@@ -166,7 +166,7 @@ def _llama(**rope) -> LlamaForCausalLM:
 )
 def test_is_a_model_made_with_these_parameters(kind, parameters):
     model = _llama()
-    other = with_scaled_rope(model, kind, 4.0)
+    other = with_rope_scaling(model, kind, factor=4.0)
     made = _llama(rope_parameters=parameters)
     made.load_state_dict(model.state_dict())
     ids = torch.randint(0, 61, (2, 40))
@@ -182,7 +182,7 @@ def test_is_a_model_made_with_these_parameters(kind, parameters):
 def test_only_the_rotated_part_of_a_head_counts_for_ntk():
     config = GPTNeoXConfig(**SHAPE, rope_parameters={"rope_theta": 1e4, "rope_type": "default"})
     config.rope_parameters["partial_rotary_factor"] = 0.5
-    other = with_scaled_rope(GPTNeoXForCausalLM(config), "ntk", 2.0)
+    other = with_rope_scaling(GPTNeoXForCausalLM(config), "ntk", factor=2.0)
     assert other.config.rope_parameters["rope_theta"] == pytest.approx(ntk_theta(1e4, 2.0, 4))
 
 
@@ -205,4 +205,4 @@ def test_only_the_rotated_part_of_a_head_counts_for_ntk():
 )
 def test_refuses(make, kind, factor, message):
     with pytest.raises(ClearheadError, match=message):
-        with_scaled_rope(make(), kind, factor)
+        with_rope_scaling(make(), kind, factor=factor)

@@ -78,13 +78,12 @@ def build(
     Raises:
         ChangedError: a text is not what was scanned.
     """
-    from clearhead.models.loading import save_tokenizer
 
     tokenizer = given
     if tokenizer is None:
         say(f"training a byte-level BPE of {vocabulary:,} entries")
         tokenizer = tokenizers.train(sample(sources, scanned), vocabulary)
-    save_tokenizer(tokenizer, folder / "tokenizer")
+    tokenizer.save_pretrained(folder / "tokenizer")
     encoder = tokenizers.Encoder(tokenizer)
     begin, end = (
         np.asarray([] if one is None else [one], dtype=encoder.dtype)

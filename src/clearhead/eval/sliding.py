@@ -26,7 +26,7 @@ from clearhead.data import Corpus, windows
 from clearhead.data.batches import IGNORED, document_inputs, document_starts
 from clearhead.errors import NOT_FINITE, ClearheadError
 from clearhead.measure.answers import reset_dynamic_rope
-from clearhead.models.inspection import backbone, batches, evaluating, lack_of_positions
+from clearhead.models.inspection import batches, evaluating, lack_of_positions
 
 BATCH = 4096  # tokens run together by `lengths`
 LOGITS = 1 << 24  # held at once where the head can be called by itself: 64 MiB in float32
@@ -175,7 +175,7 @@ class Losses:
         reset_dynamic_rope(self._model)
         options: dict[str, Any] = {"input_ids": ids_BT, "use_cache": False, **inputs}
         if head := self._plain_head:
-            hidden_NC = backbone(self._model)(**options)[0][:, first - 1 : -1].flatten(0, 1)
+            hidden_NC = self._model.base_model(**options)[0][:, first - 1 : -1].flatten(0, 1)
             yield from map(head, hidden_NC.split(max(1, LOGITS // len(head.weight))))
             return
         for row_TV in self._model(**options).logits:
@@ -184,10 +184,10 @@ class Losses:
     def _tried_head(self, ids_BT: Tensor) -> Any:
         """The head, where it makes the logits of the last hidden state."""
         head = self._model.get_output_embeddings()
-        if head is None or backbone(self._model) is self._model:
+        if head is None or self._model.base_model is self._model:
             return None
         logits = self._model(input_ids=ids_BT, use_cache=False).logits
-        hidden = backbone(self._model)(input_ids=ids_BT, use_cache=False)[0]
+        hidden = self._model.base_model(input_ids=ids_BT, use_cache=False)[0]
         return head if torch.equal(head(hidden).to(logits.dtype), logits) else None
 
 

@@ -22,7 +22,7 @@ from clearhead.experiments.sweep_configs import (
     short_names,
 )
 from clearhead.measure.sweep import Portion, Subject, Task, Texts, sweep
-from clearhead.models import SCALINGS, with_scaled_rope
+from clearhead.models import SCALINGS, with_rope_scaling
 from clearhead.models.catalogue import preset
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
 from clearhead.models.loading import explained, load_config, resolved
@@ -211,7 +211,7 @@ def run_evaluation(
         run |= {"model": {"from": source, **model.config.to_diff_dict()}}
         subjects = []
         for kind, factor in variants:
-            changed = model if factor is None else with_scaled_rope(model, kind, factor)
+            changed = model if factor is None else with_rope_scaling(model, kind, factor=factor)
             subjects.append(({"scaling": kind, "factor": factor}, replace(subject, model=changed)))
         less = "give shorter --lengths or a smaller --batch-tokens"
         return Portion(header=run, subjects=subjects, tasks=tasks, seeds=config.seeds, less=less)

@@ -29,7 +29,7 @@ from clearhead.models.inspection import (
     parameter_count,
     within_memory,
 )
-from clearhead.models.loading import pretrained, resolved, save_tokenizer, without_bars
+from clearhead.models.loading import pretrained, resolved, without_bars
 from clearhead.quantize import Scheme, Texts, cost, linear_layers, quantized, scheme
 from clearhead.quantize.compressed import as_loaded, check_widths, compress, stated
 from clearhead.quantize.measure import CALIBRATION
@@ -89,7 +89,7 @@ def run_saving(
         compressor = compress(model, how, texts)
         model.save_pretrained(temporary)
         compressor.update_config(temporary)
-        save_tokenizer(tokenizer, temporary)
+        tokenizer.save_pretrained(temporary)
     del model
     say(f"saved: {folder}; transformers loads it")
     with _quietly():
@@ -194,7 +194,7 @@ def _deploy(
         raise ClearheadError(f"torchao cannot quantise {source}: {error}") from error
     with publish_folder(folder) as temporary, without_bars():
         model.save_pretrained(temporary)
-        save_tokenizer(tokenizer, temporary)
+        tokenizer.save_pretrained(temporary)
     return texts, load
 
 

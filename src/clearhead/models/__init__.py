@@ -26,16 +26,15 @@ from clearhead.models.language_models import ClearheadForMaskedLM as ClearheadFo
 
 if TYPE_CHECKING:
     from clearhead.models.catalogue import preset as preset
-    from clearhead.models.catalogue import presets as presets
-    from clearhead.models.catalogue import register_preset as register_preset
     from clearhead.models.planning import Plan as Plan
     from clearhead.models.planning import plan as plan
     from clearhead.models.scaling import SCALINGS as SCALINGS
     from clearhead.models.scaling import with_rope_scaling as with_rope_scaling
-    from clearhead.models.scaling import with_scaled_rope as with_scaled_rope
     from clearhead.named_models import BASELINE as BASELINE
     from clearhead.named_models import PRESETS as PRESETS
     from clearhead.named_models import SIZES as SIZES
+    from clearhead.named_models import presets as presets
+    from clearhead.named_models import register_preset as register_preset
     from clearhead.nn.annealing import anneal as anneal
 
 AutoConfig.register("clearhead", ClearheadConfig)

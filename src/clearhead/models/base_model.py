@@ -1,23 +1,24 @@
 """The base class of every model, and the trunk: embedding, blocks, final norm."""
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from clearhead.models.attention_interface import interface_of
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.inputs import Inputs, Needs, settle
+from clearhead.models.inputs import Inputs, Needs, Options, settle
 from clearhead.nn import REGISTRY, Block, block_of, initialise
 from clearhead.nn.annealing import moves, warn
 from clearhead.nn.bases import NoPosition, PositionTables
-from clearhead.nn.positionwise import embedding_projection
+from clearhead.nn.positionwise import EmbeddingProjection
 from clearhead.ops.rope import Rotation
 from clearhead.spec import LayerSpec
 
@@ -63,13 +64,9 @@ class ClearheadPreTrainedModel(PreTrainedModel):
 
 
 @cache
-def _layer_class(block: type[Block]) -> type[Block]:
+def _layer_class(block: type[Block]) -> Any:
     """A block's class, with transformers' gradient checkpointing."""
     return type("ClearheadLayer", (GradientCheckpointingLayer, block), {})
-
-
-def _layer(layer: LayerSpec) -> Block:
-    return _layer_class(block_of(layer))(layer)  # type: ignore[arg-type]
 
 
 class ClearheadModel(ClearheadPreTrainedModel):
@@ -82,34 +79,35 @@ class ClearheadModel(ClearheadPreTrainedModel):
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
         super().__init__(config, **unknown)
-        first = config.layer(0)
+        specs = [config.layer(index) for index in range(config.num_hidden_layers)]
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        width, projected = config.hidden_size, config.embedding_projection
-        self.project_in = embedding_projection(width, wanted=projected)
-        own = replace(first, position=config.position)
-        self.position = _position(own)
+        projection = EmbeddingProjection if config.embedding_projection else nn.Identity
+        self.project_in = projection(config.hidden_size)
+        own = replace(specs[0], position=config.position)
+        self.position: Any = _position(own)
         self._adds_position = type(self.position).embed is not NoPosition.embed
         self.embedding_norm: nn.Module = nn.Identity()
         if config.embedding_norm != "none":
             norm = REGISTRY.find("norm", config.embedding_norm).build
             self.embedding_norm = norm(config.hidden_size, config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(
-            _layer(config.layer(index)) for index in range(config.num_hidden_layers)
-        )
-        attentions: list[Any] = [layer.self_attn for layer in self.layers]
+        layers = [_layer_class(block_of(spec))(spec) for spec in specs]  # type: ignore[arg-type]
+        self.layers: Sequence[Block] = nn.ModuleList(layers)  # type: ignore[assignment]
+        attentions = [layer.self_attn for layer in self.layers]
         # Of layers that tell order in another way, or to another number of heads.
         self.other_positions = nn.ModuleDict()
-        self._position_keys = [_position_key(each.layer) for each in attentions]
-        for key, each in zip(self._position_keys, attentions, strict=True):
-            if key != _position_key(own):
-                self.other_positions[key] = _position(each.layer)
-        positions: Any = (self.position, *self.other_positions.values())
+        positions: dict[str, NoPosition] = {_position_key(own): self.position}
+        for spec in specs:
+            if (key := _position_key(spec)) not in positions:
+                positions[key] = self.other_positions[key] = _position(spec)
+        self._positions = [positions[_position_key(spec)] for spec in specs]
         self.needs = Needs(
             places=max([each.places for each in attentions]),
             longest=self.position.longest(),
             limits=tuple(
-                (p.layer.position, n) for p in positions if (n := p.longest()) is not None
+                (each.layer.position, limit)
+                for each in positions.values()
+                if (limit := each.longest()) is not None
             ),
             windowed={each.window for each in attentions} != {None},
             gated={each.decay for each in attentions} != {None},
@@ -118,7 +116,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.norm = REGISTRY.find("norm", config.outer_norm).build(
             config.hidden_size, config.norm_eps
         )
-        self.project_out = embedding_projection(width, wanted=projected)
+        self.project_out = projection(config.hidden_size)
         self.gradient_checkpointing = False
         self.followed = not moves(self)
         self.post_init()
@@ -129,67 +127,46 @@ class ClearheadModel(ClearheadPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
         document_ids: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        cache: Any = None,
-        **unknown: Any,
+        **options: Unpack[Options],
     ) -> BaseModelOutputWithPast:
         """Run the layers.
 
         Args:
-            input_ids: int64 [B, T], or inputs_embeds: [B, T, C].
+            input_ids: int64 [B, T].
             attention_mask: [B, S], 0 for padding, on either side; S counts cached tokens too. With
                 a static cache S may be its whole room: entries of later tokens are not read.
             position_ids: int64 [B, T]; by default counted from the first token that is no padding.
                 Where they do not rise, a document begins.
-            past_key_values: a transformers Cache. A lone token after a StaticCache, its mask of
-                all the room or None, reads nothing on the host: a CUDA graph can hold the step.
-            cache: the same, by its name from transformers 5.24 on.
             document_ids: int [B, T]; a token sees only its own document (packing), in which
                 positions are counted. No cache then.
-            output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
-                multiply the values: for differential attention the signed difference.
-            **unknown: `return_dict=False` for a tuple.
 
         Raises:
             ClearheadError: arguments that do not fit, and any other that would have no effect.
         """
-        if output_attentions is None:
-            output_attentions = self.config.output_attentions
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        maps: list[Tensor] | None = [] if output_attentions else None
         inputs = settle(
             self.config,
             self.needs,
-            input_ids=input_ids,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            document_ids=document_ids,
-            past_key_values=past_key_values,
-            cache=cache,
-            use_cache=use_cache,
+            input_ids,
+            attention_mask,
+            position_ids,
+            document_ids,
+            options,
             training=self.training,
-            recording=maps is not None,
             checkpointing=self.training and self.gradient_checkpointing,
-            others=unknown,
         )
+        maps: list[Tensor] | None = [] if inputs.returns_maps else None
         interface, implementation = None, self.config._attn_implementation or "sdpa"
         if maps is not None or implementation != "sdpa":
             interface = interface_of(implementation, maps)
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        x = self.embed_tokens(input_ids) if inputs.embeds is None else inputs.embeds
         x = self.project_in(x)
         if self._adds_position:
             x = self.position.embed(x, inputs.positions)
         x = self.dropout(self.embedding_norm(x))
         hidden: list[Tensor] = []
         for layer, tables in zip(self.layers, self._tables(inputs), strict=True):
-            if output_hidden_states:  # else none is held until the end
+            if inputs.returns_hidden:  # else none is held until the end
                 hidden.append(x)
             x = layer(
                 x,
@@ -209,7 +186,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             **{CACHE: inputs.cache},  # type: ignore[arg-type]
             last_hidden_state=x,
             # As in transformers' models, the last entry is what the head reads.
-            hidden_states=(*hidden, x) if output_hidden_states else None,  # type: ignore[arg-type]
+            hidden_states=(*hidden, x) if inputs.returns_hidden else None,  # type: ignore[arg-type]
             attentions=None if maps is None else tuple(maps),  # type: ignore[arg-type]
         )
 
@@ -217,31 +194,26 @@ class ClearheadModel(ClearheadPreTrainedModel):
         """Each layer's tables; layers with equal positions share theirs."""
         positions_BT, keys_BS = inputs.positions, inputs.key_positions
         prepared = inputs.past and inputs.prefixes and not torch.is_grad_enabled()
-        shared: dict[tuple[str, bool, int], PositionTables] = {}
+        shared: dict[tuple[NoPosition, bool, int], PositionTables] = {}
         tables = []
-        for layer, position in zip(self.layers, self._position_keys, strict=True):
-            attention: Any = layer.self_attn
-            places = attention.places
+        for layer, position in zip(self.layers, self._positions, strict=True):
+            attention, places = layer.self_attn, layer.self_attn.places
             key = position, attention.cache_unrotated, places
             if key not in shared:
                 keys = keys_BS if attention.cache_unrotated else positions_BT
-                make = self._position_of(position).tables
-                shared[key] = make(positions_BT, keys)
+                shared[key] = position.tables(positions_BT, keys)
                 if places and (attention.cache_unrotated or not prepared):
                     first = torch.arange(places, device=positions_BT.device)[None]
-                    prefix = make(positions_BT, first).keys
+                    prefix = position.tables(positions_BT, first).keys
                     prefix = prefix.table() if isinstance(prefix, Rotation) else prefix
                     shared[key] = shared[key]._replace(prefix=prefix)
             tables.append(shared[key])
         return tables
 
-    def _position_of(self, key: str) -> NoPosition:
-        others: Any = self.other_positions
-        return others[key] if key in others else self.position  # noqa: SIM401 (no get)
 
-
-def _position(layer: LayerSpec) -> Any:
-    return REGISTRY.find("position", layer.position).build(layer, _heads(layer))
+def _position(layer: LayerSpec) -> NoPosition:
+    position: NoPosition = REGISTRY.find("position", layer.position).build(layer, _heads(layer))
+    return position
 
 
 def _heads(layer: LayerSpec) -> int:

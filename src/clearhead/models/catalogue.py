@@ -1,4 +1,4 @@
-"""Named models: a point on the axes at a size, matched in parameters to the baseline."""
+"""Configurations of the named models, matched in parameters to the baseline."""
 
 import json
 from collections.abc import Mapping
@@ -11,29 +11,8 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.models.base_model import ClearheadModel
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inspection import parameter_count
-from clearhead.named_models import BASELINE, PRESETS, SIZES
+from clearhead.named_models import AT_SIZE, BASELINE, PRESETS, SIZES, SMALLER
 
-# At the baseline's width, since what they claim is as good a model with fewer parameters.
-SMALLER = ("sas", "sas-p", "sas-p-nonorm", "clearhead", "bert-sas", "bert-sas-p")
-
-# The paper's Pre-LN has RMSNorm, ReLU and no biases.
-_PRE_LN = {"norm": "rmsnorm", "mlp": "relu", "bias": False}
-
-# The paper's GPT-2 has one gain a norm and no biases.
-_GPT2 = {"norm": "rmsnorm-single", "bias": False}
-
-# What a preset has at one size only.
-_AT_SIZE: dict[tuple[str, str], dict[str, Any]] = {
-    ("gpt2", "tiny"): {"intermediate_size": 736},
-    ("gpt2", "codeparrot"): _PRE_LN,
-    ("gpt2", "codeparrot-72"): _PRE_LN,
-    **{("gpt2", f"gpt2-{size}"): _GPT2 for size in ("60m", "130m", "350m", "1.4b")},
-    # As the paper's BERT had it, lower than the depth rule (arXiv 2311.01906, D.2).
-    ("bert-sas", "crammed"): {"mlp_gain": 0.05},
-    ("bert-sas-p", "crammed"): {"mlp_gain": 0.05},
-}
-_OWN = frozenset(PRESETS)
-_SUMMARIES: dict[str, str] = {}  # of presets of other packages
 # The baseline's shape: what of a user's changes it has too when a preset is matched to it.
 _SHAPE = frozenset(
     {
@@ -43,29 +22,6 @@ _SHAPE = frozenset(
 )
 _DERIVES = ("hidden_size", "mlp", "bias")  # another value of these has another MLP width
 _STEP = 8  # of a matched MLP width, as tensor cores want it
-
-
-def register_preset(name: str, changes: dict[str, Any], summary: str) -> None:
-    """Add a preset of another package; again by the same name, in place of the first.
-
-    Args:
-        changes: what it changes of the baseline.
-        summary: one line for tables and help.
-
-    Raises:
-        ClearheadError: a name of clearhead's own.
-    """
-    if name in _OWN:
-        raise ClearheadError(f"the preset {name!r} is clearhead's: choose another name")
-    PRESETS[name], _SUMMARIES[name] = dict(changes), summary
-
-
-def presets() -> dict[str, str]:
-    """Every preset's name, with a line: what it changes of the baseline, or its own summary."""
-    changed = {
-        name: " ".join(f"{k}={v}" for k, v in keys.items()) for name, keys in PRESETS.items()
-    }
-    return changed | {BASELINE: "pre-norm, RoPE, RMSNorm, SwiGLU"} | _SUMMARIES
 
 
 def preset(name: str, size: str = "tiny", **overrides: Any) -> ClearheadConfig:
@@ -81,7 +37,7 @@ def preset(name: str, size: str = "tiny", **overrides: Any) -> ClearheadConfig:
     """
     choose("preset", name, PRESETS)
     choose("size", size, SIZES)
-    own = {**PRESETS[name], **_AT_SIZE.get((name, size), {})}
+    own = {**PRESETS[name], **AT_SIZE.get((name, size), {})}
     shape = {key: overrides[key] for key in _SHAPE & overrides.keys()}
     if any(value != {**SIZES[size], **own}.get(key) for key, value in shape.items()):
         own.pop("intermediate_size", None)  # matched to another shape

@@ -1,6 +1,6 @@
 """A class, or a number, for a whole text: the trunk, one token's state, and a small head."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from transformers.utils import can_return_tuple
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ClearheadModel, ClearheadPreTrainedModel
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.inputs import check_below, documents_of, read_mask
+from clearhead.models.inputs import Options, check_below, documents_of, read_mask
 from clearhead.ops.precision import has_numbers
 
 WIDTH = 1024  # of the head's hidden layer, at every size of the trunk, as in the crammed BERT
@@ -57,7 +57,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **arguments: Any,
+        **options: Unpack[Options],
     ) -> SequenceClassifierOutput:
         """Logits [B, num_labels], and the mean loss where labels are given.
 
@@ -65,24 +65,18 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
             attention_mask: [B, T], 0 for padding on either side; needed where there is any.
             labels: int64 [B], classes from 0; for regression float [B], its loss the squared error.
             num_items_in_batch: divides the summed loss instead of the number of texts.
-            **arguments: as in `ClearheadModel.forward`, as are those above that are not explained.
+            **options: `clearhead.models.inputs.Options`; the others are those of `ClearheadModel`.
 
         Raises:
             ClearheadError: a label outside the classes; padding without an attention_mask.
         """
         self._check_padding(input_ids, attention_mask)
-        arguments.setdefault("use_cache", False)
-        out = self.model(
-            input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            return_dict=True,
-            **arguments,
-        )
+        options["use_cache"], options["return_dict"] = options.get("use_cache") or False, True
+        out = self.model(input_ids, attention_mask, position_ids, **options)
         x_BTC = out.last_hidden_state
         key_mask = read_mask(attention_mask, x_BTC.shape[0], x_BTC.shape[1], cached=False)
-        given = arguments.get("document_ids")
-        documents = documents_of(x_BTC, position_ids, key_mask, given, cached=False)
+        documents: Any = options.get("document_ids")
+        documents = documents_of(x_BTC, position_ids, key_mask, documents, cached=False)
         if documents is not None and has_numbers(x_BTC):
             raise ClearheadError("a row has several texts and one class: give each text a row")
         place_B = self._place(attention_mask, x_BTC)

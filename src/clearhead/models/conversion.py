@@ -99,23 +99,18 @@ def for_llama_cpp(model: Any) -> Any:
             theirs = _convert(model)
         except ClearheadError as error:
             raise ClearheadError(f"llama.cpp has no family for this model: {error}") from None
-        return _readable(theirs)
+        if reason := _unreadable(theirs):
+            raise ClearheadError(f"llama.cpp {reason}: transformers reads that of --for serving")
+        if not isinstance(theirs, GraniteSWAForCausalLM):
+            return theirs
+        config = deepcopy(theirs.config)
+        if SLIDING not in config.layer_types:
+            config.layer_types[-1] = SLIDING
+            config.sliding_window = max(_BEYOND, config.max_position_embeddings)
+        config.no_rope_layers = [int(theta != 0) for theta in config.layer_rope_theta]
+        return filled(type(theirs), config, theirs.state_dict(), theirs)
 
     return _as_servers_load(model, made)
-
-
-def _readable(model: Any) -> Any:
-    """A model of transformers as llama.cpp's converter and its runtime read it."""
-    if reason := _unreadable(model):
-        raise ClearheadError(f"llama.cpp {reason}: transformers reads that of --for serving")
-    if not isinstance(model, GraniteSWAForCausalLM):
-        return model
-    config = deepcopy(model.config)
-    if SLIDING not in config.layer_types:
-        config.layer_types[-1] = SLIDING
-        config.sliding_window = max(_BEYOND, config.max_position_embeddings)
-    config.no_rope_layers = [int(theta != 0) for theta in config.layer_rope_theta]
-    return filled(type(model), config, model.state_dict(), model)
 
 
 def _unreadable(model: Any) -> str | None:
@@ -140,24 +135,22 @@ def _unreadable(model: Any) -> str | None:
 
 
 def _as_servers_load(model: Any, make: Callable[[], Any]) -> Any:
+    """The model that `make` makes, in 16 bits as `model`, or in float32 where these would move its
+    logits."""
     if not isinstance(model, ClearheadForCausalLM):
         raise ClearheadError(
             f"a {type(model).__name__} is not clearhead's, and is served as it is: leave --for out"
         )
     _require_sound(model)
     with in_float32(model) as rounded:
-        return _rounded_where_equal(model, with_equal_logits(model, make()), rounded)
-
-
-def _rounded_where_equal(model: Any, made: Any, rounded: Callable[[Any], Any]) -> Any:
-    """Return `made` in the model's 16 bits, or in float32 where these would move its logits."""
-    wide = [(tensor, tensor.data) for tensor in chain(made.parameters(), made.buffers())]
-    rounded(made)
-    with in_float32(made):
-        equal = logit_difference(model, made) <= TOLERANCE
-    if not equal:
-        for tensor, data in wide:
-            tensor.data = data
+        made = with_equal_logits(model, make())
+        wide = [(tensor, tensor.data) for tensor in chain(made.parameters(), made.buffers())]
+        rounded(made)
+        with in_float32(made):
+            equal = logit_difference(model, made) <= TOLERANCE
+        if not equal:
+            for tensor, data in wide:
+                tensor.data = data
     return made
 
 

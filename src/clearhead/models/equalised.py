@@ -24,11 +24,7 @@ weight, whose bias would grow without bounds."""
 
 def equalised(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
     """The same function with equal rows, by their largest weight, in every up projection; its other
-    weights are those of the model itself.
-
-    Raises:
-        ClearheadError: as `check_equalised`.
-    """
+    weights are those of the model itself, which `check_equalised` accepts."""
     check_equalised(model)
     made = filled(ClearheadForCausalLM, model.config, model.state_dict(), model, share=True)
     with torch.no_grad():

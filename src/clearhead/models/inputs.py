@@ -1,6 +1,6 @@
 """Inputs of a model's call, settled once: checked where they enter, in the one form layers read."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -24,15 +24,42 @@ from clearhead.nn.attention import Prefixes
 from clearhead.ops.precision import has_numbers, is_exporting, readable
 from clearhead.ops.visibility import Visibility
 
-# transformers 5 before 5.23 passes where in the cache the tokens go, which the cache knows.
-_HARMLESS = ("cache_position",)
+_WHOLE = (torch.int64, torch.int32)  # the dtypes that an embedding takes
+
+
+class Options(TypedDict, total=False):
+    """Arguments by name of every model's call, beside tokens, mask, positions and documents.
+
+    Attributes:
+        inputs_embeds: [B, T, C] in place of input_ids.
+        past_key_values: a transformers Cache. A lone token after a StaticCache, its mask of all the
+            room or None, reads nothing on the host: a CUDA graph can hold the step.
+        cache: the same, by its name from transformers 5.24 on.
+        use_cache: whether a new cache is made and returned; by default as the configuration says.
+        output_hidden_states: whether the input of each layer is returned, and the last norm's
+            output.
+        output_attentions: whether the matrices [B, heads, T, S] are returned that multiply the
+            values, for differential attention the signed difference; needs
+            attn_implementation="eager".
+        return_dict: False for a tuple.
+        cache_position: not read; transformers before 5.23 passes it.
+    """
+
+    inputs_embeds: Tensor | None
+    past_key_values: Cache | None
+    cache: Cache | None
+    use_cache: bool | None
+    output_hidden_states: bool | None
+    output_attentions: bool | None
+    return_dict: bool | None
+    cache_position: Tensor | None
+
+
 # Names that an unknown one is compared with, a head's among them.
 _ARGUMENTS = {
-    *("input_ids", "inputs_embeds", "attention_mask", "position_ids", "document_ids", "labels"),
-    *("past_key_values", "cache", "use_cache", "output_hidden_states", "output_attentions"),
-    *("logits_to_keep", "num_items_in_batch"),
-}
-_WHOLE = (torch.int64, torch.int32)  # the dtypes that an embedding takes
+    *("input_ids", "attention_mask", "position_ids", "document_ids", "labels"),
+    *("logits_to_keep", "num_items_in_batch", *Options.__annotations__),
+} - {"return_dict", "cache_position"}
 
 
 class Needs(NamedTuple):
@@ -65,6 +92,8 @@ class Inputs(NamedTuple):
         cache: a transformers Cache, or None.
         past: tokens in the cache.
         prefixes: where the cache keeps prepared prefixes; None where it keeps none.
+        embeds: inputs_embeds, where they are given in place of tokens.
+        returns_hidden, returns_maps: whether hidden states, and attention matrices, are wanted.
     """
 
     positions: Tensor
@@ -73,37 +102,42 @@ class Inputs(NamedTuple):
     cache: Cache | None
     past: int
     prefixes: Prefixes | None
+    embeds: Tensor | None
+    returns_hidden: bool
+    returns_maps: bool
 
 
 def settle(
     config: ClearheadConfig,
     needs: Needs,
-    *,
     input_ids: Tensor | None,
-    inputs_embeds: Tensor | None,
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     document_ids: Tensor | None,
-    past_key_values: Cache | None,
-    cache: Any,
-    use_cache: bool | None,
+    options: Options,
+    *,
     training: bool,
-    recording: bool,
     checkpointing: bool,
-    others: dict[str, Any],
 ) -> Inputs:
     """Check the arguments of `ClearheadModel.forward`, and return them as its layers read them.
 
-    `training` and `checkpointing` are the model's mode; `recording` is true where attention
-    matrices are wanted; `others` are arguments beside those of the model's signature.
+    `training` and `checkpointing` are the model's mode.
+
+    Raises:
+        ClearheadError: arguments that do not fit, and any other that would have no effect.
     """
-    for key, value in others.items():
-        if value is not None and key not in _HARMLESS:
+    for key in options.keys() - Options.__annotations__:
+        if options[key] is not None:  # type: ignore[literal-required]
             choose("argument of the model", key, _ARGUMENTS - {key})
-    tokens = check_inputs(input_ids, inputs_embeds, config.vocab_size)
+    embeds = options.get("inputs_embeds")
+    hidden, maps = options.get("output_hidden_states"), options.get("output_attentions")
+    hidden = config.output_hidden_states if hidden is None else hidden
+    maps = config.output_attentions if maps is None else maps
+    tokens = check_inputs(input_ids, embeds, config.vocab_size)
     (batch, new), causal = tokens.shape[:2], config.direction == "causal"
-    if past_key_values is not None:
-        cache = the_cache(past_key_values, cache)
+    cache: Any = options.get("cache")
+    if (earlier := options.get("past_key_values")) is not None:
+        cache = the_cache(earlier, cache)
     cached = cache is not None
     if cached:
         if not causal:
@@ -124,7 +158,7 @@ def settle(
     if cached:
         room = room_of(cache)
         whole = attention_mask is not None and attention_mask.shape == (batch, room)
-        on_device = steps_on_device(cache, new, needs.windowed) and not recording
+        on_device = steps_on_device(cache, new, needs.windowed) and not maps
         on_device = on_device and (whole or attention_mask is None)
         if on_device:
             # Every slot is a key, the new token the last query; a mask says which slots are seen.
@@ -142,6 +176,7 @@ def settle(
         documents = documents_of(tokens, position_ids, key_mask, document_ids, cached)
     # Those that a compiler cannot rule out leave the cache, and the length, as of one text.
     packed = documents is not None and (document_ids is not None or has_numbers(tokens))
+    use_cache = options.get("use_cache")
     use_cache = config.use_cache if use_cache is None else use_cache
     if use_cache and causal and not (cached or packed or training):
         kind = PrefixCache if needs.places else DynamicCache
@@ -162,7 +197,9 @@ def settle(
     visibility = Visibility(causal, None, key_mask, documents)
     keeps_prefixes = isinstance(cache, PrefixCache) and not torch.compiler.is_compiling()
     prefixes = cache.prefixes if keeps_prefixes else None
-    return Inputs(positions, keys, visibility, cache, past, prefixes)
+    return Inputs(
+        positions, keys, visibility, cache, past, prefixes, embeds, bool(hidden), bool(maps)
+    )
 
 
 def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, vocabulary: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from clearhead.errors import NOT_FINITE, ClearheadError, NotFinite
+from clearhead.models.base_model import ClearheadPreTrainedModel
 from clearhead.models.configuration import WINDOW_BEGIN
 from clearhead.models.inputs import Needs
 from clearhead.ops.precision import without_autocast
@@ -38,11 +39,6 @@ def decoder_layers(model: Any) -> list[nn.Module]:
     )
 
 
-def backbone(model: Any) -> nn.Module:
-    """The model without its head; the model itself where transformers knows no such part."""
-    return model.base_model
-
-
 def parameter_count(model: nn.Module) -> int:
     """The number of parameters; those that are shared count once."""
     return sum(map(Tensor.numel, model.parameters()))
@@ -61,7 +57,7 @@ def longest_text(model: Any) -> int | None:
     the process.
     """
     limit = getattr(model.config, "max_position_embeddings", None)
-    needs = getattr(backbone(model), "needs", None)
+    needs = getattr(model.base_model, "needs", None)
     taken = needs.places if isinstance(needs, Needs) else 0
     for name, module in model.named_modules():
         if not isinstance(module, nn.Embedding) or module is model.get_input_embeddings():
@@ -84,10 +80,10 @@ def lack_of_positions(model: Any, length: int, name: str = "the model") -> str:
 
 def run_backbone(model: Any, ids_BT: Tensor) -> Any:
     """Run the model without its head and without a cache."""
-    body = backbone(model)
+    body = model.base_model
     known = inspect.signature(body.forward).parameters  # an encoder has no cache to leave unused
-    options = {"use_cache": False} if "use_cache" in known else {}
-    return body(input_ids=ids_BT, **options)
+    cached = "use_cache" in known or isinstance(body, ClearheadPreTrainedModel)
+    return body(input_ids=ids_BT, **({"use_cache": False} if cached else {}))
 
 
 def generating_plainly(model: Any) -> Any:
@@ -170,11 +166,7 @@ def begin_of_windows(model: Any) -> int | None:
 
 def opened(model: Any, ids: Tensor) -> Tensor:
     """Tokens, int64 [..., T], as the model's training opened windows: as they are, or with the
-    begin token in the place of each first one.
-
-    Raises:
-        ClearheadError: as `begin_of_windows`.
-    """
+    begin token (`begin_of_windows`) in the place of each first one."""
     begin = begin_of_windows(model)
     if begin is None:
         return ids

@@ -1,7 +1,7 @@
 """Language models: the trunk, and a head for the next token or for tokens that were hidden."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from clearhead.errors import ClearheadError
 from clearhead.models.base_model import CACHE, ClearheadModel, ClearheadPreTrainedModel
 from clearhead.models.caches import PrefixCache, steps_on_device, the_cache
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.inputs import Options
 from clearhead.ops.precision import readable
 
 IGNORED = -100  # a label that no loss is taken of
@@ -142,7 +143,7 @@ class LanguageModel(ClearheadPreTrainedModel):
         labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
-        **arguments: Any,
+        **options: Unpack[Options],
     ) -> Any:
         """Logits [B, T, vocabulary], and the loss where labels are given.
 
@@ -153,19 +154,13 @@ class LanguageModel(ClearheadPreTrainedModel):
                 positions'.
             num_items_in_batch: divides the summed loss instead of the count of labels, so that
                 accumulated micro-batches weigh each token alike.
-            **arguments: as in `ClearheadModel.forward`, as are those above that are not explained.
+            **options: `clearhead.models.inputs.Options`; the others are those of `ClearheadModel`.
 
         In training with labels, `logits` is None: the loss is made by chunks that never hold
         [B, T, vocabulary] (`ops.linear_cross_entropy`).
         """
-        out = self.model(
-            input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            document_ids=document_ids,
-            return_dict=True,
-            **arguments,
-        )
+        options["return_dict"] = True
+        out = self.model(input_ids, attention_mask, position_ids, document_ids, **options)
         x = out.last_hidden_state
         loss, called = None, False
         if labels is not None:

@@ -34,24 +34,16 @@ def settle_layers(config: Any) -> None:
     for kind in config.layer_types or ():
         choose("layer type", str(kind), (FULL, SLIDING))
     for override in config.layer_overrides or ():
-        _check_override(override)
-    _check_window(config)
-
-
-def _check_override(override: Any) -> None:
-    if not isinstance(override, dict):
-        raise ClearheadError(f"an entry of layer_overrides is {override!r}: give a mapping")
-    for axis, value in override.items():
-        choose("axis of layer_overrides", str(axis), _OF_A_LAYER)
-        build: Any = REGISTRY.find(axis, str(value)).build
-        if axis == "position" and build.embed is not NoPosition.embed:
-            raise ClearheadError(
-                f"layer_overrides has position={value!r}, which is added before any layer: give it "
-                "as position, or choose rope, xpos, alibi, forget or none here"
-            )
-
-
-def _check_window(config: Any) -> None:
+        if not isinstance(override, dict):
+            raise ClearheadError(f"an entry of layer_overrides is {override!r}: give a mapping")
+        for axis, value in override.items():
+            choose("axis of layer_overrides", str(axis), _OF_A_LAYER)
+            build: Any = REGISTRY.find(axis, str(value)).build
+            if axis == "position" and build.embed is not NoPosition.embed:
+                raise ClearheadError(
+                    f"layer_overrides has position={value!r}, which is added before any layer: "
+                    "give it as position, or choose rope, xpos, alibi, forget or none here"
+                )
     window, types = config.sliding_window, config.layer_types
     slides = SLIDING in (types or ())
     if window is None and slides:

@@ -154,12 +154,6 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
-def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer's files."""
-    folder.mkdir(exist_ok=True)
-    tokenizer.save_pretrained(folder)
-
-
 def load_config(name: str, *, trust_remote_code: bool = False, **changes: Any) -> Any:
     """The configuration in a folder or of a hub name, with changes."""
     return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **changes)
@@ -272,7 +266,11 @@ def resolved(name: str) -> str:
             f"the run in {name} is not finished: go on by clearhead train --resume {name}, or make "
             f"a model of a checkpoint by clearhead convert {name}/checkpoints/step-… FOLDER"
         )
-    if not path.exists() and _is_path(name):
+    # No name of the hub's, or one that begins with an existing folder.
+    local = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is None
+    if not local and "/" in name and path.parent.is_dir():
+        local = not isinstance(try_to_load_from_cache(name, "config.json"), str)
+    if local and not path.exists():
         beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.6)
         hint = f"did you mean {path.parent / near[0]}?" if near else "nor in the hub's cache"
@@ -287,14 +285,6 @@ def resolved(name: str) -> str:
             "merge them into the model that they were trained on"
         )
     return name
-
-
-def _is_path(name: str) -> bool:
-    """True of a name that cannot be one of the hub's, or begins with an existing folder."""
-    if re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is None:
-        return True
-    here = "/" in name and Path(name).parent.is_dir()
-    return here and not isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
 def best_device() -> torch.device:

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from clearhead.errors import ClearheadError, choose
 from clearhead.models.families.family import filled
 from clearhead.ops import ntk_theta
+from clearhead.ops.rope import KINDS
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 SCALINGS = ("linear", "ntk", "dynamic", "yarn")
@@ -22,13 +23,17 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
     Args:
         kind: a rope_type (`clearhead.ops.rope.KINDS`), or "ntk": the base scaled once and for all,
             which Hugging Face writes as "default" with another rope_theta.
-        parameters: the kind's own, such as factor=4. The trained length is
+        parameters: the kind's own, such as factor=4, above 1. The trained length is
             max_position_embeddings; rope_theta is the model's unless given.
 
     Raises:
-        ClearheadError: a model without rotary positions, or with frequencies that are scaled
-            already or of several kinds; of clearhead's, parameters that do not fit the kind.
+        ClearheadError: another kind or factor; a model without rotary positions, or with
+            frequencies that are scaled already or of several kinds; of clearhead's, parameters that
+            do not fit the kind.
     """
+    choose("rope scaling", kind, ("ntk", *KINDS))
+    if not parameters.get("factor", 2) > 1:
+        raise ClearheadError(f"factor is {parameters['factor']}: a rope scaling takes one above 1")
     name, config = type(model).__name__, copy.deepcopy(model.config)
     rope = getattr(config, "rope_parameters", None)
     if not rope or "rope_theta" not in rope:
@@ -57,15 +62,3 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
     other: Model = filled(type(model), config, weights, model, share=True)
     other.set_attn_implementation(model.config._attn_implementation)
     return other.train(model.training)
-
-
-def with_scaled_rope(model: Model, kind: str, factor: float) -> Model:
-    """`with_rope_scaling` by one of `SCALINGS`, which take a factor alone.
-
-    Raises:
-        ClearheadError: another kind, a factor that is not above 1, or as `with_rope_scaling`.
-    """
-    choose("rope scaling", kind, SCALINGS)
-    if not factor > 1:
-        raise ClearheadError(f"factor is {factor}: a rope scaling takes one above 1")
-    return with_rope_scaling(model, kind, factor=factor)

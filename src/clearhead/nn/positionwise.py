@@ -145,11 +145,6 @@ class EmbeddingProjection(nn.Module):
         return F.linear(x, self.weight)
 
 
-def embedding_projection(width: int, *, wanted: bool) -> nn.Module:
-    """The matrix, or the identity."""
-    return EmbeddingProjection(width) if wanted else nn.Identity()
-
-
 def _gelu(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 

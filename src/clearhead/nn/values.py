@@ -1,7 +1,5 @@
 """Value and output projections: linear, identity, or reparametrised around a fixed matrix."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -96,13 +94,6 @@ def _drawn_refuses(layer: LayerSpec) -> str | None:
     return None
 
 
-def _either(*refusals: Any) -> Any:
-    def refuses(layer: LayerSpec) -> str | None:
-        return next((reason for refusal in refusals if (reason := refusal(layer))), None)
-
-    return refuses
-
-
 def _cached(layer: LayerSpec) -> int:
     """A token's values."""
     return layer.num_value_heads * layer.head_dim
@@ -137,7 +128,7 @@ DECLARATIONS = (
         "x (α W_init + β ΔW), with ΔW from 0",
         "arXiv 2311.01906, eq. 6",
         _reparametrised,
-        refuses=_either(_drawn_refuses, _value_refuses),
+        refuses=lambda layer: _drawn_refuses(layer) or _value_refuses(layer),
         cache=_cached,
         flops=_product,
     ),
@@ -163,7 +154,7 @@ DECLARATIONS = (
         "heads (α W_init + β ΔW), with ΔW from 0",
         "arXiv 2311.01906, eq. 6",
         _reparametrised,
-        refuses=_either(_drawn_refuses, _as_wide_as_the_stream),
+        refuses=lambda layer: _drawn_refuses(layer) or _as_wide_as_the_stream(layer),
         flops=_product,
     ),
 )

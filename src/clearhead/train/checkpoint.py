@@ -32,14 +32,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from clearhead.errors import ClearheadError
-from clearhead.models.loading import (
-    auto_class,
-    explained,
-    kind_of,
-    load_config,
-    save_tokenizer,
-    without_bars,
-)
+from clearhead.models.loading import auto_class, explained, kind_of, load_config, without_bars
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder
 from clearhead.train.parallel import is_sharded, plain_class
@@ -140,7 +133,7 @@ def save_config(
         config.architectures = [plain_class(model).__name__]
         config.save_pretrained(folder)
     if tokenizer is not None:
-        save_tokenizer(tokenizer, folder)
+        tokenizer.save_pretrained(folder)
 
 
 def export(
@@ -173,7 +166,7 @@ def save_pretrained(
     with without_bars():
         model.save_pretrained(folder, state_dict=weights)
         if tokenizer is not None:
-            save_tokenizer(tokenizer, folder)
+            tokenizer.save_pretrained(folder)
 
 
 def verify(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.models.inspection import backbone, decoder_layers
+from clearhead.models.inspection import decoder_layers
 
 BEST = 4  # predictions shown of each token and layer
 _CLOSE = 0.02  # of a probability: a lens further off is not this model's
@@ -70,7 +70,7 @@ def find_lens(model: Any, ids_BT: Tensor) -> Lens | None:
         elif output and arguments and arguments[0] is output[-1] and isinstance(result, Tensor):
             norms.extend([module] * (result.shape == output[-1].shape))
 
-    others = {*backbone(model).modules()} - {*last.modules()}
+    others = {*model.base_model.modules()} - {*last.modules()}
     handles = [module.register_forward_hook(watch) for module in (last, *others)]
     try:
         model(input_ids=ids_BT)

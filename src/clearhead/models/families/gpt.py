@@ -59,14 +59,19 @@ def _neox_axes(theirs: Any) -> dict[str, Any]:
             f"a GPTNeoX with rope_type={rope['rope_type']!r} and {turned} rotated channels has no "
             "place in clearhead: it needs 'default' and an even number"
         )
-    return {
+    axes = {
         **_UNREAD,
         "norm": "layernorm",
         "mlp": _activation("GPTNeoX", theirs.hidden_act),
         "bias": True,
         "order": "parallel" if theirs.use_parallel_residual else "sequential",
-        **_position(rope["rope_theta"], turned, width),
     }
+    if not turned:
+        return axes | {"position": "none", "rope_parameters": None}
+    rotates = {"rope_type": "default", "rope_theta": rope["rope_theta"] ** (width / turned)}
+    if turned < width:
+        rotates |= {"rope_type": "proportional", "partial_rotary_factor": turned / width}
+    return axes | {"rope_parameters": rotates}
 
 
 def _neox_read(state: State, theirs: Any) -> State:
@@ -98,20 +103,6 @@ def _rotation(theirs: Any) -> tuple[dict[str, Any], int, int]:
     """Rotary parameters, channels of a head, and those of them that are turned."""
     rope, width = theirs.rope_parameters, theirs.hidden_size // theirs.num_attention_heads
     return rope, width, int(width * rope["partial_rotary_factor"])
-
-
-def _position(theta: float, turned: int, width: int) -> dict[str, Any]:
-    if not turned:
-        return {"position": "none", "rope_parameters": None}
-    if turned == width:
-        return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
-    return {
-        "rope_parameters": {
-            "rope_type": "proportional",
-            "rope_theta": theta ** (width / turned),
-            "partial_rotary_factor": turned / width,
-        }
-    }
 
 
 def _one_norm(state: State, layer: str) -> None:

@@ -13,6 +13,7 @@ from clearhead.errors import ClearheadError
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.families.family import State, copied, filled, merged, with_all_biases
 from clearhead.models.language_models import ClearheadForCausalLM
+from clearhead.models.layers import FULL, SLIDING
 from clearhead.models.serving.modeling_clearhead_serving import (
     ClearheadServingConfig,
     ClearheadServingForCausalLM,
@@ -119,20 +120,18 @@ def _unfinished(model: ClearheadForCausalLM) -> str | None:
 
 
 def _config(ours: ClearheadConfig) -> ClearheadServingConfig:
-    last = ours.layer(ours.num_hidden_layers - 1)
-    queries = REGISTRY.find("maps", ours.maps).query_heads(last)
+    layers = [ours.layer(index) for index in range(ours.num_hidden_layers)]
+    queries = REGISTRY.find("maps", ours.maps).query_heads(layers[-1])
     shaped = ours.shaping == "shaped"
-    norms = [ours.outer_norm, *[ours.norm] * (ours.num_hidden_layers - 1), ours.outer_norm]
-    values = [ours.first_values or ours.values, *[ours.values] * (ours.num_hidden_layers - 1)]
-    slides = [ours.layer(index).sliding_window is not None for index in range(len(values))]
+    norms = [*(layer.norm for layer in layers), ours.outer_norm]
     return ClearheadServingConfig(
         **copied(ours)
         | {
             "num_attention_heads": 2 * queries if shaped else queries,
-            "num_key_value_heads": last.num_value_heads,
+            "num_key_value_heads": layers[-1].num_value_heads,
         },
         sliding_window=ours.sliding_window,
-        layer_types=["sliding_attention" if each else "full_attention" for each in slides],
+        layer_types=[FULL if layer.sliding_window is None else SLIDING for layer in layers],
         norm_eps=ours.norm_eps,
         bias=ours.bias,
         scores=ours.scores,
@@ -141,7 +140,7 @@ def _config(ours: ClearheadConfig) -> ClearheadServingConfig:
         maps=ours.maps,
         shaped=shaped,
         epilogue=ours.epilogue.removesuffix("-headwise"),
-        value_projections=[each != "identity" for each in values],
+        value_projections=[layer.values != "identity" for layer in layers],
         output_projection=not shaped or ours.projections != "identity",
         position=ours.position,
         norms=["rmsnorm" if each == _SINGLE else each for each in norms],
