@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_681
+LINES = 38_570
 LONGEST = 400
 
 

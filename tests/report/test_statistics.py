@@ -13,16 +13,18 @@ from clearhead.report.statistics import (
     Component,
     Difference,
     Verdict,
+    account,
     alike_trials,
     compare,
     compare_ratio,
     component,
     false_discovery_threshold,
+    family,
     summarize,
     t_quantile,
     t_tails,
+    threshold_of,
 )
-from clearhead.report.verdicts import account, family, threshold_of
 
 # Ratios, and the spread of either arm's seeds as a share of its mean.
 RATIOS = [(3.0, 0.02, 0.1), (1.0, 0.1, 0.1), (0.1, 0.3, 0.05), (-0.5, 0.1, 0.15)]
