@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_570
+LINES = 38_530
 LONGEST = 400
 
 

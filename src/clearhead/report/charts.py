@@ -6,7 +6,7 @@ never enters a hover template.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -65,20 +65,20 @@ def chart(
     figure = new(x, y)
     dashes = dict(zip(dict.fromkeys(name for _, name in curves), cycle(DASHES), strict=False))
     for (arm, name), points in curves.items():
-        if bands:
-            _add_band(figure, points, looks[arm])
-        shown = f"{arm} · {name}" if name else arm
-        _add_line(figure, shown, points, looks[arm], dashes[name], bars=not bands)
+        shown = style.plain(f"{arm} · {name}" if name else arm)
+        figure.add_traces([*_traces(shown, points, looks[arm], dashes[name], bands=bands)])
     places = [x for points in curves.values() for x, *_ in points]
-    _scale_x(figure, across, places)
+    _scale_x(figure, across, [*dict.fromkeys(places)])
     _scale_y(figure, up, [value for points in curves.values() for _, value, _ in points])
-    ways = "; ".join(f"{DASHES[dash]}: {name or 'softmax'}" for name, dash in dashes.items())
-    remarks = [note, f"{ways[:1].upper()}{ways[1:]}." if len(dashes) > 1 else ""]
-    if any(trace.error_y.array is not None for trace in figure.data):
-        remarks.append("Bars: ± 1 standard deviation over seeds.")
-    if across == "layers" and INPUT in places:
-        remarks.append("“in” is the stream before the first layer.")
-    return Panel(title=title, figure=figure, note=" ".join(filter(None, remarks)))
+    ways = "; ".join(f"{DASHES[dash]}: {name}" for name, dash in dashes.items())
+    remarks = {
+        note: True,
+        f"{ways[:1].upper()}{ways[1:]}.": len(dashes) > 1,
+        "Bars: ± 1 standard deviation over seeds.": any(one.error_y.color for one in figure.data),
+        "“in” is the stream before the first layer.": across == "layers" and INPUT in places,
+    }
+    words = " ".join(remark for remark, holds in remarks.items() if remark and holds)
+    return Panel(title=title, figure=figure, note=words)
 
 
 def new(x: str, y: str) -> "go.Figure":
@@ -109,44 +109,29 @@ def new(x: str, y: str) -> "go.Figure":
     return figure
 
 
-def _add_line(
-    figure: "go.Figure",
-    name: str,
-    points: Sequence[Point],
-    look: style.Look,
-    dash: str,
-    *,
-    bars: bool,
-) -> None:
+def _traces(
+    name: str, points: Sequence[Point], look: style.Look, dash: str, *, bands: bool
+) -> Iterator[dict[str, Any]]:
+    """A line, and its spread as bars or as a band beneath it."""
     x, y, spread = (list(column) for column in zip(*points, strict=True))
-    symbol = look.symbol if dash == "solid" else f"{look.symbol}-open"
-    errors = None
-    if bars and any(spread):
-        array = [value or 0.0 for value in spread]
-        errors = {"array": array, "color": look.colour, "thickness": 1.2, "width": 4}
-    figure.add_scatter(
-        x=x,
-        y=y,
-        error_y=errors,
-        name=style.plain(name),
-        mode="lines+markers" if bars else "lines",
-        line={"color": look.colour, "width": 2, "dash": dash},
-        marker={"color": look.colour, "size": 8, "symbol": symbol},
-        hovertemplate="%{x}: %{y:.5g}",
-    )
-
-
-def _add_band(figure: "go.Figure", points: Sequence[Point], look: style.Look) -> None:
-    if any(spread for *_, spread in points):
-        edges = [(x, y + (spread or 0.0)) for x, y, spread in points]
-        edges += [(x, y - (spread or 0.0)) for x, y, spread in reversed(points)]
-        x, y = (list(column) for column in zip(*edges, strict=True))
+    line: dict[str, Any] = {"type": "scatter", "x": x, "y": y, "name": name, "mode": "lines"}
+    if not bands:
+        symbol = look.symbol if dash == "solid" else f"{look.symbol}-open"
+        line["mode"] = "lines+markers"
+        line["marker"] = {"color": look.colour, "size": 8, "symbol": symbol}
+    if any(spread) and bands:
+        edge = [*zip(y, spread, strict=True)]
+        around = [a + b for a, b in edge] + [a - b for a, b in reversed(edge)]
         fill = {"fill": "toself", "fillcolor": look.colour, "opacity": 0.16, "line": {"width": 0}}
-        figure.add_scatter(x=x, y=y, mode="lines", hoverinfo="skip", **fill)
+        yield {**line, **fill, "x": x + x[::-1], "y": around, "name": None, "hoverinfo": "skip"}
+    elif any(spread):
+        bars = {"color": look.colour, "thickness": 1.2, "width": 4}
+        line["error_y"] = {"array": spread, **bars}
+    width = {"color": look.colour, "width": 2, "dash": dash}
+    yield {**line, "line": width, "hovertemplate": "%{x}: %{y:.5g}"}
 
 
-def _scale_x(figure: "go.Figure", across: str | Sequence[str], places: Iterable[Any]) -> None:
-    ticks = list(dict.fromkeys(places))
+def _scale_x(figure: "go.Figure", across: str | Sequence[str], ticks: list[Any]) -> None:
     if across == "log":
         ticks.sort()
         text = [f"{tick:,}" for tick in ticks]
@@ -175,32 +160,6 @@ def some_of(places: Sequence[int]) -> list[int]:
     """Every n-th of the places, so that an axis can name them."""
     every = math.ceil(len(places) / TICKS)
     return [place for place in places if every == 1 or place % every == 0]
-
-
-def heads_map(title: str, cells: Mapping[tuple[int, int], float], largest: float) -> Panel:
-    """Shares in per cent by (layer, head) on a colour scale from 0 to `largest`, with numbers where
-    there is room, else with the scale."""
-    rows, columns = (sorted({place[axis] for place in cells}) for axis in (0, 1))
-    few = len(columns) <= 8 and len(rows) <= TICKS
-    figure = new("head", "layer")
-    stops = [light for light, _ in style.SEQUENTIAL]
-    figure.add_heatmap(
-        x=columns,
-        y=rows,
-        z=[[cells.get((row, column)) for column in columns] for row in rows],
-        zmin=0,
-        zmax=largest or 1.0,
-        colorscale=[[place / (len(stops) - 1), stop] for place, stop in enumerate(stops)],
-        showscale=not few,
-        colorbar={"ticksuffix": " %", "thickness": 8, "outlinewidth": 0},
-        xgap=2 if few else 1,
-        ygap=2 if few else 1,
-        texttemplate="%{z:.0f}" if few else "",
-        hovertemplate="layer %{y}, head %{x}: %{z:.2f} %<extra></extra>",
-    )
-    figure.update_xaxes(showgrid=False, tickvals=some_of(columns))
-    figure.update_yaxes(showgrid=False, tickvals=some_of(rows), autorange="reversed")
-    return Panel(title=title, figure=figure, shape="cells")
 
 
 def lines(records: Records, variants: Variants) -> Curves:
@@ -303,7 +262,8 @@ def by_layer(
 
 
 def first_token_share(records: Records) -> list[Panel]:
-    """One heat-map (layer × head) an arm and map, on one colour scale.
+    """A heat-map of each arm and map: shares in per cent by layer and head, on one colour scale,
+    with numbers where there is room, else with the scale.
 
     Heads of different seeds do not correspond, so the first seed is shown and not a mean.
     """
@@ -317,4 +277,30 @@ def first_token_share(records: Records) -> list[Panel]:
                 if {"layer", "head"} <= one.dimensions.keys() and one.value is not None
             }
     largest = max([10.0, *(share for cells in maps.values() for share in cells.values())])
-    return [heads_map(title, cells, largest) for title, cells in maps.items() if cells]
+    stops = [light for light, _ in style.SEQUENTIAL]
+    scale = [[place / (len(stops) - 1), stop] for place, stop in enumerate(stops)]
+    panels = []
+    for title, cells in maps.items():
+        rows, columns = (sorted({place[axis] for place in cells}) for axis in (0, 1))
+        if not cells:
+            continue
+        few = len(columns) <= 8 and len(rows) <= TICKS
+        figure = new("head", "layer")
+        figure.add_heatmap(
+            x=columns,
+            y=rows,
+            z=[[cells.get((row, column)) for column in columns] for row in rows],
+            zmin=0,
+            zmax=largest,
+            colorscale=scale,
+            showscale=not few,
+            colorbar={"ticksuffix": " %", "thickness": 8, "outlinewidth": 0},
+            xgap=2 if few else 1,
+            ygap=2 if few else 1,
+            texttemplate="%{z:.0f}" if few else "",
+            hovertemplate="layer %{y}, head %{x}: %{z:.2f} %<extra></extra>",
+        )
+        figure.update_xaxes(showgrid=False, tickvals=some_of(columns))
+        figure.update_yaxes(showgrid=False, tickvals=some_of(rows), autorange="reversed")
+        panels.append(Panel(title=title, figure=figure, shape="cells"))
+    return panels

@@ -83,35 +83,25 @@ def table(records: Records, task: str, metric: str) -> Pivot | None:
 
 def one_model(records: Records) -> Pivot | None:
     """All numbers of one model in a table, depths apart: a row a setting, a column a length."""
-    numbers = [
-        (
-            Heading(
-                f"{metric.replace('_', ' ')}, {words}",
-                f"{task}{_of_text(records, task)}",
-                number.note,
-            ),
-            length,
-            number,
-        )
-        for task, metrics in tasks(records).items()
-        for metric in metrics
-        for (words, length), number in _places(records, task, metric, by_depth=True).items()
-    ]
-    lengths = sorted({length for _, length, _ in numbers})
-    rows = dict.fromkeys(row for row, *_ in numbers)
-    by_place = {(row, length): number for row, length, number in numbers}
-    (arm,) = records.arms()
+    numbers = {}
+    for task, metrics in tasks(records).items():
+        group = f"{task}{_of_text(records, task)}"
+        for metric in metrics:
+            for (words, length), one in _places(records, task, metric, by_depth=True).items():
+                row = Heading(f"{metric.replace('_', ' ')}, {words}", group, one.note)
+                numbers[row, length] = one
+    lengths = sorted({length for _, length in numbers})
     cells = (
         (
             row,
             Heading(f"{length:,}" if length else "", model.heading.group),
-            number.entries(model) if (number := by_place.get((row, length))) else (),
+            numbers[row, length].entries(model) if (row, length) in numbers else (),
         )
         for model in models(records)
-        for row in rows
+        for row, _ in numbers
         for length in lengths
     )
-    return pivot(arm, cells, "by length" if any(lengths) else "")
+    return pivot(records.arms()[0], cells, "by length" if any(lengths) else "")
 
 
 def sections(records: Records, looks: Looks) -> Iterator[Section]:

@@ -20,7 +20,6 @@ from clearhead.report.statistics import (
     Verdict,
     alike_trials,
     compare,
-    compare_ratio,
     component,
     interval_in_words,
     summarize,
@@ -315,9 +314,9 @@ def difference_of(
     )
     sides = by_seed(mine, scale), by_seed(theirs, scale)
     items = partial(_item_error, mine, theirs, scale)
-    if relative:
-        return compare_ratio(*sides, items, against=against, compared=compared)
-    return compare(*sides, items(1.0), against=against, compared=compared, given=given)
+    return compare(
+        *sides, items, relative=relative, against=against, compared=compared, given=given
+    )
 
 
 def by_seed(measures: Found, scale: float = 1.0) -> list[float]:
