@@ -92,8 +92,9 @@ def test_two_models_side_by_side(saved, words, tmp_path, capsys):
     assert call(*again, "--output", str(tmp_path / "again.html")) == 0
     assert (tmp_path / "again.html").read_text("utf-8") == page
     (tmp_path / "other.jsonl").write_text('{"kind": "run", "run": "a", "preset": "a", "seed": 0}\n')
-    assert call(*again, str(tmp_path / "other.jsonl")) == 2
-    assert "give each kind by itself" in capsys.readouterr().err
+    both = ("--output", str(tmp_path / "both.html"))
+    assert call(*again, str(tmp_path / "other.jsonl"), *both) == 0
+    assert 'id="diagnosis-numbers"' in (tmp_path / "both.html").read_text("utf-8")
 
 
 def test_a_model_without_numbers_is_not_called_sound(saved, words, tokenizer, tmp_path, capsys):

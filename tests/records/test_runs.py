@@ -159,6 +159,24 @@ def test_an_evaluation_of_a_run_beside_the_runs_own_records_adds_to_them(tmp_pat
         load([files[0], files[2]])  # a run of that name, trained for longer
 
 
+@pytest.mark.parametrize("setting", [{"weights": "b"}, {"evaluation": {"split": "all"}}])
+def test_two_evaluations_of_one_name_add_up_or_are_told_apart(
+    tmp_path: Path, setting: dict[str, Any]
+) -> None:
+    header = {"kind": "run", "run": "a", "preset": "a", "seed": 0, "weights": "a", "evaluation": {}}
+
+    def write(name: str, metric: str, **changes: Any) -> Path:
+        measure = {"kind": "measure", "run": "a", "metric": metric, "value": 1.0}
+        lines = ({**header, **changes}, measure)
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return tmp_path / name
+
+    one = write("one", "m")
+    (run,) = load([one, write("two", "n")]).runs
+    assert (run.value("m"), run.value("n")) == (1.0, 1.0)
+    assert load([one, write("other", "m", **setting)]).labels() == ["one", "other"]
+
+
 def test_another_model_evaluated_under_the_same_name_replaces_the_first_ones_results() -> None:
     def header(weights: str | None) -> dict[str, Any]:
         return {"kind": "run", "run": "final", "preset": "final", "seed": 0, "weights": weights}

@@ -10,9 +10,11 @@ import pytest
 from clearhead.errors import ClearheadError
 from clearhead.records.jsonl import append
 from clearhead.report import load, narrative, page_of, render, write_page
-from clearhead.report.comparison import comparison
+from clearhead.report.comparison import comparison, verdict
 from clearhead.report.page import embed
 
+from . import test_diagnosis as diagnosis
+from . import test_quantization as quantization
 from .conftest import own, payload, shown
 
 Fake = Callable[..., Path]
@@ -36,8 +38,8 @@ def test_a_whole_page(fake: Fake, tmp_path: Path) -> None:
     for section in ("comparison", "training", "lengths", "internals"):
         assert f'<section id="{section}">' in text
     assert "<h1>transformer, differential and softmax1</h1>" in text
-    assert "This run" in text
-    assert "Committed record, 20 M tokens" in text
+    assert text.count('scope="rowgroup">this run</th>') == 2  # compared, and inside
+    assert text.count('scope="rowgroup">committed record, 20 M tokens</th>') == 2
     assert "clearhead compare --tokens 300000" in text
     assert "torch 2.13.0" in text
     places = re.findall(r'class="plot [a-z]+" id="([^"]+)"', text)
@@ -140,8 +142,8 @@ def test_the_verdict_has_a_sentence_for_each_label(fake: Fake) -> None:
     perplexity, speed = page.verdict
     assert re.match(r"Validation perplexity: One: transformer .*\. Two: transformer", perplexity)
     assert speed.startswith("Training speed in tokens/s: One: transformer ")
-    page = page_of(load(fake("long.jsonl", trained=True, **options)))
-    assert ", alone;" in page.judge(1e-9)[0]  # of very many comparisons
+    records = load(fake("long.jsonl", trained=True, **options))
+    assert ", alone;" in verdict(records, 1e-9)[0]  # of very many comparisons
 
 
 def test_of_many_arms_the_verdict_names_the_ends(tmp_path: Path) -> None:
@@ -155,11 +157,19 @@ def test_of_many_arms_the_verdict_names_the_ends(tmp_path: Path) -> None:
     ]
 
 
-def test_records_of_two_studies_do_not_share_a_page(fake: Fake, tmp_path: Path) -> None:
-    other = tmp_path / "other.jsonl"
-    other.write_text('{"kind": "run", "run": "x", "study": "diagnosis"}\n')
-    with pytest.raises(ClearheadError, match=r"do not share a page.*comparison and diagnosis"):
-        page_of(load([fake(steps=1), other]))
+def test_records_of_several_studies_share_a_page(fake: Fake, tmp_path: Path) -> None:
+    diagnosed, quantized = tmp_path / "diagnosis.jsonl", tmp_path / "quantization.jsonl"
+    append(diagnosed, *diagnosis.records_of("transformer"))
+    append(quantized, *quantization.lines("transformer", 10.0, broken="no interface"))
+    alone = [page_of(load(path)) for path in (fake(steps=20), diagnosed, quantized)]
+    page = page_of(load([fake(steps=20), diagnosed, quantized]))
+    assert page.verdict == [words for one in alone for words in one.verdict]
+    assert len(page.sections) == sum(len(one.sections) for one in alone) - 2  # provenance once
+    names = [section.name for section in page.sections]
+    assert len({*names}) == len(names)
+    assert {"comparison-comparison", "diagnosis-numbers", "quantization-numbers"} <= {*names}
+    assert page.warnings == alone[2].warnings
+    assert "peak memory" in own(render(page))
 
 
 def test_a_page_is_written_whole_or_not_at_all(

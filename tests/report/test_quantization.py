@@ -10,7 +10,7 @@ from clearhead.quantize import every, scheme
 from clearhead.records.loading import load, parse
 from clearhead.report import page_of, render
 from clearhead.report.page import Panel
-from clearhead.report.quantization import KINDS, check, kind_of, remarks_on, schemes
+from clearhead.report.quantization import KINDS, kind_of, remarks_on, schemes
 
 from .conftest import own, printed, shown
 
@@ -85,7 +85,7 @@ def test_files_of_something_else(tmp_path, text, message):
     path = tmp_path / "r.jsonl"
     path.write_text(text + "\n")
     with pytest.raises(ClearheadError, match=message):
-        check(load(path))
+        page_of(load(path))
 
 
 def test_every_family_is_named_in_words():
@@ -139,8 +139,9 @@ def test_the_verdict_is_what_the_dearest_and_the_cheapest_scheme_cost_each_model
     worse = [line for line in worse if line.get("metric") != "added_perplexity"]
     text = page_of(parse(better + worse)).verdict[0]
     assert "Rise of perplexity under w3-channel: better 125\u00a0%; worse 238\u00a0%." in text
-    one = page_of(parse(better)).verdict[0]
-    assert one.startswith("Rise of perplexity under w3-channel: 125\u00a0%. Rise of ")
+    dearest, cheapest = page_of(parse(better)).verdict
+    assert dearest == "Rise of perplexity under w3-channel: 125\u00a0%."
+    assert cheapest.startswith("Rise of perplexity under ")
 
 
 def test_no_seed_is_spoken_of_where_none_varies():

@@ -13,16 +13,17 @@ from clearhead.report.statistics import (
     Component,
     Difference,
     Verdict,
+    account,
     alike_trials,
     compare,
-    compare_ratio,
     component,
     false_discovery_threshold,
+    family,
     summarize,
     t_quantile,
     t_tails,
+    threshold_of,
 )
-from clearhead.report.verdicts import account, family, threshold_of
 
 # Ratios, and the spread of either arm's seeds as a share of its mean.
 RATIOS = [(3.0, 0.02, 0.1), (1.0, 0.1, 0.1), (0.1, 0.3, 0.05), (-0.5, 0.1, 0.15)]
@@ -110,7 +111,7 @@ def test_trials_that_all_end_alike_still_tell_what_their_number_can() -> None:
     assert error == Component(variance=pytest.approx(2 * 31 / 32**3), degrees=29)
     half = scipy.stats.t.ppf(0.975, 29) * (2 * 31 / 32**3) ** 0.5
     for share, verdict in ((1.0, Verdict.HIGHER), (0.0, Verdict.UNDECIDED)):
-        found = compare([share] * 3, [0.0] * 3, [error])
+        found = compare([share] * 3, [0.0] * 3, lambda _: [error])
         assert found is not None
         assert found.verdict is verdict
         assert found.decidable == pytest.approx(half)
@@ -150,7 +151,7 @@ def test_the_error_of_drawn_items_widens_the_interval() -> None:
     variant, baseline = [0.9, 0.8, 1.0], [0.1, 0.2, 0.0]
     alone = compare(variant, baseline)
     # Ten questions whose difference is 1, 0 or in between: variance 0.1 of their mean.
-    few = compare(variant, baseline, [Component(variance=0.1, degrees=9)])
+    few = compare(variant, baseline, lambda _: [Component(variance=0.1, degrees=9)])
     assert alone is not None
     assert few is not None
     assert alone.verdict is Verdict.HIGHER
@@ -168,10 +169,10 @@ def test_the_error_of_drawn_items_never_makes_a_difference_surer(variance: float
     items = [Component(variance=variance, degrees=1000)]
     for variant, baseline in (([0.9, 0.8, 1.0], [0.5, 0.1, 0.0]), ([3.0, 2.9], [2.0, 2.2])):
         for alone, both in (
-            (compare(variant, baseline), compare(variant, baseline, items)),
+            (compare(variant, baseline), compare(variant, baseline, lambda _: items)),
             (
-                compare_ratio(variant, [7.0, 7.1]),
-                compare_ratio(variant, [7.0, 7.1], lambda _: items),
+                compare(variant, [7.0, 7.1], relative=True),
+                compare(variant, [7.0, 7.1], lambda _: items, relative=True),
             ),
         ):
             assert alone is not None
@@ -218,7 +219,7 @@ def test_an_interval_of_a_ratio_holds_the_true_one_as_often_as_it_says(
     for _ in range(300):
         over = ratio * (1 + spread_over * draw.standard_normal(5))
         under = 1 + spread_under * draw.standard_normal(5)
-        found = compare_ratio(list(over), list(under), against=ratio - 1)
+        found = compare(list(over), list(under), against=ratio - 1, relative=True)
         exact = compare(list(over / under.mean()), list(under / under.mean()), against=ratio - 1)
         assert found is not None
         assert exact is not None
@@ -232,29 +233,29 @@ def test_an_interval_of_a_ratio_holds_the_true_one_as_often_as_it_says(
 def test_a_ratio_is_fiellers() -> None:
     """Against a baseline without spread, the t-interval of the mean; its p-value is Welch's."""
     variant, baseline = [1.0, 2.0, 3.0], [4.0, 4.0, 4.0]
-    found = compare_ratio(variant, baseline)
+    found = compare(variant, baseline, relative=True)
     assert found is not None
     assert found.mean == -0.5
     half = scipy.stats.t.ppf(0.975, 2) / 3**0.5 / 4
     assert found.interval == pytest.approx((-0.5 - half, -0.5 + half))
     baseline = [4.0, 6.0, 8.0]
     for against in (0.0, -0.5, 0.2):
-        found = compare_ratio(variant, baseline, against=against)
+        found = compare(variant, baseline, against=against, relative=True)
         assert found is not None
         scaled = [(1 + against) * one for one in baseline]
         expected = scipy.stats.ttest_ind(variant, scaled, equal_var=False).pvalue
         assert found.p == pytest.approx(expected)
-    one_seed = compare_ratio([1.0], baseline)
+    one_seed = compare([1.0], baseline, relative=True)
     assert one_seed is not None
     assert (one_seed.mean, one_seed.verdict) == (pytest.approx(1 / 6 - 1), Verdict.ONE_SEED)
-    alike = compare_ratio([2.0, 2.0], [4.0, 4.0])
+    alike = compare([2.0, 2.0], [4.0, 4.0], relative=True)
     assert alike is not None
     assert alike.verdict is Verdict.NO_SPREAD
 
 
 def test_a_ratio_to_a_mean_that_may_be_zero_has_no_bounds() -> None:
-    found = compare_ratio([1.0, 1.1, 0.9], [0.1, 3.0, 1.0])
+    found = compare([1.0, 1.1, 0.9], [0.1, 3.0, 1.0], relative=True)
     assert found is not None
     assert found.interval == (-math.inf, math.inf)
     assert (found.verdict, found.p, found.decidable) == (Verdict.UNDECIDED, 1.0, None)
-    assert compare_ratio([1.0, 1.1], [0.0, 0.0]) is None
+    assert compare([1.0, 1.1], [0.0, 0.0], relative=True) is None

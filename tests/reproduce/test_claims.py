@@ -8,7 +8,7 @@ import pytest
 
 from clearhead.records.loading import load
 from clearhead.records.runs import Records
-from clearhead.report.pivots import arm_headings
+from clearhead.report.pivots import models
 from clearhead.reproduce import book, stages
 from clearhead.reproduce.claims import CLAIMS, Pooled, evidence, judged, pool, threshold_over
 from clearhead.reproduce.contrasts import (
@@ -280,7 +280,7 @@ def test_a_rate_at_the_edge_of_those_tried_is_marked(rate, edge, tmp_path):
     start = "| queries that look most at the first token, on a text that grows a sink | r"
     (line,) = (one for one in book.markdown({"r": records}) if one.startswith(start))
     assert line.count(book.EDGE) == 2 * edge
-    notes = [heading.note for heading, _ in arm_headings(records)]
+    notes = [model.heading.note for model in models(records)]
     assert notes == [f"{who}3 seeds{', rate at the edge' * edge}" for who in ("reference, ", "")]
 
 

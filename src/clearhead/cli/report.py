@@ -14,8 +14,8 @@ class Command:
     """Records to show, and the page."""
 
     records: Positional[tuple[Path, ...]]
-    """Files of records (JSON lines), such as runs/compare/records.jsonl. Records of runs, of
-    diagnoses and of quantisations each have a page of their own."""
+    """Files of records (JSON lines), such as runs/compare/records.jsonl: of runs, diagnoses and
+    quantisations, alone or together."""
     output: Path = Path("report.html")
     """File for the page."""
     title: Text = ""

@@ -38,6 +38,8 @@ STUDIES = (COMPARISON, DIAGNOSIS, QUANTIZATION)
 _OLDER = (DIAGNOSIS, QUANTIZATION, "scheme")
 # Keys of a measure's line that are no details.
 _IDENTITY = (*DIMENSIONS, DRAW, "kind", "run", "metric", "value")
+# Settings by which two runs of one name are two.
+_SETTINGS = ("model", "train", "data", "evaluation", "weights", "length", "tokens")
 # A run of `clearhead compare` and its folder are named by arm and seed.
 _SEED = re.compile(r"(?P<arm>.+)[-/]seed(?P<seed>\d+)")
 
@@ -48,8 +50,9 @@ def load(paths: Path | Iterable[Path]) -> Records:
     A last line without its end, as an interrupted run leaves it, is skipped. Of two lines about
     the same step, measure or map the later counts, and so of two runs of one arm, seed, label.
 
-    An evaluation of a run beside that run's own records adds to them. Where files have runs of one
-    arm, seed and label with different training settings, the file's name becomes the label.
+    An evaluation of a run beside that run's own records, or beside another evaluation, adds to
+    them. Where files have runs of one arm, seed and label with different settings, the file's name
+    becomes the label.
 
     Raises:
         ClearheadError: naming file and line, for anything else that is not a record; two diagnoses
@@ -87,16 +90,14 @@ def trusted(*paths: Path) -> Iterator[None]:
 
 
 def _told_apart(files: list[tuple[Path, list[Run]]]) -> list[Run]:
-    """The runs of all files, with the file's name as label where two hold other trainings of one
-    arm, seed and label."""
-    trainings: dict[tuple[str, str, int], set[str]] = {}
-    for _, runs in files:
-        for run in runs:
-            if not _is_evaluated(run) and run.steps:
-                settings = [run.header.get(name) for name in ("model", "train", "data")]
-                place = run.label, run.arm, run.seed
-                trainings.setdefault(place, set()).add(json.dumps(settings, sort_keys=True))
-    if all(len(one) < 2 for one in trainings.values()):
+    """The runs of all files, with the file's name as label where two hold one arm, seed and label
+    with other settings."""
+    settings: dict[tuple[object, ...], set[str]] = {}
+    for run in (run for _, runs in files for run in runs if run.study != DIAGNOSIS):
+        place = run.study, _is_evaluated(run), run.label, run.arm, run.seed
+        chosen = json.dumps([run.header.get(name) for name in _SETTINGS], sort_keys=True)
+        settings.setdefault(place, set()).add(chosen)
+    if all(len(one) < 2 for one in settings.values()):
         return [run for _, runs in files for run in runs]
     names = [path.parent.name if path.stem == "records" else path.stem for path, _ in files]
     if len({*names}) < len(names):
@@ -119,7 +120,7 @@ def parse(lines: Iterable[Line]) -> Records:
 def records_of(loaded: list[Run]) -> Records:
     """Records of runs, each arm, seed and label once; raises as `load`."""
     runs: dict[tuple[str, str, str, int], Run] = {}
-    sizes: dict[tuple[str, str], str] = {}
+    sizes: dict[tuple[str, str, str], str] = {}
     for run in sorted(loaded, key=_is_evaluated):
         place = str(run.study), run.label, run.arm, run.seed
         known = runs.get(place)
@@ -127,7 +128,7 @@ def records_of(loaded: list[Run]) -> Records:
             raise ClearheadError(
                 f"a second diagnosis named {run.id!r}: give each a name of its own"
             )
-        if known is not None and _is_evaluated(run) and not _is_evaluated(known):
+        if known is not None and _is_evaluated(run):
             if run.header.get("train") != known.header.get("train"):
                 raise ClearheadError(
                     f"{run.id} (evaluated) and {known.id} (trained) have one arm, seed and label "
@@ -141,7 +142,7 @@ def records_of(loaded: list[Run]) -> Records:
         runs[place] = run
     for run in runs.values():
         size = str(run.header.get("size", ""))
-        first = sizes.setdefault((run.label, run.arm), size)
+        first = sizes.setdefault((run.study, run.label, run.arm), size)
         if first != size:
             raise ClearheadError(
                 f"{run.arm} is recorded at sizes {first!r} and {size!r} under one label "

@@ -1,4 +1,4 @@
-"""Charts by plotly, of a frame of records: over training, over length, by layer and by head.
+"""Charts by plotly, of the quantities of records: over training, over length, by layer and by head.
 
 Every figure is built in the colours of a light page; `style.LIGHT_TO_DARK` translates them. The key
 of arms stands above the figures of a section. Text from records passes through `style.plain`, and
@@ -6,24 +6,23 @@ never enters a hover template.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from clearhead.records.frame import frame
-from clearhead.records.runs import DIMENSIONS, INPUT, Records, ordered_maps
+from clearhead.records.runs import INPUT, Records, ordered_maps
 from clearhead.report import style
 from clearhead.report.page import Panel
-from clearhead.report.pivots import SHARE
+from clearhead.report.pivots import SHARE, Quantity, models
 
 if TYPE_CHECKING:
-    import pandas
     import plotly.graph_objects as go
 
 Looks = dict[str, style.Look]
 Point = tuple[Any, float, float | None]  # x, y and its spread
 Curves = dict[tuple[str, str], list[Point]]  # by arm and variant
-Lines = Mapping[str, tuple[str, Mapping[str, Any]]]  # by variant, a metric and its dimensions
+Metrics = Mapping[str, tuple[str, Mapping[str, Any]]]  # by variant, a metric and its dimensions
+Variants = Mapping[str, Mapping[Any, Quantity]]  # by name and place on the x axis
 TICKS = 12  # layers or heads that an axis names
 # By the names of plotly, and by those of people.
 DASHES = {
@@ -66,20 +65,20 @@ def chart(
     figure = new(x, y)
     dashes = dict(zip(dict.fromkeys(name for _, name in curves), cycle(DASHES), strict=False))
     for (arm, name), points in curves.items():
-        if bands:
-            _add_band(figure, points, looks[arm])
-        shown = f"{arm} · {name}" if name else arm
-        _add_line(figure, shown, points, looks[arm], dashes[name], bars=not bands)
+        shown = style.plain(f"{arm} · {name}" if name else arm)
+        figure.add_traces([*_traces(shown, points, looks[arm], dashes[name], bands=bands)])
     places = [x for points in curves.values() for x, *_ in points]
-    _scale_x(figure, across, places)
+    _scale_x(figure, across, [*dict.fromkeys(places)])
     _scale_y(figure, up, [value for points in curves.values() for _, value, _ in points])
-    ways = "; ".join(f"{DASHES[dash]}: {name or 'softmax'}" for name, dash in dashes.items())
-    remarks = [note, f"{ways[:1].upper()}{ways[1:]}." if len(dashes) > 1 else ""]
-    if any(trace.error_y.array is not None for trace in figure.data):
-        remarks.append("Bars: ± 1 standard deviation over seeds.")
-    if across == "layers" and INPUT in places:
-        remarks.append("“in” is the stream before the first layer.")
-    return Panel(title=title, figure=figure, note=" ".join(filter(None, remarks)))
+    ways = "; ".join(f"{DASHES[dash]}: {name}" for name, dash in dashes.items())
+    remarks = {
+        note: True,
+        f"{ways[:1].upper()}{ways[1:]}.": len(dashes) > 1,
+        "Bars: ± 1 standard deviation over seeds.": any(one.error_y.color for one in figure.data),
+        "“in” is the stream before the first layer.": across == "layers" and INPUT in places,
+    }
+    words = " ".join(remark for remark, holds in remarks.items() if remark and holds)
+    return Panel(title=title, figure=figure, note=words)
 
 
 def new(x: str, y: str) -> "go.Figure":
@@ -110,44 +109,29 @@ def new(x: str, y: str) -> "go.Figure":
     return figure
 
 
-def _add_line(
-    figure: "go.Figure",
-    name: str,
-    points: Sequence[Point],
-    look: style.Look,
-    dash: str,
-    *,
-    bars: bool,
-) -> None:
+def _traces(
+    name: str, points: Sequence[Point], look: style.Look, dash: str, *, bands: bool
+) -> Iterator[dict[str, Any]]:
+    """A line, and its spread as bars or as a band beneath it."""
     x, y, spread = (list(column) for column in zip(*points, strict=True))
-    symbol = look.symbol if dash == "solid" else f"{look.symbol}-open"
-    errors = None
-    if bars and any(spread):
-        array = [value or 0.0 for value in spread]
-        errors = {"array": array, "color": look.colour, "thickness": 1.2, "width": 4}
-    figure.add_scatter(
-        x=x,
-        y=y,
-        error_y=errors,
-        name=style.plain(name),
-        mode="lines+markers" if bars else "lines",
-        line={"color": look.colour, "width": 2, "dash": dash},
-        marker={"color": look.colour, "size": 8, "symbol": symbol},
-        hovertemplate="%{x}: %{y:.5g}",
-    )
-
-
-def _add_band(figure: "go.Figure", points: Sequence[Point], look: style.Look) -> None:
-    if any(spread for *_, spread in points):
-        edges = [(x, y + (spread or 0.0)) for x, y, spread in points]
-        edges += [(x, y - (spread or 0.0)) for x, y, spread in reversed(points)]
-        x, y = (list(column) for column in zip(*edges, strict=True))
+    line: dict[str, Any] = {"type": "scatter", "x": x, "y": y, "name": name, "mode": "lines"}
+    if not bands:
+        symbol = look.symbol if dash == "solid" else f"{look.symbol}-open"
+        line["mode"] = "lines+markers"
+        line["marker"] = {"color": look.colour, "size": 8, "symbol": symbol}
+    if any(spread) and bands:
+        edge = [*zip(y, spread, strict=True)]
+        around = [a + b for a, b in edge] + [a - b for a, b in reversed(edge)]
         fill = {"fill": "toself", "fillcolor": look.colour, "opacity": 0.16, "line": {"width": 0}}
-        figure.add_scatter(x=x, y=y, mode="lines", hoverinfo="skip", **fill)
+        yield {**line, **fill, "x": x + x[::-1], "y": around, "name": None, "hoverinfo": "skip"}
+    elif any(spread):
+        bars = {"color": look.colour, "thickness": 1.2, "width": 4}
+        line["error_y"] = {"array": spread, **bars}
+    width = {"color": look.colour, "width": 2, "dash": dash}
+    yield {**line, "line": width, "hovertemplate": "%{x}: %{y:.5g}"}
 
 
-def _scale_x(figure: "go.Figure", across: str | Sequence[str], places: Iterable[Any]) -> None:
-    ticks = list(dict.fromkeys(places))
+def _scale_x(figure: "go.Figure", across: str | Sequence[str], ticks: list[Any]) -> None:
     if across == "log":
         ticks.sort()
         text = [f"{tick:,}" for tick in ticks]
@@ -178,66 +162,24 @@ def some_of(places: Sequence[int]) -> list[int]:
     return [place for place in places if every == 1 or place % every == 0]
 
 
-def heads_map(title: str, cells: Mapping[tuple[int, int], float], largest: float) -> Panel:
-    """Shares in per cent by (layer, head) on a colour scale from 0 to `largest`, with numbers where
-    there is room, else with the scale."""
-    rows, columns = (sorted({place[axis] for place in cells}) for axis in (0, 1))
-    few = len(columns) <= 8 and len(rows) <= TICKS
-    figure = new("head", "layer")
-    stops = [light for light, _ in style.SEQUENTIAL]
-    figure.add_heatmap(
-        x=columns,
-        y=rows,
-        z=[[cells.get((row, column)) for column in columns] for row in rows],
-        zmin=0,
-        zmax=largest or 1.0,
-        colorscale=[[place / (len(stops) - 1), stop] for place, stop in enumerate(stops)],
-        showscale=not few,
-        colorbar={"ticksuffix": " %", "thickness": 8, "outlinewidth": 0},
-        xgap=2 if few else 1,
-        ygap=2 if few else 1,
-        texttemplate="%{z:.0f}" if few else "",
-        hovertemplate="layer %{y}, head %{x}: %{z:.2f} %<extra></extra>",
-    )
-    figure.update_xaxes(showgrid=False, tickvals=some_of(columns))
-    figure.update_yaxes(showgrid=False, tickvals=some_of(rows), autorange="reversed")
-    return Panel(title=title, figure=figure, shape="cells")
-
-
-def numbers(records: Records, metric: str, across: str, **at: Any) -> "pandas.DataFrame":
-    """The rows of a metric (`records.frame`) that have all of these dimensions, `across` besides,
-    and no others; infinite where they are not finite."""
-    rows = frame({"": records}, metric)
-    absent = [name for name in DIMENSIONS if at.get(name) is None and name != across]
-    rows = rows[rows[absent].isna().all(axis=1)]
-    for name, value in at.items():
-        rows = rows if value is None else rows[rows[name] == value]
-    return finite(rows)
-
-
-def finite(rows: "pandas.DataFrame") -> "pandas.DataFrame":
-    """Without missing values; infinite are those that are not finite, and all means of them."""
-    lost = rows["measure"].map(lambda one: one.not_finite).astype(bool)
-    return rows.assign(value=rows["value"].mask(lost, math.inf)).dropna(subset="value")
-
-
-def curves(records: Records, rows: "pandas.DataFrame", across: str, name: str = "") -> Curves:
-    """A line of each arm, and of each value of the column `name`: along `across` the mean over
-    seeds and its deviation, within a seed the mean of all rows."""
-    by = ["arm", *([name] if name else []), across]
-    means = rows.groupby([*by, "seed"], sort=False, observed=True)["value"].mean()
-    over = means.groupby(by, observed=True).agg(["mean", "std"]).fillna({"std": 0.0}).reset_index()
-    names = [*dict.fromkeys(rows[name])] if name else [""]
-    found: Curves = {(arm, one): [] for arm in records.arms() for one in names}
-    for row in over[over["mean"] < math.inf].to_dict("records"):
-        x = row[across]
-        x = int(x) if isinstance(x, float) and x.is_integer() else x
-        found[row["arm"], row.get(name, "")].append((x, row["mean"], row["std"]))
-    return found
+def lines(records: Records, variants: Variants) -> Curves:
+    """A line of each model and variant: the mean over seeds at each place and its deviation,
+    without places where a number is not finite."""
+    several = len(records.labels()) > 1
+    curves: Curves = {}
+    for model in models(records):
+        for name, numbers in variants.items():
+            words = " · ".join(filter(None, (model.heading.group * several, name)))
+            curves[model.arm, words] = [
+                (place, over.mean, over.deviation or 0.0)
+                for place, number in numbers.items()
+                if (over := number.summary(model)) and not number.is_lost(model)
+            ]
+    return curves
 
 
 def loss(records: Records, looks: Looks) -> Panel | None:
-    """Training loss by tokens read: mean over seeds, band of ± 1 standard deviation.
+    """Training loss by tokens read of one label: mean over seeds, band of ± 1 standard deviation.
 
     The steep start of a long curve, its first 5 %, is left out: it would press all that follows
     into a line.
@@ -253,17 +195,22 @@ def loss(records: Records, looks: Looks) -> Panel | None:
         return None
     unit, words = (1e6, "millions") if steps["tokens"].max() >= 1e6 else (1e3, "thousands")
     width = math.ceil(steps["step"].max() / POINTS)
-    block = (steps["step"] - 1) // width
     start = POINTS // 20 if width > 1 else 0
-    steps = steps.assign(
-        value=steps["loss"],
-        across=(steps["tokens"] / unit).groupby([steps["arm"], block]).transform("mean"),
-    )[block >= start]
+    steps["block"] = (steps["step"] - 1) // width
+    steps = steps[steps["block"] >= start]
+    x = steps.groupby(["arm", "block"])["tokens"].mean() / unit
+    y = steps.groupby(["arm", "block", "seed"])["loss"].mean().groupby(["arm", "block"])
+    over = pandas.DataFrame({"x": x, "mean": y.mean(), "std": y.std().fillna(0.0)})
+    curves: Curves = {
+        (arm, ""): [*over.loc[arm].itertuples(index=False, name=None)]
+        for arm in records.arms()
+        if arm in over.index
+    }
     notes = [f"Each point is the mean over {width} steps."] * (width > 1)
     notes += ["The first 5 % are left out."] * (start > 0)
     return chart(
-        "Training loss by tokens read",
-        curves(records, steps, "across"),
+        ", ".join(filter(None, ("Training loss by tokens read", *records.labels()))),
+        curves,
         looks,
         f"tokens read ({words})",
         "loss (nats per token)",
@@ -274,17 +221,19 @@ def loss(records: Records, looks: Looks) -> Panel | None:
 
 def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
     """Validation perplexity against the length of the text."""
-    lines = curves(records, numbers(records, "perplexity", "length"), "length")
+    lengths = records.dimension("perplexity", "length", task=None)
+    numbers = {n: Quantity("", metric="perplexity", at={"length": n}) for n in lengths}
     title = "Perplexity by length of text"
-    return by_length(records, looks, lines, title, "validation perplexity")
+    return by_length(records, looks, {"": numbers}, title, "validation perplexity")
 
 
 def by_length(
-    records: Records, looks: Looks, lines: Curves, title: str, axis: str, note: str = ""
+    records: Records, looks: Looks, variants: Variants, title: str, axis: str, note: str = ""
 ) -> Panel | None:
-    """A line for each arm and variant by length of the text, with a dotted line at the training
+    """A line for each model and variant by length of the text, with a dotted line at the training
     length; None of one length: a point is no line."""
-    if len({length for points in lines.values() for length, *_ in points}) < 2:
+    curves = lines(records, variants)
+    if len({length for points in curves.values() for length, *_ in points}) < 2:
         return None
     x, up = "length of the text (tokens, log scale)", "auto"
     if any(word in axis for word in SHARES):
@@ -292,29 +241,29 @@ def by_length(
     trained = records.sequence_length()
     if trained:
         note = f"{note} The dotted line is the length in training.".strip()
-    panel = chart(title, lines, looks, x, axis, across="log", up=up, note=note)
+    panel = chart(title, curves, looks, x, axis, across="log", up=up, note=note)
     if panel is not None and trained:
         panel.figure.add_vline(x=trained, line={"color": style.MUTED[0], "width": 1, "dash": "dot"})
     return panel
 
 
 def by_layer(
-    records: Records, looks: Looks, title: str, axis: str, lines: Lines, up: str = "zero"
+    records: Records, looks: Looks, title: str, axis: str, metrics: Metrics, up: str = "zero"
 ) -> Panel | None:
-    """A line an arm and variant: colour says which arm, dash which variant."""
-    found = {
-        (arm, name): points
-        for name, (metric, at) in lines.items()
-        for (arm, _), points in curves(
-            records, numbers(records, metric, "layer", **at), "layer"
-        ).items()
+    """A line a model and variant, each a metric and its dimensions."""
+    variants = {
+        name: {
+            layer: Quantity("", metric=metric, at={**at, "layer": layer})
+            for layer in records.dimension(metric, "layer", **at)
+        }
+        for name, (metric, at) in metrics.items()
     }
-    ordered = {(arm, name): found[arm, name] for arm in records.arms() for name in lines}
-    return chart(title, ordered, looks, "layer", axis, across="layers", up=up)
+    return chart(title, lines(records, variants), looks, "layer", axis, across="layers", up=up)
 
 
 def first_token_share(records: Records) -> list[Panel]:
-    """One heat-map (layer × head) an arm and map, on one colour scale.
+    """A heat-map of each arm and map: shares in per cent by layer and head, on one colour scale,
+    with numbers where there is room, else with the scale.
 
     Heads of different seeds do not correspond, so the first seed is shown and not a mean.
     """
@@ -328,4 +277,30 @@ def first_token_share(records: Records) -> list[Panel]:
                 if {"layer", "head"} <= one.dimensions.keys() and one.value is not None
             }
     largest = max([10.0, *(share for cells in maps.values() for share in cells.values())])
-    return [heads_map(title, cells, largest) for title, cells in maps.items() if cells]
+    stops = [light for light, _ in style.SEQUENTIAL]
+    scale = [[place / (len(stops) - 1), stop] for place, stop in enumerate(stops)]
+    panels = []
+    for title, cells in maps.items():
+        rows, columns = (sorted({place[axis] for place in cells}) for axis in (0, 1))
+        if not cells:
+            continue
+        few = len(columns) <= 8 and len(rows) <= TICKS
+        figure = new("head", "layer")
+        figure.add_heatmap(
+            x=columns,
+            y=rows,
+            z=[[cells.get((row, column)) for column in columns] for row in rows],
+            zmin=0,
+            zmax=largest,
+            colorscale=scale,
+            showscale=not few,
+            colorbar={"ticksuffix": " %", "thickness": 8, "outlinewidth": 0},
+            xgap=2 if few else 1,
+            ygap=2 if few else 1,
+            texttemplate="%{z:.0f}" if few else "",
+            hovertemplate="layer %{y}, head %{x}: %{z:.2f} %<extra></extra>",
+        )
+        figure.update_xaxes(showgrid=False, tickvals=some_of(columns))
+        figure.update_yaxes(showgrid=False, tickvals=some_of(rows), autorange="reversed")
+        panels.append(Panel(title=title, figure=figure, shape="cells"))
+    return panels

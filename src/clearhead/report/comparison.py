@@ -1,24 +1,26 @@
-"""The page of a comparison: cost and perplexity first, what models do inside folded below."""
+"""The page of records, and the sections of a comparison: cost and perplexity first, what models do
+inside folded below."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from clearhead.errors import ClearheadError
-from clearhead.records.runs import DIAGNOSIS, QUANTIZATION, Measure, Records, Run
+from clearhead.records.runs import COMPARISON, DIAGNOSIS, QUANTIZATION, Measure, Records, Run
 from clearhead.report import charts, diagnosis, evaluation, narrative, quantization, style
 from clearhead.report.costs import add_costs
-from clearhead.report.page import Page, section
+from clearhead.report.page import Page, Section
 from clearhead.report.pivots import (
     SHARE,
     Entry,
+    Found,
+    Model,
     Pivot,
     Quantity,
-    arm_headings,
-    build,
     by_arm,
     entry,
+    models,
+    pivot,
 )
 
 CAPTION = (
@@ -48,84 +50,87 @@ LEAD = (
         Quantity("", metric="tokens_per_second", write=style.count, one_device=True),
     ),
 )
-
 LOSS = Quantity("compared at", "Loss", "nats per token", metric="loss")
-OUTLIERS = [
-    Quantity("", f"{title}, {words}", metric=metric, at={"tokens": tokens})
-    for metric, title in (
-        ("kurtosis", "Kurtosis"),
+ARGMAX = Quantity(
+    "argmax share", "First token’s attention", "% of query–head pairs", metric=SHARE, scale=100.0
+)
+ACTIVATIONS = tuple(
+    Quantity(title, group, metric=metric, at={"tokens": tokens})
+    for metric, group in (
+        ("kurtosis", "Kurtosis of hidden states"),
         ("kurtosis_rotated", "Kurtosis in OrthoAdam’s basis"),
         ("largest_activation", "Largest activation"),
     )
-    for tokens, words in (("first", "first token"), ("rest", "other tokens"))
-]
-ARGMAX = Quantity(
-    "", "First token’s argmax share", "% of query–head pairs", metric=SHARE, scale=100.0
+    for tokens, title in (("first", "first token"), ("rest", "other tokens"))
 )
 
 
 def page_of(records: Records, title: str = "") -> Page:
-    """The page of records of one study.
+    """The page of records, with the sections of each study that they are of.
 
     Args:
         title: unless given, the models' names.
 
     Raises:
-        ClearheadError: records of several studies, or of a quantisation without full precision.
+        ClearheadError: records of a quantisation without full precision.
     """
-    studies = list(dict.fromkeys(run.study for run in records.runs))
-    if len(studies) > 1:
-        raise ClearheadError(
-            "records of runs, of diagnoses and of quantisations do not share a page: give each "
-            f"kind by itself; found {' and '.join(studies)}"
-        )
-    pages = {DIAGNOSIS: diagnosis.page, QUANTIZATION: quantization.page}
-    make = pages.get(studies[0], page) if studies else page
-    return make(records, title or narrative.title_of(records))
-
-
-def page(records: Records, title: str) -> Page:
-    """The page of trained or evaluated models, with the sections that the records can fill."""
-    built = Page(
-        title=title,
-        kicker="clearhead report",
-        records=records,
-        judge=lambda threshold: _verdict(records, threshold),
+    page = Page(
+        title=title or narrative.title_of(records), kicker="clearhead report", records=records
     )
-    looks = built.looks
-    trained, each = _were_trained(records), partial(narrative.each, records)
+    parts = (
+        (COMPARISON, sections, verdict),
+        (DIAGNOSIS, diagnosis.sections, diagnosis.verdict),
+        (QUANTIZATION, quantization.sections, quantization.verdict),
+    )
+    studies = {run.study for run in records.runs}
+    judges = []
+    for study, make, judge in parts:
+        if study in studies:
+            part = Records(runs=tuple(run for run in records.runs if run.study == study))
+            prefix = f"{study}-" * (len(studies) > 1)
+            made = make(part, page.looks)
+            page.add(replace(one, name=f"{prefix}{one.name}") for one in made)
+            judges.append(partial(judge, part))
+    page.verdict = [words for judge in judges for words in judge(page.threshold)]
+    page.add([narrative.provenance(records)])
+    page.verdict = page.verdict or ["There are no records yet."]
+    page.next = diagnosis.commands(records)
+    page.warnings = quantization.warnings(records)
+    return page
+
+
+def sections(records: Records, looks: charts.Looks) -> Iterator[Section]:
+    """The sections of trained or evaluated models that the records can fill."""
+    if _were_trained(records):
+        yield Section("comparison", "The comparison", [comparison(records)], CAPTION)
+    losses = [charts.loss(records.labelled(label), looks) for label in records.labels()]
+    yield Section("training", "Learning", losses, LEARNING)
     apart = any(run.header.get("documents") == "apart" for run in records.runs)
+    lengths = [charts.perplexity_by_length(records, looks)]
+    yield Section("lengths", "Texts longer than in training", lengths, LENGTHS + APART * apart)
+    yield from evaluation.sections(records, looks)
+    if quantization.schemes(records):
+        for run in records.runs:
+            add_costs(run)
+        bits = [quantization.results(records)]
+        yield Section("bits", "What few bits cost", bits, quantization.COSTS)
     sink = narrative.answer(
         records,
         "Queries that look most at the first token",
         Quantity("", metric="sink", write=style.percent),
         more=narrative.chance(records),
     )
-    losses = partial(charts.loss, looks=looks)
-    lengths = partial(charts.perplexity_by_length, looks=looks)
-    bits = each(_bits) if quantization.schemes(records) else ()
-    return built.with_sections(
-        section("comparison", "The comparison", each(comparison), CAPTION) if trained else None,
-        section("training", "Learning", each(losses), LEARNING),
-        section("lengths", "Texts longer than in training", each(lengths), LENGTHS + APART * apart),
-        *evaluation.sections(records, looks),
-        section("bits", "What few bits cost", bits, quantization.COSTS),
-        section("internals", "Inside the models", each(internals), answer=sink, folded=True),
-        section(
-            "equal-loss", "Outliers at equal loss", each(at_equal_loss), caption=EQUAL, folded=True
-        ),
-        narrative.provenance(records) if records.runs else None,
-    )
+    inside = [internals(records)]
+    yield Section("internals", "Inside the models", inside, "", sink, folded=True)
+    equal = [at_equal_loss(records)]
+    yield Section("equal-loss", "Outliers at equal loss", equal, EQUAL, folded=True)
 
 
-def _verdict(records: Records, threshold: float) -> list[str]:
+def verdict(records: Records, threshold: float) -> list[str]:
     """Perplexity and speed of trained models, else the numbers of the first tasks."""
-    if not records.runs:
-        return ["There are no records yet."]
     lead = (narrative.answer(records, *one, threshold=threshold) for one in LEAD)
-    said = [one for one in lead if one] if _were_trained(records) else []
-    if not said:
-        said = [one for one in evaluation.verdict(records, threshold) if one]
+    said = [*filter(None, lead)] if _were_trained(records) else []
+    said = said or evaluation.verdict(records, threshold)
     return said or [f"The tables show what was measured of {narrative.title_of(records)}."]
 
 
@@ -138,7 +143,7 @@ def _were_trained(records: Records) -> bool:
 
 
 def comparison(records: Records) -> Pivot | None:
-    """Size, perplexity and cost of each arm, over the runs of one label."""
+    """Size, perplexity and cost of each arm."""
     return by_arm(records, "comparison", _outside(records))
 
 
@@ -174,80 +179,64 @@ def _outside(records: Records) -> Iterator[Quantity]:
 
 
 def internals(records: Records) -> Pivot | None:
-    """Attention to the first token and outliers of each arm, over the runs of one label."""
-    return by_arm(records, "inside the models", _inside(records))
-
-
-def _inside(records: Records) -> Iterator[Quantity]:
+    """Attention to the first token and outliers of each arm."""
     of_pairs = f"% of query–head pairs{narrative.chance(records)}"
     attention = partial(Quantity, group="First token’s attention", by_map=True, scale=100)
-    yield attention("argmax share", note=of_pairs, metric="first_token_argmax_share")
-    yield attention("mean mass", note="%", metric="first_token_mass")
-    yield attention("mass on no token", note="%", metric="null_mass")
-    yield attention("mass on learned keys", note="%", metric="prefix_mass")
-    for metric, group in (
-        ("kurtosis", "Kurtosis of hidden states"),
-        ("kurtosis_rotated", "Kurtosis in OrthoAdam’s basis"),
-        ("largest_activation", "Largest activation"),
-    ):
-        for tokens, title in (("first", "first token"), ("rest", "other tokens")):
-            yield Quantity(title, group, metric=metric, at={"tokens": tokens})
-
-
-def _bits(records: Records) -> Pivot | None:
-    for run in records.runs:
-        add_costs(run)
-    return quantization.results(records)
+    shares = (
+        attention("argmax share", note=of_pairs, metric=SHARE),
+        attention("mean mass", note="%", metric="first_token_mass"),
+        attention("mass on no token", note="%", metric="null_mass"),
+        attention("mass on learned keys", note="%", metric="prefix_mass"),
+    )
+    return by_arm(records, "inside the models", (*shares, *ACTIVATIONS))
 
 
 def at_equal_loss(records: Records) -> Pivot | None:
-    """Each arm beside the reference where both had the same validation loss.
+    """Each arm, and below it the reference, where both had the same validation loss.
 
     Seed by seed that is the higher of the two lowest losses; values between two measurements are
     interpolated. A seed counts only where both models were measured before and after.
     """
-    reference, *_ = records.arms() or [""]
-    others = {run.seed: run for run in records.of(reference)}
-    maps = records.dimension(SHARE, "map", reference)[:1]
-    columns = [(LOSS, False)]
-    for one in (*OUTLIERS, *(replace(ARGMAX, at={"map": name}) for name in maps)):
-        columns += [
-            (replace(one, title="this model"), True),
-            (replace(one, title=reference), False),
-        ]
-
-    def fill(arm: str, what: tuple[Quantity, bool]) -> tuple[Entry, ...]:
-        number, own = what
-        pairs = [(run, others[run.seed]) for run in records.of(arm) if run.seed in others]
-        values = {run.seed: _at_equal_loss(run, other, number) for run, other in pairs}
-        mine, theirs = (
-            {seed: [Measure(metric="", value=ones[side])] for seed, ones in values.items() if ones}
-            for side in (0, 1)
-        )
-        sides = (mine, theirs) if own else (theirs, {})
-        return (entry(*sides, reference=reference, scale=number.scale),) if mine else ()
-
-    title = f"at equal loss, beside {reference}"
-    named = [(number, (number, own)) for number, own in columns]
-    return build(title, arm_headings(records)[1:], named, fill, corner="model")
+    cells = []
+    for model in models(records):
+        maps = model.records.dimension(SHARE, "map", model.reference)[:1]
+        shares = (replace(ARGMAX, at={"map": name}) for name in maps)
+        if model.arm != model.reference:
+            numbers = (LOSS, *ACTIVATIONS, *shares)
+            cells += [(model.heading, one, _equal(model, one)) for one in numbers]
+    return pivot("at equal loss", cells, "model")
 
 
-def _at_equal_loss(run: Run, other: Run, number: Quantity) -> tuple[float, ...]:
-    """The number of both runs where they had the same loss; none where one was not measured before
-    and after."""
-    runs = (run, other)
-    losses = [dict(_steps(one, LOSS)) for one in runs]
-    if not all(losses):
+def _equal(model: Model, number: Quantity) -> tuple[Entry, ...]:
+    """The numbers of a model and of its reference at equal loss."""
+    mine, theirs = Found(), Found()
+    others = {run.seed: run for run in model.records.of(model.reference)}
+    for run in model.records.of(model.arm):
+        values = _at_equal_loss(run, others[run.seed], number) if run.seed in others else None
+        for side, value in zip((mine, theirs), values or (), strict=False):
+            side[run.seed] = [Measure(metric="", value=value)]
+    if not mine:
         return ()
+    if number is LOSS:
+        return (entry(mine, {}, number, model),)
+    beside = replace(entry(theirs, {}, number, model), name=model.reference)
+    return entry(mine, theirs, number, model), beside
+
+
+def _at_equal_loss(run: Run, other: Run, number: Quantity) -> tuple[float, float] | None:
+    """The number of both runs where they had the same loss; None where one was not measured before
+    and after."""
+    losses = [dict(_steps(one, LOSS)) for one in (run, other)]
+    if not all(losses):
+        return None
     equal = max(min(one.values()) for one in losses)
     if number is LOSS:
         return equal, equal
-    curves = (
-        [(known[step], value) for step, value in _steps(one, number) if step in known]
-        for one, known in zip(runs, losses, strict=True)
+    mine, theirs = (
+        _where_reached([(known[x], y) for x, y in _steps(one, number) if x in known], equal)
+        for one, known in zip((run, other), losses, strict=True)
     )
-    mine, theirs = (_where_reached(curve, equal) for curve in curves)
-    return () if mine is None or theirs is None else (mine, theirs)
+    return None if mine is None or theirs is None else (mine, theirs)
 
 
 def _steps(run: Run, number: Quantity) -> list[tuple[int, float]]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.report.page import Page
 from clearhead.report.pivots import Entry, Pivot
-from clearhead.report.verdicts import verdict_in_words
+from clearhead.report.statistics import verdict_in_words
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 from clearhead.records.runs import Records
 from clearhead.report import charts, narrative, style
-from clearhead.report.charts import Looks, Point, chart
+from clearhead.report.charts import Looks, chart
 from clearhead.report.costs import add_costs
-from clearhead.report.page import Page, Panel, section
+from clearhead.report.page import Page, Panel, Section
 from clearhead.report.pivots import Quantity, by_arm
-from clearhead.report.statistics import summarize
 
 LEAD = (
     "The standard Transformer beside its repairs, in small models that were trained on this "
@@ -61,17 +60,20 @@ def page(text: Records, sinks: Records, *of_bits: Records) -> Page:
     for run in (run for one in of_bits for run in one.runs):
         add_costs(run)
     title = "The Transformer’s defects and repairs"
-    built = Page(title=title, kicker="clearhead demo", records=whole, judge=lambda _: [LEAD])
+    built = Page(title=title, kicker="clearhead demo", records=whole, verdict=[LEAD])
     tables = (
         by_arm(text, "ordinary text", [PARAMETERS, *map(_at, lengths)]),
         by_arm(sinks, "made text", [*ATTENTION, PERPLEXITY]),
         *(by_arm(one, "few bits", OF_BITS) for one in of_bits),
     )
-    return built.with_sections(
-        section("defects", "", _charts(text, sinks, of_bits[0], built.looks)),
-        section("numbers", "The numbers", tables, NUMBERS),
-        narrative.provenance(whole),
+    built.add(
+        [
+            Section("defects", "", _charts(text, sinks, of_bits[0], built.looks)),
+            Section("numbers", "The numbers", tables, NUMBERS),
+            narrative.provenance(whole),
+        ]
     )
+    return built
 
 
 def _charts(text: Records, sinks: Records, bits: Records, looks: Looks) -> Iterator[Panel | None]:
@@ -116,13 +118,10 @@ def _percentages(
     records: Records, looks: Looks, axis: str, quantities: Mapping[str, Quantity]
 ) -> Panel | None:
     """Quantities by name, one without a name by model, in per cent: means and deviations."""
-    lines: dict[tuple[str, str], list[Point]] = {}
-    for arm in records.arms():
-        for name, one in quantities.items():
-            over = summarize([*records.values(arm, one.metric, **one.at).values()])
-            if over is not None:
-                point = name or arm, 100 * over.mean, 100 * (over.deviation or 0.0)
-                lines.setdefault((arm, ""), []).append(point)
+    lines = {
+        (arm, name): [(place or arm, mean, deviation) for place, mean, deviation in points]
+        for (arm, name), points in charts.lines(records, {"": quantities}).items()
+    }
     across = [*quantities] if axis else records.arms()
     y, up = ("rise of perplexity (%)", "") if axis else ("% of attention", "zero")
     return chart("", lines, looks, axis, y, across=across, up=up)

@@ -1,4 +1,4 @@
-"""The page of a diagnosis: three numbers, heads and norms; the rest folded below."""
+"""The sections of a diagnosis: three numbers, heads and norms; the rest folded below."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from clearhead.records.runs import LOST, Records, Run
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks
-from clearhead.report.page import Block, Fold, Notes, Page, Panel, Section, section
+from clearhead.report.page import Block, Facts, Panel, Section
 from clearhead.report.pivots import SHARE, Pivot, Quantity, by_arm
 
 SAMPLED = (
@@ -75,25 +75,15 @@ THREE = (
 )
 
 
-def page(records: Records, title: str) -> Page:
-    """The page of one model, or of several side by side."""
-    built = Page(
-        title=title,
-        kicker="clearhead diagnose",
-        records=records,
-        judge=lambda threshold: [_verdict(records, threshold)],
-        next=tuple(filter(None, (_next(records.of(arm)[0]) for arm in records.arms()))),
-    )
-    looks = built.looks
-    three = [by_arm(records, "three numbers", THREE, arms_across=True)]
-    return built.with_sections(
-        section("comparison", "Three numbers", three) if len(records.arms()) > 1 else None,
-        section("first", "Heads and layers", _first_blocks(records, looks), FIRST),
-        _findings(records),
-        section("layers", "By layer", _by_layer(records, looks), folded=True),
-        section("numbers", "All the numbers", [numbers(records)], folded=True),
-        narrative.provenance(records, SAMPLED),
-    )
+def sections(records: Records, looks: Looks) -> Iterator[Section]:
+    """The sections of one model, or of several side by side."""
+    if len(records.arms()) > 1:
+        three = by_arm(records, "three numbers", THREE, arms_across=True)
+        yield Section("comparison", "Three numbers", [three])
+    yield Section("first", "Heads and layers", _first_blocks(records, looks), FIRST)
+    yield Section("findings", "What was found, and what to do", [_findings(records)], folded=True)
+    yield Section("layers", "By layer", _by_layer(records, looks), folded=True)
+    yield Section("numbers", "All the numbers", [numbers(records)], SAMPLED, folded=True)
 
 
 def _first_blocks(records: Records, looks: Looks) -> Iterator[Block | None]:
@@ -103,7 +93,7 @@ def _first_blocks(records: Records, looks: Looks) -> Iterator[Block | None]:
         heads[0].shape = "curve"
         heads[0].title = "Queries that look most at the first token, by head"
     yield from heads
-    norms: charts.Lines = {"first token": (NORMS[0], {}), "others": (NORMS[1], {})}
+    norms: charts.Metrics = {"first token": (NORMS[0], {}), "others": (NORMS[1], {})}
     yield charts.by_layer(records, looks, "Norm of the stream by layer", "√Σx²", norms, "auto")
 
 
@@ -130,14 +120,14 @@ def _by_layer(records: Records, looks: Looks) -> Iterator[Panel | None]:
     for metric, places in (*metrics, *BY_LAYER):
         maps: list[Mapping[str, str]] = [{"map": name} for name in records.dimension(metric, "map")]
         ats = maps or [at for at in places if "layer" not in at] or [{}]
-        lines: charts.Lines = {" ".join(at.values()): (metric, at) for at in ats}
+        lines: charts.Metrics = {" ".join(at.values()): (metric, at) for at in ats}
         up = "zero" if metric in SHARES else "auto"
         if records.dimension(metric, "layer"):
             title = metric.replace("_", " ")
             yield charts.by_layer(records, looks, title, title, lines, up)
 
 
-def _verdict(records: Records, threshold: float) -> str:
+def verdict(records: Records, threshold: float) -> list[str]:
     """The three numbers, of several models the first; and whether any is a defect."""
     alone = (
         "{} of queries look most at the first token",
@@ -154,14 +144,14 @@ def _verdict(records: Records, threshold: float) -> str:
     ]
     said = [one for one in said[: 3 if len(records.arms()) == 1 else 1] if one]
     if not said:
-        return f"No sink, outlier or similarity was measured of {narrative.title_of(records)}."
+        return [f"No sink, outlier or similarity was measured of {narrative.title_of(records)}."]
     lost = [run.arm for run in records.runs if any(map(run.value, LOST))]
     sound = [run.arm for run in records.runs if run.arm not in lost and not _symptoms(run)]
     if lost:
         said.insert(0, f"Not finite: hidden states or logits{_where(lost, records)}.")
     if sound:
         said.append(f"No sink, no massive activations{_where(sound, records)}.")
-    return " ".join(said)
+    return [" ".join(said)]
 
 
 def _where(arms: list[str], records: Records) -> str:
@@ -171,6 +161,11 @@ def _where(arms: list[str], records: Records) -> str:
 def _symptoms(run: Run) -> set[str]:
     """Those of `SINK` and `MASSIVE` that the diagnosis gives advice on."""
     return {line["metric"] for line in run.payload("advice")} & {SINK, MASSIVE}
+
+
+def commands(records: Records) -> list[str]:
+    """The commands that repair the models."""
+    return [*filter(None, (_next(records.of(arm)[0]) for arm in records.arms()))]
 
 
 def _next(run: Run) -> str:
@@ -184,9 +179,9 @@ def _next(run: Run) -> str:
     return f"clearhead convert {shlex.quote(run.id)} repaired --prefix '\\n'{turned}"
 
 
-def _findings(records: Records) -> Section | None:
+def _findings(records: Records) -> Facts | None:
     """Advice with its support, outlier channels, and what could not be measured."""
-    blocks: list[Block] = []
+    facts = {}
     for run in records.runs:
         texts = []
         for line in run.payload("advice"):
@@ -196,14 +191,12 @@ def _findings(records: Records) -> Section | None:
             )
             texts.append(f"{_sentence(line['finding'])} {_sentence(line['advice'])} [{support}]")
         texts += [f"Not measured: {line['part']}: {line['reason']}" for line in run.payload("note")]
-        blocks += [Notes(tuple(texts), run.id)] if texts else []
+        if texts:
+            facts[run.id] = texts
         if lines := run.payload("channel"):
-            words = f"{run.id}: {lines[0]['of']:,} outlier channels, the largest first"
-            blocks.append(Fold(words, "\n".join(map(_channel, lines))))
-    title = "What was found, and what to do"
-    if not blocks:
-        return None
-    return Section(name="findings", title=title, blocks=tuple(blocks), folded=True)
+            title = f"{run.id}: {lines[0]['of']:,} outlier channels, the largest first"
+            facts[title] = [*map(_channel, lines)]
+    return Facts(facts) if facts else None
 
 
 def _sentence(text: str) -> str:

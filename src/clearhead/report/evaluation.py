@@ -6,15 +6,13 @@ standard deviation over seeds.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from clearhead.records.frame import frame
 from clearhead.records.runs import DIMENSIONS, Records
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks
-from clearhead.report.page import Panel, Section, section
-from clearhead.report.pivots import Entry, Heading, Pivot, Quantity, arm_headings, build
+from clearhead.report.page import Panel, Section
+from clearhead.report.pivots import Heading, Pivot, Quantity, models, pivot
 from clearhead.report.statistics import LEVEL
 
 PLAIN = "none"  # the scaling that a curve shows
@@ -57,7 +55,7 @@ def _places(records: Records, task: str, metric: str, *, by_depth: bool) -> dict
         places.setdefault((words, one.dimensions.get("length", 0)), number)
     for place, number in places.items() if metric == "accuracy" else ():
         guess = replace(number, metric="chance", write=style.percent)
-        cells = [one for arm in records.arms() for one in guess.entries(records, arm, arm)]
+        cells = [one for model in models(records) for one in guess.entries(model)]
         places[place] = replace(number, note=f"chance {cells[0].text}" if cells else "")
     return places
 
@@ -65,59 +63,57 @@ def _places(records: Records, task: str, metric: str, *, by_depth: bool) -> dict
 def table(records: Records, task: str, metric: str) -> Pivot | None:
     """A row a model, a column a setting and length."""
     places = _places(records, task, metric, by_depth=False)
-    reference = next(iter(records.arms()), "")
     lengths = sorted({length for _, length in places})
     by = " by length in tokens" if any(lengths) else ""
     words = metric.replace("_", " ")
     settings = {setting: number.note for (setting, _), number in places.items()}
     columns = [
-        (Heading(f"{length:,}" if length else "", group=one, note=note), (one, length))
+        (Heading(f"{length:,}" if length else "", one, note), places.get((one, length)))
         for one, note in settings.items()
         for length in lengths
     ]
-
-    def fill(arm: str, place: Place) -> tuple[Entry, ...]:
-        return places[place].entries(records, arm, reference) if place in places else ()
-
+    cells = (
+        (model.heading, heading, number.entries(model) if number else ())
+        for model in models(records)
+        for heading, number in columns
+    )
     title = f"{task}, {words}{by}{_of_text(records, task)}"
-    return build(title, arm_headings(records), columns, fill, corner=f"{words}{by}")
+    return pivot(title, cells, f"{words}{by}")
 
 
 def one_model(records: Records) -> Pivot | None:
     """All numbers of one model in a table, depths apart: a row a setting, a column a length."""
-    rows, lengths = [], set()
+    numbers = {}
     for task, metrics in tasks(records).items():
+        group = f"{task}{_of_text(records, task)}"
         for metric in metrics:
-            places = _places(records, task, metric, by_depth=True)
-            lengths |= {length for _, length in places}
-            group = f"{task}{_of_text(records, task)}"
-            for words, note in {words: one.note for (words, _), one in places.items()}.items():
-                title = f"{metric.replace('_', ' ')}, {words}"
-                by_length = {n: one for (each, n), one in places.items() if each == words}
-                rows.append((Heading(title, group=group, note=note), by_length))
-    (arm,) = records.arms()
-    columns = [(Heading(f"{length:,}" if length else ""), length) for length in sorted(lengths)]
+            for (words, length), one in _places(records, task, metric, by_depth=True).items():
+                row = Heading(f"{metric.replace('_', ' ')}, {words}", group, one.note)
+                numbers[row, length] = one
+    lengths = sorted({length for _, length in numbers})
+    cells = (
+        (
+            row,
+            Heading(f"{length:,}" if length else "", model.heading.group),
+            numbers[row, length].entries(model) if (row, length) in numbers else (),
+        )
+        for model in models(records)
+        for row, _ in numbers
+        for length in lengths
+    )
+    return pivot(records.arms()[0], cells, "by length" if any(lengths) else "")
 
-    def fill(row: dict[int, Quantity], length: int) -> tuple[Entry, ...]:
-        return row[length].entries(records, arm, arm) if length in row else ()
 
-    return build(arm, rows, columns, fill, corner="by length" if any(lengths) else "")
-
-
-def sections(records: Records, looks: Looks) -> Iterator[Section | None]:
-    """A section for each task, over all sets of records; of one model one table of all tasks."""
+def sections(records: Records, looks: Looks) -> Iterator[Section]:
+    """A section for each task; of one model one table of all tasks."""
     caption = CAPTION.format(*(("", "") if records.given else SEEDS))
     alone = len(records.arms()) == 1
     if alone:
-        blocks = narrative.each(records, one_model)
-        yield section("evaluation", "Evaluation", blocks)
+        yield Section("evaluation", "Evaluation", [one_model(records)])
     for task, metrics in tasks(records).items():
-        makers: list[narrative.Maker] = [
-            partial(table, task=task, metric=one) for one in metrics if not alone
-        ]
-        makers.append(partial(_by_length, looks=looks, task=task, metric=metrics[0]))
-        blocks = narrative.each(records, *makers)
-        yield section(f"evaluation-{task}", f"Evaluation: {task}", blocks, caption)
+        tables = [table(records, task, one) for one in metrics if not alone]
+        blocks = (*tables, _by_length(records, looks, task, metrics[0]))
+        yield Section(f"evaluation-{task}", f"Evaluation: {task}", blocks, caption)
         caption = ""
 
 
@@ -129,16 +125,15 @@ def verdict(records: Records, threshold: float = LEVEL) -> list[str]:
 
 def numbers(records: Records, task: str, threshold: float = LEVEL) -> str:
     """A sentence with each model's mean at the longest length, without scaling."""
-    labelled = records.labelled(records.labels()[0])
-    metric = next(iter(tasks(labelled).get(task, ())), "")
-    longest = max(labelled.dimension(metric, "length", task=task), default=None)
+    metric = tasks(records)[task][0]
+    longest = max(records.dimension(metric, "length", task=task), default=None)
     where: dict[str, Any] = {"task": task} if longest is None else {"task": task, "length": longest}
-    where["scaling"] = PLAIN if labelled.dimension(metric, "scaling", **where) else None
+    where["scaling"] = PLAIN if records.dimension(metric, "scaling", **where) else None
     words = metric.replace("_", " ") + ("" if task == metric else f" of {task}")
     at = f" at {longest:,} tokens" if longest else ""
-    what = f"{words[:1].upper()}{words[1:]}{at}{_of_text(labelled, task)}"
+    what = f"{words[:1].upper()}{words[1:]}{at}{_of_text(records, task)}"
     number = Quantity("", metric=metric, at=where, pooled=True)
-    return narrative.answer(labelled, what, number, threshold=threshold)
+    return narrative.answer(records, what, number, threshold=threshold)
 
 
 def _of_text(records: Records, task: str) -> str:
@@ -167,15 +162,19 @@ def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel 
 
     Of many models only what was measured without scaling: more lines could not be told apart.
     """
-    rows = frame({"": records}, metric)
-    rows = rows[(rows["task"] == task) & rows["length"].notna()]
-    if rows["longest"].nunique() > 1:
-        rows = rows[rows["longest"] == rows["longest"].max()]
-    rows = rows.assign(line=[scaling_name(one.dimensions) for one in rows["measure"]])
+    texts = records.dimension(metric, "longest", task=task)
+    of_text = {"longest": texts[-1]} if len(texts) > 1 else {}
     few = len(records.arms()) <= FEW
-    rows = rows if few else rows[rows["line"] == PLAIN]
-    curves = charts.curves(records, charts.finite(rows), "length", "line")
+    variants: dict[str, dict[int, Quantity]] = {}
+    for one in (one for run in records.runs for one in run.select(metric, task=task, **of_text)):
+        line = scaling_name(one.dimensions)
+        if "length" in one.dimensions and (few or line == PLAIN):
+            names = ("task", "scaling", "factor", "length")
+            at = {name: one.dimensions.get(name) for name in names} | of_text
+            number = Quantity("", metric=metric, at=at, pooled=True)
+            variants.setdefault(line, {})[one.dimensions["length"]] = number
+    ordered = {line: dict(sorted(numbers.items())) for line, numbers in variants.items()}
     words = metric.replace("_", " ")
     title = f"{words[:1].upper()}{words[1:]} by length of text"
     note = "" if few else "Without scaling."
-    return charts.by_length(records, looks, curves, title, words, note)
+    return charts.by_length(records, looks, ordered, title, words, note)

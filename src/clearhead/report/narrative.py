@@ -1,34 +1,24 @@
 """Words of a page: names of records, and a sentence that has a row of a table."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from statistics import fmean
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from clearhead.records.provenance import source_of
 from clearhead.records.runs import Records, Run
 from clearhead.report import style
-from clearhead.report.page import Block, Facts, Fold, Section, Tag
-from clearhead.report.pivots import Quantity, by_seed, seeds_in_words, without_seeds
-from clearhead.report.statistics import LEVEL
-from clearhead.report.verdicts import verdict_in_words
+from clearhead.report.page import Block, Facts, Fold, Section
+from clearhead.report.pivots import Quantity, models, without_seeds
+from clearhead.report.statistics import LEVEL, verdict_in_words
 
-Maker = Callable[[Records], Block | None]
 MANY = 6  # arms: beyond, a sentence names the reference and the ends alone
 SETTINGS = ("size", "model", "train", "evaluation")
 # Keys of a header and of cells that are shown as they are.
 SHOWN = (
     *("command", "device", "versions", "source", "path", "class", "architecture", "parameters"),
-    *(
-        "quantized_parameters",
-        "dtype",
-        "windows",
-        "length",
-        "tokens",
-        "calibration",
-        "data",
-        "date",
-    ),
+    *("quantized_parameters", "dtype", "windows", "length", "tokens", "calibration", "data"),
+    "date",
 )
 
 
@@ -56,25 +46,6 @@ def text_in_words(records: Records) -> str:
     return f" on {'; '.join(texts)}" if texts else ""
 
 
-def sets(records: Records) -> Iterator[tuple[Tag, Records]]:
-    """The records of each label under its mark."""
-    for label in records.labels():
-        labelled = records.labelled(label)
-        amount = max((run.budget or 0.0 for run in labelled.runs), default=0.0)
-        facts = [f"{style.count(amount)} tokens a model"] if amount else []
-        if not without_seeds(labelled):
-            facts.append(seeds_in_words(max(len(labelled.of(arm)) for arm in labelled.arms())))
-        name = label[:1].upper() + label[1:] or "This run"
-        yield Tag(label, name, " · ".join(facts)), labelled
-
-
-def each(records: Records, *makers: Maker) -> Iterator[Block]:
-    """The tables and figures of each set of records, under its mark."""
-    for tag, labelled in sets(records):
-        blocks = [block for make in makers if (block := make(labelled)) is not None]
-        yield from [tag, *blocks] if blocks else []
-
-
 def answer(
     records: Records,
     what: str,
@@ -94,21 +65,23 @@ def answer(
         more: the end of the sentence.
     """
     parts = []
-    for tag, labelled in sets(records):
-        every = {arm: by_seed(quantity.found(labelled, arm)) for arm in labelled.arms()}
-        means = {arm: fmean(values) for arm, values in every.items() if values}
-        reference = labelled.arms()[0]
+    for label, group in groupby(models(records), lambda model: model.heading.group):
+        means = {model: over.mean for model in group if (over := quantity.summary(model))}
         ends = [pick(means, key=means.__getitem__) for pick in (min, max) if means]
-        named = [arm for arm in means if len(means) <= MANY or arm in (reference, *ends)]
+        named = [
+            model
+            for model in means
+            if len(means) <= MANY or model in ends or model.arm == model.reference
+        ]
         sentences = []
-        for arm in named:
-            for entry in quantity.entries(labelled, arm, reference):
+        for model in named:
+            for entry in quantity.entries(model):
                 if alone and len(records.arms()) == 1:
                     return f"{alone.format(entry.text)}{more}."
                 verdict = entry.difference and verdict_in_words(entry.difference, threshold)
-                sentences.append(f"{arm} {entry.text}{f', {verdict}' if verdict else ''}")
+                sentences.append(f"{model.arm} {entry.text}{f', {verdict}' if verdict else ''}")
         sentences += [f"{len(means) - len(named)} more between them"] * (len(means) > len(named))
-        where = f"{tag.name}: " if len(records.labels()) > 1 else ""
+        where = f"{label[:1].upper()}{label[1:]}: " if len(records.labels()) > 1 else ""
         parts += [where + "; ".join(sentences)] if sentences else []
     return f"{what}: {'. '.join(parts)}{more}." if parts else ""
 
@@ -120,28 +93,23 @@ def chance(records: Records) -> str:
     return f"; chance {style.percent(sum(known) / len(known))}" if known else ""
 
 
-def provenance(records: Records, caption: str = "") -> Section:
+def provenance(records: Records) -> Section:
     """The last section of a page: facts of the runs' headers."""
     blocks: list[Block] = []
-    for tag, labelled in sets(records):
-        facts: dict[str, dict[str, None]] = {}
+    for label in records.labels():
+        labelled = records.labelled(label)
+        facts: dict[str, dict[str, None]] = {"records": {label: None}} if label else {}
         for run in labelled.runs:
             for name, value in _facts_of(run, seeds=not without_seeds(labelled)):
                 facts.setdefault(name, {})[value] = None
-        blocks += [tag, Facts({name: list(values) for name, values in facts.items()})]
+        blocks.append(Facts({name: list(values) for name, values in facts.items()}))
         for arm in labelled.arms():
             header = labelled.of(arm)[0].header
-            if settings := {name: header[name] for name in SETTINGS if header.get(name)}:
+            if settings := known({name: header.get(name) or None for name in SETTINGS}):
                 text = json.dumps(settings, indent=2, ensure_ascii=False, default=str)
                 blocks.append(Fold(f"Configuration of {arm}", text))
-    return Section(
-        name="made",
-        title="How this was made",
-        answer="Everything needed to run it again; every number here is from these runs’ records.",
-        caption=caption,
-        blocks=tuple(blocks),
-        folded=True,
-    )
+    answer = "Everything needed to run it again; every number here is from these runs’ records."
+    return Section("made", "How this was made", blocks, answer=answer, folded=True)
 
 
 def _facts_of(run: Run, *, seeds: bool) -> list[tuple[str, str]]:
@@ -151,16 +119,22 @@ def _facts_of(run: Run, *, seeds: bool) -> list[tuple[str, str]]:
     facts.append(("training’s precision", run.precision))
     facts += [("seeds", str(run.seed))] * seeds
     facts.append(("tokens a model", f"{run.budget:,.0f}" if run.budget else ""))
-    return [(name, short(value)) for name, value in facts if value]
+    return [(name, text) for name, value in facts if value and (text := short(known(value)))]
+
+
+def known(value: Any) -> Any:
+    """Settings without those that are None."""
+    if isinstance(value, dict):
+        return {name: known(item) for name, item in value.items() if item is not None}
+    return [known(one) for one in value if one is not None] if isinstance(value, list) else value
 
 
 def short(value: Any) -> str:
     """A value of a record in one line: 1,690 or train 1,690, validation 34."""
     if isinstance(value, dict):
-        known = {name: item for name, item in value.items() if item is not None}
-        return ", ".join(f"{name} {short(item)}" for name, item in known.items())
+        return ", ".join(f"{name} {short(item)}" for name, item in value.items())
     if isinstance(value, list):
-        return ", ".join(short(one) for one in value if one is not None)
+        return ", ".join(map(short, value))
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)

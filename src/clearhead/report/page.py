@@ -3,20 +3,18 @@
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import ClearheadError
 from clearhead.records.files import write_text
 from clearhead.records.runs import Records
-from clearhead.report import style, verdicts
+from clearhead.report import statistics, style
 from clearhead.report.pivots import Pivot
-from clearhead.report.statistics import Difference
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -31,7 +29,8 @@ _POLICY = (
 
 @dataclass(kw_only=True)
 class Panel:
-    """A figure under a heading of its own; panels that follow each other stand side by side.
+    """A figure under a heading of its own; those of one shape that follow each other stand side by
+    side.
 
     Attributes:
         note: what the figure does not show.
@@ -47,23 +46,6 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Tag:
-    """Names the set of records that the next blocks show."""
-
-    label: str
-    name: str
-    facts: str
-
-
-@dataclass(frozen=True)
-class Notes:
-    """Remarks, a paragraph each, under a heading of their own where they have one."""
-
-    texts: tuple[str, ...]
-    title: str = ""
-
-
-@dataclass(frozen=True)
 class Fold:
     """Lines of fixed width, that a reader may open."""
 
@@ -73,49 +55,32 @@ class Fold:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values; the command is shown letter for letter."""
+    """Names and values, such as what was found of each model; a command is shown letter for
+    letter."""
 
-    facts: dict[str, list[str]]
-
-
-Block = Pivot | Panel | Tag | Notes | Fold | Facts
+    facts: Mapping[str, Sequence[str]]
 
 
-@dataclass(frozen=True, kw_only=True)
+Block = Pivot | Panel | Fold | Facts
+
+
+@dataclass
 class Section:
-    """A title, the answer in one sentence, how to read it, and what shows it.
+    """A title, what shows the answer (None is left out), how to read it, the answer in a sentence.
 
     Attributes:
         folded: a reader opens it; title and answer are in sight.
     """
 
     name: str
-    title: str = ""
-    answer: str = ""
+    title: str
+    blocks: Iterable[Block | None]
     caption: str = ""
-    blocks: tuple[Block, ...]
+    answer: str = ""
     folded: bool = False
 
-    def groups(self) -> list[tuple[str, list[Block]]]:
-        """The kinds of blocks and the blocks, with those panels together that stand side by
-        side."""
-        sides = groupby(self.blocks, lambda one: one.shape if isinstance(one, Panel) else id(one))
-        groups = (list(group) for _, group in sides)
-        return [(type(group[0]).__name__.lower(), group) for group in groups]
-
-
-def section(
-    name: str, title: str, blocks: Iterable[Block | None], caption: str = "", **words: Any
-) -> Section | None:
-    """A section of the blocks that there are; None where none of them shows a number.
-
-    Args:
-        words: its answer and whether it is folded.
-    """
-    shown = tuple(block for block in blocks if block is not None)
-    if not any(isinstance(block, Pivot | Panel) for block in shown):
-        return None
-    return Section(name=name, title=title, blocks=shown, caption=caption, **words)
+    def __post_init__(self) -> None:
+        self.blocks = [block for block in self.blocks if block is not None]
 
 
 @dataclass(kw_only=True)
@@ -123,7 +88,7 @@ class Page:
     """Everything a page shows, before it is markup.
 
     Attributes:
-        judge: the verdict in plain sentences, by the largest p of a difference that holds.
+        verdict: findings in plain sentences.
         next: commands that act on the verdict.
         script: JavaScript of this page alone, which finds `data` in the page's data and `late`
             (JSON of any size, parsed by itself) in the element of that name.
@@ -132,10 +97,10 @@ class Page:
     title: str
     kicker: str
     records: Records = field(default_factory=lambda: Records(runs=()))
-    judge: Callable[[float], list[str]] = lambda threshold: []
+    verdict: list[str] = field(default_factory=list)
     sections: list[Section] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    next: tuple[str, ...] = ()
+    next: list[str] = field(default_factory=list)
     script: str = ""
     data: dict[str, Any] = field(default_factory=dict)
     late: Any = None
@@ -145,17 +110,16 @@ class Page:
         """Styles of the arms, the same in every figure and table."""
         return style.looks(self.records.arms())
 
-    def with_sections(self, *sections: Section | None) -> Self:
-        """Show the sections that there are, in this order."""
-        self.sections = [section for section in sections if section is not None]
-        return self
+    def add(self, sections: Iterable[Section]) -> None:
+        """Show the sections that have something to show."""
+        self.sections += [section for section in sections if section.blocks]
 
     def blocks(self) -> Iterator[Block]:
         """The blocks of all sections."""
-        return (block for section in self.sections for block in section.blocks)
+        return (block for section in self.sections for block in section.blocks if block)
 
     @cached_property
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[statistics.Difference]:
         """Every difference that any of the tables shows."""
         pivots = (block for block in self.blocks() if isinstance(block, Pivot))
         return [one for pivot in pivots for one in pivot.differences()]
@@ -163,17 +127,12 @@ class Page:
     @cached_property
     def threshold(self) -> float:
         """The largest p of a difference that holds among all of the page."""
-        return verdicts.threshold_of(self.differences)
+        return statistics.threshold_of(self.differences)
 
     @cached_property
     def account(self) -> str:
         """Numbers of comparisons made and upheld, in words."""
-        return verdicts.account(self.differences)
-
-    @cached_property
-    def verdict(self) -> list[str]:
-        """Findings in plain sentences."""
-        return self.judge(self.threshold)
+        return statistics.account(self.differences)
 
 
 def write_page(page: Page, path: Path) -> None:
@@ -206,7 +165,7 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(verdict_in_words=verdicts.verdict_in_words, holds=verdicts.holds)
+    environment.globals.update(verdict_in_words=statistics.verdict_in_words, holds=statistics.holds)
     return environment.get_template("page.html").render(
         page=page,
         policy=_POLICY.format(scripts=" ".join(map(_hash, scripts))),

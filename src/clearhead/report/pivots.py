@@ -1,6 +1,6 @@
-"""The generic table: numbers of runs by arm, over seeds, with mean, interval and verdict.
+"""Tables of the records' numbers: by model, over seeds, with mean, interval and verdict.
 
-A `Quantity` is a number's address in the records under a heading; its entries are cells.
+A `Quantity` is a number's address in the records under a heading; at a `Model` it is a cell.
 """
 
 import math
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from clearhead.errors import NOT_FINITE
 from clearhead.records.runs import COMPARISON, Measure, Records, Run
@@ -16,18 +16,17 @@ from clearhead.report import style
 from clearhead.report.statistics import (
     Component,
     Difference,
+    Summary,
     Verdict,
     alike_trials,
     compare,
-    compare_ratio,
     component,
+    interval_in_words,
     summarize,
 )
-from clearhead.report.verdicts import interval_in_words
 
 Found = dict[int, list[Measure]]  # by seed, those with a value
-R = TypeVar("R")
-C = TypeVar("C")
+THIS = "this run"  # beside committed records, which have labels
 
 
 @dataclass(frozen=True)
@@ -73,145 +72,78 @@ class Pivot:
         entries = (entry for row in self.cells for cell in row for entry in cell)
         return (entry.difference for entry in entries if entry.difference is not None)
 
-    def groups(self) -> dict[str, list[int]]:
-        """Places of the columns by group, in order."""
-        places: dict[str, list[int]] = {}
-        for place, column in enumerate(self.columns):
-            places.setdefault(column.group, []).append(place)
-        return places
 
-
-def entry(
-    mine: Found,
-    theirs: Found,
-    *,
-    reference: str,
-    scale: float = 1.0,
-    write: Callable[[float], str] | None = None,
-    given: bool = False,
-) -> Entry:
-    """A number over seeds, within a seed the mean of its measures, and its difference.
-
-    Args:
-        theirs: measures of the reference; empty where there is nothing to compare with.
-        given: as `Records.given`.
-    """
-    unit = ""
-    if write is style.percent:
-        scale, unit = 100 * scale, "\u00a0%"
-    over = summarize(by_seed(mine, scale))
-    assert over is not None
-    text = style.with_spread(over.mean, over.deviation) + unit
-    if write is not None and not over.deviation:
-        text = write(over.mean / (100 if unit else 1))
-    detail = "one model" if given else "one seed" if over.n == 1 else f"{over.n} seeds, all alike"
-    if over.interval is not None:
-        low, high = (style.number(bound, 4) for bound in over.interval)
-        detail = f"{over.n} seeds, 95 % interval of the mean: {low} to {high}"
-    elif over.n == 1 and len(measures := next(iter(mine.values()))) == 1:
-        text += _error_of_one(measures[0], scale)
-    difference = difference_of(mine, theirs, scale, given=given)
-    if difference is not None:
-        detail += interval_in_words(difference, f"difference to {reference}")
-    return Entry(text, detail=detail, difference=difference)
-
-
-def difference_of(
-    mine: Found,
-    theirs: Found,
-    scale: float = 1.0,
-    against: float = 0.0,
-    *,
-    relative: bool = False,
-    given: bool = False,
-) -> Difference | None:
-    """The difference of two arms over their seeds, its error that of drawn items included; None
-    where an arm has no number.
-
-    Args:
-        relative: as a share of the mean of `theirs`, whatever the scale.
-        given: as `Records.given`: drawn items are then the only error.
-    """
-    if not mine or not theirs:
-        return None
-    compared = frozenset(
-        frozenset((seed, one.key, one.value) for seed, ones in side.items() for one in ones)
-        for side in (mine, theirs)
-    )
-    sides = by_seed(mine, scale), by_seed(theirs, scale)
-    items = partial(_item_error, mine, theirs, scale)
-    if relative:
-        return compare_ratio(*sides, items, against=against, compared=compared)
-    return compare(*sides, items(1.0), against=against, compared=compared, given=given)
-
-
-def by_seed(measures: Found, scale: float = 1.0) -> list[float]:
-    """One number a seed, the mean of its measures, times `scale`."""
-    return [
-        scale * fmean(one.value for one in ones if one.value is not None)
-        for ones in measures.values()
-    ]
-
-
-def _error_of_one(measure: Measure, scale: float) -> str:
-    """Error of one number: a 95 % interval, or one standard error."""
-    if (interval := measure.details.get("interval")) is not None:
-        return f" {style.interval(*(scale * bound for bound in interval))}"
-    if (error := measure.details.get("stderr")) is not None:
-        return f" ± {style.number(scale * error, 2)}"
-    return ""
-
-
-def _item_error(mine: Found, theirs: Found, scale: float, ratio: float) -> tuple[Component, ...]:
-    """The error of drawing these keys or documents and no others; empty where records lack them.
-
-    Items are drawn a cell at a time, so the variances of its depths' means are added. An item's
-    number is its mean over seeds less `ratio` times the reference's: what both find hard is no
-    error.
-    """
-    strata, trials = list[Component](), True
-    for key in {one.key for ones in mine.values() for one in ones}:
-        means = []
-        for side in (mine, theirs):
-            same = [one for ones in side.values() for one in ones if one.key == key]
-            items = [one.details.get("items", ()) for one in same]
-            if not items or len({len(one) for one in items}) != 1 or len(items[0]) < 2:
-                return ()
-            trials = trials and all(item in (0, 1) for one in items for item in one)
-            means.append([fmean(one) for one in zip(*items, strict=True)])
-        if len(means[0]) != len(means[1]):
-            return ()
-        strata.append(component([a - ratio * b for a, b in zip(*means, strict=True)]))
-    variance = sum(one.variance for one in strata) / len(strata) ** 2
-    degrees = sum(one.degrees for one in strata)
-    error = Component(variance=variance, degrees=degrees)
-    if trials and not variance:
-        error = alike_trials(int(degrees) + len(strata))
-    return (replace(error, variance=scale**2 * error.variance),)
-
-
-def build(
-    title: str,
-    rows: Iterable[tuple[Heading, R]],
-    columns: Iterable[tuple[Heading, C]],
-    fill: Callable[[R, C], tuple[Entry, ...]],
-    *,
-    corner: str = "",
+def pivot(
+    title: str, cells: Iterable[tuple[Heading, Heading, tuple[Entry, ...]]], corner: str = ""
 ) -> Pivot | None:
-    """Fill a table; rows and columns without numbers are left out, None where all are."""
-    rows, columns = list(rows), list(columns)
-    cells = [[fill(row, column) for _, column in columns] for _, row in rows]
-    across = [place for place in range(len(columns)) if any(row[place] for row in cells)]
-    down = [place for place in range(len(rows)) if any(cells[place])]
-    if not down:
-        return None
-    return Pivot(
-        title=title,
-        corner=corner,
-        rows=tuple(rows[place][0] for place in down),
-        columns=tuple(columns[place][0] for place in across),
-        cells=tuple(tuple(cells[i][j] for j in across) for i in down),
+    """A table of cells, each with its row and column, in the order in which they are first named;
+    rows and columns without numbers are left out, None where all are."""
+    placed = {(row, column): cell for row, column, cell in cells}
+    rows, columns = (
+        tuple(one for one in dict.fromkeys(at[axis] for at in placed) if one in numbered)
+        for axis in (0, 1)
+        for numbered in [{at[axis] for at, cell in placed.items() if cell}]
     )
+    if not rows:
+        return None
+    filled = tuple(tuple(placed.get((row, column), ()) for column in columns) for row in rows)
+    return Pivot(title=title, corner=corner, rows=rows, columns=columns, cells=filled)
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """The runs of one arm under one label.
+
+    Attributes:
+        records: all that have its label.
+        reference: the arm with which it is compared, which may be its own.
+    """
+
+    heading: Heading
+    records: Records
+    arm: str
+    reference: str
+
+
+def models(records: Records) -> list[Model]:
+    """The arms of each label. A note says what holds for all numbers of one: with one seed no
+    difference is decided."""
+    found = []
+    for label in records.labels():
+        labelled = records.labelled(label)
+        group = label or THIS * (len(records.labels()) > 1)
+        arms = labelled.arms()
+        for arm in arms:
+            runs, n = labelled.of(arm), len(labelled.whole(arm))
+            seeds = str(Verdict.ONE_SEED) if n == 1 and arm != arms[0] else seeds_in_words(n)
+            notes = {
+                "reference": arm == arms[0] and len(arms) > 1,
+                seeds: not without_seeds(labelled),
+                f"{len(runs) - n} of {len(runs)} runs diverged": n < len(runs),
+                "rate at the edge": labelled.at_edge(arm),
+                "hardly learnt": any(map(_hardly_learnt, runs)),
+            }
+            note = ", ".join(words for words, holds in notes.items() if holds)
+            found.append(Model(Heading(arm, group, note, arm), labelled, arm, arms[0]))
+    return found
+
+
+def _hardly_learnt(run: Run) -> bool:
+    """True of a perplexity above the square root of the vocabulary."""
+    perplexity = run.value("perplexity", length=run.sequence_length)
+    return perplexity is not None and perplexity**2 > (run.vocabulary or math.inf)
+
+
+def without_seeds(records: Records) -> bool:
+    """True of models whose seeds are no sample: those that came as they are, and those that were
+    diagnosed or quantised once each, whatever trained them."""
+    compared = any(run.study == COMPARISON or len(records.of(run.arm)) > 1 for run in records.runs)
+    return records.given or not compared
+
+
+def seeds_in_words(n: int) -> str:
+    """1 seed; 3 seeds."""
+    return "1 seed" if n == 1 else f"{n} seeds"
 
 
 SHARE = "first_token_argmax_share"
@@ -260,7 +192,7 @@ class Quantity(Heading):
     """
 
     metric: str = ""
-    at: Mapping[str, Any] = field(default_factory=dict)
+    at: Mapping[str, Any] = field(default_factory=dict, hash=False)
     scale: float = 1.0
     write: Callable[[float], str] | None = None
     by_map: bool = False
@@ -293,94 +225,151 @@ class Quantity(Heading):
         }
         return {seed: ones for seed, ones in valued.items() if ones}
 
-    def entries(self, records: Records, arm: str, reference: str) -> tuple[Entry, ...]:
-        """The cell of an arm; empty where nothing was recorded."""
-        records = records.on_one_device() if self.one_device else records
+    def is_lost(self, model: Model) -> bool:
+        """True if one of its measures is not finite."""
+        runs = model.records.of(model.arm)
+        return any(one.not_finite for run in runs for one in self.measures(run))
+
+    def summary(self, model: Model) -> Summary | None:
+        """Over the seeds of a model, as it is shown; None without a number."""
+        return summarize(by_seed(self.found(model.records, model.arm), self.shown))
+
+    @property
+    def shown(self) -> float:
+        """The factor from a value to the number shown."""
+        return self.scale * (100 if self.write is style.percent else 1)
+
+    def entries(self, model: Model) -> tuple[Entry, ...]:
+        """The cell of a model; empty where nothing was recorded."""
+        if self.one_device:
+            model = replace(model, records=model.records.on_one_device())
         if not self.by_map:
-            return self._entry("", records, arm, [self], reference)
+            return self._entry("", model, [self])
         cell: tuple[Entry, ...] = ()
-        for name in records.dimension(self.metric, "map", arm):
+        for name in model.records.dimension(self.metric, "map", model.arm):
             # Maps that plain attention lacks are held against its only one.
             maps = [replace(self, at={**self.at, "map": one}) for one in (name, "softmax")]
-            shown = "" if name == "softmax" else name
-            cell += self._entry(shown, records, arm, maps, reference)
+            cell += self._entry("" if name == "softmax" else name, model, maps)
         return cell
 
-    def _entry(
-        self, name: str, records: Records, arm: str, numbers: list["Quantity"], reference: str
-    ) -> tuple[Entry, ...]:
+    def _entry(self, name: str, model: Model, numbers: list["Quantity"]) -> tuple[Entry, ...]:
         """The first of `numbers`, its difference to the first that the reference has."""
-        mine, theirs = numbers[0].found(records, arm), Found()
-        if not mine:
-            known = [one for run in records.of(arm) for one in numbers[0].measures(run)]
+        records, theirs = model.records, Found()
+        if not (mine := numbers[0].found(records, model.arm)):
+            known = [one for run in records.of(model.arm) for one in numbers[0].measures(run)]
             reasons = [one.reason for one in known if one.reason]
             text = NOT_FINITE if any(one.not_finite for one in known) else "none"
             note = next(iter(reasons), "").removeprefix(text).removeprefix(": ")
             return (Entry(text, name, note=note),) if known else ()
-        if self.judged and arm != reference:
-            sides = (one.found(records, reference) for one in numbers)
+        if self.judged and model.arm != model.reference:
+            sides = (one.found(records, model.reference) for one in numbers)
             theirs = next(filter(None, sides), theirs)
-        number = entry(
-            mine,
-            theirs,
-            reference=reference,
-            scale=self.scale,
-            write=self.write,
-            given=without_seeds(records),
-        )
-        return (replace(number, name=name),)
+        return (replace(entry(mine, theirs, self, model), name=name),)
 
 
-def arm_headings(records: Records) -> list[tuple[Heading, str]]:
-    """A heading for each arm, whose note says what holds for all of its numbers: with one seed no
-    difference is decided."""
-    headings = []
-    for place, arm in enumerate(records.arms()):
-        runs, n = records.of(arm), len(records.whole(arm))
-        seeds = str(Verdict.ONE_SEED) if n == 1 and place else seeds_in_words(n)
-        notes = {
-            "reference": place == 0 and len(records.arms()) > 1,
-            seeds: not without_seeds(records),
-            f"{len(runs) - n} of {len(runs)} runs diverged": n < len(runs),
-            "rate at the edge": records.at_edge(arm),
-            "hardly learnt": any(map(_hardly_learnt, runs)),
-        }
-        note = ", ".join(words for words, holds in notes.items() if holds)
-        headings.append((Heading(arm, note=note, arm=arm), arm))
-    return headings
+def entry(mine: Found, theirs: Found, quantity: Quantity, model: Model) -> Entry:
+    """A number over seeds, within a seed the mean of its measures, and its difference to `theirs`,
+    the reference's, which is empty where there is nothing to compare with."""
+    given, scale = without_seeds(model.records), quantity.shown
+    over = summarize(by_seed(mine, scale))
+    assert over is not None
+    text = style.with_spread(over.mean, over.deviation)
+    if quantity.write is not None and not over.deviation:
+        text = quantity.write(over.mean * quantity.scale / scale)
+    elif quantity.write is style.percent:
+        text += "\u00a0%"
+    detail = "one model" if given else "one seed" if over.n == 1 else f"{over.n} seeds, all alike"
+    if over.interval is not None:
+        low, high = (style.number(bound, 4) for bound in over.interval)
+        detail = f"{over.n} seeds, 95 % interval of the mean: {low} to {high}"
+    elif over.n == 1 and len(measures := next(iter(mine.values()))) == 1:
+        text += _error_of_one(measures[0], scale)
+    difference = difference_of(mine, theirs, scale, given=given)
+    if difference is not None:
+        detail += interval_in_words(difference, f"difference to {model.reference}")
+    return Entry(text, detail=detail, difference=difference)
 
 
-def _hardly_learnt(run: Run) -> bool:
-    """True of a perplexity above the square root of the vocabulary."""
-    perplexity = run.value("perplexity", length=run.sequence_length)
-    return perplexity is not None and perplexity**2 > (run.vocabulary or math.inf)
-
-
-def by_arm(
-    records: Records,
-    title: str,
-    quantities: Iterable[Quantity],
+def difference_of(
+    mine: Found,
+    theirs: Found,
+    scale: float = 1.0,
+    against: float = 0.0,
     *,
-    corner: str = "model",
-    arms_across: bool = False,
-) -> Pivot | None:
-    """A table of quantities by arm, a row an arm, or a column where `arms_across`."""
-    arms, reference = arm_headings(records), next(iter(records.arms()), "")
-    named = [(one, one) for one in quantities]
-    if arms_across:
-        return build(title, named, arms, lambda one, arm: one.entries(records, arm, reference))
-    return build(
-        title, arms, named, lambda arm, one: one.entries(records, arm, reference), corner=corner
+    relative: bool = False,
+    given: bool = False,
+) -> Difference | None:
+    """The difference of two arms over their seeds, its error that of drawn items included; None
+    where an arm has no number.
+
+    Args:
+        relative: as a share of the mean of `theirs`, whatever the scale.
+        given: as `Records.given`: drawn items are then the only error.
+    """
+    if not mine or not theirs:
+        return None
+    compared = frozenset(
+        frozenset((seed, one.key, one.value) for seed, ones in side.items() for one in ones)
+        for side in (mine, theirs)
+    )
+    sides = by_seed(mine, scale), by_seed(theirs, scale)
+    items = partial(_item_error, mine, theirs, scale)
+    return compare(
+        *sides, items, relative=relative, against=against, compared=compared, given=given
     )
 
 
-def without_seeds(records: Records) -> bool:
-    """True of models whose seeds are no sample: those that came as they are, and those that were
-    diagnosed or quantised once each, whatever trained them."""
-    compared = any(run.study == COMPARISON or len(records.of(run.arm)) > 1 for run in records.runs)
-    return records.given or not compared
+def by_seed(measures: Found, scale: float = 1.0) -> list[float]:
+    """One number a seed, the mean of its measures, times `scale`."""
+    return [
+        scale * fmean(one.value for one in ones if one.value is not None)
+        for ones in measures.values()
+    ]
 
 
-def seeds_in_words(n: int) -> str:
-    """1 seed; 3 seeds."""
-    return "1 seed" if n == 1 else f"{n} seeds"
+def _error_of_one(measure: Measure, scale: float) -> str:
+    """Error of one number: a 95 % interval, or one standard error."""
+    if (interval := measure.details.get("interval")) is not None:
+        return f" {style.interval(*(scale * bound for bound in interval))}"
+    if (error := measure.details.get("stderr")) is not None:
+        return f" ± {style.number(scale * error, 2)}"
+    return ""
+
+
+def _item_error(mine: Found, theirs: Found, scale: float, ratio: float) -> tuple[Component, ...]:
+    """The error of drawing these keys or documents and no others; empty where records lack them.
+
+    Items are drawn a cell at a time, so the variances of its depths' means are added. An item's
+    number is its mean over seeds less `ratio` times the reference's: what both find hard is no
+    error.
+    """
+    strata, trials = list[Component](), True
+    for key in {one.key for ones in mine.values() for one in ones}:
+        means = []
+        for side in (mine, theirs):
+            same = [one for ones in side.values() for one in ones if one.key == key]
+            items = [one.details.get("items", ()) for one in same]
+            if not items or len({len(one) for one in items}) != 1 or len(items[0]) < 2:
+                return ()
+            trials = trials and all(item in (0, 1) for one in items for item in one)
+            means.append([fmean(one) for one in zip(*items, strict=True)])
+        if len(means[0]) != len(means[1]):
+            return ()
+        strata.append(component([a - ratio * b for a, b in zip(*means, strict=True)]))
+    variance = sum(one.variance for one in strata) / len(strata) ** 2
+    degrees = sum(one.degrees for one in strata)
+    error = Component(variance=variance, degrees=degrees)
+    if trials and not variance:
+        error = alike_trials(int(degrees) + len(strata))
+    return (replace(error, variance=scale**2 * error.variance),)
+
+
+def by_arm(
+    records: Records, title: str, quantities: Iterable[Quantity], *, arms_across: bool = False
+) -> Pivot | None:
+    """A table of quantities by model, a row a model, or a column where `arms_across`."""
+    quantities, across = list(quantities), models(records)
+    cells = [(one, quantity, quantity.entries(one)) for one in across for quantity in quantities]
+    if arms_across:
+        return pivot(title, ((quantity, one.heading, cell) for one, quantity, cell in cells))
+    return pivot(title, ((one.heading, quantity, cell) for one, quantity, cell in cells), "model")

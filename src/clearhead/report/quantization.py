@@ -1,16 +1,16 @@
-"""The page of a quantisation: who loses how much, bits against perplexity, a table of schemes."""
+"""The sections of a quantisation: bits against perplexity, and a table of schemes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from statistics import fmean
 
 from clearhead.errors import ClearheadError
-from clearhead.records.runs import Records, Run
+from clearhead.records.runs import QUANTIZATION, Records, Run
 from clearhead.report import charts, narrative, style
-from clearhead.report.charts import Curves, Looks, chart
+from clearhead.report.charts import Looks, chart
 from clearhead.report.costs import add_costs, all_noise
-from clearhead.report.page import Page, Panel, section
-from clearhead.report.pivots import Entry, Heading, Pivot, Quantity, arm_headings, build
+from clearhead.report.page import Panel, Section
+from clearhead.report.pivots import Entry, Heading, Model, Pivot, Quantity, models, pivot
 
 ROTATED = "hadamard-"
 FULL = "full"  # the tick of full precision
@@ -38,30 +38,19 @@ ROUNDED = (
 )
 
 
-def check(records: Records) -> Records:
-    """Refuse models without a result in full precision, beside which no other says anything."""
+def sections(records: Records, looks: Looks) -> Iterator[Section]:
+    """The sections of one model, or of several side by side.
+
+    Raises:
+        ClearheadError: a model without a result in full precision, beside which no other says
+            anything.
+    """
     for run in records.runs:
         if run.measure("perplexity") is None:
             raise ClearheadError(f"{run.id} has no result in full precision")
-    return records
-
-
-def page(records: Records, title: str) -> Page:
-    """The page of one model, or of several side by side."""
-    for run in check(records).runs:
         add_costs(run)
-    built = Page(
-        title=title,
-        kicker="clearhead quantize",
-        records=records,
-        judge=lambda threshold: [_verdict(records, threshold)],
-        warnings=[f"{run.id}: {remark}." for run in records.runs for remark in remarks_on(run)],
-    )
-    return built.with_sections(
-        section("bits", "Bits against perplexity", _charts(records, built.looks), BITS),
-        section("numbers", "What schemes cost", [results(records)], COSTS),
-        narrative.provenance(records, ROUNDED),
-    )
+    yield Section("bits", "Bits against perplexity", _charts(records, looks), BITS)
+    yield Section("numbers", "What schemes cost", [results(records)], f"{COSTS} {ROUNDED}")
 
 
 def kind_of(family: str) -> str:
@@ -94,21 +83,24 @@ def results(records: Records) -> Pivot | None:
     rows: list[tuple[Heading, str | None]] = [(Heading("full precision"), None)]
     for scheme, (family, _) in schemes(records).items():
         rows.append((Heading(scheme, group=kind_of(family) if family else ""), scheme))
-    reference = next(iter(records.arms()), "")
-
-    def fill(scheme: str | None, arm: str) -> tuple[Entry, ...]:
-        cost = cost_of(scheme)
-        entries = cost.entries(records, arm, reference)
-        if entries and all_noise(records, arm, str(scheme)):
-            entries = tuple(replace(one, text=f"{one.text}, noise") for one in entries)
-        plain = replace(cost, metric="perplexity", write=style.four_digits, judged=False)
-        perplexity = plain.entries(records, arm, reference)
-        return (*entries, *(replace(one, name="perplexity") for one in perplexity))
-
-    return build("cost in perplexity", rows, arm_headings(records), fill, corner="scheme")
+    cells = (
+        (row, model.heading, _cell(model, scheme))
+        for row, scheme in rows
+        for model in models(records)
+    )
+    return pivot("cost in perplexity", cells, "scheme")
 
 
-def _verdict(records: Records, threshold: float) -> str:
+def _cell(model: Model, scheme: str | None) -> tuple[Entry, ...]:
+    cost = cost_of(scheme)
+    entries = cost.entries(model)
+    if entries and all_noise(model.records, model.arm, str(scheme)):
+        entries = tuple(replace(one, text=f"{one.text}, noise") for one in entries)
+    perplexity = replace(cost, metric="perplexity", write=style.four_digits, judged=False)
+    return (*entries, *(replace(one, name="perplexity") for one in perplexity.entries(model)))
+
+
+def verdict(records: Records, threshold: float) -> list[str]:
     """The costs of the dearest and of the cheapest scheme for each model."""
     text = narrative.text_in_words(records)
     costs = {scheme: _mean_costs(records, scheme) for scheme in schemes(records)}
@@ -116,24 +108,25 @@ def _verdict(records: Records, threshold: float) -> str:
     if not known:
         full = Quantity("", metric="perplexity", write=style.four_digits)
         said = narrative.answer(records, f"Perplexity{text} in full precision", full)
-        return said or "No perplexity could be measured in full precision."
+        return [said or "No perplexity could be measured in full precision."]
     ends = dict.fromkeys(pick(known, key=known.__getitem__) for pick in (max, min))
-    return " ".join(
-        narrative.answer(
-            records,
-            f"Rise of perplexity{text} under {scheme}",
-            cost_of(scheme),
-            threshold=threshold,
-            alone=f"Rise of perplexity{text} under {scheme}: {{}}",
-        )
-        for scheme in ends
-    )
+    rises = {scheme: f"Rise of perplexity{text} under {scheme}" for scheme in ends}
+    return [
+        narrative.answer(records, rise, cost_of(scheme), threshold=threshold, alone=f"{rise}: {{}}")
+        for scheme, rise in rises.items()
+    ]
 
 
 def _mean_costs(records: Records, scheme: str) -> list[float]:
     """Each model's mean cost; none where one of them has no number."""
     values = [records.values(arm, "cost", scheme=scheme).values() for arm in records.arms()]
     return [fmean(ones) for ones in values] if all(values) else []
+
+
+def warnings(records: Records) -> list[str]:
+    """The remarks on each model that was quantised."""
+    runs = [run for run in records.runs if run.study == QUANTIZATION]
+    return [f"{run.id}: {remark}." for run in runs for remark in remarks_on(run)]
 
 
 def remarks_on(run: Run) -> list[str]:
@@ -168,20 +161,22 @@ def _charts(records: Records, looks: Looks) -> Iterator[Panel | None]:
         if family and bits:
             scale = family.removeprefix(ROTATED).partition("-")[2] or family
             scales = kinds.setdefault(kind_of(family), {})
-            scales.setdefault(scale, {})[scheme] = f"{bits:g}"
-    rows = charts.numbers(records, "perplexity", "scheme")
-    named = [one.dimensions.get("scheme", "") for one in rows["measure"]]
+            scales.setdefault(scale, {})[f"{bits:g}"] = scheme
     for kind, scales in kinds.items():
-        curves: Curves = {}
-        for scale, bits_of in scales.items():
-            ticks = {"": FULL, **bits_of}
-            ones = rows.assign(tick=[ticks.get(scheme) for scheme in named]).dropna(subset="tick")
-            for (arm, _), points in charts.curves(records, ones, "tick").items():
-                if any(tick != FULL for tick, *_ in points):
-                    curves[arm, scale] = sorted(points, key=lambda one: _bits(one[0]))
-        across = {tick for points in curves.values() for tick, *_ in points}
-        order = sorted(across, key=_bits)
-        yield chart(kind, curves, looks, "bits", "perplexity", across=order, up="auto")
+        variants = {
+            scale: {
+                tick: Quantity("", metric="perplexity", at={"scheme": bits.get(tick)})
+                for tick in sorted((FULL, *bits), key=_bits)
+            }
+            for scale, bits in scales.items()
+        }
+        curves = {
+            place: points
+            for place, points in charts.lines(records, variants).items()
+            if any(tick != FULL for tick, *_ in points)
+        }
+        across = sorted({tick for points in curves.values() for tick, *_ in points}, key=_bits)
+        yield chart(kind, curves, looks, "bits", "perplexity", across=across, up="auto")
 
 
 def _bits(tick: str) -> float:

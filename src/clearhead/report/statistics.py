@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from clearhead.records.intervals import LEVEL, t_quantile, t_tails
+from clearhead.report import style
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,77 +127,63 @@ def alike_trials(n: int) -> Component:
 def compare(
     variant: Sequence[float],
     baseline: Sequence[float],
-    items: Sequence[Component] = (),
+    items: Callable[[float], Sequence[Component]] = lambda ratio: (),
     *,
+    relative: bool = False,
     against: float = 0.0,
     compared: Hashable = None,
     given: bool = False,
 ) -> Difference | None:
     """Compare two arms by one number a seed; None where one of them has none.
 
+    Degrees of freedom are Welch's and Satterthwaite's. Items never narrow the interval, nor lower
+    the p-value.
+
     Args:
-        items: further errors of the difference, such as that of the questions which were drawn.
-            Degrees of freedom are Welch's and Satterthwaite's. Items never narrow the interval, nor
-            lower the p-value.
+        items: further errors of the variant less a ratio of the baseline, such as that of the
+            questions which were drawn.
+        relative: the ratio of the means, less 1 (Fieller, 1954): the p-value is that of Welch's
+            test of the variant against 1 + `against` times the baseline, and the interval holds
+            every value of `against` that this test does not reject. None of a baseline of mean 0.
         against, compared: as in `Difference`.
-        given: one number each is no draw of a seed's: the items are the only error.
+        given: one number each is no draw of a seed's: the items are the only error of a difference.
     """
-    if not variant or not baseline:
-        return None
-    mean = math.fsum(variant) / len(variant) - math.fsum(baseline) / len(baseline)
-    unknown = Difference(mean=mean, interval=None, p=None, against=against, compared=compared)
-    if (len(variant) < 2 or len(baseline) < 2) and not (given and items):
-        return unknown
-    seeds = () if given else (component(variant), component(baseline))
-    errors = [one for one in (_combined(*seeds), _combined(*seeds, *items)) if one]
-    if not errors:
-        return replace(unknown, alike=True)
-    half = max(t_quantile(one.degrees) * math.sqrt(one.variance) for one in errors)
-    return replace(unknown, interval=(mean - half, mean + half), p=_tails(mean - against, *errors))
-
-
-def compare_ratio(
-    variant: Sequence[float],
-    baseline: Sequence[float],
-    items: Callable[[float], Sequence[Component]] = lambda ratio: (),
-    *,
-    against: float = 0.0,
-    compared: Hashable = None,
-) -> Difference | None:
-    """Compare two arms by the ratio of their means, less 1 (Fieller, 1954).
-
-    The p-value is that of Welch's test of the variant against 1 + `against` times the baseline. The
-    interval holds every value of `against` that this test does not reject. Both include the error
-    of the baseline's mean. None where that mean is zero.
-
-    Args:
-        items: further errors of the variant less a ratio of the baseline; otherwise as `compare`.
-    """
-    if not variant or not baseline or not math.fsum(baseline):
+    if not variant or not baseline or (relative and not math.fsum(baseline)):
         return None
     over, under = (math.fsum(side) / len(side) for side in (variant, baseline))
-    ratio = over / under
-    unknown = Difference(mean=ratio - 1, interval=None, p=None, against=against, compared=compared)
-    if len(variant) < 2 or len(baseline) < 2:
+    mean = over / under - 1 if relative else over - under
+    unknown = Difference(mean=mean, interval=None, p=None, against=against, compared=compared)
+    given = given and not relative
+    if min(len(variant), len(baseline)) < 2 and not (given and items(1.0)):
         return unknown
-    mine, theirs = component(variant), component(baseline)
+    seeds = [] if given else [component(variant), component(baseline)]
 
-    def errors(one: float) -> tuple[Component | None, Component | None]:
-        seeds = mine, replace(theirs, variance=one**2 * theirs.variance)
-        return _combined(*seeds), _combined(*seeds, *items(one))
+    def errors(ratio: float) -> list[Component]:
+        """The errors of the seeds, and of seeds and items, where anything varies."""
+        own = [
+            replace(one, variance=scale**2 * one.variance)
+            for one, scale in zip(seeds, (1, ratio), strict=False)
+        ]
+        both = _combined(*own), _combined(*own, *items(ratio))
+        return [one for one in both if one is not None]
 
-    def acceptance(one: float) -> float:
-        return _tails(over - one * under, *errors(one)) - LEVEL
-
-    _, total = errors(ratio)
-    if total is None:
+    total = errors(mean + 1 if relative else 1.0)
+    if not total:
         return replace(unknown, alike=True)
-    if theirs.variance and _tails(under, theirs) > LEVEL:
+    if not relative:
+        half = max(t_quantile(one.degrees) * math.sqrt(one.variance) for one in total)
+        return replace(
+            unknown, interval=(mean - half, mean + half), p=_tails(mean - against, total)
+        )
+
+    def p_value(ratio: float) -> float:
+        return _tails(over - ratio * under, errors(ratio))
+
+    if seeds[1].variance and _tails(under, seeds[1:]) > LEVEL:
         return replace(unknown, interval=(-math.inf, math.inf), p=1.0)
-    step = math.sqrt(total.variance) / abs(under)
-    low, high = (_edge(acceptance, ratio, side) - 1 for side in (-step, step))
-    p = _tails(over - (1 + against) * under, *errors(1 + against))
-    return replace(unknown, interval=(low, high), p=p)
+    step = math.sqrt(total[-1].variance) / abs(under)
+    low, high = (_edge(p_value, mean + 1, side) - 1 for side in (-step, step))
+    return replace(unknown, interval=(low, high), p=p_value(1 + against))
 
 
 def _combined(*components: Component) -> Component | None:
@@ -209,21 +196,20 @@ def _combined(*components: Component) -> Component | None:
     return Component(variance=variance, degrees=degrees)
 
 
-def _tails(mean: float, *errors: Component | None) -> float:
+def _tails(mean: float, errors: Sequence[Component]) -> float:
     """The largest p-value of a mean against zero, of those that its errors give."""
-    return max(
-        t_tails(mean / math.sqrt(one.variance), one.degrees) if one else float(mean == 0)
-        for one in errors
-    )
+    tails = (t_tails(mean / math.sqrt(one.variance), one.degrees) for one in errors)
+    return max(tails, default=float(mean == 0))
 
 
-def _edge(acceptance: Callable[[float], float], start: float, step: float) -> float:
-    """The value beyond `start`, in the direction of `step`, at which `acceptance` falls to 0."""
+def _edge(p_value: Callable[[float], float], start: float, step: float) -> float:
+    """The value beyond `start`, in the direction of `step`, where its p-value falls to `LEVEL`."""
     from scipy.optimize import brentq
 
     for _ in range(200):
-        if acceptance(start + step) <= 0:
-            return float(brentq(acceptance, start, start + step, xtol=1e-300, rtol=1e-14))
+        if p_value(start + step) <= LEVEL:
+            ends = start, start + step
+            return float(brentq(lambda x: p_value(x) - LEVEL, *ends, xtol=1e-300, rtol=1e-14))
         step *= 2
     return math.copysign(math.inf, step)
 
@@ -241,3 +227,59 @@ def false_discovery_threshold(p_values: Iterable[float]) -> float:
     # A p that equals its limit counts, however the limit is rounded.
     held = (p for p, one in zip(p_values, adjusted, strict=True) if one <= LEVEL + 1e-12)
     return max(held, default=-1.0)
+
+
+def family(differences: Iterable[Difference]) -> dict[Hashable, float]:
+    """The p-value of each comparison that has one: once, however many tables or claims show it."""
+    return {(one.against, one.compared or one): one.p for one in differences if one.p is not None}
+
+
+def threshold_of(differences: Iterable[Difference]) -> float:
+    """The largest p of a difference that holds among all of them (Benjamini-Hochberg)."""
+    return false_discovery_threshold(family(differences).values())
+
+
+def holds(difference: Difference, threshold: float) -> bool:
+    """True if a difference is decided, and survives among all comparisons of its page."""
+    decided = difference.verdict in (Verdict.LOWER, Verdict.HIGHER)
+    return decided and difference.p is not None and difference.p <= threshold
+
+
+def account(differences: Iterable[Difference]) -> str:
+    """Numbers of comparisons made, decided alone, and decided together."""
+    found = family(differences).values()
+    if not found:
+        return ""
+    decided = sum(p <= LEVEL for p in found)
+    threshold = false_discovery_threshold(found)
+    together = sum(p <= threshold for p in found)
+    return (
+        f"Comparisons on this page: {len(found)}. Decided one by one: {decided}; together as well, "
+        f"where chance makes at most {style.percent(LEVEL)} of all verdicts (Benjamini-Hochberg): "
+        f"{together}."
+    )
+
+
+def verdict_in_words(difference: Difference, threshold: float) -> str:
+    """The verdict; nothing where one seed leaves the whole row undecided.
+
+    `lower by 1.2`; `lower by 1.2, alone` where it does not hold among all comparisons; `undecided
+    (±0.7)`, with the smallest effect that could have been decided, which no spread at all does not
+    tell.
+    """
+    if difference.verdict is Verdict.NO_SPREAD:
+        return "undecided (all seeds alike)"
+    if difference.decidable is None:
+        return ""
+    if difference.verdict is Verdict.UNDECIDED:
+        return f"{difference.verdict} (±{style.number(difference.decidable, 2)})"
+    words = f"{difference.verdict} by {style.number(abs(difference.mean), 2)}"
+    return words if holds(difference, threshold) else f"{words}, alone"
+
+
+def interval_in_words(difference: Difference, name: str) -> str:
+    """The exact interval and p-value of a difference, as a detail's last words."""
+    if difference.interval is None or difference.p is None:
+        return ""
+    low, high = (style.number(bound, 3) for bound in difference.interval)
+    return f"; {name}, 95 % interval: {low} to {high}, p = {style.number(difference.p, 2)}"

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from clearhead.records.frame import frame
 from clearhead.records.runs import Records
 from clearhead.report.costs import add_costs
-from clearhead.report.statistics import LEVEL, Difference
-from clearhead.report.verdicts import threshold_of
+from clearhead.report.statistics import LEVEL, Difference, threshold_of
 from clearhead.reproduce import blocks, coca, differential, ours, softmax1
 from clearhead.reproduce.contrasts import Claim, Contrast, Judgement, Outcome, judge
 

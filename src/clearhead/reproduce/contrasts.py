@@ -10,8 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
 from clearhead.report.pivots import Found, by_seed, difference_of
-from clearhead.report.statistics import LEVEL, Difference, Summary, Verdict, summarize
-from clearhead.report.verdicts import holds
+from clearhead.report.statistics import LEVEL, Difference, Summary, Verdict, holds, summarize
 from clearhead.reproduce.readings import Patterns, Place, Reading, Side, mean, measures
 
 if TYPE_CHECKING:

@@ -16,13 +16,12 @@ const RAMPS = {
 };
 const darkness = matchMedia("(prefers-color-scheme: dark)");
 
-function channels(hex) {
-  return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
-}
+const stopsOf = (name) => RAMPS[name][darkness.matches ? 1 : 0];
+const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
 // [red, green, blue] at `part` from 0 to 1 of a ramp.
 function ramp(name, part) {
-  const stops = RAMPS[name][darkness.matches ? 1 : 0];
+  const stops = stopsOf(name);
   const place = Math.min(1, Math.max(0, part || 0)) * (stops.length - 1);
   const from = Math.min(stops.length - 2, Math.floor(place));
   const [a, b] = [channels(stops[from]), channels(stops[from + 1])];
@@ -54,9 +53,7 @@ function table(steps) {
   return colours;
 }
 
-function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-}
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // An element with properties, attributes ("aria-label", "data-…") and children; text stays text.
 function make(tag, properties = {}, ...children) {
@@ -67,6 +64,16 @@ function make(tag, properties = {}, ...children) {
   }
   element.append(...children.filter((child) => child !== null));
   return element;
+}
+
+// Calls `act` with the step of an arrow key to the right and down.
+function onArrows(element, act) {
+  element.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    act(...step);
+  });
 }
 
 // A canvas of the size that its style gives it, sharp on any screen; drawn in CSS pixels.

@@ -35,14 +35,11 @@ class HeadGrid {
       const place = this.at(event);
       if (place) view.say(this.words(...place));
     });
-    this.canvas.addEventListener("keydown", (event) => {
-      const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
-      if (!step) return;
-      event.preventDefault();
-      let layer = view.layer + step[0];
-      while (view.layers[layer] === 0) layer += step[0]; // layers without attention
+    onArrows(this.canvas, (right, down) => {
+      let layer = view.layer + right;
+      while (view.layers[layer] === 0) layer += right; // layers without attention
       const most = Math.max(0, (view.layers[layer] ?? 0) - 1);
-      view.chooseHead(layer, step[0] ? Math.min(view.head, most) : view.head + step[1]);
+      view.chooseHead(layer, right ? Math.min(view.head, most) : view.head + down);
     });
   }
   words(layer, head) {
@@ -116,23 +113,14 @@ class HeadGrid {
     this.draw();
   }
   describe(found, top) {
-    this.legend.replaceChildren();
-    if (this.view.page.metric === SMALL) {
-      this.legend.append("The map of every head, small. Columns are layers, rows heads.");
-      return;
-    }
-    const [name, meaning] = METRICS[this.view.page.metric];
-    if (!found) {
-      this.legend.append(`${name}: this model has none.`);
-      return;
-    }
-    const bar = make("canvas", { className: "ramp", width: 64, height: 1 });
-    const context = bar.getContext("2d");
-    for (let x = 0; x < 64; x++) {
-      context.fillStyle = css(ramp("positive", x / 63));
-      context.fillRect(x, 0, 1, 1);
-    }
-    const of = Object.keys(this.view.model.statistics[this.view.page.metric]).length > 1 ? ` of ${found.name}` : "";
+    const { metric } = this.view.page;
+    this.legend.textContent = metric === SMALL ? "The map of every head, small. Columns are layers, rows heads." : "";
+    if (metric === SMALL) return;
+    const [name, meaning] = METRICS[metric];
+    if (!found) return this.legend.append(`${name}: this model has none.`);
+    const bar = make("i", { className: "ramp" });
+    bar.style.background = `linear-gradient(to right, ${stopsOf("positive").join()})`;
+    const of = Object.keys(this.view.model.statistics[metric]).length > 1 ? ` of ${found.name}` : "";
     this.legend.append("0 ", bar, ` ${shown(top)} `, make("b", {}, name + of), `: ${meaning}. Columns are layers, rows heads.`);
   }
 }

@@ -38,12 +38,7 @@ class MapPanel {
       className: "panel map", tabIndex: 0, role: "group",
       "aria-label": `Attention map of ${view.model.name}: up and down choose a token`,
     }, this.title, this.row, this.note);
-    this.element.addEventListener("keydown", (event) => {
-      const step = { ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1 }[event.key];
-      if (!step) return;
-      event.preventDefault();
-      view.chooseToken(view.token + step);
-    });
+    onArrows(this.element, (right, down) => view.chooseToken(view.token + right + down));
     this.frames = [];
   }
   // All maps of the head: of a differential head "map 1 − λ × map 2 = difference".

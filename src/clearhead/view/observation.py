@@ -21,7 +21,7 @@ from clearhead.models.inspection import (
 )
 from clearhead.probe.observation import Statistic, observe
 from clearhead.probe.tiles import ByTile
-from clearhead.report.page import Notes, Page, Section
+from clearhead.report.page import Page, Section
 from clearhead.report.page import render as render_page
 from clearhead.view.lens import BEST, Lens, find_lens, surprises
 from clearhead.view.packing import pack, pack_map
@@ -199,7 +199,7 @@ def render(observations: Sequence[Observation], *, title: str) -> str:
     page = Page(
         title=title,
         kicker="clearhead view",
-        sections=[Section(name="viewer", blocks=(Notes((KEYS,)),))],
+        sections=[Section("viewer", "", (), KEYS)],
         script="".join(files.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS),
         data={"models": [one.model for one in observations]},
         late=[one.chunks for one in observations],

@@ -48,7 +48,7 @@ class ModelView {
   chooseHead(layer, head) {
     if (!this.hasHead(layer, head)) return;
     this.say(this.grid.words(layer, head));
-    this.page.each(this, (view) => {
+    this.page.views.forEach((view) => {
       const there = Math.min(layer, view.layers.length - 1);
       if (!view.layers[there]) return;
       view.goTo(there, Math.min(head, view.layers[there] - 1));
@@ -56,7 +56,7 @@ class ModelView {
     });
   }
   chooseMap(name) {
-    this.page.each(this, (view) => {
+    this.page.views.forEach((view) => {
       if (!view.model.names[view.layer].includes(name)) return;
       view.map = view.wanted = name;
       view.drawHead();
@@ -71,7 +71,7 @@ class ModelView {
     const { tokens, spans } = this.model;
     if (token < 0 || token >= tokens.length) return;
     const [start, end] = spans[token];
-    this.page.each(this, (view) => {
+    this.page.views.forEach((view) => {
       const other = view.model.spans.findIndex(([from, to]) => to > from && to > start);
       const special = end === start;
       view.token = view === this ? token : special ? Math.min(token, view.model.tokens.length - 1) : Math.max(0, other);
@@ -111,7 +111,7 @@ class ModelView {
 
 class Page {
   constructor() {
-    Object.assign(this, { metric: "first_token_share", text: "attention", linked: true });
+    Object.assign(this, { metric: "first_token_share", text: "attention" });
     this.bar = make("div", { className: "choice", role: "toolbar", "aria-label": "Contents" });
     this.main = make("div", { className: "models" });
     this.status = make("p", { className: "said", "aria-live": "polite" });
@@ -157,15 +157,7 @@ class Page {
       }));
       parts[1].lastChild.id = "textby";
     }
-    if (views.length > 1) {
-      const box = make("input", { type: "checkbox", checked: this.linked, onchange: () => (this.linked = box.checked) });
-      parts.push(make("label", {}, box, " choose in both"));
-    }
     this.bar.replaceChildren(...parts);
-  }
-  // The view itself, and the other one where both are linked.
-  each(view, change) {
-    for (const other of this.linked ? this.views : [view]) change(other);
   }
   // One scale of colour for both models.
   scale(metric) {
@@ -187,7 +179,7 @@ class Page {
     }
   }
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || /SELECT|INPUT/.test(event.target.tagName)) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
     const inside = this.views.find((view) => view.element.contains(document.activeElement)) ?? this.views[0];
     const target = {
       h: inside.grid.canvas, t: inside.text.body, m: inside.mapPanel.element,

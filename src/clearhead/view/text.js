@@ -23,15 +23,7 @@ class TextPanel {
       const token = event.target.closest(".token");
       if (token) view.chooseToken(Number(token.dataset.i));
     });
-    this.body.addEventListener("keydown", (event) => {
-      const place = {
-        ArrowLeft: view.token - 1, ArrowRight: view.token + 1,
-        ArrowUp: this.near(-1), ArrowDown: this.near(1), Home: 0, End: this.tokens.length - 1,
-      }[event.key];
-      if (place === undefined) return;
-      event.preventDefault();
-      view.chooseToken(place);
-    });
+    onArrows(this.body, (right, down) => view.chooseToken(view.token + right + down));
   }
   // Scroll the text, and not the page, to the chosen token.
   reveal() {
@@ -40,20 +32,6 @@ class TextPanel {
     if (offsetTop < scrollTop || offsetTop + offsetHeight > scrollTop + clientHeight) {
       this.body.scrollTop = offsetTop - clientHeight / 2;
     }
-  }
-  // The token in the next line that is nearest to being straight above or below.
-  near(direction) {
-    const here = this.tokens[this.view.token].getBoundingClientRect();
-    let best = this.view.token;
-    let least = Infinity;
-    for (let i = this.view.token + direction; this.tokens[i]; i += direction) {
-      const there = this.tokens[i].getBoundingClientRect();
-      const lines = Math.round(((there.top - here.top) * direction) / (here.height * 1.2));
-      if (lines > 1 && least < Infinity) break;
-      const far = Math.abs(there.left - here.left);
-      if (lines >= 1 && far < least) [best, least] = [i, far];
-    }
-    return best;
   }
   draw(map) {
     const { view } = this;
