@@ -10,6 +10,7 @@ from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 from clearhead.experiments.sweep_configs import FRESH
 from clearhead.metavars import Model, Name
+from clearhead.ranges import Natural
 from clearhead.terminal import show
 
 
@@ -23,6 +24,12 @@ class Command(OpensModels):
     """Values of attn_implementation to check; those usual in the field where none is given."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """In which the implementations run; the flash kernels need half a float32."""
+    compile: bool = False
+    """Check the model under torch.compile too."""
+    timed: Natural = 128
+    """Tokens of the text by which time and memory are measured; 0 leaves that out."""
+    seed: Natural = 0
+    """Seed of the texts and of the sinks."""
     set: Overrides = field(default_factory=dict)
     """Changes to the configuration of init:NAME."""
 
@@ -38,24 +45,31 @@ def run(words: list[str]) -> int:
         "through a cache, with a window and with learned sinks.",
         examples=(
             "./gpt-oss-20b --attention clearhead flex_attention --dtype bfloat16",
-            "init:sink --set sliding_window=64",
+            "init:sink --set sliding_window=64 --compile",
         ),
         presets=True,
     )
-    from clearhead.diagnose.attention_check import DTYPES, check_attention
+    from clearhead.diagnose.attention_check import DTYPES, check_attention, in_words
 
     model = _opened(command)
-    checked = check_attention(model, command.attention, dtype=DTYPES[command.dtype])
-    if all(one.lacks for one in checked):
-        names = ", ".join(one.name for one in checked)
+    found = check_attention(
+        model,
+        command.attention,
+        dtype=DTYPES[command.dtype],
+        compile=command.compile,
+        timed=command.timed,
+        seed=command.seed,
+    )
+    if all(one.lacks for one in found):
+        names = ", ".join(one.name for one in found)
         raise ClearheadError(
-            f"none of {names} loads here ({checked[0].lacks}): give --attention another, such as "
+            f"none of {names} loads here ({found[0].lacks}): give --attention another, such as "
             "eager or sdpa"
         )
     show(f"{type(model).__name__} in {command.dtype}, beside eager attention in float64")
-    for one in checked:
-        show(str(one))
-    return int(any(one.wrong for one in checked))
+    for line in in_words(found):
+        show(line)
+    return int(any(one.wrong for one in found))
 
 
 def _opened(command: Command) -> Any:

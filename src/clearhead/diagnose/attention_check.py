@@ -9,35 +9,39 @@ wrong backward.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.benchmark import Timer
 
 from clearhead.diagnose.attention_cases import (
-    OF_CAUSAL,
-    WAYS,
+    LENGTHS,
     Answer,
-    answer_of,
+    compiled,
     drawn_texts,
+    in_chunks,
     is_causal,
     is_ours,
-    logits_of,
+    logits,
+    packed,
+    padded,
+    plain,
+    stepwise,
 )
-from clearhead.errors import ClearheadError, first_line
+from clearhead.errors import ClearheadError
 from clearhead.nn.sink import Sink
 
 USUAL = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "clearhead")
 # On a CPU it has no gradients, and compiles for minutes.
 OF_GPUS = ("flex_attention",)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Lengths of the texts: odd, and each longer than the window.
-LENGTHS, WINDOW = (23, 17, 9), 6
-TIMED = 128  # tokens of the text by which time is measured
+# Shorter than every text.
+WINDOW = 6
 # A logit at which a dropped sink changes everything, and one beside which keys still count.
 HIGH, LOW = 20.0, 1.0
 DROPPED = -1e4  # the logit of a sink that takes no weight
@@ -53,7 +57,7 @@ class Case:
     """One way of giving the texts, and how an implementation did in it.
 
     Attributes:
-        name: plain, sinks of 20, padded, packed, cached, chunks, windowed (and cached).
+        name: plain, sinks of 20, padded, packed, cached, chunks, windowed (and cached), compiled.
         right: True, False; None where the implementation refused it.
         output, gradient: ‖error‖ / ‖exact‖ of the logits and of the worst parameter's gradient;
             None where there is none.
@@ -69,14 +73,15 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """The cases of one implementation of attention; `str` gives its line for people.
+    """The cases of one implementation of attention.
 
     Attributes:
         name: the value of `attn_implementation`.
         cases: none where it does not load here.
         lacks: why it does not.
-        seconds: a forward and backward pass of one text of `TIMED` tokens; None where it has none.
+        seconds: a forward and backward pass of one text of `timed` tokens.
         eager_seconds: the same of eager attention.
+        peak_bytes: device memory that pass took beside the weights; None but on CUDA.
     """
 
     name: str
@@ -84,32 +89,22 @@ class Implementation:
     lacks: str = ""
     seconds: float | None = None
     eager_seconds: float | None = None
+    peak_bytes: int | None = None
 
     @property
     def wrong(self) -> tuple[Case, ...]:
         """The cases in which it computes something else."""
         return tuple(case for case in self.cases if case.right is False)
 
-    def __str__(self) -> str:
-        if self.lacks:
-            return f"{self.name}: does not load here ({self.lacks})"
-        causes: dict[tuple[bool | None, str], list[str]] = {}
-        for case in self.cases:
-            causes.setdefault((case.right, case.what), []).append(case.name)
-        verdicts = {True: "right", False: "WRONG", None: "refused"}
-        parts = [
-            f"{verdicts[right]}: {', '.join(names)}" + (f" ({what})" if what else "")
-            for (right, what), names in causes.items()
-        ]
-        if self.seconds is not None:
-            parts.append(f"{1e3 * self.seconds:.3g} ms")
-            if self.eager_seconds is not None and self.name != "eager":
-                parts[-1] += f", {self.seconds / self.eager_seconds:.2f} of eager's"
-        return f"{self.name}: {'; '.join(parts)}"
-
 
 def check_attention(
-    model: Any, implementations: Sequence[str] = (), *, dtype: torch.dtype = torch.float32
+    model: Any,
+    implementations: Sequence[str] = (),
+    *,
+    dtype: torch.dtype = torch.float32,
+    compile: bool = False,
+    timed: int = 128,
+    seed: int = 0,
 ) -> list[Implementation]:
     """Compare a model's attention implementations with its eager attention in float64.
 
@@ -118,6 +113,9 @@ def check_attention(
         implementations: values of `attn_implementation`; one that does not load here says why. By
             default those usual in the field, on a CPU without flex_attention.
         dtype: in which they run; float32, bfloat16 or float16.
+        compile: whether the plain case is also run under `torch.compile`.
+        timed: tokens of the text by which time and memory are measured; 0 leaves that out.
+        seed: of the texts' random tokens and of the sinks.
 
     Raises:
         ClearheadError: for a model whose attention cannot be switched.
@@ -129,20 +127,22 @@ def check_attention(
         )
     on_cpu = model.device.type == "cpu"
     implementations = implementations or [x for x in USUAL if not (on_cpu and x in OF_GPUS)]
-    check = _Check(_copied(model, "eager", torch.float64), dtype)
-    checked: list[Implementation] = []
+    exact = _copied(model, "eager", torch.float64)
+    texts = drawn_texts(exact, LENGTHS, seed)
+    checked = _Checked(exact, texts, dtype, seed)
+    found: list[Implementation] = []
     for name in dict.fromkeys(("eager", *implementations)):
         try:
             candidate = _copied(model, name, dtype)
         except (ImportError, ValueError, RuntimeError, ClearheadError) as error:
-            checked.append(Implementation(name=name, lacks=_reason(error)))
+            found.append(Implementation(name=name, lacks=_line(error)))
             continue
-        cases = tuple(check.case(candidate, name, way) for way in check.ways)
-        seconds = _timed(candidate)
-        eager = seconds if name == "eager" else checked[0].seconds
-        times: dict[str, Any] = {"seconds": seconds, "eager_seconds": eager}
-        checked.append(Implementation(name=name, cases=cases, **times))
-    return [one for one in checked if one.name in implementations]
+        cases = tuple(checked.cases(candidate, name, compile=compile))
+        seconds, peak = _timed(candidate, timed, seed) if timed else (None, None)
+        eager = seconds if name == "eager" else found[0].seconds
+        times: dict[str, Any] = {"seconds": seconds, "eager_seconds": eager, "peak_bytes": peak}
+        found.append(Implementation(name=name, cases=cases, **times))
+    return [one for one in found if one.name in implementations]
 
 
 class _Setting(NamedTuple):
@@ -152,27 +152,35 @@ class _Setting(NamedTuple):
     window: int | None = None
 
 
-class _Check:
+class _Checked:
     """Exact answers, each computed once, and the comparison with them."""
 
-    def __init__(self, exact: Any, dtype: torch.dtype) -> None:
-        self.exact, self.dtype = exact, dtype
-        self.texts = drawn_texts(exact, LENGTHS)
-        draw = torch.Generator().manual_seed(0)
-        self.low = [LOW + torch.rand(one.shape, generator=draw) for one in _sinks(exact)]
+    def __init__(self, exact: Any, texts: list[Tensor], dtype: torch.dtype, seed: int) -> None:
+        self.exact, self.texts, self.dtype = exact, texts, dtype
+        self.sinks = _sinks(exact)
+        draw = torch.Generator().manual_seed(seed)
+        self.low = [LOW + torch.rand(one.shape, generator=draw) for one in self.sinks]
         self.answers: dict[_Setting, Answer] = {}
         self.eager: dict[str, tuple[float, float]] = {}
+        self.windows = bool(_windows(exact))
+        self.causal = is_causal(exact)
 
-    @property
-    def ways(self) -> list[str]:
-        """The names of the cases that this model can be given."""
-        lacking: tuple[str, ...] = () if is_causal(self.exact) else OF_CAUSAL
-        lacking += () if self.low else ("sinks of 20",)
-        lacking += () if _windows(self.exact) else ("windowed", "windowed, cached")
-        return [way for way in WAYS if way not in lacking]
+    def cases(self, model: Any, name: str, *, compile: bool) -> Iterator[Case]:
+        ways: dict[str, Callable[..., Answer]] = {"plain": plain}
+        if self.sinks:
+            ways["sinks of 20"] = plain
+        ways["padded"] = padded
+        if self.causal:
+            ways |= {"packed": packed, "cached": stepwise, "chunks": in_chunks}
+        if self.windows:
+            ways["windowed"] = plain
+            ways |= {"windowed, cached": stepwise} if self.causal else {}
+        if compile:
+            ways["compiled"] = compiled
+        for way, answer in ways.items():
+            yield self._case(model, name, way, answer)
 
-    def case(self, model: Any, name: str, way: str) -> Case:
-        """One way of giving the texts to one implementation."""
+    def _case(self, model: Any, name: str, way: str, answer: Callable[..., Answer]) -> Case:
         at = _Setting(
             sink=HIGH if way == "sinks of 20" else None,
             window=WINDOW if way.startswith("windowed") else None,
@@ -182,13 +190,13 @@ class _Check:
             for learning in (True, False):
                 try:
                     with torch.set_grad_enabled(learning):
-                        answer = answer_of(model, self.texts, way)
+                        found = answer(model, self.texts)
                     break
                 except Exception as error:  # kernels, compilers and models each raise their own
                     if lacking:
-                        return Case(name=way, right=None, what=_reason(error))
-                    lacking = f"no gradients: {_reason(error)}"
-        output, gradients = answer.errors(self._exact(at))
+                        return Case(name=way, right=None, what=_line(error))
+                    lacking = f"no gradients: {_line(error)}"
+        output, gradients = _errors(found, self._exact(at))
         gradient = max(gradients.values(), default=None)
         if name == "eager":
             self.eager[way] = output, gradient or 0.0
@@ -197,12 +205,12 @@ class _Check:
         bounds = [max(usual, min(EAGERS * error, largest)) for error in own]
         what = ""
         if not output <= bounds[0]:  # NaN is not
-            cause = self._cause(answer, bounds[0], at) or self._place(answer, self._exact(at), way)
+            cause = self._cause(found, bounds[0], at) or self._place(found, self._exact(at), way)
             what = f"{cause}, output off by {output:.1%}" if cause else f"off by {output:.1%}"
         elif wrong := [one for one, error in gradients.items() if not error <= bounds[1]]:
             kinds = _of_last_layer(wrong)
             what = f"output right, gradient of {', '.join(kinds)} off by {gradient:.1%}"
-            if self.low and "v_proj" not in kinds:
+            if self.sinks and "v_proj" not in kinds:
                 what += ", as where a sink goes through a log-sum-exp without its gradient"
         errors: dict[str, Any] = {"output": output, "gradient": gradient}
         return Case(name=way, right=not what, what=what or lacking, **errors)
@@ -210,30 +218,34 @@ class _Check:
     def _exact(self, at: _Setting) -> Answer:
         if at not in self.answers:
             with self._set(self.exact, at):
-                self.answers[at] = answer_of(self.exact, self.texts, "plain")
+                self.answers[at] = plain(self.exact, self.texts)
         return self.answers[at]
 
-    def _cause(self, answer: Answer, bound: float, at: _Setting) -> str:
+    def _cause(self, found: Answer, bound: float, at: _Setting) -> str:
         """The part left out, where the logits are those of a model without it."""
-        without = {"the sink is ignored": at._replace(sink=DROPPED)} if self.low else {}
+        without: dict[str, _Setting] = {}
+        if self.sinks:
+            without["the sink is ignored"] = at._replace(sink=DROPPED)
         if at.window is not None:
             without["the window is ignored"] = at._replace(window=None)
-        if self.low and at.window is not None:
+        if self.sinks and at.window is not None:
             without["the sink and the window are ignored"] = _Setting(sink=DROPPED)
-        exact = ((part, self._exact(other)) for part, other in without.items())
-        return next((part for part, one in exact if answer.errors(one)[0] <= bound), "")
+        near = (
+            one for one, other in without.items() if _errors(found, self._exact(other))[0] <= bound
+        )
+        return next(near, "")
 
-    def _place(self, answer: Answer, exact: Answer, way: str) -> str:
+    def _place(self, found: Answer, exact: Answer, way: str) -> str:
         """Where an output is wrong, when another part of it is right."""
-        right_T = [
-            (one - other).norm(dim=-1) <= ROUNDING[self.dtype] * other.norm(dim=-1)
-            for one, other in zip(answer.logits, exact.logits, strict=True)
-        ]
-        if way == "packed" and right_T[0].all():
+        usual, parts = ROUNDING[self.dtype], []
+        for one, other in zip(found.logits, exact.logits, strict=True):
+            errors_T = (one - other).norm(dim=-1) / other.norm(dim=-1)
+            parts.append((bool((errors_T[:4] <= usual).all()), bool((errors_T <= usual).all())))
+        if way == "packed" and parts[0][1]:
             return "texts see those packed before them"
-        if way == "padded" and right_T[1].all():
+        if way == "padded" and parts[1][1]:
             return "tokens before a text are not hidden"
-        if way in ("cached", "chunks") and all(bool(one[:4].all()) for one in right_T):
+        if way in ("cached", "chunks") and all(first for first, _ in parts):
             return "later tokens read the cache wrongly"
         return ""
 
@@ -252,20 +264,45 @@ class _Check:
                 setattr(one, key, now)
 
 
-def _timed(model: Any) -> float | None:
-    """Seconds of a forward and backward pass of one text; None where it has none."""
-    (ids,) = drawn_texts(model, (TIMED,))
+def _errors(found: Answer, exact: Answer) -> tuple[float, dict[str, float]]:
+    """‖error‖ / ‖exact‖ of the logits, and of each parameter's gradient.
 
-    def step() -> None:
-        logits_of(model, ids[None]).float().sum().backward()
-        model.zero_grad(set_to_none=True)
+    A gradient that is all but nothing, such as that of a key's bias, is measured by a thousandth of
+    the largest: its own size is rounding.
+    """
+    pairs = list(zip(found.logits, exact.logits, strict=True))
+    size = torch.cat([one for _, one in pairs]).norm().item()
+    output = torch.cat([one - other for one, other in pairs]).norm().item() / size
+    if not found.gradients:
+        return output, {}
+    least = 1e-3 * max(one.norm().item() for one in exact.gradients.values())
+    zero = torch.zeros(())
+    return output, {
+        name: (found.gradients.get(name, zero) - one).norm().item() / max(one.norm().item(), least)
+        for name, one in exact.gradients.items()
+    }
 
+
+def _timed(model: Any, length: int, seed: int) -> tuple[float | None, int | None]:
+    """Median seconds of a forward and backward pass of one text, and the memory that it takes."""
+    (ids,) = drawn_texts(model, (length,), seed)
+    on_cuda, seconds, before = model.device.type == "cuda", [], 0
     try:
-        step()  # compiles kernels
-        timer = Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
-        return timer.timeit(3).median
+        for _ in range(4):
+            if on_cuda:
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+            start = time.perf_counter()
+            logits(model, ids[None]).float().sum().backward()
+            if on_cuda:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+            model.zero_grad(set_to_none=True)
     except Exception:  # the cases have said why
-        return None
+        return None, None
+    peak = torch.cuda.max_memory_allocated() - before if on_cuda else None
+    return statistics.median(seconds[1:]), peak
 
 
 def _copied(model: Any, name: str, dtype: torch.dtype) -> Any:
@@ -292,10 +329,10 @@ def _sinks(model: Any) -> list[Tensor]:
 
 def _windows(model: Any) -> list[tuple[Any, str, int]]:
     """Where a model keeps its window, as an object, an attribute and its value."""
-    config = model.config
-    owners = {id(one): one for one in (config, config.get_text_config(), *model.modules())}
+    configs = {id(one): one for one in (model.config, model.config.get_text_config())}
+    owners = [*configs.values(), *model.modules()]
     names = ("sliding_window", "window")
-    attributes = ((one, key, vars(one).get(key)) for one in owners.values() for key in names)
+    attributes = ((one, key, vars(one).get(key)) for one in owners for key in names)
     return [(one, key, now) for one, key, now in attributes if type(now) is int]
 
 
@@ -310,5 +347,32 @@ def _of_last_layer(parameters: list[str]) -> list[str]:
     return sorted({name.removesuffix(".weight").rpartition(".")[2] for name in own})
 
 
-def _reason(error: BaseException) -> str:
-    return (first_line(error) or type(error).__name__)[:200]
+def _line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0][:200]
+
+
+def in_words(found: Sequence[Implementation]) -> list[str]:
+    """A line for each implementation, and one for each cause of its errors."""
+    return [f"{one.name}: {_said(one)}" for one in found]
+
+
+def _said(one: Implementation) -> str:
+    if one.lacks:
+        return f"does not load here ({one.lacks})"
+    causes: dict[tuple[bool | None, str], list[str]] = {}
+    for case in one.cases:
+        causes.setdefault((case.right, case.what), []).append(case.name)
+    words = {True: "right", False: "WRONG", None: "refused"}
+    parts = [
+        f"{words[right]}: {', '.join(names)}" + (f" ({what})" if what else "")
+        for (right, what), names in causes.items()
+    ]
+    if one.seconds is not None:
+        cost = [f"{1e3 * one.seconds:.3g} ms"]
+        if one.eager_seconds is not None and one.name != "eager":
+            cost.append(f"{one.seconds / one.eager_seconds:.2f} of eager's")
+        if one.peak_bytes is not None:
+            cost.append(f"{one.peak_bytes / 2**20:.0f} MiB")
+        parts.append(", ".join(cost))
+    return "; ".join(parts)
