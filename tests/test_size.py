@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38130
+LINES = 38_078
 LONGEST = 400
 
 

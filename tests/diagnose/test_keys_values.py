@@ -1,4 +1,4 @@
-"""The largest keys and values, by layer and part of the text."""
+"""The largest keys and values, by layer and part of the text, and where they are."""
 
 import pytest
 import torch
@@ -24,16 +24,21 @@ def test_against_a_cache(name):
     assert len(lines) == 4 * len(cache.layers)
     for layer, kept in enumerate(cache.layers):
         for metric, x in (("largest_key", kept.keys), ("largest_value", kept.values)):
-            for tokens, part in (("first", x[:, :, :1]), ("rest", x[:, :, 1:])):
+            for tokens, part, first in (("first", x[:, :, :1], 0), ("rest", x[:, :, 1:], 1)):
                 line = lines[metric, tokens, layer]
                 assert line["value"] == pytest.approx(part.abs().max().item(), rel=1e-5)
+                top = part.abs().amax(0).transpose(0, 1)
+                token, head, channel = (top > top.max() * 0.9999).nonzero()[0].tolist()
+                assert line["where"] == f"head {head}, channel {channel}, token {token + first}"
 
 
-def test_the_whole_is_the_largest_of_the_layers():
+def test_the_whole_names_the_layer():
     lines = _lines(make("Llama"), torch.randint(2, VOCABULARY, (2, 9)))
     of_rest = [x for x in lines if (x["metric"], x["tokens"]) == ("largest_key", "rest")]
     whole, *layers = of_rest
-    assert whole["value"] == max(line["value"] for line in layers)
+    top = max(layers, key=lambda x: x["value"])
+    assert whole["value"] == top["value"]
+    assert whole["where"] == f"layer {top['layer']}, {top['where']}"
 
 
 def test_a_prefix_is_kept_apart():

@@ -19,6 +19,7 @@ from clearhead.probe.tiles import AttentionTile
 MEDIAN_EVERY = 16  # queries: the median of the logits is over one query in so many
 METRICS = ("largest_key", "largest_value")
 PARTS = ("first", "rest", "prefix")
+EQUAL = 1 - 1e-5
 OF_VISIBLE_KEYS = ("chance_floor", "entropy_ceiling")  # the same for all maps
 
 
@@ -155,15 +156,15 @@ class LogitSizes:
 
 
 class KeyValueSizes:
-    """`largest_key` and `largest_value`: the largest |k| and |v| of all texts.
+    """`largest_key` and `largest_value`: the largest |k| and |v| of all texts, and where it is.
 
     Of the first token, of the others, and of the learned keys of a prefix. Keys are as they are
     compared, with their positions, without the columns that ALiBi and FoX add.
     """
 
     def __init__(self) -> None:
-        # Metric and part of the text → layer → the largest.
-        self._largest: dict[tuple[str, str], dict[int, Tensor]] = {
+        # Metric and part of the text → layer → the value, and its (token, head, channel).
+        self._largest: dict[tuple[str, str], dict[int, tuple[float, list[int]]]] = {
             key: {} for key in product(METRICS, PARTS)
         }
 
@@ -173,19 +174,41 @@ class KeyValueSizes:
             if x_BGSD is None:
                 continue
             prefix = None if call.prefix is None else call.prefix[i]
-            for part, x in zip(PARTS, (x_BGSD[:, :, :1], x_BGSD[:, :, 1:], prefix), strict=True):
+            parts = (x_BGSD[:, :, :1], x_BGSD[:, :, 1:], prefix)
+            for part, first, x in zip(PARTS, (0, 1, 0), parts, strict=True):
                 if x is not None and x.numel():
-                    layers, top = (
-                        self._largest[metric, part],
-                        (x if i else x[..., :own]).abs().max(),
-                    )
-                    layers[call.layer] = torch.maximum(top, layers.get(call.layer, top))
+                    layers = self._largest[metric, part]
+                    found = _largest(x if i else x[..., :own], first)
+                    layers[call.layer] = _larger(found, layers.get(call.layer, found))
 
     def measures(self) -> list[dict[str, Any]]:
         lines: list[dict[str, Any]] = []
         for (metric, part), layers in self._largest.items():
+            if not layers:
+                continue
             line = {"metric": metric, "tokens": part}
-            if layers:
-                lines.append({**line, "value": float(torch.stack([*layers.values()]).max())})
-            lines += [{**line, "layer": n, "value": float(x)} for n, x in sorted(layers.items())]
+            by_layer = list[dict[str, Any]]()
+            for layer, (value, (token, head, channel)) in sorted(layers.items()):
+                where = f"head {head}, channel {channel}, token {token}"
+                by_layer.append({**line, "layer": layer, "value": value, "where": where})
+            top = max(by_layer, key=lambda one: one["value"])
+            where = f"layer {top['layer']}, {top['where']}"
+            lines += [{**line, "value": top["value"], "where": where}, *by_layer]
         return lines
+
+
+def _largest(x_BGSD: Tensor, first: int) -> tuple[float, list[int]]:
+    """The largest |x|, and its token (of a part that begins at `first`), head and channel: of
+    numbers that are equal to rounding the earliest token's, whatever the batch."""
+    top_SGD = x_BGSD.abs().amax(0).transpose(0, 1)
+    value = float(top_SGD.max())
+    places = (top_SGD >= EQUAL * value).nonzero()[:1].tolist() or [[0, 0, 0]]  # none of a NaN
+    token, head, channel = places[0]
+    return value, [token + first, head, channel]
+
+
+def _larger(found: tuple[float, list[int]], before: tuple[float, list[int]]) -> Any:
+    """The larger of two; where they are equal to rounding, the one that comes first in a text."""
+    if found[0] * EQUAL > before[0] or (not found[0] < EQUAL * before[0] and found[1] < before[1]):
+        return found
+    return before

@@ -20,7 +20,7 @@ from clearhead.data import Corpus
 from clearhead.data.tokenizer import Encoder
 from clearhead.errors import NotFinite
 from clearhead.measure.answers import Reader, check_length, ends_of
-from clearhead.models.inspection import backbone, dtype_name, within_memory
+from clearhead.models.inspection import dtype_name, within_memory
 from clearhead.progress import Work
 from clearhead.records.cells import unmeasured
 from clearhead.records.identity import canonical, digest_of
@@ -325,7 +325,7 @@ def _measured(task: Task, one: _Planned, study: str, work: Work) -> tuple[list[L
         work.update(0.0, f"{next(passes):,} forward passes")
 
     try:
-        with backbone(model).register_forward_hook(count):
+        with model.base_model.register_forward_hook(count):
             lines = list(task.measure(one.subject, one.cell))
     except NotFinite as error:
         if not (headlines := getattr(task, "headlines", ())):
