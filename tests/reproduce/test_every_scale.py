@@ -30,6 +30,8 @@ NUMBERS = {
 }
 # Comparisons that a scale leaves to another experiment, or for which the paper gives no setting.
 ELSEWHERE = {
+    ("tiny", "softmax1/deep", "kurtosis, one gain a norm"),
+    ("tiny", "sas/longer", "loss after twenty tokens a parameter"),
     ("tiny", "sas/figure5", "loss of SAS-P, 24 layers"),
     ("tiny", "sas/outliers", "kurtosis of the hidden states, SAS-P, 24 layers"),
     ("paper", "softmax1/optimizers", "kurtosis under SGD, each at its own rate"),

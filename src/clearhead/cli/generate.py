@@ -47,8 +47,7 @@ def run(words: list[str]) -> int:
     )
     import torch
 
-    from clearhead.measure.answers import check_length
-    from clearhead.models.inspection import check_tokens, finite, generating_plainly
+    from clearhead.models.inspection import check_tokens, finite, generating_plainly, longest_text
     from clearhead.models.loading import best_device, load
 
     model, tokenizer = load(command.model, trust_remote_code=command.trust_remote_code)
@@ -59,12 +58,23 @@ def run(words: list[str]) -> int:
     if not ids:
         raise ClearheadError("this tokenizer has no begin token: give a prompt to continue")
     check_tokens(model, torch.tensor(ids))
-    check_length(model, len(ids) + command.tokens - 1)  # the last is not read again
+    limit = longest_text(model)
+    if limit is not None and len(ids) + command.tokens - 1 > limit:  # the last is not read again
+        room = limit + 1 - len(ids)
+        raise ClearheadError(
+            f"a prompt of {len(ids)} tokens and {command.tokens} more do not fit the {limit} "
+            "positions that this model has learned: "
+            + (f"ask for {room} at most" if room > 0 else "shorten the prompt")
+        )
     torch.manual_seed(command.seed)
     sampling: dict[str, Any] = {"do_sample": False}
     if command.temperature > 0:
-        sampling = {"do_sample": True, "temperature": command.temperature}
-        sampling |= {"top_p": command.top_p, "top_k": 0}
+        sampling = {
+            "do_sample": True,
+            "temperature": command.temperature,
+            "top_p": command.top_p,
+            "top_k": 0,
+        }
     prompt = torch.tensor([ids], device=model.device)
     out = generating_plainly(model).generate(
         prompt,

@@ -97,7 +97,7 @@ def depth(scale: str) -> Iterator[Study]:
         yield table.arm("sas-p", *SAS[place])  # the intervention
 
 
-@experiment(PAPER, "Does the lead of simplified blocks survive ten tokens a parameter?")
+@experiment(PAPER, "Does the lead of simplified blocks survive ten and twenty tokens a parameter?")
 def blocks_longer(scale: str) -> Iterator[Study]:
     """SAS against Pre-LN on text that is read once."""
     if scale == "tiny":
@@ -105,9 +105,14 @@ def blocks_longer(scale: str) -> Iterator[Study]:
     else:
         layers, table = 12, _table(12, 250_000_000, 10_000_000, **_wide(384, 128))
         table = table.changed(data=(COSMOPEDIA,), limit=1_200_000_000)
-    table = table.changed(label="ten tokens a parameter")
-    yield table.arm("transformer", *PRE_LN[layers])
-    yield table.arm("sas", *SAS[layers])  # the intervention
+    longer = {layers: table.changed(label="ten tokens a parameter")}
+    if scale == "small":
+        table = _table(6, 26_214_400, 2_621_440, **_wide(128, 128), vocabulary=1024)
+        table = table.changed(data=("python-packages",), limit=60_000_000)
+        longer[6] = table.changed(label="twenty tokens a parameter")
+    for layers, table in longer.items():
+        yield table.arm("transformer", *PRE_LN[layers])
+        yield table.arm("sas", *SAS[layers])  # the intervention
 
 
 @experiment("arXiv 2410.17174", "Does OrthoAdam remove outliers where a model has them?")

@@ -210,12 +210,6 @@ def _sink(
     return verb(words, what, arm, BASE, reaches(what, BASE, 0.3, _HEALTHY), **options)
 
 
-def _annealed(words: str, what: Reading, least: float) -> Contrast:
-    """SmolLM2-135M after a million tokens, against dense continuation that has the defect."""
-    words = f"{words}, softmax-1 annealed into SmolLM2-135M against dense continuation"
-    return lower(words, what, "softmax1 annealed", "dense", reaches(what, "dense", least, _HEALTHY))
-
-
 def _costs(
     words: str, arm: Patterns, than: Patterns | Reading = ADAMW, what: Reading = COARSE
 ) -> Contrast:
@@ -269,13 +263,10 @@ CLAIMS = (
         (_sink("queries that look most at the first token, on a text that grows a sink", "softmax1",
             "backcopy"),)),
     Claim("softmax1/text",
-        "Ours: where ordinary text has grown a sink, softmax-1 takes the attention from it.",
+        "Ours: where ordinary text grows a sink, softmax-1 takes the attention from it.",
         "", "sink-text",
         (_sink("queries that look most at the first token, on ordinary text", "softmax1",
-            "sink on text"),
-        _annealed("queries that look most at the first token", number("first_token_argmax_share"),
-            0.3),
-        _annealed("perplexity added by w8a8-coarse", COARSE, 5))),
+            "sink on text"),)),
     Claim("softmax1/cause", "Positions do not make the sink: softmax does.",
         "neither positions, biases nor norms", "elimination",
         (_sink("queries that look most at the first token, without positions",
