@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_078
+LINES = 38_087
 LONGEST = 400
 
 
