@@ -175,6 +175,9 @@ def test_two_evaluations_of_one_name_add_up_or_are_told_apart(
     (run,) = load([one, write("two", "n")]).runs
     assert (run.value("m"), run.value("n")) == (1.0, 1.0)
     assert load([one, write("other", "m", **setting)]).labels() == ["one", "other"]
+    other = write("third", "k", evaluation={"tasks": ["k"]}, data={"fingerprint": "b"})
+    (run,) = load([one, other]).runs
+    assert (run.value("m"), run.value("k")) == (1.0, 1.0)
 
 
 def test_another_model_evaluated_under_the_same_name_replaces_the_first_ones_results() -> None:

@@ -195,6 +195,9 @@ def test_the_next_command_is_the_one_that_repairs(tmp_path, found, family, comma
     assert ("No sink, no massive activations." in page.verdict[0]) == (SINK not in found)
     assert (f"next: {command}" in printed(page)) == bool(command)
     assert ("Next: " in shown(page)) == bool(command)
+    trained = {**header, "study": "comparison", "preset": "my model", "seed": 0}
+    (tmp_path / "trained").write_text(encode([trained]))
+    assert page_of(load([tmp_path / "trained", path])).next == page.next
 
 
 def test_the_page_has_a_place_for_each_figure(two, tmp_path):

@@ -78,7 +78,6 @@ def build(
     Raises:
         ChangedError: a text is not what was scanned.
     """
-
     tokenizer = given
     if tokenizer is None:
         say(f"training a byte-level BPE of {vocabulary:,} entries")

@@ -307,8 +307,7 @@ def distance(before: Any, after: Any, windows: Iterable[Tensor]) -> Distance:
                     "model with max_position_embeddings of at least 2"
                 )
             targets = ids_1T[0, 1:]
-            pairs = zip(one_of.logits(ids_1T), other_of.logits(ids_1T), strict=True)
-            for one, other in pairs:
+            for one, other in zip(one_of.logits(ids_1T), other_of.logits(ids_1T), strict=True):
                 target, targets = targets[: len(one)], targets[len(one) :]
                 one, other = one.float(), other.float()
                 p, q, apart = one.log_softmax(-1), other.log_softmax(-1), one - other

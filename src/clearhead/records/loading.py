@@ -38,8 +38,9 @@ STUDIES = (COMPARISON, DIAGNOSIS, QUANTIZATION)
 _OLDER = (DIAGNOSIS, QUANTIZATION, "scheme")
 # Keys of a measure's line that are no details.
 _IDENTITY = (*DIMENSIONS, DRAW, "kind", "run", "metric", "value")
-# Settings by which two runs of one name are two.
-_SETTINGS = ("model", "train", "data", "evaluation", "weights", "length", "tokens")
+# Settings by which two runs of one name are two; and two evaluations, where both have a number.
+_SETTINGS = ("model", "train", "weights", "length", "tokens")
+_OF_NUMBERS = ("data", "evaluation")
 # A run of `clearhead compare` and its folder are named by arm and seed.
 _SEED = re.compile(r"(?P<arm>.+)[-/]seed(?P<seed>\d+)")
 
@@ -90,13 +91,14 @@ def trusted(*paths: Path) -> Iterator[None]:
 
 
 def _told_apart(files: list[tuple[Path, list[Run]]]) -> list[Run]:
-    """The runs of all files, with the file's name as label where two hold one arm, seed and label
-    with other settings."""
+    """The runs of all files, labelled by file where two hold one with other settings."""
     settings: dict[tuple[object, ...], set[str]] = {}
     for run in (run for _, runs in files for run in runs if run.study != DIAGNOSIS):
         place = run.study, _is_evaluated(run), run.label, run.arm, run.seed
-        chosen = json.dumps([run.header.get(name) for name in _SETTINGS], sort_keys=True)
-        settings.setdefault(place, set()).add(chosen)
+        numbers = run.measures if _is_evaluated(run) else [None]  # those that one has alone add up
+        for key, wanted in [("", _SETTINGS), *((key, _OF_NUMBERS) for key in numbers)]:
+            chosen = json.dumps([run.header.get(name) for name in wanted], sort_keys=True)
+            settings.setdefault((*place, key), set()).add(chosen)
     if all(len(one) < 2 for one in settings.values()):
         return [run for _, runs in files for run in runs]
     names = [path.parent.name if path.stem == "records" else path.stem for path, _ in files]

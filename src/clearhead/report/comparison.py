@@ -91,10 +91,10 @@ def page_of(records: Records, title: str = "") -> Page:
             made = make(part, page.looks)
             page.add(replace(one, name=f"{prefix}{one.name}") for one in made)
             judges.append(partial(judge, part))
+            page.next += diagnosis.commands(part)
     page.verdict = [words for judge in judges for words in judge(page.threshold)]
     page.add([narrative.provenance(records)])
     page.verdict = page.verdict or ["There are no records yet."]
-    page.next = diagnosis.commands(records)
     page.warnings = quantization.warnings(records)
     return page
 
