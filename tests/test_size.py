@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_087
+LINES = 38_112
 LONGEST = 400
 
 

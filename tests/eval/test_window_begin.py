@@ -182,31 +182,52 @@ def pair(make_subject, corpus):
     return plain, begun
 
 
-def test_a_prompt_of_lm_eval_opens_with_the_begin_token(pair, corpus):
+def test_a_prompt_of_lm_eval_opens_with_the_begin_token_and_is_cut_behind_it(pair, corpus):
     """As by whole forward passes of the plain model, the begin token put in by hand."""
     plain, begun = pair
     begin, text = corpus.tokenizer.bos_token_id, "The ship left the harbour."
-    asked = [(text, " Nobody saw it"), ("", " A letter")]
+    asked = [(text, " Nobody saw it"), (text * 20, " again!"), ("", " A letter")]
     with _harness(begun, corpus) as lm:
         scores = lm.loglikelihood([SimpleNamespace(args=one, task_name="t") for one in asked])
     for (context, answer), (score, _) in zip(asked, scores, strict=True):
         ids = corpus.tokenizer(context + answer, add_special_tokens=False).input_ids
         count = len(ids) - len(corpus.tokenizer(context, add_special_tokens=False).input_ids)
-        ids = torch.tensor([[begin, *ids]])
+        ids = torch.tensor([[begin, *ids[-min(len(ids), 64) :]]])
         with torch.no_grad():
             likely = plain(ids[:, :-1]).logits.log_softmax(-1)[0, -count:]
         expected = likely.gather(1, ids[0, -count:, None]).sum()
         assert score == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_a_text_in_lm_eval_opens_with_one_begin_token(pair, corpus):
+def test_windows_of_a_text_in_lm_eval_open_with_the_begin_token(pair, corpus):
+    """`opened` in every window."""
     plain, begun = pair
-    request = SimpleNamespace(args=("The ship left the harbour. " * 4,), task_name="t")
+    (request,) = [SimpleNamespace(args=("The ship left the harbour. " * 20,), task_name="t")]
     with _harness(begun, corpus) as lm:
         (score,) = lm.loglikelihood_rolling([request])
     ids = corpus.tokenizer(request.args[0], add_special_tokens=False).input_ids
-    ids = torch.tensor([[corpus.tokenizer.bos_token_id, *ids]])
-    with torch.no_grad():
-        likely = plain(ids[:, :-1]).logits.log_softmax(-1)[0]
-    expected = float(likely.gather(1, ids[0, 1:, None]).sum())
+    expected, done = 0.0, 0
+    while done < len(ids):
+        rest = min(64, len(ids) - done)
+        start = max(0, done + rest - 64)
+        read = [corpus.tokenizer.bos_token_id, *ids[start : done + rest]]
+        with torch.no_grad():
+            likely = plain(torch.tensor([read[:-1]])).logits.log_softmax(-1)[0, -rest:]
+        expected += float(likely.gather(1, torch.tensor(read[-rest:])[:, None]).sum())
+        done += rest
     assert score == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_prompt_to_continue_that_is_cut_opens_with_the_begin_token(pair, corpus):
+    """What is written after a text that is too long is what a whole forward pass says."""
+    plain, begun = pair
+    text = "The ship left the harbour. " * 20
+    request = SimpleNamespace(args=(text, {"max_gen_toks": 4, "until": []}), task_name="t")
+    with _harness(begun, corpus) as lm:
+        (written,) = lm.generate_until([request])
+    ids = corpus.tokenizer(text, add_special_tokens=False).input_ids[-59:]
+    ids = [corpus.tokenizer.bos_token_id, *ids]
+    for _ in range(4):
+        with torch.no_grad():
+            ids.append(int(plain(torch.tensor([ids])).logits[0, -1].argmax()))
+    assert written == corpus.tokenizer.decode(ids[60:], skip_special_tokens=True)

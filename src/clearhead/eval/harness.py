@@ -201,7 +201,8 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
 def harness_model(subject: Subject) -> Iterator[Any]:
     """A model as lm-eval takes it (`HFLM`), its log-softmax in float32.
 
-    A model trained with a begin token first in every window gets it before each prompt and text.
+    A model trained with a begin token first in every window gets it before each prompt, and in
+    place of the first token of windows of a text and of prompts that are cut.
 
     Args:
         subject: its batch_tokens are those of a batch, at the model's longest text.
@@ -231,9 +232,16 @@ def harness_model(subject: Subject) -> Iterator[Any]:
 
     lm.loglikelihood_rolling = rolling
 
-    def before(_module: Any, words: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if (words[0] if words else options["input_ids"]).shape[1] > 1:  # no step of writing
-            reset_dynamic_rope(model)
+    def before(_module: Any, words: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        ids_BT, mask_BT = words[0] if words else options["input_ids"], options.get("attention_mask")
+        if ids_BT.shape[1] == 1:  # a step of writing
+            return None
+        reset_dynamic_rope(model)
+        if begin is None:
+            return None
+        ids_BT = ids_BT.clone()
+        ids_BT[slice(None) if mask_BT is None else mask_BT[:, 0] == 1, 0] = begin
+        return (), {**options, "input_ids": ids_BT}
 
     def after(_module: Any, _words: Any, options: dict[str, Any], out: Any) -> None:
         # Places that only pad a prompt may hold anything.

@@ -142,6 +142,10 @@ class CompareConfig(OpensModels):
         check_distinct(self, "presets", "seeds", *(["lengths"] if self.lengths else []))
         for arm in self.arms:
             milestone_steps(self.measure_every, arm.train)
+            if arm.train.parallel == "fsdp" or arm.train.timeout != TrainConfig.timeout:
+                raise ClearheadError(
+                    "compare trains a model in one process: leave parallel and timeout out"
+                )
         if self.models and self.objective == "mlm" and self.measure_every:
             raise ClearheadError(
                 "measure_every measures the loss of the next token, and these presets predict "

@@ -100,7 +100,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
         for spec in specs:
             if (key := _position_key(spec)) not in positions:
                 positions[key] = self.other_positions[key] = _position(spec)
-        self._positions = [positions[_position_key(spec)] for spec in specs]
+        self._position_keys = [_position_key(spec) for spec in specs]
+        self._own_key = _position_key(own)
         self.needs = Needs(
             places=max([each.places for each in attentions]),
             longest=self.position.longest(),
@@ -196,7 +197,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
         prepared = inputs.past and inputs.prefixes and not torch.is_grad_enabled()
         shared: dict[tuple[NoPosition, bool, int], PositionTables] = {}
         tables = []
-        for layer, position in zip(self.layers, self._positions, strict=True):
+        for layer, name in zip(self.layers, self._position_keys, strict=True):
+            own = name == self._own_key
+            position: Any = self.position if own else self.other_positions[name]
             attention, places = layer.self_attn, layer.self_attn.places
             key = position, attention.cache_unrotated, places
             if key not in shared:

@@ -31,8 +31,8 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
             frequencies that are scaled already or of several kinds; of clearhead's, parameters that
             do not fit the kind.
     """
-    choose("rope scaling", kind, ("ntk", *KINDS))
-    if not parameters.get("factor", 2) > 1:
+    choose("rope scaling", kind, ("ntk", *KINDS, "longrope"))  # the last of transformers' models
+    if not (parameters.get("factor") or 2) > 1:
         raise ClearheadError(f"factor is {parameters['factor']}: a rope scaling takes one above 1")
     name, config = type(model).__name__, copy.deepcopy(model.config)
     rope = getattr(config, "rope_parameters", None)

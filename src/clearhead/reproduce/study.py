@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.data.config import DataConfig
+from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS
 from clearhead.experiments.configs import RECORDS, CompareConfig, FinetuneJob, Job
 from clearhead.experiments.convert_config import ConvertConfig
@@ -290,7 +291,16 @@ def written(rate: float) -> str:
 
 def loss(records: Path) -> float:
     """The held-out loss of a file's only run, at its training length, of the next token or of
-    hidden ones; inf where the run diverged."""
+    hidden ones; inf where the run diverged.
+
+    Raises:
+        ClearheadError: where the run has no such loss.
+    """
     (run,) = load(records).runs
-    losses = (run.value(name, length=run.sequence_length) for name in ("loss", "masked loss"))
-    return next((one for one in losses if one is not None), math.inf)
+    if run.header.get("diverged"):
+        return math.inf
+    for metric in ("loss", "masked loss"):
+        measure = run.measure(metric, length=run.sequence_length)
+        if measure is not None:
+            return math.inf if measure.value is None else measure.value
+    raise ClearheadError(f"{records} holds no loss at the training length: delete its folder")
