@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_112
+LINES = 38_110
 LONGEST = 400
 
 

@@ -33,7 +33,7 @@ from clearhead.diagnose.attention_cases import (
     plain,
     stepwise,
 )
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, first_line
 from clearhead.nn.sink import Sink
 
 USUAL = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "clearhead")
@@ -348,8 +348,7 @@ def _of_last_layer(parameters: list[str]) -> list[str]:
 
 
 def _line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines or [type(error).__name__])[0][:200]
+    return (first_line(error) or type(error).__name__)[:200]
 
 
 def in_words(found: Sequence[Implementation]) -> list[str]:

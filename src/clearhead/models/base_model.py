@@ -101,7 +101,6 @@ class ClearheadModel(ClearheadPreTrainedModel):
             if (key := _position_key(spec)) not in positions:
                 positions[key] = self.other_positions[key] = _position(spec)
         self._position_keys = [_position_key(spec) for spec in specs]
-        self._own_key = _position_key(own)
         self.needs = Needs(
             places=max([each.places for each in attentions]),
             longest=self.position.longest(),
@@ -198,7 +197,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         shared: dict[tuple[NoPosition, bool, int], PositionTables] = {}
         tables = []
         for layer, name in zip(self.layers, self._position_keys, strict=True):
-            own = name == self._own_key
+            own = name not in self.other_positions
             position: Any = self.position if own else self.other_positions[name]
             attention, places = layer.self_attn, layer.self_attn.places
             key = position, attention.cache_unrotated, places

@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo import config as dynamo
 from torch._dynamo.exc import TorchDynamoException
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, first_line
 from clearhead.models.inspection import decoder_layers
 
 # Models of one process share the code of their layers, and PyTorch leaves what comes after its
@@ -42,7 +42,7 @@ def compiled(model: nn.Module, mode: Literal["none", "blocks"]) -> Iterator[None
         with dynamo.patch(recompile_limit=max(GRAPHS, dynamo.recompile_limit)):
             yield
     except TorchDynamoException as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        reason = first_line(error)
         raise ClearheadError(
             f"torch.compile does not work here ({reason or type(error).__name__}): install a C++ "
             "compiler such as g++ with Python's headers, or train with compile none"
