@@ -33,7 +33,7 @@ CASES ?= 10000
 SEED ?= 0
 attack: $(VENV)/.installed
 	CLEARHEAD_ATTACK_CASES=$(CASES) CLEARHEAD_ATTACK_SEED=$(SEED) CLEARHEAD_SMOKE=all \
-		$(BIN)/python -m pytest tests/attack tests/reproduce/test_smoke.py
+		$(BIN)/python -m pytest tests/attack tests/papers/test_smoke.py
 
 # The GPU's kernels without one: in Triton's interpreter, then through its compilers. Triton lies apart,
 # so that everything else meets what a CPU build of PyTorch has.

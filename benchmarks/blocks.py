@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 from benchmarks.race import Ratio, faster_paths
 from benchmarks.training import FOR_LIFE, optimizer_step
-from clearhead.experiments.timing import take_turns
+from clearhead.lab.timing import take_turns
 from clearhead.models import BASELINE, ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer

@@ -13,7 +13,7 @@ from benchmarks import kernels
 from benchmarks.gpu_checks import Setting
 from benchmarks.race import Ratio, ratio_of
 from clearhead import ClearheadForCausalLM, ops, preset
-from clearhead.experiments.timing import take_turns
+from clearhead.lab.timing import take_turns
 from clearhead.ops import dispatch
 from clearhead.ops.requests import PLAIN
 from clearhead.ops.visibility import Visibility
@@ -100,7 +100,7 @@ def steps(setting: Setting) -> Iterator[Ratio]:
 def _planned(base: str, name: str, size: Size, peak: int) -> Iterator[Ratio]:
     """The peak beside `clearhead plan`'s, where what that needs is installed."""
     try:
-        from clearhead.experiments.bill import training_memory
+        from clearhead.lab.bill import training_memory
         from clearhead.train import TrainConfig
     except ImportError as error:
         print(f"no plan: {error}")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from benchmarks.race import Ratio, ratio_of
 from clearhead import ops
-from clearhead.experiments.timing import take_turns
+from clearhead.lab.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.models.loading import best_device
 from clearhead.ops.visibility import Visibility

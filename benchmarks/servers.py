@@ -23,8 +23,8 @@ import torch
 
 from benchmarks.servers_agreement import PROGRAMS, Side, agreed, under
 from clearhead.data import Corpus, DataConfig, prepare, windows
-from clearhead.experiments.run_setup import load_model
-from clearhead.experiments.saving import PROMPTS, TOKENS, continuations
+from clearhead.lab.run_setup import load_model
+from clearhead.lab.saving import PROMPTS, TOKENS, continuations
 from clearhead.quantize import Texts, cost, scheme
 from clearhead.quantize.measure import CALIBRATION
 from clearhead.records.intervals import of_numbers

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from clearhead.experiments.saving import continuations
+from clearhead.lab.saving import continuations
 from clearhead.quantize import Scheme, Texts, quantized, scheme
 
 PROGRAMS = Path(__file__).parents[1] / "tests" / "servers"  # run in the servers' environment

@@ -12,7 +12,7 @@ from benchmarks.race import Ratio, ratio_of
 from clearhead.data import DataConfig, prepare
 from clearhead.data.sources import find
 from clearhead.data.tokenizer import rust_threads, train
-from clearhead.experiments.timing import take_turns
+from clearhead.lab.timing import take_turns
 
 SIZE = 4 << 20
 

@@ -19,9 +19,9 @@ if "keep" in sys.argv:
     keep_freed_memory()
 if "job" in sys.argv:  # as a process of several at once starts
     import pathlib, types
-    from clearhead.experiments import processes
+    from clearhead.lab import processes
     processes.RUN[type(None)] = "none", "run", "run"
-    sys.modules["clearhead.experiments.none"] = types.SimpleNamespace(run=lambda *_, **__: None)
+    sys.modules["clearhead.lab.none"] = types.SimpleNamespace(run=lambda *_, **__: None)
     processes.command = lambda _: []
     told = os.dup(1)
     processes._perform(None, pathlib.Path(os.devnull), None, 1)

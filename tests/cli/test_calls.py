@@ -32,8 +32,8 @@ sys.setprofile(count)
 cli.main(sys.argv[2:])
 """
 SMALL = """
-from clearhead.reproduce import requests
-from tests.reproduce.smoke import experiments
+from clearhead.papers import requests
+from tests.papers.smoke import experiments
 
 requests.EXPERIMENTS = experiments()
 """
@@ -83,7 +83,7 @@ def called(warm, cache, tmp_path_factory):
         ),
         (
             20_000,
-            "experiments/processes.py:_start",
+            "lab/processes.py:_start",
             ("reproduce", "sas/figure2", "--only", "transformer", "sas*"),
         ),
     ],

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from clearhead.reproduce.claims import CLAIMS
-from clearhead.reproduce.requests import EXPERIMENTS
+from clearhead.papers.claims import CLAIMS
+from clearhead.papers.requests import EXPERIMENTS
 
 from .conftest import call, refusal
 

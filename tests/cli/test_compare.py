@@ -13,8 +13,8 @@ import torch
 
 from clearhead.data import Batches
 from clearhead.eval import perplexity
-from clearhead.experiments import compare as job
-from clearhead.experiments import final_measures
+from clearhead.lab import compare as job
+from clearhead.lab import final_measures
 from clearhead.models import PRESETS as ALL
 from clearhead.models import preset
 from clearhead.records.loading import load

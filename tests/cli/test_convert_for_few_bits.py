@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from clearhead.experiments import converting
-from clearhead.experiments.calibration import sample
+from clearhead.lab import converting
+from clearhead.lab.calibration import sample
 from clearhead.models import rotated
 
 from .conftest import call, error_line, refusal, saved

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from clearhead.papers.stages import reproduce
 from clearhead.records.lock import hold_file, hold_folder
 from clearhead.report import load
-from clearhead.reproduce.stages import reproduce
 
 from .conftest import call, refusal
 

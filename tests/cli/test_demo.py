@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from clearhead.cli.demo import write_demo
-from clearhead.experiments.demo import SCHEMES, CopiedShare, Studies, run_demo, studies
+from clearhead.lab.demo import SCHEMES, CopiedShare, Studies, run_demo, studies
 from clearhead.progress import Line, Work
 from clearhead.records.loading import load
 

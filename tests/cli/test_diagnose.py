@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from clearhead import ClearheadForCausalLM, preset
-from clearhead.experiments.sweep_configs import short_names
+from clearhead.lab.sweep_configs import short_names
 
 from .conftest import call
 

@@ -23,9 +23,9 @@ from transformers import (
 from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.errors import ClearheadError
-from clearhead.experiments import finetune
-from clearhead.experiments.configs import FinetuneJob
-from clearhead.experiments.finetune import run_finetune
+from clearhead.lab import finetune
+from clearhead.lab.configs import FinetuneJob
+from clearhead.lab.finetune import run_finetune
 from clearhead.progress import Work
 from clearhead.report import load
 from clearhead.train import FinetuneConfig, InterruptedRun

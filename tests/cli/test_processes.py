@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from clearhead.data import DataConfig
-from clearhead.experiments.configs import CompareConfig, Job
-from clearhead.experiments.processes import Start, starting
+from clearhead.lab.configs import CompareConfig, Job
+from clearhead.lab.processes import Start, starting
 from clearhead.records.loading import load
 from clearhead.train import TrainConfig
 

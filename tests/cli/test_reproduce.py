@@ -18,15 +18,15 @@ from transformers import LlamaConfig
 from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig
-from clearhead.experiments import processes
-from clearhead.experiments.configs import CompareConfig
-from clearhead.experiments.sweep_configs import EvaluateConfig
+from clearhead.lab import processes
+from clearhead.lab.configs import CompareConfig
+from clearhead.lab.sweep_configs import EvaluateConfig
 from clearhead.models import plan, preset
+from clearhead.papers import requests, stages
+from clearhead.papers.recipes import RUNS
+from clearhead.papers.requests import EXPERIMENTS, parameters
+from clearhead.papers.study import TRAINED, Study, written
 from clearhead.report import load
-from clearhead.reproduce import requests, stages
-from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.requests import EXPERIMENTS, parameters
-from clearhead.reproduce.study import TRAINED, Study, written
 from clearhead.train import TrainConfig
 
 from .conftest import call, refusal

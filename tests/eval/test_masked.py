@@ -11,8 +11,8 @@ from clearhead import ClearheadError, ClearheadForMaskedLM, preset
 from clearhead.data import DataConfig, prepare, with_mask_token
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.eval.masked_lm import MaskedTask
-from clearhead.experiments.measuring import run_evaluation
-from clearhead.experiments.sweep_configs import EvaluateConfig
+from clearhead.lab.measuring import run_evaluation
+from clearhead.lab.sweep_configs import EvaluateConfig
 
 SHAPE = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 

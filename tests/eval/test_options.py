@@ -5,7 +5,7 @@ import pytest
 from clearhead import ClearheadError
 from clearhead.eval.judge import JudgeConfig
 from clearhead.eval.options import OPTIONS
-from clearhead.experiments.sweep_configs import EvaluateConfig
+from clearhead.lab.sweep_configs import EvaluateConfig
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
-from clearhead.experiments import prefixes
-from clearhead.experiments.prefixes import fill, largest_states
+from clearhead.lab import prefixes
+from clearhead.lab.prefixes import fill, largest_states
 from clearhead.models.base_model import cache_of
 from clearhead.models.caches import PrefixCache
 from clearhead.models.inspection import longest_text

@@ -8,7 +8,7 @@ from tyro.conf import Positional
 from clearhead.arguments import OpensModels, Overrides
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
-from clearhead.experiments.sweep_configs import FRESH
+from clearhead.lab.sweep_configs import FRESH
 from clearhead.metavars import Model, Name
 from clearhead.ranges import Natural
 from clearhead.terminal import show
@@ -73,7 +73,7 @@ def run(words: list[str]) -> int:
 
 
 def _opened(command: Command) -> Any:
-    from clearhead.experiments.run_setup import OBJECTIVES, load_model, objective_of
+    from clearhead.lab.run_setup import OBJECTIVES, load_model, objective_of
     from clearhead.models import preset
     from clearhead.models.loading import best_device
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.cli.options import given, parse
-from clearhead.experiments.configs import RECORDS, ArmConfig, CompareConfig, continued_recipe
+from clearhead.lab.configs import RECORDS, ArmConfig, CompareConfig, continued_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ def run(words: list[str]) -> int:
         presets=True,
     )
     from clearhead.cli.publishing import publish
-    from clearhead.experiments.compare import compare
+    from clearhead.lab.compare import compare
     from clearhead.progress import Line
     from clearhead.records.loading import load
 

@@ -1,7 +1,7 @@
 """clearhead convert: a model in another library's format, or on other mechanisms."""
 
 from clearhead.cli.options import parse
-from clearhead.experiments.convert_config import ConvertConfig as Command
+from clearhead.lab.convert_config import ConvertConfig as Command
 from clearhead.terminal import show
 
 
@@ -22,7 +22,7 @@ def run(words: list[str]) -> int:
         ),
         presets=True,
     )
-    from clearhead.experiments.converting import run_conversion
+    from clearhead.lab.converting import run_conversion
 
     run_conversion(command, say=show)
     return 0

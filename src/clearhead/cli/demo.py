@@ -32,7 +32,7 @@ def run(words: list[str]) -> int:
         "what they do not, on one page.",
         examples=("", "--pretrained ./SmolLM2-135M"),
     )
-    from clearhead.experiments.demo import run_demo, studies
+    from clearhead.lab.demo import run_demo, studies
     from clearhead.progress import Line
 
     with Line() as work:

@@ -1,8 +1,8 @@
 """clearhead diagnose: attention and hidden states of any model."""
 
 from clearhead.cli.options import parse
-from clearhead.experiments.sweep_configs import DIAGNOSIS_FILE
-from clearhead.experiments.sweep_configs import DiagnoseConfig as Command
+from clearhead.lab.sweep_configs import DIAGNOSIS_FILE
+from clearhead.lab.sweep_configs import DiagnoseConfig as Command
 
 PAGE = "diagnosis.html"
 
@@ -21,7 +21,7 @@ def run(words: list[str]) -> int:
         presets=True,
     )
     from clearhead.cli.publishing import publish
-    from clearhead.experiments.measuring import run_diagnosis
+    from clearhead.lab.measuring import run_diagnosis
     from clearhead.progress import Line
 
     with Line(unit="cell") as work:

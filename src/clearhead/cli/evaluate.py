@@ -4,7 +4,7 @@ from typing import Any
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
-from clearhead.experiments.sweep_configs import EvaluateConfig as Command
+from clearhead.lab.sweep_configs import EvaluateConfig as Command
 
 
 def run(words: list[str]) -> int:
@@ -20,7 +20,7 @@ def run(words: list[str]) -> int:
         ),
     )
     from clearhead.cli.publishing import publish
-    from clearhead.experiments.measuring import run_evaluation
+    from clearhead.lab.measuring import run_evaluation
     from clearhead.progress import Line
 
     done: list[dict[str, Any]] = []

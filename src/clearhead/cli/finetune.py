@@ -1,8 +1,8 @@
 """clearhead finetune: a checkpoint on a task of classification."""
 
 from clearhead.cli.options import parse
-from clearhead.experiments.configs import RECORDS
-from clearhead.experiments.configs import FinetuneJob as Command
+from clearhead.lab.configs import RECORDS
+from clearhead.lab.configs import FinetuneJob as Command
 from clearhead.terminal import say
 
 
@@ -19,7 +19,7 @@ def run(words: list[str]) -> int:
         ),
     )
     from clearhead.cli.publishing import print_page
-    from clearhead.experiments.finetune import run_finetune
+    from clearhead.lab.finetune import run_finetune
     from clearhead.progress import Line
     from clearhead.report import page_of
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError, choose
-from clearhead.experiments.sweep_configs import PlanConfig
+from clearhead.lab.sweep_configs import PlanConfig
 from clearhead.ranges import Count, Length
 from clearhead.terminal import console, show, write
 from clearhead.train.config import TrainConfig
@@ -113,7 +113,7 @@ def _saved(name: str, trust_remote_code: bool) -> Any:
 
 
 def _print_bill(config: Any, command: Command) -> None:
-    from clearhead.experiments.bill import EFFICIENCY, bill
+    from clearhead.lab.bill import EFFICIENCY, bill
     from clearhead.models import plan
 
     train = command.train
@@ -183,7 +183,7 @@ def _time(seconds: float) -> str:
 
 def _recipes() -> Iterator[str]:
     from clearhead.models import plan, preset
-    from clearhead.reproduce.recipes import RUNS
+    from clearhead.papers.recipes import RUNS
 
     for name, published in RUNS.items():
         config = published.config

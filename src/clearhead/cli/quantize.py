@@ -1,7 +1,7 @@
 """clearhead quantize: the cost of few bits, simulated; and models saved in few bits."""
 
 from clearhead.cli.options import parse
-from clearhead.experiments.sweep_configs import QuantizeConfig as Command
+from clearhead.lab.sweep_configs import QuantizeConfig as Command
 from clearhead.terminal import say, show
 
 
@@ -20,12 +20,12 @@ def run(words: list[str]) -> int:
         ),
     )
     if command.save is not None or command.deploy or command.output is not None:
-        from clearhead.experiments.saving import run_deployment, run_saving
+        from clearhead.lab.saving import run_deployment, run_saving
 
         (run_deployment if command.save is None else run_saving)(command, say=say, show=show)
         return 0
     from clearhead.cli.publishing import publish
-    from clearhead.experiments.measuring import run_quantization
+    from clearhead.lab.measuring import run_quantization
     from clearhead.progress import Line
 
     with Line(unit="cell") as work:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Literal
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.experiments.configs import Base
+from clearhead.lab.configs import Base
 from clearhead.metavars import Experiment, File, Pattern, Source
 from clearhead.ranges import Count, Natural
 from clearhead.terminal import say, show, write
 
 if TYPE_CHECKING:
-    from clearhead.reproduce.study import Study
+    from clearhead.papers.study import Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def run(words: list[str]) -> int:
         judged = {Path(one).name: Path(one) for one in command.judge}
         _publish_book(judged, command.output or Path("claims.md"))
         return 0
-    from clearhead.reproduce.requests import chosen
+    from clearhead.papers.requests import chosen
 
     changing = ("only", "questions", "seeds", "tokens", "base", "data", "test_data")
     changes = {name: getattr(command, name) for name in changing}
@@ -89,8 +89,8 @@ def run(words: list[str]) -> int:
 def _run(command: Command, studies: "Mapping[str, Sequence[Study]]") -> int:
     """Run the experiments, and write a page of each and the book of claims."""
     from clearhead.cli.publishing import publish
+    from clearhead.papers import stages
     from clearhead.progress import Line
-    from clearhead.reproduce import stages
 
     stages.check_models([one for arms in studies.values() for one in arms])
     failed, sources = 0, {}
@@ -109,8 +109,8 @@ def _run(command: Command, studies: "Mapping[str, Sequence[Study]]") -> int:
 
 
 def _list(scale: str) -> None:
-    from clearhead.reproduce.claims import CLAIMS
-    from clearhead.reproduce.requests import EXPERIMENTS, arms_of, cost, has_arms
+    from clearhead.papers.claims import CLAIMS
+    from clearhead.papers.requests import EXPERIMENTS, arms_of, cost, has_arms
 
     for one in CLAIMS:
         bill = f"not at {scale}"
@@ -124,9 +124,9 @@ def _list(scale: str) -> None:
 
 
 def _publish_book(sources: dict[str, Path], output: Path) -> None:
+    from clearhead.papers import book
     from clearhead.records.files import write_text
     from clearhead.report import load
-    from clearhead.reproduce import book
 
     text = "\n".join(book.markdown({name: load([path]) for name, path in sources.items()}))
     write_text(output, f"{text}\n")
@@ -136,7 +136,7 @@ def _publish_book(sources: dict[str, Path], output: Path) -> None:
 
 def _print(name: str, arms: "Sequence[Study]", scale: str) -> None:
     """An experiment's cost, and a line an arm."""
-    from clearhead.reproduce.requests import cost, parameters
+    from clearhead.papers.requests import cost, parameters
 
     write(f"{name}, in {arms[0].output}: {cost(arms, scale)}")
     for one in arms:

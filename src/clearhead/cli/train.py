@@ -5,7 +5,7 @@ from pathlib import Path
 
 from clearhead.cli.options import given, parse, said_once
 from clearhead.errors import ClearheadError
-from clearhead.experiments.configs import TrainJob, continued_recipe
+from clearhead.lab.configs import TrainJob, continued_recipe
 from clearhead.metavars import place
 from clearhead.records.identity import canonical, differences
 from clearhead.terminal import say
@@ -31,7 +31,7 @@ def run(words: list[str]) -> int:
             command = _extended(command, begun)
             if command.train.tokens == begun.train.tokens and _finished(begun.output):
                 return 0
-    from clearhead.experiments.training import run_training
+    from clearhead.lab.training import run_training
 
     resume, command = command.resume is not None, replace(command, resume=None)
     result = run_training(command, resume=resume)
@@ -80,7 +80,7 @@ def _usual(base: str | None) -> Command:
 
 def _begun(output: Path) -> Command:
     """The run in `output` as a command, with the settings that it has now."""
-    from clearhead.experiments.training import recorded
+    from clearhead.lab.training import recorded
     from clearhead.train.run_dir import require_run
 
     require_run(output)

@@ -8,7 +8,7 @@ from tyro.conf import Positional
 from clearhead.arguments import OpensModels
 from clearhead.cli.options import parse
 from clearhead.errors import NOT_FINITE, ClearheadError
-from clearhead.experiments.sweep_configs import short_names
+from clearhead.lab.sweep_configs import short_names
 from clearhead.metavars import Model, Passage
 from clearhead.ranges import Length
 from clearhead.terminal import say
@@ -53,7 +53,7 @@ def run(words: list[str]) -> int:
         raise ClearheadError(f"give one model or two side by side; found {len(command.models)}")
     names = short_names(command.models)
     from clearhead.data.sources import passages
-    from clearhead.experiments.run_setup import load_model
+    from clearhead.lab.run_setup import load_model
     from clearhead.records.files import write_text
     from clearhead.view import observe_text, render
 

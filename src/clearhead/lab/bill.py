@@ -1,0 +1,252 @@
+"""The bill of a training run before any weight exists: memory, FLOPs, time; and devices.
+
+And bytes of a model's tensors by length of text, counted without storage, as records.
+"""
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from clearhead import ops
+from clearhead.data.config import SHARE
+from clearhead.errors import ClearheadError
+from clearhead.lab.run_setup import OBJECTIVES, objective_of
+from clearhead.lab.sweep_configs import PlanConfig
+from clearhead.models import (
+    ClearheadConfig,
+    ClearheadForCausalLM,
+    ClearheadForMaskedLM,
+    Plan,
+    plan,
+    preset,
+)
+from clearhead.models.base_model import cache_of
+from clearhead.models.planning import counterpart, without_data
+from clearhead.optim import build_optimizer
+from clearhead.records.files import write_text
+from clearhead.records.jsonl import encode
+from clearhead.records.provenance import provenance
+from clearhead.records.runs import Line
+from clearhead.train.config import TrainConfig
+from clearhead.train.parallel import dealt_among
+
+EFFICIENCY = 0.4  # of the dense bf16 rate, as 124M reached on an H200 (docs/scale.md)
+CORE = 1e11  # FLOPs a second: 16 float32 multiply-adds a cycle at 3 GHz
+# A part of the bill, and the kinds of memory that PyTorch's tracker tells apart.
+_PARTS = {
+    "weights": ("PARAM", "BUFFER"),
+    "gradients": ("GRAD",),
+    "optimizer": ("OPT",),
+    "activations": ("ACT", "TEMP", "OTH", "INP"),
+}
+# FLOPs a second, dense bf16 with float32 sums, and bytes of memory, by data sheet.
+GPUS = {
+    "rtx4090": (165e12, 24e9),
+    "l40s": (362e12, 48e9),
+    "a100": (312e12, 80e9),
+    "h100": (989e12, 80e9),
+    "h200": (989e12, 141e9),
+    "b200": (2250e12, 180e9),
+    "mi300x": (1307e12, 192e9),
+}
+
+
+class Estimate(NamedTuple):
+    """Seconds of a step and of the whole run on a number of devices, and whether the peak of memory
+    leaves a tenth of each device's free."""
+
+    device: str
+    number: int
+    step: float
+    total: float
+    fits: bool
+
+
+class Bill(NamedTuple):
+    """Costs of a training run.
+
+    Attributes:
+        counts: of the model, at the training length.
+        memory: by number of devices, bytes on each by part (`training_memory`).
+        flops: of the whole run: the forward passes, and twice that for the backward passes.
+    """
+
+    counts: Plan
+    memory: Mapping[int, Mapping[str, int]]
+    flops: float
+    estimates: Sequence[Estimate]
+
+
+def device(name: str) -> tuple[float, float]:
+    """FLOPs a second and bytes of memory of one of `GPUS`, or of this machine's "cpu"."""
+    if name != "cpu":
+        return GPUS[name]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return CORE * (os.cpu_count() or 1), float(memory)
+
+
+def bill(
+    config: Any, train: TrainConfig, *, devices: Sequence[str], numbers: Sequence[int] = (1,)
+) -> Bill:
+    """Make the bill of `train`: a step takes its FLOPs over `EFFICIENCY` of the devices' rate.
+
+    The devices share the batches of a step, then the rows of a batch. Checkpointing computes the
+    forward pass twice.
+
+    Args:
+        numbers: of devices, with weights and optimizer sharded over them; a CPU is one.
+
+    Raises:
+        ClearheadError: a number of devices that cannot share a step; and as `training_memory`.
+    """
+    counts = plan(config, length=train.sequence_length)
+    memory = dict[int, Mapping[str, int]]()
+    for number in numbers:
+        step = replace(train, batch_size=train.batch_size * dealt_among(train, number) // number)
+        memory[number] = training_memory(config, step, gpus=number)
+    flops, steps = 3.0 * counts.forward_flops * train.tokens, train.tokens / train.tokens_per_step
+    taken = flops * (4 / 3 if train.checkpointing == "blocks" else 1)
+    estimates = []
+    for name in devices:
+        rate, room = device(name)
+        for number in numbers if name != "cpu" else {1}.intersection(numbers):
+            total = taken / (number * EFFICIENCY * rate)
+            fits = memory[number]["peak"] < 0.9 * room
+            estimates.append(Estimate(name, number, total / steps, total, fits))
+    return Bill(counts, memory, flops, estimates)
+
+
+def training_memory(config: Any, train: TrainConfig, *, gpus: int = 1) -> Mapping[str, int]:
+    """Bytes of tensors on one GPU when a training step holds most, by part.
+
+    The step is eager, on the CPU's kernels; `precision` "auto" counts as bf16. Each of several GPUs
+    holds its share of weights, gradients and optimizer; a layer that is gathered whole while it
+    runs is not counted.
+
+    Args:
+        config: as `plan` takes it.
+
+    Raises:
+        ClearheadError: an optimizer that reads numbers of its tensors, such as Adafactor.
+    """
+    config = counterpart(config)
+    with torch.device("meta"):
+        model: Any = OBJECTIVES[objective_of(config)](config).float()
+    if train.checkpointing == "blocks":
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            model.gradient_checkpointing_enable({"use_reentrant": False})  # 5.17 has no other name
+    try:
+        with without_data():
+            held = _peak(model, train)
+    except RuntimeError as error:  # also what depends on the data
+        reason = str(error).split("\n", 1)[0]
+        raise ClearheadError(
+            f"the memory of a step with {train.optimizer} cannot be planned: its step fails on "
+            f"tensors without data ({reason}); measure a step instead"
+        ) from error
+    parts = {
+        part: sum(held.get(kind, 0) for kind in kinds) // (1 if part == "activations" else gpus)
+        for part, kinds in _PARTS.items()
+    }
+    return parts | {"peak": sum(parts.values())}
+
+
+def _peak(model: Any, train: TrainConfig) -> dict[str, int]:
+    """Bytes by kind at the peak of a second step, by which the optimizer has its state."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    model.train()
+    optimizer = build_optimizer(model, train)
+    for parameter in model.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    tracker = MemTracker()
+    tracker.track_external(model, optimizer)
+    ids_BT = torch.zeros(train.batch_size, train.sequence_length, dtype=torch.int64)
+    batch = {"input_ids": ids_BT}
+    if train.document_masks:
+        batch |= {"document_ids": ids_BT.clone(), "position_ids": ids_BT.clone()}
+    labels_BT = ids_BT.clone()
+    with tracker:
+        with torch.autocast("cpu", torch.bfloat16, enabled=train.precision != "fp32"):
+            loss = _loss(model, batch, labels_BT)
+        loss.backward()
+        if train.clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
+        optimizer.step()
+    peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
+    return {str(getattr(kind, "name", kind)): size for kind, size in peak.items()}
+
+
+def _loss(model: Any, batch: dict[str, torch.Tensor], labels_BT: torch.Tensor) -> Any:
+    if not isinstance(model, ClearheadForMaskedLM):
+        return model(**batch, labels=labels_BT, use_cache=False).loss
+    # As its forward does with the hidden places, whose number depends on the labels' values.
+    x_BTC = model.model(**batch).last_hidden_state
+    hidden_N = torch.arange(round(SHARE * labels_BT.numel()))
+    x_NC = x_BTC.flatten(0, 1).index_select(0, hidden_N)
+    labels_N = labels_BT.flatten().index_select(0, hidden_N)
+    return ops.linear_cross_entropy(x_NC, model.lm_head.weight, labels_N)
+
+
+def record_memory(config: PlanConfig, **_: object) -> list[Line]:
+    """Count the bytes of each preset at each length; return their records, which are in
+    `config.records` too.
+
+    - `step_bytes`: of all tensors but weights, gradients and the optimizer's, when a training step
+      of one text holds most (`training_memory`).
+    - `cached_key_bytes`, `cached_bytes`: a token's keys, and its keys and values, at two bytes a
+      number, as the model's own forward pass caches them.
+
+    Raises:
+        ClearheadError: for a model that is no preset, or that cannot be counted.
+    """
+    lines: list[Line] = []
+    train = TrainConfig(batch_size=1, precision="bf16")
+    for name in config.models:
+        positions = {"max_position_embeddings": max(config.lengths)}
+        model = preset(name, config.size, **positions | config.set)
+        lines.append(
+            {
+                "kind": "run",
+                "run": name,
+                "arm": name,
+                "preset": name,
+                "seed": 0,
+                "size": config.size,
+                "model": model.to_diff_dict(),
+                "parameters": plan(model).parameters,
+                "train": {"tokens": 0, "batch_size": 1, "precision": train.precision},
+                **provenance(torch.device("cpu")),
+            }
+        )
+        for length in config.lengths:
+            step = training_memory(model, replace(train, sequence_length=length))
+            keys, values = _cached(model, length)
+            counts = {
+                "step_bytes": step["activations"],
+                "cached_key_bytes": 2 * keys / length,
+                "cached_bytes": 2 * (keys + values) / length,
+            }
+            of = {"kind": "measure", "run": name, "task": "memory", "length": length}
+            lines += [{**of, "metric": metric, "value": one} for metric, one in counts.items()]
+    assert config.records is not None
+    write_text(config.records, "".join(map(encode, lines)))
+    return lines
+
+
+def _cached(config: ClearheadConfig, length: int) -> tuple[int, int]:
+    """Numbers of keys and of values in the cache after one text of `length`."""
+    with torch.device("meta"):
+        model: Any = ClearheadForCausalLM(config)
+    with without_data(), torch.no_grad():
+        ids_BT = torch.zeros(1, length, dtype=torch.int64)
+        layers = cache_of(model.to_empty(device="cpu").eval()(ids_BT, use_cache=True)).layers
+    return sum(one.keys.numel() for one in layers), sum(one.values.numel() for one in layers)

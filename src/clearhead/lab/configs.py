@@ -1,0 +1,323 @@
+"""Jobs as values: configurations that verbs read and experiments yield.
+
+Nothing here needs torch but the models of a comparison, which are configured when they are first
+read: an experiment makes hundreds of comparisons and runs few.
+"""
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from clearhead.arguments import OpensModels, Overrides, Variations
+from clearhead.data.config import DataConfig
+from clearhead.data.tasks import TASKS, Task
+from clearhead.errors import ClearheadError, choose
+from clearhead.metavars import Field, Model, Name, Preset, Size, Source, TaskName
+from clearhead.ranges import Count, Natural, check, check_distinct
+from clearhead.records.identity import canonical, digest_of
+from clearhead.train.config import FinetuneConfig, Tracker, TrainConfig
+
+if TYPE_CHECKING:
+    from clearhead.lab.arms import Arm
+
+RECORDS = "records.jsonl"
+"""In the output folder of a comparison or a fine-tuning."""
+
+
+Base = Annotated[Model | None, tyro.conf.arg(name="from")]
+_Fixed = tyro.conf.Suppress[tyro.conf.Fixed[Any]]  # no option sets it
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob(OpensModels):
+    """One training run: a model, its text and its settings."""
+
+    preset: Positional[Preset | None] = None
+    """Preset to train (clearhead plan lists them); by default transformer, or the model of --from
+    as it is. A bidirectional one, such as bert, learns to predict hidden tokens."""
+    base: Base = None
+    """A trained causal model to go on from: a folder, a run or a hub name. A preset and KEY=VALUE
+    pairs convert it to their mechanisms first, as clearhead convert does; its own tokenizer reads
+    the text. Other defaults then hold: add --from MODEL to --help to see them."""
+    size: Size = "tiny"
+    """Size of the preset: tiny, small, medium, large, or a paper's own."""
+    output: Path = Path("runs/train")
+    """Folder of the run."""
+    set: Overrides = field(default_factory=dict)
+    """Changes to the preset's configuration, such as maps=differential."""
+    track: tuple[Tracker, ...] = ()
+    """Trackers to log to, beside metrics.jsonl; each needs its extra."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """Settings of the training."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Text, tokenizer and split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmConfig(TrainConfig):
+    """Settings of the training of an arm, which one process does."""
+
+    parallel: _Fixed = "ddp"
+    timeout: _Fixed = TrainConfig.timeout
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(OpensModels):
+    """A comparison: models, text and training."""
+
+    presets: Positional[tuple[Preset, ...]] = ("transformer", "differential", "softmax1")
+    """Presets to train; each with its changes is an arm. Arms are compared with the first arm of
+    `transformer`, or else with the first of all."""
+    base: Base = None
+    """A trained causal model that every arm starts from: a folder, a run or a hub name. A preset
+    converts it to its mechanisms, as clearhead convert does; transformer is the model itself. Its
+    own tokenizer reads the text. Other defaults then hold: add --from MODEL to --help to see."""
+    size: Size = "tiny"
+    """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
+    set: Overrides = field(default_factory=dict)
+    """Changes to the configuration of every preset, such as norm=rmsnorm-single."""
+    vary: Variations = field(default_factory=dict)
+    """Settings to vary. Every preset is trained with each value, or with each combination of the
+    values of several keys. A key is train.FIELD, such as train.optimizer, or one of the
+    configuration, such as norm or num_hidden_layers."""
+    seeds: tuple[Natural, ...] = (0,)
+    """Seeds, one run of every arm for each. A seed fixes initial weights and the data's order."""
+    output: Path = Path("runs/compare")
+    """Folder of the runs, records and page; the same command goes on where it stopped."""
+    lengths: tuple[Count, ...] = (1, 2, 4, 8)
+    """Multiples of the training length at which perplexity is measured (of encoders the loss at
+    hidden tokens). If empty, only the speed and memory of training are measured."""
+    evaluation_tokens: Count = 65_536
+    """Validation tokens read at each length."""
+    held_out: Literal["validation", "training"] = "validation"
+    """The text on which losses are measured: the validation split, or a tenth of the training split
+    that is then not trained on, for choosing rates on text that no result reports."""
+    measure_every: float = 0
+    """Steps between measurements of outliers, attention and validation loss during training; below
+    1 a fraction of all steps; 0 measures at the end only."""
+    rates: dict[Name, float] = field(default_factory=dict)
+    """Learning rates of single arms, each a name and a rate. A name is an arm's, a part of one (a
+    preset, an optimizer) or a pattern such as "softmax1*sgd"; the first that matches counts."""
+    label: Name = ""
+    """Label of the records on a page that shows several sets; empty for a run just made."""
+    jobs: Count = 1
+    """Runs at once, each in a process with its share of the CPU's threads and on the least used
+    GPU."""
+    track: tuple[Tracker, ...] = ()
+    """Trackers to log to, beside metrics.jsonl; each needs its extra."""
+    train: TrainConfig = field(default_factory=lambda: ArmConfig(learning_rate=3e-3))
+    """Training of every arm; the learning rate is the best of three at `tiny`."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Text, tokenizer and split."""
+
+    def settings(self) -> dict[str, Any]:
+        """The comparison's own fields by name, without a study's and without derived values."""
+        return {one.name: getattr(self, one.name) for one in fields(CompareConfig)}
+
+    @cached_property
+    def arms(self) -> tuple["Arm", ...]:
+        """The arms of the comparison, in order."""
+        from clearhead.lab.arms import make_arms
+
+        return make_arms(self.presets, self.train, set=self.set, vary=self.vary, rates=self.rates)
+
+    @cached_property
+    def models(self) -> dict[str, Any]:
+        """The configuration of each arm's model, as `models_of` has it; made once."""
+        from clearhead.lab.arms import models_of
+
+        return models_of(self.arms, self.size, based=self.base is not None)
+
+    def check(self) -> None:
+        """Refuse settings that cannot work, and models that are unknown, impossible or equal.
+
+        Not done at construction: an experiment makes hundreds by changing one, and runs few.
+        """
+        check(self)
+        check_distinct(self, "presets", "seeds", *(["lengths"] if self.lengths else []))
+        for arm in self.arms:
+            milestone_steps(self.measure_every, arm.train)
+            if arm.train.parallel == "fsdp" or arm.train.timeout != TrainConfig.timeout:
+                raise ClearheadError(
+                    "compare trains a model in one process: leave parallel and timeout out"
+                )
+        if self.models and self.objective == "mlm" and self.measure_every:
+            raise ClearheadError(
+                "measure_every measures the loss of the next token, and these presets predict "
+                "hidden ones: leave it out"
+            )
+
+    @cached_property
+    def objective(self) -> str:
+        """The objective of every arm: "next-token", or "mlm" where all are bidirectional."""
+        from clearhead.lab.run_setup import objective_of
+
+        if self.base is not None:
+            return "next-token"
+        learnt = {objective_of(model): name for name, model in self.models.items()}
+        if len(learnt) > 1:
+            raise ClearheadError(
+                f"{learnt['mlm']} predicts hidden tokens and {learnt['next-token']} the next, and "
+                "the two losses do not compare: give presets of one direction"
+            )
+        return next(iter(learnt))
+
+    @cached_property
+    def documents(self) -> str:
+        """Documents of a validation window: "apart" if all training does so, else "together"."""
+        apart = all(arm.train.document_masks for arm in self.arms)
+        return "apart" if apart else "together"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRun:
+    """One run of a comparison, for a process of its own."""
+
+    comparison: CompareConfig
+    arm: str
+    seed: int
+
+
+def milestone_steps(every: float, settings: TrainConfig) -> int:
+    """Steps between measurements, or 0 for none, from a number of steps or a fraction of all.
+
+    Raises:
+        ClearheadError: for a number that is neither, and for steps that are not logged.
+    """
+    logged = settings.log_every
+    if 0 <= every < 1:
+        return math.ceil(every * settings.steps / logged) * logged
+    if not (math.isfinite(every) and every > 0 and every % logged == 0):
+        raise ClearheadError(
+            f"measure_every is {every:g}: give a fraction of all steps below 1, a whole number of "
+            f"steps that is a multiple of train.log_every, {logged}, or 0"
+        )
+    return int(every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneJob:
+    """A fine-tuning: a checkpoint, a task and seeds."""
+
+    model: Positional[Model]
+    """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
+    trust_remote_code: bool = False
+    """Run Python code that the checkpoint brings. Read it first."""
+    task: TaskName | None = None
+    """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or banking77; without it, a task of your
+    own."""
+    train_file: Source | None = None
+    """Training rows: .jsonl(.gz), or hf:NAME[:CONFIG][#SPLIT]; by default those of --task."""
+    validation_file: tuple[Source, ...] = ()
+    """Validation rows, in the same forms; each of several files is measured by itself."""
+    text_field: Field | None = None
+    """Field of the text; by default that of --task, or "text"."""
+    pair_field: Field | None = None
+    """Field of a second text, if rows have one."""
+    label_field: Field | None = None
+    """Field of the class; by default that of --task, or "label"."""
+    seeds: tuple[Natural, ...] = (0,)
+    """Seeds, one run for each. A seed fixes the head's initial weights, the order and dropout."""
+    output: Path = Path("runs/finetune")
+    """Folder of the models and records; the same command goes on where it stopped."""
+    label: Name = ""
+    """Label of the records on a page that shows several sets."""
+    track: tuple[Tracker, ...] = ()
+    """Trackers to log to, beside metrics.jsonl; each needs its extra."""
+    train: FinetuneConfig = field(default_factory=FinetuneConfig)
+    """Settings of the training."""
+    cache: Path | None = None
+    """Folder for downloads; $CLEARHEAD_CACHE, or else ~/.cache/clearhead, where not given."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        check_distinct(self, "seeds")
+        if self.task is not None:
+            choose("task", self.task, TASKS)
+        elif self.train_file is None or not self.validation_file:
+            raise ClearheadError(
+                f"give --task, one of {', '.join(TASKS)}; or --train-file and --validation-file"
+            )
+        if (self.train_file is None) != (not self.validation_file):
+            raise ClearheadError("give train-file and validation-file both, or neither")
+
+    def resolved(self) -> Task:
+        """The task with the fields and the files that are given."""
+        task = Task(name="text") if self.task is None else TASKS[self.task]
+        if self.train_file is not None:
+            if self.task is None:
+                task = replace(task, name=Path(self.train_file).name.split(".")[0])
+            splits = [Path(name).name.split(".")[0] for name in self.validation_file]
+            if len(splits) == 1 or len({"train", *splits}) <= len(splits):
+                splits = [f"validation {n}" if n else "validation" for n in range(len(splits))]
+            task = replace(
+                task,
+                train=self.train_file,
+                validation=tuple(zip(splits, self.validation_file, strict=True)),
+            )
+        return replace(
+            task,
+            text=self.text_field or task.text,
+            pair=self.pair_field or task.pair,
+            label=self.label_field or task.label,
+        )
+
+
+# Fields that no result depends on; and those that name the model which the job before leaves.
+_PLACES = {"output", "records", "page", "track", "jobs"}
+_MODELS = {"base", "model", "models"}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Job:
+    """A configuration to run, and the records that it writes."""
+
+    name: str
+    """Name of the job and of its log: sweeps/6-layers/sas-8e-3."""
+    config: Any
+    """The configuration of a verb, or one run of a comparison."""
+    records: Path
+    """The records that it writes; of a conversion the record in its folder."""
+    arm: str = ""
+    """The arm of these records, and below their label."""
+    label: str = ""
+    seed: int = 0
+    model: Path | None = None
+    """Folder of the model that it leaves, if it leaves one."""
+    after: "Job | None" = None
+    """The job that leaves the model that it reads, if there is one."""
+    swept: tuple[float, ...] = ()
+    """Learning rates from which that of a training was chosen, where there were several."""
+
+    @property
+    def key(self) -> str:
+        """LABEL/ARM."""
+        return f"{self.label}/{self.arm}"
+
+    @property
+    def chain(self) -> "list[Job]":
+        """The jobs that make the model that this job reads, in order, and this job."""
+        return [*(self.after.chain if self.after else ()), self]
+
+    @property
+    def identity(self) -> str:
+        """The hash of the settings of this job and of the jobs before it, without places: folders
+        may move, so that the model of the job before is known by that job's identity."""
+        places = _PLACES if self.after is None else _PLACES | _MODELS
+        settings = canonical(self.config)
+        settings = {name: value for name, value in settings.items() if name not in places}
+        return digest_of([type(self.config).__name__, settings, self.after and self.after.identity])
+
+
+def continued_recipe(kind: type[TrainConfig] = TrainConfig) -> TrainConfig:
+    """The default settings of training that starts from a trained model.
+
+    At a learning rate of 1e-4 SmolLM2-135M ended worse on new text after 250,000 tokens than at
+    3e-5 (docs/log.md).
+    """
+    return kind(learning_rate=3e-5, sequence_length=512, batch_size=4)

@@ -1,0 +1,194 @@
+"""The demo: small models that show defects and what repairs do to them, in minutes on two cores."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.data import DataConfig, prepare, windows
+from clearhead.diagnose import RowMeans
+from clearhead.diagnose.means import Means
+from clearhead.lab.compare import compare, folder_of
+from clearhead.lab.configs import RECORDS, CompareConfig
+from clearhead.lab.convert_config import ConvertConfig
+from clearhead.lab.converting import run_conversion
+from clearhead.lab.measuring import run_diagnosis, run_quantization
+from clearhead.lab.run_setup import load_model
+from clearhead.lab.sweep_configs import DIAGNOSIS_FILE, DiagnoseConfig, QuantizeConfig
+from clearhead.models.loading import kind_of, resolved
+from clearhead.named_models import BASELINE
+from clearhead.probe import AttentionCall, AttentionTile, ByTile
+from clearhead.probe import measure as measure_inside
+from clearhead.progress import Work
+from clearhead.records import jsonl
+from clearhead.records.files import write_text
+from clearhead.train import TrainConfig
+from clearhead.train.run_dir import FINAL
+
+REPAIRED = "repaired"
+SCHEMES = ("w8a8-coarse", "w6a6-coarse", "w4a4-coarse")  # a scale for each whole tensor
+_SEEDS = (0, 1, 2)
+_READ = 64  # beginnings of documents
+
+
+Studies = tuple[CompareConfig, CompareConfig]
+
+
+def studies(output: Path) -> Studies:
+    """Blocks and positions on ordinary text, and remedies for sinks and noise on a made one.
+
+    Rates are not tuned. At 1e-2 the made text grows its sink within 200 steps.
+    """
+    text = CompareConfig(
+        presets=("transformer", "sas-p", "alibi", "coca"),
+        # Attention is learnt sooner from matrices that keep the size of what they read.
+        set={**_shape(128, 4), "initializer_range": 0.07},
+        seeds=_SEEDS,
+        lengths=(1, 2, 4, 8, 16),
+        evaluation_tokens=16_384,
+        train=TrainConfig(tokens=200_000, sequence_length=64, batch_size=16, learning_rate=3e-3),
+        data=DataConfig(vocabulary=1024, limit=4_000_000, validation=0.05),
+        output=output / "text",
+    )
+    sinks = CompareConfig(
+        presets=("transformer", "softmax1", "gated", "differential", "differential-v2"),
+        set=_shape(64, 2),
+        seeds=_SEEDS,
+        lengths=(1,),
+        evaluation_tokens=8192,
+        train=TrainConfig(
+            tokens=409_600,
+            sequence_length=64,
+            batch_size=32,
+            learning_rate=1e-2,
+            document_masks=True,
+        ),
+        data=DataConfig(data=("synthetic:backcopy:documents=8000,characters=360",), vocabulary=512),
+        output=output / "sinks",
+    )
+    return text, sinks
+
+
+def _shape(width: int, layers: int) -> dict[str, Any]:
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": layers}
+    return {**sizes, "max_position_embeddings": 64}
+
+
+def run_demo(
+    asked: Studies, output: Path, *, pretrained: str | None, trust_remote_code: bool, work: Work
+) -> dict[str, Path]:
+    """Train, repair and measure everything; return the records of each part: text, sinks, bits and,
+    of a pretrained model, diagnosis and pretrained bits.
+
+    What is done is kept, and the same call goes on where it stopped.
+
+    Raises:
+        ClearheadError: for a model that cannot be loaded, and as `compare` does.
+        InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
+    """
+    text, sinks = asked
+    work.start(sum(len(one.seeds) * len(one.arms) for one in asked) + 2 + (pretrained is not None))
+    if pretrained is not None:  # a name that leads nowhere is better known before the training
+        kind_of(resolved(pretrained), trust_remote_code=trust_remote_code)
+    for one in asked:
+        compare(one, work=work)
+    records = {part: output / f"{part}.jsonl" for part in ("text", "sinks", "bits")}
+    records["text"] = text.output / RECORDS
+    work.begin("the attention")
+    lines = list(_attention(sinks))
+    write_text(records["sinks"], "".join(map(jsonl.encode, lines)))
+    work.end()
+    work.begin("few bits")
+    if models := [one["path"] for one in lines if one.get("arm") in (BASELINE, REPAIRED)]:
+        data = replace(sinks.data, vocabulary=DataConfig.vocabulary)  # each has its tokenizer
+        length = 3 * sinks.train.sequence_length // 4  # room for the prefix
+        _quantize(records["bits"], models=tuple(models), data=data, length=length)
+    work.end()
+    if pretrained is not None:
+        work.begin(pretrained)
+        data = DataConfig(limit=1_000_000, validation=0.2)
+        given: Any = {"models": (pretrained,), "data": data, "trust_remote_code": trust_remote_code}
+        folder = output / "pretrained"
+        run_diagnosis(DiagnoseConfig(output=folder, windows=8, **given))
+        records["diagnosis"] = folder / DIAGNOSIS_FILE
+        records["pretrained bits"] = folder / "bits.jsonl"
+        _quantize(records["pretrained bits"], length=256, **given)
+        work.end()
+    return records
+
+
+def _quantize(records: Path, **given: Any) -> None:
+    run_quantization(QuantizeConfig(scheme=SCHEMES, tokens=4096, records=records, **given))
+
+
+def _attention(config: CompareConfig) -> Iterator[dict[str, Any]]:
+    """Attention at the beginnings of documents, where the begin token is: `compare` reads windows
+    that begin anywhere. Of each baseline also that of its repair."""
+    corpus = prepare(config.data)
+    read = list(windows(corpus, length=config.train.sequence_length, count=_READ, at="documents"))
+    for seed in config.seeds:
+        for arm in config.arms:
+            folder = folder_of(config, arm, seed)
+            if not (folder / FINAL).is_dir():  # its training did not stay finite
+                continue
+            header, *lines = jsonl.read(folder / RECORDS)
+            header["path"] = str(folder / FINAL)
+            yield dict(header)
+            yield from (line for line in lines if line.get("metric") == "perplexity")
+            yield from _measured(header, read)
+            if arm.preset == BASELINE:
+                repaired = config.output / f"{REPAIRED}-seed{seed}"
+                if not repaired.is_dir():
+                    # The same function, without training.
+                    repair = ConvertConfig(
+                        model=header["path"],
+                        output=repaired,
+                        prefix=corpus.tokenizer.bos_token,
+                        rotate=("residual", "values", "down"),
+                        text=config.data.data[0],
+                        length=len(read[0]) // 2,
+                    )
+                    run_conversion(repair)
+                header |= {"run": f"{REPAIRED}/seed{seed}", "arm": REPAIRED, "preset": REPAIRED}
+                header["path"] = str(repaired)
+                yield header
+                # The prefix stands in the place of the begin token.
+                yield from _measured(header, [one[1:] for one in read])
+
+
+def _measured(made: dict[str, Any], read: Sequence[Tensor]) -> Iterator[dict[str, Any]]:
+    model, _ = load_model(made["path"], trust_remote_code=False)
+    attention = [ByTile(weights=[RowMeans(), CopiedShare(torch.stack([*read]))])]
+    for line in measure_inside(model, read, batch_size=len(read), attention=attention):
+        yield {"kind": "measure", "run": made["run"], **line}
+
+
+class CopiedShare(Means):
+    """`copied_share`: the share of absolute attention on the token that is to come again, at tokens
+    after which the one before them always does.
+
+    All else is noise, as in arXiv 2410.05258, table 3. Weights are those that multiply the values,
+    summed over heads and layers.
+
+    Args:
+        ids_BT: int64, all windows, which are to be read as one batch.
+    """
+
+    def __init__(self, ids_BT: Tensor) -> None:
+        super().__init__()
+        copies_BT = ids_BT[:, 2:] == ids_BT[:, :-2]
+        middle_BT = ids_BT[:, 1:-1]
+        others = middle_BT[~copies_BT].unique()
+        self._asking_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
+        self._asking_BT[:, 1:-1] = ~torch.isin(middle_BT, others)
+
+    def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
+        weight_BHRS = tile.maps[-1].weights.abs()
+        batch_N, row_N = self._asking_BT[:, tile.start :][:, : weight_BHRS.shape[2]].nonzero().T
+        weight_NHS = weight_BHRS[batch_N, :, row_N]
+        before_N = row_N + tile.start - 1
+        copied_H = weight_NHS[torch.arange(len(row_N)), :, before_N].sum(0)
+        self.add(call.layer, copied_H, weight_NHS.sum((0, 2)), metric="copied_share")

@@ -1,0 +1,219 @@
+"""Jobs as processes, several at a time, each with a log; a finished job is not run again.
+
+They are forked from multiprocessing's fork server, which has imported what every job needs: an
+import of torch and transformers takes 5 s of a core, more than a short job. The server computes
+nothing and never uses a GPU, so that a copy of it may.
+"""
+
+import importlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from clearhead import extensions
+from clearhead.allocator import keep_freed_memory
+from clearhead.errors import ClearheadError, Stopped
+from clearhead.lab.configs import CompareConfig, FinetuneJob, Job, OneRun
+from clearhead.lab.convert_config import ConvertConfig
+from clearhead.lab.sweep_configs import DiagnoseConfig, EvaluateConfig, PlanConfig, QuantizeConfig
+from clearhead.progress import Line, Work
+from clearhead.records.files import read_json, write_json
+from clearhead.records.loading import load
+from clearhead.terminal import open_streams, say
+from clearhead.train.interrupt import StopSignals
+
+# Kind of configuration → module and function that run it, and the unit of their work.
+RUN = {
+    CompareConfig: ("compare", "compare", "run"),
+    OneRun: ("compare", "make_run", "run"),
+    FinetuneJob: ("finetune", "run_finetune", "seed"),
+    ConvertConfig: ("converting", "run_conversion", "model"),
+    PlanConfig: ("bill", "record_memory", "model"),
+    DiagnoseConfig: ("measuring", "run_diagnosis", "cell"),
+    QuantizeConfig: ("measuring", "run_quantization", "cell"),
+    EvaluateConfig: ("measuring", "run_evaluation", "cell"),
+}
+_MODULES = dict.fromkeys(f"{__package__}.{module}" for module, _, _ in RUN.values())
+_POLL_SECONDS = 0.2
+
+Start = Callable[[Job, Path, str | None], Any]
+"""Starts a job that writes to a log and sees one GPU, where it is named; returns its process, with
+`exitcode`, None while it runs, `terminate` and `kill`."""
+
+
+def gpus() -> tuple[str, ...]:
+    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
+    if not torch.cuda.is_available():
+        return ()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return tuple(chosen.split(",") if chosen else map(str, range(torch.cuda.device_count())))
+
+
+def starting(jobs: int) -> Start:
+    """The function that starts a job; `jobs` at once, each with its share of the CPU's threads."""
+    # The first silences libraries that the others import.
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["clearhead.cli", *_MODULES])
+    return partial(_start, threads=max(1, torch.get_num_threads() // jobs))
+
+
+def _start(job: Job, log: Path, device: str | None, *, threads: int) -> Any:
+    log.touch()  # there to be told, should the job be killed before it opens it
+    words = (job.config, log, device, threads)
+    process = multiprocessing.get_context("forkserver").Process(target=_perform, args=words)
+    # A terminal's Ctrl-C is for the runner alone, not for the process that jobs are forked from.
+    resource_tracker.ensure_running()  # which starts with that process, and would let it through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    except (EOFError, OSError) as error:
+        raise ClearheadError(
+            "the process that starts the jobs has ended; the same command goes on from here"
+        ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process
+
+
+def _perform(config: Any, log: Path, device: str | None, threads: int) -> None:
+    """Perform a job in a process of its own: its group, its log, its GPU, no input.
+
+    It exits with 0, or what its interruption asks for, or 1 and one line.
+    """
+    os.setpgid(0, 0)
+    if device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
+    with log.open("ab") as written, open(os.devnull, "rb") as nothing:
+        for number, file in enumerate((nothing, written, written)):
+            os.dup2(file.fileno(), number)
+    torch.set_num_threads(threads)
+    keep_freed_memory()  # as the command does; a process of the fork server has not inherited it
+    open_streams()
+    extensions.load()
+    module, function, unit = RUN[type(config)]
+    run_one = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+    try:
+        run_one(config, work=Line(unit=unit))
+    except Stopped as stop:
+        raise SystemExit(stop.code) from stop
+    except ClearheadError as error:
+        raise SystemExit(f"clearhead: {error}") from error
+
+
+def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None) -> list[Job]:
+    """Run what is not finished, at most `jobs` at a time, and return those that failed.
+
+    Jobs start in order, each on the GPU that the fewest others are on; but a job waits for the one
+    that leaves its model. If that fails, or leaves no model, the job is left out. Each has a log of
+    its own. A failed job is reported in a line, and the others go on. A training that diverged has
+    not failed: that is a result.
+
+    Args:
+        work: shows how many jobs of this call, or of several, are done.
+
+    Raises:
+        Stopped: after SIGINT or SIGTERM, once every job has saved and ended. A second Ctrl-C
+            kills them.
+    """
+    waiting = [job for job in tasks if not is_finished(job, logs)]
+    start, devices = starting(jobs), gpus()
+    work = Work("job") if work is None else work
+    work.start(len(tasks))
+    for _ in range(len(tasks) - len(waiting)):
+        work.skip()
+    failed, running, asked = list[Job](), list[_Running](), False
+    with StopSignals() as stop:
+        try:
+            while running or (waiting and not stop.received):
+                while len(running) < jobs and not stop.received:
+                    # The first whose model no waiting or running job has still to leave.
+                    names = {job.name for job in (*waiting, *(one.job for one in running))}
+                    ready = (job for job in waiting if not job.after or job.after.name not in names)
+                    job = next(ready, None)
+                    if job is None:
+                        break
+                    waiting.remove(job)
+                    before = job.after
+                    if before and not (
+                        is_finished(before, logs) and before.model and before.model.is_dir()
+                    ):
+                        work.skip()
+                        say(f"{job.name}: left out, for want of its model")
+                        continue
+                    used = [one.device for one in running]
+                    device = min(devices, key=used.count, default=None)
+                    log = logs / f"{job.name}.log"
+                    log.parent.mkdir(parents=True, exist_ok=True)
+                    process = start(job, log, device)
+                    running.append(_Running(job, log, device, process, time.monotonic()))
+                    if device is not None:
+                        say(f"{job.name}: on GPU {device}")
+                    work.begin(", ".join(one.job.name for one in running))
+                time.sleep(_POLL_SECONDS)
+                for one in [one for one in running if one.process.exitcode is not None]:
+                    running.remove(one)
+                    failure = one.failure()
+                    if failure and stop.received:
+                        continue  # it was asked to stop
+                    if failure:
+                        failed.append(one.job)
+                    else:
+                        write_json(_mark(one.job, logs), {"identity": one.job.identity})
+                    work.end()
+                    say(f"{one.job.name}: {failure or f'{time.monotonic() - one.started:.0f} s'}")
+                if stop.received and not asked:
+                    asked = True
+                    say(f"stopping {len(running)}, which save first; Ctrl-C again kills them")
+                    for one in running:
+                        one.process.terminate()
+        finally:
+            for one in running:
+                one.process.kill()
+    if stop.received:
+        raise Stopped(stop.received)
+    return failed
+
+
+class _Running(NamedTuple):
+    """A running job."""
+
+    job: Job
+    log: Path
+    device: str | None
+    process: Any
+    started: float
+
+    def failure(self) -> str:
+        """The reason why a job that has ended failed; empty where it did not."""
+        if not self.process.exitcode:
+            return ""
+        with suppress(ClearheadError):  # of records that are not there, or are a conversion's
+            if any(run.diverged for run in load(self.job.records).runs):
+                return ""
+        lines = self.log.read_text("utf-8", errors="replace").strip().splitlines() or [""]
+        return f"failed with {self.process.exitcode}: {lines[-1].strip()} (all of it: {self.log})"
+
+
+def _mark(job: Job, logs: Path) -> Path:
+    return logs / f"{job.name}.done"
+
+
+def is_finished(job: Job, logs: Path) -> bool:
+    """True if this job finished, with these settings, and its records are there; and before it, in
+    the same way, the job that left its model."""
+    mark, before = _mark(job, logs), job.after
+    with suppress(ClearheadError):  # of a mark that is missing or damaged
+        if job.records.exists() and read_json(mark, "delete it").get("identity") == job.identity:
+            return before is None or (
+                is_finished(before, logs)
+                and _mark(before, logs).stat().st_mtime_ns <= mark.stat().st_mtime_ns
+            )
+    return False

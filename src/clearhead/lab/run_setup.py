@@ -1,0 +1,190 @@
+"""Models and batches of runs, from the names of presets and checkpoints and from a corpus."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead.data import Batches, Corpus, DataConfig, MaskedBatches, Masking, prepare
+from clearhead.data.config import SHARE
+from clearhead.data.tokenizer import vocabulary_size, yielded
+from clearhead.errors import ClearheadError
+from clearhead.lab.sweep_configs import OWN
+from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
+from clearhead.models.base_model import ClearheadModel
+from clearhead.models.loading import best_device, load
+from clearhead.nn import REGISTRY
+from clearhead.terminal import say
+from clearhead.train import TrainConfig
+from clearhead.train.run_dir import RUN_FILE, read_record
+
+# Objective → the model class that learns it.
+OBJECTIVES = {cls.objective: cls for cls in (ClearheadForCausalLM, ClearheadForMaskedLM)}
+
+
+def fitted(
+    name: str, size: str, corpus: Corpus, settings: TrainConfig, **changes: Any
+) -> ClearheadConfig:
+    """The preset with the corpus's vocabulary and special tokens, and room for its windows.
+
+    `changes` are the user's own keys, and win.
+
+    Raises:
+        ClearheadError: as `preset`; for a vocab_size that leaves out ids of the text.
+    """
+    base = preset(name, size, **changes)
+    if base.vocab_size < corpus.vocabulary_size and "vocab_size" in changes:
+        raise ClearheadError(
+            f"vocab_size is {base.vocab_size}, and the tokenizer has {corpus.vocabulary_size} ids: "
+            "leave it out, or give another --data.vocabulary or --data.tokenizer"
+        )
+    keys = {
+        "vocab_size": corpus.vocabulary_size,
+        "max_position_embeddings": max(base.max_position_embeddings, settings.sequence_length),
+        "bos_token_id": corpus.tokenizer.bos_token_id,
+        "eos_token_id": corpus.tokenizer.eos_token_id,
+        "pad_token_id": corpus.tokenizer.pad_token_id,
+    }
+    return preset(name, size, **{**keys, **changes})
+
+
+def check_room(config: ClearheadConfig, settings: TrainConfig) -> None:
+    """Refuse windows longer than the model can tell positions apart."""
+    with torch.device("meta"):
+        limit = REGISTRY.find("position", config.position).build(config.layer(0), 1).longest()
+        if limit is None:
+            return
+        taken = ClearheadModel(config).needs.places
+    length = settings.sequence_length
+    if length > limit - taken:
+        beside = f" beside {taken} of learned keys" if taken else ""
+        raise ClearheadError(
+            f"windows of {length} tokens are more than the {limit - taken} positions "
+            f"of position={config.position!r}{beside}: lower sequence_length, or raise "
+            "max_position_embeddings"
+        )
+
+
+def batches(corpus: Corpus, settings: TrainConfig, output: Path | None = None) -> Batches:
+    """The training batches that the settings ask for, in the order of a run in `output`."""
+    begin = corpus.tokenizer.bos_token_id if settings.begin_windows else None
+    if settings.begin_windows and begin is None:
+        raise ClearheadError(
+            "begin_windows needs a begin token, which this tokenizer lacks: leave it out, or "
+            "choose another --data.tokenizer"
+        )
+    return Batches(
+        corpus,
+        sequence_length=settings.sequence_length,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        accumulation=settings.accumulation,
+        document_masks=settings.document_masks,
+        begin=begin,
+        began=None if output is None else data_of(output),
+    )
+
+
+def data_of(output: Path) -> str | None:
+    """The fingerprint of the batches of the run in a folder; None where there is no run."""
+    return read_record(output).get("data") if (output / RUN_FILE).exists() else None
+
+
+def masked_batches(
+    corpus: Corpus, settings: TrainConfig, output: Path | None = None
+) -> MaskedBatches:
+    """The same windows in the same order, with a share of their tokens hidden.
+
+    `corpus` has a mask token: `clearhead.data.with_mask_token`.
+    """
+    return MaskedBatches(batches(corpus, settings, output), Masking(corpus.tokenizer, SHARE))
+
+
+def objective_of(config: ClearheadConfig) -> str:
+    """The objective of a model: hidden tokens if it is bidirectional, else the next token."""
+    return "mlm" if config.direction == "bidirectional" else "next-token"
+
+
+def own_text(
+    data: DataConfig, tokenizer: Any, *, progress: Callable[[str], None], began: str | None = None
+) -> Corpus:
+    """The text as a model's own tokenizer reads it; one without an end token closes nothing."""
+    return prepare(data, tokenizer=tokenizer, progress=progress, closed=False, began=began)
+
+
+def run_of(model: str) -> dict[str, Any]:
+    """The run.json of the training run whose folder, or whose model, this is; empty of others."""
+    folder = Path(model)
+    places = (one for one in (folder, folder.parent) if (one / RUN_FILE).is_file())
+    return next(map(read_record, places), {})
+
+
+def text_of(data: DataConfig, models: Sequence[str]) -> DataConfig:
+    """The text that was asked for; where none was, that of the runs whose models these are.
+
+    Raises:
+        ClearheadError: runs of different texts.
+    """
+    if data.data != OWN:
+        return data
+    texts: dict[DataConfig, str] = {}
+    for model in models:
+        described = run_of(model).get("description", {}).get("data") or {}
+        if "sources" in described:
+            words = [
+                one["spec"] + (f"@{one['weight']!r}" if one["weight"] is not None else "")
+                for one in described["sources"]
+            ]
+            known = {name: described[name] for name in ("validation", "limit", "text_field")}
+            texts.setdefault(replace(data, data=tuple(words), **known), model)
+    if len(texts) > 1:
+        named = "; ".join(f"{model}: {', '.join(text.data)}" for text, model in texts.items())
+        raise ClearheadError(
+            f"these models were trained on different texts ({named}): give --data.data, the text "
+            "on which all are measured"
+        )
+    return next(iter(texts), replace(data, data=DataConfig.data))
+
+
+def untrained(
+    name: str, size: str, changes: Mapping[str, Any], data: DataConfig
+) -> tuple[Any, Corpus]:
+    """A preset with fresh weights, and its text."""
+    corpus = prepare(data, progress=say)
+    config = fitted(name, size, corpus, TrainConfig(), **changes)
+    return OBJECTIVES[objective_of(config)](config).to(best_device()).eval(), corpus
+
+
+def refuse_tokenizer(data: DataConfig) -> None:
+    """Raise a ClearheadError where a tokenizer is asked for beside a model that has its own."""
+    for name in ("tokenizer", "vocabulary"):
+        if getattr(data, name) != getattr(DataConfig, name):
+            raise ClearheadError(f"data.{name} has no effect: the model's tokenizer reads the text")
+
+
+def load_model(
+    name: str, kinds: tuple[str, ...] = ("causal",), *, trust_remote_code: bool
+) -> tuple[Any, Any]:
+    """A model of one of the `kinds` in eval mode on the best device, and its tokenizer."""
+    model, tokenizer = load(name, kinds, trust_remote_code=trust_remote_code)
+    return model.to(best_device()), tokenizer
+
+
+def require_own_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
+    """Raise a ClearheadError where a text would have tokens for which the model has no embedding.
+
+    Other tokens may be beyond the embeddings: a padding token, say, that no window of text has.
+    """
+    entries = model.get_input_embeddings().num_embeddings
+    if vocabulary_size(tokenizer) <= entries:
+        return
+    words = yielded(tokenizer)
+    words |= {getattr(tokenizer, f"{end}_token_id"): f"{end}_token" for end in ("bos", "eos")}
+    if beyond := [id for id in words if id is not None and id >= entries]:
+        raise ClearheadError(
+            f"the tokenizer of {name} reads texts into ids beyond the {entries} "
+            f"embeddings of its model, such as {beyond[0]} for {words[beyond[0]]!r}: restore the "
+            "one it was trained with, or give the model rows by resize_token_embeddings"
+        )

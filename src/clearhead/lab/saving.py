@@ -1,0 +1,255 @@
+"""Models saved in few bits and measured: for servers by compressed-tensors, or by torchao.
+
+Nothing is ever pickled: transformers takes torchao's tensors apart into plain ones and describes
+them in the header of a safetensors file.
+"""
+
+import io
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, redirect_stderr
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.data import prepare, windows
+from clearhead.errors import ClearheadError, require
+from clearhead.lab.measuring import check_models
+from clearhead.lab.run_setup import load_model, refuse_tokenizer, text_of
+from clearhead.lab.sweep_configs import QuantizeConfig, short_names
+from clearhead.lab.timing import take_turns
+from clearhead.models.inspection import (
+    generating_plainly,
+    longest_text,
+    parameter_count,
+    within_memory,
+)
+from clearhead.models.loading import pretrained, resolved, without_bars
+from clearhead.quantize import Scheme, Texts, cost, linear_layers, quantized, scheme
+from clearhead.quantize.compressed import as_loaded, check_widths, compress, stated
+from clearhead.quantize.measure import CALIBRATION
+from clearhead.records import manifest
+from clearhead.records.files import publish_folder, require_new, write_json
+from clearhead.records.provenance import provenance
+from clearhead.report import style
+from clearhead.versions import versions
+
+PROMPTS, TOKENS = 20, 16  # for servers: continued greedily; of a prompt and of what follows it
+FAR = 0.02  # of the perplexity: a saved model further from its simulation is another
+DEPLOYED, ROUNDS = 32, 5  # by torchao: tokens of a prompt and of what follows it; of timing
+
+
+def run_saving(
+    config: QuantizeConfig, *, say: Callable[[str], None], show: Callable[[str], None]
+) -> None:
+    """Save a model under a scheme, open it by transformers and compare it with the simulation.
+
+    Raises:
+        ClearheadError: options that have no effect; a scheme or a model that the format cannot
+            hold; a saved model that is not what was simulated.
+    """
+    refuse_tokenizer(config.data)
+    if idle := config.given("deploy", "output", "seeds", "records", "page", "title"):
+        raise ClearheadError(f"a model to save takes --scheme; {', '.join(idle)} has no effect")
+    if len(config.models) != 1 or len(config.scheme) != 1 or not config.given("scheme"):
+        raise ClearheadError(
+            f"--save takes one model and one --scheme, such as w8a8-static; found "
+            f"{len(config.models)} and {len(config.scheme) if config.given('scheme') else 'none'}"
+        )
+    how, folder = scheme(config.scheme[0]), config.save
+    stated(how)  # refuses what the format cannot say
+    assert folder is not None
+    require_new(folder)
+    source = config.models[0]
+    check_models(config)
+    model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
+    if model.config.model_type == "clearhead":
+        raise ClearheadError(
+            f"{source} is a model of clearhead's own, which no server loads: save what "
+            f"`clearhead convert {source} FOLDER --for serving` makes"
+        )
+    check_widths(linear_layers(model), how)
+    corpus, held_out = _read(config, tokenizer, say)
+    cut = partial(windows, corpus, length=config.length, split="train", count=CALIBRATION)
+    texts = Texts(windows=held_out, calibration=list(cut() if how.calibrated else ()))
+    tokens = min(TOKENS, (longest_text(model) or 2 * TOKENS) // 2)
+    prompts = torch.stack(list(windows(corpus, length=tokens, count=PROMPTS, seed=1)))
+    figures: dict[str, Any] = {"scheme": how.name, "of": source, "class": type(model).__name__}
+    figures |= {"parameters": parameter_count(model), "length": config.length}
+    figures["full_perplexity"] = _perplexity(model, texts)
+    figures["simulated_perplexity"] = _perplexity(model, texts, how)
+    with quantized(model, as_loaded(how), texts):
+        predicted = continuations(model, prompts, tokens)
+    with publish_folder(folder) as temporary, _quietly():
+        compressor = compress(model, how, texts)
+        model.save_pretrained(temporary)
+        compressor.update_config(temporary)
+        tokenizer.save_pretrained(temporary)
+    del model
+    say(f"saved: {folder}; transformers loads it")
+    with _quietly():
+        model, _ = load_model(str(folder), trust_remote_code=config.trust_remote_code)
+        again = continuations(model, prompts, tokens)
+        figures["saved_perplexity"] = _perplexity(model, texts)
+    equal = sum(a == b for a, b in zip(again, predicted, strict=True))
+    figures |= {"prompts": len(prompts), "equal_continuations": equal}
+    _keep(folder, figures, torch.device("cpu"), "compressed-tensors")
+    kinds = "saved", "simulated", "full"
+    saved, simulated, full = (figures[f"{one}_perplexity"] for one in kinds)
+    if abs(saved - simulated) > FAR * simulated:
+        raise ClearheadError(
+            f"{folder} was saved, but its perplexity is {saved:.2f} where {simulated:.2f} was "
+            "simulated: do not use it"
+        )
+    costs = [f"{one / full - 1:+.2%}" for one in (saved, simulated)]
+    show(
+        f"{how.name}: {figures['bytes']:,} bytes; perplexity {saved:.2f} ({costs[0]}), simulated "
+        f"{simulated:.2f} ({costs[1]}), in full precision {full:.2f}; "
+        f"{equal} of {len(prompts)} prompts continued as simulated"
+    )
+
+
+def _perplexity(model: Any, texts: Texts, how: Scheme | None = None) -> float:
+    found = cost(model, how, texts)
+    if found.perplexity is None:
+        raise ClearheadError(f"no perplexity: {found.reason}")
+    return found.perplexity
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the progress bars of compressed-tensors and transformers."""
+    with without_bars(), redirect_stderr(io.StringIO()):
+        yield
+
+
+def run_deployment(
+    config: QuantizeConfig, *, say: Callable[[str], None], show: Callable[[str], None]
+) -> None:
+    """Save models by torchao; a new process loads and measures each beside the one in bfloat16.
+
+    Raises:
+        ClearheadError: options that have no effect, a model that does not work.
+    """
+    refuse_tokenizer(config.data)
+    idle = config.given("scheme", "seeds", "records", "page", "title")
+    if config.deploy is None or config.output is None or idle:
+        raise ClearheadError(
+            "a model to keep takes --deploy and --output"
+            + (f"; {', '.join(idle)} would have no effect" if idle else "")
+        )
+    require_new(config.output)
+    check_models(config)
+    for source, name in zip(config.models, short_names(config.models), strict=True):
+        folder = config.output
+        if len(config.models) > 1:
+            folder /= f"{name}-{config.deploy}"
+        with within_memory("a model is held twice, whole and in few bits: free memory for it"):
+            texts, load = _deploy(source, folder, config, say)
+            say(f"{name}, {config.deploy}: saved; a new process loads the saved model")
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                figures = pool.submit(_beside, folder, resolved(source), texts, load).result()
+        about = {"form": config.deploy, "of": source, **figures}
+        _keep(folder, about, torch.device(load["device_map"]), "torchao")
+        bits, full = (
+            f"{about[f'{side}bytes']:,} bytes, {style.number(about[f'{side}tokens_per_second'])} "
+            f"tokens/s, perplexity {about[f'{side}perplexity']:.2f}"
+            for side in ("", "bfloat16_")
+        )
+        show(f"{name}, {config.deploy}: {bits}; in bfloat16 {full}")
+        show(f"saved: {folder}; loaded and run by a new process")
+
+
+def _deploy(
+    source: str, folder: Path, config: QuantizeConfig, say: Callable[[str], None]
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """Save a model in few bits to a new folder.
+
+    Returns:
+        The windows to measure, and options to open either model by from_pretrained.
+    """
+    torchao = require("torchao", "torchao").quantization
+    from transformers import AutoModelForCausalLM, TorchAoConfig
+
+    model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
+    _, texts = _read(config, tokenizer, say)
+    if not any(isinstance(layer, nn.Linear) for layer in linear_layers(model).values()):
+        raise ClearheadError(f"{type(model).__name__} has no nn.Linear: torchao quantises nothing")
+    load: dict[str, Any] = {"device_map": str(model.device), "dtype": torch.bfloat16}
+    load["trust_remote_code"] = config.trust_remote_code
+    head = model.get_output_embeddings()
+    kept = [name for name, module in model.named_modules() if module is head]
+    del model
+    by_tensor = [torchao.PerTensor(), torchao.PerRow()]
+    few = torchao.Int8DynamicActivationInt8WeightConfig(granularity=by_tensor)
+    few = TorchAoConfig(few, modules_to_not_convert=kept)
+    try:
+        model = pretrained(AutoModelForCausalLM, resolved(source), quantization_config=few, **load)
+    except (RuntimeError, ValueError, ImportError, NotImplementedError) as error:
+        raise ClearheadError(f"torchao cannot quantise {source}: {error}") from error
+    with publish_folder(folder) as temporary, without_bars():
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+    return texts, load
+
+
+def _beside(
+    folder: Path, source: str, windows: list[Tensor], load: dict[str, Any]
+) -> dict[str, Any]:
+    """Bytes, tokens a second (in turns, one text at a time) and perplexity of the saved model, and
+    of the one it was made from in bfloat16; in a new process."""
+    from transformers import AutoModelForCausalLM
+
+    import clearhead.models  # registers our model type  # noqa: F401
+    from clearhead import extensions
+
+    extensions.load()
+    model, peer = (pretrained(AutoModelForCausalLM, one, **load).eval() for one in (folder, source))
+    tokens = min(DEPLOYED, (longest_text(peer) or 2 * DEPLOYED) // 2)
+    prompt, sides = windows[0][None, :tokens], {"": model, "bfloat16_": peer}
+    turns = {side: partial(continuations, one, prompt, tokens) for side, one in sides.items()}
+    seconds = take_turns(turns, ROUNDS)
+    stored = {tensor.data_ptr(): tensor.nbytes for tensor in peer.state_dict().values()}
+    figures: dict[str, Any] = {"class": type(peer).__name__, "parameters": parameter_count(peer)}
+    figures |= {"length": len(windows[0]), "tokens": sum(map(len, windows))}
+    figures["bfloat16_bytes"] = sum(stored.values())
+    for side, one in sides.items():
+        figures[f"{side}perplexity"] = _perplexity(one, Texts(windows=windows))
+        figures[f"{side}tokens_per_second"] = tokens / median(seconds[side])
+    return figures
+
+
+def continuations(model: Any, prompts_BT: Tensor, tokens: int) -> list[list[int]]:
+    """The `tokens` likeliest tokens after each prompt, one by one, past any end of text."""
+    prompts_BT = prompts_BT.to(model.device)
+    options: dict[str, Any] = {"attention_mask": torch.ones_like(prompts_BT), "do_sample": False}
+    options |= {"min_new_tokens": tokens, "max_new_tokens": tokens, "pad_token_id": 0}
+    own = model.generation_config
+    try:
+        with torch.no_grad():
+            out: Tensor = generating_plainly(model).generate(prompts_BT, **options)
+    finally:
+        model.generation_config = own
+    return out[:, prompts_BT.shape[1] :].tolist()
+
+
+def _read(
+    config: QuantizeConfig, tokenizer: Any, say: Callable[[str], None]
+) -> tuple[Any, list[Tensor]]:
+    """The corpus, and the windows of its held-out part that are measured."""
+    corpus = prepare(text_of(config.data, config.models), tokenizer=tokenizer, progress=say)
+    count = max(1, config.tokens // config.length)
+    return corpus, list(windows(corpus, length=config.length, count=count))
+
+
+def _keep(folder: Path, figures: dict[str, Any], device: torch.device, package: str) -> None:
+    """Write the figures into the saved folder and seal it."""
+    figures["bytes"] = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    figures |= {**provenance(device), "versions": versions(package)}
+    write_json(folder / "quantization.json", figures)
+    manifest.seal(folder)

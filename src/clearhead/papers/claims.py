@@ -1,0 +1,156 @@
+"""The papers' claims, each with its published numbers, and verdicts on them from records.
+
+Comparable records of one contrast are taken together by Stouffer's method: each record's test gives
+a z, weighted by the square root of its runs, so that a record of few seeds keeps the caution of its
+own few degrees of freedom. The interval holds every difference that the pooled test does not
+reject.
+"""
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clearhead.papers import blocks, coca, differential, ours, softmax1
+from clearhead.papers.contrasts import Claim, Contrast, Judgement, Outcome, judge
+from clearhead.records.frame import frame
+from clearhead.records.runs import Records
+from clearhead.report.costs import add_costs
+from clearhead.report.statistics import LEVEL, Difference, threshold_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+CLAIMS: tuple[Claim, ...] = (
+    *(*differential.CLAIMS, *coca.CLAIMS, *blocks.CLAIMS),
+    *(*softmax1.CLAIMS, *ours.CLAIMS),
+)
+"""All claims, in the order of the book. Arms have the names of `clearhead reproduce`, then those of
+the committed records."""
+_Z = 1.959963984540054
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooled:
+    """One comparison of a claim over all records.
+
+    Attributes:
+        outcomes: that of each record; `counted` are those that make the difference.
+        difference: over the counted records; None where there is none.
+        agreement: p-value of the hypothesis that all counted records have the same difference
+            (Cochran's Q); None of a single one.
+    """
+
+    contrast: Contrast
+    outcomes: tuple[Outcome, ...]
+    counted: tuple[Outcome, ...]
+    difference: Difference | None
+    agreement: float | None = None
+
+    @property
+    def records_differ(self) -> bool:
+        return self.agreement is not None and self.agreement <= LEVEL
+
+    def judgement(self, threshold: float) -> Judgement:
+        """The verdict, where `threshold` is the largest p that holds among all of the book."""
+        if self.contrast.counted and self.counted:  # no chance in it: all records must agree
+            verdicts = {one.judgement(threshold) for one in self.counted}
+            return verdicts.pop() if len(verdicts) == 1 else Judgement.DOES_NOT_HOLD
+        return judge(self.contrast, self.difference, threshold)
+
+
+def pool(contrast: Contrast, outcomes: Sequence[Outcome]) -> Pooled:
+    """The records of a contrast together.
+
+    Records in which it does not apply say nothing. Those without a test, of one seed or of seeds
+    that all agree, count only where no other has one. Runs that two records share count once.
+    """
+    applying = [one for one in outcomes if one.applies]
+    tested = [one for one in applying if one.difference.p is not None and not contrast.counted]
+    counted: list[Outcome] = []
+    for one in sorted(tested or applying, key=lambda one: -one.weight):
+        if not any(one.repeats(other) for other in counted):
+            counted.append(one)
+    difference, agreement = counted[0].difference if counted else None, None
+    if len(counted) > 1 and difference is not None and difference.p and not contrast.counted:
+        difference, agreement = _pooled(counted, contrast.bound)
+    return Pooled(
+        contrast=contrast,
+        outcomes=tuple(outcomes),
+        counted=tuple(counted),
+        difference=difference,
+        agreement=agreement,
+    )
+
+
+def _pooled(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, float]:
+    from scipy.optimize import brentq
+    from scipy.stats import chi2, norm
+
+    weights = [math.sqrt(one.weight) for one in outcomes]
+
+    def scores(against: float) -> list[float]:
+        tests = [test for one in outcomes if (test := one.test(against)) is not None]
+        return [
+            math.copysign(norm.isf(max(one.p or 1e-300, 1e-300) / 2), one.mean - against)
+            for one in tests
+        ]
+
+    def z(against: float, less: float = 0.0) -> float:
+        weighted = math.fsum(map(operator.mul, weights, scores(against)))
+        return weighted / math.hypot(*weights) - less
+
+    means = [one.difference.mean for one in outcomes]
+    reach = max(one.difference.decidable or 0.0 for one in outcomes) + 1e-12
+    low, high = min(means) - 2 * reach, max(means) + 2 * reach
+    middle, start, end = (brentq(z, low, high, (one,), xtol=1e-12) for one in (0.0, _Z, -_Z))
+    q = math.fsum(one**2 for one in scores(middle))
+    difference = Difference(
+        mean=middle,
+        interval=(start, end),
+        p=float(2 * norm.sf(abs(z(bound)))),
+        against=bound,
+        compared=frozenset(one.difference.compared for one in outcomes),
+    )
+    return difference, float(chi2.sf(q, len(outcomes) - 1))
+
+
+Judged = tuple[Claim, tuple[Pooled, ...], Judgement]
+
+
+def evidence(sources: Mapping[str, Records]) -> "DataFrame":
+    """The numbers of records, with what each scheme adds to the perplexity."""
+    for run in (run for records in sources.values() for run in records.runs):
+        add_costs(run)
+    return frame(sources)
+
+
+def threshold_over(rows: Iterable[Sequence[Pooled]]) -> float:
+    """The largest p that holds among all comparisons of all claims that chance can decide."""
+    tested = (one for ones in rows for one in ones if not one.contrast.counted)
+    return threshold_of(one.difference for one in tested if one.difference is not None)
+
+
+def judged(sources: Mapping[str, Records]) -> list[Judged]:
+    """Every claim with its comparisons, each over all records, and its verdict.
+
+    A claim holds where all its comparisons do, and does not where one is decided the other way, at
+    a false discovery rate of 5 % over all comparisons of the book (Benjamini-Hochberg). It is
+    untested where no record counts for any of them.
+    """
+    numbers = evidence(sources)
+    rows = [tuple(pool(x, [*x.outcomes(numbers)]) for x in claim.contrasts) for claim in CLAIMS]
+    threshold = threshold_over(rows)
+    return [
+        (claim, ones, verdict_of([one.judgement(threshold) for one in ones]))
+        for claim, ones in zip(CLAIMS, rows, strict=True)
+    ]
+
+
+def verdict_of(verdicts: Sequence[Judgement]) -> Judgement:
+    """The verdict of a claim by those of its comparisons."""
+    if Judgement.DOES_NOT_HOLD in verdicts:
+        return Judgement.DOES_NOT_HOLD
+    (one, *others) = {*verdicts}
+    return Judgement.UNDECIDED if others else one

@@ -1,0 +1,205 @@
+"""The experiments, those that names ask for, their costs, and what options change of their arms."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import ClearheadError, choose
+from clearhead.lab.sweep_configs import SweepConfig
+from clearhead.named_models import PRESETS, SIZES
+from clearhead.papers import blocks, coca, differential, ours, softmax1
+from clearhead.papers.claims import CLAIMS
+from clearhead.papers.contrasts import Claim, trained_arms
+from clearhead.papers.study import BEYOND, WHOLE, Experiment, Study
+
+EXPERIMENTS = {
+    one.name: one
+    for paper in (differential, coca, blocks, softmax1, ours)
+    for one in vars(paper).values()
+    if isinstance(one, Experiment)
+}
+"""The papers' experiments, by name: each is a function in the file of its paper."""
+ALL = ("*",)  # arms, or questions
+NOTHING = "no training"
+# FLOP a second in training: measured in results/passkey.jsonl on two cores (1.97 M parameters and
+# 1.5 M tokens take 300 s of one), and a tenth of an H200's dense bfloat16 peak.
+SPEEDS = {"tiny": (1.2e11, "two cores"), "small": (1e14, "one GPU"), "paper": (1e14, "one GPU")}
+
+
+def choose_studies(names: Sequence[str], scale: str) -> dict[str, set[str]]:
+    """Each experiment asked for, in the book's order, with the patterns of its arms to run.
+
+    Of several claims those without arms at the scale are left out.
+
+    Raises:
+        ClearheadError: no name, an unknown one, or one without arms at the scale.
+    """
+    if not names:
+        raise ClearheadError("give a claim, a family, an experiment or all: --list prints them")
+    wanted: dict[str, set[str]] = {name: set() for name in EXPERIMENTS}
+    for name in names:
+        if name in EXPERIMENTS:
+            choose(f"scale of {name}", scale, EXPERIMENTS[name].scales)
+            wanted[name].update(ALL)
+            continue
+        claims = [claim for claim in CLAIMS if name in claim.names]
+        if not claims:
+            known = dict.fromkeys(name for claim in CLAIMS for name in claim.names)
+            choose("experiment or claim", name, [*EXPERIMENTS, *known])
+        there = [claim for claim in claims if has_arms(claim, scale)]
+        if not there:
+            study = claims[0].study
+            scales = [one for one in EXPERIMENTS[study].scales if has_arms(claims[0], one)]
+            raise ClearheadError(
+                f"{name} has no arms at {scale}: its experiment, {study}, has them at "
+                f"{', '.join(scales)}"
+            )
+        for claim in there:
+            wanted[claim.study] |= claim.arms
+    return {name: patterns for name, patterns in wanted.items() if patterns}
+
+
+def has_arms(claim: Claim, scale: str) -> bool:
+    """True if the scale has both arms of one of the claim's comparisons."""
+    return any(
+        all(arms_of(claim.study, scale, trained_arms(side.arm)) for side in (one.ours, one.theirs))
+        for one in claim.contrasts
+    )
+
+
+def arms_of(study: str, scale: str, patterns: Iterable[str] = ALL) -> list[Study]:
+    """The arms of an experiment that a pattern names; none where it has not that scale."""
+    return [one for one in _arms(study, scale) if _is_named(one.name, patterns)]
+
+
+@cache
+def _arms(study: str, scale: str) -> tuple[Study, ...]:
+    experiment = EXPERIMENTS[study]
+    return tuple(experiment.arms(scale)) if scale in experiment.scales else ()
+
+
+def _is_named(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def chosen(
+    names: Sequence[str],
+    scale: str,
+    output: Path | None = None,
+    *,
+    only: Sequence[str] = (),
+    questions: Sequence[str] = (),
+    **changes: Any,
+) -> dict[str, list[Study]]:
+    """The arms of each experiment asked for, changed, each with the experiment's folder.
+
+    Args:
+        only, questions: patterns of the arms and of their questions; all where empty.
+        changes: as `changed` has them.
+
+    Raises:
+        ClearheadError: as `choose_studies`; for a pattern that names no arm or question.
+    """
+    wanted, studies = choose_studies(names, scale), dict[str, list[Study]]()
+    for study, patterns in wanted.items():
+        folder = output or Path("runs") / f"{study}-{scale}"
+        folder = folder / study if output is not None and len(wanted) > 1 else folder
+        if arms := arms_of(study, scale, only or patterns):
+            studies[study] = [replace(one, output=folder) for one in arms]
+    _require("arms", only, [one.name for study in wanted for one in arms_of(study, scale)])
+    asked = [name for arms in studies.values() for one in arms for name in one.questions]
+    _require("questions", questions, asked)
+    return {
+        study: [changed(one, questions=questions, **changes) for one in arms]
+        for study, arms in studies.items()
+    }
+
+
+def _require(kind: str, patterns: Iterable[str], names: Iterable[str]) -> None:
+    """Refuse a pattern that names nothing."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            known = ", ".join(dict.fromkeys(names)) or "none"
+            raise ClearheadError(f"{pattern!r} names none of the {kind}, which are {known}")
+
+
+def changed(
+    one: Study,
+    *,
+    seeds: tuple[int, ...] = (),
+    tokens: int | None = None,
+    questions: Sequence[str] = (),
+    base: str | None = None,
+    data: tuple[str, ...] = (),
+    test_data: tuple[str, ...] = (),
+) -> Study:
+    """An arm with a command's seeds, texts and questions.
+
+    Raises:
+        ClearheadError: for a model to start from, of an arm that begins anew.
+    """
+    selected = {name: x for name, x in one.questions.items() if _is_named(name, questions or ALL)}
+    if test_data:  # where some questions read the hub's text, in place of those alone
+        texts = {name: x for name, x in selected.items() if isinstance(x, SweepConfig)}
+        hub = [name for name, x in texts.items() if x.data.data[0].startswith("hf:")]
+        for name in hub or texts:
+            text = replace(texts[name].data, data=test_data, validation=WHOLE)
+            selected[name] = replace(texts[name], data=text)
+    settings: dict[str, Any] = {"questions": selected, "seeds": seeds or one.seeds}
+    settings["data"] = data or one.data.data
+    if tokens is not None:
+        settings |= {"tokens": tokens, "sweep_tokens": min(one.sweep_tokens, tokens)}
+    if base is not None:
+        if one.base is None:
+            raise ClearheadError(f"--from has no effect on {one.name}, which begins anew")
+        settings["base"] = base
+    return one.changed(**settings)
+
+
+def cost(arms: Iterable[Study], scale: str) -> str:
+    """30 runs, 45 M tokens, about 1.2 h of training on two cores, sweeps may add up to 9 runs; or
+    "no training". Evaluations come on top.
+
+    The time is that of 6 × parameters × tokens; attention adds a few per cent at these lengths.
+    """
+    runs = tokens = beyond = 0
+    flops = 0.0
+    sizes: dict[str, int] = {}  # by label
+    for one in arms:
+        sweep = len(one.tries) * one.is_swept
+        trained = len(one.seeds) * bool(one.tries)
+        read = trained * one.train.tokens + sweep * one.sweep_tokens
+        runs, tokens, beyond = runs + trained + sweep, tokens + read, beyond + BEYOND * one.is_swept
+        flops += 6.0 * sizes.setdefault(one.label, parameters(one)) * read
+    if not runs:
+        return NOTHING
+    speed, place = SPEEDS[scale]
+    hours = flops / speed / 3600
+    time = f"{hours:.1f} h" if hours >= 1 else f"{max(1, round(60 * hours))} min"
+    time = f"{hours / 24:,.0f} days" if hours > 100 else time
+    count = f"{tokens / 1e6:.3g} M" if tokens < 1e9 else f"{tokens / 1e6:,.0f} M"
+    count = f"{tokens / 1e9:,.0f} G" if tokens >= 1e10 else count
+    more = f", sweeps may add up to {beyond} runs" if beyond else ""
+    return f"{runs} runs, {count} tokens, about {time} of training on {place}{more}"
+
+
+def parameters(one: Study) -> int:
+    """The baseline's matrices at an arm's shape; the arms of a table have as many, or fewer.
+
+    By arithmetic: a list of all experiments would make hundreds of models.
+    """
+    if one.parameters:
+        return one.parameters
+    shape = {**SIZES[one.size], **PRESETS[one.presets[0]], **one.set}
+    width, heads = shape["hidden_size"], shape["num_attention_heads"]
+    attention = 4 * width * heads * shape.get("head_dim", width // heads)
+    mlp = 8 * width**2  # of either form
+    if "intermediate_size" in one.set or not {"hidden_size", "mlp"} & one.set.keys():
+        matrices = 3 if shape.get("mlp", "swiglu") in ("swiglu", "geglu") else 2
+        mlp = matrices * width * shape.get("intermediate_size", mlp // width // matrices)
+    rows = shape["vocab_size"] * (1 if shape.get("tie_word_embeddings", True) else 2)
+    rows += shape["max_position_embeddings"] if shape.get("position") == "learned" else 0
+    return rows * width + shape["num_hidden_layers"] * (attention + mlp)

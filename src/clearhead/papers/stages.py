@@ -1,0 +1,184 @@
+"""The run of an experiment: what is missing of its models, sweeps, runs and evaluations is made."""
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from clearhead.data import prepare
+from clearhead.errors import ClearheadError
+from clearhead.lab.configs import RECORDS, Job
+from clearhead.lab.processes import is_finished, run
+from clearhead.lab.sweep_configs import DiagnoseConfig, SweepConfig
+from clearhead.models.conversion import require_convertible
+from clearhead.papers.study import Study, best, loss, written
+from clearhead.progress import Work
+from clearhead.records import jsonl
+from clearhead.records.files import write_text
+from clearhead.records.lock import hold_folder
+from clearhead.records.runs import COMPARISON, DIAGNOSIS
+from clearhead.terminal import say
+
+BY_LAYER = ("similarity", "effective_rank", "beta_over_alpha_values", "beta_over_alpha_projections")
+"""Measures of a diagnosis that are kept for every layer."""
+
+
+def check_models(arms: Sequence[Study]) -> None:
+    """Refuse models that no job could build or open, before the first job."""
+    for one in arms:
+        one.check()
+    for name in dict.fromkeys(one.base for one in arms if one.base):
+        require_convertible(name)
+
+
+def runs(
+    arms: Sequence[Study],
+    rates: Mapping[str, float],
+    swept: Mapping[str, tuple[float, ...]] = MappingProxyType({}),
+) -> list[Job]:
+    """Trainings, each followed by its evaluations, of every arm whose rate is known or that is not
+    trained, with every seed; one seed of all arms comes before the next."""
+    return [
+        job
+        for seed in sorted({seed for one in arms for seed in one.seeds})
+        for one in arms
+        if seed in one.seeds and (one.key in rates or not one.tries)
+        for job in one.runs(rates.get(one.key), seed, swept.get(one.key, ()))
+    ]
+
+
+def known_jobs(
+    arms: Sequence[Study], logs: Path, tried: Container[str]
+) -> tuple[dict[str, float], list[Job]]:
+    """The rates, {label/arm: rate}, and the jobs that are known by what is finished.
+
+    A sweep is over where its best lies inside, the next rate was tried and failed, or a run at its
+    best is there.
+
+    Args:
+        tried: names of the jobs that this command has run.
+    """
+    sweeps, swept = list[Job](), dict[str, tuple[float, ...]]()
+
+    def known(job: Job) -> float | None:
+        return loss(job.records) if is_finished(job, logs) else None
+
+    rates = {one.key: one.tries[0] for one in arms if len(one.tries) == 1}
+    for one in (one for one in arms if one.is_swept):
+        losses = one.sweep(known)
+        finished = {rate: value for rate, value in losses.items() if value is not None}
+        swept[one.key] = tuple(sorted(finished))
+        rate = best(finished) if finished.keys() >= {*one.tries} else None
+        if rate is None or not any(
+            is_finished(one.training(rate, seed), logs) for seed in one.seeds
+        ):
+            attempts = {at: one.attempt(at) for at in losses}
+            sweeps += attempts.values()
+            if any(job.name not in tried for at, job in attempts.items() if at not in finished):
+                continue
+        if rate is not None:
+            rates[one.key] = rate
+    return rates, [*sweeps, *runs(arms, rates, swept)]
+
+
+def reproduce(
+    arms: Sequence[Study], output: Path, *, jobs: int, work: Work | None = None
+) -> tuple[Path, int]:
+    """Run what is missing of every arm, until nothing is known to be missing.
+
+    What is finished is not run again, and what fails is left out. A sweep whose best rate is the
+    lowest or the highest goes on beyond it; where that run fails, the best of the others counts.
+
+    Args:
+        work: shows how many jobs are done, of those known so far.
+
+    Returns:
+        The records of all runs and evaluations, OUTPUT/records.jsonl, and how many jobs failed
+        that the same call tries again.
+
+    Raises:
+        ClearheadError: for texts that cannot be had, and where nothing was finished.
+        Stopped: after SIGINT or SIGTERM.
+    """
+    for text in {one.data: None for one in arms if _reads(one)}:
+        prepare(text, progress=say)  # once, before the jobs would each
+    work, logs = work or Work("job"), output / "logs"
+    work.start(0)
+    with hold_folder(output):
+        tried, failed = dict[str, Job](), list[Job]()
+        while True:
+            rates, jobs_known = known_jobs(arms, logs, tried)
+            every = {job.name: job for one in jobs_known for job in one.chain}
+            new = {name: job for name, job in every.items() if name not in tried}
+            if not new:
+                break
+            say(f"{len(new)} jobs")
+            work.extend(len(new))
+            tried |= new
+            failed += run([*new.values()], logs=logs, jobs=jobs, work=work)
+        for one in arms:
+            if one.tries and one.key not in rates:
+                say(f"{one.key}: left out, since its sweep gave no rate")
+        overcome = [job for job in failed if _is_attempt(job) and job.key in rates]
+        for job in overcome:
+            rate = written(rates[job.key])
+            say(f"{job.key}: goes on at {rate}, since {job.name} did not finish")
+        counted = (job for job in jobs_known if not _is_attempt(job) and is_finished(job, logs))
+        return collect(counted, output / RECORDS), len(failed) - len(overcome)
+
+
+def _is_attempt(job: Job) -> bool:
+    return job.name.startswith("sweeps/")
+
+
+def _reads(one: Study) -> bool:
+    """True where the arm's own tokenizer reads a text, to train or to measure on."""
+    measured = any(isinstance(question, SweepConfig) for question in one.questions.values())
+    return one.base is None and (bool(one.tries) or measured)
+
+
+def collect(jobs: Iterable[Job], target: Path) -> Path:
+    """Join the records of jobs, each under its arm, label and seed.
+
+    The first header of a run counts, so that of a training comes before its evaluations'. Of what
+    two jobs measured the later counts, as in every file: a question asked on purpose, after what
+    the training measured.
+
+    Raises:
+        ClearheadError: where there are none.
+    """
+    lines, headed = list[str](), set[str]()
+    for line in (line for job in jobs if job.records.exists() for line in _lines(job)):
+        if line["kind"] != "run" or line["run"] not in headed:
+            lines.append(jsonl.encode(line))
+        headed.add(line["run"])
+    if not lines:
+        raise ClearheadError(f"nothing was finished: {target.parent / 'logs'} says why")
+    write_text(target, "".join(lines))
+    return target
+
+
+def _lines(job: Job) -> Iterator[dict[str, Any]]:
+    """The records of a job as lines of its arm's run; of a diagnosis the numbers over all layers
+    and heads."""
+    study, config = COMPARISON, job.config
+    untrained: dict[str, Any] = {}
+    if isinstance(config, SweepConfig):  # its header names neither training nor model
+        changes = config.set if isinstance(config, DiagnoseConfig) else {}
+        untrained = {"train": {"tokens": 0}, "model": {"from": config.models[0], **changes}}
+    for line in jsonl.read(job.records):
+        line["run"] = f"{job.key}/seed{job.seed}"
+        if line["kind"] == "run":
+            study = line.pop("study", COMPARISON)
+            named = {"arm": job.arm, "label": job.label, "seed": job.seed}
+            line = {"preset": job.arm, **untrained, **line, **named}
+            line |= {"swept": job.swept} if job.swept else {}
+        elif study == DIAGNOSIS:
+            if line["kind"] != "measure" or "head" in line:
+                continue
+            if "layer" in line and line["metric"] not in BY_LAYER:
+                continue
+            del line["cell"]  # of which this is a part
+            if config.at != "anywhere":  # where training measures too
+                line["at"] = config.at
+        yield line

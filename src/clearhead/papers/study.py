@@ -1,0 +1,306 @@
+"""A study: arms of an experiment as configurations, and the jobs that they make."""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clearhead.data.config import DataConfig
+from clearhead.errors import ClearheadError
+from clearhead.eval.options import OPTIONS
+from clearhead.lab.configs import RECORDS, CompareConfig, FinetuneJob, Job
+from clearhead.lab.convert_config import ConvertConfig
+from clearhead.lab.sweep_configs import (
+    DIAGNOSIS_FILE,
+    FRESH,
+    OWN,
+    DiagnoseConfig,
+    EvaluateConfig,
+    PlanConfig,
+    QuantizeConfig,
+    SweepConfig,
+)
+from clearhead.records.loading import load
+from clearhead.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from clearhead.lab.arms import Arm
+
+Question = SweepConfig | FinetuneJob | PlanConfig
+# A seed that chose a rate does not count again: its best rate is best partly by luck.
+SWEEP_SEED = 1000
+SWEPT_ROTATION = 0
+"""The seed of random rotations that sweeps start from, whatever seeds count. It is seed 0's too,
+which the rate may therefore suit a little better than it suits the others; the text and the order
+that chose the rate do not count again. The sweeps of `results/` started from it."""
+TRAINED = ""
+"""The model of a question: the one that the arm trains."""
+TEXT = ""
+"""The text that calibrates a conversion: the first source of the training text."""
+COSMOPEDIA = "hf:HuggingFaceTB/smollm-corpus:cosmopedia-v2"
+"""A text of billions of tokens, for models that read each once."""
+BOOKS = "hf:emozilla/pg19"
+WHOLE = 0.999
+"""The share held out of a text that is only measured on."""
+BEYOND = 3
+"""Rates that a sweep tries beyond those it was given, at most."""
+
+Losses = Mapping[float, float | None]
+"""{rate: held-out loss}: inf where the run diverged, None where the loss is not known yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study(CompareConfig):
+    """Arms on the same tokens in the same order, under one label; `arm` is the study of one arm,
+    which an experiment yields. Every job has a folder or file of its own within `output`."""
+
+    presets: tuple[str, ...] = ("transformer",)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    lengths: tuple[int, ...] = (1,)
+    sweep_tokens: int = 0
+    """Tokens of a run that helps to choose a learning rate; it measures nothing while it trains."""
+    questions: Mapping[str, Question] = field(default_factory=dict)
+    """Evaluations of each seed's model beside compare's own measures, by file name."""
+    parameters: int | None = None
+    """Parameters of the trained model to start from, where there is one."""
+    tries: tuple[float, ...] = ()
+    """Learning rates to choose from; none where the model is measured as it is, or untrained."""
+    called: str = ""
+    """Name of the arm; that of its preset and changes where not given."""
+    conversion: ConvertConfig | None = None
+    """The conversion of the model to start from, before it is trained; random rotations are drawn
+    anew with each seed."""
+
+    def arm(self, preset: str, *rates: float, **changes: Any) -> "Study":
+        """One arm: a preset, its learning rates, and what is changed of it (`CompareConfig.vary`).
+
+        A change takes the place of what is set for every arm. Of several rates that with the lowest
+        loss on training text which its run left out is chosen. While that is the lowest or the
+        highest, the next beyond it is tried too, `BEYOND` at most.
+        """
+        vary = {key: (value,) for key, value in changes.items()}
+        settings = {key: value for key, value in self.set.items() if key not in changes}
+        return replace(self, presets=(preset,), set=settings, vary=vary, tries=rates, called="")
+
+    def changed(self, **settings: Any) -> "Study":
+        """The study with other settings, by their names in a study, its training or its text
+        (`data` is its sources); any other name is a key of every model's configuration."""
+        parts: dict[str, dict[str, Any]] = {"study": {}, "train": {}, "data": {}, "model": {}}
+        for name, value in settings.items():
+            parts[_PARTS.get(name, "model")][name] = value
+        study = {"set": self.set, **parts["study"]}
+        study["set"] = {**study["set"], **parts["model"]}
+        train, data = replace(self.train, **parts["train"]), replace(self.data, **parts["data"])
+        return replace(self, train=train, data=data, **study)
+
+    @cached_property
+    def side(self) -> "Arm":
+        """The arm as one side of a comparison, by the name and the folder that it has there."""
+        (only,) = self.arms
+        return only
+
+    @property
+    def name(self) -> str:
+        """The arm's name in tables."""
+        return self.called or self.side.name
+
+    @property
+    def key(self) -> str:
+        return f"{self.label}/{self.name}"
+
+    @property
+    def is_swept(self) -> bool:
+        """True where a sweep chooses among several rates."""
+        return len(self.tries) > 1
+
+    def sweep(self, loss: Callable[[Job], float | None]) -> dict[float, float | None]:
+        """{rate: held-out loss} of an arm with several rates: its own, then those beyond an edge
+        that are known so far."""
+        losses = {rate: loss(self.attempt(rate)) for rate in self.tries}
+        for _ in range(BEYOND):
+            if (rate := beyond(losses)) is not None:
+                losses[rate] = loss(self.attempt(rate))
+        return losses
+
+    def attempt(self, rate: float) -> Job:
+        """The run that tries a rate, with a seed and a text of its own."""
+        train = replace(self.train, tokens=self.sweep_tokens)
+        short = replace(self, measure_every=0, train=train, held_out="training")
+        start = self._conversion(SWEPT_ROTATION)
+        return short._run(f"sweeps/{self._place}-{written(rate)}", rate, SWEEP_SEED, start)
+
+    def training(self, rate: float, seed: int) -> Job:
+        """The run that counts."""
+        start = self._conversion(seed)
+        job = self._run(f"runs/{self._place}-seed{seed}", rate, seed, start)
+        return replace(job, model=job.records.with_name(f"{self.side.folder}-seed{seed}") / "final")
+
+    def runs(self, rate: float | None, seed: int, swept: tuple[float, ...] = ()) -> list[Job]:
+        """The run that counts, of an arm that is trained, and the questions to its model; a job's
+        `after` makes the model that it starts from."""
+        if rate is None:
+            return [*self._evaluations(seed, self._conversion(seed))]
+        job = replace(self.training(rate, seed), swept=swept)
+        return [job, *self._evaluations(seed, job)]
+
+    def _conversion(self, seed: int) -> Job | None:
+        """The job that converts the model to start from, where it is to be converted."""
+        by = self.conversion
+        if by is None:
+            return None
+        by = replace(by, seed=seed) if by.is_drawn else by
+        changes = {"rotate": ",".join(by.rotate), "prefix": by.prefix, "seed": by.seed}
+        words = [*by.to, *(f"{key}={value}" for key, value in changes.items() if value)]
+        words += ["learned"] * by.learn_rotation + ["equal"] * by.equalise
+        name = f"models/{as_folder(' '.join(words))}"
+        output = self.output / name
+        text = self.data.data[0] if by.calibrate == TEXT else by.calibrate
+        config = replace(by, calibrate=text, model=self.base or "", output=output)
+        return self._job(name, config, output / "conversion.json", model=output)
+
+    def _start(self, after: Job | None) -> str:
+        """The model that a job leaves, or else the experiment's; none of an arm that begins
+        anew."""
+        return self.base or "" if after is None else str(after.model)
+
+    def _evaluations(self, seed: int, after: Job | None) -> Iterator[Job]:
+        """The questions to the model that a job leaves, or to the experiment's."""
+        model, preset = self._start(after), self.side.preset
+        fresh: dict[str, Any] = {"size": self.size, "set": self.side.model}
+        for name, question in self.questions.items():
+            job = f"evaluations/{self._place}-seed{seed}/{name}"
+            folder, arm = self.output / job, self.name
+            records = folder.with_name(f"{name}.jsonl")
+            given: dict[str, Any] = {"records": records}
+            if isinstance(question, SweepConfig):
+                given["models"] = (model,)
+                if question.data.data == OWN:  # one text for all arms
+                    given["data"] = replace(question.data, data=DataConfig.data)
+            if isinstance(question, FinetuneJob):
+                arm, records = f"{arm} on {name}", folder / RECORDS
+                given = {"model": model, "seeds": (seed,), "output": folder}
+            elif isinstance(question, PlanConfig):
+                given |= {"models": (preset,), **fresh}
+            elif isinstance(question, DiagnoseConfig):
+                given["output"], records = folder, folder / DIAGNOSIS_FILE
+                del given["records"]
+                if not model:  # fresh weights, drawn with the seed
+                    given |= {"models": (f"{FRESH}{preset}",), "seeds": (seed,), **fresh}
+                    given["data"] = self.data
+            yield self._job(
+                job, replace(question, **given), records, arm=arm, seed=seed, after=after
+            )
+
+    @property
+    def _place(self) -> str:
+        return f"{as_folder(self.label)}/{as_folder(self.called) or self.side.folder}"
+
+    def _run(self, name: str, rate: float, seed: int, start: Job | None) -> Job:
+        """One run in a folder of its own, so that runs go side by side."""
+        settings = self.settings() | {"seeds": (seed,), "output": self.output / name}
+        settings |= {"base": self._start(start) or None}
+        settings |= {"train": replace(self.train, learning_rate=rate)}
+        config = CompareConfig(**settings)
+        return self._job(name, config, config.output / RECORDS, seed=seed, after=start)
+
+    def _job(self, name: str, config: Any, records: Path, **others: Any) -> Job:
+        names = {"arm": self.name, "label": self.label}
+        return Job(name=name, config=config, records=records, **names | others)
+
+
+# Names of settings, and the part of a study that each belongs to.
+_PARTS = {
+    one.name: part
+    for part, kind in (("study", Study), ("train", TrainConfig), ("data", DataConfig))
+    for one in fields(kind)
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question of a paper, and the function that yields the study of each arm at a scale."""
+
+    name: str
+    paper: str
+    question: str
+    arms: Callable[[str], Iterator[Study]]
+    published: bool
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """The scales that it has: "paper" only where the recipe is published."""
+        return ("tiny", "small", *(("paper",) if self.published else ()))
+
+
+def experiment(
+    paper: str, question: str, *, published: bool = False
+) -> Callable[[Callable[[str], Iterator[Study]]], Experiment]:
+    """Make an experiment of the function that yields its arms, under the function's name."""
+    return lambda arms: Experiment(
+        arms.__name__.replace("_", "-"), paper, question, arms, published
+    )
+
+
+# Questions to the model that an arm trains.
+diagnose = partial(DiagnoseConfig, models=(TRAINED,))
+quantize = partial(QuantizeConfig, models=(TRAINED,))
+
+
+def evaluate(**settings: Any) -> Any:
+    """An evaluation, with the options of a task as a mapping under its name."""
+    options = {name: kind(**settings.pop(name, {})) for name, kind in OPTIONS.items()}
+    return EvaluateConfig(models=(TRAINED,), **options, **settings)
+
+
+def as_folder(words: str) -> str:
+    """Words as a file's name."""
+    return re.sub(r"[^A-Za-z0-9._=+]+", "-", words).strip("-")
+
+
+# Learning rates of a sweep
+
+
+def best(losses: Losses) -> float | None:
+    """The rate of the lowest loss; None until all losses are known, and where all diverged."""
+    known = {rate: value for rate, value in losses.items() if value is not None}
+    if len(known) < len(losses) or min(known.values(), default=math.inf) == math.inf:
+        return None
+    return min(known, key=lambda rate: known[rate])
+
+
+def beyond(losses: Losses) -> float | None:
+    """The next rate to try, in two digits, where the best of several is the lowest or the highest.
+
+    That edge is the geometric mean of it and of the edge's neighbour.
+    """
+    ordered, chosen = sorted(losses), best(losses)
+    for edge, inner in (ordered[:2], ordered[:-3:-1]) if chosen else ():
+        if edge == chosen:
+            return float(f"{edge * edge / inner:.1e}")
+    return None
+
+
+def written(rate: float) -> str:
+    """A rate as folders have it: 1.6e-2."""
+    digits, exponent = f"{rate:e}".split("e")
+    return f"{float(digits):g}e{int(exponent)}"
+
+
+def loss(records: Path) -> float:
+    """The held-out loss of a file's only run, at its training length, of the next token or of
+    hidden ones; inf where the run diverged.
+
+    Raises:
+        ClearheadError: where the run has no such loss.
+    """
+    (run,) = load(records).runs
+    if run.header.get("diverged"):
+        return math.inf
+    for metric in ("loss", "masked loss"):
+        measure = run.measure(metric, length=run.sequence_length)
+        if measure is not None:
+            return math.inf if measure.value is None else measure.value
+    raise ClearheadError(f"{records} holds no loss at the training length: delete its folder")

@@ -1,0 +1,100 @@
+"""What is compared: every preset with every combination, under names that stay."""
+
+import string
+
+import pytest
+
+from clearhead.errors import ClearheadError
+from clearhead.lab.arms import Arm
+from clearhead.lab.configs import CompareConfig
+from clearhead.train import TrainConfig
+
+
+def test_presets_times_values_in_order() -> None:
+    config = CompareConfig(
+        presets=("transformer", "softmax1"),
+        set={"norm": "rmsnorm-single"},
+        vary={"train.optimizer": ("adamw", "orthoadam"), "num_hidden_layers": (2, 3)},
+    )
+    assert [arm.name for arm in config.arms] == [
+        f"{preset} · {optimizer} · num_hidden_layers {layers}"
+        for preset in ("transformer", "softmax1")
+        for optimizer in ("adamw", "orthoadam")
+        for layers in (2, 3)
+    ]
+    last = config.arms[-1]
+    assert last.changes == {"train.optimizer": "orthoadam", "num_hidden_layers": 3}
+    assert last.model == {"norm": "rmsnorm-single", "num_hidden_layers": 3}
+    assert last.train.optimizer == "orthoadam"
+    assert last.folder == "softmax1+orthoadam+num_hidden_layers=3"
+
+
+def test_without_changes_an_arm_is_its_preset() -> None:
+    arms = CompareConfig(presets=("transformer", "gpt2")).arms
+    assert [(arm.name, arm.folder) for arm in arms] == [("transformer",) * 2, ("gpt2",) * 2]
+
+
+def test_folders_are_safe_and_apart() -> None:
+    names = ["a · b", "a+b", "a b", "a=b", "a/b", "a\\b", "x" * 200, "x" * 201, "é", ".."]
+    folders = [
+        Arm(name=name, preset="a", changes={}, model={}, train=TrainConfig()).folder
+        for name in names
+    ]
+    allowed = set(string.ascii_letters + string.digits + "._+=-")
+    assert all(set(folder) <= allowed and len(folder) <= 120 for folder in folders)
+    lossless = {"a · b": "a+b", "a b": "a=b"}
+    assert folders[0] == lossless["a · b"]
+    # No preset or value has a + or = of its own, so these four never meet.
+    distinct = [f for n, f in zip(names, folders, strict=True) if n not in ("a+b", "a=b")]
+    assert len({*distinct}) == len(distinct)
+
+
+def test_rates_go_by_name_part_or_pattern_and_the_first_wins() -> None:
+    config = CompareConfig(
+        presets=("transformer", "softmax1"),
+        vary={"train.optimizer": ("adamw", "sgd")},
+        rates={"softmax1 · sgd": 0.5, "sgd": 0.1, "soft*": 0.01},
+    )
+    assert {arm.name: arm.train.learning_rate for arm in config.arms} == {
+        "transformer · adamw": 3e-3,
+        "transformer · sgd": 0.1,
+        "softmax1 · adamw": 0.01,
+        "softmax1 · sgd": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vary": {"optimizer": ("sgd",)}}, "did you mean train.optimizer"),
+        ({"vary": {"train.optimiser": ("sgd",)}}, "did you mean train.optimizer"),
+        ({"vary": {"normaliser": ("softmax",)}}, "did you mean normalizer"),
+        ({"vary": {"train.optimizer": ("adamv",)}}, "did you mean adamw"),
+        ({"vary": {"norm": ("rmsnrm",)}}, "did you mean rmsnorm"),
+        ({"vary": {"train.learning_rate": ("high",)}}, "give a number above 0"),
+        ({"vary": {"train.seed": (0, 1)}}, "several seeds"),
+        ({"vary": {"norm": ()}}, "found none"),
+        ({"vary": {"train.epsilon": (1e-8, 0.00000001)}}, "each once"),
+        ({"set": {"nrm": "rmsnorm"}}, "did you mean norm"),
+        ({"vary": {"normalizer": ("softmax", "softmax1")}}, "are the same model"),
+        ({"vary": {"train.rotation": ("haar",)}}, "adamw does not read it"),
+        ({"rates": {"softmx1": 0.1}}, "no arm has this name"),
+        ({"rates": {"*": 0.1, "softmax1": 0.2}}, "or an earlier name sets its rate"),
+        ({"rates": {"softmax1": -1}}, "learning_rate is -1"),
+        ({"rates": {"*": 0.1}, "vary": {"train.learning_rate": (0.1,)}}, "give one of them"),
+        ({"measure_every": 2.5}, "measure_every is 2.5: give a fraction"),
+        ({"measure_every": -1}, "whole number of steps"),
+        ({"measure_every": 3, "train": TrainConfig(log_every=2)}, "multiple of train.log_every"),
+    ],
+)
+def test_refusals_say_what_would_work(changes: dict, message: str) -> None:
+    with pytest.raises(ClearheadError, match=message.replace("*", r"\*")) as caught:
+        CompareConfig(presets=("transformer", "softmax1"), **changes).check()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["word", None, [1], {"a": 1}, 1.5, True])
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "max_position_embeddings"])
+def test_values_of_a_wrong_type_are_refused(key: str, value: object) -> None:
+    with pytest.raises(ClearheadError, match=f"{key} is .*: give a whole number"):
+        CompareConfig(presets=("transformer",), vary={key: (value,)}).check()

@@ -1,0 +1,332 @@
+"""The claims: what each compares, and the verdicts on records that are known."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clearhead.papers import book, stages
+from clearhead.papers.claims import CLAIMS, Pooled, evidence, judged, pool, threshold_over
+from clearhead.papers.contrasts import (
+    LOSS,
+    Contrast,
+    Gate,
+    Judgement,
+    higher,
+    lower,
+    number,
+    ratio,
+    reaches,
+)
+from clearhead.papers.requests import EXPERIMENTS
+from clearhead.records.loading import load
+from clearhead.records.runs import Records
+from clearhead.report.pivots import models
+
+from .making import near, outcomes, recorded
+
+ROOT = Path(__file__).parents[2]
+
+
+def _records(losses: dict[str, list[float]], label: str = "6 layers") -> Records:
+    """Losses by seed, and a milestone, which says something else."""
+    one = {"metric": "loss", "length": 8}
+    arms = {
+        arm: [{**one, "value": values}, {**one, "value": [9.0] * len(values), "step": 5}]
+        for arm, values in losses.items()
+    }
+    return recorded(arms, label=label, train={"sequence_length": 8})
+
+
+def _contrast(claimed: str, margin: float = 0.0, arm: str = "sas") -> Contrast:
+    sides = {"ours": LOSS.of(arm), "theirs": LOSS.of("transformer")}
+    return Contrast(**sides, claimed=claimed, words="", margin=margin)
+
+
+def _reached(arm: str, least: float) -> tuple[Gate]:
+    return (reaches(LOSS, arm, least),)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "margin", "values", "verdict"),
+    [
+        ("lower", 0, [2.0, 2.01, 1.99], Judgement.HOLDS),
+        ("higher", 0, [2.0, 2.01, 1.99], Judgement.DOES_NOT_HOLD),
+        ("lower", 0, [2.4, 2.6, 2.55], Judgement.UNDECIDED),
+        ("lower", 0, [2.0], Judgement.UNDECIDED),  # a seed has no spread
+        ("not higher", 0.1, [2.5, 2.51, 2.52], Judgement.HOLDS),
+        ("not higher", 0.001, [2.5, 2.51, 2.52], Judgement.UNDECIDED),
+        ("not higher", 0.1, [3.0, 3.01, 3.02], Judgement.DOES_NOT_HOLD),
+        ("not higher", 0.1, [2.61, 2.62, 2.6], Judgement.UNDECIDED),  # higher; by how much?
+        ("not lower", 0.1, [2.39, 2.4, 2.38], Judgement.UNDECIDED),
+        ("not lower", 0.1, [2.0, 2.01, 2.02], Judgement.DOES_NOT_HOLD),
+    ],
+)
+def test_a_contrast_is_judged_by_its_interval_and_margin(claimed, margin, values, verdict):
+    records = _records({"transformer": [2.5, 2.51, 2.49], "sas": values})
+    (outcome,) = _contrast(claimed, margin).outcomes(evidence({"a": records}))
+    assert outcome.ours.mean == pytest.approx(sum(values) / len(values))
+    assert outcome.judgement(threshold=0.05) is verdict
+    # Among many comparisons: within a margin, too.
+    assert outcome.judgement(threshold=0.0) is Judgement.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("claimed", "margin", "value", "verdict"),
+    [
+        ("not higher", -0.5, 1.0, Judgement.HOLDS),  # at most half
+        ("not higher", -0.5, 1.001, Judgement.DOES_NOT_HOLD),
+        ("not lower", 0.1, 1.8, Judgement.HOLDS),
+        ("lower", 0.0, 2.0, Judgement.DOES_NOT_HOLD),
+        ("higher", 0.0, 2.1, Judgement.HOLDS),
+    ],
+)
+def test_a_counted_number_needs_no_seeds(claimed, margin, value, verdict):
+    """Whatever the threshold: there is no chance in it."""
+    counted = replace(_contrast(claimed, margin), counted=True, relative=True)
+    records = _records({"transformer": [2.0], "sas": [value]})
+    (outcome,) = counted.outcomes(evidence({"a": records}))
+    assert outcome.judgement(threshold=-1.0) is verdict
+    healthy = replace(counted, gates=_reached("transformer", 2.1))
+    (healthy,) = healthy.outcomes(evidence({"a": records}))
+    assert healthy.judgement(0.05) is Judgement.UNTESTED  # no number of its own to repair
+
+
+def test_the_same_numbers_under_two_names_and_what_cannot_be_judged_count_once_or_not():
+    """Of a book's p-values: two records may share runs, and two claims may compare the same."""
+    near, far = [2.527, 2.537, 2.517], [2.4, 2.6, 2.55]  # p: 0.030 and 0.81
+    records = _records({"transformer": [2.5, 2.51, 2.49], "sas": near, "sas-p": far})
+    arms = {"transformer": [2.5, 2.51, 2.49], "sas · a": near}
+    again = _records(arms, label="24 layers")
+
+    def row(contrast: Contrast, source: str = "a", given: Records = records) -> list[Pooled]:
+        return [pool(contrast, [*contrast.outcomes(evidence({source: given}))])]
+
+    lower_, other = _contrast("lower"), _contrast("lower", arm="sas-p")
+    first, weak = row(lower_), row(other)
+    twice = row(_contrast("higher", arm="sas · a"), "b", again)
+    p = twice[0].difference.p
+    assert p == pytest.approx(0.03, abs=0.001)
+    assert threshold_over([first]) == threshold_over([first, twice]) == p
+    # Counted twice it would stand below 2/3 of 5 %.
+    assert threshold_over([first, twice, weak]) == threshold_over([first, weak]) < 0
+    # Against a margin it is another test.
+    within = row(_contrast("not higher", margin=0.5))
+    assert threshold_over([first, within, weak]) == p
+    gated = row(replace(other, gates=_reached("transformer", 9.0)))
+    counted = row(replace(other, counted=True))
+    assert threshold_over([first, gated, counted]) == p
+
+
+def test_seeds_that_all_agree_hold_no_claim():
+    """Not even the claim that there is no difference; the page says why."""
+    records = _records({"transformer": [0.5] * 3, "sas": [0.5] * 3, "sas-p": [0.4] * 3})
+    for claimed, arm in (("not higher", "sas"), ("lower", "sas-p")):
+        (outcome,) = _contrast(claimed, margin=0.02, arm=arm).outcomes(evidence({"a": records}))
+        assert outcome.judgement(threshold=1.0) is Judgement.UNDECIDED
+    assert any(
+        "| undecided, all seeds alike, margin 0.02 |" in line
+        for line in book.markdown({"r": records})
+    )
+
+
+def _measured(arms: dict[str, dict[str, list[float]]], label: str) -> Records:
+    """Records of three seeds an arm, by metric."""
+    return recorded(
+        {
+            arm: [{"metric": metric, "value": values} for metric, values in metrics.items()]
+            for arm, metrics in arms.items()
+        },
+        label=label,
+    )
+
+
+def test_a_record_without_the_defect_neither_supports_a_claim_nor_stands_in_its_way():
+    """Outliers can only move where there are some, by another number than the one compared."""
+    orthoadam = ("transformer · orthoadam", "transformer · orthoadam · rotation_share size")
+    noisy = {"transformer": [3.0, 9.0, 6.0], **{arm: [8.0, 2.0, 5.0] for arm in orthoadam}}
+    same = {"transformer": [3.0, 3.1, 2.9], **{arm: [3.05, 2.95, 3.0] for arm in orthoadam}}
+    sources = {
+        name: _measured(
+            {
+                arm: {"kurtosis": [kurtosis] * 3, "kurtosis_rotated": values}
+                for arm, values in rotated.items()
+            },
+            name,
+        )
+        for name, kurtosis, rotated in (("sick", 10.0, same), ("healthy", 3.0, noisy))
+    }
+
+    def verdict(*names: str) -> Judgement:
+        chosen = judged({name: sources[name] for name in names})
+        return next(found for claim, _, found in chosen if claim.name == "softmax1/move")
+
+    assert verdict("sick") is verdict("sick", "healthy") is Judgement.HOLDS
+    assert verdict("healthy") is Judgement.UNTESTED
+    text = "\n".join(book.markdown(sources))
+    assert "| not counted: kurtosis of the model compared with is below 4 |" in text
+
+
+def test_a_skill_may_be_another_number_than_the_one_compared():
+    """Answers that no order of demonstrations changes may be all the same answer."""
+    answers = {
+        "transformer": {"margin": [0.2, 0.21, 0.19], "accuracy": [0.3, 0.31, 0.32]},
+        "differential": {"margin": [0.0, 0.01, 0.0], "accuracy": [0.1, 0.1, 0.1]},
+    }
+    sides = "differential", "transformer"
+    learnt = (reaches(number("accuracy"), one, 0.15) for one in sides)
+    contrast = lower("", number("margin"), *sides, *learnt)
+    (outcome,) = contrast.outcomes(evidence({"a": _measured(answers, "guesses")}))
+    assert outcome.judgement(threshold=0.05) is Judgement.UNTESTED
+    answers["differential"]["accuracy"] = [0.2, 0.21, 0.22]
+    (outcome,) = contrast.outcomes(evidence({"a": _measured(answers, "answers")}))
+    assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
+
+
+def test_a_number_that_a_task_measured_aside_is_not_joined_with_the_final_one():
+    """Both are called the loss at this length, and each is of a text of its own."""
+    one, aside = {"metric": "loss", "length": 8}, {"task": "hits", "aside": True}
+    arms = {
+        arm: [{**one, "value": values}, {**one, **aside, "value": [9.0, 9.0]}]
+        for arm, values in {"transformer": [2.0, 2.1], "sas": [3.0, 3.1]}.items()
+    }
+    records = evidence({"a": recorded(arms, train={"sequence_length": 8})})
+    (outcome,) = _contrast("higher").outcomes(records)
+    assert outcome.ours.mean == pytest.approx(3.05)
+    hits = replace(LOSS, at={"task": "hits"})
+    (alone,) = higher("", hits, "sas", "transformer").outcomes(records)
+    assert alone.ours.mean == 9.0
+
+
+def test_a_pattern_of_arms_is_a_main_effect():
+    losses = {"sas a": [2.0, 2.2], "sas b": [3.0, 3.2], "transformer": [2.0, 2.0]}
+    (outcome,) = _contrast("higher", arm="sas *").outcomes(evidence({"a": _records(losses)}))
+    assert outcome.ours.mean == pytest.approx(2.6)
+    assert outcome.ours.n == 2  # seeds, not arms
+
+
+def test_a_contrast_of_differences_and_one_in_shares():
+    """A distance is that to the number elsewhere within a seed, whichever is the higher;
+    `relative` divides by the baseline."""
+    arms = {
+        arm: [
+            {
+                "metric": "perplexity",
+                "factor": factor,
+                "value": near(100 - slope * factor, 1 + slope * factor / 100),
+            }
+            for factor in (2.0, 8.0)
+        ]
+        for arm, slope in {"transformer": -10.0, "coca": 1.0}.items()
+    }
+    records = evidence({"a": recorded(arms)})
+    two, eight = (number("perplexity", factor=factor) for factor in (2.0, 8.0))
+    sides = (two.of(one, minus=eight.of(one), distance=True) for one in ("coca", "transformer"))
+    fall = lower("", two, *sides)
+    (outcome,) = fall.outcomes(records)
+    assert outcome.ours.mean == pytest.approx(6 - 0.06)
+    assert outcome.theirs.mean == pytest.approx(60 - 0.6)
+    assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
+    share = ratio("", eight, "coca", two.of("transformer"))
+    (outcome,) = share.outcomes(records)
+    assert outcome.theirs.mean == pytest.approx(1)
+    assert outcome.ours.mean == pytest.approx((92 + 1.08) / (120 + 0.8))
+
+
+def test_a_claim_has_a_family_and_comparisons_that_its_words_tell_apart():
+    for claim in CLAIMS:
+        assert claim.family in book.FAMILIES
+        assert claim.contrasts, claim.name
+        assert len({one.words for one in claim.contrasts}) == len(claim.contrasts), claim.name
+
+
+def test_a_line_of_the_summary_says_what_the_seeds_could_have_decided():
+    losses = {"transformer": [2.5, 2.6, 2.4], "sas": [2.4, 2.62, 2.5], "sas-p": [2.0, 2.03, 1.97]}
+    lines = [*book.markdown({"r": _records(losses)})]
+    number = len(CLAIMS)
+    counted = f"Of {number} claims 1 is undecided and {number - 1} are untested."
+    assert lines[lines.index("## The claims") - 2] == counted
+    (line,) = (one for one in lines if one.startswith("| `sas/figure5`"))
+    numbers = "+0.01 (−0.23 to 0.25), ±0.24, margin 0.02"
+    assert line.endswith(f"| loss of SAS, 6 layers: {numbers} | undecided |")
+    cells = "2.000 ± 0.030 | 2.50 ± 0.10 | −0.50 (−0.73 to −0.27) | holds, margin 0.02 |"
+    assert f"| loss of SAS-P, 6 layers | r, 6 layers | {cells}" in lines
+    lines = [*book.markdown({"r": _records({"transformer": [2.5], "sas": [2.4]})})]
+    assert any("2.40 | 2.50 | −0.100 | undecided, one seed" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("rate", "edge"),
+    [(1e-3, True), (1.5e-3, True), (3e-3, False), (6e-3, True)],  # 1e-3 was never tried
+)
+def test_a_rate_at_the_edge_of_those_tried_is_marked(rate, edge, tmp_path):
+    """On the page of the experiment and in the book: a better one may lie beyond."""
+    trials = [
+        replace(one, output=tmp_path)
+        for one in EXPERIMENTS["sink"].arms("tiny")
+        if one.name in ("transformer", "softmax1")
+    ]
+    rates, tried = ({one.key: given for one in trials} for given in (rate, (1.5e-3, 3e-3, 6e-3)))
+    jobs = [job for job in stages.runs(trials, rates, tried) if "runs/" in job.name]
+    for job in jobs:
+        run = {"kind": "run", "run": job.arm, "train": {"learning_rate": rate}}
+        share = {"metric": "first_token_argmax_share", "at": "documents"}
+        measure = {"kind": "measure", "run": job.arm, **share, "value": 0.5 + 0.01 * job.seed}
+        job.records.parent.mkdir(parents=True)
+        job.records.write_text("".join(json.dumps(line) + "\n" for line in (run, measure)))
+    records = load([stages.collect(jobs, tmp_path / "records.jsonl")])
+    assert [run.at_edge for run in records.runs] == [edge] * 6
+    start = "| queries that look most at the first token, on a text that grows a sink | r"
+    (line,) = (one for one in book.markdown({"r": records}) if one.startswith(start))
+    assert line.count(book.EDGE) == 2 * edge
+    notes = [model.heading.note for model in models(records)]
+    assert notes == [f"{who}3 seeds{', rate at the edge' * edge}" for who in ("reference, ", "")]
+
+
+def test_a_lead_is_compared_across_labels():
+    """A baseline's numbers less those of SAS-P. A lead that never was cannot shrink."""
+    untested = Judgement.UNTESTED
+    wide = {"transformer": [2.0, 2.1, 2.2], "sas-p": [1.9, 2.01, 2.09]}
+    for lead, verdict in ((0.5, Judgement.HOLDS), (0.2, Judgement.HOLDS), (0.01, untested)):
+        narrow = {"transformer": [3.0, 3.1, 3.2], "sas-p": [3 - lead, 3.11 - lead, 3.19 - lead]}
+        worse = {"transformer": wide["transformer"], "sas-p": [2.4, 2.51, 2.59]}
+        later = wide if lead > 0.1 else worse
+        both = (("narrow, 64", narrow), ("wide, 192", later))
+        parts = [_records(losses, label=name).runs for name, losses in both]
+        records = Records(runs=tuple(run for part in parts for run in part))
+        (outcome,) = outcomes("sas/scaling", records)
+        assert outcome.ours.mean == pytest.approx(0.1 if lead > 0.1 else -0.4)
+        # Without the other label there is nothing to compare with, least of all the model itself.
+        assert outcomes("sas/scaling", records.labelled("wide, 192")) == []
+        assert outcome.theirs.mean == pytest.approx(lead)
+        assert outcome.judgement(threshold=0.05) is verdict
+    text = "".join(book.markdown({"r": records}))
+    assert "| not counted: the lead compared with is below 0.02 |" in text
+
+
+def test_the_joined_record_of_an_untrained_model_names_its_configuration(tmp_path):
+    """So that it can be committed as it is, and its numbers by layer decide a claim."""
+    trials = [
+        replace(one, output=tmp_path)
+        for one in EXPERIMENTS["signal"].arms("tiny")
+        if one.name in ("sas-p", "transformer · attention_skip none")
+    ]
+    jobs = stages.runs(trials, {})
+    for job in jobs:
+        name, value = job.config.models[0], 0.0 if job.arm == "sas-p" else 0.9
+        assert job.config.seeds == (job.seed,)
+        job.records.parent.mkdir(parents=True)
+        lines = [{"kind": "run", "study": "diagnosis", "run": name, "architecture": "x"}]
+        for layer in (0, 23):
+            line = {"kind": "measure", "run": name, "metric": "similarity", "layer": layer}
+            lines.append({**line, "value": value + 0.01 * job.seed, "cell": "c"})
+        job.records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records = load([stages.collect(jobs, tmp_path / "records.jsonl")])
+    header = records.of("sas-p")[2].header
+    assert header["model"]["from"] == "init:sas-p"
+    assert header["model"]["num_hidden_layers"] == 24
+    assert header["train"] == {"tokens": 0}
+    outcome = outcomes("sas/propagation", records)[0]
+    assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
+    assert outcome.theirs.mean == pytest.approx(0.92)

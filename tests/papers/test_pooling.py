@@ -1,0 +1,122 @@
+"""Records of one comparison, taken together."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from clearhead.papers.claims import Pooled, evidence, pool, verdict_of
+from clearhead.papers.contrasts import LOSS, Contrast, Judgement, blocked, lower, no_worse
+from clearhead.records.runs import Records
+
+from .making import recorded
+
+BASE = [2.5, 2.52, 2.48]
+LOWER = lower("loss", LOSS, "sas", "transformer")
+HOLDS, UNDECIDED = Judgement.HOLDS, Judgement.UNDECIDED
+
+
+def _records(losses: Mapping[str, Sequence[float]]) -> Records:
+    arms = {
+        arm: [{"metric": "loss", "length": 8, "value": [*values]}] for arm, values in losses.items()
+    }
+    return recorded(arms, train={"sequence_length": 8})
+
+
+def _pooled(
+    *records: Sequence[float], base: Sequence[float] = BASE, of: Contrast = LOWER
+) -> Pooled:
+    sources = {
+        str(n): _records({"sas": values, "transformer": [one + n for one in base]})
+        for n, values in enumerate(records)
+    }
+    return pool(of, [*of.outcomes(evidence(sources))])
+
+
+def test_one_record_keeps_its_own_test() -> None:
+    row = _pooled([2.44, 2.46, 2.45])
+    (only,) = row.counted
+    assert row.difference == only.difference
+    assert row.agreement is None
+
+
+def test_records_that_agree_decide_together_what_none_does_alone() -> None:
+    row = _pooled([2.44, 2.47, 2.455], [3.44, 3.47, 3.455])
+    p = [one.difference.p for one in row.counted]
+    assert p == [pytest.approx(p[0])] * 2
+    assert p[0] > 0.03
+    assert row.difference.p < p[0] / 3
+    assert row.difference.mean == pytest.approx(-0.045)
+    low, high = row.difference.interval
+    assert low < -0.045 < high < 0
+    assert row.agreement == pytest.approx(1)
+    assert row.judgement(0.0277) is HOLDS
+    assert {one.judgement(0.0277) for one in row.outcomes} == {UNDECIDED}
+
+
+def test_records_that_disagree_are_named_so_and_do_not_cancel_silently() -> None:
+    row = _pooled([2.3, 2.31, 2.29], [3.7, 3.71, 3.69])
+    assert row.judgement(0.05) is UNDECIDED
+    assert row.agreement < 0.001
+
+
+def test_a_record_of_more_runs_weighs_more() -> None:
+    many = [2.4, 2.42, 2.38]
+    row = _pooled(many, [3.6, 3.62, 3.58])
+    assert row.difference.mean == pytest.approx(0.0, abs=1e-9)
+    contrast = LOWER
+    sources = {
+        "a": _records({"sas": many * 2, "transformer": BASE * 2}),
+        "b": _records({"sas": [3.6, 3.62, 3.58], "transformer": [one + 1 for one in BASE]}),
+    }
+    row = pool(contrast, [*contrast.outcomes(evidence(sources))])
+    assert [one.weight for one in row.counted] == [6, 3]
+    assert row.difference.mean < -0.01
+
+
+def test_runs_of_two_records_count_once() -> None:
+    values = [2.44, 2.47, 2.455]
+    sources = {name: _records({"sas": values, "transformer": BASE}) for name in "ab"}
+    row = pool(LOWER, [*LOWER.outcomes(evidence(sources))])
+    assert [one.source for one in row.counted] == ["a"]
+    assert len(row.outcomes) == 2
+    assert row.difference == row.counted[0].difference
+
+
+def test_one_seed_counts_only_where_nothing_else_does() -> None:
+    sources = {
+        "one": _records({"sas": [9.0], "transformer": [2.5]}),
+        "three": _records({"sas": [2.3, 2.31, 2.29], "transformer": BASE}),
+    }
+    row = pool(LOWER, [*LOWER.outcomes(evidence(sources))])
+    assert [one.source for one in row.counted] == ["three"]
+    row = pool(LOWER, [*LOWER.outcomes(evidence({"one": sources["one"]}))])
+    assert row.judgement(1.0) is UNDECIDED
+    assert pool(LOWER, []).judgement(1.0) is Judgement.UNTESTED
+
+
+def test_main_effects_are_compared_within_a_seed() -> None:
+    """Differences of 0.03, 0.05 and 0.04: t = 0.04 / (0.01 / sqrt 3) with two degrees."""
+    records = _records({"sas": [2.03, 3.05, 4.04], "transformer": [2.0, 3.0, 4.0]})
+    (plain,) = LOWER.outcomes(evidence({"r": records}))
+    (within,) = blocked(LOWER).outcomes(evidence({"r": records}))
+    assert plain.difference.p > 0.9
+    assert within.difference.p == pytest.approx(0.0202, abs=1e-4)
+    assert within.difference.interval == pytest.approx((0.0152, 0.0648), abs=1e-4)
+    assert within.judgement(0.05) is Judgement.DOES_NOT_HOLD
+
+
+def test_a_margin_is_tested_by_every_record() -> None:
+    within = no_worse("loss", LOSS, "sas", "transformer", by=0.05)
+    row = _pooled([2.49, 2.52, 2.51], [3.49, 3.52, 3.51], of=within)
+    assert row.difference.against == 0.05
+    assert row.difference.interval[1] < 0.05
+    assert row.judgement(0.05) is HOLDS
+
+
+def test_a_claim_holds_where_all_its_comparisons_do_and_is_untested_where_none_counts() -> None:
+    no, untested = Judgement.DOES_NOT_HOLD, Judgement.UNTESTED
+    assert verdict_of([HOLDS, HOLDS]) is HOLDS
+    assert verdict_of([HOLDS, untested]) is UNDECIDED
+    assert verdict_of([untested, untested]) is untested
+    assert verdict_of([UNDECIDED, untested]) is UNDECIDED
+    assert verdict_of([HOLDS, no, UNDECIDED]) is no
