@@ -8,7 +8,7 @@ from typing import Any
 
 from clearhead.data import DataConfig
 from clearhead.lab.convert_config import ConvertConfig
-from clearhead.papers.coca import passkeys
+from clearhead.papers.coca import passkeys, passkeys_beyond
 from clearhead.papers.contrasts import Claim, Contrast, blocked, higher, lower, no_worse, number
 from clearhead.papers.study import (
     BOOKS,
@@ -259,6 +259,10 @@ CLAIMS = (
         lower("perplexity at 16 × the training length, against exact CoCA", _BEYOND, "pope",
             "coca"),
         passkeys("passkeys at 16 ×", "pope", 16, scaling="none"))),
+    Claim("position/passkeys",
+        "Where only distance is new, ALiBi and PoPE find passkeys further than RoPE.",
+        "", "passkeys-alone",
+        (*passkeys_beyond("alibi", "ALiBi"), *passkeys_beyond("pope", "PoPE"))),
     Claim("position/forget",
         "A learned decay (FoX) reads better than ALiBi's fixed one, at the training length and 16 "
         "times it.",
