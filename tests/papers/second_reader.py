@@ -20,7 +20,8 @@ DIMENSIONS = {
     *("map", "layer", "head", "tokens", "position", "step"),
 }
 MAPS = ("softmax", "map 1", "map 2", "difference", "shaped")
-# Claim; measure (@ lengths of training, [label]); arm; arm compared with; bound. ~ is a ratio.
+# Claim; measure (@ lengths of training, [label]); arm; arm compared with; bound. ~ is a ratio, + a
+# space.
 DEFINITIONS = Path(__file__).with_name("sceptic.txt").read_text("utf-8").splitlines()
 PLACES = re.compile(r"\[((?:\[\w+\]|[^\]\[])+)\]")
 
@@ -32,7 +33,7 @@ def parsed(spec):
     times = next((float(word[1:]) for word in words if word[0] == "@"), None)
     at = dict(word.split("=") for word in words if "=" in word)
     at = {name: float(value) if value.isdigit() else value for name, value in at.items()}
-    return words[0].lstrip("~"), times, label[1] if label else "*", at
+    return words[0].lstrip("~").replace("+", " "), times, label[1] if label else "*", at
 
 
 @cache

@@ -31,10 +31,25 @@ NUMBERS = {
 # Comparisons that a scale leaves to another experiment, or for which the paper gives no setting.
 ELSEWHERE = {
     ("tiny", "softmax1/deep", "kurtosis, one gain a norm"),
+    ("tiny", "softmax1/deep", "perplexity added by w6a6-coarse, one gain a norm"),
+    ("tiny", "softmax1/deep", "perplexity added by w4a4-coarse, one gain a norm"),
     ("tiny", "sas/longer", "loss after twenty tokens a parameter"),
     ("tiny", "sas/figure5", "loss of SAS-P, 24 layers"),
     ("tiny", "sas/outliers", "kurtosis of the hidden states, SAS-P, 24 layers"),
     ("paper", "softmax1/optimizers", "kurtosis under SGD, each at its own rate"),
+    *(
+        (scale, f"{claim}/passkeys", f"{label} in {length} tokens, {arm}")
+        for scale, label, lengths in (
+            ("tiny", "passkeys of 512", ("2,048", "8,192")),
+            ("small", "passkeys alone", ("384", "1,536")),
+        )
+        for length in lengths
+        for claim, arms in (
+            ("coca", ("exact", "the authors' form")),
+            ("position", ("ALiBi", "PoPE")),
+        )
+        for arm in arms
+    ),
 }
 Numbers = tuple[str, dict[str, Any]]
 
