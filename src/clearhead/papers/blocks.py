@@ -116,9 +116,9 @@ def outliers_deep(scale: str) -> Iterator[Study]:
     own (the paper's), and one for all axes of a size.
     """
     table = _small_table(24, 256_000, 64_000, width=64) if scale == "tiny" else tables(scale)[24]
-    schemes = ("w8a8-coarse", "w8a8-token", "w4-channel", "w3-channel", "w6a6-coarse")
-    schemes += ("w4a4-coarse", "hadamard-w6a6-coarse", "hadamard-w4a4-coarse")
-    bits = quantize(scheme=schemes, length=128, tokens=32_768)
+    few = ("w6a6-coarse", "w4a4-coarse", "hadamard-w6a6-coarse", "hadamard-w4a4-coarse")
+    schemes = ("w8a8-coarse", "w8a8-token", "w4-channel", "w3-channel")
+    bits = quantize(scheme=schemes + few, length=128, tokens=32_768)
     table = table.changed(norm="rmsnorm-single", label="deep outliers", questions={"bits": bits})
     for preset, rates in (("transformer", PRE_LN[24]), ("sas-p", SAS[24])):
         yield table.arm(preset, *rates)
