@@ -221,8 +221,13 @@ def agreement(
 
 
 def tokens(options: argparse.Namespace, corpus: Corpus, _: list[int]) -> Iterator[dict[str, Any]]:
-    """Prompts whose first 8, 16 and 32 greedy tokens in vLLM are the simulation's."""
-    prompts = torch.stack(list(windows(corpus, length=TOKENS, count=PROMPTS, seed=1)))
+    """Prompts whose first 8, 16 and 32 greedy tokens in vLLM are the simulation's.
+
+    Of a text, whose likeliest tokens often lie within rounding of the second, and of the same text
+    four times over, where the next token is plain.
+    """
+    text = torch.stack(list(windows(corpus, length=TOKENS, count=PROMPTS, seed=1)))
+    prompts = {"text": text, "repeated": text.repeat(1, 4)}
     for kind, form, dtype in FORMS:
         side = vllm(options, kind, form, dtype)
         source = options.model if kind == "original" else str(options.work / "plain")
@@ -232,18 +237,23 @@ def tokens(options: argparse.Namespace, corpus: Corpus, _: list[int]) -> Iterato
             short = ["--length", str(LENGTH), "--tokens", str(LENGTH)]
             subprocess.run([sys.executable, "-m", "clearhead", *words, *short], check=True)
         model, _ = load_model(source, trust_remote_code=False)
-        served = torch.tensor(side.ask("continued", rows=prompts.tolist(), tokens=FIRST[-1]))
+        served = {
+            name: torch.tensor(side.ask("continued", rows=rows.tolist(), tokens=FIRST[-1]))
+            for name, rows in prompts.items()
+        }
         side.close()
-        row: dict[str, Any] = {"kind": "tokens", "model": kind, "form": form, "dtype": dtype}
+        found: dict[str, dict[str, dict[str, int]]] = {name: {} for name in prompts}
         for wide in dict.fromkeys(("float32", dtype)):  # in 16 bits last: they are lossy
             model = model.to(getattr(torch, wide))
-            with under(model, form if form != "float32" else None, Texts(windows=[])):
-                own = torch.tensor(continuations(model, prompts, FIRST[-1]))
-            row[f"equal_in_{wide}"] = {
-                str(first): int((served[:, :first] == own[:, :first]).all(1).sum())
-                for first in FIRST
-            }
-        yield row
+            for name, rows in prompts.items():
+                with under(model, form if form != "float32" else None, Texts(windows=[])):
+                    own = torch.tensor(continuations(model, rows, FIRST[-1]))
+                found[name][f"equal_in_{wide}"] = {
+                    str(first): int((served[name][:, :first] == own[:, :first]).all(1).sum())
+                    for first in FIRST
+                }
+        about = {"kind": "tokens", "model": kind, "form": form, "dtype": dtype}
+        yield from ({**about, "prompts": name, **equal} for name, equal in found.items())
 
 
 def installed(servers: Path) -> dict[str, Any]:
