@@ -24,5 +24,6 @@ def run(words: list[str]) -> int:
     )
     from clearhead.lab.converting import run_conversion
 
-    run_conversion(command, say=show)
+    for line in run_conversion(command):
+        show(line)
     return 0

@@ -1,7 +1,7 @@
 """clearhead plan: the bill of models that do not exist yet."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from shlex import join
 from typing import Any, Literal
@@ -199,7 +199,9 @@ def _recipes() -> Iterator[str]:
             words += ["--set", *(f"{key}={value}" for key, value in arm.model.items())] * bool(
                 arm.model
             )
-            yield join([*words, *_options("train", arm.train), *_options("data", config.data)])
+            rate = published.rates.get(arm.preset, arm.train.learning_rate)
+            train = replace(arm.train, learning_rate=rate)
+            yield join([*words, *_options("train", train), *_options("data", config.data)])
 
 
 def _options(part: str, settings: Any) -> Iterator[str]:

@@ -1,31 +1,24 @@
 """clearhead train: one model."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from clearhead.cli.options import given, parse, said_once
 from clearhead.errors import ClearheadError
-from clearhead.lab.configs import TrainJob, continued_recipe
+from clearhead.lab.configs import TrainJob as Command
+from clearhead.lab.configs import continued_recipe
 from clearhead.metavars import place
 from clearhead.records.identity import canonical, differences
 from clearhead.terminal import say
 
 
-@dataclass(frozen=True, kw_only=True)
-class Command(TrainJob):
-    """One training run."""
-
-    resume: Path | None = None
-    """Go on with the run in this folder, whose run.json has all settings. A larger --train.tokens
-    extends a run; --train.save-every, --train.keep, --train.log-every, --track and the division
-    among processes may change. If the run's text, tokenizer or first model have moved, --data.data,
-    --data.tokenizer and --from name their new places."""
-
-
 def run(words: list[str]) -> int:
     with said_once():
-        folder = given(words, "--resume")
-        begun = None if folder is None else _begun(Path(place(folder)))
+        begun = None
+        if (folder := given(words, "--resume")) is not None:
+            from clearhead.lab.training import recorded
+
+            begun = recorded(Path(place(folder)))
         command = _parse(words, begun or _usual(given(words, "--from")))
         if begun is not None:
             command = _extended(command, begun)
@@ -33,8 +26,7 @@ def run(words: list[str]) -> int:
                 return 0
     from clearhead.lab.training import run_training
 
-    resume, command = command.resume is not None, replace(command, resume=None)
-    result = run_training(command, resume=resume)
+    result = run_training(command)
     if result.stop_signal is not None:
         say(f"stopped and saved at step {result.steps}: go on by --resume {command.output}")
         return 128 + result.stop_signal
@@ -78,15 +70,6 @@ def _usual(base: str | None) -> Command:
     return Command() if base is None else Command(train=continued_recipe())
 
 
-def _begun(output: Path) -> Command:
-    """The run in `output` as a command, with the settings that it has now."""
-    from clearhead.lab.training import recorded
-    from clearhead.train.run_dir import require_run
-
-    require_run(output)
-    return recorded(Command, output)
-
-
 def _extended(command: Command, begun: Command) -> Command:
     """The run with what a person may change of it.
 
@@ -95,9 +78,8 @@ def _extended(command: Command, begun: Command) -> Command:
     """
     from clearhead.train.run_dir import FREE_KEYS
 
-    keys = FREE_KEYS | {"tokens"}
-    settings = {f"--train.{key.replace('_', '-')}" for key in keys}
-    free = settings | {"--track", "--resume", "--data.cache", "--trust-remote-code"}
+    free = {f"--train.{key.replace('_', '-')}" for key in FREE_KEYS | {"tokens"}}
+    free |= {"--track", "--resume", "--data.cache", "--trust-remote-code"}
     # The same content may lie elsewhere: its fingerprint is compared, not its place.
     free |= {"--data.data", "--data.tokenizer"} | ({"--from"} if begun.base else set())
     changed = {_option(name) for name, _, _ in differences(canonical(begun), canonical(command))}
@@ -106,10 +88,9 @@ def _extended(command: Command, begun: Command) -> Command:
             f"a run is resumed with its own settings: leave out {', '.join(fixed)}, or start "
             "another run"
         )
-    before = begun.train
-    if command.train.tokens == before.tokens:
+    if command.train.tokens == begun.train.tokens:
         return command
-    planned = before.schedule_tokens or before.tokens
+    planned = begun.train.schedule_tokens or begun.train.tokens
     return replace(command, train=replace(command.train, schedule_tokens=planned))
 
 

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
@@ -51,23 +50,17 @@ def make_arms(
     *,
     set: Mapping[str, Any],
     vary: Mapping[str, Sequence[Any]],
-    rates: Mapping[str, float],
 ) -> tuple[Arm, ...]:
     """Every preset with every combination of the values in `vary`, presets first; no torch.
 
     Args:
         set: keys of the configuration, the same for every arm.
         vary: {KEY: values}; a KEY is `train.FIELD` of `TrainConfig`, or a key of ClearheadConfig.
-        rates: learning rates of some arms, by the arm's name, one of its parts (`softmax1`,
-            `orthoadam`) or a shell's pattern for the name; the first that matches an arm counts.
 
     Raises:
-        ClearheadError: for an unknown or impossible setting of the training, and for a rate that
-            decides nothing.
+        ClearheadError: for an unknown or impossible setting of the training.
     """
     _check_keys(vary)
-    if rates and TRAIN + "learning_rate" in vary:
-        raise ClearheadError("rates and a varied train.learning_rate both set it: give one of them")
     arms = []
     for name, values in itertools.product(presets, itertools.product(*vary.values())):
         changes = dict(zip(vary, values, strict=True))
@@ -80,7 +73,7 @@ def make_arms(
         except ClearheadError as error:
             raise ClearheadError(f"{called}: {error}" if vary else str(error)) from error
         arms.append(Arm(name=called, preset=name, changes=changes, model=model, train=settled))
-    return _with_rates(arms, rates)
+    return tuple(arms)
 
 
 def models_of(arms: Iterable[Arm], size: str, *, based: bool) -> dict[str, Any]:
@@ -137,20 +130,3 @@ def _in_words(key: str, value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     # Optimizers are known by name; most other words, `none` say, need to be told of what.
     return text if key == OPTIMIZER else f"{key.removeprefix(TRAIN)} {text}"
-
-
-def _with_rates(arms: Sequence[Arm], rates: Mapping[str, float]) -> tuple[Arm, ...]:
-    def pattern(arm: Arm) -> str | None:
-        parts = arm.name.split(BETWEEN)
-        return next((one for one in rates if one in parts or fnmatchcase(arm.name, one)), None)
-
-    chosen = [pattern(arm) for arm in arms]
-    if idle := [one for one in rates if one not in chosen]:
-        raise ClearheadError(
-            f"rates names {idle[0]!r}: no arm has this name, or an earlier name sets its rate; "
-            f"compared are {', '.join(arm.name for arm in arms)}"
-        )
-    return tuple(
-        arm if one is None else replace(arm, train=replace(arm.train, learning_rate=rates[one]))
-        for arm, one in zip(arms, chosen, strict=True)
-    )

@@ -56,6 +56,11 @@ class TrainJob(OpensModels):
     """Settings of the training."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text, tokenizer and split."""
+    resume: Path | None = None
+    """Go on with the run in this folder, whose run.json has all settings. A larger --train.tokens
+    extends a run; --train.save-every, --train.keep, --train.log-every, --track and the division
+    among processes may change. If the run's text, tokenizer or first model have moved, --data.data,
+    --data.tokenizer and --from name their new places."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +105,8 @@ class CompareConfig(OpensModels):
     measure_every: float = 0
     """Steps between measurements of outliers, attention and validation loss during training; below
     1 a fraction of all steps; 0 measures at the end only."""
-    rates: dict[Name, float] = field(default_factory=dict)
-    """Learning rates of single arms, each a name and a rate. A name is an arm's, a part of one (a
-    preset, an optimizer) or a pattern such as "softmax1*sgd"; the first that matches counts."""
     label: Name = ""
     """Label of the records on a page that shows several sets; empty for a run just made."""
-    jobs: Count = 1
-    """Runs at once, each in a process with its share of the CPU's threads and on the least used
-    GPU."""
     track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: TrainConfig = field(default_factory=lambda: ArmConfig(learning_rate=3e-3))
@@ -124,7 +123,7 @@ class CompareConfig(OpensModels):
         """The arms of the comparison, in order."""
         from clearhead.lab.arms import make_arms
 
-        return make_arms(self.presets, self.train, set=self.set, vary=self.vary, rates=self.rates)
+        return make_arms(self.presets, self.train, set=self.set, vary=self.vary)
 
     @cached_property
     def models(self) -> dict[str, Any]:
@@ -172,15 +171,6 @@ class CompareConfig(OpensModels):
         """Documents of a validation window: "apart" if all training does so, else "together"."""
         apart = all(arm.train.document_masks for arm in self.arms)
         return "apart" if apart else "together"
-
-
-@dataclass(frozen=True, kw_only=True)
-class OneRun:
-    """One run of a comparison, for a process of its own."""
-
-    comparison: CompareConfig
-    arm: str
-    seed: int
 
 
 def milestone_steps(every: float, settings: TrainConfig) -> int:
@@ -269,7 +259,7 @@ class FinetuneJob:
 
 
 # Fields that no result depends on; and those that name the model which the job before leaves.
-_PLACES = {"output", "records", "page", "track", "jobs"}
+_PLACES = {"output", "records", "page", "track"}
 _MODELS = {"base", "model", "models"}
 
 
@@ -280,7 +270,7 @@ class Job:
     name: str
     """Name of the job and of its log: sweeps/6-layers/sas-8e-3."""
     config: Any
-    """The configuration of a verb, or one run of a comparison."""
+    """The configuration of a verb."""
     records: Path
     """The records that it writes; of a conversion the record in its folder."""
     arm: str = ""

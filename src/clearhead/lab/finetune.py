@@ -17,9 +17,9 @@ from clearhead.data import DataConfig, LabelledBatches, hub, labelled
 from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
 from clearhead.lab.configs import RECORDS, FinetuneJob
+from clearhead.lab.run_setup import check_length
 from clearhead.measure.sweep import parameters_digest
 from clearhead.models import ClearheadConfig
-from clearhead.models.inspection import longest_text
 from clearhead.models.loading import (
     best_device,
     explained,
@@ -134,7 +134,7 @@ class _Task:
         from transformers import AutoModelForSequenceClassification
 
         path, trust = self.path, self.job.trust_remote_code
-        dropout, length = self.job.train.dropout, self.job.train.max_length
+        dropout = self.job.train.dropout
         manifest.verify_model(Path(path))
         with explained(self.job.model, "classifier"):
             config = load_config(path, trust_remote_code=trust)
@@ -158,12 +158,7 @@ class _Task:
                 config=config,
                 dtype=torch.float32,
             )
-        limit = longest_text(model)
-        if limit is not None and length > limit:
-            raise ClearheadError(
-                f"max_length is {length}, but the model has {limit} learned positions: "
-                f"give --train.max-length {limit}"
-            )
+        check_length(model, self.job.model, self.job.train.max_length, "max-length")
         return model
 
     def measures(self, model: Any, seed: int) -> Iterator[dict[str, Any]]:

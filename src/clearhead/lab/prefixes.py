@@ -97,8 +97,7 @@ def searched_prefix(
     def measured(ids: tuple[int, ...]) -> dict[str, Any]:
         largest = largest_states(model, pieces, ids)
         fails = sum(one > MASSIVE_SHARE * usual for one in largest)
-        measures: dict[str, Any] = {"largest": max(largest), "fails": fails, "pieces": len(largest)}
-        measures["perplexity"] = None
+        measures = {"largest": max(largest), "fails": fails, "pieces": count, "perplexity": None}
         return {"tokens": list(ids), "text": tokenizer.decode(list(ids)), **measures}
 
     def rank(one: dict[str, Any]) -> tuple[int, float]:
@@ -110,7 +109,12 @@ def searched_prefix(
         one["perplexity"] = perplexity(model, judged, **options).perplexity
         return float(one["perplexity"])
 
-    candidates = _candidates(tokenizer, windows)
+    newline = tokenizer("\n", add_special_tokens=False).input_ids
+    counts = Counter(token for window in windows for token in window.tolist())
+    special = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    usable = [*(newline if len(newline) == 1 else ()), *special]
+    usable += [token for token, _ in counts.most_common(FREQUENT)]
+    candidates = [token for token in dict.fromkeys(usable) if token is not None]
     best = plain = measured(())
     tried, without = [plain], judge(plain)
     for number in range(1, SEARCHED + 1):
@@ -133,15 +137,6 @@ def searched_prefix(
             f"({usual:,.0f} in the median) without raising perplexity: give one, such as \\n"
         )
     return Prefix(ids=tuple(best["tokens"]), text=best["text"], tried=tried)
-
-
-def _candidates(tokenizer: Any, windows: Sequence[Tensor]) -> list[int]:
-    newline = tokenizer("\n", add_special_tokens=False).input_ids
-    counts = Counter(token for window in windows for token in window.tolist())
-    frequent = [token for token, _ in counts.most_common(FREQUENT)]
-    special = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    seen = dict.fromkeys([*(newline if len(newline) == 1 else ()), *special, *frequent])
-    return [token for token in seen if token is not None]
 
 
 def largest_states(
@@ -203,11 +198,11 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
     finally:
         for hook in hooks:
             hook.remove()
-    for layer, key_BNC, value_BNC in zip(made.model.layers, keys, values, strict=True):
-        attention: Any = layer.self_attn
-        key_BGND = key_BNC.unflatten(-1, (attention.groups, -1)).transpose(1, 2)
-        value_BGND = value_BNC.unflatten(-1, (attention.value_heads, -1)).transpose(1, 2)
-        with torch.no_grad():
+    with torch.no_grad():
+        for layer, key_BNC, value_BNC in zip(made.model.layers, keys, values, strict=True):
+            attention: Any = layer.self_attn
+            key_BGND = key_BNC.unflatten(-1, (attention.groups, -1)).transpose(1, 2)
+            value_BGND = value_BNC.unflatten(-1, (attention.value_heads, -1)).transpose(1, 2)
             if attention.k_norm is not None:
                 key_BGND = attention.k_norm(key_BGND)
             attention.normalizer.key_bias.copy_(key_BGND.double().mean(0))

@@ -22,7 +22,7 @@ import torch
 from clearhead import extensions
 from clearhead.allocator import keep_freed_memory
 from clearhead.errors import ClearheadError, Stopped
-from clearhead.lab.configs import CompareConfig, FinetuneJob, Job, OneRun
+from clearhead.lab.configs import CompareConfig, FinetuneJob, Job
 from clearhead.lab.convert_config import ConvertConfig
 from clearhead.lab.sweep_configs import DiagnoseConfig, EvaluateConfig, PlanConfig, QuantizeConfig
 from clearhead.progress import Line, Work
@@ -34,7 +34,6 @@ from clearhead.train.interrupt import StopSignals
 # Kind of configuration → module and function that run it, and the unit of their work.
 RUN = {
     CompareConfig: ("compare", "compare", "run"),
-    OneRun: ("compare", "make_run", "run"),
     FinetuneJob: ("finetune", "run_finetune", "seed"),
     ConvertConfig: ("converting", "run_conversion", "model"),
     PlanConfig: ("bill", "record_memory", "model"),
@@ -46,8 +45,7 @@ _MODULES = dict.fromkeys(f"{__package__}.{module}" for module, _, _ in RUN.value
 _POLL_SECONDS = 0.2
 
 Start = Callable[[Job, Path, str | None], Any]
-"""Starts a job that writes to a log and sees one GPU, where it is named; returns its process, with
-`exitcode`, None while it runs, `terminate` and `kill`."""
+"""Starts a job that writes to a log and sees the GPU named; returns its process."""
 
 
 def gpus() -> tuple[str, ...]:

@@ -5,17 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from clearhead.data import Batches, Corpus, DataConfig, MaskedBatches, Masking, prepare
 from clearhead.data.config import SHARE
 from clearhead.data.tokenizer import vocabulary_size, yielded
 from clearhead.errors import ClearheadError
 from clearhead.lab.sweep_configs import OWN
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
-from clearhead.models.base_model import ClearheadModel
+from clearhead.models.inspection import longest_text
 from clearhead.models.loading import best_device, load
-from clearhead.nn import REGISTRY
 from clearhead.terminal import say
 from clearhead.train import TrainConfig
 from clearhead.train.run_dir import RUN_FILE, read_record
@@ -50,32 +47,35 @@ def fitted(
     return preset(name, size, **{**keys, **changes})
 
 
-def check_room(config: ClearheadConfig, settings: TrainConfig) -> None:
-    """Refuse windows longer than the model can tell positions apart."""
-    with torch.device("meta"):
-        limit = REGISTRY.find("position", config.position).build(config.layer(0), 1).longest()
-        if limit is None:
-            return
-        taken = ClearheadModel(config).needs.places
-    length = settings.sequence_length
-    if length > limit - taken:
-        beside = f" beside {taken} of learned keys" if taken else ""
+def check_length(model: Any, name: str, length: int, option: str = "sequence-length") -> None:
+    """Refuse texts longer than the model can tell positions apart; `option` sets their length."""
+    limit = longest_text(model)
+    if limit is None and isinstance(model.config, ClearheadConfig):
+        limit = model.base_model.position.longest()
+        limit = limit and limit - model.base_model.needs.places
+    if limit is not None and length > limit:
         raise ClearheadError(
-            f"windows of {length} tokens are more than the {limit - taken} positions "
-            f"of position={config.position!r}{beside}: lower sequence_length, or raise "
-            "max_position_embeddings"
+            f"windows of {length} tokens are more than the {limit} positions of {name}: "
+            f"give --train.{option} {limit}"
         )
 
 
-def batches(corpus: Corpus, settings: TrainConfig, output: Path | None = None) -> Batches:
-    """The training batches that the settings ask for, in the order of a run in `output`."""
+def batches(
+    corpus: Corpus, settings: TrainConfig, output: Path, *, masked: bool = False
+) -> Batches | MaskedBatches:
+    """The training batches that the settings ask for, in the order of a run in `output`.
+
+    Args:
+        masked: hide a share of the tokens; `corpus` then has a mask token
+            (`clearhead.data.with_mask_token`).
+    """
     begin = corpus.tokenizer.bos_token_id if settings.begin_windows else None
     if settings.begin_windows and begin is None:
         raise ClearheadError(
             "begin_windows needs a begin token, which this tokenizer lacks: leave it out, or "
             "choose another --data.tokenizer"
         )
-    return Batches(
+    plain = Batches(
         corpus,
         sequence_length=settings.sequence_length,
         batch_size=settings.batch_size,
@@ -83,23 +83,14 @@ def batches(corpus: Corpus, settings: TrainConfig, output: Path | None = None) -
         accumulation=settings.accumulation,
         document_masks=settings.document_masks,
         begin=begin,
-        began=None if output is None else data_of(output),
+        began=data_of(output),
     )
+    return MaskedBatches(plain, Masking(corpus.tokenizer, SHARE)) if masked else plain
 
 
 def data_of(output: Path) -> str | None:
     """The fingerprint of the batches of the run in a folder; None where there is no run."""
     return read_record(output).get("data") if (output / RUN_FILE).exists() else None
-
-
-def masked_batches(
-    corpus: Corpus, settings: TrainConfig, output: Path | None = None
-) -> MaskedBatches:
-    """The same windows in the same order, with a share of their tokens hidden.
-
-    `corpus` has a mask token: `clearhead.data.with_mask_token`.
-    """
-    return MaskedBatches(batches(corpus, settings, output), Masking(corpus.tokenizer, SHARE))
 
 
 def objective_of(config: ClearheadConfig) -> str:
