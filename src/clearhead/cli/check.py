@@ -73,7 +73,7 @@ def run(words: list[str]) -> int:
 
 
 def _opened(command: Command) -> Any:
-    from clearhead.lab.run_setup import OBJECTIVES, load_model, objective_of
+    from clearhead.lab.run_setup import load_model, new_model
     from clearhead.models import preset
     from clearhead.models.loading import best_device
 
@@ -82,5 +82,4 @@ def _opened(command: Command) -> Any:
             raise ClearheadError("--set has no effect on a trained model: check init:NAME")
         kinds, trust = ("causal", "masked"), command.trust_remote_code
         return load_model(command.model, kinds, trust_remote_code=trust)[0]
-    config = preset(command.model.removeprefix(FRESH), **command.set)
-    return OBJECTIVES[objective_of(config)](config).to(best_device())
+    return new_model(preset(command.model.removeprefix(FRESH), **command.set)).to(best_device())

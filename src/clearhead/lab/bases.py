@@ -14,9 +14,9 @@ from clearhead.errors import ClearheadError
 from clearhead.lab.arms import Arm
 from clearhead.lab.configs import CompareConfig
 from clearhead.lab.run_setup import (
-    OBJECTIVES,
     check_length,
     fitted,
+    new_model,
     own_text,
     refuse_tokenizer,
     require_own_tokenizer,
@@ -127,7 +127,7 @@ def outlined(
     """
     if base is None:
         model = fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
-        build: Callable[[], Any] = partial(OBJECTIVES[config.objective], model)
+        build: Callable[[], Any] = partial(new_model, model)
         with torch.device("meta"):
             outline = build()
         check_length(outline, arm.preset, arm.train.sequence_length)

@@ -8,13 +8,11 @@ from torch import Tensor
 
 from clearhead.data.sources import passages
 from clearhead.errors import ClearheadError
-from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.nn.softmax1 import NOTHING
 from clearhead.probe import AttentionCall, measure
 from clearhead.terminal import say
 
-SINK = "sink"  # the normalizer
 _CHARACTERS = 16  # of a document that are read for each token asked for
 _HALVINGS = 60  # from 200 to below float64's resolution of a logit
 
@@ -80,31 +78,6 @@ class _Rows:
 
     def measures(self) -> list[dict[str, Any]]:
         return []
-
-
-def added_sinks(before: ClearheadConfig, after: ClearheadConfig) -> tuple[int, ...]:
-    """Layers to which a conversion adds learned sinks. Those that a model has are trained."""
-    return tuple(
-        index
-        for index in range(after.num_hidden_layers)
-        if after.layer(index).normalizer == SINK and before.layer(index).normalizer != SINK
-    )
-
-
-def check_sinks(after: ClearheadConfig, added: tuple[int, ...]) -> None:
-    """Raise a ClearheadError for a conversion that adds no learned sink, or adds one to V1's maps.
-
-    Those reach attention in another order than their sinks'.
-    """
-    if not added:
-        raise ClearheadError(
-            "--calibrate sets the sinks that a conversion adds, and a model's own stay as they "
-            "are: give --to sink, --to key-value or --prefix auto, or --text to measure on"
-        )
-    if any(after.layer(index).maps == "differential" for index in added):
-        raise ClearheadError(
-            "--calibrate is not for maps='differential': choose maps=single or differential-v2"
-        )
 
 
 def calibrate(

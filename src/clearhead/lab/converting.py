@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from clearhead.data.sources import STDLIB
 from clearhead.errors import ClearheadError
 from clearhead.eval.sliding import distance
-from clearhead.lab.calibration import added_sinks, calibrate, check_sinks, sample
+from clearhead.lab.calibration import calibrate, sample
 from clearhead.lab.convert_config import AUTO, ConvertConfig
 from clearhead.lab.prefixes import (
     SEARCHED,
     Prefix,
-    check_after,
     check_prefix,
     difference_after,
     fill,
@@ -178,7 +177,12 @@ def to_other_mechanisms(
 
     with within_memory(f"give a smaller --length than {length}"):
         if prefix is not None:
-            check_after(made, first, prefix)
+            if not (apart := difference_after(made, first, prefix.ids)) <= TOLERANCE:
+                raise ClearheadError(
+                    "the model with a prefix gives other logits than the one after it, by "
+                    f"{apart:.2g} of their size: convert --to a mechanism of another function "
+                    "first, then the result with --prefix"
+                )
             same = measure("with the prefix, against the model without it")
         else:
             for step in _calibrated(config, made, before, calibrating, added):
@@ -228,7 +232,13 @@ def _checked(
         outline = ClearheadForCausalLM(changed(first.config, changes))
     if config.equalise:
         check_equalised(outline)
-    added = added_sinks(first.config, outline.config)
+    # Sinks that the model has are trained: those that it gets are set.
+    after = [outline.config.layer(index) for index in range(outline.config.num_hidden_layers)]
+    added = tuple(
+        index
+        for index, layer in enumerate(after)
+        if layer.normalizer == "sink" != first.config.layer(index).normalizer
+    )
     if config.sink_logit is not None and not added:
         raise ClearheadError(
             "--sink-logit is for the sinks that --to sink or normalizer=sink adds, and has no "
@@ -237,7 +247,16 @@ def _checked(
     if config.calibrate is None or config.prefix is not None:
         return added
     if not _has_keys(outline):
-        check_sinks(outline.config, added)
+        if not added:
+            raise ClearheadError(
+                "--calibrate sets the sinks that a conversion adds, and a model's own stay as they "
+                "are: give --to sink, --to key-value or --prefix auto, or --text to measure on"
+            )
+        if any(after[index].maps == "differential" for index in added):
+            # Its maps reach attention in another order than their sinks.
+            raise ClearheadError(
+                "--calibrate is not for maps='differential': choose maps=single or differential-v2"
+            )
     elif _has_keys(first):
         raise ClearheadError(
             "--calibrate would replace the keys and values that this model has: give --text "

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def studies(output: Path) -> Studies:
 
     Rates are not tuned. At 1e-2 the made text grows its sink within 200 steps.
     """
+    window: Any = {"sequence_length": 64}
     text = CompareConfig(
         presets=("transformer", "sas-p", "alibi", "coca"),
         # Attention is learnt sooner from matrices that keep the size of what they read.
@@ -49,23 +51,18 @@ def studies(output: Path) -> Studies:
         seeds=_SEEDS,
         lengths=(1, 2, 4, 8, 16),
         evaluation_tokens=16_384,
-        train=TrainConfig(tokens=200_000, sequence_length=64, batch_size=16, learning_rate=3e-3),
+        train=TrainConfig(tokens=200_000, batch_size=16, learning_rate=3e-3, **window),
         data=DataConfig(vocabulary=1024, limit=4_000_000, validation=0.05),
         output=output / "text",
     )
+    window["document_masks"] = True
     sinks = CompareConfig(
         presets=("transformer", "softmax1", "gated", "differential", "differential-v2"),
         set=_shape(64, 2),
         seeds=_SEEDS,
         lengths=(1,),
         evaluation_tokens=8192,
-        train=TrainConfig(
-            tokens=409_600,
-            sequence_length=64,
-            batch_size=32,
-            learning_rate=1e-2,
-            document_masks=True,
-        ),
+        train=TrainConfig(tokens=409_600, batch_size=32, learning_rate=1e-2, **window),
         data=DataConfig(data=("synthetic:backcopy:documents=8000,characters=360",), vocabulary=512),
         output=output / "sinks",
     )
@@ -90,6 +87,7 @@ def run_demo(
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
     """
     text, sinks = asked
+    bits = partial(QuantizeConfig, scheme=SCHEMES, tokens=4096)
     work.start(sum(len(one.seeds) * len(one.arms) for one in asked) + 2 + (pretrained is not None))
     if pretrained is not None:  # a name that leads nowhere is better known before the training
         kind_of(resolved(pretrained), trust_remote_code=trust_remote_code)
@@ -105,7 +103,9 @@ def run_demo(
     if models := [one["path"] for one in lines if one.get("arm") in (BASELINE, REPAIRED)]:
         data = replace(sinks.data, vocabulary=DataConfig.vocabulary)  # each has its tokenizer
         length = 3 * sinks.train.sequence_length // 4  # room for the prefix
-        _quantize(records["bits"], models=tuple(models), data=data, length=length)
+        run_quantization(
+            bits(models=tuple(models), data=data, length=length, records=records["bits"])
+        )
     work.end()
     if pretrained is not None:
         work.begin(pretrained)
@@ -113,15 +113,11 @@ def run_demo(
         given: Any = {"models": (pretrained,), "data": data, "trust_remote_code": trust_remote_code}
         folder = output / "pretrained"
         run_diagnosis(DiagnoseConfig(output=folder, windows=8, **given))
+        run_quantization(bits(length=256, records=folder / "bits.jsonl", **given))
         records["diagnosis"] = folder / DIAGNOSIS_FILE
         records["pretrained bits"] = folder / "bits.jsonl"
-        _quantize(records["pretrained bits"], length=256, **given)
         work.end()
     return records
-
-
-def _quantize(records: Path, **given: Any) -> None:
-    run_quantization(QuantizeConfig(scheme=SCHEMES, tokens=4096, records=records, **given))
 
 
 def _attention(config: CompareConfig) -> Iterator[dict[str, Any]]:
@@ -139,24 +135,23 @@ def _attention(config: CompareConfig) -> Iterator[dict[str, Any]]:
             yield dict(header)
             yield from (line for line in lines if line.get("metric") == "perplexity")
             yield from _measured(header, read)
-            if arm.preset == BASELINE:
-                repaired = config.output / f"{REPAIRED}-seed{seed}"
-                if not repaired.is_dir():
-                    # The same function, without training.
-                    repair = ConvertConfig(
-                        model=header["path"],
-                        output=repaired,
-                        prefix=corpus.tokenizer.bos_token,
-                        rotate=("residual", "values", "down"),
-                        text=config.data.data[0],
-                        length=len(read[0]) // 2,
-                    )
-                    run_conversion(repair)
-                header |= {"run": f"{REPAIRED}/seed{seed}", "arm": REPAIRED, "preset": REPAIRED}
-                header["path"] = str(repaired)
-                yield header
-                # The prefix stands in the place of the begin token.
-                yield from _measured(header, [one[1:] for one in read])
+            if arm.preset != BASELINE:
+                continue
+            repair = ConvertConfig(  # the same function, without training
+                model=header["path"],
+                output=config.output / f"{REPAIRED}-seed{seed}",
+                prefix=corpus.tokenizer.bos_token,
+                rotate=("residual", "values", "down"),
+                text=config.data.data[0],
+                length=len(read[0]) // 2,
+            )
+            if not repair.output.is_dir():
+                run_conversion(repair)
+            header |= {"run": f"{REPAIRED}/seed{seed}", "arm": REPAIRED, "preset": REPAIRED}
+            header["path"] = str(repair.output)
+            yield header
+            # The prefix stands in the place of the begin token.
+            yield from _measured(header, [one[1:] for one in read])
 
 
 def _measured(made: dict[str, Any], read: Sequence[Tensor]) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from clearhead.data import Corpus, prepare
 from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, check_names, parted
-from clearhead.lab.run_setup import load_model, own_text, run_of, text_of, untrained
+from clearhead.lab.run_setup import fitted, load_model, new_model, own_text, run_of, text_of
 from clearhead.lab.sweep_configs import (
     DIAGNOSIS_FILE,
     FRESH,
@@ -25,7 +25,7 @@ from clearhead.measure.sweep import Portion, Subject, Task, Texts, sweep
 from clearhead.models import SCALINGS, with_rope_scaling
 from clearhead.models.catalogue import preset
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
-from clearhead.models.loading import explained, load_config, resolved
+from clearhead.models.loading import best_device, explained, load_config, resolved
 from clearhead.models.memory import require_room
 from clearhead.progress import Work
 from clearhead.quantize import Scheme, every, left_out, linear_layers, scheme
@@ -33,6 +33,7 @@ from clearhead.quantize.linear import refuse_quantised
 from clearhead.quantize.measure import QuantizationTask
 from clearhead.records.runs import DIAGNOSIS, QUANTIZATION, Line
 from clearhead.terminal import say
+from clearhead.train import TrainConfig
 
 ALL = "all"
 LENGTH = 512  # of a diagnosis
@@ -166,8 +167,10 @@ def _diagnosed(config: DiagnoseConfig, source: str, name: str) -> Portion:
 def _loaded(source: str, config: DiagnoseConfig) -> tuple[Any, Corpus]:
     if source.startswith(FRESH):
         torch.manual_seed(config.seeds[0])
+        corpus = prepare(config.data, progress=say)
         name, size = source.removeprefix(FRESH), config.size or "tiny"
-        return untrained(name, size, config.set, config.data)
+        model = new_model(fitted(name, size, corpus, TrainConfig(), **config.set))
+        return model.to(best_device()).eval(), corpus
     model, tokenizer = load_model(
         source, kinds=("causal", "masked", "bare"), trust_remote_code=config.trust_remote_code
     )

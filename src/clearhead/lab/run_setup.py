@@ -1,6 +1,6 @@
 """Models and batches of runs, from the names of presets and checkpoints and from a corpus."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from clearhead.lab.sweep_configs import OWN
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models.inspection import longest_text
 from clearhead.models.loading import best_device, load
-from clearhead.terminal import say
 from clearhead.train import TrainConfig
 from clearhead.train.run_dir import RUN_FILE, read_record
 
@@ -139,13 +138,9 @@ def text_of(data: DataConfig, models: Sequence[str]) -> DataConfig:
     return next(iter(texts), replace(data, data=DataConfig.data))
 
 
-def untrained(
-    name: str, size: str, changes: Mapping[str, Any], data: DataConfig
-) -> tuple[Any, Corpus]:
-    """A preset with fresh weights, and its text."""
-    corpus = prepare(data, progress=say)
-    config = fitted(name, size, corpus, TrainConfig(), **changes)
-    return OBJECTIVES[objective_of(config)](config).to(best_device()).eval(), corpus
+def new_model(config: ClearheadConfig) -> Any:
+    """A model with fresh weights, of the class that learns its objective."""
+    return OBJECTIVES[objective_of(config)](config)
 
 
 def refuse_tokenizer(data: DataConfig) -> None:

@@ -11,7 +11,7 @@ from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.lab.bases import open_base, resting_sinks
 from clearhead.lab.configs import TrainJob
-from clearhead.lab.run_setup import OBJECTIVES, batches, check_length, data_of, fitted, objective_of
+from clearhead.lab.run_setup import batches, check_length, data_of, fitted, new_model, objective_of
 from clearhead.models import BASELINE, preset
 from clearhead.models.inspection import parameter_count
 from clearhead.models.language_models import ClearheadForCausalLM
@@ -132,11 +132,11 @@ def _new(job: TrainJob, began: str | None) -> tuple[Any, Any]:
     name = job.preset or BASELINE
     config = preset(name, job.size, **job.set)  # refuses before anything is read
     corpus = prepare(job.data, progress=say, began=began)
-    if (objective := objective_of(config)) == "mlm":
+    if objective_of(config) == "mlm":
         corpus = with_mask_token(corpus)
     config = fitted(name, job.size, corpus, job.train, **job.set)
     torch.manual_seed(job.train.seed)
-    model = OBJECTIVES[objective](config)
+    model = new_model(config)
     check_length(model, name, job.train.sequence_length)
     return model, corpus
 
