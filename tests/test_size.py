@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 37_857
+LINES = 37_624
 LONGEST = 400
 
 

@@ -5,8 +5,7 @@ import string
 import pytest
 
 from clearhead.errors import ClearheadError
-from clearhead.lab.arms import Arm
-from clearhead.lab.configs import CompareConfig
+from clearhead.lab.configs import Arm, CompareConfig
 from clearhead.train import TrainConfig
 
 

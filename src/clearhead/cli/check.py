@@ -52,14 +52,9 @@ def run(words: list[str]) -> int:
     from clearhead.diagnose.attention_check import DTYPES, check_attention, in_words
 
     model = _opened(command)
-    found = check_attention(
-        model,
-        command.attention,
-        dtype=DTYPES[command.dtype],
-        compile=command.compile,
-        timed=command.timed,
-        seed=command.seed,
-    )
+    how: dict[str, Any] = {"dtype": DTYPES[command.dtype], "compile": command.compile}
+    how |= {"timed": command.timed, "seed": command.seed}
+    found = check_attention(model, command.attention, **how)
     if all(one.lacks for one in found):
         names = ", ".join(one.name for one in found)
         raise ClearheadError(

@@ -1,7 +1,7 @@
 """clearhead convert: a model in another library's format, or on other mechanisms."""
 
 from clearhead.cli.options import parse
-from clearhead.lab.convert_config import ConvertConfig as Command
+from clearhead.lab.sweep_configs import ConvertConfig as Command
 from clearhead.terminal import show
 
 

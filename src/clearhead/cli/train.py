@@ -17,12 +17,21 @@ def run(words: list[str]) -> int:
         begun = None
         if (folder := given(words, "--resume")) is not None:
             from clearhead.lab.training import recorded
+            from clearhead.records.manifest import verify_model
+            from clearhead.train.run_dir import FINAL, is_finished
 
             begun = recorded(Path(place(folder)))
         command = _parse(words, begun or _usual(given(words, "--from")))
         if begun is not None:
             command = _extended(command, begun)
-            if command.train.tokens == begun.train.tokens and _finished(begun.output):
+            if command.train.tokens == begun.train.tokens and is_finished(begun.output):
+                # A kill after its end leaves nothing to go on with.
+                final = begun.output / FINAL
+                verify_model(final)
+                say(
+                    f"the run in {begun.output} is finished: its model is in {final}; extend it by "
+                    "more --train.tokens"
+                )
                 return 0
     from clearhead.lab.training import run_training
 
@@ -32,21 +41,6 @@ def run(words: list[str]) -> int:
         return 128 + result.stop_signal
     say(f"loss {result.final_loss:.4f}; model: {command.output / 'final'}")
     return 0
-
-
-def _finished(output: Path) -> bool:
-    """Say so where the run is finished: a kill after its end leaves nothing to go on with."""
-    from clearhead.records.manifest import verify_model
-    from clearhead.train.run_dir import FINAL, is_finished
-
-    if not is_finished(output):
-        return False
-    verify_model(output / FINAL)
-    say(
-        f"the run in {output} is finished: its model is in {output / FINAL}; extend it by more "
-        "--train.tokens"
-    )
-    return True
 
 
 def _parse(words: list[str], usual: Command) -> Command:
@@ -82,7 +76,9 @@ def _extended(command: Command, begun: Command) -> Command:
     free |= {"--track", "--resume", "--data.cache", "--trust-remote-code"}
     # The same content may lie elsewhere: its fingerprint is compared, not its place.
     free |= {"--data.data", "--data.tokenizer"} | ({"--from"} if begun.base else set())
-    changed = {_option(name) for name, _, _ in differences(canonical(begun), canonical(command))}
+    own = {"preset": "preset", "base": "--from", "set": "--set"}  # of a field; others have its name
+    names = [name for name, _, _ in differences(canonical(begun), canonical(command))]
+    changed = {own.get(one.split(".")[0], f"--{one.replace('_', '-')}") for one in names}
     if fixed := sorted(changed - free):
         raise ClearheadError(
             f"a run is resumed with its own settings: leave out {', '.join(fixed)}, or start "
@@ -92,9 +88,3 @@ def _extended(command: Command, begun: Command) -> Command:
         return command
     planned = begun.train.schedule_tokens or begun.train.tokens
     return replace(command, train=replace(command.train, schedule_tokens=planned))
-
-
-def _option(name: str) -> str:
-    """The option that sets a field of the command, by its dotted name."""
-    named = {"preset": "preset", "base": "--from", "set": "--set"}
-    return named.get(name.split(".")[0], f"--{name.replace('_', '-')}")

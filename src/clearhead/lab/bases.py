@@ -4,15 +4,14 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from clearhead.data import Corpus, DataConfig
 from clearhead.errors import ClearheadError
-from clearhead.lab.arms import Arm
-from clearhead.lab.configs import CompareConfig
+from clearhead.lab.configs import Arm, CompareConfig
 from clearhead.lab.run_setup import (
     check_length,
     fitted,
@@ -45,9 +44,8 @@ class Base:
     length: int
 
     def start(self, preset: str | None, settings: Mapping[str, Any]) -> Start:
-        """A copy on the mechanisms of a preset, and of settings over it.
-
-        Without a change of mechanism it is the model itself, in its own class.
+        """A copy on the mechanisms of a preset, and of settings over it; in its own class where
+        they change nothing.
 
         Raises:
             ClearheadError: for an unknown preset or setting, windows for which learned keys leave
@@ -76,10 +74,7 @@ def open_base(
     alike: bool = False,
 ) -> Base:
     """Open a model to go on from in windows of that length, in float32, and prepare its text.
-
-    Args:
-        began: as in `prepare`.
-        alike: leave out the dropout of the model's own class, which is lost with other mechanisms.
+    `alike` leaves out the dropout of its own class, which is lost with other mechanisms.
 
     Raises:
         ClearheadError: for a model that cannot be opened or is stored in few bits, a tokenizer
@@ -91,7 +86,7 @@ def open_base(
     model, tokenizer = load(name, trust_remote_code=trust_remote_code)
     check_length(model, name, length)
     require_own_tokenizer(name, model, tokenizer)
-    corpus = own_text(data, tokenizer, progress=say, began=began)
+    corpus = own_text(data, tokenizer, began)
     shares = dropouts(model.config) if alike and type(model).__name__ in FAMILIES else {}
     if shares:
         say(f"{words_of(shares)}: left out of every arm, since a converted model has no dropout")
@@ -104,23 +99,27 @@ def open_base(
 
 def resting_sinks(model: Any, config: TrainConfig) -> str:
     """A line that names the remedy where sinks are to be trained that no gradient reaches."""
-    sinks = [
-        module
+    rests = [
+        module.rests
         for name, module in model.named_modules()
         if isinstance(module, Sink)
         and (not config.only or matched(f"{name}.logit", config.only))
         and not matched(f"{name}.logit", config.freeze)
     ]
-    if not sinks or not all(sink.rests for sink in sinks):
-        return ""
-    return f"{AT_REST}: give --set annealed_start=true"
+    return f"{AT_REST}: give --set annealed_start=true" if rests and all(rests) else ""
 
 
-def outlined(
-    arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None
-) -> tuple[Any, Callable[[], Any]]:
-    """An arm's model without weights, on the meta device; and the function that builds it, from
-    PyTorch's generator or from the base.
+class Outlined(NamedTuple):
+    """An arm, its model without weights on the meta device, and the function that builds it, from
+    PyTorch's generator or from the base."""
+
+    arm: Arm
+    outline: Any
+    build: Callable[[], Any]
+
+
+def outlined(arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None) -> Outlined:
+    """Outline the model of an arm.
 
     Raises:
         ClearheadError: where it cannot be built, or made from the base.
@@ -131,7 +130,7 @@ def outlined(
         with torch.device("meta"):
             outline = build()
         check_length(outline, arm.preset, arm.train.sequence_length)
-        return outline, build
+        return Outlined(arm, outline, build)
     build = lambda: base.start(arm.preset, arm.model).model  # noqa: E731
     try:
         outline = build()
@@ -141,7 +140,7 @@ def outlined(
         say(f"{arm.name}: {remark}, in a comparison of arms with a null key or XSA")
     outline.to("meta")
     outline.tie_weights()
-    return outline, build
+    return Outlined(arm, outline, build)
 
 
 def counted(model: Any) -> dict[str, int]:

@@ -46,8 +46,8 @@ GPUS = {
 
 
 class Estimate(NamedTuple):
-    """Seconds of a step and of the whole run on a number of devices, and whether the peak of memory
-    leaves a tenth of each device's free."""
+    """Seconds of a step and of the run on a number of devices; the peak of memory `fits` where a
+    tenth of each device's stays free."""
 
     device: str
     number: int
@@ -177,8 +177,7 @@ def _loss(model: Any, batch: dict[str, torch.Tensor], labels_BT: torch.Tensor) -
 
 
 def record_memory(config: PlanConfig, **_: object) -> list[Line]:
-    """Count the bytes of each preset at each length; return their records, which are in
-    `config.records` too.
+    """Count the bytes of each preset at each length; write and return the records.
 
     - `step_bytes`: of all tensors but weights, gradients and the optimizer's, when a training step
       of one text holds most (`training_memory`).

@@ -7,7 +7,7 @@ OUTPUT/records.jsonl             the records of all finished runs
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ import torch
 
 from clearhead.data import Corpus, prepare, windows, with_mask_token
 from clearhead.errors import ClearheadError
-from clearhead.lab.arms import Arm
-from clearhead.lab.bases import Base, counted, open_base, outlined
-from clearhead.lab.configs import RECORDS, CompareConfig, milestone_steps
+from clearhead.lab.bases import Base, Outlined, counted, open_base, outlined
+from clearhead.lab.configs import RECORDS, Arm, CompareConfig, milestone_steps
 from clearhead.lab.final_measures import MILESTONES, Milestones, measure
 from clearhead.lab.run_setup import batches, data_of
 from clearhead.models import plan
@@ -61,19 +60,14 @@ class Run:
     """One run: an arm with a seed."""
 
     def __init__(
-        self,
-        config: CompareConfig,
-        corpus: Corpus,
-        base: Base | None,
-        arm: Arm,
-        seed: int,
-        model: tuple[Any, Callable[[], Any]],
+        self, config: CompareConfig, opened: tuple[Corpus, Base | None], model: Outlined, seed: int
     ) -> None:
+        corpus, base = opened
+        arm, self.outline, self.build = model
         self.config, self.corpus, self.arm, self.seed = config, corpus, arm, seed
         # As it will be computed: the header of a record has no "auto".
         resolved = precision.resolve(arm.train.precision, best_device())
         self.settings = replace(arm.train, seed=seed, precision=resolved)
-        self.outline, self.build = model
         self.folder = folder_of(config, arm, seed)
         self.records = self.folder / RECORDS
         self.called = f"{arm.name}, seed {seed}"
@@ -186,12 +180,9 @@ class Run:
 def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
     """Train and measure every arm with every seed, and return the records.
 
-    What is done is kept in `config.output`, a folder a run, so that a comparison that was stopped
-    goes on with the run at hand. `records.jsonl` there holds the records of all runs. A run that
-    diverges is recorded as such, and the others go on: in a sweep that is a result.
-
-    Args:
-        work: shows which run is at hand and how far it is, a unit a run.
+    What is done is kept in `config.output`, so that a comparison that was stopped goes on with the
+    run at hand. A run that diverges is recorded as such, and the others go on: in a sweep that is a
+    result. `work` shows which run is at hand and how far it is, a unit a run.
 
     Raises:
         ClearheadError: for settings or data that do not work, a folder of other settings, in use
@@ -244,12 +235,8 @@ def _runs(config: CompareConfig) -> list[Run]:
         say(f"nothing is held out of {named}: validation text has none of it")
     if len(config.seeds) == 1 and len(config.arms) > 1:
         say("one seed cannot tell these models apart: give several, such as --seeds 0 1 2")
-    models = {arm.name: outlined(arm, config, corpus, base) for arm in config.arms}
-    return [
-        Run(config, corpus, base, arm, seed, models[arm.name])
-        for seed in config.seeds
-        for arm in config.arms
-    ]
+    models = [outlined(arm, config, corpus, base) for arm in config.arms]
+    return [Run(config, (corpus, base), model, seed) for seed in config.seeds for model in models]
 
 
 def _join(runs: list[Run], records: Path) -> None:

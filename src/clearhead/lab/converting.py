@@ -9,21 +9,23 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.data.sources import STDLIB
+from clearhead.diagnose import RowMeans
+from clearhead.diagnose.hidden import ResidualStream
 from clearhead.errors import ClearheadError
 from clearhead.eval.sliding import distance
-from clearhead.lab.calibration import calibrate, sample
-from clearhead.lab.convert_config import AUTO, ConvertConfig
 from clearhead.lab.prefixes import (
     SEARCHED,
     Prefix,
+    calibrate,
     check_prefix,
     difference_after,
     fill,
     given_prefix,
+    sample,
     searched_prefix,
 )
-from clearhead.lab.repaired import WINDOWS, in_three_lines, three_numbers
 from clearhead.lab.run_setup import load_model, require_own_tokenizer
+from clearhead.lab.sweep_configs import AUTO, ConvertConfig
 from clearhead.models.conversion import (
     TOLERANCE,
     converted,
@@ -44,12 +46,17 @@ from clearhead.models.rotated import check_rotation, rotated
 from clearhead.models.starts import changed, check_baseline, started, target
 from clearhead.nn.key_value import KeyValue
 from clearhead.nn.sink import AT_REST
+from clearhead.probe import measure as measure_inside
+from clearhead.probe.tiles import ByTile
+from clearhead.quantize import Texts, cost, scheme
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, require_new, write_json
 from clearhead.records.provenance import provenance
 from clearhead.terminal import say
 from clearhead.train.checkpoint import save_pretrained, whole
 
+WINDOWS = 1  # of 512 tokens: enough to tell a price of 100 % from one of 1 %
+EIGHT_BITS = "w8a8-coarse"
 RECORD = "conversion.json"  # in the folder of the converted model
 Conversion = tuple[Any, dict[str, Any], list[str]]
 """A converted model, its record, and lines about the change."""
@@ -342,3 +349,44 @@ def _has_keys(model: ClearheadForCausalLM) -> bool:
 def _record(name: str, model: Any, made: Any) -> dict[str, Any]:
     kinds = {"from": type(model).__name__, "to": type(made).__name__}
     return {"kind": "conversion", "of": name, **kinds, **provenance(made.device)}
+
+
+def three_numbers(model: Any, windows: list[Tensor]) -> dict[str, float | None]:
+    """A repair in three numbers, of a causal language model on int64 [T] windows of text; None
+    where it has no such number.
+
+    Returns:
+        sink: the share of queries, over layers and heads, whose largest weight is on the first
+            token; of the difference of maps, where a model has one.
+        largest_state: the largest absolute hidden state, over their median.
+        eight_bits: what `w8a8-coarse` adds to the perplexity, as a share of it.
+    """
+    parts: Any = {"attention": [ByTile(weights=[RowMeans()])], "hidden": [ResidualStream()]}
+    lines = measure_inside(model, windows, batch_size=1, **parts)
+    whole = {(x["metric"], x.get("map")): x["value"] for x in lines if "layer" not in x}
+    sinks = (whole.get(("first_token_argmax_share", map)) for map in ("difference", "softmax"))
+    top, median = (whole.get((f"hidden_{one}", None), 0.0) for one in ("top_1", "median"))
+    texts = Texts(windows=windows)
+    full, rounded = (cost(model, how, texts).perplexity for how in (None, scheme(EIGHT_BITS)))
+    return {
+        "sink": next((one for one in sinks if one is not None), None),
+        "largest_state": top / median if median > 0 else None,
+        "eight_bits": rounded / full - 1 if rounded and full else None,
+    }
+
+
+def in_three_lines(
+    before: dict[str, float | None], after: dict[str, float | None], text: str
+) -> list[str]:
+    """Before → after, for people; `text` names what was read."""
+    forms = {
+        "sink": ("sink", "{:.1%}", "of queries look most at the first token"),
+        "largest_state": ("largest state", "{:,.0f}", "times the median hidden state"),
+        "eight_bits": ("8 bits", "{:+.1%}", f"perplexity with {EIGHT_BITS}"),
+    }
+    lines = []
+    for number, (name, form, what) in forms.items():
+        found = (numbers[number] for numbers in (before, after))
+        ways = " → ".join("not measured" if one is None else form.format(one) for one in found)
+        lines.append(f"{name}: {ways} {what} ({text})")
+    return lines

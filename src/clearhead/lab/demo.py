@@ -14,11 +14,15 @@ from clearhead.diagnose import RowMeans
 from clearhead.diagnose.means import Means
 from clearhead.lab.compare import compare, folder_of
 from clearhead.lab.configs import RECORDS, CompareConfig
-from clearhead.lab.convert_config import ConvertConfig
 from clearhead.lab.converting import run_conversion
 from clearhead.lab.measuring import run_diagnosis, run_quantization
 from clearhead.lab.run_setup import load_model
-from clearhead.lab.sweep_configs import DIAGNOSIS_FILE, DiagnoseConfig, QuantizeConfig
+from clearhead.lab.sweep_configs import (
+    DIAGNOSIS_FILE,
+    ConvertConfig,
+    DiagnoseConfig,
+    QuantizeConfig,
+)
 from clearhead.models.loading import kind_of, resolved
 from clearhead.named_models import BASELINE
 from clearhead.probe import AttentionCall, AttentionTile, ByTile
@@ -78,9 +82,7 @@ def run_demo(
     asked: Studies, output: Path, *, pretrained: str | None, trust_remote_code: bool, work: Work
 ) -> dict[str, Path]:
     """Train, repair and measure everything; return the records of each part: text, sinks, bits and,
-    of a pretrained model, diagnosis and pretrained bits.
-
-    What is done is kept, and the same call goes on where it stopped.
+    of a pretrained model, diagnosis and pretrained bits. The same call goes on where it stopped.
 
     Raises:
         ClearheadError: for a model that cannot be loaded, and as `compare` does.

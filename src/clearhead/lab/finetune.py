@@ -48,10 +48,8 @@ _DECISIVE = ("arm", "task", "train", "data", "from")  # of a header: what decide
 def run_finetune(job: FinetuneJob, *, work: Work | None = None) -> Records:
     """Fine-tune and measure with every seed; return the records, also in OUTPUT/records.jsonl.
 
-    A seed that was stopped goes on from its newest checkpoint, a finished one is kept.
-
-    Args:
-        work: shows which seed is at hand and how far it is, a unit a seed.
+    A seed that was stopped goes on from its newest checkpoint, a finished one is kept. `work` shows
+    which seed is at hand and how far it is, a unit a seed.
 
     Raises:
         ClearheadError: for a model, rows, labels or settings that do not work.
@@ -193,11 +191,7 @@ class _Task:
         }
 
     def trained(self, seed: int, header: dict[str, Any], folder: Path) -> Any:
-        """The model of a seed after all steps; those that remain are done.
-
-        Raises:
-            InterruptedRun: after SIGINT or SIGTERM.
-        """
+        """The model of a seed after all steps; raises InterruptedRun after SIGINT or SIGTERM."""
         if holds_run(folder):
             begun = read_record(folder)["description"]
             refuse_changes(folder, begun, {key: header[key] for key in ("task", "train", "from")})

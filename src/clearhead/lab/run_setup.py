@@ -1,6 +1,6 @@
 """Models and batches of runs, from the names of presets and checkpoints and from a corpus."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from clearhead.lab.sweep_configs import OWN
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models.inspection import longest_text
 from clearhead.models.loading import best_device, load
+from clearhead.terminal import say
 from clearhead.train import TrainConfig
 from clearhead.train.run_dir import RUN_FILE, read_record
 
@@ -23,26 +24,18 @@ OBJECTIVES = {cls.objective: cls for cls in (ClearheadForCausalLM, ClearheadForM
 def fitted(
     name: str, size: str, corpus: Corpus, settings: TrainConfig, **changes: Any
 ) -> ClearheadConfig:
-    """The preset with the corpus's vocabulary and special tokens, and room for its windows.
-
-    `changes` are the user's own keys, and win.
-
-    Raises:
-        ClearheadError: as `preset`; for a vocab_size that leaves out ids of the text.
-    """
+    """The preset with the corpus's vocabulary and special tokens, and room for its windows; the
+    user's own `changes` win. Raises as `preset`, and for a vocab_size that leaves out ids."""
     base = preset(name, size, **changes)
     if base.vocab_size < corpus.vocabulary_size and "vocab_size" in changes:
         raise ClearheadError(
             f"vocab_size is {base.vocab_size}, and the tokenizer has {corpus.vocabulary_size} ids: "
             "leave it out, or give another --data.vocabulary or --data.tokenizer"
         )
-    keys = {
-        "vocab_size": corpus.vocabulary_size,
-        "max_position_embeddings": max(base.max_position_embeddings, settings.sequence_length),
-        "bos_token_id": corpus.tokenizer.bos_token_id,
-        "eos_token_id": corpus.tokenizer.eos_token_id,
-        "pad_token_id": corpus.tokenizer.pad_token_id,
-    }
+    room = max(base.max_position_embeddings, settings.sequence_length)
+    keys = {"vocab_size": corpus.vocabulary_size, "max_position_embeddings": room}
+    for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        keys[token] = getattr(corpus.tokenizer, token)
     return preset(name, size, **{**keys, **changes})
 
 
@@ -74,16 +67,9 @@ def batches(
             "begin_windows needs a begin token, which this tokenizer lacks: leave it out, or "
             "choose another --data.tokenizer"
         )
-    plain = Batches(
-        corpus,
-        sequence_length=settings.sequence_length,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        accumulation=settings.accumulation,
-        document_masks=settings.document_masks,
-        begin=begin,
-        began=data_of(output),
-    )
+    names = ("sequence_length", "batch_size", "seed", "accumulation", "document_masks")
+    options: Any = {name: getattr(settings, name) for name in names}
+    plain = Batches(corpus, begin=begin, began=data_of(output), **options)
     return MaskedBatches(plain, Masking(corpus.tokenizer, SHARE)) if masked else plain
 
 
@@ -97,11 +83,9 @@ def objective_of(config: ClearheadConfig) -> str:
     return "mlm" if config.direction == "bidirectional" else "next-token"
 
 
-def own_text(
-    data: DataConfig, tokenizer: Any, *, progress: Callable[[str], None], began: str | None = None
-) -> Corpus:
+def own_text(data: DataConfig, tokenizer: Any, began: str | None = None) -> Corpus:
     """The text as a model's own tokenizer reads it; one without an end token closes nothing."""
-    return prepare(data, tokenizer=tokenizer, progress=progress, closed=False, began=began)
+    return prepare(data, tokenizer=tokenizer, progress=say, closed=False, began=began)
 
 
 def run_of(model: str) -> dict[str, Any]:

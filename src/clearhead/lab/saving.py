@@ -47,12 +47,8 @@ UNTIMED, ROUNDS = 2, 5  # of timing: the first calls compile
 
 
 def run_saving(config: QuantizeConfig) -> None:
-    """Save a model under a scheme, open it by transformers and compare it with the simulation.
-
-    Raises:
-        ClearheadError: options that have no effect; a scheme or a model that the format cannot
-            hold; a saved model that is not what was simulated.
-    """
+    """Save a model under a scheme, open it by transformers and compare it with the simulation;
+    raises a ClearheadError for what the format cannot hold, and where the two differ."""
     refuse_tokenizer(config.data)
     if idle := config.given("deploy", "output", "seeds", "records", "page", "title"):
         raise ClearheadError(f"a model to save takes --scheme; {', '.join(idle)} has no effect")
@@ -130,11 +126,7 @@ def _quietly() -> Iterator[None]:
 
 
 def run_deployment(config: QuantizeConfig) -> None:
-    """Save models by torchao; a new process loads and measures each beside the one in bfloat16.
-
-    Raises:
-        ClearheadError: options that have no effect, a model that does not work.
-    """
+    """Save models by torchao; a new process loads and measures each beside the one in bfloat16."""
     refuse_tokenizer(config.data)
     idle = config.given("scheme", "seeds", "records", "page", "title")
     if config.deploy is None or config.output is None or idle:
@@ -167,11 +159,8 @@ def run_deployment(config: QuantizeConfig) -> None:
 def _deploy(
     source: str, folder: Path, config: QuantizeConfig
 ) -> tuple[list[Tensor], dict[str, Any]]:
-    """Save a model in few bits to a new folder.
-
-    Returns:
-        The windows to measure, and options to open either model by from_pretrained.
-    """
+    """Save a model in few bits to a new folder; return the windows to measure, and options to open
+    either model by from_pretrained."""
     torchao = require("torchao", "torchao").quantization
     from transformers import AutoModelForCausalLM, TorchAoConfig
 
@@ -179,8 +168,8 @@ def _deploy(
     _, texts = _read(config, tokenizer)
     if not any(isinstance(layer, nn.Linear) for layer in linear_layers(model).values()):
         raise ClearheadError(f"{type(model).__name__} has no nn.Linear: torchao quantises nothing")
-    load: dict[str, Any] = {"device_map": str(model.device), "dtype": torch.bfloat16}
-    load["trust_remote_code"] = config.trust_remote_code
+    load: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    load |= {"device_map": str(model.device), "dtype": torch.bfloat16}
     head = model.get_output_embeddings()
     kept = [name for name, module in model.named_modules() if module is head]
     del model

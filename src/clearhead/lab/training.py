@@ -108,11 +108,8 @@ def _check_folder(output: Path, resumes: bool) -> None:
 
 
 def recorded(output: Path) -> TrainJob:
-    """The job whose run is in `output`, with the settings that it has now.
-
-    Raises:
-        ClearheadError: as `read_record`; where no `run_training` of this version began it.
-    """
+    """The job whose run is in `output`, with the settings that it has now; raises a ClearheadError
+    where there is none, or no `run_training` of this version began it."""
     require_run(output)
     record = read_record(output)
     try:
