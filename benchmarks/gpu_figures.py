@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from benchmarks import kernels
 from benchmarks.gpu_checks import Setting
 from benchmarks.race import Ratio, ratio_of
+from benchmarks.timing import take_turns
 from clearhead import ClearheadForCausalLM, ops, preset
-from clearhead.lab.timing import take_turns
 from clearhead.ops import dispatch
 from clearhead.ops.requests import PLAIN
 from clearhead.ops.visibility import Visibility
