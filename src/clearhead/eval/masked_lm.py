@@ -1,7 +1,7 @@
 """Loss and accuracy of masked language models at hidden tokens, on windows of any length."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ BATCH = 4096  # tokens run together
 
 
 class MaskedTask(MaskedOptions):
-    drawn: ClassVar[bool] = False
+    drawn = False
     headlines = ("masked_loss", "masked_accuracy")
 
     def cells(self, subject: Subject) -> list[Cell]:

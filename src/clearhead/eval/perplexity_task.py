@@ -8,7 +8,7 @@ out bigrams that are frequent in the training text.
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from clearhead.records.runs import Line
 
 
 class PerplexityTask(PerplexityOptions):
-    drawn: ClassVar[bool] = False
+    drawn = False
     headlines = ("perplexity",)
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -101,7 +101,7 @@ _STREAM = PerplexityTask(text="stream")
 
 
 class HitsTask(HitsOptions):
-    drawn: ClassVar[bool] = False
+    drawn = False
     headlines = ("ar_hit_loss", "others_loss")
 
     def cells(self, subject: Subject) -> list[Cell]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +56,6 @@ class PasskeyTask(PasskeyOptions):
     forcing after the answer's lead).
     """
 
-    drawn: ClassVar[bool] = True
     headlines = ("accuracy", "forced_tokens")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -151,7 +150,6 @@ class NeedlesTask(NeedlesOptions):
     read once), and the R needles stand together at the depth.
     """
 
-    drawn: ClassVar[bool] = True
     headlines = ("accuracy", "forced_tokens")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -191,7 +189,6 @@ class AllocationTask(AllocationOptions):
     a difference of maps, too, each share is between 0 and 1.
     """
 
-    drawn: ClassVar[bool] = True
     headlines = ("answer_share", "noise_share")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -338,7 +335,6 @@ class RecallTask(RecallOptions):
     given the earlier pairs as they are.
     """
 
-    drawn: ClassVar[bool] = True
     headlines = ("accuracy",)
 
     def cells(self, subject: Subject) -> list[Cell]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, variance
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from clearhead.data import DataConfig, hub, labelled
 from clearhead.data.corpus import fingerprint_of
@@ -52,7 +52,6 @@ _streamed = lru_cache(maxsize=8)(_read)
 
 
 class ShotsTask(ShotsOptions):
-    drawn: ClassVar[bool] = True
     headlines = ("accuracy", "margin", "variance")
 
     def cells(self, subject: Subject) -> list[Cell]:
