@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError, require
-from clearhead.quantize.linear import Layers, linear_layers, naming, tops_of
-from clearhead.quantize.measure import Texts, calibrated
+from clearhead.quantize.linear import Layers, calibrated, linear_layers, naming, tops_of
+from clearhead.quantize.measure import Texts
 from clearhead.quantize.quantizers import FP8_TOP
 from clearhead.quantize.schemes import ROTATED, Rounding, Scheme
 
@@ -133,7 +133,7 @@ def compress(model: Any, scheme: Scheme, texts: Texts) -> Any:
     groups = {"group_0": {"targets": ["Linear"], **stated(scheme)}}
     how = scheme.weights
     assert how is not None
-    tops = calibrated(model, layers, texts) if scheme.calibrated else {}
+    tops = calibrated(model, layers, texts.calibration) if scheme.calibrated else {}
     dtype = model.dtype
     model.float()  # codes of weights in 16 bits would be rounded twice
     others = (name for name, one in model.named_modules() if isinstance(one, nn.Linear))

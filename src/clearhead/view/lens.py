@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.models.inspection import decoder_layers
+from clearhead.probe.observation import Statistic
 
 BEST = 4  # predictions shown of each token and layer
 _CLOSE = 0.02  # of a probability: a lens further off is not this model's
 
 
-class Lens:
+class Lens(Statistic):
     """Predictions from hidden states.
 
     Attributes:
@@ -37,10 +38,6 @@ class Lens:
         normed = self.norm(x_BTC[0])
         logits_TV = self.head(normed if weight is None else normed.to(weight.dtype))
         self.shares[layer], self.tokens[layer] = _best(logits_TV)
-
-    def measures(self) -> list[dict[str, Any]]:
-        """No measures: the predictions are by token."""
-        return []
 
     def agrees(self, logits_TV: Tensor) -> bool:
         """True if its prediction after the last layer is the model's own."""

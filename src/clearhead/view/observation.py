@@ -24,8 +24,7 @@ from clearhead.probe.tiles import ByTile
 from clearhead.report.page import Page, Section
 from clearhead.report.page import render as render_page
 from clearhead.view.lens import BEST, Lens, find_lens, surprises
-from clearhead.view.packing import pack, pack_map
-from clearhead.view.trace import AttentionTrace, HiddenTrace
+from clearhead.view.trace import AttentionTrace, HiddenTrace, pack, pack_map
 
 LONGEST = 256  # tokens, of which the maps of 270 heads take 3 MB
 SCRIPTS = ("unpack.js", "colours.js", "heads.js", "maps.js", "text.js", "layers.js", "page.js")
@@ -97,9 +96,7 @@ def _observed(
         "causal": trace.causal,
         "names": [list(trace.names.get(layer, ())) for layer in range(max(trace.names) + 1)],
         "statistics": trace.statistics(),
-        "lambdas": {
-            layer: _rounded(value, 3 if value.ndim else 4) for layer, value in trace.lambdas.items()
-        },
+        "lambdas": {n: _rounded(x, 3 if x.ndim else 4) for n, x in trace.lambdas.items()},
         "hidden": _hidden(hidden),
     }
     if lens is not None and trace.causal:
@@ -152,13 +149,16 @@ def _tokens(tokenizer: Any, text: str) -> list[tuple[int, str, tuple[int, int]]]
 
 def _hidden(hidden: HiddenTrace) -> dict[str, Any]:
     """Tables of layers and tokens; 0 where a number is not finite."""
-    tables = {"norms": hidden.norms, "largest": hidden.largest}
-    stacks = {
-        name: torch.stack([table[i] for i in sorted(table)]) for name, table in tables.items()
+
+    def stacked(table: dict[int, Tensor]) -> Any:
+        return torch.stack([table[i] for i in sorted(table)]).nan_to_num(0.0, 0.0, 0.0).numpy()
+
+    return {
+        "rows": len(hidden.channels),
+        "norms": pack(stacked(hidden.norms)),
+        "largest": pack(stacked(hidden.largest)),
+        "channels": pack(stacked(hidden.channels).astype(np.uint32)),
     }
-    packed = {name: pack(one.nan_to_num(0.0, 0.0, 0.0).numpy()) for name, one in stacks.items()}
-    channels = torch.stack([hidden.channels[i] for i in sorted(hidden.channels)]).numpy()
-    return {"rows": len(channels), **packed, "channels": pack(channels.astype(np.uint32))}
 
 
 def _lens(lens: Lens, tokenizer: Any) -> dict[str, Any]:
