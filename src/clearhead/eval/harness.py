@@ -147,9 +147,6 @@ def check_names(names: Sequence[str], folder: str, others: Iterable[str] = ()) -
 
     Args:
         others: names of other tasks that are allowed, for the advice.
-
-    Raises:
-        ClearheadError: naming what is near; or how to install lm-eval.
     """
     ours = sorted(others)
     if find_spec("lm_eval") is None:

@@ -153,9 +153,9 @@ class NeedlesTask(NeedlesOptions):
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         stacks = [self._haystack(subject, cell, sample) for sample in range(self.samples)]
-        prompts = [prompt for stack in stacks for prompt in stack.prompts]
         numbers = [fact.number for stack in stacks for fact in stack.asked]
         answers = [answer for stack in stacks for _, answer in stack.questions]
+        prompts = [prompt for stack in stacks for prompt in stack.prompts]
         found = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens)
         by_query = scores(subject, found, numbers, [0] * len(found), cell["queries"])
         return lines_of(self.headlines, **by_query, samples=self.samples, trials=len(found))
@@ -232,9 +232,6 @@ def haystack(
 
     The needles that are asked for stand together at `depth` (a share of the filler before them, to
     the nearest sentence); each other needle stands at a random place of its own.
-
-    Raises:
-        ClearheadError: needles that do not fit the length.
     """
     hidden = facts(draws, needles, DIGITS, evaluation=True)
     asked = tuple(hidden[:queries])

@@ -91,10 +91,6 @@ class Reader:
             prompts: those that share a long start best stand together.
             answers: the right one of each, scored; may be empty.
             new_tokens: how many tokens greedy decoding writes; 0 leaves it out.
-
-        Raises:
-            ClearheadError: a prompt and its answer longer than the model's positions; logits that
-                are not finite.
         """
         asked = list(zip(prompts, answers, strict=True))
         lengths = [len(prompt.ids) + max(new_tokens, len(answer)) for prompt, answer in asked]

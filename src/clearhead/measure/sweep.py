@@ -228,10 +228,6 @@ def sweep(
         records: a file to append to; None keeps nothing.
         work: shows which cell is at hand; models are taken to have as many cells as the first.
         told: called with a run's line, and with the lines of each cell as soon as it is done.
-
-    Raises:
-        ClearheadError: what a model, the text or an option makes impossible; too little memory;
-            records of another study, in use by another process, or that cannot be written.
     """
     lines: list[Line] = []
     work = Work() if work is None else work

@@ -177,10 +177,6 @@ def overridden(model: Any, attend: Callable[..., Any], *, refusal: str) -> Itera
         attend: takes (module, query, key, value, describe, plain) and returns the output and the
             weights or None, as plain(query, key, value) does, the model's own attention;
             describe(layer, key) gives the AttentionCall.
-
-    Raises:
-        ClearheadError: within another such context; `refusal`, where the model does not look its
-            attention up.
     """
     if _entered:
         raise ClearheadError(

@@ -93,10 +93,6 @@ def attention(
     implementation is set again afterwards.
 
     Yields the names of the attention modules that ran so.
-
-    Raises:
-        ClearheadError: the model does not use `AttentionInterface`; attention is observed or
-            quantised already; inside it, NaN or infinite logits, keys or values.
     """
     names, called = {module: name for name, module in model.named_modules()}, set[str]()
 

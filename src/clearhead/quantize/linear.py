@@ -135,11 +135,7 @@ def _rounded(x: Tensor, how: Rounding, dims: tuple[int, ...], top: Tensor | None
 
 
 def tops_of(weight_OI: Tensor, how: Rounding) -> Tensor:
-    """The largest |w| of each row, or of each group of a row, in float32 at least: [O, groups].
-
-    Raises:
-        ClearheadError: NaN or infinity.
-    """
+    """The largest |w| of each row, or of each group of a row, in float32 at least: [O, groups]."""
     wide = weight_OI.to(torch.promote_types(weight_OI.dtype, torch.float32))
     if not bool(wide.isfinite().all()):
         raise ClearheadError("nothing to quantise: NaN or infinity in it")
@@ -180,11 +176,7 @@ def calibrated(
     model: Any, layers: Layers, windows: Sequence[Tensor], rotated: bool = False
 ) -> dict[str, Tensor]:
     """The largest |x| of every input channel of every layer on the first `CALIBRATION` windows, in
-    full precision, [I] each.
-
-    Raises:
-        ClearheadError: no windows; a layer that was not run, or whose inputs were not finite.
-    """
+    full precision, [I] each."""
     tops: dict[str, Tensor] = {}
 
     def watch(name: str, x: Tensor) -> None:

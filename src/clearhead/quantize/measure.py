@@ -141,11 +141,7 @@ class QuantizationTask:
 
     def texts(self, subject: Subject) -> Texts:
         """Windows of the validation split and, where a scheme is calibrated, of the training split
-        for its scales.
-
-        Raises:
-            ClearheadError: a split is shorter than a window.
-        """
+        for its scales."""
         corpus, count = subject.texts.corpus, max(1, subject.tokens // self.length)
         held_out = windows(corpus, length=self.length, count=count, seed=subject.seed)
         calibration: Iterable[Tensor] = ()
