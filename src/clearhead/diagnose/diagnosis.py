@@ -9,14 +9,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from clearhead.data import windows
-from clearhead.diagnose.attention_profile import (
-    ClosedGates,
-    KeyValueSizes,
-    Lambdas,
-    LogitSizes,
-    NullMass,
-    RowMeans,
-)
+from clearhead.diagnose import attention_profile as profile
 from clearhead.diagnose.hidden import HiddenStatistics, ResidualStream
 from clearhead.diagnose.order import RotaryOrder
 from clearhead.errors import ClearheadError
@@ -74,10 +67,13 @@ def diagnose(model: Any, windows: Iterable[Tensor], *, batch_size: int) -> Diagn
     """
     windows = list(windows)
     length = max(map(len, windows), default=0)
-    stream, order, gates = ResidualStream(), RotaryOrder(model), ClosedGates()
+    stream, order, gates = ResidualStream(), RotaryOrder(model), profile.ClosedGates()
     hidden: list[Statistic] = [HiddenStatistics(), stream]
-    tiles = ByTile(weights=[RowMeans(), NullMass(), Lambdas()], scores=[LogitSizes()])
-    attention: list[Statistic] = [tiles, order, KeyValueSizes()]
+    tiles = ByTile(
+        weights=[profile.RowMeans(), profile.NullMass(), profile.Lambdas()],
+        scores=[profile.LogitSizes()],
+    )
+    attention: list[Statistic] = [tiles, order, profile.KeyValueSizes()]
     notes: list[dict[str, Any]] = []
     with evaluating(model), ExitStack() as stack:
         stack.enter_context(observe(model, hidden=hidden, gates=[gates]))

@@ -143,11 +143,7 @@ def _digest(folder: str) -> str:
 
 
 def check_names(names: Sequence[str], folder: str, others: Iterable[str] = ()) -> None:
-    """Refuse names that lm-eval does not know.
-
-    Args:
-        others: names of other tasks that are allowed, for the advice.
-    """
+    """Refuse names that lm-eval does not know; `others` are allowed too, for the advice."""
     ours = sorted(others)
     if find_spec("lm_eval") is None:
         raise ClearheadError(
@@ -180,13 +176,11 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def harness_model(subject: Subject) -> Iterator[Any]:
-    """A model as lm-eval takes it (`HFLM`), its log-softmax in float32.
+    """A model as lm-eval takes it (`HFLM`), its log-softmax in float32; of a batch `batch_tokens`
+    are those at the model's longest text.
 
     A model trained with a begin token first in every window gets it before each prompt, and in
     place of the first token of windows of a text and of prompts that are cut.
-
-    Args:
-        subject: its batch_tokens are those of a batch, at the model's longest text.
     """
     model, begin = subject.model, begin_of_windows(subject.model)
     tokenizer = copy.deepcopy(subject.tokenizer)  # it is given a token for padding
@@ -237,10 +231,8 @@ def harness_model(subject: Subject) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _no_downloaded_code(name: str) -> Iterator[None]:
-    """Refuse the metrics of Hugging Face's `evaluate`, which are programs that it downloads.
-
-    Some tasks of lm-eval hide the refusal, so it is raised again at the end.
-    """
+    """Refuse the metrics of Hugging Face's `evaluate`, which are programs that it downloads: at the
+    end, because some tasks of lm-eval hide an error."""
     require("evaluate.loading", EXTRA)
     target = "evaluate.loading.evaluation_module_factory"
     with patch(target, side_effect=ClearheadError("no downloaded metrics")) as factory:

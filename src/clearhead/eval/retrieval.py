@@ -13,13 +13,8 @@ from torch import Tensor
 from clearhead.data.retrieval import LANDMARK, PAPER, Fact, facts, listing, number, pairs, sentence
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
-from clearhead.eval.options import (
-    AllocationOptions,
-    NeedlesOptions,
-    PasskeyOptions,
-    RecallOptions,
-    parted,
-)
+from clearhead.eval import options
+from clearhead.eval.options import parted
 from clearhead.measure.answers import Answer, Ids, Prompt
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.models.inspection import evaluating, finite
@@ -40,7 +35,7 @@ def by_depth(lengths: Sequence[int], depths: Sequence[float]) -> list[Cell]:
     return [{"length": length, "depth": depth} for length in lengths for depth in sorted(depths)]
 
 
-class PasskeyTask(PasskeyOptions):
+class PasskeyTask(options.PasskeyOptions):
     """A number somewhere in repeated filler, asked for at the end.
 
     The CoCA paper's prompt (arXiv 2309.08646v3, appendix B.1) or landmark attention's. Neither the
@@ -109,9 +104,8 @@ def scores(
 ) -> dict[str, Any]:
     """Shares of numbers found, and by item, for the standard error of drawing items.
 
-    Args:
-        leads: tokens of a forced answer that come before its number.
-        together: neighbouring numbers that were asked of one text: they make one item.
+    `leads` are the tokens of a forced answer before its number; so many numbers `together`, asked
+    of one text, are one item.
     """
     named = [
         key in re.findall(r"\d+", subject.decode(answer.written))
@@ -129,7 +123,7 @@ def scores(
     }
 
 
-class NeedlesTask(NeedlesOptions):
+class NeedlesTask(options.NeedlesOptions):
     """Needles among generated sentences (arXiv 2410.05258, section 3.4, after LWM and Gemini 1.5).
 
     N cities have magic numbers in a text; R of them are asked for. The papers do not say how the R
@@ -166,7 +160,7 @@ class NeedlesTask(NeedlesOptions):
         return haystack(subject, SeededChoices(label), **cell)
 
 
-class AllocationTask(AllocationOptions):
+class AllocationTask(options.AllocationOptions):
     """Attention to the answer (arXiv 2410.05258, table 3).
 
     The last token of a prompt, which should find the number, attends to the needle (the answer), to
@@ -303,7 +297,7 @@ class _LastRow(Statistic):
             self.sums += row_HS.abs().sum(0) @ self._spans_S3
 
 
-class RecallTask(RecallOptions):
+class RecallTask(options.RecallOptions):
     """Multi-query associative recall (Arora et al., arXiv 2312.04927), in words.
 
     A list of pairs, filler up to the length, and some of the pairs again: after each key the list

@@ -85,12 +85,9 @@ class Reader:
     def ask(
         self, prompts: Sequence[Prompt], answers: Sequence[Ids], *, new_tokens: int = 0
     ) -> list[Answer]:
-        """Answers to the prompts, in their order.
+        """Answers to the prompts, in their order; best side by side where they share a long start.
 
-        Args:
-            prompts: those that share a long start best stand together.
-            answers: the right one of each, scored; may be empty.
-            new_tokens: how many tokens greedy decoding writes; 0 leaves it out.
+        The right answers are scored, and may be empty; greedy decoding writes `new_tokens`.
         """
         asked = list(zip(prompts, answers, strict=True))
         lengths = [len(prompt.ids) + max(new_tokens, len(answer)) for prompt, answer in asked]

@@ -41,12 +41,7 @@ class Document(NamedTuple):
 
 
 class Texts:
-    """A corpus that is prepared when the first task reads it; some need no text at all.
-
-    Args:
-        prepare: makes the corpus.
-        splits: those that are read.
-    """
+    """A corpus that is prepared when the first task reads it; some need no text at all."""
 
     def __init__(self, prepare: Callable[[], Corpus], splits: Sequence[str]) -> None:
         self._prepare = prepare

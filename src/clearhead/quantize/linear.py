@@ -81,11 +81,8 @@ def left_out(model: Any, layers: Layers) -> dict[str, int]:
 
 @contextmanager
 def weights(layers: Layers, how: Rounding, rotated: bool = False) -> Iterator[None]:
-    """Quantised weights, the same tensors as before afterwards; biases are kept.
-
-    Args:
-        rotated: turn the inputs' axis by a Hadamard matrix beforehand.
-    """
+    """Quantised weights, the same tensors as before afterwards; biases are kept. Where `rotated`,
+    the inputs' axis is turned by a Hadamard matrix beforehand."""
     if how.scale == "group" and how.quantizer != "mxfp4":
         widest = max(_outputs_first(module).shape[1] for module in layers.values())
         if how.group >= widest:
@@ -111,11 +108,8 @@ def weights(layers: Layers, how: Rounding, rotated: bool = False) -> Iterator[No
 
 
 def quantise_rows(x_NI: Tensor, how: Rounding, top: Tensor | None = None) -> Tensor:
-    """Weights [outputs, inputs], or inputs [tokens, inputs], quantised and dequantised.
-
-    Args:
-        top: of a calibrated scale, that broadcasts to x.
-    """
+    """Weights [outputs, inputs], or inputs [tokens, inputs], quantised and dequantised; `top` of a
+    calibrated scale broadcasts to x."""
     if how.scale == "group":
         return ungrouped(_rounded(grouped(x_NI, how.group), how, (2,)), x_NI.shape[1])
     return _rounded(x_NI, how, (0, 1) if how.scale == "tensor" else (1,), top)
@@ -151,9 +145,7 @@ def inputs(
 ) -> Iterator[set[str]]:
     """Quantised inputs, or merely rotated ones; yields the names of the layers called so far.
 
-    Args:
-        tops: for a calibrated scale, those of `calibrated`.
-        rotated: turn the channels by a Hadamard matrix beforehand.
+    `tops` are those of `calibrated`, for a calibrated scale.
     """
     called: set[str] = set()
 

@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.models.inspection import (
-    batches,
-    evaluating,
-    lack_of_positions,
-    longest_text,
-    run_backbone,
-    within_memory,
-)
+from clearhead.models import inspection
 from clearhead.probe.observation import Statistic, observe
 from clearhead.probe.tiles import ByTile
 from clearhead.report.page import Page, Section
@@ -68,13 +61,13 @@ def observe_text(
     """
     tokens = _tokens(tokenizer, text)
     total, tokens = len(tokens), tokens[:longest]
-    if reason := lack_of_positions(model, len(tokens), name):
-        raise ClearheadError(f"{reason}: give --tokens {longest_text(model)}")
+    if reason := inspection.lack_of_positions(model, len(tokens), name):
+        raise ClearheadError(f"{reason}: give --tokens {inspection.longest_text(model)}")
     if len(tokens) < 2:
         raise ClearheadError(f"the text is {len(tokens)} token for {name}: give at least 2")
     ids_T = torch.tensor([token for token, *_ in tokens])
-    with within_memory(_LESS_MEMORY), evaluating(model):
-        (ids_BT,) = batches(model, [ids_T], 1)
+    with inspection.within_memory(_LESS_MEMORY), inspection.evaluating(model):
+        (ids_BT,) = inspection.batches(model, [ids_T], 1)
         return _observed(model, tokenizer, ids_BT, tokens, total, name)
 
 
@@ -85,7 +78,7 @@ def _observed(
     lens = find_lens(model, ids_BT[:, :2])
     states: list[Statistic] = [hidden] if lens is None else [hidden, lens]
     with observe(model, attention=[ByTile(weights=[trace])], hidden=states):
-        out = run_backbone(model, ids_BT) if lens is None else model(input_ids=ids_BT)
+        out = inspection.run_backbone(model, ids_BT) if lens is None else model(input_ids=ids_BT)
     if not trace.names:
         raise ClearheadError(f"{name} has no attention in its layers that could be observed")
     data: dict[str, Any] = {
@@ -190,11 +183,8 @@ def _rounded(values: Any, digits: int = 3) -> Any:
 
 
 def render(observations: Sequence[Observation], *, title: str) -> str:
-    """The page as HTML text: the pages' template with the viewer's own scripts.
-
-    Args:
-        observations: of one model, or of two side by side.
-    """
+    """The page of one model, or of two side by side, as HTML text: the pages' template with the
+    viewer's own scripts."""
     files = resources.files("clearhead.view")
     page = Page(
         title=title,
