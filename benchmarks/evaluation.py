@@ -57,9 +57,9 @@ def sliding_windows(rounds: int) -> Iterator[Ratio]:
     document = np.random.default_rng(0).integers(0, model.config.vocab_size, TOKENS)
     ids_NT = torch.stack(
         [
-            torch.from_numpy(document[window.start : window.stop])
-            for window in windows_of(TOKENS, WINDOW, STRIDE)
-            if window.stop - window.start == WINDOW
+            torch.from_numpy(document[start:stop])
+            for start, stop, _ in windows_of(TOKENS, WINDOW, STRIDE)
+            if stop - start == WINDOW
         ]
     ).to(model.device)
     rows = 8

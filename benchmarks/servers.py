@@ -26,7 +26,7 @@ from clearhead.data import Corpus, DataConfig, prepare, windows
 from clearhead.lab.run_setup import load_model
 from clearhead.lab.saving import PROMPTS, TOKENS, continuations
 from clearhead.quantize import Texts, cost, scheme
-from clearhead.quantize.measure import CALIBRATION
+from clearhead.quantize.linear import CALIBRATION
 from clearhead.records.intervals import of_numbers
 from clearhead.records.provenance import provenance
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 37_624
+LINES = 37_268
 LONGEST = 400
 
 

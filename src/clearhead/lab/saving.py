@@ -32,7 +32,7 @@ from clearhead.models.inspection import (
 from clearhead.models.loading import pretrained, resolved, without_bars
 from clearhead.quantize import Scheme, Texts, cost, linear_layers, quantized, scheme
 from clearhead.quantize.compressed import as_loaded, check_widths, compress, stated
-from clearhead.quantize.measure import CALIBRATION
+from clearhead.quantize.linear import CALIBRATION
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, require_new, write_json
 from clearhead.records.provenance import provenance
