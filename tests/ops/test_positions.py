@@ -18,7 +18,6 @@ from clearhead.ops import (
     forget_columns,
     frequencies,
     ntk_theta,
-    oracles,
     rotary_table,
     rotate,
     with_columns,
@@ -26,6 +25,7 @@ from clearhead.ops import (
 )
 from clearhead.ops.coca import folded_authors_weight
 from clearhead.ops.visibility import Visibility
+from tests.ops import oracles
 from tests.ops.agreement import agree
 
 CPU = torch.device("cpu")

@@ -14,9 +14,10 @@ from transformers import DynamicCache, StaticCache
 
 from benchmarks import dispatch_table
 from clearhead import ClearheadForCausalLM, ops, preset
-from clearhead.ops import dispatch, oracles, self_test, split_decode
+from clearhead.ops import dispatch, self_test, split_decode
 from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED
 from clearhead.ops.visibility import Visibility
+from tests.ops import oracles
 
 # Where it is asked for and Triton is missing, these fail.
 pytestmark = pytest.mark.skipif(
