@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 37_883
+LINES = 37_757
 LONGEST = 400
 
 

@@ -78,10 +78,8 @@ class Attention(nn.Module):
         self.shaping: Shaping | None = shaping(layer, maps.heads(layer))
         epilogue = REGISTRY.find("epilogue", layer.epilogue).build
         self.epilogue: Epilogue | None = epilogue(layer, maps.heads(layer))
-        from_zero = self.shaping is not None and self.shaping.zero_queries
-        std = 0.0 if layer.query_range is None and from_zero else layer.query_range
-        if std is not None:
-            starting(self.q_proj, partial(fixed_normal, own=std))
+        if self.shaping is not None or layer.query_range is not None:
+            starting(self.q_proj, partial(fixed_normal, own=layer.query_range or 0.0))
         self.causal: bool = REGISTRY.find("direction", layer.direction).build()
         self.window = layer.sliding_window
         self.places = 0 if self.normalizer is None else self.normalizer.places

@@ -223,11 +223,8 @@ class SingleMaps:
 class Shaping(Protocol):
     """Mix of the attention matrix and the identity. Built for a layer and its heads.
 
-    Attributes:
-        zero_queries: True if W_Q, and so every score, starts at 0.
+    Beside it W_Q, and so every score, starts at 0, unless `query_range` says otherwise.
     """
-
-    zero_queries: ClassVar[bool]
 
     def __call__(
         self, x_BTC: Tensor, o_BTC: Tensor, centring: Callable[[Tensor], Tensor]

@@ -15,8 +15,6 @@ class SkipInit(nn.Module):
     With β = 0 no gradient reaches W_Q and W_K in the first step (arXiv 2302.10322).
     """
 
-    zero_queries = True
-
     def __init__(self, layer: LayerSpec, heads: int) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.empty(heads))

@@ -96,9 +96,12 @@ def attend_visible(
             with without_autocast(q_BHTD):
                 run = KERNELS[name].run
                 return run.prefixed(*given, prefix, scale=scale, visibility=visibility)
-        # A CPU's compiled tiles take a prefix in without another pass.
+        # Tokens before the text, which its kernel reads as it reads those. A CPU's compiled tiles
+        # take a prefix in without another pass.
         apart = torch.compiler.is_compiling() and not q_BHTD.is_cuda
-        if not apart and _opens_whole_text(queries, keys, sink, visibility):
+        by_query = isinstance(sink, Tensor) and sink.ndim == 3
+        hides = visibility.window is not None or visibility.segments is not None
+        if 1 < queries == keys and not (apart or hides or by_query):
             number = prefix[0].shape[2]
             q, k, v, visibility = _after_tokens(*given, prefix, visibility)
             options: dict[str, Any] = {"sink": sink, "scale": scale, "kernel": kernel}
@@ -115,15 +118,6 @@ def attend_visible(
     if torch.compiler.is_compiling():  # Dynamo takes no tensor for two inputs
         inputs = q_BHTD, k_BGSD.view_as(k_BGSD), v_BGSV.view_as(v_BGSV)
     return _Attend.apply(*inputs, sink, value, scale, visibility, name)
-
-
-def _opens_whole_text(
-    queries: int, keys: int, sink: float | Tensor | None, visibility: Visibility
-) -> bool:
-    """True where a prefix may be tokens before the text, for the kernel that reads the text."""
-    by_query = isinstance(sink, Tensor) and sink.ndim == 3
-    hides = visibility.window is not None or visibility.segments is not None
-    return 1 < queries == keys and not (hides or by_query)
 
 
 def _after_tokens(

@@ -17,8 +17,7 @@ SHORT = 1024
 class Saved(NamedTuple):
     """Tensors that a forward pass leaves for the gradients: inputs, output and log-sum-exp.
 
-    q [B, H, T, D], k [B, G, S, D], v [B, G, S, V], o [B, H, T, V], lse [B, H, T]; of packed texts
-    [N, H, D] and so on, lse [H, N].
+    q [B, H, T, D], k [B, G, S, D], v [B, G, S, V], o [B, H, T, V], lse [B, H, T].
     """
 
     q: Tensor

@@ -120,11 +120,7 @@ class World:
             raise error
 
     def agree(self, facts: Mapping[str, Any]) -> None:
-        """Compare what every process has with what the first has.
-
-        Raises:
-            ClearheadError: in all processes, naming the first difference.
-        """
+        """Refuse, in all processes, facts that differ from the first one's."""
         shared = self.by_first(lambda: facts)
         with self.together():
             for name, first, own in differences(shared, facts):
