@@ -54,7 +54,7 @@ def on_a_cpu(monkeypatch):
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
     kernel = dispatch.KERNELS["split-decode"]._replace(device="cpu")
     monkeypatch.setitem(dispatch.KERNELS, "split-decode", kernel)
-    monkeypatch.setenv(dispatch.VARIABLE, "split-decode,differential-products,tiles")
+    monkeypatch.setenv(dispatch.VARIABLE, "split-decode,products,tiles")
     monkeypatch.setattr(split_decode, "_processors", lambda x: 3)
     dispatch._chosen.cache_clear()
     yield
