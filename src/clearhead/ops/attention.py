@@ -209,18 +209,9 @@ def _joined(
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sink: Tensor | None,
-        value: Tensor | None,
-        scale: float,
-        visibility: Visibility,
-        kernel: str,
-    ) -> Tensor:
-        o, lse = _joined(q, k, v, sink, value, scale, visibility, kernel)
+    def forward(ctx: Any, *call: Any) -> Tensor:
+        o, lse = _joined(*call)
+        q, k, v, sink, value, scale, visibility, kernel = call
         masks = visibility.key_mask, visibility.segments
         ctx.save_for_backward(q, k, v, o, lse, sink, value, *masks)
         ctx.causal, ctx.window, ctx.scale = visibility.causal, visibility.window, scale

@@ -143,12 +143,12 @@ def arguments_of(
 ) -> tuple[object, ...]:
     """Arguments of `request`, all constants under torch.compile."""
     (_, heads, queries, depth), (_, groups, keys, _) = q_BHTD.shape, k_BGSD.shape
-    device, compiled = q_BHTD.device, torch.compiler.is_compiling()
+    device = q_BHTD.device
     # Conditions, not comparisons: a compiler takes their outcomes for constants, and is not asked
     # about lengths that it need not know.
     lone = True if queries == 1 else False  # noqa: SIM210
     square = not lone and (True if queries == keys else False)  # noqa: SIM210
-    short = compiled and (True if keys <= SHORT else False)  # noqa: SIM210
+    short = torch.compiler.is_compiling() and (True if keys <= SHORT else False)  # noqa: SIM210
     learns = q_BHTD.requires_grad or k_BGSD.requires_grad or v_BGSV.requires_grad
     learning = torch.is_grad_enabled() and learns
     return (
@@ -157,7 +157,7 @@ def arguments_of(
         *(lone, square, short),
         *(visibility.causal, visibility.window is not None),
         *(visibility.key_mask is not None, visibility.segments is not None),
-        *(learning, compiled, sink, kind),
+        *(learning, sink, kind),
     )
 
 

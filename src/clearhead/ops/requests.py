@@ -35,7 +35,7 @@ class Request(NamedTuple):
         ordinal: of the device, on which a kernel proves itself.
         depth: D, the width of queries and keys. width: V, of values. shared: H / G.
         lone: T = 1. square: T = S > 1. short: compiled, and S ≤ SHORT.
-        learning: gradients are wanted. compiled: under torch.compile.
+        learning: gradients are wanted.
         sink: a sink or a prefix joins the log-sum-exp.
         kind: PLAIN, DIFFERENTIAL, UNROTATED or PREFIXED.
     """
@@ -55,7 +55,6 @@ class Request(NamedTuple):
     key_mask: bool
     segments: bool
     learning: bool
-    compiled: bool
     sink: bool = False
     kind: str = PLAIN
 
