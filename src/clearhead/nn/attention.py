@@ -11,17 +11,16 @@ from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.nn.bases import (
     Attend,
-    Decay,
     Epilogue,
     Interface,
     PositionTables,
     Scores,
-    Shaping,
     SingleMaps,
     Softmax,
 )
 from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.registry import REGISTRY
+from clearhead.nn.shaping import SkipInit
 from clearhead.ops import layouts
 from clearhead.ops.attention import attend_visible
 from clearhead.ops.rope import Rotation
@@ -65,7 +64,7 @@ class Attention(nn.Module):
         self.k_norm = norm(layer, scores.key_width(layer))
         self.scores: Scores = scores.build(layer, position.prepare)
         self.cache_unrotated = self.scores.cache_unrotated or position.cache_unrotated(layer)
-        self.decay: Decay | None = position.decay(layer, maps.heads(layer))
+        self.decay = position.decay(layer, maps.heads(layer))
         self.wide_factors = position.wide_factors
         self.maps: Any = maps.build(layer)  # a SingleMaps itself is not called
         self.combines = type(self.maps) is not SingleMaps
@@ -75,7 +74,7 @@ class Attention(nn.Module):
         self.attend: Attend = own.attend
         self.weights, self.as_softmax = own.weights, own.as_softmax
         shaping = REGISTRY.find("shaping", layer.shaping).build
-        self.shaping: Shaping | None = shaping(layer, maps.heads(layer))
+        self.shaping: SkipInit | None = shaping(layer, maps.heads(layer))
         epilogue = REGISTRY.find("epilogue", layer.epilogue).build
         self.epilogue: Epilogue | None = epilogue(layer, maps.heads(layer))
         if self.shaping is not None or layer.query_range is not None:

@@ -67,18 +67,6 @@ class PositionTables(NamedTuple):
     prefix: Any = None
 
 
-class Decay(Protocol):
-    """Decay of scores, computed from a layer's tokens. Built for a layer and its heads."""
-
-    def with_gates(self, k_BGTD: Tensor, x_BTC: Tensor) -> Tensor:
-        """Keys to cache: with their tokens' gates, from attention's input."""
-
-    def columns(
-        self, k_BGSN: Tensor, queries: int, visibility: Visibility
-    ) -> tuple[Tensor, PositionTables]:
-        """Projected keys, from cached ones, and tables of all keys and of the last `queries`."""
-
-
 class NoPosition(nn.Module):
     """No position; base of all positions. Built for a layer and its number of heads.
 
@@ -111,8 +99,8 @@ class NoPosition(nn.Module):
         return False
 
     @staticmethod
-    def decay(layer: LayerSpec, heads: int) -> Decay | None:
-        """The layer's module that makes the tables from its tokens; None: positions make them."""
+    def decay(layer: LayerSpec, heads: int) -> Any:
+        """A layer's module that makes tables from its tokens, as `forget.ForgetGates`, or None."""
         return None
 
     @staticmethod
@@ -218,26 +206,6 @@ class SingleMaps:
         None stands for 1.
         """
         return row_sum_BHT1
-
-
-class Shaping(Protocol):
-    """Mix of the attention matrix and the identity. Built for a layer and its heads.
-
-    Beside it W_Q, and so every score, starts at 0, unless `query_range` says otherwise.
-    """
-
-    def __call__(
-        self, x_BTC: Tensor, o_BTC: Tensor, centring: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """The heads' outputs, from these tokens' values x and attention's output o over all.
-
-        `centring` computes C x, attention's output at W_Q = 0, from x by head, [B, T, H, D].
-        """
-
-    def effective_weights(
-        self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]
-    ) -> Tensor:
-        """The matrix that multiplies the values, from A, rows of the identity, and C."""
 
 
 Epilogue = Callable[[Tensor, Tensor, Callable[[], Tensor]], Tensor]
