@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, first_line
 from clearhead.nn.bases import (
     Attend,
     Epilogue,
@@ -242,10 +242,9 @@ class Attention(nn.Module):
         try:
             k, v = cache.update(k, v, self.layer.index)
         except (RuntimeError, IndexError) as error:
-            reason = str(error).splitlines()[0]
             raise ClearheadError(
-                f"the cache does not fit this model or has no room for {keys} tokens ({reason}): "
-                "start a new one"
+                f"the cache does not fit this model or has no room for {keys} tokens "
+                f"({first_line(error)}): start a new one"
             ) from error
         for held, given in zip((k.shape, v.shape), new, strict=True):
             if (*held[:2], held[3]) != (*given[:2], given[3]) or held[2] < needed:

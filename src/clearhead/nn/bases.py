@@ -8,7 +8,7 @@ another mechanism (`Declaration.adopt`), and parameters that are read outside `f
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
 Weights = dict[str, Tensor]
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Attend(Protocol):
@@ -246,7 +245,7 @@ def with_doubled_output(weights: Weights, layer: LayerSpec) -> Weights:
     return {**weights, "o_proj.weight": 2 * weights["o_proj.weight"]}
 
 
-def with_own_parameters(method: Method) -> Method:
+def with_own_parameters(method: Callable[..., Any]) -> Any:
     """Wrap a method so that its module's offloaded parameters are loaded while it runs.
 
     With a `device_map` that offloads, accelerate's hook loads them for `forward` alone.
@@ -260,7 +259,7 @@ def with_own_parameters(method: Method) -> Method:
         hook.pre_forward(self)
         return hook.post_forward(self, method(self, *arguments, **options))
 
-    return run  # type: ignore[return-value]
+    return run
 
 
 def nothing(*of: Any) -> None:

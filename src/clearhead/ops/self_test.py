@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from clearhead.errors import first_line
 from clearhead.ops import oracles, sinks
 from clearhead.ops.coca import coca_keys
 from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED, Request, Saved
@@ -37,7 +38,7 @@ def failure(kernel: Any, request: Request) -> str | None:
         try:
             return _attention(kernel, request, device)
         except Exception as error:  # Triton's have no common class
-            return f"it failed: {(str(error).splitlines() or [type(error).__name__])[0]}"
+            return f"it failed: {first_line(error) or type(error).__name__}"
 
 
 def _drawn(request: Request, device: torch.device) -> tuple[list[Tensor], Tensor, Visibility]:

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
 )
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, first_line
 from clearhead.models.loading import auto_class, explained, kind_of, load_config, without_bars
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder
@@ -115,7 +115,7 @@ def write_state(
         rank, (failure, _) = next(iter(error.failures.items()))
         if alone:
             raise failure from None
-        reason = (str(failure).splitlines() or [type(failure).__name__])[0]
+        reason = first_line(failure) or type(failure).__name__
         raise ClearheadError(
             f"process {rank} cannot write {folder} ({reason}): {advice}"
         ) from error

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, first_line
 from clearhead.records.identity import differences
 
 T = TypeVar("T")
@@ -286,5 +286,5 @@ def _store_of_start(store: dist.Store, rank: int, size: int, seconds: float) -> 
 
 def _line(error: BaseException) -> str:
     """The first line of a message, without the stack and the place in its source."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = first_line(error) or type(error).__name__
     return re.sub(r"^\[\S+:\d+\] ", "", line).partition(". This is typically")[0]
