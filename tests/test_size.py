@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 37_654
+LINES = 37_705
 LONGEST = 400
 
 
