@@ -9,10 +9,10 @@ from clearhead.ops import (
     differential,
     differential_v2,
     linear_cross_entropy,
-    oracles,
     rms_norm,
 )
 from clearhead.ops.hadamard import block_of, factors, rotate_blocks
+from tests.ops import oracles
 from tests.ops.agreement import agree
 
 
