@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from clearhead.data import prepare, tokenisation, tokenizer
+from clearhead.data import preparation, prepare, tokenizer
 from clearhead.errors import ClearheadError
 
 from .conftest import documents
@@ -89,8 +89,8 @@ def test_description_is_json_and_names_only_what_the_user_named(folder, configur
 
 
 def test_text_in_the_tokenizer_at_once_is_bounded(tmp_path, configure, monkeypatch, lines):
-    monkeypatch.setattr(tokenisation, "_BATCH_CHARACTERS", 5000)
-    monkeypatch.setattr(tokenisation, "_PIECE_CHARACTERS", 3000)
+    monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 5000)
+    monkeypatch.setattr(preparation, "_PIECE_CHARACTERS", 3000)
     path = tmp_path / "rows.jsonl"
     long = "".join(lines(number) for number in range(20))
     rows = [long, "short", *(lines(number) for number in range(100, 130)), "x" * 20_000]
@@ -109,7 +109,7 @@ def test_text_in_the_tokenizer_at_once_is_bounded(tmp_path, configure, monkeypat
 
 def test_small_batches_are_written_in_order(folder, configure, monkeypatch):
     plain = prepare(configure(folder))
-    monkeypatch.setattr(tokenisation, "_BATCH_CHARACTERS", 4000)
+    monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 4000)
     again = prepare(replace(configure(folder), cache=configure(folder).cache / "other"))
     for split in ("train", "validation"):
         one, two = plain.split(split)[0], again.split(split)[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clearhead.data import prepare, tokenisation, tokenizer
+from clearhead.data import preparation, prepare, tokenizer
 from clearhead.data.corpus import fingerprint_of, map_stream
 from clearhead.errors import ClearheadError
 
@@ -199,7 +199,7 @@ def test_full_disk_is_one_line(folder, configure, monkeypatch):
     def full(self, ids):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tokenisation._Shard, "write", full)
+    monkeypatch.setattr(preparation._Shard, "write", full)
     with pytest.raises(ClearheadError, match=r"\(No space left on device\): make room, or name"):
         prepare(config)
     assert list((config.cache / "corpora").iterdir()) == []
@@ -268,14 +268,14 @@ def test_data_that_changes_while_it_is_read(folder, configure, monkeypatch):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from clearhead.data import DataConfig, prepare, tokenisation
+from clearhead.data import DataConfig, preparation, prepare
 
-def write(self, ids, original=tokenisation._Shard.write):
+def write(self, ids, original=preparation._Shard.write):
     original(self, ids)
     if self.tokens > 500:
         os.kill(os.getpid(), signal.SIGKILL)
 
-tokenisation._Shard.write = write
+preparation._Shard.write = write
 data, cache = sys.argv[1:]
 prepare(DataConfig(data=(data,), vocabulary=280, validation=0.2, cache=Path(cache)))
 """
@@ -326,7 +326,7 @@ def test_windows_are_read_without_being_kept(tmp_path):
     with open(tmp_path / "0.train.tokens", "wb") as file:
         file.truncate(SIZE)
     (tmp_path / "0.train.starts").write_bytes(b"")
-    stream = map_stream(tmp_path, 0, "train", "<u2", spec="s", weight=None)
+    stream = map_stream(tmp_path / "0.train", "<u2", "s", None)
     before = _resident()
     for number in range(2000):
         stream.window(number * 20_000_003, 2048)

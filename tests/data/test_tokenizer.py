@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from clearhead.data import BEGIN, END, PAD, DataConfig, prepare
-from clearhead.data.scan import sample, scan
+from clearhead.data.scan import sample, scan, threshold
 from clearhead.data.sources import find
 from clearhead.data.tokenizer import Encoder, cut, load, train
 from clearhead.errors import ClearheadError
@@ -115,11 +115,12 @@ def test_sample_is_bounded_spread_and_of_training_text(tmp_path, monkeypatch, co
             (tmp_path / name / f"{number:03}.txt").write_text(text)
     config = configure(tmp_path / "a", tmp_path / "b")
     sources = find(config, lambda line: None)
-    found = scan(sources, 0.2, tmp_path / "surveys", lambda line: None)
-    monkeypatch.setattr("clearhead.data.scan.SAMPLE_BYTES", found.size // 4)
-    taken = list(sample(sources, found))
-    assert taken == list(sample(sources, found))
-    assert 0.1 * found.size < sum(map(len, taken)) < 0.3 * found.size
+    scans = [scan(source, tmp_path, lambda line: None) for source in sources]
+    cutoff, size = threshold(sources, scans, 0.2), sum(one.size for one in scans)
+    monkeypatch.setattr("clearhead.data.scan.SAMPLE_BYTES", size // 4)
+    taken = list(sample(sources, size, cutoff))
+    assert taken == list(sample(sources, size, cutoff))
+    assert 0.1 * size < sum(map(len, taken)) < 0.3 * size
     names = [text.split(maxsplit=1)[0] for text in taken]
     for name, half in itertools.product("ab", (range(100), range(100, 200))):
         assert sum(label in {f"{name}{number}" for number in half} for label in names) >= 8
@@ -127,7 +128,7 @@ def test_sample_is_bounded_spread_and_of_training_text(tmp_path, monkeypatch, co
         document.text.split(maxsplit=1)[0]
         for source in sources
         for document in source.documents(Counter())
-        if found.held_out(document)
+        if document.key < cutoff
     }
     assert held_out
     assert not held_out & set(names)

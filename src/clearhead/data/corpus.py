@@ -74,18 +74,12 @@ class TokenStream:
         return opens_T
 
 
-def map_stream(
-    folder: Path, number: int, split: str, dtype: str, *, spec: str, weight: float | None
-) -> TokenStream:
-    """Open the tokens and document offsets of a source and split, read-only."""
-    path = folder / f"{number}.{split}.tokens"
-    return TokenStream(
-        spec=spec,
-        weight=weight,
-        tokens=_map(path, dtype),
-        starts=_map(path.with_suffix(".starts"), STARTS),
-        file=FileIO(path),
-    )
+def map_stream(place: Path, dtype: str, spec: str, weight: float | None) -> TokenStream:
+    """Open PLACE.tokens and PLACE.starts, the ids and document offsets of a source, read-only."""
+    path = place.with_name(f"{place.name}.tokens")
+    starts = _map(path.with_suffix(".starts"), STARTS)
+    tokens = _map(path, dtype)
+    return TokenStream(spec=spec, weight=weight, tokens=tokens, starts=starts, file=FileIO(path))
 
 
 def _map(path: Path, dtype: str) -> np.ndarray:
