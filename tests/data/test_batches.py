@@ -26,7 +26,7 @@ from clearhead.data import (
 )
 from clearhead.data.batches import BLOCK, COMPUTED, apportion
 from clearhead.data.corpus import is_order_of
-from clearhead.data.orders import Feistel, permutation
+from clearhead.data.seeded import Feistel, permutation
 from clearhead.errors import ClearheadError
 
 

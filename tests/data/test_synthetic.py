@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from clearhead.data import Batches, DataConfig, backcopy, prepare, retrieval
-from clearhead.data.seeded_choices import SeededChoices
+from clearhead.data import Batches, DataConfig, prepare, retrieval, synthetic
+from clearhead.data.seeded import SeededChoices
 from clearhead.data.sources import find
 from clearhead.data.synthetic import texts
 from clearhead.errors import ClearheadError
@@ -60,7 +60,7 @@ def test_triggers_copy_and_other_words_follow_by_chance():
     after = {}
     for text in texts("synthetic:backcopy:documents=300"):
         words = text.split()
-        assert set(words) <= set(backcopy.words_of(64))
+        assert set(words) <= set(synthetic.VOCABULARY[:64])
         for before, word, following in zip(words, words[1:], words[2:], strict=False):
             after.setdefault(word, []).append((before, following))
     often = {word: seen for word, seen in after.items() if len(seen) > 60}

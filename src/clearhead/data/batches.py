@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from clearhead.data.corpus import Corpus, TokenStream, fingerprint_of
-from clearhead.data.orders import Feistel, permutation
+from clearhead.data.seeded import Feistel, permutation
 from clearhead.errors import ClearheadError
 
 BLOCK = 1000  # sequences over which the weights of sources are met exactly

@@ -12,8 +12,8 @@ import torch
 
 from clearhead.data import hub
 from clearhead.data.corpus import fingerprint_of
-from clearhead.data.orders import permutation
 from clearhead.data.readers import JSON_LINES, ending, json_rows, text_of, value_of
+from clearhead.data.seeded import permutation
 from clearhead.data.tasks import Task
 from clearhead.data.tokenizer import Encoder
 from clearhead.errors import ClearheadError

@@ -9,7 +9,7 @@ import torch
 from clearhead.data.batches import IGNORED, Batches
 from clearhead.data.config import SHARE
 from clearhead.data.corpus import Corpus
-from clearhead.data.orders import raw_numbers
+from clearhead.data.seeded import raw_numbers
 from clearhead.data.tokenizer import vocabulary_size
 from clearhead.errors import ClearheadError
 

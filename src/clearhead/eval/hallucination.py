@@ -18,7 +18,7 @@ from typing import Any
 
 from clearhead.data import labelled
 from clearhead.data.corpus import fingerprint_of
-from clearhead.data.seeded_choices import SeededChoices
+from clearhead.data.seeded import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import HallucinationOptions, JudgeConfig

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from clearhead.data import DataConfig, hub, labelled
 from clearhead.data.corpus import fingerprint_of
-from clearhead.data.seeded_choices import SeededChoices
+from clearhead.data.seeded import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import FILL, ShotsOptions, parted
