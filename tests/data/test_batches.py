@@ -44,9 +44,8 @@ def corpus(*lengths, weights=None, starts=None):
     return Corpus(
         tokenizer=None,
         vocabulary_size=100_000 * len(lengths),
-        content="",
+        fingerprint="f",
         streams={"train": streams, "validation": streams},
-        description={},
     )
 
 
@@ -256,17 +255,11 @@ def test_a_computed_order_is_the_same_for_ever_and_mixes():
     assert (order == other).sum() < 5
 
 
-def _large(tokens, fingerprint=""):
+def _large(tokens, fingerprint="f"):
     """A corpus of one stream of one document."""
     stream = TokenStream(spec="s", weight=None, tokens=tokens, starts=np.zeros(1, np.int64))
     streams = {"train": (stream,), "validation": (stream,)}
-    return Corpus(
-        tokenizer=None,
-        vocabulary_size=1 << 16,
-        content=fingerprint,
-        streams=streams,
-        description={},
-    )
+    return Corpus(tokenizer=None, vocabulary_size=1 << 16, fingerprint=fingerprint, streams=streams)
 
 
 def test_a_run_of_before_keeps_the_order_that_was_written_out():

@@ -9,7 +9,7 @@ import pytest
 from clearhead.data import BEGIN, END, PAD, DataConfig, prepare
 from clearhead.data.scan import sample, scan, threshold
 from clearhead.data.sources import find
-from clearhead.data.tokenizer import Encoder, cut, load, train
+from clearhead.data.tokenizer import Encoder, check, cut, load, train
 from clearhead.errors import ClearheadError
 
 
@@ -76,7 +76,7 @@ def test_unfit_existing_tokenizers(tokenizer, tmp_path):
     plain.eos_token = None
     plain.save_pretrained(tmp_path / "plain")
     with pytest.raises(ClearheadError, match="has no end token"):
-        load(str(tmp_path / "plain"))
+        check(load(str(tmp_path / "plain")))
 
 
 def test_truncation_and_post_processing_of_a_tokenizer_are_off(tokenizer, lines):

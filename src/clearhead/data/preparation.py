@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,14 +71,16 @@ def prepare(
     if tokenizer is None:
         identity = tokenizers.trained_identity(config.vocabulary)
     else:
-        identity = tokenizers.loaded_identity(tokenizers.checked(tokenizer, closed=closed))
+        tokenizers.check(tokenizer, closed=closed)
+        identity = tokenizers.loaded_identity(tokenizer)
     sources = find(config, say)
     scans = [scan(source, config.cache_folder, say) for source in sources]
     cutoff = threshold(sources, scans, config.validation)
     # Of all that determines the tokens of a build.
     content = fingerprint_of(_FORMAT, identity, cutoff, [one.digest for one in scans])
-    weights = [source.weight for source in sources]
-    if began is not None and not is_order_of(began, fingerprint_of(content, weights)):
+    # Weights choose what is read of the tokens: another run, but no other tokens.
+    fingerprint = fingerprint_of(content, [source.weight for source in sources])
+    if began is not None and not is_order_of(began, fingerprint):
         names = ", ".join(source.spec for source in sources)
         raise ClearheadError(
             f"data {names}: the text or the tokenizer changed since the run began: put back what "
@@ -93,7 +96,7 @@ def prepare(
             with publish_folder(target, _ADVICE) as folder:
                 index = _build(folder, tokenizer, config, sources, scans, cutoff, say)
                 manifest.seal(folder, index, name=_INDEX)
-        return _open(target, index, content, config, tokenizer, sources, scans)
+        return _open(target, index, fingerprint, config, tokenizer, sources, scans)
 
 
 def _verified(target: Path, say: Progress) -> dict[str, Any] | None:
@@ -102,10 +105,7 @@ def _verified(target: Path, say: Progress) -> dict[str, Any] | None:
         return None
     files = sorted(path for path in target.rglob("*") if path.is_file())
     checked = target.parent.with_name("checked") / f"{target.name}.json"
-
-    def verify() -> dict[str, Any]:
-        return manifest.verify(target, name=_INDEX, advice="its tokens are made anew")
-
+    verify = partial(manifest.verify, target, name=_INDEX, advice="its tokens are made anew")
     try:
         return remembered(checked, files, [path.name for path in files], verify)[0]
     except ClearheadError as error:
@@ -247,7 +247,7 @@ def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
 def _open(
     folder: Path,
     index: dict[str, Any],
-    content: str,
+    fingerprint: str,
     config: DataConfig,
     given: Any,
     sources: tuple[Source, ...],
@@ -281,7 +281,7 @@ def _open(
     return Corpus(
         tokenizer=tokenizer,
         vocabulary_size=size,
-        content=content,
+        fingerprint=fingerprint,
         streams=streams,
         description={
             "sources": described,

@@ -68,23 +68,22 @@ def load(name: str) -> Any:
     """Load an existing tokenizer from a folder or the hub.
 
     Raises:
-        ClearheadError: where there is none, it has no fast (Rust) form, or no end token.
+        ClearheadError: where there is none.
     """
     from clearhead.models.loading import load_tokenizer, refuse_code
 
     try:
-        tokenizer = load_tokenizer(name)
+        return load_tokenizer(name)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError …
         refuse_code(name, "tokenizer", error, "choose one of transformers' own classes")
         reason = " ".join(str(error).split())[:200]
         raise ClearheadError(
             f"tokenizer {name!r}: neither a folder nor a hub name that loads ({reason})"
         ) from error
-    return checked(tokenizer)
 
 
-def checked(tokenizer: Any, *, closed: bool = True) -> Any:
-    """Return a tokenizer by which documents can be encoded.
+def check(tokenizer: Any, *, closed: bool = True) -> None:
+    """Refuse a tokenizer by which documents cannot be encoded.
 
     Raises:
         ClearheadError: where it has no fast (Rust) form, or documents are to be `closed` and it
@@ -98,7 +97,6 @@ def checked(tokenizer: Any, *, closed: bool = True) -> Any:
             f"tokenizer {name!r} has no end token (eos_token), which must close every document; "
             "choose one that has it, or none to train one"
         )
-    return tokenizer
 
 
 def trained_identity(vocabulary: int) -> str:
