@@ -1,6 +1,5 @@
 """Builds of a corpus: their reuse, and what an interruption or damage leaves."""
 
-import json
 import os
 import shutil
 import signal
@@ -88,19 +87,26 @@ def test_files_that_did_not_change_are_not_read_again(folder, configure, opened)
     assert again.fingerprint == prepare(configure(folder, cache=config.cache / "new")).fingerprint
 
 
-@pytest.mark.parametrize("when", [None, 1e9])
-def test_an_edited_file_of_the_same_size_is_read_again(folder, configure, when):
-    """Even where its old time is put back."""
+def test_a_file_that_is_edited_replaced_added_or_taken_away_is_noticed(folder, configure, lines):
+    """Even where it keeps its size, and its old time is put back."""
+    path, new = folder / "00.txt", folder / "99.txt"
+    before = path.read_text()
     _aged(folder)
-    first = prepare(configure(folder))
-    path = folder / "00.txt"
-    path.write_text(path.read_text().replace("alpha", "alphb", 1))
-    if when is not None:
-        os.utime(path, (when, when))
-    second = prepare(configure(folder))
-    assert second.fingerprint != first.fingerprint
+    seen = [prepare(configure(folder)).fingerprint]
+    for change in (
+        lambda: path.write_text(before.replace("alpha", "alphb", 1)),
+        lambda: path.write_text(before),
+        lambda: new.write_text(lines(99)),
+        lambda: (folder / "new").write_text(lines(98)) and os.replace(folder / "new", new),
+        lambda: new.unlink(),
+    ):
+        change()
+        _aged(folder)
+        seen.append(prepare(configure(folder)).fingerprint)
+    assert seen[0] == seen[2] == seen[5]
+    assert len(set(seen)) == 4
     fresh = prepare(configure(folder, cache=folder.parent / "fresh"))
-    assert second.fingerprint == fresh.fingerprint
+    assert seen[5] == fresh.fingerprint
 
 
 @pytest.mark.parametrize("form", [lambda f: f, lambda f: f"{f}, 0.25 hidden"])
@@ -119,21 +125,6 @@ def test_a_run_is_not_gone_on_with_on_changed_text_which_is_not_tokenised(
     assert sum(encoded) == 30
 
 
-def test_a_file_that_is_replaced_added_or_taken_away_is_noticed(folder, configure, lines):
-    _aged(folder)
-    seen = [prepare(configure(folder)).fingerprint]
-    (folder / "99.txt").write_text(lines(99))
-    _aged(folder)
-    seen.append(prepare(configure(folder)).fingerprint)
-    (folder / "new").write_text(lines(98))
-    os.replace(folder / "new", folder / "99.txt")
-    _aged(folder)
-    seen.append(prepare(configure(folder)).fingerprint)
-    (folder / "99.txt").unlink()
-    assert len(set(seen)) == 3
-    assert prepare(configure(folder)).fingerprint == seen[0]
-
-
 def test_a_damaged_survey_is_made_anew(folder, configure):
     _aged(folder)
     config = configure(folder)
@@ -147,34 +138,18 @@ def test_a_damaged_survey_is_made_anew(folder, configure):
         assert path.read_bytes() == whole
 
 
-def test_shards_are_verified_again_when_they_change(folder, configure, encoded):
-    config = configure(folder)
-    before = prepare(config).split("train")[0].tokens.tolist()
-    _aged(config.cache / "corpora")
-    prepare(config)
-    assert list((config.cache / "checked").iterdir())
-    flip(build(config.cache) / "0.train.tokens")
-    _aged(config.cache / "corpora")
-    said = []
-    again = prepare(config, progress=said.append)
-    assert any("0.train.tokens is missing, cut short or changed: " in line for line in said)
-    assert again.split("train")[0].tokens.tolist() == before
-    assert sum(encoded) == 60
-
-
-def test_a_cache_that_cannot_be_written_is_still_read(folder, configure):
+def test_a_cache_that_cannot_be_written_is_still_read_or_refused_with_the_way_out(
+    folder, configure, tmp_path
+):
     _aged(folder)
     config = configure(folder)
     first = prepare(config)
-    shutil.rmtree(config.cache / "surveys")
-    (config.cache / "surveys").write_text("a file in its way")
+    for root in (config.cache / "surveys", tmp_path / "other"):
+        shutil.rmtree(root, ignore_errors=True)
+        root.write_text("a file in its way")
     assert prepare(config).fingerprint == first.fingerprint
-
-
-def test_a_cache_that_is_a_file_is_refused_with_the_way_out(folder, configure, tmp_path):
-    (tmp_path / "cache").write_text("a file in its way")
     with pytest.raises(ClearheadError, match=r"cannot write .* name another folder"):
-        prepare(configure(folder, cache=tmp_path / "cache"))
+        prepare(configure(folder, cache=tmp_path / "other"))
 
 
 def test_other_content_or_options_are_another_build(folder, configure, encoded):
@@ -223,34 +198,19 @@ def flip(path):
 def test_damaged_build_is_made_anew(folder, configure, encoded, damage, name):
     config = configure(folder)
     before = prepare(config).split("train")[0].tokens.tolist()
+    _aged(config.cache / "corpora")
+    prepare(config)
+    assert list((config.cache / "checked").iterdir())
     damage(build(config.cache) / name)
+    _aged(config.cache / "corpora")
     said = []
     after = prepare(config, progress=said.append)
-    assert any("cut short or changed: its tokens are made anew" in line for line in said)
+    assert any(f"{name} is missing, cut short or changed: its tokens" in line for line in said)
     assert sum(encoded) == 60
     assert after.split("train")[0].tokens.tolist() == before
     assert os.listdir(config.cache / "corpora") == [build(config.cache).name]
     prepare(config)
     assert sum(encoded) == 60
-
-
-BUILT = """
-import sys
-from pathlib import Path
-from clearhead.data import DataConfig, prepare
-data, cache = sys.argv[1:]
-config = DataConfig(data=(data,), vocabulary=280, validation=0.2, cache=Path(cache))
-print(prepare(config).split("train")[0].tokens.tolist())
-"""
-
-
-def test_two_builds_at_once(folder, configure, warm):
-    config = configure(folder)
-    builds = [warm.start("-c", BUILT, folder, config.cache) for _ in range(2)]
-    wanted = prepare(config).split("train")[0].tokens.tolist()
-    for one in builds:
-        assert json.loads(one.wait().stdout) == wanted
-    assert os.listdir(config.cache / "corpora") == [build(config.cache).name]
 
 
 def test_data_that_changes_while_it_is_read(folder, configure, monkeypatch):

@@ -49,22 +49,13 @@ def test_smallest_vocabulary():
     assert len(train(["x"], 259)) == 259
 
 
-def test_saved_with_a_model_and_loaded_by_transformers(tokenizer, lines, tmp_path):
-    from transformers import AutoTokenizer
-
-    tokenizer.save_pretrained(tmp_path)
-    again = AutoTokenizer.from_pretrained(tmp_path)
-    text = lines(99)
-    assert again(text) == tokenizer(text)
-    assert again.eos_token_id == tokenizer.eos_token_id
-    assert again.padding_side == "left"
-
-
-def test_existing_tokenizer_by_folder(folder, configure, tokenizer, tmp_path):
+def test_existing_tokenizer_by_folder(folder, configure, tokenizer, tmp_path, lines):
     tokenizer.save_pretrained(tmp_path / "mine")
     corpus = prepare(configure(folder, tokenizer=str(tmp_path / "mine")))
     first = corpus.split("train")[0]
     assert corpus.vocabulary_size == 280
+    assert corpus.tokenizer(lines(99)) == tokenizer(lines(99))
+    assert corpus.tokenizer.padding_side == "left"
     assert first.tokens[0] == tokenizer.bos_token_id
     assert corpus.describe()["tokenizer"]["name"] == str(tmp_path / "mine")
 

@@ -100,7 +100,7 @@ def is_order_of(began: str, corpus: str) -> bool:
     return began.partition(",")[0] in orders
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # one is equal to itself alone
 class Corpus:
     """Tokenised text with its tokenizer; `clearhead.data.prepare` makes it.
 
