@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from clearhead.data import preparation, prepare, tokenizer
-from clearhead.data.corpus import fingerprint_of, map_stream
+from clearhead.data.corpus import map_stream
 from clearhead.errors import ClearheadError
+from clearhead.records.identity import digest_of
 
 
 def build(root):
@@ -117,7 +118,7 @@ def test_a_run_is_not_gone_on_with_on_changed_text_which_is_not_tokenised(
     first = prepare(config)
     began = form(first.fingerprint)
     prepare(config, began=began)
-    prepare(config, began=form(fingerprint_of(first.fingerprint, "feistel")))
+    prepare(config, began=form(digest_of([first.fingerprint, "feistel"])))
     path = folder / "00.txt"
     path.write_text(path.read_text().replace("alpha", "alphb", 1))
     with pytest.raises(ClearheadError, match=r"texts: the text or the tokenizer changed since the"):

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from clearhead.data.corpus import Corpus, TokenStream, fingerprint_of
+from clearhead.data.corpus import Corpus, TokenStream
 from clearhead.data.seeded import Feistel, permutation
 from clearhead.errors import ClearheadError
+from clearhead.records.identity import digest_of
 
 BLOCK = 1000  # sequences over which the weights of sources are met exactly
 IGNORED = -100  # a label that counts for nothing, as in Hugging Face models
@@ -77,15 +78,15 @@ class Batches:
         self.document_masks = document_masks
         self.begin = begin
         self._streams = corpus.split(split)
-        self._windows = [self._count(stream) for stream in self._streams]
-        total = sum(self._windows)
+        lengths = list(map(len, self._streams))
+        self._windows = [max(length - 1, 0) // (sequence_length - 1) for length in lengths]
+        total, tokens = sum(self._windows), sum(lengths)
         if total < accumulation * batch_size:
-            tokens = sum(map(len, self._streams))
             raise ClearheadError(
                 f"the {split} split holds {tokens:,} tokens, {total} windows of {sequence_length}, "
                 f"but a step takes {accumulation} x {batch_size} windows "
-                f"({accumulation * self.tokens_per_batch:,} tokens): give more data, or a smaller "
-                "accumulation, batch_size or sequence_length"
+                f"({accumulation * batch_size * sequence_length:,} tokens): give more data, or a "
+                "smaller accumulation, batch_size or sequence_length"
             )
         self._pools, self._quotas = self._make_pools(split)
         largest = max(int(ends[-1]) for ends in self._pools)
@@ -93,19 +94,10 @@ class Batches:
         self._computes = largest >= COMPUTED and not before
         self.fingerprint = corpus.fingerprint
         if self._computes:
-            self.fingerprint = fingerprint_of(corpus.fingerprint, "feistel")
+            self.fingerprint = digest_of([corpus.fingerprint, "feistel"])
         self._permutation = lru_cache(_KEPT * len(self._pools))(
             lambda purpose, size: permutation(f"seed {seed}, {purpose}", size)
         )
-
-    @property
-    def tokens_per_batch(self) -> int:
-        """B·T, the input tokens of a batch."""
-        return self.batch_size * self.sequence_length
-
-    def epoch(self, step: int) -> float:
-        """Mean number of visits to each window of the split before `step`."""
-        return step * self.batch_size / sum(self._windows)
 
     def batch(self, step: int) -> dict[str, torch.Tensor]:
         """The batch of a step, counted from 0.
@@ -127,9 +119,6 @@ class Batches:
             return {"input_ids": input_ids, "labels": input_ids.clone()}
         opens_BT = np.stack([self._streams[one].openings(start, length) for one, start in places])
         return {"input_ids": input_ids, **document_inputs(input_ids, torch.from_numpy(opens_BT))}
-
-    def _count(self, stream: TokenStream) -> int:
-        return max(len(stream) - 1, 0) // (self.sequence_length - 1)
 
     def _make_pools(self, split: str) -> tuple[list[np.ndarray], list[int]]:
         """For each pool the cumulative number of windows of its streams, and its number of

@@ -1,7 +1,5 @@
 """Memory-mapped token streams, one for each source and split."""
 
-import hashlib
-import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.errors import ClearheadError, choose
+from clearhead.records.identity import digest_of
 
 SPLITS = ("train", "validation")
 STARTS = "<i8"  # offsets of documents
@@ -87,16 +86,11 @@ def _map(path: Path, dtype: str) -> np.ndarray:
     return np.memmap(path, dtype=dtype, mode="r")
 
 
-def fingerprint_of(*parts: Any) -> str:
-    """SHA-256 of JSON values."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
 def is_order_of(began: str, corpus: str) -> bool:
     """True if a run that recorded the fingerprint `began` was trained on the corpus of that other
     fingerprint, or on its form for tuning."""
-    texts = (corpus, fingerprint_of(corpus, _TUNING))
-    orders = (*texts, *(fingerprint_of(text, "feistel") for text in texts))
+    texts = (corpus, digest_of([corpus, _TUNING]))
+    orders = (*texts, *(digest_of([text, "feistel"]) for text in texts))
     return began.partition(",")[0] in orders
 
 
@@ -131,7 +125,7 @@ class Corpus:
         return replace(
             self,
             streams={"train": train, "validation": held_out},
-            fingerprint=fingerprint_of(self.fingerprint, _TUNING),
+            fingerprint=digest_of([self.fingerprint, _TUNING]),
         )
 
     def describe(self) -> dict[str, Any]:

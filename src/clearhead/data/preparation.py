@@ -18,12 +18,13 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from clearhead.data import tokenizer as tokenizers
 from clearhead.data.config import DataConfig
-from clearhead.data.corpus import SPLITS, STARTS, Corpus, fingerprint_of, is_order_of, map_stream
+from clearhead.data.corpus import SPLITS, STARTS, Corpus, is_order_of, map_stream
 from clearhead.data.scan import SourceScan, remembered, sample, scan, survey, threshold
 from clearhead.data.sources import Source, find
 from clearhead.errors import ClearheadError
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, writing
+from clearhead.records.identity import digest_of
 
 # Raise it when the same text would give other tokens than before.
 _FORMAT = 1
@@ -68,18 +69,16 @@ def prepare(
     say = progress or (lambda line: None)
     if tokenizer is None and config.tokenizer is not None:
         tokenizer = tokenizers.load(config.tokenizer)
-    if tokenizer is None:
-        identity = tokenizers.trained_identity(config.vocabulary)
-    else:
+    if tokenizer is not None:
         tokenizers.check(tokenizer, closed=closed)
-        identity = tokenizers.loaded_identity(tokenizer)
     sources = find(config, say)
     scans = [scan(source, config.cache_folder, say) for source in sources]
     cutoff = threshold(sources, scans, config.validation)
     # Of all that determines the tokens of a build.
-    content = fingerprint_of(_FORMAT, identity, cutoff, [one.digest for one in scans])
+    identity = tokenizers.identity(tokenizer, config.vocabulary)
+    content = digest_of([_FORMAT, identity, cutoff, [one.digest for one in scans]])
     # Weights choose what is read of the tokens: another run, but no other tokens.
-    fingerprint = fingerprint_of(content, [source.weight for source in sources])
+    fingerprint = digest_of([content, [source.weight for source in sources]])
     if began is not None and not is_order_of(began, fingerprint):
         names = ", ".join(source.spec for source in sources)
         raise ClearheadError(

@@ -1,9 +1,4 @@
-"""A scan of every document: the size and hash of a corpus, and its split.
-
-The side of the split is a function of the hash of the text alone. So equal documents, in one source
-or two, are always on the same side, the split does not move when documents are added, and order
-does not matter.
-"""
+"""A scan of every document: the size and hash of a corpus, and its split (`clearhead.data`)."""
 
 import hashlib
 import json
