@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -191,34 +190,6 @@ def test_every_epoch_has_all_texts_in_an_order_of_its_own(tokenizer):
     assert [batches.tokens_before(step) for step in range(9)] == [
         sum(read[:step]) for step in range(9)
     ]
-
-
-def test_hub_rows_have_their_classes_by_name_and_are_streamed_at_one_revision(
-    monkeypatch, tmp_path
-):
-    datasets = pytest.importorskip("datasets")
-    import huggingface_hub
-
-    asked, heads = [], iter(["a1b2", "c3d4"])
-
-    class Stream(list):
-        features = {"label": datasets.ClassLabel(names=["not_entailment", "entailment"])}  # noqa: RUF012
-
-    def load_dataset(name, config, *, split, streaming, revision):
-        asked.append((name, config, split, streaming, revision))
-        return Stream({"sentence1": "x", "sentence2": "y", "label": label} for label in (1, -1))
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(
-        huggingface_hub.HfApi, "dataset_info", lambda *_: SimpleNamespace(sha=next(heads))
-    )
-    task = GLUE["wnli"]
-    for _ in range(2):
-        rows = labelled.read_rows(task.train, task, cache=tmp_path, progress=print)
-    assert asked == [("nyu-mll/glue", "wnli", "train", True, "a1b2")] * 2
-    assert [row.label for row in rows] == ["entailment", -1]
-    with pytest.raises(ClearheadError, match=r"glue:wnli#train, row 2: label -1 is outside"):
-        labelled.labels_of(rows, task.classes, task)
 
 
 def test_a_folder_takes_the_place_of_a_task_of_the_hub(write, tmp_path, monkeypatch):
