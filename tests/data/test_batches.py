@@ -156,7 +156,6 @@ def test_document_masks():
         (corpus(30), {"batch_size": 8}, r"3 windows of 10, but .* takes 1 x 8 windows \(80 tok"),
         (corpus(60), {"batch_size": 2, "accumulation": 4}, r"6 windows .* takes 4 x 2 windows"),
         (corpus(0), {}, "holds 0 tokens, 0 windows"),
-        (corpus(99), {"split": "test"}, "unknown split 'test'"),
         (corpus(99, 5, weights=[1, 1]), {}, "'s1': its .* holds 5 tokens, fewer"),
         (corpus(99, 99, weights=[1, 1e-5]), {}, "below 1 in 1000"),
     ],

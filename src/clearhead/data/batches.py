@@ -43,8 +43,7 @@ class Batches:
             another.
 
     Args:
-        corpus: from `prepare`.
-        split: "train" or "validation".
+        corpus: from `prepare`; its training text.
         sequence_length: T, tokens a window, at least 2.
         batch_size: B, windows a batch.
         seed: of the order, any integer.
@@ -63,7 +62,6 @@ class Batches:
         self,
         corpus: Corpus,
         *,
-        split: str = "train",
         sequence_length: int,
         batch_size: int,
         seed: int,
@@ -77,18 +75,18 @@ class Batches:
         self.seed = seed
         self.document_masks = document_masks
         self.begin = begin
-        self._streams = corpus.split(split)
+        self._streams = corpus.streams["train"]
         lengths = list(map(len, self._streams))
         self._windows = [max(length - 1, 0) // (sequence_length - 1) for length in lengths]
         total, tokens = sum(self._windows), sum(lengths)
         if total < accumulation * batch_size:
             raise ClearheadError(
-                f"the {split} split holds {tokens:,} tokens, {total} windows of {sequence_length}, "
+                f"the train split holds {tokens:,} tokens, {total} windows of {sequence_length}, "
                 f"but a step takes {accumulation} x {batch_size} windows "
                 f"({accumulation * batch_size * sequence_length:,} tokens): give more data, or a "
                 "smaller accumulation, batch_size or sequence_length"
             )
-        self._pools, self._quotas = self._make_pools(split)
+        self._pools, self._quotas = self._make_pools()
         largest = max(int(ends[-1]) for ends in self._pools)
         before = (began or "").partition(",")[0] == corpus.fingerprint
         self._computes = largest >= COMPUTED and not before
@@ -120,7 +118,7 @@ class Batches:
         opens_BT = np.stack([self._streams[one].openings(start, length) for one, start in places])
         return {"input_ids": input_ids, **document_inputs(input_ids, torch.from_numpy(opens_BT))}
 
-    def _make_pools(self, split: str) -> tuple[list[np.ndarray], list[int]]:
+    def _make_pools(self) -> tuple[list[np.ndarray], list[int]]:
         """For each pool the cumulative number of windows of its streams, and its number of
         sequences in a block."""
         weights = [stream.weight for stream in self._streams if stream.weight is not None]
@@ -130,7 +128,7 @@ class Batches:
         for stream, windows, quota in zip(self._streams, self._windows, quotas, strict=True):
             if not windows:
                 raise ClearheadError(
-                    f"data {stream.spec!r}: its {split} split holds {len(stream)} tokens, fewer "
+                    f"data {stream.spec!r}: its train split holds {len(stream)} tokens, fewer "
                     f"than one window of {self.sequence_length}: give more, or no weight"
                 )
             if not quota:
