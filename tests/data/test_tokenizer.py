@@ -107,10 +107,10 @@ def test_sample_is_bounded_spread_and_of_training_text(tmp_path, monkeypatch, co
     config = configure(tmp_path / "a", tmp_path / "b")
     sources = find(config, lambda line: None)
     scans = [scan(source, tmp_path, lambda line: None) for source in sources]
-    cutoff, size = threshold(sources, scans, 0.2), sum(one.size for one in scans)
+    cutoff, size = threshold(scans, 0.2), sum(one.size for one in scans)
     monkeypatch.setattr("clearhead.data.scan.SAMPLE_BYTES", size // 4)
-    taken = list(sample(sources, size, cutoff))
-    assert taken == list(sample(sources, size, cutoff))
+    taken = list(sample(scans, cutoff))
+    assert taken == list(sample(scans, cutoff))
     assert 0.1 * size < sum(map(len, taken)) < 0.3 * size
     names = [text.split(maxsplit=1)[0] for text in taken]
     for name, half in itertools.product("ab", (range(100), range(100, 200))):

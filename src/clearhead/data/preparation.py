@@ -20,7 +20,7 @@ from clearhead.data import tokenizer as tokenizers
 from clearhead.data.config import DataConfig
 from clearhead.data.corpus import SPLITS, STARTS, Corpus, is_order_of, map_stream
 from clearhead.data.scan import SourceScan, remembered, sample, scan, survey, threshold
-from clearhead.data.sources import Source, find
+from clearhead.data.sources import find
 from clearhead.errors import ClearheadError
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, writing
@@ -71,16 +71,15 @@ def prepare(
         tokenizer = tokenizers.load(config.tokenizer)
     if tokenizer is not None:
         tokenizers.check(tokenizer, closed=closed)
-    sources = find(config, say)
-    scans = [scan(source, config.cache_folder, say) for source in sources]
-    cutoff = threshold(sources, scans, config.validation)
+    scans = [scan(source, config.cache_folder, say) for source in find(config, say)]
+    cutoff = threshold(scans, config.validation)
     # Of all that determines the tokens of a build.
     identity = tokenizers.identity(tokenizer, config.vocabulary)
     content = digest_of([_FORMAT, identity, cutoff, [one.digest for one in scans]])
     # Weights choose what is read of the tokens: another run, but no other tokens.
-    fingerprint = digest_of([content, [source.weight for source in sources]])
+    fingerprint = digest_of([content, [one.source.weight for one in scans]])
     if began is not None and not is_order_of(began, fingerprint):
-        names = ", ".join(source.spec for source in sources)
+        names = ", ".join(one.source.spec for one in scans)
         raise ClearheadError(
             f"data {names}: the text or the tokenizer changed since the run began: put back what "
             "it was, or start another run, for which tokens are made of what it is now"
@@ -93,9 +92,9 @@ def prepare(
         else:
             shutil.rmtree(target, ignore_errors=True)
             with publish_folder(target, _ADVICE) as folder:
-                index = _build(folder, tokenizer, config, sources, scans, cutoff, say)
+                index = _build(folder, tokenizer, config, scans, cutoff, say)
                 manifest.seal(folder, index, name=_INDEX)
-        return _open(target, index, fingerprint, config, tokenizer, sources, scans)
+        return _open(target, index, fingerprint, config, tokenizer, scans)
 
 
 def _verified(target: Path, say: Progress) -> dict[str, Any] | None:
@@ -156,7 +155,6 @@ def _build(
     folder: Path,
     tokenizer: Any,
     config: DataConfig,
-    sources: tuple[Source, ...],
     scans: list[SourceScan],
     cutoff: int,
     say: Progress,
@@ -169,7 +167,7 @@ def _build(
     size = sum(one.size for one in scans)
     if tokenizer is None:
         say(f"training a byte-level BPE of {config.vocabulary:,} entries")
-        tokenizer = tokenizers.train(sample(sources, size, cutoff), config.vocabulary)
+        tokenizer = tokenizers.train(sample(scans, cutoff), config.vocabulary)
     tokenizer.save_pretrained(folder / "tokenizer")
     encoder = tokenizers.Encoder(tokenizer)
     begin, end = (
@@ -180,9 +178,9 @@ def _build(
     def pieces() -> Iterator[_Piece]:
         """The text of all sources, compared with the scans."""
         done = told = 0
-        for source, known, sides in zip(sources, scans, shards, strict=True):
+        for known, sides in zip(scans, shards, strict=True):
             digest = hashlib.sha256()
-            for document in source.documents(Counter()):
+            for document in known.source.documents(Counter()):
                 digest.update(document.digest)
                 done += document.size
                 shard = sides["validation" if document.key < cutoff else "train"]
@@ -193,14 +191,16 @@ def _build(
                     told = tenth
                     say(f"tokenising: {done / 1e6:.1f} of {size / 1e6:.1f} MB")
             if digest.hexdigest() != known.digest:
-                for one in sources:
-                    survey(one, config.cache_folder).unlink(missing_ok=True)
-                raise ClearheadError(f"data {source.spec!r} changed while it was read; run again")
+                for one in scans:
+                    survey(one.source, config.cache_folder).unlink(missing_ok=True)
+                raise ClearheadError(
+                    f"data {known.source.spec!r} changed while it was read; run again"
+                )
 
     with ExitStack() as files:
         shards = [
             {split: _Shard(folder, f"{number}.{split}", files) for split in SPLITS}
-            for number in range(len(sources))
+            for number in range(len(scans))
         ]
         for piece, ids in _encoded(encoder, _batches(pieces())):
             if piece.opens:
@@ -249,7 +249,6 @@ def _open(
     fingerprint: str,
     config: DataConfig,
     given: Any,
-    sources: tuple[Source, ...],
     scans: list[SourceScan],
 ) -> Corpus:
     """Map a build."""
@@ -259,23 +258,25 @@ def _open(
     tokenizer = load_tokenizer(folder / "tokenizer") if given is None else given
     streams = {
         split: tuple(
-            map_stream(folder / f"{number}.{split}", index["dtype"], source.spec, source.weight)
-            for number, source in enumerate(sources)
+            map_stream(
+                folder / f"{number}.{split}", index["dtype"], one.source.spec, one.source.weight
+            )
+            for number, one in enumerate(scans)
         )
         for split in SPLITS
     }
     size = tokenizers.vocabulary_size(tokenizer)
     described = [
         {
-            "spec": source.spec,
-            "weight": source.weight,
-            "documents": known.documents,
-            "bytes": known.size,
-            "skipped": known.skipped,
-            **({"revision": source.revision} if source.revision is not None else {}),
+            "spec": one.source.spec,
+            "weight": one.source.weight,
+            "documents": one.documents,
+            "bytes": one.size,
+            "skipped": one.skipped,
+            **({"revision": one.source.revision} if one.source.revision is not None else {}),
             **counts,
         }
-        for source, known, counts in zip(sources, scans, index["streams"], strict=True)
+        for one, counts in zip(scans, index["streams"], strict=True)
     ]
     return Corpus(
         tokenizer=tokenizer,

@@ -25,7 +25,7 @@ _RECENT_NS = 2_000_000_000
 
 
 class SourceScan(NamedTuple):
-    """The content of one source.
+    """A source and its content.
 
     Attributes:
         size: bytes of text.
@@ -34,6 +34,7 @@ class SourceScan(NamedTuple):
         lowest, highest: of the documents' keys.
     """
 
+    source: Source
     documents: int
     size: int
     digest: str
@@ -56,7 +57,7 @@ def scan(source: Source, cache: Path, progress: Callable[[str], None]) -> Source
     # Generated text, and a folder in place of a data set, are read anew.
     kept = survey(source, cache) if files or source.revision is not None else None
     values, known = remembered(kept, files, [*key, list(map(str, files))], lambda: _read(source))
-    scanned = SourceScan(*values)
+    scanned = SourceScan(source, *values)
     left_out = ", ".join(f"{number} {reason}" for reason, number in scanned.skipped.items())
     if not scanned.documents:
         raise ClearheadError(
@@ -77,7 +78,7 @@ def survey(source: Source, cache: Path) -> Path:
     return cache / "surveys" / f"{name[:32]}.json"
 
 
-def threshold(sources: Sequence[Source], scans: Sequence[SourceScan], validation: float) -> int:
+def threshold(scans: Sequence[SourceScan], validation: float) -> int:
     """The key below which documents are held out: a share `validation` of the range of keys.
 
     Where that leaves a side empty, as it may with a few dozen documents, the split moves just far
@@ -88,7 +89,7 @@ def threshold(sources: Sequence[Source], scans: Sequence[SourceScan], validation
     """
     lowest, highest = min(one.lowest for one in scans), max(one.highest for one in scans)
     if lowest == highest:
-        names = ", ".join(source.spec for source in sources)
+        names = ", ".join(one.source.spec for one in scans)
         raise ClearheadError(
             f"data {names}: too small to split ({sum(s.documents for s in scans)} document(s), all "
             "alike); give at least two different ones, or name a text file of several KB itself, "
@@ -97,19 +98,18 @@ def threshold(sources: Sequence[Source], scans: Sequence[SourceScan], validation
     return min(max(int(validation * (1 << 64)), lowest + 1), highest)
 
 
-def sample(sources: Sequence[Source], size: int, cutoff: int) -> Iterator[str]:
+def sample(scans: Sequence[SourceScan], cutoff: int) -> Iterator[str]:
     """Yield about `SAMPLE_BYTES` of training text, or all of it where there is less.
 
     Documents are cut into pieces, and a hash of each piece's place decides whether it is taken:
     so the sample is spread evenly over all sources and all of each, and is always the same.
 
     Args:
-        size: bytes of all text.
         cutoff: the `threshold` of the split.
     """
-    share = SAMPLE_BYTES / size
-    for source in sources:
-        for document in source.documents(Counter()):
+    share = SAMPLE_BYTES / sum(one.size for one in scans)
+    for one in scans:
+        for document in one.source.documents(Counter()):
             if document.key < cutoff:
                 continue
             for number, piece in enumerate(cut(document.text, _SAMPLE_PIECE)):
@@ -152,7 +152,7 @@ def _state(files: Iterable[Path], key: Any) -> str | None:
     )
 
 
-def _read(source: Source) -> SourceScan:
+def _read(source: Source) -> tuple[int, int, str, dict[str, int], int, int]:
     skipped: Counter[str] = Counter()
     digest = hashlib.sha256()
     documents = size = 0
@@ -163,4 +163,4 @@ def _read(source: Source) -> SourceScan:
         digest.update(document.digest)
         lowest, highest = min(lowest, document.key), max(highest, document.key)
     left_out = dict(sorted(skipped.items()))
-    return SourceScan(documents, size, digest.hexdigest(), left_out, lowest, highest)
+    return documents, size, digest.hexdigest(), left_out, lowest, highest
