@@ -18,21 +18,14 @@ def tokenizer(lines):
     return train([lines(seed) for seed in range(20)], 280)
 
 
-def test_specials_and_size(tokenizer):
+def test_any_text_survives_and_never_becomes_a_special_token(tokenizer):
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (BEGIN, END, PAD)
     assert len({tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}) == 3
     assert len(tokenizer) == 280
     assert set(tokenizer("alpha")) == {"input_ids", "attention_mask"}
-
-
-def test_any_text_survives(tokenizer):
-    text = "naïve 漢字 \U0001f600\t\r\n  x\0" + END
-    assert tokenizer.decode(Encoder(tokenizer).encode([text])[0].tolist()) == text
-
-
-def test_text_never_becomes_a_special_token(tokenizer):
-    text = f"before {BEGIN}{END}{PAD} after"
+    text = f"naïve 漢字 \U0001f600\t\r\n  x\0 {BEGIN}{END}{PAD} after"
     (ids,) = Encoder(tokenizer).encode([text])
+    assert tokenizer.decode(ids.tolist()) == text
     assert not np.isin(ids, tokenizer.all_special_ids).any()
     # … while a prompt, for which the caller answers, may hold them.
     assert tokenizer.bos_token_id in tokenizer(text)["input_ids"]
