@@ -50,7 +50,7 @@ def scan(source: Source, cache: Path, progress: Callable[[str], None]) -> Source
         cache: the folder in which scans are kept.
 
     Raises:
-        ClearheadError: for a source without text; and whatever reading raises.
+        ClearheadError: for a source without text, and as `Source.documents`.
     """
     files = [path.absolute() for path in source.files]
     key = [_READING, source.spec, source.text_field, source.limit, source.revision]
