@@ -5,7 +5,7 @@ import io
 import pytest
 
 from clearhead.measure.sweep import _Planned
-from clearhead.progress import Line, Work, clock, in_words
+from clearhead.progress import Line, Work, in_words
 
 
 class Clock:
@@ -97,7 +97,3 @@ def test_one_unit_is_not_numbered():
 )
 def test_times_in_words(seconds, words):
     assert in_words(seconds) == words
-
-
-def test_a_clock_has_hours_where_there_are_any():
-    assert (clock(75), clock(3700)) == ("1:15", "1:01:40")

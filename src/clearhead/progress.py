@@ -38,7 +38,6 @@ class Work:
         self._share = 0.0  # of the unit at hand
         self._before = 0.0  # units that were done before this process began
         self._started = self._printed = 0.0
-        self.name = ""
 
     def __enter__(self) -> "Work":
         return self
@@ -47,7 +46,7 @@ class Work:
         self.close()
 
     def start(self, total: int) -> None:
-        """Set the number of units; without effect on later calls."""
+        """Set the number of units, at the first call."""
         if self._total is None:
             self._total, self._started = total, self._clock()
 
@@ -62,7 +61,6 @@ class Work:
 
     def begin(self, name: str) -> None:
         """Begin the next unit."""
-        self.name, self._share = name, 0.0
         if self.place:
             self._show(f"{self.place}: {name}", True)
 
@@ -135,10 +133,3 @@ def in_words(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
-
-
-def clock(seconds: float) -> str:
-    """Seconds as m:ss, or h:mm:ss."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -201,10 +201,7 @@ class Registry:
 
     def of(self, layer: LayerSpec) -> dict[str, Declaration]:
         """The declaration chosen on each axis of a layer."""
-        try:
-            return {axis: self._table[axis][getattr(layer, axis)] for axis in AXES}
-        except KeyError:
-            return {axis: self.find(axis, getattr(layer, axis)) for axis in AXES}
+        return {axis: self.find(axis, getattr(layer, axis)) for axis in AXES}
 
     def anneals(self, layer: LayerSpec) -> bool:
         """True where `annealed_start` has an effect on a layer."""

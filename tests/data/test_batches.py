@@ -26,7 +26,7 @@ from clearhead.data import (
 )
 from clearhead.data.batches import BLOCK, COMPUTED, apportion
 from clearhead.data.corpus import is_order_of
-from clearhead.data.orders import Feistel, permutation
+from clearhead.data.seeded import Feistel, permutation
 from clearhead.errors import ClearheadError
 
 
@@ -44,9 +44,8 @@ def corpus(*lengths, weights=None, starts=None):
     return Corpus(
         tokenizer=None,
         vocabulary_size=100_000 * len(lengths),
-        content="",
+        fingerprint="f",
         streams={"train": streams, "validation": streams},
-        description={},
     )
 
 
@@ -57,34 +56,19 @@ def firsts(batches, count):
     return rows[:count, 0].tolist()
 
 
-lengths = st.lists(st.integers(40, 300), min_size=1, max_size=3)
-
-
-@given(lengths, st.integers(2, 20), st.integers(1, 5), st.integers(0, 2**63), st.data())
+@given(
+    st.lists(st.integers(40, 300), min_size=1, max_size=3),
+    st.integers(2, 20),
+    st.integers(1, 5),
+    st.integers(0, 2**63),
+)
 @settings(max_examples=25, deadline=None)
-def test_any_step_at_any_time(sizes, length, size, seed, data):
-    weights = data.draw(st.sampled_from([None, [1.0, 2.5, 0.1][: len(sizes)]]))
-    options = {
-        "sequence_length": length,
-        "batch_size": min(size, max(1, 39 // (length - 1))),
-        "seed": seed,
-    }
-    batches = Batches(corpus(*sizes, weights=weights), **options)
-    steps = data.draw(st.lists(st.integers(0, 3000), min_size=1, max_size=6))
-    seen = {step: batches.batch(step)["input_ids"] for step in sorted(steps)}
-    other = Batches(corpus(*sizes, weights=weights), **options)
-    for step in steps:
-        ids = other.batch(step)["input_ids"]
-        assert torch.equal(ids, seen[step])
-        assert ids.shape == (options["batch_size"], length)
-        assert (ids.diff(dim=1) == 1).all()  # contiguous, and within one stream
-
-
-@given(lengths, st.integers(2, 20), st.integers(1, 3), st.integers(0, 100))
-@settings(max_examples=25, deadline=None)
-def test_every_epoch_visits_every_window_once(sizes, length, size, seed):
+def test_every_epoch_visits_every_window_once_and_any_step_comes_at_any_time(
+    sizes, length, size, seed
+):
     size = min(size, max(1, 39 // (length - 1)))
-    batches = Batches(corpus(*sizes), sequence_length=length, batch_size=size, seed=seed)
+    options = {"sequence_length": length, "batch_size": size, "seed": seed}
+    batches = Batches(corpus(*sizes), **options)
     expected = [
         100_000 * number + i * (length - 1)
         for number, tokens in enumerate(sizes)
@@ -93,48 +77,28 @@ def test_every_epoch_visits_every_window_once(sizes, length, size, seed):
     visited = firsts(batches, 2 * len(expected))
     assert sorted(visited[: len(expected)]) == expected
     assert sorted(visited[len(expected) :]) == expected
-    assert batches.epoch(len(expected)) == pytest.approx(size)
-
-
-def test_order_is_the_same_for_ever():
-    """Not the numbers matter, but that an upgrade of Python, NumPy or ourselves keeps them."""
-    assert permutation("seed 0, epoch 0 of pool 0", 8).tolist() == [7, 1, 0, 3, 5, 4, 6, 2]
-    assert sorted(permutation("a", 1000).tolist()) == list(range(1000))
-
-
-def test_batch_is_for_a_model_that_shifts():
-    batches = Batches(corpus(100), sequence_length=5, batch_size=3, seed=0)
-    batch = batches.batch(7)
-    assert set(batch) == {"input_ids", "labels"}
-    assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
-    assert torch.equal(batch["input_ids"], batch["labels"])
-    batch["labels"].zero_()
-    assert batch["input_ids"].any()
-    assert batches.tokens_per_batch == 15
+    step = len(expected) // size
+    ids = Batches(corpus(*sizes), **options).batch(step)["input_ids"]
+    assert torch.equal(ids, batches.batch(step)["input_ids"])
+    assert ids.shape == (size, length)
+    assert (ids.diff(dim=1) == 1).all()  # contiguous, and within one stream
 
 
 @pytest.mark.parametrize("weights", [[1, 1], [0.7, 0.3], [1, 999], [3, 1, 1 / 3]])
-def test_weights_are_met_exactly_in_every_block(weights):
-    mixed = corpus(*[200] * len(weights), weights=weights)
+def test_weights_are_met_exactly_in_every_block_and_sources_have_epochs_of_their_own(weights):
+    mixed = corpus(*[201] * len(weights), weights=weights)
     batches = Batches(mixed, sequence_length=11, batch_size=8, seed=3)
-    sources = [token // 100_000 for token in firsts(batches, 3 * BLOCK)]
+    visited = firsts(batches, 3 * BLOCK)
+    sources = [token // 100_000 for token in visited]
     quotas = apportion(BLOCK, weights)
     for block in range(3):
         part = sources[block * BLOCK : (block + 1) * BLOCK]
         assert [Counter(part)[number] for number in range(len(weights))] == quotas
         assert part != sorted(part)
     assert sources[:BLOCK] != sources[BLOCK : 2 * BLOCK]
-
-
-def test_weighted_sources_have_epochs_of_their_own():
-    mixed = corpus(401, 81, weights=[1, 3])
-    batches = Batches(mixed, sequence_length=5, batch_size=4, seed=3)
-    visited = firsts(batches, 800)
-    for number, size in ((0, 100), (1, 20)):
-        own = [token for token in visited if token // 100_000 == number]
-        for epoch in range(len(own) // size):
-            part = own[epoch * size : (epoch + 1) * size]
-            assert sorted(part) == [100_000 * number + 4 * i for i in range(size)]
+    own = [token % 100_000 for token in visited if token < 100_000]
+    for epoch in range(len(own) // 20):
+        assert sorted(own[20 * epoch : 20 * epoch + 20]) == [10 * i for i in range(20)]
 
 
 def test_a_begin_token_stands_first_in_every_window_and_no_target_is_lost():
@@ -142,10 +106,14 @@ def test_a_begin_token_stands_first_in_every_window_and_no_target_is_lost():
     plain, begun = (Batches(corpus(41), begin=begin, **options) for begin in (None, 99_999))
     targets = []
     for step in range(5):
-        batch, other = begun.batch(step), plain.batch(step)["input_ids"]
+        batch, other = begun.batch(step), plain.batch(step)
+        assert torch.equal(other["input_ids"], other["labels"])
+        assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
         assert batch["input_ids"][:, 0].tolist() == [99_999] * 2
-        assert torch.equal(batch["input_ids"][:, 1:], other[:, 1:])
+        assert torch.equal(batch["input_ids"][:, 1:], other["input_ids"][:, 1:])
         targets += batch["labels"][:, 1:].flatten().tolist()  # as a model shifts them
+        batch["labels"].zero_()
+        assert batch["input_ids"].any()
     assert sorted(targets) == list(range(1, 41))
 
 
@@ -172,7 +140,6 @@ def test_document_masks():
         (corpus(30), {"batch_size": 8}, r"3 windows of 10, but .* takes 1 x 8 windows \(80 tok"),
         (corpus(60), {"batch_size": 2, "accumulation": 4}, r"6 windows .* takes 4 x 2 windows"),
         (corpus(0), {}, "holds 0 tokens, 0 windows"),
-        (corpus(99), {"split": "test"}, "unknown split 'test'"),
         (corpus(99, 5, weights=[1, 1]), {}, "'s1': its .* holds 5 tokens, fewer"),
         (corpus(99, 99, weights=[1, 1e-5]), {}, "below 1 in 1000"),
     ],
@@ -183,14 +150,32 @@ def test_what_cannot_be_batched(streams, options, match):
         Batches(streams, **(defaults | options))
 
 
-def test_evaluation_windows_are_in_order_and_do_not_overlap():
-    found = list(windows(corpus(25, 9, 12), length=10))
-    assert [w.tolist() for w in found] == [
-        list(range(10)),
-        list(range(10, 20)),
-        list(range(200_000, 200_010)),
-    ]
+@pytest.mark.parametrize(
+    ("text", "options", "first"),
+    [
+        (corpus(25, 9, 12), {"length": 10}, [0, 10, 200_000]),
+        (corpus(80, 40), {"length": 10, "count": 3}, [0, 10, 100_000]),  # shared by what they hold
+        (corpus(80, 40), {"length": 20, "count": 99}, [0, 20, 40, 60, 100_000, 100_020]),
+        (corpus(30, starts=[0, 4, 15, 25]), {"length": 5, "at": "documents"}, [4, 15, 25]),
+        (corpus(30, starts=[0, 4, 15]), {"length": 5, "count": 1, "at": "documents"}, [4]),
+    ],
+)
+def test_evaluation_windows_are_in_order_and_do_not_overlap(text, options, first):
+    found = list(windows(text, **options))
+    assert [w.tolist() for w in found] == [list(range(n, n + options["length"])) for n in first]
     assert found[0].dtype == torch.int64
+
+
+def test_another_seed_draws_windows_from_all_of_the_text():
+    drawn = [int(w[0]) for w in windows(corpus(1000), length=10, count=5, seed=1)]
+    assert drawn == sorted(drawn) != [0, 10, 20, 30, 40]
+    assert len(set(drawn)) == 5
+
+
+@pytest.mark.parametrize(("at", "place"), [("anywhere", "source"), ("documents", "document")])
+def test_no_evaluation_window_is_an_error_at_the_call(at, place):
+    with pytest.raises(ClearheadError, match=f"holds 14 tokens, in no {place} enough for one"):
+        windows(corpus(9, 5), length=10, at=at)
 
 
 def test_settings_are_chosen_on_training_text_that_their_runs_do_not_read():
@@ -209,27 +194,6 @@ def test_settings_are_chosen_on_training_text_that_their_runs_do_not_read():
     assert not is_order_of(tuned.for_tuning().fingerprint, whole.fingerprint)
 
 
-def test_windows_at_the_beginnings_of_documents():
-    """Those long enough, the last one included; where none is, it is said of documents."""
-    text = corpus(30, starts=[[0, 4, 15, 25]])
-    found = list(windows(text, length=5, at="documents"))
-    assert [w.tolist() for w in found] == [list(range(n, n + 5)) for n in (4, 15, 25)]
-    assert len(list(windows(text, length=5, count=2, at="documents"))) == 2
-    with pytest.raises(ClearheadError, match="in no document enough"):
-        windows(text, length=12, at="documents")
-
-
-def test_evaluation_windows_are_shared_among_sources():
-    found = [int(w[0]) for w in windows(corpus(80, 40), length=10, count=3)]
-    assert found == [0, 10, 100_000]
-    assert len(list(windows(corpus(80, 40), length=10, count=99))) == 12
-
-
-def test_no_evaluation_window_is_an_error_at_the_call():
-    with pytest.raises(ClearheadError, match="holds 14 tokens, in no source enough for one window"):
-        windows(corpus(9, 5), length=10)
-
-
 @settings(deadline=None)
 @given(st.integers(0, 2000), st.lists(st.floats(0.01, 1e6), min_size=1, max_size=8))
 def test_apportion(seats, weights):
@@ -246,7 +210,9 @@ def test_a_computed_order_is_a_permutation(size, label):
     assert sorted(order[place] for place in range(size)) == list(range(size))
 
 
-def test_a_computed_order_is_the_same_for_ever_and_mixes():
+def test_orders_are_the_same_for_ever_and_mix():
+    """Not the numbers matter, but that an upgrade of Python, NumPy or ourselves keeps them."""
+    assert permutation("seed 0, epoch 0 of pool 0", 8).tolist() == [7, 1, 0, 3, 5, 4, 6, 2]
     first = [Feistel("seed 0", 10**9)[place] for place in range(3)]
     assert first == [631170123, 56934021, 860544414]
     order = np.array([Feistel("seed 1", COMPUTED)[place] for place in range(4000)])
@@ -256,33 +222,19 @@ def test_a_computed_order_is_the_same_for_ever_and_mixes():
     assert (order == other).sum() < 5
 
 
-def _large(tokens, fingerprint=""):
-    """A corpus of one stream of one document."""
-    stream = TokenStream(spec="s", weight=None, tokens=tokens, starts=np.zeros(1, np.int64))
-    streams = {"train": (stream,), "validation": (stream,)}
-    return Corpus(
-        tokenizer=None,
-        vocabulary_size=1 << 16,
-        content=fingerprint,
-        streams=streams,
-        description={},
-    )
-
-
 def test_a_run_of_before_keeps_the_order_that_was_written_out():
-    corpus = _large(np.arange(COMPUTED + 1, dtype=np.uint32))
+    text = corpus(COMPUTED + 1)
     options = {"sequence_length": 2, "batch_size": 8, "seed": 3}
-    new, old = Batches(corpus, **options), Batches(corpus, **options, began=corpus.fingerprint)
+    new, old = Batches(text, **options), Batches(text, **options, began=text.fingerprint)
     label = "seed 3, epoch 0 of pool 0"
     assert firsts(old, 24) == permutation(label, COMPUTED)[:24].tolist()
     assert firsts(new, 24) == [Feistel(label, COMPUTED)[place] for place in range(24)]
-    assert old.fingerprint == corpus.fingerprint != new.fingerprint
-    hidden = f"{corpus.fingerprint}, 0.25 hidden"
-    assert firsts(Batches(corpus, **options, began=hidden), 24) == firsts(old, 24)
-    again = Batches(corpus, **options, began=new.fingerprint)
+    assert old.fingerprint == text.fingerprint != new.fingerprint
+    hidden = f"{text.fingerprint}, 0.25 hidden"
+    assert firsts(Batches(text, **options, began=hidden), 24) == firsts(old, 24)
+    again = Batches(text, **options, began=new.fingerprint)
     assert firsts(again, 24) == firsts(new, 24)
-    small = _large(np.arange(COMPUTED, dtype=np.uint32))
-    assert Batches(small, **options).fingerprint == small.fingerprint
+    assert Batches(corpus(COMPUTED), **options).fingerprint == text.fingerprint
 
 
 STEPS = (0, 1, 2, 3, 250, 251, 10_000)
@@ -361,7 +313,7 @@ FROZEN = {
     ids=lambda one: one if isinstance(one, str) else "",
 )
 def test_batches_are_those_of_before(words, options, sources, configure, monkeypatch):
-    monkeypatch.setattr(tokenizer, "trained_identity", lambda vocabulary: f"BPE {vocabulary}")
+    monkeypatch.setattr(tokenizer, "identity", lambda _, vocabulary: f"BPE {vocabulary}")
     monkeypatch.chdir(sources["folder"].parent)
     names = [one.partition("@") for one in words.split()]
     data = [f"{sources[name]}{at}{weight}" for name, at, weight in names]

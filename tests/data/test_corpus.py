@@ -3,11 +3,10 @@
 import json
 import os
 import shutil
-from dataclasses import replace
 
 import pytest
 
-from clearhead.data import prepare, tokenisation, tokenizer
+from clearhead.data import DataConfig, preparation, prepare, tokenizer
 from clearhead.errors import ClearheadError
 
 from .conftest import documents
@@ -25,24 +24,19 @@ def test_every_document_is_on_one_side_as_it_was_written(folder, configure):
         corpus.split("valid")
 
 
-def test_equal_documents_are_on_the_same_side(folder, configure, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(folder, other)
-    for number in range(5):
-        shutil.copy(folder / f"{number:02}.txt", folder / f"copy{number}.txt")
-    corpus = prepare(configure(folder, other))
-    train, validation = documents(corpus, "train"), documents(corpus, "validation")
-    assert len(train) + len(validation) == 65
-    assert not set(train) & set(validation)
-
-
-def test_adding_documents_moves_none(folder, configure, lines):
+def test_adding_documents_moves_none_and_equal_ones_are_on_the_same_side(
+    folder, configure, tmp_path, lines
+):
     before = set(documents(prepare(configure(folder)), "validation"))
+    shutil.copytree(folder, tmp_path / "other")
     for number in range(100, 140):
         (folder / f"{number}.txt").write_text(lines(number))
-    after = prepare(configure(folder))
-    assert before <= set(documents(after, "validation"))
-    assert 4 <= len(documents(after, "validation")) <= 26  # of 70, a share of 0.2
+    after = prepare(configure(folder, tmp_path / "other"))
+    train, validation = documents(after, "train"), documents(after, "validation")
+    assert before <= set(validation)
+    assert len(train) + len(validation) == 100
+    assert not set(train) & set(validation)
+    assert 4 <= len(set(validation)) <= 26  # of 70, a share of 0.2
 
 
 def test_the_smallest_corpus_has_two_sides(tmp_path, configure):
@@ -65,12 +59,7 @@ def test_one_text_file_is_split_by_pieces(tmp_path, configure, lines):
     assert len(documents(corpus, "train")) > 3
     assert documents(corpus, "validation")
     assert corpus.describe()["documents"] > 20
-
-
-@pytest.mark.parametrize("content", ["", "  \n\n "])
-def test_no_text(tmp_path, configure, content):
-    path = tmp_path / "a.txt"
-    path.write_text(content)
+    path.write_text("  \n\n ")
     with pytest.raises(ClearheadError, match=r"holds no text \(1 empty\)"):
         prepare(configure(path))
 
@@ -88,13 +77,15 @@ def test_description_is_json_and_names_only_what_the_user_named(folder, configur
         assert told["sources"][0][split]["documents"] == len(corpus.split(split)[0].starts)
 
 
-def test_text_in_the_tokenizer_at_once_is_bounded(tmp_path, configure, monkeypatch, lines):
-    monkeypatch.setattr(tokenisation, "_BATCH_CHARACTERS", 5000)
-    monkeypatch.setattr(tokenisation, "_PIECE_CHARACTERS", 3000)
+def test_text_in_the_tokenizer_at_once_is_bounded_and_written_in_order(
+    tmp_path, configure, monkeypatch, lines
+):
     path = tmp_path / "rows.jsonl"
     long = "".join(lines(number) for number in range(20))
     rows = [long, "short", *(lines(number) for number in range(100, 130)), "x" * 20_000]
     path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    plain = prepare(configure(path))
+    monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 5000)
     sizes = []
 
     def measured(self, texts, original=tokenizer.Encoder.encode):
@@ -102,25 +93,20 @@ def test_text_in_the_tokenizer_at_once_is_bounded(tmp_path, configure, monkeypat
         return original(self, texts)
 
     monkeypatch.setattr(tokenizer.Encoder, "encode", measured)
-    corpus = prepare(configure(path))
-    assert max(sizes) <= 5000
-    assert sorted(documents(corpus, "train") + documents(corpus, "validation")) == sorted(rows)
-
-
-def test_small_batches_are_written_in_order(folder, configure, monkeypatch):
-    plain = prepare(configure(folder))
-    monkeypatch.setattr(tokenisation, "_BATCH_CHARACTERS", 4000)
-    again = prepare(replace(configure(folder), cache=configure(folder).cache / "other"))
+    again = prepare(configure(path, cache=tmp_path / "again"))
     for split in ("train", "validation"):
         one, two = plain.split(split)[0], again.split(split)[0]
         assert one.tokens.tolist() == two.tokens.tolist()
         assert one.starts.tolist() == two.starts.tolist()
+    monkeypatch.setattr(preparation, "_PIECE_CHARACTERS", 3000)
+    sizes.clear()
+    cut = prepare(configure(path, cache=tmp_path / "cut"))
+    assert max(sizes) <= 5000
+    assert sorted(documents(cut, "train") + documents(cut, "validation")) == sorted(rows)
     assert os.environ.get("TOKENIZERS_PARALLELISM") != "true"
 
 
 def test_cache_folder_by_default(monkeypatch, tmp_path):
-    from clearhead.data import DataConfig
-
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "here"))
     assert DataConfig().cache_folder == tmp_path / "here"
     monkeypatch.delenv("CLEARHEAD_CACHE")

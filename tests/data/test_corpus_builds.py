@@ -1,6 +1,5 @@
 """Builds of a corpus: their reuse, and what an interruption or damage leaves."""
 
-import json
 import os
 import shutil
 import signal
@@ -11,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clearhead.data import prepare, tokenisation, tokenizer
-from clearhead.data.corpus import fingerprint_of, map_stream
+from clearhead.data import preparation, prepare, tokenizer
+from clearhead.data.corpus import map_stream
 from clearhead.errors import ClearheadError
+from clearhead.records.identity import digest_of
 
 
 def build(root):
@@ -36,20 +36,6 @@ def encoded(monkeypatch):
     return counts
 
 
-def test_second_time_tokenises_nothing(folder, configure, encoded, monkeypatch):
-    said = []
-    first = prepare(configure(folder))
-    assert sum(encoded) == 30
-    os.utime(folder / "00.txt", (0, 0))
-    monkeypatch.setattr(tokenizer, "train", None)
-    second = prepare(configure(folder), progress=said.append)
-    assert sum(encoded) == 30
-    assert "reusing the tokens" in said[-1]
-    assert first.fingerprint == second.fingerprint
-    assert isinstance(second.split("train")[0].tokens, np.memmap)
-    assert first.split("train")[0].tokens.tolist() == second.split("train")[0].tokens.tolist()
-
-
 @pytest.fixture
 def opened():
     """Counts the files that are opened, by name."""
@@ -70,10 +56,14 @@ def _aged(root):
         os.utime(path, (1e9, 1e9))
 
 
-def test_files_that_did_not_change_are_not_read_again(folder, configure, opened):
+def test_what_did_not_change_is_neither_read_nor_tokenised_again(
+    folder, configure, encoded, opened, monkeypatch
+):
     _aged(folder)
     config = configure(folder)
     first = prepare(config)
+    assert sum(encoded) == 30
+    monkeypatch.setattr(tokenizer, "train", None)
     _aged(config.cache / "corpora")
     prepare(config)
     opened.clear()
@@ -82,25 +72,35 @@ def test_files_that_did_not_change_are_not_read_again(folder, configure, opened)
     assert again.fingerprint == first.fingerprint
     assert again.describe() == first.describe()
     assert "30 documents, 0.1 MB, unchanged since it was read" in said[0]
+    assert "reusing the tokens" in said[-1]
     assert not {path.name for path in folder.iterdir()} & set(opened)
-    stream = "0.train.tokens"
-    assert opened.count(stream) == 1  # to be mapped, not to be hashed
-    assert again.fingerprint == prepare(configure(folder, cache=config.cache / "new")).fingerprint
+    assert opened.count("0.train.tokens") == 1  # to be mapped, not to be hashed
+    assert sum(encoded) == 30
+    one, two = first.split("train")[0], again.split("train")[0]
+    assert isinstance(two.tokens, np.memmap)
+    assert one.tokens.tolist() == two.tokens.tolist()
 
 
-@pytest.mark.parametrize("when", [None, 1e9])
-def test_an_edited_file_of_the_same_size_is_read_again(folder, configure, when):
-    """Even where its old time is put back."""
+def test_a_file_that_is_edited_replaced_added_or_taken_away_is_noticed(folder, configure, lines):
+    """Even where it keeps its size, and its old time is put back."""
+    path, new = folder / "00.txt", folder / "99.txt"
+    before = path.read_text()
     _aged(folder)
-    first = prepare(configure(folder))
-    path = folder / "00.txt"
-    path.write_text(path.read_text().replace("alpha", "alphb", 1))
-    if when is not None:
-        os.utime(path, (when, when))
-    second = prepare(configure(folder))
-    assert second.fingerprint != first.fingerprint
+    seen = [prepare(configure(folder)).fingerprint]
+    for change in (
+        lambda: path.write_text(before.replace("alpha", "alphb", 1)),
+        lambda: path.write_text(before),
+        lambda: new.write_text(lines(99)),
+        lambda: (folder / "new").write_text(lines(98)) and os.replace(folder / "new", new),
+        lambda: new.unlink(),
+    ):
+        change()
+        _aged(folder)
+        seen.append(prepare(configure(folder)).fingerprint)
+    assert seen[0] == seen[2] == seen[5]
+    assert len(set(seen)) == 4
     fresh = prepare(configure(folder, cache=folder.parent / "fresh"))
-    assert second.fingerprint == fresh.fingerprint
+    assert seen[5] == fresh.fingerprint
 
 
 @pytest.mark.parametrize("form", [lambda f: f, lambda f: f"{f}, 0.25 hidden"])
@@ -111,27 +111,12 @@ def test_a_run_is_not_gone_on_with_on_changed_text_which_is_not_tokenised(
     first = prepare(config)
     began = form(first.fingerprint)
     prepare(config, began=began)
-    prepare(config, began=form(fingerprint_of(first.fingerprint, "feistel")))
+    prepare(config, began=form(digest_of([first.fingerprint, "feistel"])))
     path = folder / "00.txt"
     path.write_text(path.read_text().replace("alpha", "alphb", 1))
     with pytest.raises(ClearheadError, match=r"texts: the text or the tokenizer changed since the"):
         prepare(config, began=began)
     assert sum(encoded) == 30
-
-
-def test_a_file_that_is_replaced_added_or_taken_away_is_noticed(folder, configure, lines):
-    _aged(folder)
-    seen = [prepare(configure(folder)).fingerprint]
-    (folder / "99.txt").write_text(lines(99))
-    _aged(folder)
-    seen.append(prepare(configure(folder)).fingerprint)
-    (folder / "new").write_text(lines(98))
-    os.replace(folder / "new", folder / "99.txt")
-    _aged(folder)
-    seen.append(prepare(configure(folder)).fingerprint)
-    (folder / "99.txt").unlink()
-    assert len(set(seen)) == 3
-    assert prepare(configure(folder)).fingerprint == seen[0]
 
 
 def test_a_damaged_survey_is_made_anew(folder, configure):
@@ -147,34 +132,18 @@ def test_a_damaged_survey_is_made_anew(folder, configure):
         assert path.read_bytes() == whole
 
 
-def test_shards_are_verified_again_when_they_change(folder, configure, encoded):
-    config = configure(folder)
-    before = prepare(config).split("train")[0].tokens.tolist()
-    _aged(config.cache / "corpora")
-    prepare(config)
-    assert list((config.cache / "checked").iterdir())
-    flip(build(config.cache) / "0.train.tokens")
-    _aged(config.cache / "corpora")
-    said = []
-    again = prepare(config, progress=said.append)
-    assert any("0.train.tokens is missing, cut short or changed: " in line for line in said)
-    assert again.split("train")[0].tokens.tolist() == before
-    assert sum(encoded) == 60
-
-
-def test_a_cache_that_cannot_be_written_is_still_read(folder, configure):
+def test_a_cache_that_cannot_be_written_is_still_read_or_refused_with_the_way_out(
+    folder, configure, tmp_path
+):
     _aged(folder)
     config = configure(folder)
     first = prepare(config)
-    shutil.rmtree(config.cache / "surveys")
-    (config.cache / "surveys").write_text("a file in its way")
+    for root in (config.cache / "surveys", tmp_path / "other"):
+        shutil.rmtree(root, ignore_errors=True)
+        root.write_text("a file in its way")
     assert prepare(config).fingerprint == first.fingerprint
-
-
-def test_a_cache_that_is_a_file_is_refused_with_the_way_out(folder, configure, tmp_path):
-    (tmp_path / "cache").write_text("a file in its way")
     with pytest.raises(ClearheadError, match=r"cannot write .* name another folder"):
-        prepare(configure(folder, cache=tmp_path / "cache"))
+        prepare(configure(folder, cache=tmp_path / "other"))
 
 
 def test_other_content_or_options_are_another_build(folder, configure, encoded):
@@ -199,7 +168,7 @@ def test_full_disk_is_one_line(folder, configure, monkeypatch):
     def full(self, ids):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tokenisation._Shard, "write", full)
+    monkeypatch.setattr(preparation._Shard, "write", full)
     with pytest.raises(ClearheadError, match=r"\(No space left on device\): make room, or name"):
         prepare(config)
     assert list((config.cache / "corpora").iterdir()) == []
@@ -223,34 +192,19 @@ def flip(path):
 def test_damaged_build_is_made_anew(folder, configure, encoded, damage, name):
     config = configure(folder)
     before = prepare(config).split("train")[0].tokens.tolist()
+    _aged(config.cache / "corpora")
+    prepare(config)
+    assert list((config.cache / "checked").iterdir())
     damage(build(config.cache) / name)
+    _aged(config.cache / "corpora")
     said = []
     after = prepare(config, progress=said.append)
-    assert any("cut short or changed: its tokens are made anew" in line for line in said)
+    assert any(f"{name} is missing, cut short or changed: its tokens" in line for line in said)
     assert sum(encoded) == 60
     assert after.split("train")[0].tokens.tolist() == before
     assert os.listdir(config.cache / "corpora") == [build(config.cache).name]
     prepare(config)
     assert sum(encoded) == 60
-
-
-BUILT = """
-import sys
-from pathlib import Path
-from clearhead.data import DataConfig, prepare
-data, cache = sys.argv[1:]
-config = DataConfig(data=(data,), vocabulary=280, validation=0.2, cache=Path(cache))
-print(prepare(config).split("train")[0].tokens.tolist())
-"""
-
-
-def test_two_builds_at_once(folder, configure, warm):
-    config = configure(folder)
-    builds = [warm.start("-c", BUILT, folder, config.cache) for _ in range(2)]
-    wanted = prepare(config).split("train")[0].tokens.tolist()
-    for one in builds:
-        assert json.loads(one.wait().stdout) == wanted
-    assert os.listdir(config.cache / "corpora") == [build(config.cache).name]
 
 
 def test_data_that_changes_while_it_is_read(folder, configure, monkeypatch):
@@ -268,14 +222,14 @@ def test_data_that_changes_while_it_is_read(folder, configure, monkeypatch):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from clearhead.data import DataConfig, prepare, tokenisation
+from clearhead.data import DataConfig, preparation, prepare
 
-def write(self, ids, original=tokenisation._Shard.write):
+def write(self, ids, original=preparation._Shard.write):
     original(self, ids)
     if self.tokens > 500:
         os.kill(os.getpid(), signal.SIGKILL)
 
-tokenisation._Shard.write = write
+preparation._Shard.write = write
 data, cache = sys.argv[1:]
 prepare(DataConfig(data=(data,), vocabulary=280, validation=0.2, cache=Path(cache)))
 """
@@ -326,7 +280,7 @@ def test_windows_are_read_without_being_kept(tmp_path):
     with open(tmp_path / "0.train.tokens", "wb") as file:
         file.truncate(SIZE)
     (tmp_path / "0.train.starts").write_bytes(b"")
-    stream = map_stream(tmp_path, 0, "train", "<u2", spec="s", weight=None)
+    stream = map_stream(tmp_path / "0.train", "<u2", "s", None)
     before = _resident()
     for number in range(2000):
         stream.window(number * 20_000_003, 2048)

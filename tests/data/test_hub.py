@@ -6,17 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from clearhead.data import prepare
-from clearhead.data.hub import parse_hub
+from clearhead.data import GLUE, prepare
+from clearhead.data.labelled import labels_of, read_rows
 from clearhead.data.tokenizer import train
 from clearhead.errors import ClearheadError
-
-
-def test_spec():
-    assert parse_hub("hf:org/name") == ("org/name", None, "train")
-    assert parse_hub("hf:org/name:config#test") == ("org/name", "config", "test")
-    with pytest.raises(ClearheadError, match="no name"):
-        parse_hub("hf:")
 
 
 class Hub:
@@ -36,6 +29,7 @@ class Hub:
         return self.rows()
 
     def rows(self):
+        """The stream, which breaks at the row `fails_at`."""
         for number in range(1000):
             if number == self.fails_at:
                 raise ConnectionError("the line\nwent down")
@@ -85,9 +79,14 @@ def test_it_is_streamed_at_one_revision_up_to_the_limit_and_no_text_is_kept(
     assert hub.asked[3:] == passes
 
 
-def test_what_is_tokenised_needs_no_network(configure, hub):
+def test_what_is_tokenised_has_the_tokens_of_a_file_and_needs_no_network(configure, hub, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in hub.rows()))
     config = configure("hf:org/name", text_field="body", limit=20_000)
     corpus = prepare(config)
+    assert prepare(configure(path, text_field="body", limit=20_000)).fingerprint == (
+        corpus.fingerprint
+    )
     hub.leave()
     said = []
     assert prepare(config, progress=said.append).fingerprint == corpus.fingerprint
@@ -96,13 +95,19 @@ def test_what_is_tokenised_needs_no_network(configure, hub):
         prepare(configure("hf:org/name", text_field="body", limit=10_000))
 
 
-def test_it_has_the_tokens_of_the_same_text_in_a_file(configure, hub, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in hub.rows()))
-    files, streamed = (
-        prepare(configure(source, text_field="body")) for source in (path, "hf:org/name")
-    )
-    assert files.fingerprint == streamed.fingerprint
+def test_classes_are_given_by_name(hub, tmp_path):
+    import datasets
+
+    class Stream(list):
+        features = {"label": datasets.ClassLabel(names=["not_entailment", "entailment"])}  # noqa: RUF012
+
+    rows = [{"sentence1": "x", "sentence2": "y", "label": label} for label in (1, -1)]
+    hub.rows, task = lambda: Stream(rows), GLUE["wnli"]
+    found = read_rows(task.train, task, cache=tmp_path, progress=print)
+    assert hub.asked[1] == ("nyu-mll/glue", "wnli", "train", "a1b2")
+    assert [row.label for row in found] == ["entailment", -1]
+    with pytest.raises(ClearheadError, match=r"glue:wnli#train, row 2: label -1 is outside"):
+        labels_of(found, task.classes, task)
 
 
 @pytest.mark.parametrize("second", [False, True])
@@ -123,19 +128,15 @@ def test_a_stream_that_breaks_leaves_nothing(configure, hub, second):
     assert prepare(config).describe()["documents"] == 1000
 
 
-def test_a_hub_that_does_not_answer_is_one_line(configure, hub):
-    def dataset_info(name):
-        raise OSError(f"no route\nto {name}")
-
-    hub.dataset_info = dataset_info
-    with pytest.raises(ClearheadError, match="cannot be loaded from the hub: no route to org/name"):
+def test_a_hub_that_does_not_answer_and_a_missing_field_are_one_line(configure, hub):
+    answer, hub.dataset_info = hub.dataset_info, {}.__getitem__
+    with pytest.raises(ClearheadError, match="cannot be loaded from the hub: 'org/name'"):
         prepare(configure("hf:org/name"))
-
-
-def test_missing_field_names_the_fields(configure, hub):
-    hub.rows = lambda: iter([{"body": "x", "label": 1}])
+    hub.dataset_info, hub.rows = answer, lambda: iter([{"body": "x", "label": 1}])
     with pytest.raises(ClearheadError, match="row 1: no field 'text', it has 'body', 'label'"):
         prepare(configure("hf:org/name"))
+    with pytest.raises(ClearheadError, match="'hf:': no name; write hf:NAME"):
+        prepare(configure("hf:"))
 
 
 def test_the_real_library_streams_a_folder(configure, tmp_path):

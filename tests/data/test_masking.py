@@ -1,6 +1,5 @@
 """Hidden tokens: how many, which, what is shown instead, and that it is a function of the step."""
 
-import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,7 +23,9 @@ def _ids(rows: int, length: int, *, special: int = 0) -> np.ndarray:
     return ids
 
 
-@pytest.mark.parametrize(("length", "special", "count"), [(128, 0, 32), (17, 4, 3), (5, 4, 1)])
+@pytest.mark.parametrize(
+    ("length", "special", "count"), [(128, 0, 32), (17, 4, 3), (5, 4, 1), (6, 6, 0)]
+)
 def test_every_row_hides_its_share_of_ordinary_tokens(length, special, count):
     ids = _ids(50, length, special=special)
     shown, labels = Masking(TOKENIZER)(ids, "x")
@@ -33,13 +34,6 @@ def test_every_row_hides_its_share_of_ordinary_tokens(length, special, count):
     assert not np.isin(ids[hidden], SPECIAL).any()
     assert (labels[hidden] == ids[hidden]).all()
     assert (shown[~hidden] == ids[~hidden]).all()
-
-
-def test_a_row_of_special_tokens_hides_nothing():
-    ids = np.zeros((2, 6), dtype=np.int64)
-    shown, labels = Masking(TOKENIZER)(ids, "x")
-    assert (labels == -100).all()
-    assert (shown == ids).all()
 
 
 def test_eight_of_ten_are_masks_one_another_token_and_one_itself():
@@ -91,33 +85,21 @@ def test_a_corpus_gets_a_mask_token_and_keeps_its_tokens(folder, configure):
     assert corpus.tokenizer.mask_token_id is None, "the corpus given stays as it was"
     assert with_mask_token(masked) is masked
 
-    plain = Batches(corpus, sequence_length=16, batch_size=3, seed=5)
+    assert Masking(masked.tokenizer).mask_id == masked.tokenizer.mask_token_id
+
+    plain, afresh, other = (
+        Batches(corpus, sequence_length=16, batch_size=3, seed=seed) for seed in (5, 5, 6)
+    )
     batches = MaskedBatches(plain, Masking(masked.tokenizer))
-    later = batches.batch(7)
-    whole = plain.batch(7)
+    later, whole = batches.batch(7), plain.batch(7)
     hidden = later["labels"] != -100
     assert torch.equal(torch.where(hidden, later["labels"], later["input_ids"]), whole["input_ids"])
-    afresh = MaskedBatches(
-        Batches(corpus, sequence_length=16, batch_size=3, seed=5), Masking(masked.tokenizer)
-    )
-    for name, tensor in afresh.batch(7).items():
+    for name, tensor in MaskedBatches(afresh, Masking(masked.tokenizer)).batch(7).items():
         assert torch.equal(tensor, later[name])
-    other = MaskedBatches(
-        Batches(corpus, sequence_length=16, batch_size=3, seed=6), Masking(masked.tokenizer)
-    )
-    assert not torch.equal(other.batch(7)["labels"], later["labels"])
+    drawn = MaskedBatches(other, Masking(masked.tokenizer)).batch(7)
+    assert not torch.equal(drawn["labels"], later["labels"])
     assert batches.objective == "mlm"
     assert batches.fingerprint != MaskedBatches(plain, Masking(masked.tokenizer, 0.5)).fingerprint
-
-
-def test_a_tokenizer_with_a_mask_token_keeps_it(folder, configure, tmp_path):
-    corpus = prepare(configure(folder))
-    own = copy.deepcopy(corpus.tokenizer)
-    own.add_special_tokens({"mask_token": "[MASK]"})
-    own.save_pretrained(tmp_path / "own")
-    again = prepare(configure(folder, tokenizer=str(tmp_path / "own")))
-    assert with_mask_token(again) is again
-    assert Masking(again.tokenizer).mask_id == own.mask_token_id
 
 
 @pytest.mark.parametrize("begin", ["own", "the end's", "none"])

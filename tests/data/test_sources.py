@@ -31,13 +31,11 @@ def refuses(match, *data, **options):
 
 
 def test_weight_is_after_the_last_at(tmp_path):
-    assert parse("python-stdlib") == ("python-stdlib", None)
-    assert parse("python-stdlib@0.25") == ("python-stdlib", 0.25)
-    assert parse("hf:a/b:c#d@2") == ("hf:a/b:c#d", 2.0)
     path = tmp_path / "me@home.txt"
     path.write_text("hello")
-    assert parse(str(path)) == (str(path), None)
-    assert parse(f"{path}@3") == (str(path), 3.0)
+    for spec in ("python-stdlib", "hf:a/b:c#d", str(path)):
+        assert parse(spec) == (spec, None)
+        assert parse(f"{spec}@0.25") == (spec, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +119,14 @@ def test_folder_is_read_in_the_order_of_names(tmp_path):
     assert skipped == {"empty": 1}
 
 
-def test_binary_file_in_a_folder_is_skipped_and_counted(folder):
+def test_binary_file_in_a_folder_is_skipped_and_a_limit_stops_a_source(folder):
     (folder / "bad.txt").write_bytes(b"\xff\xfe\0")
     (folder / "empty.txt").write_bytes(b"")
     found, skipped = texts(folder)
     assert len(found) == 30
     assert skipped == {"undecodable": 1, "empty": 1}
+    size = (folder / "00.txt").stat().st_size
+    assert [len(texts(folder, limit=size + more)[0]) for more in (0, 1)] == [1, 2]
 
 
 def test_missing_text_field_names_the_fields_there_are(tmp_path):
@@ -164,29 +164,18 @@ def test_a_limit_reads_no_more_of_a_packed_file_than_it_needs(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.md.gz", "deep/a.txt"])
-def test_a_folder_of_one_file_is_read_as_the_file_itself(name, tmp_path):
+def test_a_text_file_is_cut_at_line_ends_alone_or_in_a_folder(name, tmp_path):
     path = tmp_path / "books" / name
     path.parent.mkdir(parents=True)
-    text = "".join(f"line {number}\n" for number in range(3000))
-    path.write_bytes((gzip.compress if name.endswith(".gz") else bytes)(text.encode()))
-    pieces = texts(tmp_path / "books")[0]
-    assert len(pieces) > 20
-    assert pieces == texts(path)[0]
-    for words in (path, tmp_path / "books", text):
-        assert [*passages(str(words), print)] == [text]
-
-
-def test_named_text_file_is_cut_at_line_ends(tmp_path):
     text = "".join(f"line {number} é\n" for number in range(3000))
-    path = tmp_path / "a.txt"
-    path.write_text(text, encoding="utf-8")
+    path.write_bytes((gzip.compress if name.endswith(".gz") else bytes)(text.encode()))
     pieces = texts(path)[0]
     assert "".join(pieces) == text
     assert len(pieces) > 20
     assert all(piece.endswith("\n") for piece in pieces)
-    with gzip.open(tmp_path / "a.txt.gz", "wt", encoding="utf-8") as file:
-        file.write(text)
-    assert texts(tmp_path / "a.txt.gz")[0] == pieces
+    assert pieces == texts(tmp_path / "books")[0]
+    for words in (path, tmp_path / "books", text):
+        assert [*passages(str(words), print)] == [text]
 
 
 @pytest.mark.parametrize("text", ["é" * 500, "\n" * 50, "ab\n" + "\U0001f600" * 90 + "\nend"])
@@ -197,25 +186,14 @@ def test_cut_loses_nothing_and_splits_no_character(text, size):
     assert all(0 < len(piece) <= size for piece in pieces)
 
 
-def test_limit_stops_a_source(folder):
-    size = (folder / "00.txt").stat().st_size
-    assert len(texts(folder, limit=size)[0]) == 1
-    assert len(texts(folder, limit=size + 1)[0]) == 2
-
-
-def test_standard_library():
+def test_standard_library_and_packages_which_are_more():
     found, _ = texts("python-stdlib", limit=200_000)
     assert sum(len(text.encode()) for text in found) >= 200_000
-    (source,) = find(DataConfig(), lambda line: None)
-    names = [path.as_posix() for path in source.files]
+    library, packages = find(DataConfig(data=("python-stdlib", "python-packages")), print)
+    names = [path.as_posix() for path in library.files]
     assert [name for name in names if name.endswith("/json/decoder.py")]
     assert names == sorted(names)
     assert not [name for name in names if re.search("(site|dist)-packages/", name)]
-
-
-def test_packages_are_the_library_and_more():
-    (library,) = find(DataConfig(), lambda line: None)
-    (packages,) = find(DataConfig(data=("python-packages",)), lambda line: None)
-    assert packages.files[: len(library.files)] == library.files
-    names = {path.as_posix() for path in packages.files[len(library.files) :]}
-    assert [name for name in names if name.endswith("-packages/torch/__init__.py")]
+    assert packages.files[: len(names)] == library.files
+    more = [path.as_posix() for path in packages.files[len(names) :]]
+    assert [name for name in more if name.endswith("-packages/torch/__init__.py")]

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from clearhead.data import Batches, DataConfig, backcopy, prepare, retrieval
-from clearhead.data.seeded_choices import SeededChoices
+from clearhead.data import Batches, DataConfig, prepare, retrieval, synthetic
+from clearhead.data.seeded import SeededChoices
 from clearhead.data.sources import find
 from clearhead.data.synthetic import texts
 from clearhead.errors import ClearheadError
@@ -14,21 +14,16 @@ from clearhead.errors import ClearheadError
 SPECS = ("synthetic:passkey", "synthetic:needle", "synthetic:recall")
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_documents_are_the_same_for_ever_and_within_their_length(spec):
-    found = list(texts(f"{spec}:documents=50,characters=600"))
-    assert found == list(texts(f"{spec}:documents=50,characters=600"))
-    assert found[:20] == list(texts(f"{spec}:documents=20,characters=600"))
-    assert found != list(texts(f"{spec}:documents=50,characters=600,seed=1"))
-    assert len(found) == 50
-    assert len(set(found)) > 45
-    assert max(map(len, found)) <= 600
-
-
-def test_the_bytes_never_change():
+def test_the_bytes_never_change_and_are_within_their_length():
     """A corpus is known by its text: another text under the same words would be another run."""
     digest = hashlib.sha256()
     for spec in SPECS:
+        drawn = list(texts(f"{spec}:documents=50,characters=600"))
+        assert drawn[:20] == list(texts(f"{spec}:documents=20,characters=600"))
+        assert drawn != list(texts(f"{spec}:documents=50,characters=600,seed=1"))
+        assert len(drawn) == 50
+        assert len(set(drawn)) > 45
+        assert max(map(len, drawn)) <= 600
         for text in texts(f"{spec}:documents=20"):
             digest.update(text.encode())
     assert digest.hexdigest()[:16] == "c2e1ad69a65801d6"
@@ -60,7 +55,7 @@ def test_triggers_copy_and_other_words_follow_by_chance():
     after = {}
     for text in texts("synthetic:backcopy:documents=300"):
         words = text.split()
-        assert set(words) <= set(backcopy.words_of(64))
+        assert set(words) <= set(synthetic.VOCABULARY[:64])
         for before, word, following in zip(words, words[1:], words[2:], strict=False):
             after.setdefault(word, []).append((before, following))
     often = {word: seen for word, seen in after.items() if len(seen) > 60}
@@ -74,29 +69,19 @@ def test_triggers_copy_and_other_words_follow_by_chance():
             assert word not in followers
 
 
-@pytest.mark.parametrize("options", ["words=1", "words=500", "triggers=64", "followers=0"])
-def test_a_backcopy_of_nothing_is_refused(options):
-    with pytest.raises(ClearheadError, match="fewer triggers and followers than words"):
-        next(texts(f"synthetic:backcopy:{options}"))
-
-
-def test_recalled_pairs_were_listed():
-    for text in texts("synthetic:recall:documents=40,pairs=6,queries=4"):
-        listed, recalled = re.fullmatch(r"Pairs:(.*)\. Recall:(.*)\.", text).groups()
+@pytest.mark.parametrize("filler", [0, 1])
+def test_recalled_pairs_were_listed_with_filler_between(filler):
+    lengths = set()
+    options = f"documents=40,pairs=3,queries=2,filler={filler},characters=300"
+    for text in texts(f"synthetic:recall:{options}"):
+        listed, recalled = re.fullmatch(r"Pairs:(.*?)\..* Recall:(.*)\.", text).groups()
         pairs, asked = (part.split(",") for part in (listed, recalled))
         assert set(asked) <= set(pairs)
-        assert (len(pairs), len(asked), len(set(asked))) == (6, 4, 4)
-
-
-def test_filler_stands_between_pairs_and_questions():
-    lengths = set()
-    for text in texts("synthetic:recall:documents=40,pairs=3,queries=2,filler=1,characters=300"):
-        listed, recalled = re.fullmatch(r"Pairs:(.*?)\..* Recall:(.*)\.", text).groups()
-        assert set(recalled.split(",")) <= set(listed.split(","))
-        assert len(text) <= 300
+        assert (len(pairs), len(asked), len(set(asked))) == (3, 2, 2)
         lengths.add(len(text))
+    assert max(lengths) <= 300
     assert min(lengths) < 110
-    assert max(lengths) > 240
+    assert (max(lengths) > 240) == filler
 
 
 def test_evaluations_ask_for_what_training_never_has():
@@ -121,6 +106,10 @@ def test_evaluations_ask_for_what_training_never_has():
         ("synthetic:needle:needles=65", "from 1 to 64"),
         ("synthetic:recall:pairs=99", "pairs is 99"),
         ("synthetic:recall:documents=1", "at least 2"),
+        *(
+            (f"synthetic:backcopy:{options}", "fewer triggers and followers than words")
+            for options in ("words=1", "words=500", "triggers=64", "followers=0")
+        ),
     ],
 )
 def test_refuses_what_cannot_be_made(spec, message):

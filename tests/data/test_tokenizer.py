@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from clearhead.data import BEGIN, END, PAD, DataConfig, prepare
-from clearhead.data.scan import sample, scan
+from clearhead.data.scan import sample, scan, threshold
 from clearhead.data.sources import find
-from clearhead.data.tokenizer import Encoder, cut, load, train
+from clearhead.data.tokenizer import Encoder, check, cut, load, train
 from clearhead.errors import ClearheadError
 
 
@@ -18,21 +18,14 @@ def tokenizer(lines):
     return train([lines(seed) for seed in range(20)], 280)
 
 
-def test_specials_and_size(tokenizer):
+def test_any_text_survives_and_never_becomes_a_special_token(tokenizer):
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (BEGIN, END, PAD)
     assert len({tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}) == 3
     assert len(tokenizer) == 280
     assert set(tokenizer("alpha")) == {"input_ids", "attention_mask"}
-
-
-def test_any_text_survives(tokenizer):
-    text = "naïve 漢字 \U0001f600\t\r\n  x\0" + END
-    assert tokenizer.decode(Encoder(tokenizer).encode([text])[0].tolist()) == text
-
-
-def test_text_never_becomes_a_special_token(tokenizer):
-    text = f"before {BEGIN}{END}{PAD} after"
+    text = f"naïve 漢字 \U0001f600\t\r\n  x\0 {BEGIN}{END}{PAD} after"
     (ids,) = Encoder(tokenizer).encode([text])
+    assert tokenizer.decode(ids.tolist()) == text
     assert not np.isin(ids, tokenizer.all_special_ids).any()
     # … while a prompt, for which the caller answers, may hold them.
     assert tokenizer.bos_token_id in tokenizer(text)["input_ids"]
@@ -49,22 +42,13 @@ def test_smallest_vocabulary():
     assert len(train(["x"], 259)) == 259
 
 
-def test_saved_with_a_model_and_loaded_by_transformers(tokenizer, lines, tmp_path):
-    from transformers import AutoTokenizer
-
-    tokenizer.save_pretrained(tmp_path)
-    again = AutoTokenizer.from_pretrained(tmp_path)
-    text = lines(99)
-    assert again(text) == tokenizer(text)
-    assert again.eos_token_id == tokenizer.eos_token_id
-    assert again.padding_side == "left"
-
-
-def test_existing_tokenizer_by_folder(folder, configure, tokenizer, tmp_path):
+def test_existing_tokenizer_by_folder(folder, configure, tokenizer, tmp_path, lines):
     tokenizer.save_pretrained(tmp_path / "mine")
     corpus = prepare(configure(folder, tokenizer=str(tmp_path / "mine")))
     first = corpus.split("train")[0]
     assert corpus.vocabulary_size == 280
+    assert corpus.tokenizer(lines(99)) == tokenizer(lines(99))
+    assert corpus.tokenizer.padding_side == "left"
     assert first.tokens[0] == tokenizer.bos_token_id
     assert corpus.describe()["tokenizer"]["name"] == str(tmp_path / "mine")
 
@@ -76,7 +60,7 @@ def test_unfit_existing_tokenizers(tokenizer, tmp_path):
     plain.eos_token = None
     plain.save_pretrained(tmp_path / "plain")
     with pytest.raises(ClearheadError, match="has no end token"):
-        load(str(tmp_path / "plain"))
+        check(load(str(tmp_path / "plain")))
 
 
 def test_truncation_and_post_processing_of_a_tokenizer_are_off(tokenizer, lines):
@@ -115,11 +99,12 @@ def test_sample_is_bounded_spread_and_of_training_text(tmp_path, monkeypatch, co
             (tmp_path / name / f"{number:03}.txt").write_text(text)
     config = configure(tmp_path / "a", tmp_path / "b")
     sources = find(config, lambda line: None)
-    found = scan(sources, 0.2, tmp_path / "surveys", lambda line: None)
-    monkeypatch.setattr("clearhead.data.scan.SAMPLE_BYTES", found.size // 4)
-    taken = list(sample(sources, found))
-    assert taken == list(sample(sources, found))
-    assert 0.1 * found.size < sum(map(len, taken)) < 0.3 * found.size
+    scans = [scan(source, tmp_path, lambda line: None) for source in sources]
+    cutoff, size = threshold(scans, 0.2), sum(one.size for one in scans)
+    monkeypatch.setattr("clearhead.data.scan.SAMPLE_BYTES", size // 4)
+    taken = list(sample(scans, cutoff))
+    assert taken == list(sample(scans, cutoff))
+    assert 0.1 * size < sum(map(len, taken)) < 0.3 * size
     names = [text.split(maxsplit=1)[0] for text in taken]
     for name, half in itertools.product("ab", (range(100), range(100, 200))):
         assert sum(label in {f"{name}{number}" for number in half} for label in names) >= 8
@@ -127,7 +112,7 @@ def test_sample_is_bounded_spread_and_of_training_text(tmp_path, monkeypatch, co
         document.text.split(maxsplit=1)[0]
         for source in sources
         for document in source.documents(Counter())
-        if found.held_out(document)
+        if document.key < cutoff
     }
     assert held_out
     assert not held_out & set(names)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -158,9 +159,8 @@ def _corpus(*sizes: int) -> Corpus:
     return Corpus(
         tokenizer=None,
         vocabulary_size=VOCABULARY,
-        content="",
+        fingerprint="",
         streams={"train": streams, "validation": streams},
-        description={},
     )
 
 
@@ -228,12 +228,12 @@ def test_windows_that_foretell_nothing_have_a_reason():
 
 
 def test_lengths_of_documents_kept_apart():
-    model, corpus = _make("transformer"), _corpus(205)
-    corpus.tokenizer = SimpleNamespace(eos_token_id=3, bos_token_id=None)
+    model, tokenizer = _make("transformer"), SimpleNamespace(eos_token_id=3, bos_token_id=None)
+    corpus = replace(_corpus(205), tokenizer=tokenizer)
     for line in lengths(model, corpus, lengths=(16, 64), tokens=999, documents_apart=True):
         size = line["length"]
         cut = list(_cut(corpus, size, 192 // size))
-        expected = perplexity(model, cut, length=size, batch_size=2, tokenizer=corpus.tokenizer)
+        expected = perplexity(model, cut, length=size, batch_size=2, tokenizer=tokenizer)
         assert line["predicted_tokens"] == expected.tokens < 192 // size * (size - 1)
         assert line["value"] == pytest.approx(getattr(expected, line["metric"]), rel=1e-6)
 

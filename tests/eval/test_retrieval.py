@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from clearhead import ClearheadError
 from clearhead.data import synthetic
 from clearhead.data.retrieval import held_out
-from clearhead.data.seeded_choices import SeededChoices
+from clearhead.data.seeded import SeededChoices
 from clearhead.eval.retrieval import (
     AllocationTask,
     NeedlesTask,

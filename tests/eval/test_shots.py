@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from clearhead import ClearheadError
-from clearhead.data.seeded_choices import SeededChoices
+from clearhead.data.seeded import SeededChoices
 from clearhead.eval.shots import Setting, ShotsTask
 from clearhead.records.intervals import wilson
 

@@ -129,8 +129,7 @@ def _batches(begin):
     corpus = Corpus(
         tokenizer=None,
         vocabulary_size=architectures.VOCABULARY,
-        content="",
-        description={},
+        fingerprint="",
         streams={"train": (stream,), "validation": (stream,)},
     )
     return Batches(corpus, sequence_length=8, batch_size=2, seed=0, begin=begin)

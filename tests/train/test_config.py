@@ -228,9 +228,9 @@ def test_progress_off_a_terminal_is_a_few_plain_lines(run):
     lines = stream.getvalue().splitlines()
     assert len(lines) == 1 + 20 + 2
     assert lines[20] == (
-        "step 40/40  loss 0.1000  lr 1.00e-03  norm 0.25  1,234 tokens/s  1:01:40 left"
+        "step 40/40  loss 0.1000  lr 1.00e-03  norm 0.25  1,234 tokens/s  62 min left"
     )
-    assert lines[-1].startswith("40 steps, 400 tokens in 1:15 (5 tokens/s), loss 0.1000")
+    assert lines[-1].startswith("40 steps, 400 tokens in 75 s (5 tokens/s), loss 0.1000")
     assert "\x1b" not in stream.getvalue()
 
 

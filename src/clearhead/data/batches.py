@@ -13,9 +13,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from clearhead.data.corpus import Corpus, TokenStream, fingerprint_of
-from clearhead.data.orders import Feistel, permutation
+from clearhead.data.corpus import Corpus, TokenStream
+from clearhead.data.seeded import Feistel, permutation
 from clearhead.errors import ClearheadError
+from clearhead.records.identity import digest_of
 
 BLOCK = 1000  # sequences over which the weights of sources are met exactly
 IGNORED = -100  # a label that counts for nothing, as in Hugging Face models
@@ -42,8 +43,7 @@ class Batches:
             another.
 
     Args:
-        corpus: from `prepare`.
-        split: "train" or "validation".
+        corpus: from `prepare`; its training text.
         sequence_length: T, tokens a window, at least 2.
         batch_size: B, windows a batch.
         seed: of the order, any integer.
@@ -62,7 +62,6 @@ class Batches:
         self,
         corpus: Corpus,
         *,
-        split: str = "train",
         sequence_length: int,
         batch_size: int,
         seed: int,
@@ -76,36 +75,27 @@ class Batches:
         self.seed = seed
         self.document_masks = document_masks
         self.begin = begin
-        self._streams = corpus.split(split)
-        self._windows = [self._count(stream) for stream in self._streams]
-        total = sum(self._windows)
+        self._streams = corpus.streams["train"]
+        lengths = list(map(len, self._streams))
+        self._windows = [max(length - 1, 0) // (sequence_length - 1) for length in lengths]
+        total, tokens = sum(self._windows), sum(lengths)
         if total < accumulation * batch_size:
-            tokens = sum(map(len, self._streams))
             raise ClearheadError(
-                f"the {split} split holds {tokens:,} tokens, {total} windows of {sequence_length}, "
+                f"the train split holds {tokens:,} tokens, {total} windows of {sequence_length}, "
                 f"but a step takes {accumulation} x {batch_size} windows "
-                f"({accumulation * self.tokens_per_batch:,} tokens): give more data, or a smaller "
-                "accumulation, batch_size or sequence_length"
+                f"({accumulation * batch_size * sequence_length:,} tokens): give more data, or a "
+                "smaller accumulation, batch_size or sequence_length"
             )
-        self._pools, self._quotas = self._make_pools(split)
+        self._pools, self._quotas = self._make_pools()
         largest = max(int(ends[-1]) for ends in self._pools)
         before = (began or "").partition(",")[0] == corpus.fingerprint
         self._computes = largest >= COMPUTED and not before
         self.fingerprint = corpus.fingerprint
         if self._computes:
-            self.fingerprint = fingerprint_of(corpus.fingerprint, "feistel")
+            self.fingerprint = digest_of([corpus.fingerprint, "feistel"])
         self._permutation = lru_cache(_KEPT * len(self._pools))(
             lambda purpose, size: permutation(f"seed {seed}, {purpose}", size)
         )
-
-    @property
-    def tokens_per_batch(self) -> int:
-        """B·T, the input tokens of a batch."""
-        return self.batch_size * self.sequence_length
-
-    def epoch(self, step: int) -> float:
-        """Mean number of visits to each window of the split before `step`."""
-        return step * self.batch_size / sum(self._windows)
 
     def batch(self, step: int) -> dict[str, torch.Tensor]:
         """The batch of a step, counted from 0.
@@ -128,10 +118,7 @@ class Batches:
         opens_BT = np.stack([self._streams[one].openings(start, length) for one, start in places])
         return {"input_ids": input_ids, **document_inputs(input_ids, torch.from_numpy(opens_BT))}
 
-    def _count(self, stream: TokenStream) -> int:
-        return max(len(stream) - 1, 0) // (self.sequence_length - 1)
-
-    def _make_pools(self, split: str) -> tuple[list[np.ndarray], list[int]]:
+    def _make_pools(self) -> tuple[list[np.ndarray], list[int]]:
         """For each pool the cumulative number of windows of its streams, and its number of
         sequences in a block."""
         weights = [stream.weight for stream in self._streams if stream.weight is not None]
@@ -141,7 +128,7 @@ class Batches:
         for stream, windows, quota in zip(self._streams, self._windows, quotas, strict=True):
             if not windows:
                 raise ClearheadError(
-                    f"data {stream.spec!r}: its {split} split holds {len(stream)} tokens, fewer "
+                    f"data {stream.spec!r}: its train split holds {len(stream)} tokens, fewer "
                     f"than one window of {self.sequence_length}: give more, or no weight"
                 )
             if not quota:

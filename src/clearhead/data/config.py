@@ -11,14 +11,8 @@ from clearhead.ranges import Part, Range, check
 
 SHARE = 0.25  # of the tokens that masked training hides (arXiv 2212.14034; BERT hid 0.15)
 SMALLEST_VOCABULARY = 256 + 3  # every byte, and three special tokens
-Vocabulary = Annotated[
-    int,
-    Range(
-        f"at least {SMALLEST_VOCABULARY} entries (256 bytes and 3 special tokens), "
-        "for example 4096",
-        lambda n: n >= SMALLEST_VOCABULARY,
-    ),
-]
+_ENTRIES = f"at least {SMALLEST_VOCABULARY} entries (256 bytes and 3 special tokens), such as 4096"
+Vocabulary = Annotated[int, Range(_ENTRIES, lambda n: n >= SMALLEST_VOCABULARY)]
 
 
 @dataclass(frozen=True, kw_only=True)

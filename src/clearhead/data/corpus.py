@@ -1,11 +1,8 @@
 """Memory-mapped token streams, one for each source and split."""
 
-import copy
-import hashlib
-import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import FileIO
 from mmap import MADV_DONTNEED, mmap
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.errors import ClearheadError, choose
+from clearhead.records.identity import digest_of
 
 SPLITS = ("train", "validation")
 STARTS = "<i8"  # offsets of documents
@@ -74,18 +72,12 @@ class TokenStream:
         return opens_T
 
 
-def map_stream(
-    folder: Path, number: int, split: str, dtype: str, *, spec: str, weight: float | None
-) -> TokenStream:
-    """Open the tokens and document offsets of a source and split, read-only."""
-    path = folder / f"{number}.{split}.tokens"
-    return TokenStream(
-        spec=spec,
-        weight=weight,
-        tokens=_map(path, dtype),
-        starts=_map(path.with_suffix(".starts"), STARTS),
-        file=FileIO(path),
-    )
+def map_stream(place: Path, dtype: str, spec: str, weight: float | None) -> TokenStream:
+    """Open PLACE.tokens and PLACE.starts, the ids and document offsets of a source, read-only."""
+    path = place.with_name(f"{place.name}.tokens")
+    starts = _map(path.with_suffix(".starts"), STARTS)
+    tokens = _map(path, dtype)
+    return TokenStream(spec=spec, weight=weight, tokens=tokens, starts=starts, file=FileIO(path))
 
 
 def _map(path: Path, dtype: str) -> np.ndarray:
@@ -94,19 +86,15 @@ def _map(path: Path, dtype: str) -> np.ndarray:
     return np.memmap(path, dtype=dtype, mode="r")
 
 
-def fingerprint_of(*parts: Any) -> str:
-    """SHA-256 of JSON values."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
 def is_order_of(began: str, corpus: str) -> bool:
-    """True if batches of the fingerprint `began` are of the corpus of that fingerprint, or of its
-    form for tuning."""
-    texts = (corpus, fingerprint_of(corpus, _TUNING))
-    orders = (*texts, *(fingerprint_of(text, "feistel") for text in texts))
+    """True if a run that recorded the fingerprint `began` was trained on the corpus of that other
+    fingerprint, or on its form for tuning."""
+    texts = (corpus, digest_of([corpus, _TUNING]))
+    orders = (*texts, *(digest_of([text, "feistel"]) for text in texts))
     return began.partition(",")[0] in orders
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)  # one is equal to itself alone
 class Corpus:
     """Tokenised text with its tokenizer; `clearhead.data.prepare` makes it.
 
@@ -115,49 +103,34 @@ class Corpus:
         vocabulary_size: the number of ids a model needs, one more than the largest.
         fingerprint: hex hash of all that determines what a model reads: every text, the
             tokenizer, the split, and the weights of the sources.
+        streams: of "train" and "validation", one a source, in the order of the sources; a small
+            source may have an empty one on one side.
+        description: sources, documents and tokens by split, for JSON.
     """
 
-    def __init__(
-        self,
-        *,
-        tokenizer: Any,
-        vocabulary_size: int,
-        content: str,
-        streams: dict[str, tuple[TokenStream, ...]],
-        description: dict[str, Any],
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.vocabulary_size = vocabulary_size
-        weights = [stream.weight for stream in streams["train"]]
-        # Weights choose what is read of the tokens, not the tokens: they are no part of `content`,
-        # by which a build is reused, but a run resumed with other weights is another run.
-        self.fingerprint = fingerprint_of(content, weights)
-        self._streams = streams
-        self._description = description
+    tokenizer: Any
+    vocabulary_size: int
+    fingerprint: str
+    streams: dict[str, tuple[TokenStream, ...]]
+    description: dict[str, Any] = field(default_factory=dict)
 
     def split(self, name: str) -> tuple[TokenStream, ...]:
-        """The streams of "train" or "validation", one a source, in the order of the sources.
-
-        A small source may have an empty stream on one side.
-
-        Raises:
-            ClearheadError: for another name.
-        """
-        return self._streams[choose("split", name, SPLITS)]
+        """The streams of "train" or "validation"; a ClearheadError for another name."""
+        return self.streams[choose("split", name, SPLITS)]
 
     def for_tuning(self) -> "Corpus":
         """The training text alone, with the last tenth of each source held out in place of the
         validation split: settings chosen by it are chosen on text that no result reports."""
-        corpus = copy.copy(self)
-        parts = [_parted(stream) for stream in self._streams["train"]]
-        train, held_out = zip(*parts, strict=True)
-        corpus._streams = {"train": train, "validation": held_out}
-        corpus.fingerprint = fingerprint_of(self.fingerprint, _TUNING)
-        return corpus
+        train, held_out = zip(*map(_parted, self.streams["train"]), strict=True)
+        return replace(
+            self,
+            streams={"train": train, "validation": held_out},
+            fingerprint=digest_of([self.fingerprint, _TUNING]),
+        )
 
     def describe(self) -> dict[str, Any]:
         """Description of the corpus for JSON: sources, documents and tokens by split, hashes."""
-        return copy.deepcopy(self._description) | {"fingerprint": self.fingerprint}
+        return self.description | {"fingerprint": self.fingerprint}
 
 
 def _parted(stream: TokenStream) -> tuple[TokenStream, TokenStream]:

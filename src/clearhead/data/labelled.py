@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 
 from clearhead.data import hub
-from clearhead.data.corpus import fingerprint_of
-from clearhead.data.orders import permutation
 from clearhead.data.readers import JSON_LINES, ending, json_rows, text_of, value_of
+from clearhead.data.seeded import permutation
 from clearhead.data.tasks import Task
 from clearhead.data.tokenizer import Encoder
 from clearhead.errors import ClearheadError
+from clearhead.records.identity import digest_of
 
 
 class Row(NamedTuple):
@@ -109,7 +109,12 @@ def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[i
         ClearheadError: a label outside the classes, naming its place.
     """
     if task.regression:
-        return [_number(row) for row in rows]
+        for row in rows:
+            if type(row.label) not in (int, float) or not math.isfinite(row.label):
+                raise ClearheadError(
+                    f"{row.where}: label {row.label!r} is no number: a regression needs one"
+                )
+        return [float(row.label) for row in rows]
     numbers = {str(number): number for number in range(len(task.classes))}
     numbers |= {name: number for number, name in enumerate(classes)}
     values = []
@@ -137,7 +142,10 @@ def encode(
     """
     parts = 1 if rows[0].pair is None else 2
     if tokenizer.num_special_tokens_to_add(pair=parts == 2):
-        inputs = [_by_template(tokenizer, row, length) for row in rows]
+        cut = {"truncation": "longest_first", "max_length": length}
+        encoded = (tokenizer(row.text, row.pair, **cut) for row in rows)
+        names = ("input_ids", "token_type_ids")
+        inputs = [{name: one[name] for name in names if name in one} for one in encoded]
     else:
         encoder = Encoder(tokenizer)
         if encoder.end is None:
@@ -157,7 +165,7 @@ def encode(
             if parts == 2:
                 ids += [*pair[:second].tolist(), encoder.end]
             inputs.append({"input_ids": ids})
-    fingerprint = fingerprint_of(*([row.text, row.pair] for row in rows), list(labels))
+    fingerprint = digest_of([*([row.text, row.pair] for row in rows), labels])
     return Labelled(inputs=inputs, labels=labels, fingerprint=fingerprint)
 
 
@@ -217,15 +225,3 @@ class LabelledBatches:
         return permutation(
             f"seed {self.seed}, epoch {epoch} of labelled texts", len(self.data)
         ).tolist()
-
-
-def _by_template(tokenizer: Any, row: Row, length: int) -> dict[str, list[int]]:
-    encoded = tokenizer(row.text, row.pair, truncation="longest_first", max_length=length)
-    return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
-
-
-def _number(row: Row) -> float:
-    number = row.label
-    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-        raise ClearheadError(f"{row.where}: label {number!r} is no number: a regression needs one")
-    return float(number)

@@ -1,6 +1,7 @@
 """Deterministic masking for MLM: a pure function of (seed, batch index)."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from clearhead.data.batches import IGNORED, Batches
 from clearhead.data.config import SHARE
 from clearhead.data.corpus import Corpus
-from clearhead.data.orders import raw_numbers
+from clearhead.data.seeded import raw_numbers
 from clearhead.data.tokenizer import vocabulary_size
 from clearhead.errors import ClearheadError
 
@@ -25,11 +26,10 @@ def with_mask_token(corpus: Corpus) -> Corpus:
     """
     if corpus.tokenizer.mask_token_id is not None:
         return corpus
-    changed = copy.copy(corpus)
-    changed.tokenizer = copy.deepcopy(corpus.tokenizer)
-    changed.tokenizer.add_special_tokens({"mask_token": MASK})
-    changed.vocabulary_size = max(corpus.vocabulary_size, vocabulary_size(changed.tokenizer))
-    return changed
+    tokenizer = copy.deepcopy(corpus.tokenizer)
+    tokenizer.add_special_tokens({"mask_token": MASK})
+    size = max(corpus.vocabulary_size, vocabulary_size(tokenizer))
+    return replace(corpus, tokenizer=tokenizer, vocabulary_size=size)
 
 
 class Masking:

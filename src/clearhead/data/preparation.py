@@ -1,29 +1,42 @@
-"""From a config to a corpus: scan the text, then reuse the tokens of before or make them."""
+"""From a config to a corpus: scan the text, then reuse its tokens or make them.
 
+Tokens are a file of ids and one of document offsets for each source and split.
+"""
+
+import hashlib
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from filelock import FileLock, Timeout
+import numpy as np
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from clearhead.data import tokenizer as tokenizers
 from clearhead.data.config import DataConfig
-from clearhead.data.corpus import SPLITS, Corpus, fingerprint_of, is_order_of, map_stream
-from clearhead.data.scan import CorpusScan, scan, survey
-from clearhead.data.sources import Source, find
-from clearhead.data.stat_cache import keep, recall, state_of
-from clearhead.data.tokenisation import ChangedError, Progress, build
+from clearhead.data.corpus import SPLITS, STARTS, Corpus, is_order_of, map_stream
+from clearhead.data.scan import SourceScan, remembered, sample, scan, survey, threshold
+from clearhead.data.sources import find
 from clearhead.errors import ClearheadError
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, writing
+from clearhead.records.identity import digest_of
 
 # Raise it when the same text would give other tokens than before.
 _FORMAT = 1
 _INDEX = "corpus.json"
 _TRAINED = "byte-level BPE trained on the training documents"
 _ADVICE = "make room, or name another folder (cache, or $CLEARHEAD_CACHE)"
+# Text that is in the tokenizer at once: an id costs it about 100 bytes of bookkeeping, so these
+# keep a build at a few hundred MB however large the corpus or a document.
+_BATCH_CHARACTERS = 1 << 20
+_PIECE_CHARACTERS = 1 << 20
+
+Progress = Callable[[str], None]
 
 
 def prepare(
@@ -56,39 +69,32 @@ def prepare(
     say = progress or (lambda line: None)
     if tokenizer is None and config.tokenizer is not None:
         tokenizer = tokenizers.load(config.tokenizer)
-    if tokenizer is None:
-        identity = tokenizers.trained_identity(config.vocabulary)
-    else:
-        identity = tokenizers.loaded_identity(tokenizers.checked(tokenizer, closed=closed))
-    sources = find(config, say)
-    scanned = scan(sources, config.validation, config.cache_folder, say)
+    if tokenizer is not None:
+        tokenizers.check(tokenizer, closed=closed)
+    scans = [scan(source, config.cache_folder, say) for source in find(config, say)]
+    cutoff = threshold(scans, config.validation)
     # Of all that determines the tokens of a build.
-    digests = [source.digest for source in scanned.sources]
-    content = fingerprint_of(_FORMAT, identity, scanned.threshold, digests)
-    weights = [source.weight for source in sources]
-    if began is not None and not is_order_of(began, fingerprint_of(content, weights)):
-        names = ", ".join(source.spec for source in sources)
-        raise ChangedError(
+    identity = tokenizers.identity(tokenizer, config.vocabulary)
+    content = digest_of([_FORMAT, identity, cutoff, [one.digest for one in scans]])
+    # Weights choose what is read of the tokens: another run, but no other tokens.
+    fingerprint = digest_of([content, [one.source.weight for one in scans]])
+    if began is not None and not is_order_of(began, fingerprint):
+        names = ", ".join(one.source.spec for one in scans)
+        raise ClearheadError(
             f"data {names}: the text or the tokenizer changed since the run began: put back what "
             "it was, or start another run, for which tokens are made of what it is now"
         )
     target = config.cache_folder / "corpora" / content[:32]
     index = _verified(target, lambda line: None)
-    with _alone(target, say) if index is None else nullcontext():
-        if index is None and (index := _verified(target, say)) is None:
+    with _lock(target, say) if index is None else nullcontext():
+        if index is not None or (index := _verified(target, say)) is not None:
+            say(f"reusing the tokens in {target}")
+        else:
             shutil.rmtree(target, ignore_errors=True)
             with publish_folder(target, _ADVICE) as folder:
-                try:
-                    made = build(folder, tokenizer, config.vocabulary, sources, scanned, say)
-                except ChangedError:
-                    for source in sources:
-                        survey(source, config.cache_folder).unlink(missing_ok=True)
-                    raise
-                manifest.seal(folder, made, name=_INDEX)
-            index = made
-        else:
-            say(f"reusing the tokens in {target}")
-        return _open(target, index, content, config, tokenizer, sources, scanned)
+                index = _build(folder, tokenizer, config, scans, cutoff, say)
+                manifest.seal(folder, index, name=_INDEX)
+        return _open(target, index, fingerprint, config, tokenizer, scans)
 
 
 def _verified(target: Path, say: Progress) -> dict[str, Any] | None:
@@ -96,89 +102,197 @@ def _verified(target: Path, say: Progress) -> dict[str, Any] | None:
     if not target.is_dir():
         return None
     files = sorted(path for path in target.rglob("*") if path.is_file())
-    state = state_of(files, [path.name for path in files])
     checked = target.parent.with_name("checked") / f"{target.name}.json"
-    if (index := recall(checked, state)) is None:
-        try:
-            index = manifest.verify(target, name=_INDEX, advice="its tokens are made anew")
-        except ClearheadError as error:
-            say(str(error))
-            return None
-        keep(checked, state, index)
-    return dict(index)
+    verify = partial(manifest.verify, target, name=_INDEX, advice="its tokens are made anew")
+    try:
+        return remembered(checked, files, [path.name for path in files], verify)[0]
+    except ClearheadError as error:
+        say(str(error))
+        return None
 
 
-@contextmanager
-def _alone(target: Path, say: Progress) -> Iterator[None]:
-    """Keep other processes from making the same tokens."""
+def _lock(target: Path, say: Progress) -> AcquireReturnProxy:
+    """Keep other processes from making the same tokens, until the lock is left."""
     place = target.parent.with_name("locks") / target.name
     with writing(target, _ADVICE):
         place.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(place)
         try:
-            lock.acquire(timeout=0)
+            return lock.acquire(timeout=0)
         except Timeout:
             say("waiting for another process, which makes the same tokens")
-            lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+            return lock.acquire()
+
+
+class _Shard:
+    """The files of one source and split, and their tokens and documents so far."""
+
+    def __init__(self, folder: Path, name: str, files: ExitStack) -> None:
+        self._ids = files.enter_context((folder / f"{name}.tokens").open("wb"))
+        self._starts = files.enter_context((folder / f"{name}.starts").open("wb"))
+        self.tokens = self.documents = 0
+
+    def start(self) -> None:
+        """The next token is the first of a document."""
+        self._starts.write(np.asarray([self.tokens], dtype=STARTS).tobytes())
+        self.documents += 1
+
+    def write(self, ids: np.ndarray) -> None:
+        self._ids.write(ids.tobytes())
+        self.tokens += len(ids)
+
+
+class _Piece(NamedTuple):
+    """A part of a document; nearly always the whole of it."""
+
+    text: str
+    shard: _Shard
+    opens: bool
+    closes: bool
+
+
+def _build(
+    folder: Path,
+    tokenizer: Any,
+    config: DataConfig,
+    scans: list[SourceScan],
+    cutoff: int,
+    say: Progress,
+) -> dict[str, Any]:
+    """Tokenise everything into `folder`, the tokenizer beside it; None as tokenizer trains one.
+
+    Returns:
+        The "dtype" of ids, and in "streams" of each source and split the documents and tokens.
+    """
+    size = sum(one.size for one in scans)
+    if tokenizer is None:
+        say(f"training a byte-level BPE of {config.vocabulary:,} entries")
+        tokenizer = tokenizers.train(sample(scans, cutoff), config.vocabulary)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    encoder = tokenizers.Encoder(tokenizer)
+    begin, end = (
+        np.asarray([] if one is None else [one], dtype=encoder.dtype)
+        for one in (encoder.begin, encoder.end)
+    )
+
+    def pieces() -> Iterator[_Piece]:
+        """The text of all sources, compared with the scans."""
+        done = told = 0
+        for known, sides in zip(scans, shards, strict=True):
+            digest = hashlib.sha256()
+            for document in known.source.documents(Counter()):
+                digest.update(document.digest)
+                done += document.size
+                shard = sides["validation" if document.key < cutoff else "train"]
+                parts = list(tokenizers.cut(document.text, _PIECE_CHARACTERS))
+                for place, part in enumerate(parts, start=1):
+                    yield _Piece(part, shard, place == 1, place == len(parts))
+                if (tenth := 10 * done // size) > told:
+                    told = tenth
+                    say(f"tokenising: {done / 1e6:.1f} of {size / 1e6:.1f} MB")
+            if digest.hexdigest() != known.digest:
+                for one in scans:
+                    survey(one.source, config.cache_folder).unlink(missing_ok=True)
+                raise ClearheadError(
+                    f"data {known.source.spec!r} changed while it was read; run again"
+                )
+
+    with ExitStack() as files:
+        shards = [
+            {split: _Shard(folder, f"{number}.{split}", files) for split in SPLITS}
+            for number in range(len(scans))
+        ]
+        for piece, ids in _encoded(encoder, _batches(pieces())):
+            if piece.opens:
+                piece.shard.start()
+                piece.shard.write(begin)
+            piece.shard.write(ids)
+            if piece.closes:
+                piece.shard.write(end)
+    counts = [
+        {split: {"documents": one.documents, "tokens": one.tokens} for split, one in sides.items()}
+        for sides in shards
+    ]
+    return {"dtype": encoder.dtype.str, "streams": counts}
+
+
+def _encoded(
+    encoder: tokenizers.Encoder, batches: Iterator[list[_Piece]]
+) -> Iterator[tuple[_Piece, np.ndarray]]:
+    """Yield pieces in order with their ids; a batch is encoded while the next one is read."""
+    with ThreadPoolExecutor(1) as pool:
+        before, ids = list[_Piece](), pool.submit(encoder.encode, [])
+        for batch in batches:
+            coming = pool.submit(encoder.encode, [piece.text for piece in batch])
+            yield from zip(before, ids.result(), strict=True)
+            before, ids = batch, coming
+        yield from zip(before, ids.result(), strict=True)
+
+
+def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
+    """Group pieces so that no group is above `_BATCH_CHARACTERS`."""
+    batch: list[_Piece] = []
+    length = 0
+    for piece in pieces:
+        if batch and length + len(piece.text) > _BATCH_CHARACTERS:
+            yield batch
+            batch, length = [], 0
+        batch.append(piece)
+        length += len(piece.text)
+    if batch:
+        yield batch
 
 
 def _open(
     folder: Path,
     index: dict[str, Any],
-    content: str,
+    fingerprint: str,
     config: DataConfig,
     given: Any,
-    sources: tuple[Source, ...],
-    scanned: CorpusScan,
+    scans: list[SourceScan],
 ) -> Corpus:
     """Map a build."""
     from clearhead.models.loading import load_tokenizer
 
     # A tokenizer that was given is not read again: a copy of one with code would need it.
     tokenizer = load_tokenizer(folder / "tokenizer") if given is None else given
-    name = _TRAINED if given is None else given.name_or_path
     streams = {
         split: tuple(
             map_stream(
-                folder, number, split, index["dtype"], spec=source.spec, weight=source.weight
+                folder / f"{number}.{split}", index["dtype"], one.source.spec, one.source.weight
             )
-            for number, source in enumerate(sources)
+            for number, one in enumerate(scans)
         )
         for split in SPLITS
     }
     size = tokenizers.vocabulary_size(tokenizer)
+    described = [
+        {
+            "spec": one.source.spec,
+            "weight": one.source.weight,
+            "documents": one.documents,
+            "bytes": one.size,
+            "skipped": one.skipped,
+            **({"revision": one.source.revision} if one.source.revision is not None else {}),
+            **counts,
+        }
+        for one, counts in zip(scans, index["streams"], strict=True)
+    ]
     return Corpus(
         tokenizer=tokenizer,
         vocabulary_size=size,
-        content=content,
+        fingerprint=fingerprint,
         streams=streams,
         description={
-            "sources": [
-                {
-                    "spec": source.spec,
-                    "weight": source.weight,
-                    "documents": known.documents,
-                    "bytes": known.size,
-                    "skipped": known.skipped,
-                    **({"revision": source.revision} if source.revision is not None else {}),
-                    **counts,
-                }
-                for source, known, counts in zip(
-                    sources, scanned.sources, index["streams"], strict=True
-                )
-            ],
-            "documents": sum(known.documents for known in scanned.sources),
-            "bytes": scanned.size,
+            "sources": described,
+            "documents": sum(known.documents for known in scans),
+            "bytes": sum(known.size for known in scans),
             "tokens": {split: sum(map(len, streams[split])) for split in SPLITS},
             "validation": config.validation,
             "limit": config.limit,
             "text_field": config.text_field,
             "tokenizer": {
-                "name": name,
+                "name": _TRAINED if given is None else given.name_or_path,
                 "vocabulary": size,
                 "begin": tokenizer.bos_token,
                 "end": tokenizer.eos_token,

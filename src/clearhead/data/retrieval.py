@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from clearhead.data.seeded_choices import SeededChoices
+from clearhead.data.seeded import SeededChoices
 from clearhead.errors import ClearheadError
 
 

@@ -1,31 +1,31 @@
-"""A scan of every document: the size and hash of a corpus, and its split.
-
-The side of the split is a function of the hash of the text alone. So equal documents, in one source
-or two, are always on the same side, the split does not move when documents are added, and order
-does not matter.
-"""
+"""A scan of every document: the size and hash of a corpus, and its split (`clearhead.data`)."""
 
 import hashlib
+import json
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from clearhead.data.sources import Document, Source
-from clearhead.data.stat_cache import keep, recall, state_of
+from clearhead.data.sources import Source
 from clearhead.data.tokenizer import cut
 from clearhead.errors import ClearheadError
+from clearhead.records.files import write_text
 from clearhead.records.identity import digest_of
 
 # Raise it when the same files would give other texts than before.
 _READING = 1
 SAMPLE_BYTES = 16 << 20  # of training text, for the tokenizer
 _SAMPLE_PIECE = 16 << 10  # characters; small enough that no one document dominates the sample
+# A file that changed so recently may change again within one tick of the file system's clock, and
+# keep its time. Two seconds is the coarsest clock in use.
+_RECENT_NS = 2_000_000_000
 
 
 class SourceScan(NamedTuple):
-    """The content of one source.
+    """A source and its content.
 
     Attributes:
         size: bytes of text.
@@ -34,6 +34,7 @@ class SourceScan(NamedTuple):
         lowest, highest: of the documents' keys.
     """
 
+    source: Source
     documents: int
     size: int
     digest: str
@@ -42,63 +43,21 @@ class SourceScan(NamedTuple):
     highest: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class CorpusScan:
-    """The content of a corpus; documents whose key is below `threshold` are held out."""
-
-    sources: tuple[SourceScan, ...]
-    threshold: int
-
-    @property
-    def size(self) -> int:
-        """Bytes of text in all sources."""
-        return sum(source.size for source in self.sources)
-
-    def held_out(self, document: Document) -> bool:
-        """True for a document on the validation side."""
-        return document.key < self.threshold
-
-
-def scan(
-    sources: tuple[Source, ...], validation: float, cache: Path, progress: Callable[[str], None]
-) -> CorpusScan:
-    """Read every document once and place the split.
-
-    Files that did not change since they were read are not read again.
-
-    A share `validation` of the key range is held out. Where that leaves a side empty, as it may
-    with a few dozen documents, the split moves just far enough to give that side one document.
+def scan(source: Source, cache: Path, progress: Callable[[str], None]) -> SourceScan:
+    """Read every document of a source, unless no file changed since it was read.
 
     Args:
-        cache: the folder in which surveys are kept.
+        cache: the folder in which scans are kept.
 
     Raises:
-        ClearheadError: for a source without text, or a corpus with fewer than two different
-            documents; and whatever reading raises.
+        ClearheadError: for a source without text, and as `Source.documents`.
     """
-    scans = [_surveyed(source, cache, progress) for source in sources]
-    lowest, highest = min(one.lowest for one in scans), max(one.highest for one in scans)
-    if lowest == highest:
-        names = ", ".join(source.spec for source in sources)
-        raise ClearheadError(
-            f"data {names}: too small to split ({sum(s.documents for s in scans)} document(s), all "
-            "alike); give at least two different ones, or name a text file of several KB itself, "
-            "which is cut into pieces"
-        )
-    threshold = min(max(int(validation * (1 << 64)), lowest + 1), highest)
-    return CorpusScan(sources=tuple(scans), threshold=threshold)
-
-
-def survey(source: Source, cache: Path) -> Path:
-    """The file that keeps the scan of a source."""
-    name = digest_of([source.spec, source.text_field, source.limit])
-    return cache / "surveys" / f"{name[:32]}.json"
-
-
-def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> SourceScan:
-    place, state = survey(source, cache), _state(source)
-    known = recall(place, state)
-    scanned = SourceScan(*known) if known is not None else _read(source)
+    files = [path.absolute() for path in source.files]
+    key = [_READING, source.spec, source.text_field, source.limit, source.revision]
+    # Generated text, and a folder in place of a data set, are read anew.
+    kept = survey(source, cache) if files or source.revision is not None else None
+    values, known = remembered(kept, files, [*key, list(map(str, files))], lambda: _read(source))
+    scanned = SourceScan(source, *values)
     left_out = ", ".join(f"{number} {reason}" for reason, number in scanned.skipped.items())
     if not scanned.documents:
         raise ClearheadError(
@@ -108,14 +67,92 @@ def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> S
     progress(
         f"{source.spec}: {scanned.documents:,} documents, {scanned.size / 1e6:.1f} MB"
         + f" (skipped: {left_out})" * bool(left_out)
-        + ", unchanged since it was read" * (known is not None)
+        + ", unchanged since it was read" * known
     )
-    if known is None and state == _state(source):
-        keep(place, state, scanned)
     return scanned
 
 
-def _read(source: Source) -> SourceScan:
+def survey(source: Source, cache: Path) -> Path:
+    """The file that keeps the scan of a source."""
+    name = digest_of([source.spec, source.text_field, source.limit])
+    return cache / "surveys" / f"{name[:32]}.json"
+
+
+def threshold(scans: Sequence[SourceScan], validation: float) -> int:
+    """The key below which documents are held out: a share `validation` of the range of keys.
+
+    Where that leaves a side empty, as it may with a few dozen documents, the split moves just far
+    enough to give that side one document.
+
+    Raises:
+        ClearheadError: for a corpus with fewer than two different documents.
+    """
+    lowest, highest = min(one.lowest for one in scans), max(one.highest for one in scans)
+    if lowest == highest:
+        names = ", ".join(one.source.spec for one in scans)
+        raise ClearheadError(
+            f"data {names}: too small to split ({sum(s.documents for s in scans)} document(s), all "
+            "alike); give at least two different ones, or name a text file of several KB itself, "
+            "which is cut into pieces"
+        )
+    return min(max(int(validation * (1 << 64)), lowest + 1), highest)
+
+
+def sample(scans: Sequence[SourceScan], cutoff: int) -> Iterator[str]:
+    """Yield about `SAMPLE_BYTES` of training text, or all of it where there is less.
+
+    Documents are cut into pieces, and a hash of each piece's place decides whether it is taken:
+    so the sample is spread evenly over all sources and all of each, and is always the same.
+
+    Args:
+        cutoff: the `threshold` of the split.
+    """
+    share = SAMPLE_BYTES / sum(one.size for one in scans)
+    for one in scans:
+        for document in one.source.documents(Counter()):
+            if document.key < cutoff:
+                continue
+            for number, piece in enumerate(cut(document.text, _SAMPLE_PIECE)):
+                place = hashlib.sha256(document.digest + number.to_bytes(8, "big")).digest()
+                if int.from_bytes(place[:8], "big") < share * (1 << 64):
+                    yield piece
+
+
+def remembered(
+    path: Path | None, files: Iterable[Path], key: Any, compute: Callable[[], Any]
+) -> tuple[Any, bool]:
+    """The JSON value that `compute` returns, and whether it was reused from `path`.
+
+    It is reused while `key`, JSON, and every file's size, times and inode are the same. Nothing is
+    kept of a file that is missing, or so new that it may change unnoticed; nor without a `path`, or
+    in a folder that cannot be written.
+    """
+    state = None if path is None else _state(files, key)
+    if path is None or state is None:
+        return compute(), False
+    with suppress(OSError, ValueError, RecursionError, TypeError):
+        known, value, digest = json.loads(path.read_bytes())
+        if [state, digest_of([state, value])] == [known, digest]:
+            return value, True
+    value = compute()
+    with suppress(ClearheadError):
+        write_text(path, json.dumps([state, value, digest_of([state, value])]))
+    return value, False
+
+
+def _state(files: Iterable[Path], key: Any) -> str | None:
+    try:
+        stats = [path.stat() for path in files]
+    except OSError:
+        return None
+    if time.time_ns() - max((one.st_mtime_ns for one in stats), default=0) < _RECENT_NS:
+        return None
+    return digest_of(
+        [key, [[one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino] for one in stats]]
+    )
+
+
+def _read(source: Source) -> tuple[int, int, str, dict[str, int], int, int]:
     skipped: Counter[str] = Counter()
     digest = hashlib.sha256()
     documents = size = 0
@@ -126,35 +163,4 @@ def _read(source: Source) -> SourceScan:
         digest.update(document.digest)
         lowest, highest = min(lowest, document.key), max(highest, document.key)
     left_out = dict(sorted(skipped.items()))
-    return SourceScan(documents, size, digest.hexdigest(), left_out, lowest, highest)
-
-
-def _state(source: Source) -> str | None:
-    """The state of all that the text of a source depends on; None where that is more than files."""
-    if source.revision is None and not source.files:
-        return None
-    files = [path.absolute() for path in source.files]
-    return state_of(
-        files,
-        [
-            *(_READING, source.spec, source.text_field, source.limit, source.revision),
-            list(map(str, files)),
-        ],
-    )
-
-
-def sample(sources: tuple[Source, ...], scanned: CorpusScan) -> Iterator[str]:
-    """Yield about `SAMPLE_BYTES` of training text, or all of it where there is less.
-
-    Documents are cut into pieces, and a hash of each piece's place decides whether it is taken:
-    so the sample is spread evenly over all sources and all of each, and is always the same.
-    """
-    share = SAMPLE_BYTES / scanned.size
-    for source in sources:
-        for document in source.documents(Counter()):
-            if scanned.held_out(document):
-                continue
-            for number, piece in enumerate(cut(document.text, _SAMPLE_PIECE)):
-                place = hashlib.sha256(document.digest + number.to_bytes(8, "big")).digest()
-                if int.from_bytes(place[:8], "big") < share * (1 << 64):
-                    yield piece
+    return documents, size, digest.hexdigest(), left_out, lowest, highest

@@ -28,48 +28,39 @@ class Task:
     validation: tuple[tuple[str, str], ...] = ()
 
 
-def _glue(
-    name: str,
-    fields: tuple[str, ...],
-    classes: tuple[str, ...],
-    *metrics: str,
-    splits: tuple[str, ...] = ("validation",),
-) -> Task:
+def _glue(name: str, fields: str, classes: str, *metrics: str) -> Task:
+    text, *pair = fields.split()
+    splits = [f"validation_{part}" for part in ("matched", "mismatched")]
+    data = f"hf:nyu-mll/glue:{name}"
     return Task(
         name=name,
-        text=fields[0],
-        pair=fields[1] if len(fields) > 1 else None,
-        classes=classes,
+        text=text,
+        pair=pair[0] if pair else None,
+        classes=tuple(classes.split()),
         regression=not classes,
         metrics=metrics,
-        train=f"hf:nyu-mll/glue:{name}#train",
-        validation=tuple((split, f"hf:nyu-mll/glue:{name}#{split}") for split in splits),
+        train=f"{data}#train",
+        validation=tuple(
+            (split, f"{data}#{split}") for split in (splits if name == "mnli" else ["validation"])
+        ),
     )
 
 
-_SENTENCES = ("sentence1", "sentence2")
-_QUESTIONS = ("question1", "question2")
-_ENTAILMENT = ("entailment", "not_entailment")
-_MATCHED = ("validation_matched", "validation_mismatched")
+_SENTENCES, _QUESTIONS = "sentence1 sentence2", "question1 question2"
+_ENTAILMENT = "entailment not_entailment"
 
 GLUE = {
     task.name: task
     for task in (
-        _glue("cola", ("sentence",), ("unacceptable", "acceptable"), "mcc", "accuracy"),
-        _glue("sst2", ("sentence",), ("negative", "positive"), "accuracy"),
-        _glue("mrpc", _SENTENCES, ("not_equivalent", "equivalent"), "f1", "accuracy"),
-        _glue("stsb", _SENTENCES, (), "pearson"),
-        _glue("qqp", _QUESTIONS, ("not_duplicate", "duplicate"), "f1", "accuracy"),
-        _glue(
-            "mnli",
-            ("premise", "hypothesis"),
-            ("entailment", "neutral", "contradiction"),
-            "accuracy",
-            splits=_MATCHED,
-        ),
-        _glue("qnli", ("question", "sentence"), _ENTAILMENT, "accuracy"),
+        _glue("cola", "sentence", "unacceptable acceptable", "mcc", "accuracy"),
+        _glue("sst2", "sentence", "negative positive", "accuracy"),
+        _glue("mrpc", _SENTENCES, "not_equivalent equivalent", "f1", "accuracy"),
+        _glue("stsb", _SENTENCES, "", "pearson"),
+        _glue("qqp", _QUESTIONS, "not_duplicate duplicate", "f1", "accuracy"),
+        _glue("mnli", "premise hypothesis", "entailment neutral contradiction", "accuracy"),
+        _glue("qnli", "question sentence", _ENTAILMENT, "accuracy"),
         _glue("rte", _SENTENCES, _ENTAILMENT, "accuracy"),
-        _glue("wnli", _SENTENCES, ("not_entailment", "entailment"), "accuracy"),
+        _glue("wnli", _SENTENCES, "not_entailment entailment", "accuracy"),
     )
 }
 """The tasks of GLUE by name, with metrics and classes as in its data sets (arXiv 1804.07461).

@@ -1,8 +1,4 @@
-"""Text to token ids: a byte-level BPE of our own, or any existing tokenizer.
-
-A document is BEGIN + its tokens + END, put there by us. The text itself never yields a special
-token: a document that spells "<|end|>" gets the ordinary tokens of these characters.
-"""
+"""Text to token ids: a byte-level BPE of our own, or any existing tokenizer."""
 
 import importlib.metadata
 import os
@@ -14,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.data.corpus import fingerprint_of
 from clearhead.errors import ClearheadError
+from clearhead.records.identity import digest_of
 
 BEGIN = "<|begin|>"
 """The token before each document."""
@@ -68,23 +64,22 @@ def load(name: str) -> Any:
     """Load an existing tokenizer from a folder or the hub.
 
     Raises:
-        ClearheadError: where there is none, it has no fast (Rust) form, or no end token.
+        ClearheadError: where there is none.
     """
     from clearhead.models.loading import load_tokenizer, refuse_code
 
     try:
-        tokenizer = load_tokenizer(name)
+        return load_tokenizer(name)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError …
         refuse_code(name, "tokenizer", error, "choose one of transformers' own classes")
         reason = " ".join(str(error).split())[:200]
         raise ClearheadError(
             f"tokenizer {name!r}: neither a folder nor a hub name that loads ({reason})"
         ) from error
-    return checked(tokenizer)
 
 
-def checked(tokenizer: Any, *, closed: bool = True) -> Any:
-    """Return a tokenizer by which documents can be encoded.
+def check(tokenizer: Any, *, closed: bool = True) -> None:
+    """Refuse a tokenizer by which documents cannot be encoded.
 
     Raises:
         ClearheadError: where it has no fast (Rust) form, or documents are to be `closed` and it
@@ -98,18 +93,16 @@ def checked(tokenizer: Any, *, closed: bool = True) -> Any:
             f"tokenizer {name!r} has no end token (eos_token), which must close every document; "
             "choose one that has it, or none to train one"
         )
-    return tokenizer
 
 
-def trained_identity(vocabulary: int) -> str:
-    """The identity of a tokenizer trained by `train`, beside its texts."""
-    return f"byte-level BPE {vocabulary} by tokenizers {importlib.metadata.version('tokenizers')}"
-
-
-def loaded_identity(tokenizer: Any) -> str:
-    """A hash of everything in an existing tokenizer that can change a token."""
+def identity(tokenizer: Any, vocabulary: int) -> str:
+    """A name of everything in a tokenizer that can change a token; None is one to be trained, which
+    depends on its texts besides."""
+    if tokenizer is None:
+        version = importlib.metadata.version("tokenizers")
+        return f"byte-level BPE {vocabulary} by tokenizers {version}"
     ends = tokenizer.bos_token_id, tokenizer.eos_token_id
-    return fingerprint_of(tokenizer.backend_tokenizer.to_str(), *ends)
+    return digest_of([tokenizer.backend_tokenizer.to_str(), *ends])
 
 
 def vocabulary_size(tokenizer: Any) -> int:

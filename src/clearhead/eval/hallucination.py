@@ -17,8 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from clearhead.data import labelled
-from clearhead.data.corpus import fingerprint_of
-from clearhead.data.seeded_choices import SeededChoices
+from clearhead.data.seeded import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import HallucinationOptions, JudgeConfig
@@ -26,6 +25,7 @@ from clearhead.eval.shots import labelled_rows
 from clearhead.measure.answers import Ids, Prompt
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.records.cells import lines_of
+from clearhead.records.identity import digest_of
 from clearhead.records.runs import Line
 from clearhead.terminal import say
 
@@ -63,7 +63,7 @@ class HallucinationTask(HallucinationOptions):
         by = {"judge": self.judge.model} if self.judge.model else {}
         cells: list[Cell] = []
         for file in self.files:
-            of_file = {"file": Path(file).name, "digest": fingerprint_of(*self._rows(file))[:12]}
+            of_file = {"file": Path(file).name, "digest": digest_of(self._rows(file))[:12]}
             for length in subject.lengths:
                 subject.check_length(length)
                 self._asked(subject, file, length)

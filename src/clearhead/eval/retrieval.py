@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.retrieval import LANDMARK, PAPER, Fact, facts, listing, number, pairs, sentence
-from clearhead.data.seeded_choices import SeededChoices
+from clearhead.data.seeded import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval import options
 from clearhead.eval.options import parted

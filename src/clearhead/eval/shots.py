@@ -19,14 +19,14 @@ from statistics import fmean, variance
 from typing import NamedTuple
 
 from clearhead.data import DataConfig, hub, labelled
-from clearhead.data.corpus import fingerprint_of
-from clearhead.data.seeded_choices import SeededChoices
+from clearhead.data.seeded import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import FILL, ShotsOptions, parted
 from clearhead.measure.answers import Ids, Prompt
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.records.cells import lines_of
+from clearhead.records.identity import digest_of
 from clearhead.records.intervals import wilson
 from clearhead.records.runs import Line
 from clearhead.terminal import say
@@ -149,7 +149,7 @@ class Setting:
         self.queries = tuple(draws.sample(asked, task.queries))
         texts = {query.text for query in self.queries}
         self.pool = tuple(example for example in shown if example.text not in texts)
-        self.digest = fingerprint_of(self.labels, self.pool, self.queries)[:8]
+        self.digest = digest_of([self.labels, self.pool, self.queries])[:8]
         _, self._gap = subject.ids("label: x", "\n")
         if not self._gap:
             raise ClearheadError("no token ends a line, and so a label: choose another tokenizer")

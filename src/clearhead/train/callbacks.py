@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from clearhead.errors import ClearheadError, Stopped, require
-from clearhead.progress import Line, Work, clock
+from clearhead.progress import Line, Work, in_words
 from clearhead.records import jsonl
 from clearhead.records.files import write_text, writing
 from clearhead.train.config import Tracker
@@ -181,7 +181,7 @@ class Progress(Callback):
         self._work.resume(run.first_step / run.steps)
 
     def step(self, metrics: StepMetrics) -> None:
-        left = f"  {clock(metrics.seconds_left)} left" if self._alone else ""
+        left = f"  {in_words(metrics.seconds_left)} left" if self._alone else ""
         numbers = (
             f"step {metrics.step}/{self._steps}  loss {metrics.loss:.4f}  "
             f"lr {metrics.learning_rate:.2e}  norm {metrics.gradient_norm:.2f}  "
@@ -197,7 +197,7 @@ class Progress(Callback):
         self.close()
         stopped = f" (stopped by {result.stop_signal.name})" if result.stop_signal else ""
         self._work.say(
-            f"{result.steps} steps, {result.tokens:,} tokens in {clock(result.seconds)} "
+            f"{result.steps} steps, {result.tokens:,} tokens in {in_words(result.seconds)} "
             f"({result.tokens_per_second:,.0f} tokens/s), loss {result.final_loss:.4f}, "
             f"peak memory {result.peak_memory_bytes / 2**20:,.0f} MiB{stopped}"
         )
