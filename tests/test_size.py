@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 36_632
+LINES = 36_410
 LONGEST = 400
 
 

@@ -29,9 +29,8 @@ class Done:
         assert self.code != -signal.SIGALRM, f"still running: {self.line}"
         assert self.code in (0, 2), f"exit status: {self.line}"
         assert "Traceback" not in self.err, f"traceback: {self.line}"
-        # What generate writes, and commands to be run, are unchanged where no terminal is.
-        unchanged = self.words[0] == "generate" or "--dry-run" in self.words
-        shown = self.err if unchanged else self.out + self.err
+        # What generate writes is unchanged where no terminal is.
+        shown = self.err if self.words[0] == "generate" else self.out + self.err
         assert "\x1b" not in shown, f"a raw escape: {self.line!r}"
         if self.code == 2:
             last = (self.err.strip().splitlines() or [""])[-1]

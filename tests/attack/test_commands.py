@@ -44,7 +44,7 @@ TEMPLATES: tuple[list[str], ...] = (
     ["report", "diagnosed/diagnosis.jsonl", "--output", "new.html"],
     ["convert", "run", "new"],
     ["plan", "transformer", "sas", "--size", "tiny"],
-    ["reproduce", "blocks", "--dry-run", "--output", "new"],
+    ["reproduce", "blocks", "--list"],
     ["bench", "kernel", "--rounds", "0"],
     [
         *("finetune", "run", "--train-file", "rows.jsonl", "--validation-file", "rows.jsonl"),
@@ -52,7 +52,7 @@ TEMPLATES: tuple[list[str], ...] = (
     ],
 )
 # Of no effect on what is printed or written, or of one that takes too long here.
-LEFT_OUT = {"track", "compile", "deploy", "jobs", "dry_run", "scale"}
+LEFT_OUT = {"track", "compile", "deploy", "jobs", "list", "scale"}
 
 
 def _options(kind: Any, place: str = "") -> Iterator[tuple[str, Any]]:

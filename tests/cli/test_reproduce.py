@@ -78,12 +78,12 @@ def test_a_rate_is_written_as_folders_have_it(rate):
     ],
 )
 def test_what_cannot_be_is_refused(words, said, capsys):
-    assert _call(*words, "--dry-run") == 2
+    assert _call(*words) == 2
     assert said in capsys.readouterr().err
 
 
 def test_a_model_to_start_from_is_refused_where_arms_begin_anew(capsys):
-    assert _call("blocks", "--from", "my-model", "--dry-run") == 2
+    assert _call("blocks", "--from", "my-model") == 2
     assert "--from has no effect on transformer, which begins anew" in capsys.readouterr().err
 
 

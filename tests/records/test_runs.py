@@ -81,7 +81,6 @@ def test_a_model_quantised_again_replaces_its_results_and_a_resumed_run_keeps_it
     (run,) = parse([header, full, other, {**header, "weights": "v"}, full]).runs
     assert (run.arm, run.seed, run.study) == ("a", 3, "quantization")
     assert len(run.measures) == 1
-    assert parse([header, other]).reason("a", "perplexity", scheme="w8") == "no"
     trained = {"kind": "run", "run": "b", "preset": "b", "seed": 1}
     measure = {"kind": "measure", "run": "b", "metric": "m", "value": 1}
     (run,) = parse([trained, measure, trained]).runs

@@ -60,7 +60,7 @@ def identity(records: Records) -> str:
     """A hash of all that is no number: what the runs are, and words of measures."""
     told = [
         [run.id, run.arm, run.preset, run.label, run.seed, run.study, len(run.measures)]
-        + [len(run.steps), len(run.attention), run.diverged, run.at_edge, run.precision]
+        + [len(run.steps), len(run.payload("attention")), run.diverged, run.at_edge, run.precision]
         + [len(run.payload(kind)) for kind in ("curve", "channel", "note", "advice")]
         + [[one.details.get(name) for name in WORDS] for one in run.measures.values()]
         for run in records.runs

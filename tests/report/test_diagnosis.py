@@ -85,7 +85,8 @@ def test_records_come_back(two):
     assert load(two).dimension("norm_rest", "layer") == [-1, 0, 1, 2, 3]
     assert load(two).dimension("entropy", "map", "doubled") == ["map 1", "map 2", "difference"]
     assert plain.value("null_mass", map="softmax") is None
-    assert load(two).reason("plain", "null_mass", map="softmax") == "value was nan"
+    null_mass = load(two).of("plain")[0].measure("null_mass", map="softmax")
+    assert null_mass.reason == "value was nan"
 
 
 def test_many_models_are_told_apart(tmp_path):

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from clearhead.records.cells import add_costs
 from clearhead.records.loading import load
 from clearhead.records.runs import Records
 from clearhead.report import page_of
-from clearhead.report.costs import add_costs
 from clearhead.report.statistics import compare
 
 ROOT = Path(__file__).parents[2]

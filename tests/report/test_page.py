@@ -110,15 +110,6 @@ def test_markup_is_escaped_by_the_template_alone() -> None:
     assert not [path for path in source.rglob("*.html") if "|safe" in path.read_text("utf-8")]
 
 
-def test_settings_that_are_not_set_are_left_out(fake: Fake) -> None:
-    records = load(fake(steps=1))
-    for run in records.runs:
-        run.header["data"]["sources"] = [{"spec": "books", "weight": None}, None]
-    text = shown(page_of(records))
-    assert "sources spec books" in text
-    assert "None" not in text
-
-
 def test_json_cannot_close_its_script() -> None:
     text = embed({"</script>": "<!--&\u2028"})
     assert not set("<>&\u2028") & set(text)

@@ -21,7 +21,6 @@ from clearhead.report.statistics import (
     family,
     summarize,
     t_quantile,
-    t_tails,
     threshold_of,
 )
 
@@ -47,11 +46,8 @@ def test_one_seed_has_no_spread_and_none_no_summary() -> None:
 
 
 @pytest.mark.parametrize("degrees", [1, 1.3, 2, 2.5, 4, 30, 120, 1e5])
-def test_quantiles_and_tails_of_t_are_scipys(degrees: float) -> None:
+def test_quantiles_of_t_are_scipys(degrees: float) -> None:
     assert t_quantile(degrees) == pytest.approx(scipy.stats.t.ppf(0.975, degrees), abs=1e-8)
-    for t in (0.0, 0.3, -1.0, 2.0, 12.0, 80.0):
-        expected = 2 * scipy.stats.t.sf(abs(t), degrees)
-        assert t_tails(t, degrees) == pytest.approx(expected, rel=1e-9, abs=1e-300)
 
 
 def test_a_difference_is_welchs() -> None:

@@ -152,7 +152,7 @@ def test_numbers_read_well() -> None:
     assert style.number(-1.2e-7) == "−1.20e-07"
     assert style.bounds(-0.98712, -0.95498) == "−0.987 to −0.955"
     assert style.bounds(-0.001, 41.0) == "0 to 41"
-    assert style.interval(-2.13, 20.5) == "[−2, 20]"
+    assert style.bounds(-2.13, 20.5) == "−2 to 20"
     assert (style.signed(9.2, 22.6), style.signed(-0.1234), style.signed(0.0)) == (
         "+9",
         "−0.123",

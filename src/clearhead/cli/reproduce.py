@@ -1,6 +1,5 @@
 """clearhead reproduce: the papers' claims and the experiments that decide them, at a scale."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,7 +13,7 @@ from clearhead.ranges import Count, Natural
 from clearhead.terminal import say, show, write
 
 if TYPE_CHECKING:
-    from clearhead.papers.study import Study
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +53,6 @@ class Command:
     goes on where it stopped, and claims of one experiment share its runs."""
     jobs: Count = 1
     """Jobs that run at once, each with its share of the CPU's threads and on the least used GPU."""
-    dry_run: bool = False
-    """Print each arm with its parameters, tokens, rates, seeds and questions, and run nothing."""
 
 
 def run(words: list[str]) -> int:
@@ -78,10 +75,6 @@ def run(words: list[str]) -> int:
     changing = ("only", "questions", "seeds", "tokens", "base", "data", "test_data")
     changes = {name: getattr(command, name) for name in changing}
     studies = chosen(command.names, command.scale, command.output, **changes)
-    if command.dry_run:
-        for name, arms in studies.items():
-            _print(name, arms, command.scale)
-        return 0
     from clearhead.cli.publishing import publish
     from clearhead.papers import stages
     from clearhead.progress import Line
@@ -128,16 +121,3 @@ def _publish_book(sources: dict[str, Path], output: Path) -> int:
     write(text.partition("\n\n## The claims")[0])
     show(f"claims: {output}")
     return 0
-
-
-def _print(name: str, arms: "Sequence[Study]", scale: str) -> None:
-    """An experiment's cost, and a line an arm."""
-    from clearhead.papers.requests import cost, parameters
-
-    write(f"{name}, in {arms[0].output}: {cost(arms, scale)}")
-    for one in arms:
-        parts = [f"{parameters(one) / 1e6:,.2f} M parameters"]
-        if one.tries:
-            parts += [f"{one.train.tokens:,} tokens", f"rates {' '.join(map(str, one.tries))}"]
-        parts += [f"seeds {' '.join(map(str, one.seeds))}", *sorted(one.questions)]
-        write(f"  {one.key}: {', '.join(parts)}")

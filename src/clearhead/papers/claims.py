@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from clearhead.papers import blocks, coca, differential, ours, softmax1
 from clearhead.papers.contrasts import Claim, Contrast, Judgement, Outcome, judge
+from clearhead.records.cells import add_costs
 from clearhead.records.frame import frame
 from clearhead.records.runs import Records
-from clearhead.report.costs import add_costs
 from clearhead.report.statistics import LEVEL, Difference, threshold_of
 
 if TYPE_CHECKING:
@@ -36,10 +36,8 @@ class Pooled:
     """One comparison of a claim over all records.
 
     Attributes:
-        outcomes: that of each record; `counted` are those that make the difference.
-        difference: over the counted records; None where there is none.
-        agreement: p-value of the hypothesis that all counted records have the same difference
-            (Cochran's Q); None of a single one.
+        difference: over the records that are `counted`; None where there is none.
+        agreement: p-value of the hypothesis that all of them have the same (Cochran's Q).
     """
 
     contrast: Contrast

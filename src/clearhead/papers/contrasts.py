@@ -43,7 +43,6 @@ class Contrast:
     """One comparison that a claim makes: a number of one arm against that of another.
 
     Attributes:
-        words: the comparison as the book writes it.
         claimed: "lower" or "higher"; "not lower" or "not higher", by no more than `margin`, against
             which the difference is then tested.
         ours, theirs: the two numbers. Theirs is read under the label of ours unless it names
@@ -219,12 +218,9 @@ class Claim:
     """A table, figure or sentence of a paper.
 
     Attributes:
-        name: FAMILY/PLACE, such as diff/table2.
-        says: the claim in one sentence.
+        name: FAMILY/PLACE, such as diff/table2; `also` other places that show the same.
         published: its numbers in the paper; empty for a claim of ours.
         study: the experiment that trains and measures its models.
-        contrasts: the comparisons that it makes.
-        also: names of other tables and figures that show the same.
         by_construction: it follows from the formulas; a record shows that the code has them.
     """
 

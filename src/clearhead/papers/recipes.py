@@ -14,11 +14,10 @@ from clearhead.train import TrainConfig
 
 
 class PublishedRun(NamedTuple):
-    """A training run of a paper, of each preset that it compares.
+    """A training run of a paper as a comparison of its presets, with the parameters that the paper
+    names.
 
     Attributes:
-        parameters: as the paper names the model.
-        config: `clearhead compare` of the presets, at the size that the run is named after.
         rates: learning rates of single presets, in place of the config's.
         continues: the size whose checkpoint the run goes on from, if it does.
     """

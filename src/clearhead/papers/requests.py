@@ -32,10 +32,8 @@ SPEEDS = {"tiny": (1.2e11, "two cores"), "small": (1e14, "one GPU"), "paper": (1
 def choose_studies(names: Sequence[str], scale: str) -> dict[str, set[str]]:
     """Each experiment asked for, in the book's order, with the patterns of its arms to run.
 
-    Of several claims those without arms at the scale are left out.
-
-    Raises:
-        ClearheadError: no name, an unknown one, or one without arms at the scale.
+    Of several claims those without arms at the scale are left out; a single one is refused, as is
+    an unknown name, or none.
     """
     if not names:
         raise ClearheadError("give a claim, a family, an experiment or all: --list prints them")
@@ -97,11 +95,9 @@ def chosen(
     """The arms of each experiment asked for, changed, each with the experiment's folder.
 
     Args:
-        only, questions: patterns of the arms and of their questions; all where empty.
+        only, questions: patterns of the arms and of their questions; all where empty. One that
+            names nothing is refused.
         changes: as `changed` has them.
-
-    Raises:
-        ClearheadError: as `choose_studies`; for a pattern that names no arm or question.
     """
     wanted, studies = choose_studies(names, scale), dict[str, list[Study]]()
     for study, patterns in wanted.items():
@@ -136,11 +132,8 @@ def changed(
     data: tuple[str, ...] = (),
     test_data: tuple[str, ...] = (),
 ) -> Study:
-    """An arm with a command's seeds, texts and questions.
-
-    Raises:
-        ClearheadError: for a model to start from, of an arm that begins anew.
-    """
+    """An arm with a command's seeds, texts and questions; a model to start from is refused by an
+    arm that begins anew."""
     selected = {name: x for name, x in one.questions.items() if _is_named(name, questions or ALL)}
     if test_data:  # where some questions read the hub's text, in place of those alone
         texts = {name: x for name, x in selected.items() if isinstance(x, SweepConfig)}

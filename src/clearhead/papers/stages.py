@@ -52,11 +52,8 @@ def known_jobs(
 ) -> tuple[dict[str, float], list[Job]]:
     """The rates, {label/arm: rate}, and the jobs that are known by what is finished.
 
-    A sweep is over where its best lies inside, the next rate was tried and failed, or a run at its
-    best is there.
-
-    Args:
-        tried: names of the jobs that this command has run.
+    A sweep is over where its best lies inside, the next rate failed (it is among the jobs that this
+    command has `tried`), or a run at its best is there.
     """
     sweeps, swept = list[Job](), dict[str, tuple[float, ...]]()
 
@@ -88,9 +85,6 @@ def reproduce(
 
     What is finished is not run again, and what fails is left out. A sweep whose best rate is the
     lowest or the highest goes on beyond it; where that run fails, the best of the others counts.
-
-    Args:
-        work: shows how many jobs are done, of those known so far.
 
     Returns:
         The records of all runs and evaluations, OUTPUT/records.jsonl, and how many jobs failed
@@ -142,10 +136,7 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
 
     The first header of a run counts, so that of a training comes before its evaluations'. Of what
     two jobs measured the later counts, as in every file: a question asked on purpose, after what
-    the training measured.
-
-    Raises:
-        ClearheadError: where there are none.
+    the training measured. No records are refused.
     """
     lines, headed = list[str](), set[str]()
     for line in (line for job in jobs if job.records.exists() for line in _lines(job)):

@@ -1,4 +1,4 @@
-"""Cells of a sweep as lines of records, and draws of one cell pooled."""
+"""Cells of a sweep as lines of records, draws of one cell pooled, and costs of schemes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from clearhead.errors import NOT_FINITE
 from clearhead.records import intervals
-from clearhead.records.runs import Line, Measure
+from clearhead.records.runs import Line, Measure, Run
 
 _PARTS = ("low", "high", "documents", "reason")
 _ERRORS = ("interval", "stderr", "items")
@@ -30,7 +30,8 @@ def lines_of(headlines: Sequence[str], /, **result: Any) -> list[Line]:
     rest: Line = {}
     for name, value in result.items():
         if name not in _PARTS and not name.endswith((_BY_ITEM, _STDERR)):
-            (numbers if _is_number(value) else rest)[name] = value
+            is_number = isinstance(value, int | float | None) and not isinstance(value, bool)
+            (numbers if is_number else rest)[name] = value
     lines = []
     for name, value in numbers.items():
         aside = {} if name in headlines else {"aside": True}
@@ -109,8 +110,33 @@ def added(one: Measure, full: Measure) -> Measure | None:
     return found
 
 
-def _is_number(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+def add_costs(run: Run) -> None:
+    """The perplexity that each scheme adds, as `added_perplexity`, and as `cost` in shares of that
+    in full precision."""
+    full = run.measure("perplexity")
+    if full is None:
+        return
+    for one in run.select("perplexity"):
+        cost = run.measure("added_perplexity", **one.dimensions) or added(one, full)
+        if one is full or cost is None:
+            continue
+        run.measures.setdefault(cost.key, cost)
+        if "scheme" in one.dimensions:
+            share = _share(cost, full.value)
+            run.measures[share.key] = share
+
+
+def _share(cost: Measure, full: float | None) -> Measure:
+    """An added perplexity as a share of the perplexity in full precision."""
+    if cost.value is None or not full:
+        return replace(cost, metric="cost", value=None)
+    details = dict(cost.details)
+    for name in ("interval", "items"):
+        if details.get(name):
+            details[name] = tuple(one / full for one in details[name])
+    if details.get("stderr"):
+        details["stderr"] /= full
+    return replace(cost, metric="cost", value=cost.value / full, details=details, draws={})
 
 
 def _interval(
@@ -123,13 +149,10 @@ def _interval(
         return None
     if metric == "perplexity":
         return intervals.on_log_scale(interval, centre) if len(items) >= FEWEST else None
-    if of_items is intervals.of_items and "loss" not in metric and _are_shares(items):
+    shares = all(0 <= one <= 1 for one in items)
+    if of_items is intervals.of_items and "loss" not in metric and shares:
         return max(0.0, interval[0]), min(1.0, interval[1])
     return interval
-
-
-def _are_shares(items: Sequence[float]) -> bool:
-    return all(0 <= one <= 1 for one in items)
 
 
 def _value(value: Any) -> Line:

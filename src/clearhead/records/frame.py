@@ -15,8 +15,8 @@ COLUMNS = (
 )
 
 
-def frame(sources: Mapping[str, Records], metric: str | None = None) -> "pandas.DataFrame":
-    """Every number of these records, or of one metric, a row each.
+def frame(sources: Mapping[str, Records]) -> "pandas.DataFrame":
+    """Every number of these records, a row each.
 
     Columns are the `source` (its name in `sources`), the run and its label, arm and seed, `metric`
     and `value` (NaN where none could be measured), the `measure` itself with its items, facts of
@@ -42,7 +42,7 @@ def frame(sources: Mapping[str, Records], metric: str | None = None) -> "pandas.
         }
         for source, records in sources.items()
         for run in records.runs
-        for one in (run.measures.values() if metric is None else run.select(metric))
+        for one in run.measures.values()
     ]
     table = pandas.DataFrame(rows, columns=list(COLUMNS))
     numbers = ("value", "sequence_length", "vocabulary", "learning_rate")

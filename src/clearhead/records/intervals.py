@@ -53,13 +53,6 @@ def on_log_scale(interval: Interval, centre: float) -> Interval:
     return centre * math.exp(-half), centre * math.exp(half)
 
 
-def t_tails(t: float, degrees: float) -> float:
-    """The probability that Student's t is further from 0 than `t`, on either side."""
-    from scipy.special import stdtr
-
-    return float(2 * stdtr(degrees, -abs(t)))
-
-
 def t_quantile(degrees: float) -> float:
     """The 97.5 % quantile of Student's t, for 1 degree of freedom or more, whole or not."""
     from scipy.special import stdtrit

@@ -80,12 +80,9 @@ def steps(path: Path, until: int | None = None) -> list[Record]:
 def each(path: Path, add: Callable[[Record], None], *, what: str = "record") -> None:
     """Hand every record of a file to `add`.
 
-    Args:
-        what: noun for a line, for the error.
-
     Raises:
-        ClearheadError: naming file and line, for anything that is not a record or that `add`
-            refuses by a ClearheadError, ValueError, KeyError, TypeError or AttributeError.
+        ClearheadError: naming file, line and `what` a line should be, for anything that is not a
+            record, or that `add` refuses by an error of values or types.
     """
     for number, line in _lines(path):
         try:

@@ -32,8 +32,7 @@ from clearhead.records.runs import (
     Run,
 )
 
-PAYLOADS = ("curve", "channel", "note", "advice")
-KINDS = ("run", "step", "measure", "attention", "cell", *PAYLOADS)
+KINDS = (*("run", "step", "measure", "cell"), *("attention", "curve", "channel", "note", "advice"))
 STUDIES = (COMPARISON, DIAGNOSIS, QUANTIZATION)
 _OLDER = (DIAGNOSIS, QUANTIZATION, "scheme")
 # Keys of a measure's line that are no details.
@@ -241,8 +240,6 @@ def _take(run: Run, line: Line, measure: Measure | None) -> None:
         while run.steps and run.steps[-1]["step"] >= line["step"]:
             run.steps.pop()
         run.steps.append(line)
-    elif kind == "attention":
-        run.attention[int(line["layer"]), int(line["head"]), str(line["map"])] = line
     else:
         run.payloads.setdefault(kind, []).append(line)
 
@@ -270,14 +267,11 @@ def goes_on(header: Line, old: Line) -> bool:
     under the same name replaces the first one's results, and so does another text of a
     quantisation, for what schemes add is a difference on one text."""
     weights = {header.get("weights"), old.get("weights")} - {None}
-    on_one_text = header.get("study") != QUANTIZATION or _text(header) == _text(old)
-    return len(weights) < 2 and on_one_text
-
-
-def _text(header: Line) -> Line:
-    """The text on which a header's schemes were measured."""
-    read = (header.get("data") or {}).get("fingerprint")
-    return {"read": read, "length": header.get("length"), "tokens": header.get("tokens")}
+    one, other = (
+        ((at.get("data") or {}).get("fingerprint"), at.get("length"), at.get("tokens"))
+        for at in (header, old)
+    )
+    return len(weights) < 2 and (header.get("study") != QUANTIZATION or one == other)
 
 
 def _measure(line: Line) -> Measure:
@@ -311,7 +305,6 @@ class Store:
 
     Args:
         path: of the file, which is made with the first result; None keeps results in memory.
-        study: of its runs.
 
     Raises:
         ClearheadError: naming file and line, for what is no record; for records of another study.
@@ -355,9 +348,6 @@ class Store:
             header: line of the run, "run" its name; written before the first result that is added.
             rows: payloads of records; each gets the names of its run and cell.
             closing: facts of the closing line: "task", "at" and how the result was made.
-
-        Raises:
-            ClearheadError: where the file cannot be written; it goes on once there is room.
         """
         run = header["run"]
         name = {"run": run, "cell": cell}

@@ -51,9 +51,9 @@ def verify(folder: Path, *, name: str = FILE, advice: str) -> dict[str, Any]:
         for (file, expected), digest in zip(hashes, digests, strict=True):
             if digest != expected:
                 raise _damaged(folder, file, "is missing, cut short or changed", advice)
-    added = [file for file in _files(folder) if file not in record["files"] and file != name]
-    if added:
-        raise _damaged(folder, added[0], "was not there when the folder was written", advice)
+    for file in _files(folder):
+        if file not in record["files"] and file != name:
+            raise _damaged(folder, file, "was not there when the folder was written", advice)
     return record
 
 

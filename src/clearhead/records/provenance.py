@@ -27,24 +27,17 @@ def provenance(device: "torch.device") -> dict[str, Any]:
     """
     import torch
 
-    threads = torch.get_num_threads()
+    threads, path = torch.get_num_threads(), Path(sys.argv[0])
+    program = ["python", "-m", path.parent.name] if path.name == "__main__.py" else [path.name]
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{threads} threads"
     return {
         "versions": versions(),
         **source(),
         "device": f"{device.type}, {named}",
         "threads": threads,
-        "command": shlex.join([*_program(), *sys.argv[1:]]),
+        "command": shlex.join([*program, *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _program() -> list[str]:
-    """The program as it is called: `python -m PACKAGE` where that was run."""
-    path = Path(sys.argv[0])
-    if path.name == "__main__.py":
-        return ["python", "-m", path.parent.name]
-    return [path.name]
 
 
 @cache

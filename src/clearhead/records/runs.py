@@ -78,7 +78,8 @@ class Run:
     Attributes:
         arm: what is compared, by the name a reader sees: a preset with its changes, or a model.
         study: `COMPARISON` (evaluations included), `DIAGNOSIS` or `QUANTIZATION`.
-        payloads: lines that are no single number, by kind: curve, channel, note, advice, cell.
+        payloads: lines that are no single number, by kind: attention, curve, channel, note, advice,
+            cell.
     """
 
     id: str
@@ -90,7 +91,6 @@ class Run:
     header: Line
     steps: list[Line] = field(default_factory=list)
     measures: dict[Key, Measure] = field(default_factory=dict)
-    attention: dict[tuple[int, int, str], Line] = field(default_factory=dict)
     payloads: dict[str, list[Line]] = field(default_factory=dict)
 
     def measure(self, metric: str, **dimensions: Any) -> Measure | None:
@@ -228,11 +228,6 @@ class Records:
         """{seed: value} of a measure, without the runs in which it has no value."""
         by_seed = {run.seed: run.value(metric, **dimensions) for run in self.of(arm)}
         return {seed: value for seed, value in by_seed.items() if value is not None}
-
-    def reason(self, arm: str, metric: str, **dimensions: Any) -> str | None:
-        """Why a measure has no value, where its line says so."""
-        measures = (run.measure(metric, **dimensions) for run in self.of(arm))
-        return next((str(one.reason) for one in measures if one is not None and one.reason), None)
 
     def dimension(self, metric: str, name: str, arm: str | None = None, **fixed: Any) -> list[Any]:
         """Every value that dimension `name` takes in measures of `metric`, sorted; maps in their

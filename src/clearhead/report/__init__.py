@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from clearhead.records.runs import Records as Records
     from clearhead.records.runs import Run as Run
     from clearhead.report.comparison import page_of as page_of
-    from clearhead.report.console import to_console as to_console
     from clearhead.report.page import Page as Page
     from clearhead.report.page import render as render
+    from clearhead.report.page import to_console as to_console
     from clearhead.report.page import write_page as write_page
 
 

@@ -65,11 +65,19 @@ def chart(
     figure = new(x, y)
     dashes = dict(zip(dict.fromkeys(name for _, name in curves), cycle(DASHES), strict=False))
     for (arm, name), points in curves.items():
-        shown = style.plain(f"{arm} · {name}" if name else arm)
-        figure.add_traces([*_traces(shown, points, looks[arm], dashes[name], bands=bands)])
+        label = style.plain(f"{arm} · {name}" if name else arm)
+        figure.add_traces([*_traces(label, points, looks[arm], dashes[name], bands=bands)])
     places = [x for points in curves.values() for x, *_ in points]
-    _scale_x(figure, across, [*dict.fromkeys(places)])
-    _scale_y(figure, up, [value for points in curves.values() for _, value, _ in points])
+    _scale(figure, across, [*dict.fromkeys(places)])
+    shown = [value for points in curves.values() for _, value, _ in points]
+    if up == "share":
+        figure.update_yaxes(range=[0, 1])
+        figure.update_traces(cliponaxis=False)
+    elif up == "auto" and min(shown) > 0 and max(shown) >= 4 * min(shown):
+        axis = {"type": "log", "title": {"text": f"{y} (log scale)"}, "dtick": "D2"}
+        figure.update_yaxes(**axis, tickformat=",~g")
+    elif up == "zero" and min(shown) >= 0:
+        figure.update_yaxes(rangemode="tozero")
     ways = "; ".join(f"{DASHES[dash]}: {name}" for name, dash in dashes.items())
     remarks = {
         note: True,
@@ -131,7 +139,7 @@ def _traces(
     yield {**line, "line": width, "hovertemplate": "%{x}: %{y:.5g}"}
 
 
-def _scale_x(figure: "go.Figure", across: str | Sequence[str], ticks: list[Any]) -> None:
+def _scale(figure: "go.Figure", across: str | Sequence[str], ticks: list[Any]) -> None:
     if across == "log":
         ticks.sort()
         text = [f"{tick:,}" for tick in ticks]
@@ -143,17 +151,6 @@ def _scale_x(figure: "go.Figure", across: str | Sequence[str], ticks: list[Any])
         figure.update_xaxes(tickvals=ticks, ticktext=names)
     elif across:
         figure.update_xaxes(type="category", categoryarray=[*across], categoryorder="array")
-
-
-def _scale_y(figure: "go.Figure", up: str, shown: Sequence[float]) -> None:
-    if up == "share":
-        figure.update_yaxes(range=[0, 1])
-        figure.update_traces(cliponaxis=False)
-    elif up == "auto" and min(shown) > 0 and max(shown) >= 4 * min(shown):
-        title = f"{figure.layout.yaxis.title.text} (log scale)"
-        figure.update_yaxes(type="log", title={"text": title}, dtick="D2", tickformat=",~g")
-    elif up == "zero" and min(shown) >= 0:
-        figure.update_yaxes(rangemode="tozero")
 
 
 def some_of(places: Sequence[int]) -> list[int]:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
+from clearhead.records.cells import add_costs
 from clearhead.records.runs import COMPARISON, DIAGNOSIS, QUANTIZATION, Measure, Records, Run
 from clearhead.report import charts, diagnosis, evaluation, narrative, quantization, style
-from clearhead.report.costs import add_costs
 from clearhead.report.page import Page, Section
 from clearhead.report.pivots import (
     SHARE,
@@ -66,10 +66,8 @@ ACTIVATIONS = tuple(
 
 
 def page_of(records: Records, title: str = "") -> Page:
-    """The page of records, with the sections of each study that they are of.
-
-    Args:
-        title: unless given, the models' names.
+    """The page of records, with the sections of each study that they are of; without a title it has
+    the models' names.
 
     Raises:
         ClearheadError: records of a quantisation without full precision.
@@ -211,10 +209,15 @@ def _equal(model: Model, number: Quantity) -> tuple[Entry, ...]:
     """The numbers of a model and of its reference at equal loss."""
     mine, theirs = Found(), Found()
     others = {run.seed: run for run in model.records.of(model.reference)}
-    for run in model.records.of(model.arm):
-        values = _at_equal_loss(run, others[run.seed], number) if run.seed in others else None
-        for side, value in zip((mine, theirs), values or (), strict=False):
-            side[run.seed] = [Measure(metric="", value=value)]
+    for run in (run for run in model.records.of(model.arm) if run.seed in others):
+        curves = [_by_loss(one, number) for one in (run, others[run.seed])]
+        if all(curves):
+            equal = max(min(loss for loss, _ in curve) for curve in curves)
+            reached = (_where_reached(curve, equal) for curve in curves)
+            values = [equal, equal] if number is LOSS else [*reached]
+            if None not in values:
+                for side, value in zip((mine, theirs), values, strict=True):
+                    side[run.seed] = [Measure(metric="", value=value)]
     if not mine:
         return ()
     if number is LOSS:
@@ -223,29 +226,15 @@ def _equal(model: Model, number: Quantity) -> tuple[Entry, ...]:
     return entry(mine, theirs, number, model), beside
 
 
-def _at_equal_loss(run: Run, other: Run, number: Quantity) -> tuple[float, float] | None:
-    """The number of both runs where they had the same loss; None where one was not measured before
-    and after."""
-    losses = [dict(_steps(one, LOSS)) for one in (run, other)]
-    if not all(losses):
-        return None
-    equal = max(min(one.values()) for one in losses)
-    if number is LOSS:
-        return equal, equal
-    mine, theirs = (
-        _where_reached([(known[x], y) for x, y in _steps(one, number) if x in known], equal)
-        for one, known in zip((run, other), losses, strict=True)
+def _by_loss(run: Run, number: Quantity) -> list[tuple[float, float]]:
+    """(loss, value) of the steps at which both were measured, in order."""
+    losses, values = (
+        {one.dimensions.get("step"): one.value for one in run.select(what.metric, **what.at)}
+        for what in (LOSS, number)
     )
-    return None if mine is None or theirs is None else (mine, theirs)
-
-
-def _steps(run: Run, number: Quantity) -> list[tuple[int, float]]:
-    """(step, value) of what was measured on the way."""
-    return sorted(
-        (int(one.dimensions["step"]), one.value)
-        for one in run.select(number.metric, **number.at)
-        if "step" in one.dimensions and one.value is not None
-    )
+    places = ((step, losses.get(step), value) for step, value in values.items())
+    known = sorted(place for place in places if None not in place)
+    return [(loss, value) for _, loss, value in known if loss is not None and value is not None]
 
 
 def _where_reached(curve: list[tuple[float, float]], x: float) -> float | None:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from clearhead.records.cells import add_costs
 from clearhead.records.runs import Records
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks, chart
-from clearhead.report.costs import add_costs
 from clearhead.report.page import Page, Panel, Section
 from clearhead.report.pivots import Quantity, by_arm
 

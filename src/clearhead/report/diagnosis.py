@@ -8,7 +8,7 @@ from typing import Any
 from clearhead.records.runs import LOST, Records, Run
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks
-from clearhead.report.page import Block, Facts, Panel, Section
+from clearhead.report.page import Facts, Panel, Section
 from clearhead.report.pivots import SHARE, Pivot, Quantity, by_arm
 
 SAMPLED = (
@@ -80,21 +80,16 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
     if len(records.arms()) > 1:
         three = by_arm(records, "three numbers", THREE, arms_across=True)
         yield Section("comparison", "Three numbers", [three])
-    yield Section("first", "Heads and layers", _first_blocks(records, looks), FIRST)
-    yield Section("findings", "What was found, and what to do", [_findings(records)], folded=True)
-    yield Section("layers", "By layer", _by_layer(records, looks), folded=True)
-    yield Section("numbers", "All the numbers", [numbers(records)], SAMPLED, folded=True)
-
-
-def _first_blocks(records: Records, looks: Looks) -> Iterator[Block | None]:
-    """The map of heads beside the norms by layer."""
     heads = charts.first_token_share(records)
     if len(heads) == 1:  # of one model, without a name over it
         heads[0].shape = "curve"
         heads[0].title = "Queries that look most at the first token, by head"
-    yield from heads
     norms: charts.Metrics = {"first token": (NORMS[0], {}), "others": (NORMS[1], {})}
-    yield charts.by_layer(records, looks, "Norm of the stream by layer", "√Σx²", norms, "auto")
+    stream = charts.by_layer(records, looks, "Norm of the stream by layer", "√Σx²", norms, "auto")
+    yield Section("first", "Heads and layers", [*heads, stream], FIRST)
+    yield Section("findings", "What was found, and what to do", [_findings(records)], folded=True)
+    yield Section("layers", "By layer", _by_layer(records, looks), folded=True)
+    yield Section("numbers", "All the numbers", [numbers(records)], SAMPLED, folded=True)
 
 
 def numbers(records: Records) -> Pivot | None:
@@ -163,20 +158,15 @@ def _symptoms(run: Run) -> set[str]:
     return {line["metric"] for line in run.payload("advice")} & {SINK, MASSIVE}
 
 
-def commands(records: Records) -> list[str]:
-    """The commands that repair the models."""
-    return [*filter(None, (_next(records.of(arm)[0]) for arm in records.arms()))]
-
-
-def _next(run: Run) -> str:
-    """The command that takes massive activations, or only a sink, away; "" where it does not."""
-    own_null = bool(run.select("null_mass") or run.select("prefix_mass"))
-    language = str(run.header.get("architecture", "")).removesuffix("ForCausalLM") in REPAIRED
-    symptoms = _symptoms(run)
-    if own_null or not language or run.id.startswith("init:") or not symptoms:
-        return ""
-    turned = " --rotate residual values down" if MASSIVE in symptoms else ""
-    return f"clearhead convert {shlex.quote(run.id)} repaired --prefix '\\n'{turned}"
+def commands(records: Records) -> Iterator[str]:
+    """The commands that take massive activations, or only a sink, away from the models."""
+    for run in (records.of(arm)[0] for arm in records.arms()):
+        own_null = bool(run.select("null_mass") or run.select("prefix_mass"))
+        family = str(run.header.get("architecture", "")).removesuffix("ForCausalLM")
+        fresh, symptoms = run.id.startswith("init:"), _symptoms(run)
+        if symptoms and family in REPAIRED and not (own_null or fresh):
+            turned = " --rotate residual values down" if MASSIVE in symptoms else ""
+            yield f"clearhead convert {shlex.quote(run.id)} repaired --prefix '\\n'{turned}"
 
 
 def _findings(records: Records) -> Facts | None:

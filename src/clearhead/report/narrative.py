@@ -6,20 +6,15 @@ from itertools import groupby
 from typing import Any
 
 from clearhead.records.provenance import source_of
-from clearhead.records.runs import Records, Run
+from clearhead.records.runs import Records
 from clearhead.report import style
 from clearhead.report.page import Block, Facts, Fold, Section
-from clearhead.report.pivots import Quantity, models, without_seeds
+from clearhead.report.pivots import Quantity, models
 from clearhead.report.statistics import LEVEL, verdict_in_words
 
 MANY = 6  # arms: beyond, a sentence names the reference and the ends alone
-SETTINGS = ("size", "model", "train", "evaluation")
-# Keys of a header and of cells that are shown as they are.
-SHOWN = (
-    *("command", "device", "versions", "source", "path", "class", "architecture", "parameters"),
-    *("quantized_parameters", "dtype", "windows", "length", "tokens", "calibration", "data"),
-    "date",
-)
+# Keys of a header and of cells that are in sight; the others stand in the header.
+SHOWN = ("command", "device", "versions", "source", "path", "dtype", "date")
 
 
 def enumerate_words(words: Sequence[str]) -> str:
@@ -94,47 +89,24 @@ def chance(records: Records) -> str:
 
 
 def provenance(records: Records) -> Section:
-    """The last section of a page: facts of the runs' headers."""
-    blocks: list[Block] = []
-    for label in records.labels():
-        labelled = records.labelled(label)
-        facts: dict[str, dict[str, None]] = {"records": {label: None}} if label else {}
-        for run in labelled.runs:
-            for name, value in _facts_of(run, seeds=not without_seeds(labelled)):
-                facts.setdefault(name, {})[value] = None
-        blocks.append(Facts({name: list(values) for name, values in facts.items()}))
-        for arm in labelled.arms():
-            header = labelled.of(arm)[0].header
-            if settings := known({name: header.get(name) or None for name in SETTINGS}):
-                text = json.dumps(settings, indent=2, ensure_ascii=False, default=str)
-                blocks.append(Fold(f"Configuration of {arm}", text))
+    """The last section of a page: how its runs were made, and the header of each model's first."""
+    facts: dict[str, dict[str, None]] = {}
+    for run in records.runs:
+        for one in (run.header, *(cell["made"] for cell in run.cells)):
+            for name, value in {**one, "source": source_of(one)}.items():
+                if name in SHOWN and value:
+                    facts.setdefault(name, {})[_in_a_line(value)] = None
+    blocks: list[Block] = [Facts({name: list(facts[name]) for name in SHOWN if name in facts})]
+    for model in models(records):
+        header = model.records.of(model.arm)[0].header
+        name = ", ".join(filter(None, (model.heading.group, model.arm)))
+        text = json.dumps(header, indent=2, ensure_ascii=False, default=str)
+        blocks.append(Fold(f"Record of {name}", text))
     answer = "Everything needed to run it again; every number here is from these runs’ records."
     return Section("made", "How this was made", blocks, answer=answer, folded=True)
 
 
-def _facts_of(run: Run, *, seeds: bool) -> list[tuple[str, str]]:
-    header, cells = run.header, [cell["made"] for cell in run.cells]
-    lines = [{**one, "source": source_of(one)} for one in (header, *cells)]
-    facts = [(name.replace("_", " "), one.get(name)) for name in SHOWN for one in lines]
-    facts.append(("training’s precision", run.precision))
-    facts += [("seeds", str(run.seed))] * seeds
-    facts.append(("tokens a model", f"{run.budget:,.0f}" if run.budget else ""))
-    return [(name, text) for name, value in facts if value and (text := short(known(value)))]
-
-
-def known(value: Any) -> Any:
-    """Settings without those that are None."""
+def _in_a_line(value: Any) -> str:
     if isinstance(value, dict):
-        return {name: known(item) for name, item in value.items() if item is not None}
-    return [known(one) for one in value if one is not None] if isinstance(value, list) else value
-
-
-def short(value: Any) -> str:
-    """A value of a record in one line: 1,690 or train 1,690, validation 34."""
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {short(item)}" for name, item in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(short, value))
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
+        return ", ".join(f"{name} {item}" for name, item in value.items())
     return str(value)

@@ -1,4 +1,5 @@
-"""One self-contained page: opens offline, asks nothing of the network, runs nothing from data."""
+"""One self-contained page, which opens offline, asks nothing of the network and runs nothing from
+data; and its first table and verdict for the terminal."""
 
 import base64
 import hashlib
@@ -8,16 +9,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clearhead.errors import ClearheadError
 from clearhead.records.files import write_text
 from clearhead.records.runs import Records
 from clearhead.report import statistics, style
-from clearhead.report.pivots import Pivot
+from clearhead.report.pivots import Entry, Pivot
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+    from rich.table import Table
+
+WIDTH = 12  # characters that a column of a terminal is reckoned to take
 
 # Scripts run only by their hash, so that no text of a record can ever become one. Plotly writes
 # styles at run time and draws heat-maps as data: images.
@@ -33,7 +37,6 @@ class Panel:
     side.
 
     Attributes:
-        note: what the figure does not show.
         shape: "curve" or "cells" (a small heat-map).
         id: of its element, given when the page is rendered.
     """
@@ -45,16 +48,14 @@ class Panel:
     id: str = ""
 
 
-@dataclass(frozen=True)
-class Fold:
+class Fold(NamedTuple):
     """Lines of fixed width, that a reader may open."""
 
     summary: str
     text: str
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """Names and values, such as what was found of each model; a command is shown letter for
     letter."""
 
@@ -88,7 +89,6 @@ class Page:
     """Everything a page shows, before it is markup.
 
     Attributes:
-        verdict: findings in plain sentences.
         next: commands that act on the verdict.
         script: JavaScript of this page alone, which finds `data` in the page's data and `late`
             (JSON of any size, parsed by itself) in the element of that name.
@@ -121,8 +121,9 @@ class Page:
     @cached_property
     def differences(self) -> list[statistics.Difference]:
         """Every difference that any of the tables shows."""
-        pivots = (block for block in self.blocks() if isinstance(block, Pivot))
-        return [one for pivot in pivots for one in pivot.differences()]
+        rows = (row for block in self.blocks() if isinstance(block, Pivot) for row in block.cells)
+        entries = (entry for row in rows for cell in row for entry in cell)
+        return [entry.difference for entry in entries if entry.difference is not None]
 
     @cached_property
     def threshold(self) -> float:
@@ -202,3 +203,51 @@ def _script(text: str) -> str:
 def _hash(script: str) -> str:
     digest = hashlib.sha256(script.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+
+
+def to_console(page: Page, width: int = 100) -> Iterator[Any]:
+    """The largest table of the page's first section in sight that has one, then the verdict, the
+    next command and the warnings.
+
+    Args:
+        width: of the terminal, in characters.
+    """
+    from rich.text import Text
+
+    opened = (section.blocks for section in page.sections if not section.folded)
+    tables = ([one for one in blocks if isinstance(one, Pivot)] for blocks in opened)
+    if first := next(filter(None, tables), None):
+        pivot, columns = max(first, key=lambda one: len(one.rows)), max(1, width // WIDTH - 2)
+        yield _table(pivot, page.threshold, columns)
+        if len(pivot.columns) > columns:
+            yield f"left to the page: {len(pivot.columns) - columns} columns"
+    yield Text("\n".join(["", *page.verdict]))
+    yield from (Text(f"next: {command}") for command in page.next)
+    yield from (Text(f"warning: {text}", style="yellow") for text in page.warnings)
+
+
+def _table(pivot: Pivot, threshold: float, columns: int) -> "Table":
+    """As many columns of a table; differences are judged by the `threshold` of the page."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    def text(entry: Entry) -> str:
+        words = entry.difference and statistics.verdict_in_words(entry.difference, threshold)
+        shown = f"{entry.name}: {entry.text}" if entry.name else entry.text
+        return "\n".join(filter(None, (escape(shown), escape(words or entry.note))))
+
+    table = Table(title=escape(pivot.title), title_justify="left", title_style="bold")
+    table.add_column(escape(pivot.corner), overflow="fold")
+    for column in pivot.columns[:columns]:
+        names = (column.group, column.title, f"({column.note})" if column.note else "")
+        table.add_column(escape("\n".join(filter(None, names))), justify="right", overflow="fold")
+    heading = ""
+    for row, cells in zip(pivot.rows, pivot.cells, strict=True):
+        if row.group != heading:
+            heading = row.group
+            table.add_section()
+            table.add_row(f"[bold]{escape(heading)}[/bold]")
+        note = f" [dim]({escape(row.note)})[/dim]" if row.note else ""
+        texts = ("\n".join(map(text, cell)) or "–" for cell in cells[:columns])
+        table.add_row(escape(row.title) + note, *texts)
+    return table

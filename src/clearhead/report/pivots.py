@@ -4,7 +4,7 @@ A `Quantity` is a number's address in the records under a heading; at a `Model` 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
@@ -46,7 +46,6 @@ class Entry:
     Attributes:
         name: tells apart numbers of one cell, such as the maps of differential attention.
         detail: shown when one points at the number.
-        difference: to the reference.
         note: shown under the number where no verdict is: why it is missing.
     """
 
@@ -66,11 +65,6 @@ class Pivot:
     rows: tuple[Heading, ...]
     columns: tuple[Heading, ...]
     cells: tuple[tuple[tuple[Entry, ...], ...], ...]
-
-    def differences(self) -> Iterator[Difference]:
-        """All differences that the table shows."""
-        entries = (entry for row in self.cells for cell in row for entry in cell)
-        return (entry.difference for entry in entries if entry.difference is not None)
 
 
 def pivot(
@@ -115,7 +109,8 @@ def models(records: Records) -> list[Model]:
         arms = labelled.arms()
         for arm in arms:
             runs, n = labelled.of(arm), len(labelled.whole(arm))
-            seeds = str(Verdict.ONE_SEED) if n == 1 and arm != arms[0] else seeds_in_words(n)
+            seeds = "1 seed" if n == 1 else f"{n} seeds"
+            seeds = str(Verdict.ONE_SEED) if n == 1 and arm != arms[0] else seeds
             notes = {
                 "reference": arm == arms[0] and len(arms) > 1,
                 seeds: not without_seeds(labelled),
@@ -139,11 +134,6 @@ def without_seeds(records: Records) -> bool:
     diagnosed or quantised once each, whatever trained them."""
     compared = any(run.study == COMPARISON or len(records.of(run.arm)) > 1 for run in records.runs)
     return records.given or not compared
-
-
-def seeds_in_words(n: int) -> str:
-    """1 seed; 3 seeds."""
-    return "1 seed" if n == 1 else f"{n} seeds"
 
 
 SHARE = "first_token_argmax_share"
@@ -283,7 +273,12 @@ def entry(mine: Found, theirs: Found, quantity: Quantity, model: Model) -> Entry
         low, high = (style.number(bound, 4) for bound in over.interval)
         detail = f"{over.n} seeds, 95 % interval of the mean: {low} to {high}"
     elif over.n == 1 and len(measures := next(iter(mine.values()))) == 1:
-        text += _error_of_one(measures[0], scale)
+        details = measures[0].details  # its own error: an interval, or one standard error
+        if details.get("interval") is not None:
+            ends = style.bounds(*(scale * bound for bound in details["interval"]))
+            text += f" [{ends.replace(' to ', ', ')}]"
+        elif details.get("stderr") is not None:
+            text += f" ± {style.number(scale * details['stderr'], 2)}"
     difference = difference_of(mine, theirs, scale, given=given)
     if difference is not None:
         detail += interval_in_words(difference, f"difference to {model.reference}")
@@ -327,15 +322,6 @@ def by_seed(measures: Found, scale: float = 1.0) -> list[float]:
     ]
 
 
-def _error_of_one(measure: Measure, scale: float) -> str:
-    """Error of one number: a 95 % interval, or one standard error."""
-    if (interval := measure.details.get("interval")) is not None:
-        return f" {style.interval(*(scale * bound for bound in interval))}"
-    if (error := measure.details.get("stderr")) is not None:
-        return f" ± {style.number(scale * error, 2)}"
-    return ""
-
-
 def _item_error(mine: Found, theirs: Found, scale: float, ratio: float) -> tuple[Component, ...]:
     """The error of drawing these keys or documents and no others; empty where records lack them.
 
@@ -356,12 +342,12 @@ def _item_error(mine: Found, theirs: Found, scale: float, ratio: float) -> tuple
         if len(means[0]) != len(means[1]):
             return ()
         strata.append(component([a - ratio * b for a, b in zip(*means, strict=True)]))
-    variance = sum(one.variance for one in strata) / len(strata) ** 2
-    degrees = sum(one.degrees for one in strata)
-    error = Component(variance=variance, degrees=degrees)
-    if trials and not variance:
-        error = alike_trials(int(degrees) + len(strata))
-    return (replace(error, variance=scale**2 * error.variance),)
+    error = Component(
+        sum(one.variance for one in strata) / len(strata) ** 2, sum(one.degrees for one in strata)
+    )
+    if trials and not error.variance:
+        error = alike_trials(int(error.degrees) + len(strata))
+    return (error.scaled(scale),)
 
 
 def by_arm(

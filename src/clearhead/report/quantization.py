@@ -5,26 +5,14 @@ from dataclasses import replace
 from statistics import fmean
 
 from clearhead.errors import ClearheadError
+from clearhead.records.cells import add_costs
 from clearhead.records.runs import QUANTIZATION, Records, Run
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks, chart
-from clearhead.report.costs import add_costs, all_noise
 from clearhead.report.page import Panel, Section
 from clearhead.report.pivots import Entry, Heading, Model, Pivot, Quantity, models, pivot
 
-ROTATED = "hadamard-"
 FULL = "full"  # the tick of full precision
-KINDS = {
-    "wa": "weights and activations, absmax",
-    "w": "weights, zero-point",
-    "wa16": "weights, absmax",
-    "logits": "attention logits, absmax",
-    "mxfp4": "weights, four-bit floats",
-    "fp8": "weights and activations, eight-bit floats",
-    "kv": "keys and values, zero-point",
-    "kv-fp8": "keys and values, eight-bit floats",
-}
-"""The tensors of a family, and how they are rounded, by the beginning of its name."""
 BITS = "Full precision at the left, fewer bits to the right; lower is better."
 COSTS = (
     "The rise of perplexity in per cent of that in full precision, with its 95 % interval over the "
@@ -53,16 +41,6 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
     yield Section("numbers", "What schemes cost", [results(records)], f"{COSTS} {ROUNDED}")
 
 
-def kind_of(family: str) -> str:
-    """The tensors that a family quantises, in words."""
-    if "+" in family:
-        return "; ".join(map(kind_of, family.split("+")))
-    plain = family.removeprefix(ROTATED)
-    first = "kv-fp8" if plain.startswith("kv-fp8") else plain.partition("-")[0]
-    kind = KINDS.get(first, plain)
-    return kind if plain == family else f"{kind}, rotated (Hadamard)"
-
-
 def schemes(records: Records) -> dict[str, tuple[str, int | None]]:
     """{scheme: (family, bits)} of all that any model was measured on, in order."""
     return {
@@ -80,12 +58,10 @@ def cost_of(scheme: str | None) -> Quantity:
 
 def results(records: Records) -> Pivot | None:
     """A row a scheme; for each model what the scheme adds, and its perplexity."""
-    rows: list[tuple[Heading, str | None]] = [(Heading("full precision"), None)]
-    for scheme, (family, _) in schemes(records).items():
-        rows.append((Heading(scheme, group=kind_of(family) if family else ""), scheme))
+    rows = [("full precision", None), *((scheme, scheme) for scheme in schemes(records))]
     cells = (
-        (row, model.heading, _cell(model, scheme))
-        for row, scheme in rows
+        (Heading(name), model.heading, _cell(model, scheme))
+        for name, scheme in rows
         for model in models(records)
     )
     return pivot("cost in perplexity", cells, "scheme")
@@ -100,11 +76,22 @@ def _cell(model: Model, scheme: str | None) -> tuple[Entry, ...]:
     return (*entries, *(replace(one, name="perplexity") for one in perplexity.entries(model)))
 
 
+def all_noise(records: Records, arm: str, scheme: str) -> bool:
+    """True if the text's own variation explains what a scheme adds in every seed: few bits help by
+    chance only."""
+    costs = (run.measure("added_perplexity", scheme=scheme) for run in records.of(arm))
+    ends = [(one.details.get("interval") or (one.value,))[0] for one in costs if one is not None]
+    return all(low is not None and low < 0 for low in ends)
+
+
 def verdict(records: Records, threshold: float) -> list[str]:
     """The costs of the dearest and of the cheapest scheme for each model."""
     text = narrative.text_in_words(records)
-    costs = {scheme: _mean_costs(records, scheme) for scheme in schemes(records)}
-    known = {scheme: max(ones) for scheme, ones in costs.items() if ones}
+    known = {}  # of schemes that every model has a cost of, the highest mean
+    for scheme in schemes(records):
+        costs = [records.values(arm, "cost", scheme=scheme).values() for arm in records.arms()]
+        if all(costs):
+            known[scheme] = max(map(fmean, costs))
     if not known:
         full = Quantity("", metric="perplexity", write=style.four_digits)
         said = narrative.answer(records, f"Perplexity{text} in full precision", full)
@@ -115,12 +102,6 @@ def verdict(records: Records, threshold: float) -> list[str]:
         narrative.answer(records, rise, cost_of(scheme), threshold=threshold, alone=f"{rise}: {{}}")
         for scheme, rise in rises.items()
     ]
-
-
-def _mean_costs(records: Records, scheme: str) -> list[float]:
-    """Each model's mean cost; none where one of them has no number."""
-    values = [records.values(arm, "cost", scheme=scheme).values() for arm in records.arms()]
-    return [fmean(ones) for ones in values] if all(values) else []
 
 
 def warnings(records: Records) -> list[str]:
@@ -155,14 +136,15 @@ def remarks_on(run: Run) -> list[str]:
 
 
 def _charts(records: Records, looks: Looks) -> Iterator[Panel | None]:
-    """A chart a kind: colour says which model, dash which granularity of scales."""
+    """A chart for the schemes that round the same tensors: colour says which model, dash which
+    granularity of scales."""
     kinds: dict[str, dict[str, dict[str, str]]] = {}
     for scheme, (family, bits) in schemes(records).items():
         if family and bits:
-            scale = family.removeprefix(ROTATED).partition("-")[2] or family
-            scales = kinds.setdefault(kind_of(family), {})
-            scales.setdefault(scale, {})[f"{bits:g}"] = scheme
-    for kind, scales in kinds.items():
+            kind, _, scale = family.rpartition("-")
+            kinds.setdefault(kind or scale, {}).setdefault(scale, {})[f"{bits:g}"] = scheme
+    for scales in kinds.values():
+        names = [scheme for bits in scales.values() for scheme in bits.values()]
         variants = {
             scale: {
                 tick: Quantity("", metric="perplexity", at={"scheme": bits.get(tick)})
@@ -176,7 +158,8 @@ def _charts(records: Records, looks: Looks) -> Iterator[Panel | None]:
             if any(tick != FULL for tick, *_ in points)
         }
         across = sorted({tick for points in curves.values() for tick, *_ in points}, key=_bits)
-        yield chart(kind, curves, looks, "bits", "perplexity", across=across, up="auto")
+        title = " to ".join(dict.fromkeys((names[0], names[-1])))
+        yield chart(title, curves, looks, "bits", "perplexity", across=across, up="auto")
 
 
 def _bits(tick: str) -> float:

@@ -17,15 +17,15 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
-from clearhead.records.intervals import LEVEL, t_quantile, t_tails
+from clearhead.records.intervals import LEVEL, t_quantile
 from clearhead.report import style
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """Summary over n seeds: `deviation` is the sample standard deviation, None for a single seed;
-    `interval` the 95 % t-interval of the mean, None without spread."""
+class Summary(NamedTuple):
+    """Mean over n seeds, sample standard deviation (None of one seed) and 95 % t-interval of the
+    mean (None without spread)."""
 
     n: int
     mean: float
@@ -33,13 +33,16 @@ class Summary:
     interval: tuple[float, float] | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Component:
-    """One independent source of a mean's error: its variance and that estimate's degrees of
+class Component(NamedTuple):
+    """An independent source of a mean's error: its variance, and that estimate's degrees of
     freedom."""
 
     variance: float
     degrees: float
+
+    def scaled(self, by: float) -> "Component":
+        """The error of the mean times a factor."""
+        return self._replace(variance=by**2 * self.variance)
 
 
 class Verdict(StrEnum):
@@ -54,14 +57,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Mean of the variant less mean of the baseline, or their ratio less 1, and its two-sided 95 %
-    interval and p-value.
+    """Mean of the variant less mean of the baseline, or their ratio less 1, with a two-sided 95 %
+    interval and p-value: None where an arm has a single seed or nothing varies (`alike`).
 
     Attributes:
-        interval, p: None where either arm has a single seed, or where nothing varies. A ratio to a
-            mean that may be zero has no bounds.
         against: what the difference is tested against: 0, or a margin.
-        alike: both arms have several seeds, and nothing varies.
         compared: the numbers compared, by which a comparison that is shown twice counts once.
     """
 
@@ -94,25 +94,21 @@ class Difference:
 def summarize(values: Sequence[float]) -> Summary | None:
     """Summarise one number a seed; None for no numbers."""
     n = len(values)
-    if n == 0:
-        return None
-    mean = math.fsum(values) / n
-    if n == 1:
-        return Summary(n=1, mean=mean, deviation=None, interval=None)
-    error = component(values)
+    if n < 2:
+        return Summary(1, values[0], None, None) if values else None
+    mean, error = math.fsum(values) / n, component(values)
     half = t_quantile(error.degrees) * math.sqrt(error.variance)
     interval = (mean - half, mean + half) if half else None
-    return Summary(n=n, mean=mean, deviation=math.sqrt(error.variance * n), interval=interval)
+    return Summary(n, mean, math.sqrt(error.variance * n), interval)
 
 
 def component(values: Sequence[float]) -> Component:
     """The error of the mean of two or more independent numbers; 0 where they agree to rounding."""
     n = len(values)
     if max(values) - min(values) <= 1e-12 * max(map(abs, values)):
-        return Component(variance=0.0, degrees=n - 1)
+        return Component(0.0, n - 1)
     mean = math.fsum(values) / n
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    return Component(variance=squares / (n - 1) / n, degrees=n - 1)
+    return Component(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n, n - 1)
 
 
 def alike_trials(n: int) -> Component:
@@ -121,7 +117,7 @@ def alike_trials(n: int) -> Component:
     Each arm has one hit and one miss more (Agresti and Caffo, 2000): none of n is not never.
     """
     share = 1 / (n + 2)
-    return Component(variance=2 * share * (1 - share) / (n + 2), degrees=n - 1)
+    return Component(2 * share * (1 - share) / (n + 2), n - 1)
 
 
 def compare(
@@ -160,10 +156,7 @@ def compare(
 
     def errors(ratio: float) -> list[Component]:
         """The errors of the seeds, and of seeds and items, where anything varies."""
-        own = [
-            replace(one, variance=scale**2 * one.variance)
-            for one, scale in zip(seeds, (1, ratio), strict=False)
-        ]
+        own = [one.scaled(by) for one, by in zip(seeds, (1, ratio), strict=False)]
         both = _combined(*own), _combined(*own, *items(ratio))
         return [one for one in both if one is not None]
 
@@ -172,9 +165,8 @@ def compare(
         return replace(unknown, alike=True)
     if not relative:
         half = max(t_quantile(one.degrees) * math.sqrt(one.variance) for one in total)
-        return replace(
-            unknown, interval=(mean - half, mean + half), p=_tails(mean - against, total)
-        )
+        p = _tails(mean - against, total)
+        return replace(unknown, interval=(mean - half, mean + half), p=p)
 
     def p_value(ratio: float) -> float:
         return _tails(over - ratio * under, errors(ratio))
@@ -192,14 +184,17 @@ def _combined(*components: Component) -> Component | None:
     variance = math.fsum(one.variance for one in components)
     if variance == 0:
         return None
-    degrees = variance**2 / math.fsum(one.variance**2 / one.degrees for one in components)
-    return Component(variance=variance, degrees=degrees)
+    return Component(
+        variance, variance**2 / math.fsum(one.variance**2 / one.degrees for one in components)
+    )
 
 
 def _tails(mean: float, errors: Sequence[Component]) -> float:
-    """The largest p-value of a mean against zero, of those that its errors give."""
-    tails = (t_tails(mean / math.sqrt(one.variance), one.degrees) for one in errors)
-    return max(tails, default=float(mean == 0))
+    """The largest p-value of a mean against zero, of those that its errors give (Student's t)."""
+    from scipy.special import stdtr
+
+    tails = (2 * stdtr(one.degrees, -abs(mean) / math.sqrt(one.variance)) for one in errors)
+    return float(max(tails, default=mean == 0))
 
 
 def _edge(p_value: Callable[[float], float], start: float, step: float) -> float:
@@ -217,16 +212,12 @@ def _edge(p_value: Callable[[float], float], start: float, step: float) -> float
 def false_discovery_threshold(p_values: Iterable[float]) -> float:
     """Benjamini and Hochberg's threshold: differences with p up to it hold together at `LEVEL`.
 
-    It is the largest p that is at most its limit, so that a comparison's p may equal it. Negative
-    where none is.
+    It is the largest p that is at most its limit, rank / n of `LEVEL`. Negative where none is.
     """
-    from scipy.stats import false_discovery_control
-
-    p_values = list(p_values)
-    adjusted = false_discovery_control(p_values) if p_values else []
+    ranked = sorted(p_values)
     # A p that equals its limit counts, however the limit is rounded.
-    held = (p for p, one in zip(p_values, adjusted, strict=True) if one <= LEVEL + 1e-12)
-    return max(held, default=-1.0)
+    limits = ((p, (LEVEL + 1e-12) * rank / len(ranked)) for rank, p in enumerate(ranked, 1))
+    return max((p for p, limit in limits if p <= limit), default=-1.0)
 
 
 def family(differences: Iterable[Difference]) -> dict[Hashable, float]:
@@ -261,12 +252,9 @@ def account(differences: Iterable[Difference]) -> str:
 
 
 def verdict_in_words(difference: Difference, threshold: float) -> str:
-    """The verdict; nothing where one seed leaves the whole row undecided.
-
-    `lower by 1.2`; `lower by 1.2, alone` where it does not hold among all comparisons; `undecided
-    (±0.7)`, with the smallest effect that could have been decided, which no spread at all does not
-    tell.
-    """
+    """`lower by 1.2`; `lower by 1.2, alone` where it does not hold among all comparisons;
+    `undecided (±0.7)`, with the smallest effect that could have been decided; "" of one seed, which
+    leaves the whole row undecided."""
     if difference.verdict is Verdict.NO_SPREAD:
         return "undecided (all seeds alike)"
     if difference.decidable is None:

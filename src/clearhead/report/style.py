@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import count as numbers_from
+from typing import NamedTuple
 
 # Each hue for a light and for a dark page. They differ in lightness as well as in hue, so that they
-# stay apart under the common colour-vision deficiencies; dash and marker differ besides.
+# stay apart under the common colour-vision deficiencies.
 _HUES = (
     ("#5b6472", "#aab4c2"),  # slate: the baseline
     ("#0a6ebd", "#58b4f5"),  # blue
@@ -20,12 +21,7 @@ _HUES = (
     ("#3d3fb5", "#a5a8ff"),  # indigo
     ("#7a4b2a", "#c9a17c"),  # brown
 )
-# Plotly's names, and the characters that stand for them in a key.
-_SYMBOLS = (
-    *("circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down", "hexagon"),
-    *("x", "triangle-right", "triangle-left", "pentagon", "star-diamond"),
-)
-_GLYPHS = "●■◆▲✚★▼⬢✖▶◀⬟✦"
+_SYMBOLS = ("circle", "diamond", "square")
 _PLACES = {"transformer": 0, "differential": 1, "softmax1": 2, "gpt2": 3}
 
 # Named fonts before system-ui, which on a bare Linux is a face too wide for figures.
@@ -49,14 +45,12 @@ GRID = ("#e5e2da", "#2a2f37")
 LIGHT_TO_DARK = dict((*_HUES, *SEQUENTIAL, PAPER, INK, MUTED, GRID))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """Style of one arm in every figure of a page."""
+class Look(NamedTuple):
+    """Style of one arm in every figure and table of a page."""
 
     colour: str
     dark: str
     symbol: str
-    glyph: str
 
 
 def looks(arms: Sequence[str]) -> dict[str, Look]:
@@ -65,18 +59,10 @@ def looks(arms: Sequence[str]) -> dict[str, Look]:
     Colours come again after the twelfth arm, then with another symbol.
     """
     places = {arm: _PLACES[arm] for arm in arms if arm in _PLACES}
-    free = [place for place in range(len(_HUES)) if place not in places.values()]
-    free += [place + len(_HUES) for place in range(len(arms))]
-    for arm in arms:
-        if arm not in places:
-            places[arm] = free.pop(0)
-    return {arm: _look(place) for arm, place in places.items()}
-
-
-def _look(place: int) -> Look:
-    colour, dark = _HUES[place % len(_HUES)]
-    symbol = place % len(_SYMBOLS)
-    return Look(colour=colour, dark=dark, symbol=_SYMBOLS[symbol], glyph=_GLYPHS[symbol])
+    free = (place for place in numbers_from() if place not in places.values())
+    places |= {arm: next(free) for arm in arms if arm not in places}
+    turns = {arm: divmod(place, len(_HUES)) for arm, place in places.items()}
+    return {arm: Look(*_HUES[hue], _SYMBOLS[turn % 3]) for arm, (turn, hue) in turns.items()}
 
 
 def plain(text: object) -> str:
@@ -122,11 +108,6 @@ def bounds(low: float, high: float) -> str:
     """`low to high`, to the decimal place of the width's second digit."""
     places = _places(high - low)
     return " to ".join(_minus(f"{bound:,.{places}f}") for bound in (low, high))
-
-
-def interval(low: float, high: float) -> str:
-    """`[low, high]`, as `bounds`."""
-    return f"[{bounds(low, high).replace(' to ', ', ')}]"
 
 
 def _places(width: float) -> int:
