@@ -136,7 +136,8 @@ def tokens_table(rows):
             continue
         for dtype in dict.fromkeys((row["dtype"], "float32")):
             equal = [str(row[f"equal_in_{dtype}"][first]) for first in ("8", "16", "32")]
-            cells = [f"{row['model']}, `{row['form']}`", row["dtype"], dtype, *equal]
+            place = [f"{row['model']}, `{row['form']}`", row["prompts"]]
+            cells = [*place, row["dtype"], dtype, *equal]
             yield "| " + " | ".join(cells) + " |"
 
 
@@ -148,8 +149,17 @@ def test_the_page_says_what_the_record_of_saved_folders_has():
         assert " ".join(line.split()) in text
     agreed = {(row["model"], row["form"]): row for row in rows if row["kind"] == "agreement"}
     assert agreed["original", "float32"]["vllm_equal_prompts"] == 20
-    (whole,) = [row for row in rows if row["kind"] == "tokens" and row["form"] == "float32"]
-    assert whole["equal_in_float32"] == {"8": 20, "16": 20, "32": 20}
+    equal = {
+        (row["model"], row["form"], row["prompts"]): row["equal_in_float32"]
+        for row in rows
+        if row["kind"] == "tokens"
+    }
+    for place in (
+        ("original", "float32", "text"),
+        ("repaired", "w8a8-token", "repeated"),
+        ("original", "w4a16-group64", "repeated"),
+    ):
+        assert equal[place] == {"8": 20, "16": 20, "32": 20}
     token = agreed["original", "w8a8-token"]
     for words in (
         f"for {token['vllm_equal_prompts']} of 20 prompts",
