@@ -94,15 +94,14 @@ def in_chunks(model: Any, texts: list[Tensor]) -> Answer:
 
 
 def _through_cache(model: Any, ids: Tensor, sizes: list[int]) -> Tensor:
-    done, cache, logits = 0, None, []
+    options: dict[str, Any] = {}
+    logits = []
     for size in sizes:
-        chunk = ids[done : done + size]
-        if not len(chunk):
-            break
-        options: dict[str, Any] = {} if cache is None else {CACHE: cache}
-        out = model(input_ids=chunk[None], use_cache=True, **options)
-        cache, done = cache_of(out), done + len(chunk)
-        logits.append(out.logits[0])
+        chunk, ids = ids[:size], ids[size:]
+        if len(chunk):
+            out = model(input_ids=chunk[None], use_cache=True, **options)
+            options = {CACHE: cache_of(out)}
+            logits.append(out.logits[0])
     return torch.cat(logits)
 
 
@@ -115,12 +114,9 @@ def logits(model: Any, ids_BT: Tensor, **options: Any) -> Tensor:
 
 def _answer(model: Any, texts: list[Tensor], logits: list[Tensor]) -> Answer:
     """The logits with their loss and its gradients, in float64."""
-    wide = [one.double() for one in logits]
-    if is_causal(model):
-        pairs = [(one[:-1], ids[1:]) for one, ids in zip(wide, texts, strict=True)]
-    else:
-        pairs = list(zip(wide, texts, strict=True))
-    loss = cross_entropy(torch.cat([one for one, _ in pairs]), torch.cat([ids for _, ids in pairs]))
+    wide, ahead = [one.double() for one in logits], int(is_causal(model))
+    predicting = torch.cat([one[: len(one) - ahead] for one in wide])
+    loss = cross_entropy(predicting, torch.cat([ids[ahead:] for ids in texts]))
     gradients: dict[str, Tensor] = {}
     if loss.requires_grad:
         named = {name: one for name, one in model.named_parameters() if one.requires_grad}

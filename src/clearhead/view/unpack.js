@@ -1,4 +1,4 @@
-// Numbers from the page's packed text: see packing.py.
+// Numbers from the page's packed text: see trace.py.
 
 async function inflate(text) {
   const letters = atob(text);
