@@ -183,9 +183,7 @@ def test_a_header_and_a_cell_say_how_they_were_made(words, tokenizer, tmp_path):
         ),
     ],
 )
-def test_refuses_before_anything_is_measured(
-    words, tmp_path, capsys, monkeypatch, extra: list[str], message: str
-):
+def test_refuses_before_anything_is_measured(words, tmp_path, capsys, monkeypatch, extra, message):
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"title": "a", "body": "b"}\n' * 3)
     assert call(*changed(words, *extra)) == 2

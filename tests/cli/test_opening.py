@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedTokenizerBase, dynamic_module_utils
+from transformers import dynamic_module_utils
 
 from clearhead.cli import main
 
@@ -52,9 +52,7 @@ def _changed(path: Path, **changes: object) -> None:
 
 
 @pytest.fixture
-def folders(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> dict[str, str]:
+def folders(tmp_path, tokenizer, monkeypatch) -> dict[str, str]:
     """Folders whose model, or whose tokenizer, has code that leaves a marker; and "plain"."""
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 20))

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -34,7 +33,7 @@ def test_a_length_without_a_window_is_refused_before_any_is_measured(masked):
         MaskedTask().cells(long)
 
 
-def test_the_loss_of_another_text_is_another_cell(tmp_path: Path):
+def test_the_loss_of_another_text_is_another_cell(tmp_path):
     tokenizer = train_tokenizer(["good bad film plot"] * 30, 290)
     files = []
     for name, words in (("one", "good film"), ("two", "bad plot")):

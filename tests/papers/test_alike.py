@@ -24,7 +24,7 @@ def _parsed(found: Mapping[tuple[str, int], Mapping[int, float]], **line: Any) -
     return parse(lines)
 
 
-def test_a_length_that_some_seeds_lack_counts_in_none() -> None:
+def test_a_length_that_some_seeds_lack_counts_in_none():
     records = _parsed(
         {
             ("transformer", 0): {64: 0.1, 128: 0.9},
@@ -38,12 +38,12 @@ def test_a_length_that_some_seeds_lack_counts_in_none() -> None:
     assert outcome.ours.mean == pytest.approx(0.35)
 
 
-def test_without_a_length_that_all_share_there_is_no_comparison() -> None:
+def test_without_a_length_that_all_share_there_is_no_comparison():
     runs = {("transformer", 0): {64: 0.1}, ("differential", 0): {128: 0.3}}
     assert not [*CONTRAST.outcomes(evidence({"": _parsed(runs)}))]
 
 
-def test_a_main_effect_leaves_out_a_seed_that_lacks_one_of_its_arms() -> None:
+def test_a_main_effect_leaves_out_a_seed_that_lacks_one_of_its_arms():
     runs = {
         (f"{side} · {other}", seed): {64: value}
         for side in ("differential", "transformer")

@@ -26,7 +26,7 @@ def _configs(one: Study) -> list[object]:
 
 
 @pytest.mark.parametrize(("option", "value", "study", "scale", "arm"), OPTIONS)
-def test_an_option_changes_a_job(option, value, study, scale, arm) -> None:
+def test_an_option_changes_a_job(option, value, study, scale, arm):
     (one,) = (one for one in EXPERIMENTS[study].arms(scale) if one.name == arm)
     before = _configs(one)
     after = _configs(changed(one, **{option: value}))
@@ -36,7 +36,7 @@ def test_an_option_changes_a_job(option, value, study, scale, arm) -> None:
         assert option in ("seeds", "questions") or word in said
 
 
-def test_own_text_takes_the_place_of_the_hubs_where_there_is_some() -> None:
+def test_own_text_takes_the_place_of_the_hubs_where_there_is_some():
     """Code is a question of its own, and stays."""
     one = next(EXPERIMENTS["retrofit"].arms("tiny"))
     asked = changed(one, test_data=("own.txt",)).questions

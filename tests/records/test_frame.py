@@ -5,7 +5,7 @@ from clearhead.records.loading import parse
 from clearhead.records.runs import DIMENSIONS
 
 
-def test_each_number_is_a_row_with_its_run_and_dimensions() -> None:
+def test_each_number_is_a_row_with_its_run_and_dimensions():
     head = {"preset": "sas", "seed": 1, "label": "6 layers"}
     train = {"sequence_length": 8, "learning_rate": 2e-3}
     lines = [

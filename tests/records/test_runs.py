@@ -19,7 +19,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def test_values_of_committed_files_stand_under_their_dimensions() -> None:
+def test_values_of_committed_files_stand_under_their_dimensions():
     passkey = load(RESULTS / "passkey.jsonl")
     where = {"scaling": "none", "length": 512, "depth": 0.5}
     line = next(
@@ -30,7 +30,6 @@ def test_values_of_committed_files_stand_under_their_dimensions() -> None:
     )
     (run,) = [run for run in passkey.of("coca") if run.seed == 1]
     found = run.measure("accuracy", task="passkey", **where)
-    assert found is not None
     assert found.value == line["value"]
     assert found.details["interval"] == line["interval"]
 
@@ -44,7 +43,6 @@ def test_values_of_committed_files_stand_under_their_dimensions() -> None:
         0.016439, abs=1e-6
     )
     scheme = first.measure("perplexity", scheme="w8a8-coarse")
-    assert scheme is not None
     assert (scheme.details["family"], scheme.details["bits"]) == ("wa-coarse", 8)
 
     signal = load(RESULTS / "signal.jsonl")
@@ -58,7 +56,7 @@ def test_values_of_committed_files_stand_under_their_dimensions() -> None:
     }
 
 
-def test_a_dimension_that_is_absent_pools_and_validation_is_the_split_of_default() -> None:
+def test_a_dimension_that_is_absent_pools_and_validation_is_the_split_of_default():
     lines = [
         {"kind": "run", "run": "a", "preset": "a", "seed": 0},
         {"kind": "measure", "run": "a", "metric": "m", "value": 1, "split": "validation"},
@@ -74,7 +72,7 @@ def test_a_dimension_that_is_absent_pools_and_validation_is_the_split_of_default
     assert run.value("m", layer=2) is None
 
 
-def test_a_model_quantised_again_replaces_its_results_and_a_resumed_run_keeps_its_own() -> None:
+def test_a_model_quantised_again_replaces_its_results_and_a_resumed_run_keeps_its_own():
     full = {"kind": "measure", "run": "a-seed3", "metric": "perplexity", "value": 9.0}
     other = {**full, "scheme": "w8", "value": None, "reason": "no"}
     header = {"kind": "run", "study": "quantization", "run": "a-seed3", "weights": "w"}
@@ -89,27 +87,25 @@ def test_a_model_quantised_again_replaces_its_results_and_a_resumed_run_keeps_it
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_numbers_of_draws_are_no_trials(value: float) -> None:
+def test_numbers_of_draws_are_no_trials(value):
     """Of two draws that answer nothing, or all, the spread is unknown: they are many questions."""
     header = {"kind": "run", "run": "a", "preset": "a", "seed": 0}
     line = {"kind": "measure", "run": "a", "metric": "exact_match", "value": value}
     (run,) = parse([header, *({**line, "draw": draw} for draw in (0, 1))]).runs
     found = run.measure("exact_match")
-    assert found is not None
     assert (found.value, found.details.get("interval")) == (value, None)
 
 
-def test_a_scheme_that_changes_nothing_adds_nothing_in_every_window() -> None:
+def test_a_scheme_that_changes_nothing_adds_nothing_in_every_window():
     items = (8.0, 9.0, 10.0)
     full = Measure(metric="perplexity", value=9.0, details={"items": items})
     drawn = [replace(full, draws=dict.fromkeys((0, 1), full))] * 2
     for scheme, other in ((full, full), drawn):
         found = added(scheme, other)
-        assert found is not None
         assert (found.value, found.details.get("interval")) == (0.0, None)
 
 
-def test_what_schemes_add_is_never_taken_from_another_text() -> None:
+def test_what_schemes_add_is_never_taken_from_another_text():
     run = {"run": "a", "study": "quantization", "weights": "w"}
     header = {"kind": "run", **run, "length": 8, "tokens": 64, "data": {"fingerprint": "x"}}
     full = {"kind": "measure", "run": "a", "metric": "perplexity", "value": 9.0}
@@ -121,7 +117,7 @@ def test_what_schemes_add_is_never_taken_from_another_text() -> None:
         assert run_.measure("perplexity", scheme="w8") is None
 
 
-def test_the_arm_of_an_evaluated_run_is_its_name_without_its_seed() -> None:
+def test_the_arm_of_an_evaluated_run_is_its_name_without_its_seed():
     def evaluated(name: str, seed: int) -> list[dict[str, Any]]:
         header = {"kind": "run", "run": name, "preset": "transformer", "seed": seed}
         measure = {"kind": "measure", "run": name, "metric": "m", "value": float(seed)}
@@ -134,7 +130,7 @@ def test_the_arm_of_an_evaluated_run_is_its_name_without_its_seed() -> None:
     assert [run.preset for run in others.runs] == ["transformer", "transformer"]
 
 
-def test_an_evaluation_of_a_run_beside_the_runs_own_records_adds_to_them(tmp_path: Path) -> None:
+def test_an_evaluation_of_a_run_beside_the_runs_own_records_adds_to_them(tmp_path):
     """`compare` and `eval` write a file each: the first names arm and size, the second neither."""
     train = {"tokens": 1000, "seed": 0}
     run = {"run": "sas norm=none/seed0"}
@@ -160,9 +156,7 @@ def test_an_evaluation_of_a_run_beside_the_runs_own_records_adds_to_them(tmp_pat
 
 
 @pytest.mark.parametrize("setting", [{"weights": "b"}, {"evaluation": {"split": "all"}}])
-def test_two_evaluations_of_one_name_add_up_or_are_told_apart(
-    tmp_path: Path, setting: dict[str, Any]
-) -> None:
+def test_two_evaluations_of_one_name_add_up_or_are_told_apart(tmp_path, setting):
     header = {"kind": "run", "run": "a", "preset": "a", "seed": 0, "weights": "a", "evaluation": {}}
 
     def write(name: str, metric: str, **changes: Any) -> Path:
@@ -180,7 +174,7 @@ def test_two_evaluations_of_one_name_add_up_or_are_told_apart(
     assert (run.value("m"), run.value("k")) == (1.0, 1.0)
 
 
-def test_another_model_evaluated_under_the_same_name_replaces_the_first_ones_results() -> None:
+def test_another_model_evaluated_under_the_same_name_replaces_the_first_ones_results():
     def header(weights: str | None) -> dict[str, Any]:
         return {"kind": "run", "run": "final", "preset": "final", "seed": 0, "weights": weights}
 
@@ -192,7 +186,7 @@ def test_another_model_evaluated_under_the_same_name_replaces_the_first_ones_res
     assert run.value("m") is None
 
 
-def test_two_diagnoses_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_diagnoses_of_one_name_are_refused(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).write_text('{"kind": "run", "study": "diagnosis", "run": "x"}\n')
     with pytest.raises(ClearheadError, match="a second diagnosis named 'x'"):
@@ -200,12 +194,11 @@ def test_two_diagnoses_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("details", [{"interval": [1]}, {"interval": 3}, {"items": [[1]]}])
-def test_errors_of_a_measure_that_are_no_numbers_are_refused(details: dict[str, Any]) -> None:
+def test_errors_of_a_measure_that_are_no_numbers_are_refused(details):
     header = {"kind": "run", "run": "a", "preset": "a", "seed": 0}
     line = {"kind": "measure", "run": "a", "metric": "m", "value": 1.0}
     with pytest.raises((ValueError, TypeError)):
         parse([header, {**line, **details}])
     (run,) = parse([header, {**line, "items": [1.0, None], "interval": [0.5, 1.5]}]).runs
     found = run.measure("m")
-    assert found is not None
     assert found.details == {"interval": [0.5, 1.5]}

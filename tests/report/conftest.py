@@ -26,7 +26,6 @@ def own(page: str) -> str:
 def payload(page: str) -> dict[str, Any]:
     """A page's data."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
     return json.loads(found.group(1))
 
 

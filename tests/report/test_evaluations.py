@@ -83,7 +83,6 @@ def test_texts_chosen_by_another_longest_length_have_a_row_of_their_own():
             lines.extend(_cell("a", "perplexity", at, result, "perplexity"))
     records = parse(lines)
     pivot = one_model(records)
-    assert pivot is not None
     texts = [[entry.text for entry in row[0]] for row in pivot.cells]
     rows = ["perplexity, none, longest 256", "perplexity, none, longest 512"]
     assert [row.title for row in pivot.rows] == rows
@@ -144,7 +143,6 @@ def test_the_error_of_drawing_keys_is_in_the_interval_where_records_have_them(tm
     accuracy = Quantity("", metric="accuracy", pooled=True)
     arms = [accuracy.found(records, one) for one in records.arms()]
     percent = difference_of(*arms[::-1], scale=100)
-    assert percent is not None
     assert percent.decidable == pytest.approx(100 * half, rel=1e-6)
 
 
@@ -201,7 +199,6 @@ def test_tables_of_one_model_keep_depths_apart_and_show_intervals(path):
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     one = parse(line for line in lines if line["run"] == "a0")
     pivot = one_model(one)
-    assert pivot is not None
     assert pivot.title == "coca"
     assert [(row.group, row.title) for row in pivot.rows] == [
         ("passkey", "accuracy, none, depth 0"),
@@ -217,13 +214,11 @@ def test_a_number_that_was_not_found_is_named_and_one_not_asked_for_a_dash(path)
     one = [line for line in lines if line["run"] == "a0"]
     one[1]["value"] = None
     pivot = one_model(parse(one))
-    assert pivot is not None
     assert [[entry.text for entry in cell] for cell in pivot.cells[0]] == [
         ["none"],
         ["0.200 [0.10, 0.90]"],
     ]
     pivot = one_model(parse([one[0], *one[2:]]))
-    assert pivot is not None
     dashes = [len(cell) for row in pivot.cells[:2] for cell in row]
     assert sorted(dashes) == [0, 1, 1, 1]
 
@@ -309,11 +304,10 @@ def test_a_headline_names_its_text():
         records, "perplexity"
     )
     pivot = one_model(parse(_given({"a": LOSSES["a"]}, data=data)))
-    assert pivot is not None
     assert pivot.rows[0].group == "perplexity on books.jsonl (held-out part)"
 
 
-def test_an_interval_of_shares_ends_at_0_and_1() -> None:
+def test_an_interval_of_shares_ends_at_0_and_1():
     for metric, items, ends in (
         ("forced_tokens", [0.0, 0.0, 0.0, 0.2], (0.0, 0.21)),
         ("forced_tokens", [1.0, 1.0, 1.0, 0.8], (0.79, 1.0)),

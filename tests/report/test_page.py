@@ -24,7 +24,7 @@ HOSTILE = (
 )
 
 
-def test_a_whole_page(fake: Fake, tmp_path: Path) -> None:
+def test_a_whole_page(fake, tmp_path):
     records = load(
         [
             fake("now.jsonl", steps=20),
@@ -48,7 +48,7 @@ def test_a_whole_page(fake: Fake, tmp_path: Path) -> None:
     assert len(page) < 6_000_000
 
 
-def test_the_verdict_and_the_cost_come_before_the_internals(fake: Fake) -> None:
+def test_the_verdict_and_the_cost_come_before_the_internals(fake):
     records = load(fake(steps=20, seeds=3, trained=True))
     page = page_of(records)
     text = own(render(page))
@@ -69,12 +69,11 @@ def test_the_verdict_and_the_cost_come_before_the_internals(fake: Fake) -> None:
         assert section.folded == (section.name not in ("comparison", "training", "lengths"))
 
 
-def test_rows_say_how_many_seeds_there_are_and_what_has_hardly_learnt(fake: Fake) -> None:
+def test_rows_say_how_many_seeds_there_are_and_what_has_hardly_learnt(fake):
     records = load(fake(steps=3, seeds=2))
     for run in records.of("softmax1"):
         run.header["model"]["vocab_size"] = 1024  # whose root is 32, below perplexities of 39
     table = comparison(records)
-    assert table is not None
     assert [row.note for row in table.rows] == [
         "reference, 2 seeds",
         "2 seeds",
@@ -82,19 +81,18 @@ def test_rows_say_how_many_seeds_there_are_and_what_has_hardly_learnt(fake: Fake
     ]
 
 
-def test_nothing_is_asked_of_the_network(fake: Fake) -> None:
+def test_nothing_is_asked_of_the_network(fake):
     text = own(render(page_of(load(fake(steps=3)))))
     assert re.findall(r"https?://|@import|url\(", text) == []
     sources = re.findall(r"<(?:script|img|link|iframe)[^>]*(?:src|href)=\"([^\"]*)\"", text)
     assert sources == ["data:,"]
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
-    assert policy is not None
     assert "default-src &#39;none&#39;" in policy.group(1)
     assert "script-src &#39;sha256-" in policy.group(1)
     assert "unsafe-eval" not in policy.group(1)
 
 
-def test_text_of_records_never_becomes_markup(fake: Fake) -> None:
+def test_text_of_records_never_becomes_markup(fake):
     path = fake(presets=("transformer", HOSTILE), command=HOSTILE, label=HOSTILE, steps=3)
     page = render(page_of(load(path), HOSTILE))
     assert "<img" not in own(page)
@@ -104,13 +102,13 @@ def test_text_of_records_never_becomes_markup(fake: Fake) -> None:
     assert "{{ 7 * 7 }}" in page  # no template is made of it either
 
 
-def test_markup_is_escaped_by_the_template_alone() -> None:
+def test_markup_is_escaped_by_the_template_alone():
     source = Path(narrative.__file__).parents[1]
     assert not [path for path in source.rglob("*.py") if "html.escape" in path.read_text("utf-8")]
     assert not [path for path in source.rglob("*.html") if "|safe" in path.read_text("utf-8")]
 
 
-def test_settings_that_are_not_set_are_left_out(fake: Fake) -> None:
+def test_settings_that_are_not_set_are_left_out(fake):
     records = load(fake(steps=1))
     for run in records.runs:
         run.header["data"]["sources"] = [{"spec": "books", "weight": None}, None]
@@ -119,13 +117,13 @@ def test_settings_that_are_not_set_are_left_out(fake: Fake) -> None:
     assert "None" not in text
 
 
-def test_json_cannot_close_its_script() -> None:
+def test_json_cannot_close_its_script():
     text = embed({"</script>": "<!--&\u2028"})
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text) == {"</script>": "<!--&\u2028"}
 
 
-def test_pieces_may_be_missing(tmp_path: Path) -> None:
+def test_pieces_may_be_missing(tmp_path):
     assert "no records" in shown(page_of(load([])))
     bare = tmp_path / "bare.jsonl"
     append(bare, {"kind": "run", "run": "a/seed0", "preset": "a", "seed": 0})
@@ -136,7 +134,7 @@ def test_pieces_may_be_missing(tmp_path: Path) -> None:
     render(page_of(load(bare)))
 
 
-def test_the_verdict_has_a_sentence_for_each_label(fake: Fake) -> None:
+def test_the_verdict_has_a_sentence_for_each_label(fake):
     options = {"steps": 5, "seeds": 3}
     page = page_of(load([fake(f"{name}.jsonl", label=name, **options) for name in ("one", "two")]))
     perplexity, speed = page.verdict
@@ -146,7 +144,7 @@ def test_the_verdict_has_a_sentence_for_each_label(fake: Fake) -> None:
     assert ", alone;" in verdict(records, 1e-9)[0]  # of very many comparisons
 
 
-def test_of_many_arms_the_verdict_names_the_ends(tmp_path: Path) -> None:
+def test_of_many_arms_the_verdict_names_the_ends(tmp_path):
     path = tmp_path / "r.jsonl"
     for n, preset in enumerate(["transformer", *"abcdefgh"]):
         append(path, {"kind": "run", "run": preset, "preset": preset, "seed": 0})
@@ -157,7 +155,7 @@ def test_of_many_arms_the_verdict_names_the_ends(tmp_path: Path) -> None:
     ]
 
 
-def test_records_of_several_studies_share_a_page(fake: Fake, tmp_path: Path) -> None:
+def test_records_of_several_studies_share_a_page(fake, tmp_path):
     diagnosed, quantized = tmp_path / "diagnosis.jsonl", tmp_path / "quantization.jsonl"
     append(diagnosed, *diagnosis.records_of("transformer"))
     append(quantized, *quantization.lines("transformer", 10.0, broken="no interface"))
@@ -172,9 +170,7 @@ def test_records_of_several_studies_share_a_page(fake: Fake, tmp_path: Path) -> 
     assert "peak memory" in own(render(page))
 
 
-def test_a_page_is_written_whole_or_not_at_all(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_is_written_whole_or_not_at_all(fake, tmp_path, monkeypatch):
     records = load(fake(steps=1))
     path = tmp_path / "out" / "page.html"
     write_page(page_of(records, "first"), path)

@@ -23,7 +23,7 @@ def measure(value: float | None, **rest: object) -> dict[str, object]:
     return {"kind": "measure", "run": "a/seed0", "metric": "perplexity", "value": value, **rest}
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_round_trip(tmp_path):
     path = tmp_path / "deep" / "records.jsonl"
     append(path, RUN)
     append(path, measure(3.5, length=256))
@@ -37,7 +37,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert records.dimension("perplexity", "length") == [256, 512]
 
 
-def test_numbers_that_are_not_finite_become_null_with_a_reason(tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_become_null_with_a_reason(tmp_path):
     path = tmp_path / "records.jsonl"
     append(path, RUN)
     append(path, measure(math.nan, length=256))
@@ -53,13 +53,13 @@ def test_numbers_that_are_not_finite_become_null_with_a_reason(tmp_path: Path) -
     assert records.runs[0].steps[0]["reason"] == "loss was inf"
 
 
-def test_arrays_and_paths_are_written_as_json(tmp_path: Path) -> None:
+def test_arrays_and_paths_are_written_as_json(tmp_path):
     path = tmp_path / "records.jsonl"
     append(path, {**RUN, "train": {"cache": Path("x"), "betas": (0.9, np.float64(0.95))}})
     assert json.loads(path.read_text())["train"] == {"cache": "x", "betas": [0.9, 0.95]}
 
 
-def test_a_torn_last_line_is_skipped_and_mended(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_skipped_and_mended(tmp_path):
     path = tmp_path / "records.jsonl"
     append(path, RUN)
     append(path, measure(3.5))
@@ -85,7 +85,7 @@ def test_a_torn_last_line_is_skipped_and_mended(tmp_path: Path) -> None:
         b"\xff\xfe",
     ],
 )
-def test_garbage_in_the_middle_names_file_and_line(tmp_path: Path, line: bytes) -> None:
+def test_garbage_in_the_middle_names_file_and_line(tmp_path, line):
     path = tmp_path / "records.jsonl"
     append(path, RUN)
     path.write_bytes(path.read_bytes() + line + b"\n" + json.dumps(measure(1.0)).encode() + b"\n")
@@ -94,13 +94,13 @@ def test_garbage_in_the_middle_names_file_and_line(tmp_path: Path, line: bytes) 
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_not_a_record_is_refused(tmp_path: Path) -> None:
+def test_what_is_not_a_record_is_refused(tmp_path):
     with pytest.raises(ClearheadError, match="cannot read"):
         load(tmp_path / "missing")
     assert load([]).arms() == []
 
 
-def test_a_resumed_run_overwrites_the_steps_it_repeats(tmp_path: Path) -> None:
+def test_a_resumed_run_overwrites_the_steps_it_repeats(tmp_path):
     path = tmp_path / "records.jsonl"
     append(path, RUN)
     for step, loss in ((1, 9.0), (2, 8.0), (3, 7.0)):
@@ -111,7 +111,7 @@ def test_a_resumed_run_overwrites_the_steps_it_repeats(tmp_path: Path) -> None:
     assert [step["loss"] for step in load(path).runs[0].steps] == [9.0, 8.5, 7.5]
 
 
-def test_two_files_may_use_the_same_run_names(fake: Fake) -> None:
+def test_two_files_may_use_the_same_run_names(fake):
     now = fake("now.jsonl", steps=3)
     old = fake("old.jsonl", steps=5, label="committed record", seeds=2)
     records = load([old, now])
@@ -121,9 +121,7 @@ def test_two_files_may_use_the_same_run_names(fake: Fake) -> None:
     assert len(records.labelled("").of("softmax1")[0].steps) == 3
 
 
-def test_two_comparisons_of_the_same_arms_under_other_settings_are_both_shown(
-    tmp_path: Path,
-) -> None:
+def test_two_comparisons_of_the_same_arms_under_other_settings_are_both_shown(tmp_path):
     paths = [tmp_path / name / "records.jsonl" for name in ("short", "long")]
     for path, steps in zip(paths, (3, 5), strict=True):
         write_records(path, steps=steps)
@@ -135,12 +133,12 @@ def test_two_comparisons_of_the_same_arms_under_other_settings_are_both_shown(
     assert load([paths[0], again]).labels() == [""]  # the same training: the later counts
 
 
-def test_the_baseline_comes_first(fake: Fake) -> None:
+def test_the_baseline_comes_first(fake):
     path = fake(presets=("softmax1", "transformer"), steps=1)
     assert load(path).arms() == ["transformer", "softmax1"]
 
 
-def test_two_sizes_under_one_label_are_refused(tmp_path: Path) -> None:
+def test_two_sizes_under_one_label_are_refused(tmp_path):
     path = tmp_path / "records.jsonl"
     append(path, RUN)
     append(path, {**RUN, "run": "a/seed1", "seed": 1, "size": "small"})
