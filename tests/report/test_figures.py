@@ -93,30 +93,19 @@ def test_perplexity_marks_the_training_length(fake):
 
 def test_layers_tell_first_token_and_rest_apart(fake):
     records = load(fake(steps=1, presets=("transformer",)))
-    for metric in ("kurtosis", "largest_activation"):
-        panel = charts.by_layer(
-            records,
-            style.looks(["transformer"]),
-            "title",
-            "axis",
-            {f"{one} tokens": (metric, {"tokens": one}) for one in ("first", "rest")},
-        )
-        assert [trace.line.dash for trace in panel.figure.data] == ["solid", "dot"]
-        assert "Solid: first tokens; dotted: rest tokens." in panel.note
-        names = [trace.name for trace in panel.figure.data]
-        assert names == ["transformer · first tokens", "transformer · rest tokens"]
+    looks = style.looks(["transformer"])
+    lines = {f"{one} tokens": ("kurtosis", {"tokens": one}) for one in ("first", "rest")}
+    panel = charts.by_layer(records, looks, "title", "axis", lines)
+    assert [trace.line.dash for trace in panel.figure.data] == ["solid", "dot"]
+    assert "Solid: first tokens; dotted: rest tokens." in panel.note
+    names = [trace.name for trace in panel.figure.data]
+    assert names == ["transformer · first tokens", "transformer · rest tokens"]
 
 
 def test_shares_use_one_colour_scale(fake):
-    records = load(fake(steps=1))
-    panels = charts.first_token_share(records)
-    assert [panel.title for panel in panels] == [
-        "transformer",
-        "differential · map 1",
-        "differential · map 2",
-        "differential · difference",
-        "softmax1",
-    ]
+    panels = charts.first_token_share(load(fake(steps=1)))
+    maps = [f"differential · {name}" for name in ("map 1", "map 2", "difference")]
+    assert [panel.title for panel in panels] == ["transformer", *maps, "softmax1"]
     shown = [panel.figure.data[0] for panel in panels]
     largest = max(max(row) for one in shown for row in one.z)
     assert {one.zmax for one in shown} == {max(10, largest)}
@@ -124,8 +113,7 @@ def test_shares_use_one_colour_scale(fake):
 
 def test_labels_are_shown_letter_for_letter(fake):
     records = load(fake(steps=3, presets=("transformer", HOSTILE)))
-    looks = style.looks(records.arms())
-    panel = charts.perplexity_by_length(records, looks)
+    panel = charts.perplexity_by_length(records, style.looks(records.arms()))
     name = panel.figure.data[1].name
     assert "<" not in name
     assert name.startswith("&lt;b&gt;")

@@ -49,12 +49,9 @@ def test_models_are_compared_where_they_are_equally_good(path):
     assert [row.arm for row in table.rows] == [ADAMW]
     (loss,), (mine, theirs) = table.cells[0]
     assert theirs.name == ORTHOADAM
-    assert loss.text == "3.00 ± 0"
-    assert mine.text == "20.0 ± 0"
-    assert theirs.text == "5.0 ± 1.0"
+    assert [one.text for one in (loss, mine, theirs)] == ["3.00 ± 0", "20.0 ± 0", "5.0 ± 1.0"]
     assert mine.difference.verdict is Verdict.HIGHER
-    text = shown(page_of(records))
-    assert "higher by 15" in text
+    assert "higher by 15" in shown(page_of(records))
 
 
 def test_what_was_not_measured_before_and_after_is_left_out(tmp_path):

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import scipy.stats
 
@@ -25,22 +24,16 @@ from clearhead.report.statistics import (
     threshold_of,
 )
 
-# Ratios, and the spread of either arm's seeds as a share of its mean.
-RATIOS = [(3.0, 0.02, 0.1), (1.0, 0.1, 0.1), (0.1, 0.3, 0.05), (-0.5, 0.1, 0.15)]
 
-
-def test_summary_of_three_seeds():
+def test_a_summary_by_hand():
     summary = summarize([1.0, 2.0, 6.0])
     assert (summary.n, summary.mean) == (3, 3.0)
     # Deviations -2, -1, 3: squares sum to 14, over n - 1 = 2 is 7.
     assert summary.deviation == pytest.approx(7**0.5)
     half = 4.30265 * 7**0.5 / 3**0.5
     assert summary.interval == pytest.approx((3 - half, 3 + half), rel=1e-5)
-
-
-def test_one_seed_has_no_spread_and_none_no_summary():
-    summary = summarize([5.0])
-    assert (summary.n, summary.mean, summary.deviation, summary.interval) == (1, 5.0, None, None)
+    one = summarize([5.0])
+    assert (one.n, one.mean, one.deviation, one.interval) == (1, 5.0, None, None)
     assert summarize([]) is None
 
 
@@ -168,7 +161,8 @@ def test_the_error_of_drawn_items_never_makes_a_difference_surer(variance):
             assert (both.p <= 0.05) == (both.interval[0] > 0 or both.interval[1] < 0)
 
 
-def test_benjamini_hochberg_by_hand():
+def test_benjamini_hochberg_is_scipys_and_a_p_value_at_its_limit_holds():
+    """However the limit is rounded: 0.05 * 43 / 43 is below 0.05 in floats."""
     # Limits at 5 %: .01, .02, .03, .04, .05. The third is the last below its own; the second, above
     # its own, survives with it.
     p_values = [0.9, 0.021, 0.005, 0.03, 0.2]
@@ -178,38 +172,12 @@ def test_benjamini_hochberg_by_hand():
     assert [p <= threshold for p in p_values] == [p <= 0.05 for p in adjusted]
     assert false_discovery_threshold([0.04, 0.6]) < 0.04
     assert false_discovery_threshold([]) < 0
-
-
-def test_a_p_value_that_equals_its_limit_holds():
-    """However the limit is rounded: 0.05 * 43 / 43 is below 0.05 in floats."""
     for n in range(1, 100):
         assert false_discovery_threshold([0.05] * n) == 0.05
         limits = [float(Fraction("0.05") * rank / n) for rank in range(1, n + 1)]
         assert false_discovery_threshold([*limits[:-1], 0.9]) == (limits[-2] if n > 1 else -1)
-        adjusted = scipy.stats.false_discovery_control(limits)
-        assert adjusted == pytest.approx([0.05] * n)
     alone = Difference(mean=1.0, interval=(0.0, 2.0), p=0.05)
     assert "Decided one by one: 1; together" in account([alone])
-
-
-@pytest.mark.parametrize(("ratio", "spread_over", "spread_under"), RATIOS)
-def test_an_interval_of_a_ratio_holds_the_true_one_as_often_as_it_says(
-    ratio, spread_over, spread_under
-):
-    """Drawn 300 times, five seeds an arm. The baseline's mean taken as exact, three times
-    it would be held in six of ten."""
-    draw = np.random.default_rng(0)
-    held, naive = [], []
-    for _ in range(300):
-        over = ratio * (1 + spread_over * draw.standard_normal(5))
-        under = 1 + spread_under * draw.standard_normal(5)
-        found = compare(list(over), list(under), against=ratio - 1, relative=True)
-        exact = compare(list(over / under.mean()), list(under / under.mean()), against=ratio - 1)
-        held.append(found.interval[0] <= ratio - 1 <= found.interval[1])
-        naive.append(exact.p > 0.05)
-        assert held[-1] == (found.p > 0.05)
-    assert 0.93 <= np.mean(held) <= 0.985
-    assert (np.mean(naive) < 0.65) == (ratio == 3)
 
 
 def test_a_ratio_is_fiellers():

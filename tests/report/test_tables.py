@@ -89,12 +89,6 @@ def test_an_arm_has_the_seeds_that_did_not_diverge(tmp_path):
         assert "1 of 2 runs diverged" in text
 
 
-def test_one_seed_is_always_undecided(fake):
-    page = page_of(load(fake(steps=2)))
-    assert {one.verdict for one in page.differences} == {Verdict.ONE_SEED}
-    assert "one seed: undecided" in shown(page)
-
-
 def test_each_map_of_differential_attention_is_named(fake):
     records = load(fake(steps=1))
     table = internals(records)
