@@ -134,10 +134,8 @@ def test_code_runs_where_it_is_allowed_and_never_unasked(
 
 
 @pytest.mark.parametrize("verb", ["train", "compare"])
-def test_a_tokenizer_of_a_corpus_runs_no_code(verb, folders, settings, tmp_path, capsys):
-    place = settings.index("--data.vocabulary")  # a tokenizer that is given has its own
-    own = settings[:place] + settings[place + 2 :]
-    words = [verb, "transformer", *own, "--data.tokenizer", folders["tokenizer"]]
+def test_a_tokenizer_of_a_corpus_runs_no_code(verb, folders, going_on, tmp_path, capsys):
+    words = [verb, "transformer", *going_on, "--data.tokenizer", folders["tokenizer"]]
     assert _call([*words, "--output", str(tmp_path / "out")], "") == 2
     assert "choose one of transformers' own" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "marker").exists()

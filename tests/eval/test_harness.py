@@ -254,6 +254,7 @@ def test_names_of_nothing(folder, subject, monkeypatch):
     others = ("perplexity", "passkey")
     for name, message in (
         ("helaswag", "did you mean hellaswag"),
+        ("paskey", "did you mean passkey"),
         ("zzzz", r"`lm-eval ls tasks` lists the [\d,]+"),
     ):
         with pytest.raises(ClearheadError, match=message):

@@ -19,7 +19,8 @@ from clearhead.papers.contrasts import (
     ratio,
     reaches,
 )
-from clearhead.papers.requests import EXPERIMENTS
+from clearhead.papers.requests import EXPERIMENTS, cost
+from clearhead.papers.study import Study
 from clearhead.records.loading import load
 from clearhead.records.runs import Records
 from clearhead.report.pivots import models
@@ -293,3 +294,23 @@ def test_the_joined_record_of_an_untrained_model_names_its_configuration(tmp_pat
     outcome = outcomes("sas/propagation", records)[0]
     assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
     assert outcome.theirs.mean == pytest.approx(0.92)
+
+
+def test_the_tokens_of_a_long_experiment_are_written_out():
+    arms = [Study().changed(tokens=500_000_000).arm("transformer", 1e-3)] * 2
+    assert cost(arms, "small").startswith("6 runs, 3,000 M tokens, ")
+
+
+@pytest.mark.parametrize(
+    ("costs", "buys", "word"),
+    [
+        ("HOLDS", "HOLDS", "worth it here"),
+        ("DOES_NOT_HOLD", "HOLDS", "at a price"),
+        ("UNTESTED", "HOLDS", "gains; its price is open"),
+        ("HOLDS", "UNDECIDED", "not shown"),
+        ("HOLDS", "UNTESTED", "not tested"),
+        ("HOLDS", "DOES_NOT_HOLD", "no"),
+    ],
+)
+def test_a_repair_is_worth_what_it_gains_at_its_price(costs, buys, word):
+    assert book.worth(Judgement[costs], Judgement[buys]) == word

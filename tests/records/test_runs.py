@@ -1,6 +1,5 @@
-"""Records read into one model."""
+"""Records read into one model, and into one table."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,51 +8,10 @@ import pytest
 
 from clearhead.errors import ClearheadError
 from clearhead.records.cells import added
+from clearhead.records.frame import COLUMNS, frame
+from clearhead.records.jsonl import append
 from clearhead.records.loading import load, parse
-from clearhead.records.runs import Measure
-
-RESULTS = Path(__file__).parents[2] / "results"
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
-def test_values_of_committed_files_stand_under_their_dimensions():
-    passkey = load(RESULTS / "passkey.jsonl")
-    where = {"scaling": "none", "length": 512, "depth": 0.5}
-    line = next(
-        x
-        for x in lines_of(RESULTS / "passkey.jsonl")
-        if (x["run"], x.get("task"), x.get("metric")) == ("coca/seed1", "passkey", "accuracy")
-        if {name: x[name] for name in where} == where
-    )
-    (run,) = [run for run in passkey.of("coca") if run.seed == 1]
-    found = run.measure("accuracy", task="passkey", **where)
-    assert found.value == line["value"]
-    assert found.details["interval"] == line["interval"]
-
-    bits = load(RESULTS / "quantization.jsonl")
-    # The names of folders hold the seed, so that models can be compared over seeds.
-    assert bits.arms() == ["transformer+adamw", "transformer+orthoadam"]
-    assert len(bits.of("transformer+adamw")) == 3
-    first = bits.of("transformer+adamw")[0]
-    assert first.value("perplexity") == pytest.approx(14.41831, abs=1e-5)
-    assert first.value("added_perplexity", scheme="w8a8-coarse") == pytest.approx(
-        0.016439, abs=1e-6
-    )
-    scheme = first.measure("perplexity", scheme="w8a8-coarse")
-    assert (scheme.details["family"], scheme.details["bits"]) == ("wa-coarse", 8)
-
-    signal = load(RESULTS / "signal.jsonl")
-    assert signal.arms()[0] == "transformer at the start"
-    assert min(signal.dimension("similarity", "layer")) == -1
-    long = load(RESULTS / "tiny-long.jsonl")
-    assert long.values("transformer", "perplexity", length=256) == {
-        0: pytest.approx(37.1671),
-        1: pytest.approx(36.882),
-        2: pytest.approx(35.1017),
-    }
+from clearhead.records.runs import DIMENSIONS, Measure
 
 
 def test_a_dimension_that_is_absent_pools_and_validation_is_the_split_of_default():
@@ -146,7 +104,7 @@ def test_an_evaluation_of_a_run_beside_the_runs_own_records_adds_to_them(tmp_pat
     other = [{**evaluated[0], "train": {**train, "tokens": 2000}}, evaluated[1]]
     files = [tmp_path / name for name in ("trained", "evaluated", "other")]
     for file, lines in zip(files, (trained, evaluated, other), strict=True):
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        append(file, *lines)
     for order in (files[:2], files[1::-1]):
         (found,) = load(order).runs
         assert (found.arm, found.header["size"]) == ("sas norm=none", "tiny")
@@ -161,8 +119,7 @@ def test_two_evaluations_of_one_name_add_up_or_are_told_apart(tmp_path, setting)
 
     def write(name: str, metric: str, **changes: Any) -> Path:
         measure = {"kind": "measure", "run": "a", "metric": metric, "value": 1.0}
-        lines = ({**header, **changes}, measure)
-        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        append(tmp_path / name, {**header, **changes}, measure)
         return tmp_path / name
 
     one = write("one", "m")
@@ -202,3 +159,24 @@ def test_errors_of_a_measure_that_are_no_numbers_are_refused(details):
     (run,) = parse([header, {**line, "items": [1.0, None], "interval": [0.5, 1.5]}]).runs
     found = run.measure("m")
     assert found.details == {"interval": [0.5, 1.5]}
+
+
+def test_each_number_is_a_row_with_its_run_and_dimensions():
+    head = {"preset": "sas", "seed": 1, "label": "6 layers"}
+    train = {"sequence_length": 8, "learning_rate": 2e-3}
+    lines = [
+        {"kind": "run", "run": "sas/seed1", "arm": "sas", **head, "train": train},
+        {"kind": "measure", "run": "sas/seed1", "metric": "loss", "length": 8, "value": 2.5},
+        {"kind": "measure", "run": "sas/seed1", "metric": "loss", "step": 5, "value": None},
+    ]
+    table = frame({"r": parse([{**lines[0], "model": {"vocab_size": 64}}, *lines[1:]])})
+    assert [*table.columns] == [*COLUMNS]
+    assert {*DIMENSIONS} < {*COLUMNS}
+    first, second = (row for _, row in table.iterrows())
+    named = ["source", "label", "run", "arm", "seed", "metric", "value", "length"]
+    assert [*first[named]] == ["r", "6 layers", "sas/seed1", "sas", 1, "loss", 2.5, 8]
+    facts = first[["sequence_length", "vocabulary", "learning_rate", "at_edge"]]
+    assert [*facts] == [8, 64, 2e-3, False]
+    assert first["measure"].value == 2.5
+    assert (second["step"], second.isna()["value"], second.isna()["length"]) == (5, True, True)
+    assert len(frame({})) == 0
