@@ -17,7 +17,7 @@ from clearhead.cli import VERBS
 
 from .cases import ESC, TEXTS, withstands
 from .conftest import SHAPE, compared, data, training
-from .server import Done, Server
+from .server import Done
 
 # What no number may be, and no path: accepted, it would have no effect or a wrong one.
 NO_INTEGER = ("9" * 23, "-" + "9" * 23, "nan", "inf", "1.5", "x", "", "0x10", ESC)
@@ -149,14 +149,12 @@ def _wrote(done: Done, folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("words", TEMPLATES, ids=lambda words: words[0])
-def test_the_commands_that_are_mutated_are_valid(
-    words: list[str], folder: Path, server: Server
-) -> None:
+def test_the_commands_that_are_mutated_are_valid(words, folder, server):
     done = server.run(*words, cwd=folder)
     assert done.code == (2 if words[0] == "bench" else 0), done.line
 
 
-def test_commands_do_what_they_say_or_refuse_it(folder: Path, made: Path, server: Server) -> None:
+def test_commands_do_what_they_say_or_refuse_it(folder, made, server):
     def attack(draw: random.Random) -> None:
         words, refused = _mutated(draw)
         done = server.run(*words, cwd=folder)

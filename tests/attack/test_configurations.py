@@ -113,7 +113,7 @@ def _use(config: ClearheadConfig) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_configurations_work_or_are_refused_in_one_line() -> None:
+def test_configurations_work_or_are_refused_in_one_line():
     def attack(draw: random.Random) -> None:
         point = _point(draw)
         refusal = ""

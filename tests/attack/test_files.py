@@ -167,9 +167,7 @@ def expected(base: Path, server: Server, tmp_path_factory: pytest.TempPathFactor
     return found
 
 
-def test_damaged_files_are_refused_or_change_nothing(
-    base: Path, expected: list[Any], server: Server, tmp_path: Path
-) -> None:
+def test_damaged_files_are_refused_or_change_nothing(base, expected, server, tmp_path):
     def attack(draw: random.Random) -> None:
         number = draw.randrange(len(TARGETS))
         target, (results, out) = TARGETS[number], expected[number]

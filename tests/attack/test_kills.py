@@ -62,9 +62,7 @@ def unbroken(made: Path, server: Server, tmp_path_factory: pytest.TempPathFactor
     return found
 
 
-def test_kills_change_nothing_that_is_resumed(
-    made: Path, unbroken: list[Any], server: Server, tmp_path: Path
-) -> None:
+def test_kills_change_nothing_that_is_resumed(made, unbroken, server, tmp_path):
     def attack(draw: random.Random) -> None:
         number = draw.randrange(len(COMMANDS))
         words, killed = COMMANDS[number], list[int]()

@@ -2,14 +2,12 @@
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests_chromium import browse
 
 from .cases import ESC, TEXTS, withstands
-from .server import Server
 
 pytestmark = pytest.mark.browser
 # Words of the format itself; all others are a user's.
@@ -37,9 +35,7 @@ def _replaced(value: Any, words: dict[str, str]) -> Any:
     return words.get(value, value) if isinstance(value, str) else value
 
 
-def test_pages_run_no_script_of_a_record(
-    made: Path, server: Server, chromium: str, tmp_path: Path
-) -> None:
+def test_pages_run_no_script_of_a_record(made, server, chromium, tmp_path):
     def attack(draw: random.Random) -> None:
         name = draw.choice(
             ("compared/records.jsonl", "eval.jsonl", "diagnosed/diagnosis.jsonl", "quantized.jsonl")

@@ -20,7 +20,7 @@ from clearhead.models import preset
 from clearhead.records.loading import load
 from clearhead.train import precision
 
-from .conftest import call, changed, refusal
+from .conftest import call, changed, lines_of, refusal, weights_of
 
 PRESETS = [name for name in ALL if preset(name).direction == "causal"]
 NULLS = ("softmax1", "sink", "key-bias", "softpick")  # with weight that no key gets
@@ -56,34 +56,30 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
         assert all(map(torch.equal, given[f"{name}/seed0"], given["transformer/seed0"]))
     assert not torch.equal(given["gpt2/seed0"][0], given["gpt2/seed1"][0])
 
-    lines = [json.loads(x) for x in (tmp_path / "out/records.jsonl").read_text().splitlines()]
-    assert [x["run"] for x in lines if x["kind"] == "run"] == [f"{name}/seed0" for name in PRESETS]
-    assert sum(x["kind"] == "step" for x in lines) == 2 * len(PRESETS)
-    measured = [x for x in lines if x["kind"] == "measure" and "layer" not in x]
-    for name in PRESETS:
-        own = [x for x in measured if x["run"] == f"{name}/seed0" and x["value"] is not None]
-        found = {(x["metric"], x.get("map") or x.get("tokens") or x.get("length")) for x in own}
-        maps = ["map 1", "map 2", "difference"] if "differential" in name else ["softmax"]
-        wanted = {("tokens_per_second", None), ("peak_memory_bytes", None), ("perplexity", 16)}
-        wanted |= {*product(("kurtosis", "largest_activation"), ("first", "rest"))}
-        wanted |= {*product(("first_token_argmax_share", "first_token_mass"), maps)}
-        assert wanted <= found, name
-        assert (("null_mass", "softmax") in found) == (name in NULLS)
-        assert (("prefix_mass", "softmax") in found) == (name == "key-value")
+    records = load(tmp_path / "out/records.jsonl")
+    assert records.arms() == PRESETS
     out, err = capsys.readouterr()
-    before = err[: err.index("transformer, seed 0")]
-    assert "one seed cannot tell these models apart" in before
-    for name in PRESETS:
+    assert "one seed cannot tell these models apart" in err[: err.index("transformer, seed 0")]
+    for name, (run,) in ((name, records.of(name)) for name in PRESETS):
+        assert len(run.steps) == 2
+        maps = ["map 1", "map 2", "difference"] if "differential" in name else ["softmax"]
+        numbers = [("tokens_per_second", {}), ("peak_memory_bytes", {})]
+        numbers.append(("perplexity", {"length": 16}))
+        for metric, tokens in product(("kurtosis", "largest_activation"), ("first", "rest")):
+            numbers.append((metric, {"tokens": tokens}))
+        for metric, one in product(("first_token_argmax_share", "first_token_mass"), maps):
+            numbers.append((metric, {"map": one}))
+        assert all(run.value(metric, **at) is not None for metric, at in numbers), name
+        assert (run.value("null_mass", map="softmax") is not None) == (name in NULLS)
+        assert (run.value("prefix_mass", map="softmax") is not None) == (name == "key-value")
         assert name in out
-    page = (tmp_path / "out/report.html").read_text("utf-8")
-    assert "differential" in page
+    assert "differential" in (tmp_path / "out/report.html").read_text("utf-8")
 
     # The same command again has nothing to train; other settings are refused.
     monkeypatch.setattr(job, "train_to_end", lambda *_, **__: pytest.fail("trained again"))
     assert _call(*words) == 0
-    assert "other settings: train.learning_rate was 0.003 and is now 0.5" in refusal(
-        capsys, "compare", *words, "--train.learning-rate", "0.5"
-    )
+    said = refusal(capsys, "compare", *words, "--train.learning-rate", "0.5")
+    assert "other settings: train.learning_rate was 0.003 and is now 0.5" in said
 
 
 def test_a_record_has_the_precision_that_was_computed(words, tmp_path, capsys, monkeypatch):
@@ -137,7 +133,7 @@ def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, c
     monkeypatch.setattr(final_measures, "perplexity", spy)
     words = changed(words, "--data.data", str(tmp_path / "notes.jsonl"))
     assert _call(*words) == 0
-    lines = [json.loads(x) for x in (tmp_path / "out/records.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path / "out")
     losses = [x for x in lines if x.get("metric") == "loss"]
     assert [x["value"] for x in losses if "step" in x] == [found.loss for found in read]
     assert all(found.tokens < 15 * final_measures.WINDOWS for found in read)
@@ -149,14 +145,6 @@ def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, c
     older = tmp_path / "out/transformer-seed0/records.jsonl"
     older.write_text(older.read_text("utf-8").replace(', "documents": "apart"', ""), "utf-8")
     assert "holds a run of other settings: documents was None" in refusal(capsys, "compare", *words)
-
-
-def test_a_folder_of_a_run_takes_no_comparison(words, tmp_path, capsys):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "run.json").write_text("{}")
-    assert "already holds a run" in refusal(capsys, "compare", "gpt2", *words)
-    assert [path.name for path in out.iterdir()] == ["run.json"]
 
 
 @pytest.mark.parametrize(("held_out", "enough"), [("too short", False), ("some words " * 4, True)])
@@ -174,15 +162,14 @@ def test_held_out_text_is_as_long_as_a_window_or_refused_before_training(
     if enough:
         assert _call("transformer", *changed(few, "--lengths", "1")) == 0
     else:
-        assert "in no source enough for one window of 16" in refusal(
-            capsys, "compare", "transformer", *few
-        )
+        said = refusal(capsys, "compare", "transformer", *few)
+        assert "in no source enough for one window of 16" in said
         assert not [*(tmp_path / "out").glob("*seed0")]
 
 
 def test_without_lengths_the_speed_and_memory_of_training_alone_are_measured(settings, tmp_path):
     assert _call("transformer", *settings, "--lengths", "--output", str(tmp_path)) == 0
-    lines = [json.loads(x) for x in (tmp_path / "records.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path)
     found = {x["metric"] for x in lines if x["kind"] == "measure"}
     assert found == {"train_seconds", "tokens_per_second", "peak_memory_bytes"}
     assert "training speed" in (tmp_path / "report.html").read_text("utf-8")
@@ -199,7 +186,7 @@ def test_a_run_trained_but_not_measured_is_measured(words, tmp_path, monkeypatch
     monkeypatch.undo()
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
     assert _call(*words) == 0
-    lines = [json.loads(x) for x in (tmp_path / "out/records.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path / "out")
     by_metric = {x["metric"]: x for x in lines if x["kind"] == "measure"}
     assert by_metric["peak_memory_bytes"]["value"] is None
     assert "stopped before" in by_metric["peak_memory_bytes"]["reason"]
@@ -213,7 +200,7 @@ def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monk
     assert _call(*arms, *words, *shape, "--measure-every", "0.5") == 0
     out = tmp_path / "out"
     names = [f"{p} · {o}" for p in ("transformer", "softmax1") for o in ("adamw", "orthoadam")]
-    lines = [json.loads(x) for x in (out / "records.jsonl").read_text().splitlines()]
+    lines = lines_of(out)
     headers = [x for x in lines if x["kind"] == "run"]
     assert [x["arm"] for x in headers] == names
     assert headers[-1]["changes"] == {"train.optimizer": "orthoadam"}
@@ -236,19 +223,14 @@ def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monk
     other = changed([*arms, *words, *shape], "--output", str(tmp_path / "other"))
     assert _call(*other) == 0
     for name in ("softmax1+orthoadam-seed0", "transformer+adamw-seed0"):
-        weights = "final/model.safetensors"
-        assert (out / name / weights).read_bytes() == (
-            tmp_path / "other" / name / weights
-        ).read_bytes()
+        assert weights_of(out / name) == weights_of(tmp_path / "other" / name)
 
-    # A further value joins; what is done stays; another rhythm of measurements is refused.
     monkeypatch.setattr(job, "train_to_end", lambda *_, **__: pytest.fail("trained again"))
-    assert "given twice" in refusal(
-        capsys, "compare", *other, "--vary", "train.optimizer=orthoadam,adamw"
-    )
-    assert "other settings: measure_every was 0 and is now 1" in refusal(
-        capsys, "compare", *changed(other, "--measure-every", "1")
-    )
+    for more, said in (
+        (["--vary", "train.optimizer=orthoadam,adamw"], "given twice"),
+        (["--measure-every", "1"], "other settings: measure_every was 0 and is now 1"),
+    ):
+        assert said in refusal(capsys, "compare", *other, *more)
 
 
 def test_a_run_that_diverges_is_a_result_of_the_sweep(words, tmp_path, capsys):
@@ -257,13 +239,13 @@ def test_a_run_that_diverges_is_a_result_of_the_sweep(words, tmp_path, capsys):
     assert _call(*rates) == 0
     captured = capsys.readouterr()
     assert "learning_rate 1e+30, seed 0: stopped at step 2" in captured.err
-    lines = [json.loads(x) for x in (tmp_path / "out/records.jsonl").read_text().splitlines()]
-    found = {
-        x["run"]: x for x in lines if x.get("metric") == "perplexity" and x.get("length") == 16
-    }
-    assert found["transformer · learning_rate 1e+30/seed0"]["value"] is None
-    assert "lower learning_rate" in found["transformer · learning_rate 1e+30/seed0"]["reason"]
-    assert found["transformer · learning_rate 0.001/seed0"]["value"] > 1
+    lines = lines_of(tmp_path / "out")
+    found = {x["run"]: x for x in lines if x.get("metric") == "perplexity" and x["length"] == 16}
+    rate = "transformer · learning_rate"
+    diverged, trained = (found[f"{rate} {x}/seed0"] for x in ("1e+30", "0.001"))
+    assert diverged["value"] is None
+    assert "lower learning_rate" in diverged["reason"]
+    assert trained["value"] > 1
     assert "lower learning_rate" in (tmp_path / "out/report.html").read_text("utf-8")
     assert _call(*rates) == 0  # and is not tried again
     assert "learning_rate 1e+30, seed 0: already done" in capsys.readouterr().err

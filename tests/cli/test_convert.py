@@ -8,25 +8,24 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GraniteSWAForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GraniteSWAForCausalLM
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.lab.prefixes import sample
 from clearhead.models import conversion
 from clearhead.models.families.llama import LLAMA
 
-from .conftest import call, error_line, refusal, saved
+from .conftest import call, refusal, saved
 
 
 def test_what_cannot_be_converted_leaves_nothing(tokenizer, tmp_path, capsys, monkeypatch):
     run, made = saved(tmp_path / "run", tokenizer, normalizer="key"), tmp_path / "made"
-    assert "Llama has no normalizer='key': only normalizer='softmax'" in refusal(
-        capsys, "convert", str(run), str(made)
-    )
-    assert "run exists: give a folder that does not exist yet" in refusal(
-        capsys, "convert", str(run), str(run)
-    )
-    assert "cannot load a model" in refusal(capsys, "convert", tmp_path / "none", made)
+    for source, output, said in (
+        (run, made, "Llama has no normalizer='key': only normalizer='softmax'"),
+        (run, run, "run exists: give a folder that does not exist yet"),
+        (tmp_path / "none", made, "cannot load a model"),
+    ):
+        assert said in refusal(capsys, "convert", source, output)
     plain = saved(tmp_path / "plain", tokenizer)
 
     def wrong(state: dict[str, torch.Tensor], ours: object) -> dict[str, torch.Tensor]:
@@ -34,9 +33,8 @@ def test_what_cannot_be_converted_leaves_nothing(tokenizer, tmp_path, capsys, mo
 
     other = replace(LLAMA, write=wrong)
     monkeypatch.setitem(conversion.FAMILIES, "LlamaForCausalLM", other)
-    assert "ClearheadForCausalLM gives other logits, by 1 of their size" in refusal(
-        capsys, "convert", str(plain), str(made)
-    )
+    said = refusal(capsys, "convert", plain, made)
+    assert "ClearheadForCausalLM gives other logits, by 1 of their size" in said
     assert not [path for path in tmp_path.iterdir() if path.name not in ("run", "plain")]
 
 
@@ -110,10 +108,8 @@ def test_weights_beyond_sixteen_bits_are_not_written(llama, tmp_path, capsys):
         attention.v_proj.weight[0] = 0  # nothing reads it, so that logits stay equal
     model.save_pretrained(half)
     AutoTokenizer.from_pretrained(llama).save_pretrained(half)
-    assert call("convert", half, made, "--to", "gated") == 2
-    assert "o_proj.weight has weights beyond the range of float16: convert a copy" in error_line(
-        capsys
-    )
+    said = refusal(capsys, "convert", half, made, "--to", "gated")
+    assert "o_proj.weight has weights beyond the range of float16: convert a copy" in said
     assert not made.exists()
 
 
@@ -156,7 +152,8 @@ def test_a_sink_is_calibrated_on_what_the_first_token_takes(llama, text, tmp_pat
 
 
 def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_path, capsys):
-    made = tmp_path / "made"
+    made, short, long = tmp_path / "made", tmp_path / "short.txt", ("--length", "64")
+    short.write_text("attention noise sink", "utf-8")
     for words, said in (
         (("--to", "gated", "sink"), "the presets gated and sink: give one"),
         (("--to", "gated", "--calibrate", str(text)), "as they are: give --to sink"),
@@ -165,33 +162,22 @@ def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_pa
         (("--to", "hidden_size=12"), "hidden_size is a size"),
         (("--to", "sink", "--calibrate", str(tmp_path / "no")), "no such file"),
         (("--prefix", ""), "the prefix '' has 0 tokens: give 1 to 64"),
+        (("--to", "sink", "--calibrate", short, *long), "too few for two windows of 64: give"),
+        (("--to", "gated", "--text", short, *long), "too few for a window of 64: give more text"),
     ):
-        assert call("convert", llama, made, *words, "--length", "16") == 2
-        assert said in error_line(capsys)
-    short = tmp_path / "short.txt"
-    short.write_text("attention noise sink", "utf-8")
-    assert call("convert", llama, made, "--to", "sink", "--calibrate", short) == 2
-    assert "too few for two windows of 64: give more text, or a smaller --length" in error_line(
-        capsys
-    )
-    words = ("--text", str(short), "--length", "64")
-    assert "too few for a window of 64: give more text" in refusal(
-        capsys, "convert", str(llama), str(made), "--to", "gated", *words
-    )
+        length = () if "--length" in words else ("--length", "16")
+        assert said in refusal(capsys, "convert", llama, made, *words, *length)
     assert not made.exists()
 
 
-def test_the_plain_preset_takes_no_mechanism_away(llama, settings, tmp_path, capsys):
+def test_the_plain_preset_takes_no_mechanism_away(llama, going_on, tmp_path, capsys):
     """It changes no axis, so that a sink would stay and be called the transformer."""
     sink, made = tmp_path / "sink", tmp_path / "made"
     assert call("convert", llama, sink, "--to", "sink") == 0
-    train = ["train", "transformer", "--from", str(sink), "--output", str(made)]
-    tokenizer = settings.index("--data.vocabulary")
-    train += [*settings[:tokenizer], *settings[tokenizer + 2 :]]
-    for words in (["convert", str(sink), str(made), "--to", "transformer"], train):
-        assert "this model has normalizer='sink': give normalizer=softmax" in refusal(
-            capsys, *words
-        )
+    train = ["train", "transformer", "--from", sink, "--output", made, *going_on]
+    for words in (["convert", sink, made, "--to", "transformer"], train):
+        said = refusal(capsys, *words)
+        assert "this model has normalizer='sink': give normalizer=softmax" in said
         assert not made.exists()
     words = ("--to", "transformer", "normalizer=softmax")
     assert call("convert", sink, made, *words) == 0
@@ -212,49 +198,27 @@ def test_a_model_for_servers_has_its_code_beside_it_and_clearhead_runs_none_of_i
     code = (made / "modeling_clearhead_serving.py").read_text("utf-8")
     assert "import clearhead" not in code
     assert "from clearhead" not in code
-    assert "brings Python code of its own" in refusal(
-        capsys, "generate", str(made), "attention", "--tokens", "4"
-    )
-    words = ("--tokens", "4", "--trust-remote-code")
-    assert call("generate", made, "attention", *words) == 0
+    words = ("attention", "--tokens", "4")
+    assert "brings Python code of its own" in refusal(capsys, "generate", made, *words)
+    assert call("generate", made, *words, "--trust-remote-code") == 0
     served = capsys.readouterr().out
-    assert call("generate", gated, "attention", "--tokens", "4") == 0
+    assert call("generate", gated, *words) == 0
     assert capsys.readouterr().out == served
 
 
 def test_what_servers_have_no_place_for_is_refused_and_nothing_written(llama, tmp_path, capsys):
     made, null = tmp_path / "made", tmp_path / "null"
     assert call("convert", llama, null, "--to", "key-bias") == 0
-    assert "normalizer='key' does not fit: its sink" in refusal(
-        capsys, "convert", str(null), str(made), "--for", "serving"
-    )
-    assert "no family for this model: Llama has no normalizer='key'" in refusal(
-        capsys, "convert", str(null), str(made), "--for", "llama.cpp"
-    )
     assert call("convert", llama, tmp_path / "sink", "--to", "sink") == 0
     assert call("convert", tmp_path / "sink", tmp_path / "g", "--for", "llama.cpp") == 0
     assert "→ GraniteSWAForCausalLM, with equal logits" in capsys.readouterr().out
-    assert "is not clearhead's, and is served as it is" in refusal(
-        capsys, "convert", str(llama), str(made), "--for", "serving"
-    )
-    assert "--for is a step of its own" in refusal(
-        capsys, "convert", str(llama), str(made), "--to", "gated", "--for", "serving"
-    )
-    assert not made.exists()
-
-
-def test_few_bits_are_refused_with_the_way_back(tmp_path, capsys):
-    made, folder = tmp_path / "made", tmp_path / "bits"
-    folder.mkdir()
-    for quantised, said in (
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "is quantised (bitsandbytes)"),
-        ({"quant_method": "gptq", "bits": 4}, 'the program "Dequantise a model" of docs/howto.md'),
+    for source, words, said in (
+        (null, ("serving",), "normalizer='key' does not fit: its sink"),
+        (null, ("llama.cpp",), "no family for this model: Llama has no normalizer='key'"),
+        (llama, ("serving",), "is not clearhead's, and is served as it is"),
+        (llama, ("serving", "--to", "gated"), "--for is a step of its own"),
     ):
-        LlamaConfig(quantization_config=quantised).save_pretrained(folder)
-        assert call("convert", folder, made) == 2
-        line = error_line(capsys)
-        assert f"is quantised ({quantised['quant_method']}): " in line
-        assert said in line
+        assert said in refusal(capsys, "convert", source, made, "--for", *words)
     assert not made.exists()
 
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -146,9 +145,7 @@ def test_a_folder_or_a_file_in_use_is_refused_by_every_verb_that_writes_there(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_full_disk_is_one_line_in_convert_and_finetune(
-    output, tmp_path, capsys, room: Callable[[int], AbstractContextManager[None]]
-):
+def test_a_full_disk_is_one_line_in_convert_and_finetune(output, tmp_path, capsys, room):
     made = tmp_path / "made"
     with room(5000):
         said = refusal(capsys, "convert", output / RUN, made)

@@ -35,14 +35,10 @@ def small(text: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> 
             config, train=train, set=keys, data=source, seeds=(0, 1), evaluation_tokens=64
         )
 
-    return (
-        replace(shrunk(on_text, data=(str(text),), limit=None), lengths=(1, 2)),
-        shrunk(
-            sinks,
-            data=("synthetic:backcopy:documents=200,characters=360",),
-            vocabulary=512,  # a token for each word
-        ),
-    )
+    # A token for each word of the copied text.
+    copied = {"data": ("synthetic:backcopy:documents=200,characters=360",), "vocabulary": 512}
+    short = replace(shrunk(on_text, data=(str(text),), limit=None), lengths=(1, 2))
+    return short, shrunk(sinks, **copied)
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +59,8 @@ def _run(small: Studies, work: Work, **options) -> dict[str, Path]:
 def test_the_demo_trains_measures_and_shows_every_part(found, tmp_path, capsys):
     text, sinks, bits = (load(found[part]) for part in ("text", "sinks", "bits"))
     assert text.arms() == ["transformer", "sas-p", "alibi", "coca"]
-    assert sinks.arms() == [
-        *("transformer", "repaired", "softmax1", "gated", "differential", "differential-v2")
-    ]
+    repairs = ["repaired", "softmax1", "gated", "differential", "differential-v2"]
+    assert sinks.arms() == ["transformer", *repairs]
     assert bits.arms() == ["transformer", "repaired"]
     for records in (text, sinks, bits):
         assert all(len(records.of(arm)) == 2 for arm in records.arms())

@@ -20,7 +20,7 @@ from transformers import (
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.lab.sweep_configs import short_names
 
-from .conftest import call
+from .conftest import call, refusal
 
 VOCABULARY = 300
 
@@ -31,24 +31,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     folder = tmp_path_factory.mktemp("models")
     torch.manual_seed(0)
     shape = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    size = {"vocab_size": VOCABULARY, "max_position_embeddings": 32}
+    gpt2 = {"n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 32}
+    t5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
     models = {
-        "ours": ClearheadForCausalLM(
-            preset("differential", **shape, vocab_size=VOCABULARY, max_position_embeddings=32)
-        ),
-        "gpt2": GPT2LMHeadModel(
-            GPT2Config(n_embd=24, n_layer=2, n_head=2, n_positions=32, vocab_size=VOCABULARY)
-        ),
-        "small": GPT2LMHeadModel(
-            GPT2Config(n_embd=24, n_layer=2, n_head=2, n_positions=32, vocab_size=50)
-        ),
-        "bert": BertForMaskedLM(
-            BertConfig(
-                **shape, intermediate_size=40, vocab_size=VOCABULARY, max_position_embeddings=32
-            )
-        ),
-        "t5": T5ForConditionalGeneration(
-            T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=VOCABULARY)
-        ),
+        "ours": ClearheadForCausalLM(preset("differential", **shape, **size)),
+        "gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **gpt2)),
+        "small": GPT2LMHeadModel(GPT2Config(vocab_size=50, **gpt2)),
+        "bert": BertForMaskedLM(BertConfig(intermediate_size=40, **shape, **size)),
+        "t5": T5ForConditionalGeneration(T5Config(vocab_size=VOCABULARY, **t5)),
     }
     for name, model in models.items():
         model.save_pretrained(folder / name)
@@ -150,6 +141,7 @@ def test_a_preset_at_initialisation_at_any_depth(words, tmp_path):
         (["gpt2", "gpt2"], [], "each once"),
         (["gpt2", "bert", "ours"], [], "one model or two side by side"),
         (["nowhere"], [], "cannot load a model"),
+        (["gpt2", "init:transformr"], [], "did you mean transformer?"),
         (["gpt2"], ["--set", "n_layer=3"], "--set has no effect"),
         (["gpt2"], ["--length", "1"], "length is 1: give a whole number of at least 2"),
     ],
@@ -157,16 +149,8 @@ def test_a_preset_at_initialisation_at_any_depth(words, tmp_path):
 def test_refusals_in_one_line_and_nothing_written(
     names, options, message, saved, words, tmp_path, capsys
 ):
-    assert _call(*(str(saved / name) for name in names), *words, *options) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("clearhead: ")
-    assert message in last
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_mistyped_preset_is_refused_before_the_first_is_measured(saved, words, tmp_path, capsys):
-    assert _call(str(saved / "gpt2"), "init:transformr", *words) == 2
-    assert "did you mean transformer?" in capsys.readouterr().err
+    models = (name if ":" in name else saved / name for name in names)
+    assert message in refusal(capsys, "diagnose", *models, *words, *options)
     assert not (tmp_path / "out").exists()
 
 

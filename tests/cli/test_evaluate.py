@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,15 +28,8 @@ def words(trained: Path, text: Path, cache: Path, tmp_path: Path) -> list[str]:
 
 
 def test_a_sweep_is_kept_and_goes_on_where_it_stopped(words, tmp_path, monkeypatch, capsys):
-    words += [
-        "--tasks",
-        "perplexity,passkey",
-        "--rope-scaling",
-        "none,dynamic",
-        "--factors",
-        "2",
-        "4",
-    ]
+    words += ["--tasks", "perplexity,passkey", "--rope-scaling", "none,dynamic"]
+    words += ["--factors", "2", "4"]
     measured: list[dict] = []
     plain = TASKS["passkey"].measure
 
@@ -72,16 +64,10 @@ def test_a_sweep_is_kept_and_goes_on_where_it_stopped(words, tmp_path, monkeypat
 
 def test_several_models_share_a_record_and_a_page(words, trained, tmp_path, capsys):
     """Side by side, with a chart by length and a verdict."""
-    other = tmp_path / "other"
-    model = ClearheadForCausalLM.from_pretrained(trained / "final")
-    with torch.no_grad():
-        model.model.embed_tokens.weight.mul_(3)
-    model.save_pretrained(other)
-    AutoTokenizer.from_pretrained(trained / "final").save_pretrained(other)
+    other = _with(tmp_path / "other", trained, 3.0)
     first, *options = words[1:]
     page = tmp_path / "page.html"
-    start = next(index for index, word in enumerate(options) if word.startswith("--passkey"))
-    options = [*options[:start], "--page", str(page)]
+    options = [*options[: options.index("--passkey.trials")], "--page", str(page)]
     assert call("eval", first, str(other), *options) == 0
     assert [run.arm for run in load(tmp_path / "records.jsonl").runs] == ["tiny", "other"]
     out = " ".join(capsys.readouterr().out.split())
@@ -153,51 +139,32 @@ def test_a_header_and_a_cell_say_how_they_were_made(words, tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (["--tasks", "paskey"], "did you mean passkey"),
         (["--tasks", "masked"], "masked is not for"),
         (["--tasks", "passkey,shots"], "give a .jsonl(.gz) file, --shots.data FILE"),
         (["--tasks", "passkey", "--rope-scaling", "ntk"], "ntk takes a factor"),
         (["--tasks", "passkey", "--rope-scaling", "ntkk"], "did you mean ntk?"),
-        (
-            ["--tasks", "passkey", "--rope-scaling", "ntk", "--factors", "two"],
-            "could not convert string to float: 'two'",
-        ),
+        (["--factors", "two"], "could not convert string to float: 'two'"),
         (["--tasks", "passkey", "--lengths", "32"], "more than the length 32"),
         (["--tasks", "passkey", "--batch-tokens", "0"], "batch_tokens is 0"),
+        (["--lengths", "999999"], "or read each source as one text (--perplexity.text stream)"),
         (
-            ["--tasks", "passkey,perplexity", "--lengths", "999999"],
-            "or read each source as one text (--perplexity.text stream)",
-        ),
-        (
-            [
-                *("--tasks", "passkey,perplexity", "--perplexity.text", "stream"),
-                *("--perplexity.document-tokens", "200"),
-            ],
+            ["--perplexity.text", "stream", "--perplexity.document-tokens", "200"],
             "no effect on --perplexity.text stream",
         ),
-        (["--tasks", "passkey,perplexity", "--perplexity.stride", "150"], "stride is 150"),
-        (
-            ["--tasks", "passkey,perplexity", "--data.data", "rows.jsonl"],
-            "no field 'text', it has 'title', 'body'",
-        ),
+        (["--perplexity.stride", "150"], "stride is 150"),
+        (["--data.data", "rows.jsonl"], "no field 'text', it has 'title', 'body'"),
     ],
 )
-def test_refuses_before_anything_is_measured(
-    words, tmp_path, capsys, monkeypatch, extra: list[str], message: str
-):
+def test_refuses_before_anything_is_measured(words, tmp_path, capsys, monkeypatch, extra, message):
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"title": "a", "body": "b"}\n' * 3)
-    assert call(*changed(words, *extra)) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("clearhead: ")
-    assert message in last
+    words = changed(words, "--tasks", "passkey,perplexity")
+    assert message in refusal(capsys, *changed(words, *extra))
     assert not (tmp_path / "records.jsonl").exists()
 
 
 def test_half_of_the_stride_and_streams(words, tmp_path, capsys):
-    drop: Callable[[str], bool] = lambda word: word.startswith("--passkey")  # noqa: E731
-    start = next(index for index, word in enumerate(words) if drop(word))
-    words = words[:start]
+    words = words[: words.index("--passkey.trials")]
     assert call(*words, "--tasks", "perplexity", "hits", "--perplexity.text", "stream") == 0
     by_task = {cell["task"]: cell["numbers"] for cell in cells_of(tmp_path)}
     assert by_task["perplexity"]["stride"] == 96
@@ -212,8 +179,8 @@ def test_shots_and_a_file_that_changed(words, tmp_path, capsys):
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
     write("line")
-    start = next(index for index, word in enumerate(words) if word.startswith("--passkey"))
-    words = [*words[:start], "--tasks", "shots", "--shots.data", str(tmp_path / "rows.jsonl")]
+    words = [*words[: words.index("--passkey.trials")], "--tasks", "shots"]
+    words += ["--shots.data", str(tmp_path / "rows.jsonl")]
     words += ["--shots.queries", "3", "--shots.permutations", "2", "--shots.counts", "1", "4"]
     assert call(*words) == 0
     out = " ".join(capsys.readouterr().out.split())
@@ -227,7 +194,7 @@ def test_shots_and_a_file_that_changed(words, tmp_path, capsys):
 
 
 def _with(folder: Path, trained: Path, value: float) -> Path:
-    """The trained model with a head that is NaN, or whose loss is beyond any perplexity."""
+    """The trained model with an embedding, which is its head, of so many times the size."""
     model = ClearheadForCausalLM.from_pretrained(trained / "final")
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(value)
@@ -271,8 +238,7 @@ def test_answers_of_a_model_without_numbers_are_not_wrong(words, trained, tmp_pa
 def test_a_run_is_measured_on_its_own_held_out_text(words, trained, text, tmp_path, capsys):
     """Which run.json knows, share and fields included."""
     _, run, *options = words
-    start, stop = options.index("--data.data"), options.index("--lengths")
-    options = [*options[stop : options.index("--passkey.trials")]]
+    options = options[options.index("--lengths") : options.index("--passkey.trials")]
     cache = ["--data.cache", str(words[words.index("--data.cache") + 1])]
     assert call("eval", run, *cache, *options) == 0
     header = lines_of(tmp_path)[0]
@@ -293,4 +259,3 @@ def test_a_run_is_measured_on_its_own_held_out_text(words, trained, text, tmp_pa
     refused = refusal(capsys, "eval", run, str(other / "final"), *cache, *options)
     assert "trained on different texts" in refused
     assert "python-stdlib" in refused
-    assert start == 0

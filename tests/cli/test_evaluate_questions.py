@@ -14,22 +14,15 @@ def test_tasks_of_the_harness(trained, tmp_path, capsys):
     data, records = tmp_path / "rows.jsonl", tmp_path / "records.jsonl"
     rows = [{"question": "Which?", "choices": ["query", "key"], "label": n % 2} for n in range(3)]
     data.write_text("\n".join(map(json.dumps, rows)))
-    task = {
-        "task": "asked",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(tmp_path / "c")},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "Question: {{question}}\nAnswer:",
-        "doc_to_choice": "choices",
-        "doc_to_target": "label",
-        "metric_list": [{"metric": "acc"}],
-        "metadata": {"version": 1.0},
-    }
-    lost = json.loads(json.dumps(task).replace(str(data), str(data) + "x")) | {"task": "lost"}
+    task = {"dataset_path": "json", "test_split": "test", "output_type": "multiple_choice"}
+    task |= {"doc_to_text": "Question: {{question}}\nAnswer:", "doc_to_choice": "choices"}
+    task |= {"doc_to_target": "label", "metric_list": [{"metric": "acc"}]}
+    task["metadata"] = {"version": 1.0}
     (tmp_path / "tasks").mkdir()
-    for one in (task, lost):  # JSON is YAML
-        (tmp_path / "tasks" / f"{one['task']}.yaml").write_text(json.dumps(one), "utf-8")
+    for name, file in (("asked", str(data)), ("lost", f"{data}x")):  # JSON is YAML
+        files = {"data_files": {"test": file}, "cache_dir": str(tmp_path / "c")}
+        task |= {"task": name, "dataset_kwargs": files}
+        (tmp_path / "tasks" / f"{name}.yaml").write_text(json.dumps(task), "utf-8")
     words = ["eval", str(trained), "--lm-eval.include-path", str(tmp_path / "tasks")]
     words += ["--records", str(records), "--tasks"]
     assert call(*words, "asked") == 0

@@ -27,7 +27,7 @@ def options_of(verb: str) -> list[str]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_options_of_a_verb_are_those_that_are_written_down(verb: str) -> None:
+def test_the_options_of_a_verb_are_those_that_are_written_down(verb):
     frozen = json.loads(FROZEN.read_text())
     assert [*frozen] == [*VERBS]
     assert options_of(verb) == frozen[verb]

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .conftest import call, refusal
+from .conftest import call
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,6 @@ def test_a_path_from_the_home_folder_is_found(llama, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert call("convert", llama, "~/other") == 0
     assert (tmp_path / "other/model.safetensors").exists()
-
-
-def test_a_tokenizer_of_another_model_is_refused_in_a_line(llama, tmp_path, capsys):
-    small = GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=1, n_head=2, vocab_size=5))
-    small.save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(llama).save_pretrained(tmp_path)
-    assert "and the model knows 0 to 4: use the tokenizer" in refusal(
-        capsys, "generate", str(tmp_path), "attention"
-    )
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])

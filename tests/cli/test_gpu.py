@@ -6,18 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.cli import main
+from .conftest import call
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-
-
-def _call(*words: str) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(list(words))
-    assert stop.value.code == 0
 
 
 def _lines(path: Path) -> list[dict]:
@@ -26,36 +20,29 @@ def _lines(path: Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def words(text, cache) -> list[str]:
-    return [
-        *("--data.data", str(text), "--data.vocabulary", "300", "--data.validation", "0.1"),
-        *("--data.cache", str(cache)),
-    ]
+    data = ["--data.data", str(text), "--data.vocabulary", "300", "--data.validation", "0.1"]
+    return [*data, "--data.cache", str(cache)]
 
 
 @pytest.fixture(scope="module")
-def model(words, tmp_path_factory) -> Path:
-    """A finished model, trained on the device in bfloat16, its layers compiled."""
-    run = tmp_path_factory.mktemp("run") / "run"
-    _call(
-        *("train", "transformer", "--output", str(run), *words),
-        *("--set", "hidden_size=128", "num_attention_heads=2", "intermediate_size=256"),
-        *("--train.tokens", "65536", "--train.sequence-length", "64", "--train.batch-size", "32"),
-        *("--train.compile", "blocks", "--train.precision", "bf16"),
-    )
-    return run / "final"
+def train(words, tmp_path_factory):
+    """train(tokens, *options): a finished model, trained on the device in bfloat16."""
+
+    def trained(tokens: int, *options: str) -> Path:
+        run = tmp_path_factory.mktemp("run") / "run"
+        batch = ("--train.sequence-length", "64", "--train.batch-size", "32")
+        settings = (*batch, "--train.tokens", tokens, "--train.precision", "bf16", *options)
+        assert call("train", "transformer", "--output", run, *words, *settings) == 0
+        return run / "final"
+
+    return trained
 
 
 @pytest.fixture(scope="module")
-def wide(words, tmp_path_factory) -> Path:
-    """Wide enough for few bits to be smaller."""
-    run = tmp_path_factory.mktemp("wide") / "run"
-    _call(
-        *("train", "transformer", "--output", str(run), *words, "--set", "num_hidden_layers=1"),
-        *("hidden_size=1024", "num_attention_heads=8", "intermediate_size=1024"),
-        *("--train.tokens", "16384", "--train.sequence-length", "64", "--train.batch-size", "32"),
-        *("--train.precision", "bf16"),
-    )
-    return run / "final"
+def model(train) -> Path:
+    """Its layers are compiled."""
+    shape = ("hidden_size=128", "num_attention_heads=2", "intermediate_size=256")
+    return train(65536, "--set", *shape, "--train.compile", "blocks")
 
 
 def test_train(model):
@@ -66,12 +53,10 @@ def test_train(model):
 
 
 def test_compare(words, tmp_path):
-    _call(
-        *("compare", "transformer", "differential", "sas-p", "coca", *words),
-        *("--output", str(tmp_path / "runs"), "--lengths", "1", "2"),
-        *("--train.tokens", "4096", "--train.sequence-length", "16", "--train.batch-size", "4"),
-        *("--evaluation-tokens", "512"),
-    )
+    arms = ("compare", "transformer", "differential", "sas-p", "coca", *words)
+    small = ("--train.tokens", "4096", "--train.sequence-length", "16", "--train.batch-size", "4")
+    measured = ("--lengths", "1", "2", "--evaluation-tokens", "512", "--output", tmp_path / "runs")
+    assert call(*arms, *small, *measured) == 0
     assert (tmp_path / "runs" / "report.html").exists()
 
 
@@ -91,18 +76,18 @@ def test_compare(words, tmp_path):
 )
 def test_a_verb_writes_records(verb, options, model, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _call(verb, str(model), *words, *options.split())
+    assert call(verb, model, *words, *options.split()) == 0
     (records,) = tmp_path.glob("*.jsonl")
     assert _lines(records)
 
 
-def test_models_in_few_bits(wide, words, tmp_path):
+def test_models_in_few_bits(train, words, tmp_path):
     pytest.importorskip("torchao")
-    out = tmp_path / "few"
-    _call(
-        *("quantize", str(wide), *words, "--length", "32", "--tokens", "512"),
-        *("--deploy", "int8-dynamic-tensor", "--output", str(out)),
-    )
+    # Wide enough for few bits to be smaller.
+    shape = ("hidden_size=1024", "num_attention_heads=8", "intermediate_size=1024")
+    wide, out = train(16384, "--set", "num_hidden_layers=1", *shape), tmp_path / "few"
+    deploy = ("--deploy", "int8-dynamic-tensor", "--output", out, "--length", "32")
+    assert call("quantize", wide, *words, "--tokens", "512", *deploy) == 0
     figures = json.loads((out / "quantization.json").read_text("utf-8"))
     # Weights, but for the head and the embedding, in half the bits.
     assert figures["bytes"] < 0.6 * figures["bfloat16_bytes"]

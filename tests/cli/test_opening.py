@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedTokenizerBase, dynamic_module_utils
+from transformers import dynamic_module_utils
 
 from clearhead.cli import main
 
@@ -52,9 +52,7 @@ def _changed(path: Path, **changes: object) -> None:
 
 
 @pytest.fixture
-def folders(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> dict[str, str]:
+def folders(tmp_path, tokenizer, monkeypatch) -> dict[str, str]:
     """Folders whose model, or whose tokenizer, has code that leaves a marker; and "plain"."""
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 20))
@@ -136,10 +134,8 @@ def test_code_runs_where_it_is_allowed_and_never_unasked(
 
 
 @pytest.mark.parametrize("verb", ["train", "compare"])
-def test_a_tokenizer_of_a_corpus_runs_no_code(verb, folders, settings, tmp_path, capsys):
-    place = settings.index("--data.vocabulary")  # a tokenizer that is given has its own
-    own = settings[:place] + settings[place + 2 :]
-    words = [verb, "transformer", *own, "--data.tokenizer", folders["tokenizer"]]
+def test_a_tokenizer_of_a_corpus_runs_no_code(verb, folders, going_on, tmp_path, capsys):
+    words = [verb, "transformer", *going_on, "--data.tokenizer", folders["tokenizer"]]
     assert _call([*words, "--output", str(tmp_path / "out")], "") == 2
     assert "choose one of transformers' own" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "marker").exists()

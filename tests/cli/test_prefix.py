@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,20 +28,6 @@ def prefixed(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def steps(settings: list[str], tmp_path: Path) -> Callable[..., list[float]]:
-    """The losses of a run from a model, in folder "run"."""
-    tokenizer = settings.index("--data.vocabulary")
-    options = [*settings[:tokenizer], *settings[tokenizer + 2 :], "--train.log-every", "1"]
-
-    def losses(*words: str) -> list[float]:
-        assert call("train", *words, *options, "--output", tmp_path / "run") == 0
-        lines = (tmp_path / "run/metrics.jsonl").read_text("utf-8").splitlines()
-        return [json.loads(line)["loss"] for line in lines]
-
-    return losses
-
-
 def test_a_prefix_is_evaluated_at_every_length_and_in_sliding_windows(prefixed, windows, tmp_path):
     records = str(tmp_path / "records.jsonl")
     tasks = ["--tasks", "perplexity", "passkey", "--lengths", "256", "--passkey.trials", "2"]
@@ -61,10 +46,10 @@ def test_a_prefix_is_evaluated_at_every_length_and_in_sliding_windows(prefixed, 
 
 
 @pytest.mark.parametrize("more", [[], ["--train.lora", "2"], ["--train.document-masks"]])
-def test_a_prefix_is_trained_on(prefixed, steps, more, tmp_path):
+def test_a_prefix_is_trained_on(prefixed, going_on, more, tmp_path):
     if more[:1] == ["--train.lora"] and not takes_adapters():
         pytest.skip("no PEFT that this transformers takes")
-    steps("--from", str(prefixed), *more)
+    assert call("train", "--from", prefixed, *more, *going_on, "--output", tmp_path / "run") == 0
     start = load_file(prefixed / "model.safetensors")[KEYS]
     final = load_file(tmp_path / "run/final/model.safetensors")[KEYS]
     assert torch.equal(start, final) == (more[:1] == ["--train.lora"])

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from clearhead import ClearheadForCausalLM
 from clearhead.quantize import measure
 from clearhead.records.cells import added
 from clearhead.report import load
@@ -15,7 +14,7 @@ from clearhead.report import load
 from .conftest import call, changed, refusal, saved
 
 
-def test_a_model_under_every_scheme(model, windows, tmp_path, capsys):
+def test_a_model_under_every_scheme(model, windows, tmp_path, capsys, tokenizer):
     records, page = tmp_path / "r.jsonl", tmp_path / "p.html"
     kept = ("--records", str(records), "--page", str(page))
     assert call("quantize", str(model), *windows, "--scheme", "all", *kept) == 0
@@ -31,7 +30,7 @@ def test_a_model_under_every_scheme(model, windows, tmp_path, capsys):
     assert page.read_text().count('<div class="plot') == 3  # the kinds that had results
 
     # A second model joins the first, in the file and on the page.
-    other = saved(tmp_path / "other", _tokenizer(model), hidden_size=48)
+    other = saved(tmp_path / "other", tokenizer, hidden_size=48)
     some = ("--scheme", "w4-channel", "logits6-head")
     assert call("quantize", str(other), *windows, *some, *kept) == 0
     assert [each.id for each in load(records).runs] == ["mine", "other"]
@@ -40,12 +39,6 @@ def test_a_model_under_every_scheme(model, windows, tmp_path, capsys):
     again = tmp_path / "again.html"
     assert call("report", str(records), "--output", str(again)) == 0
     assert again.read_text() == page.read_text()
-
-
-def _tokenizer(model: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(model / "final")
 
 
 def test_requests_that_cannot_be_met(model, windows, tmp_path, capsys, tokenizer, text):
@@ -81,17 +74,6 @@ def test_of_several_models_one_in_few_bits_is_refused_before_any_is_measured(
     said = refusal(capsys, "quantize", str(model), str(few), *windows, *words)
     assert f"{few} is already quantised (torchao): give the one in full precision" in said
     assert not out.exists()
-
-
-def test_a_model_without_numbers_is_refused(windows, tmp_path, capsys, tokenizer):
-    folder = saved(tmp_path / "broken", tokenizer)
-    model = ClearheadForCausalLM.from_pretrained(folder)
-    model.model.norm.weight.data.fill_(torch.nan)
-    model.save_pretrained(folder)
-    records = tmp_path / "r.jsonl"
-    message = refusal(capsys, "quantize", str(folder), *windows, "--records", str(records))
-    assert "in full precision: the loss is nan" in message
-    assert not records.exists()
 
 
 @pytest.mark.parametrize(
@@ -147,9 +129,8 @@ def test_seeds_of_the_windows_are_pooled(model, windows, tmp_path):
     assert len(pooled.details["items"]) == 2 * 3  # windows
     assert pooled.draws[1].value == second.value != pooled.draws[0].value
     cost = added(pooled, both.measure("perplexity"))
-    each = [
-        pooled.draws[seed].value - both.measure("perplexity").draws[seed].value for seed in (0, 1)
-    ]
+    full = both.measure("perplexity")
+    each = [pooled.draws[seed].value - full.draws[seed].value for seed in (0, 1)]
     assert cost.value == pytest.approx(sum(each) / 2)
     low, high = cost.details["interval"]
     assert low < cost.value < high

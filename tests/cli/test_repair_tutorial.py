@@ -5,8 +5,6 @@ import re
 import shlex
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
-
 from .conftest import WORDS, call, refusal, saved_llama
 
 PAGE = Path(__file__).parents[2] / "docs/repair.md"
@@ -47,9 +45,7 @@ def test_the_page_has_every_step():
     assert len(COMMANDS) == len(SAID)
 
 
-def test_the_commands_run_in_order_as_written(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch, capsys
-):
+def test_the_commands_run_in_order_as_written(tokenizer, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
     shape = {"intermediate_size": 64, "max_position_embeddings": 512}

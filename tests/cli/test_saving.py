@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from clearhead.records import manifest
 
-from .conftest import call, refusal, saved
+from .conftest import call, refusal, saved, saved_llama
 
 
 @pytest.mark.parametrize("scheme", ["w8a8-static", "w4a16-channel"])
@@ -65,12 +64,9 @@ def test_requests_that_cannot_be_met(llama, model, windows, tmp_path, capsys):
 def test_a_model_is_converted_for_servers_and_saved(windows, tmp_path, capsys, tokenizer):
     """A preset and a turned Llama leave as a plain Llama, and that in few bits."""
     pytest.importorskip("compressed_tensors")
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    config = LlamaConfig(**shape, num_attention_heads=4, vocab_size=len(tokenizer))
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
-    tokenizer.save_pretrained(tmp_path / "llama")
+    source = saved_llama(tmp_path / "llama", tokenizer, intermediate_size=64)
     turned, plain, out = (tmp_path / name for name in ("turned", "plain", "served"))
-    assert call("convert", tmp_path / "llama", turned, "--rotate", "residual", "values") == 0
+    assert call("convert", source, turned, "--rotate", "residual", "values") == 0
     assert call("convert", turned, plain, "--for", "serving") == 0
     assert json.loads((plain / "config.json").read_text())["model_type"] == "llama"
     words = ("quantize", plain, *windows, "--scheme", "w8a8-static", "--save", out)

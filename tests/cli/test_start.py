@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 import clearhead
-from clearhead.cli import VERBS, main
+from clearhead.cli import VERBS
 from clearhead.eval import TASKS
 from clearhead.eval.options import OPTIONS
 from clearhead.models import SIZES
@@ -21,63 +21,56 @@ from clearhead.optim.recipe import Optimizer
 
 HEAVY = {"torch", "transformers", "datasets", "numpy", "plotly", "pandas", "tokenizers"}
 ROOMS = (
-    "data",
-    "diagnose",
-    "eval",
-    "models",
-    "optim",
-    "probe",
-    "quantize",
-    "report",
-    "train",
+    *("data", "diagnose", "eval", "models", "optim", "probe", "quantize", "report", "train"),
     "view",
 )
 
 
-def _modules(*words: str) -> tuple[int, set[str]]:
-    """The exit code of `clearhead WORDS` in a new process, and the modules that it imported."""
-    code = (
-        "import contextlib, io, json, sys\n"
-        "from clearhead.cli import main\n"
-        "try:\n"
-        "    with contextlib.redirect_stdout(io.StringIO()):\n"
-        "        main(sys.argv[1:])\n"
-        "except SystemExit as stop:\n"
-        "    print(json.dumps([stop.code, sorted(sys.modules)]))\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code, *words], check=True, capture_output=True, text=True
-    )
-    code, modules = json.loads(ran.stdout.splitlines()[-1])
-    return code, set(modules)
+PROGRAM = """
+import contextlib, io, json, sys
+from clearhead.cli import main
+told = io.StringIO()
+try:
+    with contextlib.redirect_stdout(told):
+        main(sys.argv[1:])
+except SystemExit as stop:
+    print(json.dumps([stop.code, told.getvalue(), sorted(sys.modules)]))
+"""
 
 
-def _ours(modules: set[str]) -> list[str]:
-    return sorted(name for name in modules if name.partition(".")[0] == "clearhead")
+def _run(*words: str) -> tuple[int, str, set[str]]:
+    """The exit code of `clearhead WORDS` in a new process, what it prints, and its modules."""
+    command = [sys.executable, "-c", PROGRAM, *words]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True)
+    code, told, modules = json.loads(ran.stdout.splitlines()[-1])
+    return code, told, set(modules)
 
 
-@pytest.mark.parametrize("words", [(), *((verb,) for verb in VERBS)], ids=" ".join)
-def test_help_needs_no_heavy_library_and_few_modules(words):
-    code, modules = _modules(*words, "--help")
+def test_the_list_of_verbs_and_that_of_experiments_need_no_heavy_library():
+    for words in (["--help"], ["reproduce", "--list"]):
+        code, _, modules = _run(*words)
+        assert code == 0
+        assert not HEAVY & modules
+        assert words[1:] or not {"tyro", "rich"} & modules
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_help_needs_few_modules_has_two_examples_and_names_what_an_option_holds(verb):
+    code, told, modules = _run(verb, "--help")
     assert code == 0
     assert not HEAVY & modules
-    assert words or not {"tyro", "rich"} & modules
-    assert len(_ours(modules)) <= 35, _ours(modules)
-
-
-def test_listing_every_experiment_with_its_cost_makes_no_model():
-    code, modules = _modules("reproduce", "--list")
-    assert code == 0
-    assert not HEAVY & modules
+    ours = sorted(name for name in modules if name.partition(".")[0] == "clearhead")
+    assert len(ours) <= 35, ours
+    assert len(re.findall(rf"^  clearhead {verb}(?: .*)?$", told, flags=re.MULTILINE)) >= 2
+    assert "{None}" not in told
+    assert not re.search(r"\bSTR\b", told)
+    if verb in ("train", "plan", "compare"):
+        assert {*SIZES, *OWN_PRESETS} <= {*told.split()}
 
 
 def test_importing_the_package_is_light_and_its_names_are_those_of_their_homes():
-    ran = subprocess.run(
-        [sys.executable, "-c", "import sys, clearhead; print(*sys.modules)"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", "import sys, clearhead; print(*sys.modules)"]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True)
     assert not HEAVY & {*ran.stdout.split()}
     assert clearhead.preset is clearhead.models.preset
     with pytest.raises(AttributeError, match="module 'clearhead' has no attribute 'presett'"):
@@ -92,23 +85,7 @@ def test_every_public_name_of_a_room_is_found_and_none_is_a_module_too(room):
     assert all(hasattr(package, name) for name in package.__all__)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_help_has_two_examples_and_names_what_an_option_holds(verb, capsys):
-    with pytest.raises(SystemExit):
-        main([verb, "--help"])
-    told = capsys.readouterr().out
-    examples = re.findall(rf"^  clearhead {verb}(?: .*)?$", told, flags=re.MULTILINE)
-    assert len(examples) >= 2
-    assert "{None}" not in told
-    assert not re.search(r"\bSTR\b", told)
-
-
-def test_what_is_written_out_for_the_sake_of_a_quick_help_is_what_there_is(capsys):
-    for verb in ("train", "plan", "compare"):
-        with pytest.raises(SystemExit):
-            main([verb, "--help"])
-        told = capsys.readouterr().out.split()
-        assert {*SIZES, *OWN_PRESETS} <= {*told}
+def test_what_is_written_out_for_the_sake_of_a_quick_help_is_what_there_is():
     assert get_args(Optimizer) == tuple(OPTIMIZERS)
     assert {*OPTIONS} == {*TASKS}
     assert all(issubclass(TASKS[name], kind) for name, kind in OPTIONS.items())

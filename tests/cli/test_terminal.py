@@ -126,17 +126,20 @@ def test_a_stream_that_is_closed_or_full_is_no_traceback(command, code, error):
 POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
-@pytest.mark.parametrize("environment", [POSIX, {"PYTHONIOENCODING": "latin-1"}], ids=str)
-@pytest.mark.parametrize("verb", ["train", ""])
+@pytest.mark.parametrize(
+    ("verb", "environment"), [("train", POSIX), ("", {"PYTHONIOENCODING": "latin-1"})]
+)
 def test_help_is_printed_in_every_encoding(verb, environment):
     done = _shell(f"clearhead {verb} --help", **environment)
     assert done.returncode == 0, done.stderr
     assert b"clearhead" in done.stdout
 
 
-def test_a_prompt_in_utf8_is_one_in_every_locale(llama):
-    done = _shell(f"clearhead generate {llama} 'é 漢' --tokens 1 --temperature 0", **POSIX)
-    assert done.stdout.startswith(rb"\xe9 \u6f22"), done.stderr
+def test_a_prompt_in_utf8_is_one_in_every_locale(llama, capsys):
+    """Of a locale that has no such character the command line arrives as bytes that are escaped."""
+    prompt = "é 漢".encode().decode("ascii", "surrogateescape")
+    assert call("generate", llama, prompt, "--tokens", 1, "--temperature", 0) == 0
+    assert capsys.readouterr().out.startswith("é 漢")
 
 
 @pytest.mark.parametrize(
@@ -172,22 +175,6 @@ def test_ctrl_c_elsewhere_is_a_keyboard_interrupt(monkeypatch, capsys):
     assert call("plan") == 130
     assert capsys.readouterr().err == "clearhead: interrupted\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_every_way_of_printing_by_rich_is_safe():
-    from rich.markup import escape
-    from rich.table import Table
-    from rich.text import Text
-
-    out = io.StringIO()
-    console = terminal.console(file=out, width=200)
-    table = Table("column", title=escape(HOSTILE))
-    table.add_row(escape(HOSTILE))
-    table.add_row(Text(HOSTILE))
-    console.print(table)
-    console.print(escape(HOSTILE))
-    assert not COMMANDS.search(out.getvalue())
-    assert out.getvalue().count(r"a\x1b]0;owned") == 4
 
 
 def test_a_closed_terminal_stops_the_run_as_a_signal_does(settings, tmp_path, capsys):

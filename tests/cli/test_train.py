@@ -133,12 +133,10 @@ def test_a_run_of_another_verb_or_version_is_resumed_by_its_own_command(settings
 
 
 def test_of_several_processes_the_first_of_a_machine_refuses_a_request(
-    settings, tmp_path, monkeypatch, capsys
+    trained, monkeypatch, capsys
 ):
-    run = tmp_path / "run"
-    assert call("train", "--set", *SHAPE, *settings, "--output", run) == 0
     wrong = (
-        ("train", "--resume", str(run), "--train.learning-rate", "0.5"),
+        ("train", "--resume", trained, "--train.learning-rate", "0.5"),
         ("train", "--train.tokens", "many"),
     )
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -11,8 +11,9 @@ from tests_architectures import takes_adapters
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from clearhead.data.tokenizer import train as train_tokenizer
+from clearhead.report import load
 
-from .conftest import call, changed, record_of, refusal, weights_of
+from .conftest import call, changed, lines_of, record_of, refusal, weights_of
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_arms_start_from_one_model(source, going_on, tmp_path, capsys):
     words += ["--lengths", "1", "--evaluation-tokens", "64", "--output", str(out)]
     still = [*words, "--train.learning-rate", "1e-12", "--vary", 'train.only=[],["*attn*"]']
     assert call(*still) == 0
-    lines = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    lines = lines_of(out)
     headers = [line for line in lines if line["kind"] == "run"]
     assert [line["model"]["model_type"] for line in headers] == ["llama"] * 2 + ["clearhead"] * 2
     assert headers[0]["non_embedding_parameters"] == headers[0]["parameters"] - 300 * 32
@@ -169,40 +170,27 @@ def test_what_cannot_go_on_is_refused_in_a_line(
         (["--from", str(short)], "windows of 16 tokens are more than the 8 positions of"),
         (["key-value", "--from", str(full)], "the 15 positions of"),
         (["gated", "--from", str(source), "--train.only", "x"], "the pattern 'x' decides no"),
-        (
-            ["--from", str(source), "--train.document-masks"],
-            "LlamaForCausalLM takes no document_ids",
-        ),
+        (["--from", source, "--train.document-masks"], "LlamaForCausalLM takes no document_ids"),
         (["--from", str(larger)], "restore the one it was trained with, or give the model rows"),
     ):
         assert said in refusal(capsys, "train", *words, *going_on, *out), words
     assert not (tmp_path / "run").exists()
 
 
-def _losses(folder):
-    lines = map(json.loads, (folder / "records.jsonl").read_text("utf-8").splitlines())
-    steps = [line for line in lines if line["kind"] == "step"]
-    return {
-        name: [line["loss"] for line in steps if line["run"] == f"{name}/seed0"]
-        for name in ("transformer", "differential-v2")
-    }
-
-
-def test_only_a_lone_run_has_the_dropout_of_its_class(settings, tokenizer, tmp_path, capsys):
+def test_only_a_lone_run_has_the_dropout_of_its_class(going_on, tokenizer, tmp_path, capsys):
     source = tmp_path / "source"
     shape = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 64, "attn_pdrop": 0.5}
     torch.manual_seed(0)
     GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **shape)).save_pretrained(source)
     tokenizer.save_pretrained(source)
-    place = settings.index("--data.vocabulary")
-    words = ["--from", source, *settings[:place], *settings[place + 2 :]]
+    words = ["--from", source, *going_on]
 
     small = ["--lengths", "1", "--evaluation-tokens", "64", "--output", tmp_path / "arms"]
     assert call("compare", "transformer", "differential-v2", *words, *small) == 0
     said = capsys.readouterr().err
     assert "attn_pdrop=0.5, embd_pdrop=0.1, resid_pdrop=0.1: left out of every arm" in said
-    one, other = _losses(tmp_path / "arms").values()
-    assert abs(one[0] - other[0]) < 1e-5  # the same function still
+    one, other = (run.steps[0]["loss"] for run in load(tmp_path / "arms/records.jsonl").runs)
+    assert abs(one - other) < 1e-5  # the same function still
 
     assert call("train", *words, "--output", tmp_path / "run") == 0
     config = json.loads((tmp_path / "run/final/config.json").read_text("utf-8"))

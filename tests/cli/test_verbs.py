@@ -26,9 +26,8 @@ def test_an_option_without_the_values_that_it_takes_is_refused(words, option, ca
 
 
 def test_what_follows_two_dashes_is_text_and_no_option(tmp_path, capsys):
-    assert "none" in refusal(
-        capsys, "generate", str(tmp_path / "none"), "--tokens", "3", "--", "--tokens.a"
-    )
+    words = ("generate", tmp_path / "none", "--tokens", "3", "--", "--tokens.a")
+    assert "none" in refusal(capsys, *words)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +84,7 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
     for words, said in (
         (("train", "--data.data", "none"), "already holds a run: go on with it by --resume"),
         (("train", "--from", "none", "--data.data", "none"), "already holds a run"),
+        (("compare", "gpt2", "--data.data", "none"), "already holds a run"),
         (("quantize", "none", "--deploy", "int8-dynamic-tensor"), "exists: give a folder that"),
     ):
         assert call(*words, "--output", tmp_path) == 2
@@ -176,11 +176,10 @@ def test_plan_counts_the_positions_that_training_gives_a_preset(capsys):
 
 
 def test_plan_tells_the_bill_of_a_run_and_of_a_checkpoint_in_80_columns(
-    capsys, tmp_path, settings, monkeypatch
+    capsys, trained, monkeypatch
 ):
-    monkeypatch.chdir(tmp_path)
-    run = Path("run")  # a longer name would be a longer line
-    assert call("train", "--output", run, *settings) == 0
+    monkeypatch.chdir(trained.parent)
+    run = Path(trained.name)  # a longer name would be a longer line
     assert call("plan", run, run / "final", "--gpu", "h200") == 0
     out = capsys.readouterr().out
     assert out.count(" parameters, ") == 2

@@ -59,18 +59,11 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def corpus(books: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """The books, and text that gives the tokenizer the words of the synthetic tasks."""
-    return prepare(
-        DataConfig(
-            data=(
-                str(books),
-                *(f"synthetic:{task}:documents=40" for task in ("needle", "recall", "passkey")),
-                "synthetic:passkey:documents=40,landmark=1",
-            ),
-            vocabulary=800,
-            validation=0.4,
-            cache=tmp_path_factory.mktemp("cache"),
-        )
-    )
+    tasks = ("needle", "recall", "passkey")
+    data = (str(books), *(f"synthetic:{task}:documents=40" for task in tasks))
+    data += ("synthetic:passkey:documents=40,landmark=1",)
+    cache = tmp_path_factory.mktemp("cache")
+    return prepare(DataConfig(data=data, vocabulary=800, validation=0.4, cache=cache))
 
 
 @pytest.fixture(scope="session")
@@ -79,24 +72,14 @@ def make_subject(corpus: Corpus):
 
     def make(name: str = "transformer", **changes: object) -> Subject:
         torch.manual_seed(0)
-        config = preset(
-            name,
-            hidden_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=40,
-            vocab_size=corpus.vocabulary_size,
-            max_position_embeddings=64,
-            initializer_range=0.4,
-        )
+        shape = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+        shape |= {"intermediate_size": 40, "max_position_embeddings": 64}
+        config = preset(name, vocab_size=corpus.vocabulary_size, initializer_range=0.4, **shape)
         subject = Subject(
             model=ClearheadForCausalLM(config).eval(),
             tokenizer=corpus.tokenizer,
             texts=Texts(lambda: corpus, ("train", "validation")),
-            lengths=(128, 192),
-            tokens=2000,
-            batch_tokens=1000,
-            seed=0,
+            **{"lengths": (128, 192), "tokens": 2000, "batch_tokens": 1000, "seed": 0},
         )
         return replace(subject, **changes)
 

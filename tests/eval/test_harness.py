@@ -100,20 +100,15 @@ def test_a_task_on_a_local_file_gives_what_is_found_by_hand(folder, make_subject
     for subject in (make_subject(), make_subject("differential", batch_tokens=1)):
         task = HarnessTask(tasks=("asked",), include_path=str(folder))
         (cell,) = task.cells(subject)
-        assert {k: cell[k] for k in ("task", "version", "shots")} == {
-            "task": "asked",
-            "version": "2.0",
-            "shots": 0,
-        }
+        assert [cell[k] for k in ("task", "version", "shots")] == ["asked", "2.0", 0]
         found = numbers(task.measure(subject, cell))
         right, by_length = zip(*_by_hand(subject), strict=True)
         assert found["acc"] == sum(right) / len(ROWS)
         assert found["acc_norm"] == sum(by_length) / len(ROWS)
         assert found["items"] == len(ROWS)
         share = found["acc"]
-        assert found["acc_stderr"] == pytest.approx(
-            math.sqrt(share * (1 - share) / (len(ROWS) - 1))
-        )
+        error = math.sqrt(share * (1 - share) / (len(ROWS) - 1))
+        assert found["acc_stderr"] == pytest.approx(error)
         assert found["headlines"] == ("acc", "acc_norm")
 
 
@@ -136,9 +131,8 @@ def test_shots_and_limit(folder, subject, capsys):
         limit=3,
         fewshot_random_seed=0,
     )["results"]["asked"]
-    assert found["acc"] == again["acc,none"]
-    assert found["acc_stderr"] == again["acc_stderr,none"]
-    assert found["acc_norm"] == again["acc_norm,none"]
+    for name in ("acc", "acc_stderr", "acc_norm"):
+        assert found[name] == again[f"{name},none"]
 
 
 def test_tags_are_their_tasks_and_groups_have_numbers_of_their_own(folder, subject):
@@ -193,16 +187,6 @@ def test_a_cell_is_another_where_a_file_of_the_folder_changed(folder, subject):
     assert len(set(digests)) == 3
 
 
-def test_what_cannot_be_asked(folder, subject, make_subject, tmp_path):
-    path = str(folder)
-    for task, message in (
-        (HarnessTask(), "lm_eval needs tasks"),
-        (HarnessTask(tasks=("asked",), include_path=path + "x"), "tasksx' is no folder"),
-    ):
-        with pytest.raises(ClearheadError, match=message):
-            task.cells(subject)
-
-
 def test_texts_are_read_apart_where_frequencies_follow_the_length(folder, subject, make_subject):
     """One after the other, and none with the frequencies of a longer one before it."""
     size = {"vocab_size": len(subject.tokenizer), "max_position_embeddings": 24}
@@ -223,32 +207,24 @@ def test_texts_are_read_apart_where_frequencies_follow_the_length(folder, subjec
     assert set(rows) == {1}
 
 
-def test_answers_longer_than_the_model(folder, subject):
-    (folder.parent / "rows.jsonl").write_text(
-        json.dumps({"question": "x", "choices": ["a", "ship " * 70], "label": 0}), "utf-8"
-    )
-    with pytest.raises(ClearheadError, match="cannot run the task asked"):
-        _measured(HarnessTask(tasks=("asked",), include_path=str(folder)), subject)
-
-
-def test_data_that_cannot_be_had_and_tasks_that_cannot_run(folder, subject):
+@pytest.mark.parametrize(
+    ("word", "other", "message"),
+    [
+        ("rows.jsonl", "none.jsonl", r"cannot load the task asked .*: where the hub"),
+        ("dataset_path: json", "dataset_path: nobody/nothing", r"\(.*nobody.nothing.*: where"),
+        ("choices\n", "answers\n", r"cannot load the task asked \(.*\)$"),
+        ("output_type", "unsafe_code: true\noutput_type", "marked as unsafe"),
+        ("rows.jsonl", "long.jsonl", "cannot run the task asked"),  # an answer beyond the model
+    ],
+)
+def test_tasks_that_cannot_be_loaded_or_run(word, other, message, folder, subject):
+    long = {"question": "x", "choices": ["a", "ship " * 70], "label": 0}
+    (folder.parent / "long.jsonl").write_text(json.dumps(long), "utf-8")
     plain = (folder / "asked.yaml").read_text("utf-8")
-    changes = {
-        "gone": ("rows.jsonl", "none.jsonl", r"cannot load the task gone .*: where the hub"),
-        "far": (
-            "dataset_path: json",
-            "dataset_path: nobody/nothing",
-            r"cannot load the task far \(.*nobody.nothing.*: where the hub",
-        ),
-        "lacking": ("choices\n", "answers\n", r"cannot load the task lacking \(.*\)$"),
-        "unsafe": ("output_type", "unsafe_code: true\noutput_type", "marked as unsafe"),
-    }
-    for name, (word, other, message) in changes.items():
-        _write(folder, name, plain.replace("task: asked", f"task: {name}").replace(word, other))
-        task = HarnessTask(tasks=(name,), include_path=str(folder))
-        with pytest.raises(ClearheadError, match=message) as raised:
-            _measured(task, subject)
-        assert "\n" not in str(raised.value)
+    _write(folder, "asked", plain.replace(word, other))
+    with pytest.raises(ClearheadError, match=message) as raised:
+        _measured(HarnessTask(tasks=("asked",), include_path=str(folder)), subject)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("caught", [False, True])
@@ -274,15 +250,20 @@ def test_no_program_of_a_metric_is_downloaded(folder, subject, monkeypatch, caug
     assert not (place / "ran").exists()
 
 
-def test_names_of_nothing(folder, monkeypatch):
+def test_names_of_nothing(folder, subject, monkeypatch):
     others = ("perplexity", "passkey")
     for name, message in (
         ("helaswag", "did you mean hellaswag"),
+        ("paskey", "did you mean passkey"),
         ("zzzz", r"`lm-eval ls tasks` lists the [\d,]+"),
     ):
         with pytest.raises(ClearheadError, match=message):
             check_names(("arc_easy", name), "", others)
     check_names(("asked",), str(folder), others)
+    with pytest.raises(ClearheadError, match="lm_eval needs tasks"):
+        HarnessTask().cells(subject)
+    with pytest.raises(ClearheadError, match="tasksx' is no folder"):
+        HarnessTask(tasks=("asked",), include_path=f"{folder}x").cells(subject)
     monkeypatch.setattr("clearhead.eval.harness.find_spec", lambda _name: None)
     with pytest.raises(ClearheadError, match=r"pip install 'clearhead\[lm-eval\]'"):
         check_names(("hellaswag",), "", others)

@@ -1,8 +1,6 @@
 """Loss at hidden tokens as a task of `clearhead eval`."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.eval.perplexity_task import MaskedTask
 from clearhead.lab.measuring import run_evaluation
 from clearhead.lab.sweep_configs import EvaluateConfig
+from clearhead.records.jsonl import append
 
 SHAPE = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -34,24 +33,19 @@ def test_a_length_without_a_window_is_refused_before_any_is_measured(masked):
         MaskedTask().cells(long)
 
 
-def test_the_loss_of_another_text_is_another_cell(tmp_path: Path):
+def test_the_loss_of_another_text_is_another_cell(tmp_path):
     tokenizer = train_tokenizer(["good bad film plot"] * 30, 290)
-    files = []
-    for name, words in (("one", "good film"), ("two", "bad plot")):
-        files.append(tmp_path / f"{name}.jsonl")
-        files[-1].write_text(
-            "".join(json.dumps({"text": f"{words} " * n}) + "\n" for n in range(9, 60))
-        )
+    files = [tmp_path / f"{name}.jsonl" for name in ("one", "two")]
+    for file, words in zip(files, ("good film", "bad plot"), strict=True):
+        append(file, *({"text": f"{words} " * n} for n in range(9, 60)))
     data = DataConfig(data=(str(files[0]),), validation=0.4)
     corpus = with_mask_token(prepare(data, tokenizer=tokenizer, progress=str))
     torch.manual_seed(0)
     model = ClearheadForMaskedLM(preset("bert", vocab_size=corpus.vocabulary_size, **SHAPE))
     model.save_pretrained(tmp_path / "model")
     corpus.tokenizer.save_pretrained(tmp_path / "model")
-    records = tmp_path / "records.jsonl"
-    asked = EvaluateConfig(
-        models=(str(tmp_path / "model"),), data=data, lengths=(16,), tokens=256, records=records
-    )
+    few = {"lengths": (16,), "tokens": 256, "records": tmp_path / "records.jsonl"}
+    asked = EvaluateConfig(models=(str(tmp_path / "model"),), data=data, **few)
 
     def loss(config) -> float:
         lines = run_evaluation(config)

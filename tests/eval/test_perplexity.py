@@ -131,37 +131,31 @@ def test_hopeless_and_broken_models_have_numbers_too():
     assert math.isnan(perplexity(model, _windows(1, 9), length=9, batch_size=1).perplexity)
 
 
-def test_refuses():
-    model = _make("Llama")
-    cases = [
+@pytest.mark.parametrize(
+    ("windows", "length", "message"),
+    [
         (_windows(1, 9), 8, "length is 8, but the windows have 9"),
         (_windows(1, 1), 1, "predicting a token takes at least 2"),
         ([], 9, "no windows"),
         ([torch.full((9,), -1)], 9, "token ids from -1 to -1"),
         ([torch.full((9,), VOCABULARY)], 9, "use the tokenizer that the model was trained with"),
-    ]
-    for windows, length, message in cases:
-        with pytest.raises(ClearheadError, match=message):
-            perplexity(model, windows, length=length, batch_size=2)
+    ],
+)
+def test_refuses(windows, length, message):
+    with pytest.raises(ClearheadError, match=message):
+        perplexity(_make("Llama"), windows, length=length, batch_size=2)
 
 
 def _corpus(*sizes: int) -> Corpus:
     draw = np.random.default_rng(0)
+    starts = np.zeros(1, dtype=np.int64)
+    tokens = (draw.integers(0, VOCABULARY, size).astype(np.uint16) for size in sizes)
     streams = tuple(
-        TokenStream(
-            spec=f"source {number}",
-            weight=None,
-            tokens=draw.integers(0, VOCABULARY, size).astype(np.uint16),
-            starts=np.zeros(1, dtype=np.int64),
-        )
-        for number, size in enumerate(sizes)
+        TokenStream(spec=f"source {number}", weight=None, tokens=one, starts=starts)
+        for number, one in enumerate(tokens)
     )
-    return Corpus(
-        tokenizer=None,
-        vocabulary_size=VOCABULARY,
-        fingerprint="",
-        streams={"train": streams, "validation": streams},
-    )
+    split = dict.fromkeys(("train", "validation"), streams)
+    return Corpus(tokenizer=None, vocabulary_size=VOCABULARY, fingerprint="", streams=split)
 
 
 def _cut(corpus: Corpus, length: int, count: int) -> Iterator[Tensor]:
@@ -216,13 +210,8 @@ def test_documents_kept_apart_are_read_each_by_itself(small_parts, name, batch_s
 
 def test_windows_that_foretell_nothing_have_a_reason():
     tokenizer = SimpleNamespace(eos_token_id=3, bos_token_id=None)
-    found = perplexity(
-        _make("transformer"),
-        [torch.tensor([3, 5]), torch.tensor([3, 3])],
-        length=2,
-        batch_size=2,
-        tokenizer=tokenizer,
-    )
+    windows = [torch.tensor([3, 5]), torch.tensor([3, 3])]
+    found = perplexity(_make("transformer"), windows, length=2, batch_size=2, tokenizer=tokenizer)
     assert found.loss is None
     assert found.reason == "no window holds a token that another of its document foretells"
 

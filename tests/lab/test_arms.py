@@ -9,7 +9,7 @@ from clearhead.lab.configs import Arm, CompareConfig
 from clearhead.train import TrainConfig
 
 
-def test_presets_times_values_in_order() -> None:
+def test_presets_times_values_in_order():
     config = CompareConfig(
         presets=("transformer", "softmax1"),
         set={"norm": "rmsnorm-single"},
@@ -28,12 +28,12 @@ def test_presets_times_values_in_order() -> None:
     assert last.folder == "softmax1+orthoadam+num_hidden_layers=3"
 
 
-def test_without_changes_an_arm_is_its_preset() -> None:
+def test_without_changes_an_arm_is_its_preset():
     arms = CompareConfig(presets=("transformer", "gpt2")).arms
     assert [(arm.name, arm.folder) for arm in arms] == [("transformer",) * 2, ("gpt2",) * 2]
 
 
-def test_folders_are_safe_and_apart() -> None:
+def test_folders_are_safe_and_apart():
     names = ["a · b", "a+b", "a b", "a=b", "a/b", "a\\b", "x" * 200, "x" * 201, "é", ".."]
     folders = [
         Arm(name=name, preset="a", changes={}, model={}, train=TrainConfig()).folder
@@ -68,7 +68,7 @@ def test_folders_are_safe_and_apart() -> None:
         ({"measure_every": 3, "train": TrainConfig(log_every=2)}, "multiple of train.log_every"),
     ],
 )
-def test_refusals_say_what_would_work(changes: dict, message: str) -> None:
+def test_refusals_say_what_would_work(changes, message):
     with pytest.raises(ClearheadError, match=message.replace("*", r"\*")) as caught:
         CompareConfig(presets=("transformer", "softmax1"), **changes).check()
     assert "\n" not in str(caught.value)
@@ -76,6 +76,6 @@ def test_refusals_say_what_would_work(changes: dict, message: str) -> None:
 
 @pytest.mark.parametrize("value", ["word", None, [1], {"a": 1}, 1.5, True])
 @pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "max_position_embeddings"])
-def test_values_of_a_wrong_type_are_refused(key: str, value: object) -> None:
+def test_values_of_a_wrong_type_are_refused(key, value):
     with pytest.raises(ClearheadError, match=f"{key} is .*: give a whole number"):
         CompareConfig(presets=("transformer",), vary={key: (value,)}).check()

@@ -1,6 +1,8 @@
-"""The bill of a training run, against steps that were taken."""
+"""The bill of a training run, against steps that were taken; and bytes by length of text."""
 
+import json
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import tests_architectures as architectures
@@ -9,9 +11,11 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from clearhead.cli.plan import Kind
 from clearhead.errors import ClearheadError
-from clearhead.lab.bill import GPUS, bill, device, training_memory
+from clearhead.lab.bill import GPUS, bill, device, record_memory, training_memory
 from clearhead.lab.run_setup import OBJECTIVES, objective_of
+from clearhead.lab.sweep_configs import PlanConfig
 from clearhead.models import plan, preset
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig
@@ -143,9 +147,38 @@ def test_what_cannot_be_planned_is_refused():
         training_memory(config, replace(TRAIN, optimizer="adafactor"))
 
 
+TINY = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 300}
+
+
+def test_cached_keys_of_coca_are_half_as_wide(tmp_path):
+    path = tmp_path / "records.jsonl"
+    names = ("transformer", "coca")
+    lines = record_memory(PlanConfig(models=names, set=TINY, lengths=(16, 32), records=path))
+    assert [json.loads(line) for line in path.read_text().splitlines()] == lines
+    assert lines[0]["train"]["precision"] == "bf16"  # as it is counted on every machine
+    found = {(one["run"], one["metric"], one.get("length")): one["value"] for one in lines[1:]
+             if one["kind"] == "measure"}  # fmt: skip
+    for length in (16, 32):
+        assert found["transformer", "cached_key_bytes", length] == 2 * 32
+        assert found["coca", "cached_key_bytes", length] == 32
+        for name in names:  # what runs, beside what the mechanism declares
+            declared = plan(preset(name, **TINY)).cache_bytes
+            assert found[name, "cached_bytes", length] == declared
+
+
+def test_a_tensor_of_length_by_length_would_be_seen():
+    """By the growth from one length to its double, which eager attention's scores make fourfold."""
+    grown = {}
+    for implementation in ("sdpa", "eager"):
+        config = preset("coca", **TINY, max_position_embeddings=4096)
+        config._attn_implementation = implementation
+        short, long = (
+            training_memory(config, TrainConfig(batch_size=1, sequence_length=length))
+            for length in (2048, 4096)
+        )
+        grown[implementation] = long["activations"] / short["activations"]
+    assert grown["sdpa"] <= 2 < 3 < grown["eager"]
+
+
 def test_kinds_of_devices_are_those_of_the_command_line():
-    from typing import get_args
-
-    from clearhead.cli.plan import Kind
-
-    assert set(get_args(Kind)) == {"cpu", *GPUS}
+    assert {*get_args(Kind)} == {"cpu", *GPUS}

@@ -18,7 +18,8 @@ from clearhead.lab.sweep_configs import DiagnoseConfig
 from clearhead.papers.claims import evidence
 from clearhead.papers.contrasts import lower, number
 from clearhead.papers.stages import collect
-from clearhead.papers.study import best, loss
+from clearhead.papers.study import loss
+from clearhead.records.jsonl import append
 from clearhead.report import load, page_of
 
 
@@ -163,19 +164,6 @@ def test_the_loss_of_a_sweep_s_run_is_at_the_training_length(of, tmp_path):
     assert (loss(tmp_path / "a"), loss(tmp_path / "b")) == (2.5, math.inf)
 
 
-@pytest.mark.parametrize(
-    ("losses", "rate"),
-    [
-        ((3.0, 2.5, 2.75), 2e-3),
-        ((3.0, None, 2.75), None),  # one is still to come
-        ((3.0, math.inf, 3.5), 1e-3),
-        ((math.inf,) * 3, None),
-    ],
-)
-def test_the_best_rate_has_the_lowest_loss(losses, rate):
-    assert best(dict(zip((1e-3, 2e-3, 4e-3), losses, strict=True))) == rate
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_commands_save_and_starts_no_more(tmp_path, number, said):
     saving = (
@@ -254,7 +242,7 @@ def test_a_diagnosis_and_a_quantisation_are_joined_to_the_run_of_their_model(tmp
     jobs = []
     for name, lines in files.items():
         path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        append(path, *lines)
         jobs.append(Job(name=name, config=asked, records=path, arm="dense", label="r", seed=3))
     untrained = [replace(job, arm="as it is") for job in jobs[1:]]
     joined = collect([*jobs, *untrained], tmp_path / "records.jsonl")
@@ -276,20 +264,14 @@ def test_a_diagnosis_and_a_quantisation_are_joined_to_the_run_of_their_model(tmp
 
 
 def test_records_are_joined_under_their_arm_and_label(tmp_path):
-    measure = {"kind": "measure", "run": "a/seed0", "metric": "loss", "value": 2.0}
-    files = {
-        "6": [{"kind": "run", "run": "a/seed0", "preset": "a", "seed": 0}, measure],
-        "24": [
-            {"kind": "run", "run": "a/seed0", "preset": "a", "seed": 0},
-            {**measure, "value": 3.0},
-        ],
-    }
-    jobs = []
-    for label, lines in files.items():
-        path = tmp_path / f"{label}.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "me')
+    jobs = [Job(name="", config=None, records=tmp_path / "none")]
+    for label, value in (("6", 2.0), ("24", 3.0)):
+        path, run = tmp_path / f"{label}.jsonl", {"run": "a/seed0"}
+        append(path, {"kind": "run", **run, "preset": "a", "seed": 0})
+        append(path, {"kind": "measure", **run, "metric": "loss", "value": value})
+        with path.open("a") as file:
+            file.write('{"kind": "me')
         jobs.append(Job(name=label, config=None, records=path, arm="a · b", label=label))
-    jobs.append(Job(name="", config=None, records=tmp_path / "none"))
     records = load(collect(jobs, tmp_path / "records.jsonl"))
     for label, value in (("6", 2.0), ("24", 3.0)):
         assert records.labelled(label).values("a · b", "loss") == {0: value}

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,14 +19,13 @@ from clearhead.papers.contrasts import (
     ratio,
     reaches,
 )
-from clearhead.papers.requests import EXPERIMENTS
+from clearhead.papers.requests import EXPERIMENTS, cost
+from clearhead.papers.study import Study
 from clearhead.records.loading import load
 from clearhead.records.runs import Records
 from clearhead.report.pivots import models
 
 from .making import near, outcomes, recorded
-
-ROOT = Path(__file__).parents[2]
 
 
 def _records(losses: dict[str, list[float]], label: str = "6 layers") -> Records:
@@ -133,13 +132,11 @@ def test_seeds_that_all_agree_hold_no_claim():
 
 def _measured(arms: dict[str, dict[str, list[float]]], label: str) -> Records:
     """Records of three seeds an arm, by metric."""
-    return recorded(
-        {
-            arm: [{"metric": metric, "value": values} for metric, values in metrics.items()]
-            for arm, metrics in arms.items()
-        },
-        label=label,
-    )
+    lines = {
+        arm: [{"metric": metric, "value": values} for metric, values in metrics.items()]
+        for arm, metrics in arms.items()
+    }
+    return recorded(lines, label=label)
 
 
 def test_a_record_without_the_defect_neither_supports_a_claim_nor_stands_in_its_way():
@@ -147,16 +144,10 @@ def test_a_record_without_the_defect_neither_supports_a_claim_nor_stands_in_its_
     orthoadam = ("transformer · orthoadam", "transformer · orthoadam · rotation_share size")
     noisy = {"transformer": [3.0, 9.0, 6.0], **{arm: [8.0, 2.0, 5.0] for arm in orthoadam}}
     same = {"transformer": [3.0, 3.1, 2.9], **{arm: [3.05, 2.95, 3.0] for arm in orthoadam}}
-    sources = {
-        name: _measured(
-            {
-                arm: {"kurtosis": [kurtosis] * 3, "kurtosis_rotated": values}
-                for arm, values in rotated.items()
-            },
-            name,
-        )
-        for name, kurtosis, rotated in (("sick", 10.0, same), ("healthy", 3.0, noisy))
-    }
+    sources = {}
+    for name, kurtosis, rotated in (("sick", [10.0] * 3, same), ("healthy", [3.0] * 3, noisy)):
+        arms = {arm: {"kurtosis": kurtosis, "kurtosis_rotated": x} for arm, x in rotated.items()}
+        sources[name] = _measured(arms, name)
 
     def verdict(*names: str) -> Judgement:
         chosen = judged({name: sources[name] for name in names})
@@ -199,32 +190,20 @@ def test_a_number_that_a_task_measured_aside_is_not_joined_with_the_final_one():
     assert alone.ours.mean == 9.0
 
 
-def test_a_pattern_of_arms_is_a_main_effect():
-    losses = {"sas a": [2.0, 2.2], "sas b": [3.0, 3.2], "transformer": [2.0, 2.0]}
-    (outcome,) = _contrast("higher", arm="sas *").outcomes(evidence({"a": _records(losses)}))
-    assert outcome.ours.mean == pytest.approx(2.6)
-    assert outcome.ours.n == 2  # seeds, not arms
-
-
 def test_a_contrast_of_differences_and_one_in_shares():
     """A distance is that to the number elsewhere within a seed, whichever is the higher;
     `relative` divides by the baseline."""
-    arms = {
-        arm: [
-            {
-                "metric": "perplexity",
-                "factor": factor,
-                "value": near(100 - slope * factor, 1 + slope * factor / 100),
-            }
-            for factor in (2.0, 8.0)
-        ]
-        for arm, slope in {"transformer": -10.0, "coca": 1.0}.items()
-    }
+
+    def measured(slope: float, factor: float) -> dict[str, Any]:
+        values = near(100 - slope * factor, 1 + slope * factor / 100)
+        return {"metric": "perplexity", "factor": factor, "value": values}
+
+    slopes = {"transformer": -10.0, "coca": 1.0}
+    arms = {arm: [measured(slope, one) for one in (2.0, 8.0)] for arm, slope in slopes.items()}
     records = evidence({"a": recorded(arms)})
     two, eight = (number("perplexity", factor=factor) for factor in (2.0, 8.0))
     sides = (two.of(one, minus=eight.of(one), distance=True) for one in ("coca", "transformer"))
-    fall = lower("", two, *sides)
-    (outcome,) = fall.outcomes(records)
+    (outcome,) = lower("", two, *sides).outcomes(records)
     assert outcome.ours.mean == pytest.approx(6 - 0.06)
     assert outcome.theirs.mean == pytest.approx(60 - 0.6)
     assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
@@ -239,21 +218,6 @@ def test_a_claim_has_a_family_and_comparisons_that_its_words_tell_apart():
         assert claim.family in book.FAMILIES
         assert claim.contrasts, claim.name
         assert len({one.words for one in claim.contrasts}) == len(claim.contrasts), claim.name
-
-
-def test_a_line_of_the_summary_says_what_the_seeds_could_have_decided():
-    losses = {"transformer": [2.5, 2.6, 2.4], "sas": [2.4, 2.62, 2.5], "sas-p": [2.0, 2.03, 1.97]}
-    lines = [*book.markdown({"r": _records(losses)})]
-    number = len(CLAIMS)
-    counted = f"Of {number} claims 1 is undecided and {number - 1} are untested."
-    assert lines[lines.index("## The claims") - 2] == counted
-    (line,) = (one for one in lines if one.startswith("| `sas/figure5`"))
-    numbers = "+0.01 (−0.23 to 0.25), ±0.24, margin 0.02"
-    assert line.endswith(f"| loss of SAS, 6 layers: {numbers} | undecided |")
-    cells = "2.000 ± 0.030 | 2.50 ± 0.10 | −0.50 (−0.73 to −0.27) | holds, margin 0.02 |"
-    assert f"| loss of SAS-P, 6 layers | r, 6 layers | {cells}" in lines
-    lines = [*book.markdown({"r": _records({"transformer": [2.5], "sas": [2.4]})})]
-    assert any("2.40 | 2.50 | −0.100 | undecided, one seed" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -330,3 +294,23 @@ def test_the_joined_record_of_an_untrained_model_names_its_configuration(tmp_pat
     outcome = outcomes("sas/propagation", records)[0]
     assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
     assert outcome.theirs.mean == pytest.approx(0.92)
+
+
+def test_the_tokens_of_a_long_experiment_are_written_out():
+    arms = [Study().changed(tokens=500_000_000).arm("transformer", 1e-3)] * 2
+    assert cost(arms, "small").startswith("6 runs, 3,000 M tokens, ")
+
+
+@pytest.mark.parametrize(
+    ("costs", "buys", "word"),
+    [
+        ("HOLDS", "HOLDS", "worth it here"),
+        ("DOES_NOT_HOLD", "HOLDS", "at a price"),
+        ("UNTESTED", "HOLDS", "gains; its price is open"),
+        ("HOLDS", "UNDECIDED", "not shown"),
+        ("HOLDS", "UNTESTED", "not tested"),
+        ("HOLDS", "DOES_NOT_HOLD", "no"),
+    ],
+)
+def test_a_repair_is_worth_what_it_gains_at_its_price(costs, buys, word):
+    assert book.worth(Judgement[costs], Judgement[buys]) == word

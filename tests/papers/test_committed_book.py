@@ -3,6 +3,7 @@ frozen in net.json, and what it says of its records. The book is judged once."""
 
 import json
 import math
+import runpy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from clearhead.records.runs import Records
 from ..cli.conftest import call
 
 ROOT = Path(__file__).parents[2]
+MADE = runpy.run_path(str(ROOT / "tools/front_page.py"))
 NET = Path(__file__).with_name("net.json")
 # The records that hold runs; sweeps of rates decide nothing.
 RECORDS = tuple(
@@ -131,3 +133,14 @@ def test_every_number_and_verdict_of_the_committed_book_is_frozen(committed):
             assert found == expected, place
     assert sum(isinstance(one, float) for one in frozen.values()) > 1_000
     assert {*Judgement} >= {found for place, found in now.items() if place.endswith("/verdict")}
+
+
+@pytest.mark.parametrize(("page", "part"), [("README.md", "table"), ("docs/claims.md", "summary")])
+def test_a_page_has_what_the_book_says(page, part):
+    (block,) = MADE["BLOCK"].findall(ROOT.joinpath(page).read_text("utf-8"))
+    assert block == MADE[part]()
+    assert block in ROOT.joinpath("results/comparisons.md").read_text("utf-8")
+
+
+def test_the_figure_of_the_front_page_is_that_of_the_records():
+    assert MADE["FIGURE"].read_text("utf-8") == MADE["drawing"]()

@@ -55,13 +55,13 @@ Numbers = tuple[str, dict[str, Any]]
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_an_experiment_has_arms_at_each_of_its_scales(scale: str) -> None:
+def test_an_experiment_has_arms_at_each_of_its_scales(scale):
     for one in EXPERIMENTS.values():
         assert bool(_measured(one.name, scale)) == (scale in one.scales), one.name
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_a_claim_can_be_judged_at_a_scale_or_is_refused_there(scale: str) -> None:
+def test_a_claim_can_be_judged_at_a_scale_or_is_refused_there(scale):
     for claim in CLAIMS:
         if not has_arms(claim, scale):
             with pytest.raises(ClearheadError, match=f"^{claim.name} has no arms at {scale}: "):
@@ -149,7 +149,6 @@ def _of_diagnosis(trial: Study, question: DiagnoseConfig) -> Iterator[Numbers]:
     for layer in range(trial.side.model.get("num_hidden_layers", 6)):
         for metric in ("similarity", "effective_rank", "beta_over_alpha_values"):
             yield metric, {**at, "layer": layer}
-    assert question.length is not None
     for position in (1 << power for power in range(question.length.bit_length() - 1)):
         yield "null_mass", {**at, "map": "softmax", "position": position}
         yield "gate_closed", {**at, "position": position}

@@ -1,4 +1,4 @@
-"""The experiments as code: one short function each, that says what it changes."""
+"""The experiments as code, a short function each that says what it changes; and their options."""
 
 import inspect
 from dataclasses import replace
@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from clearhead.papers.claims import CLAIMS
-from clearhead.papers.requests import EXPERIMENTS, choose_studies
-from clearhead.papers.study import Experiment
+from clearhead.papers.requests import EXPERIMENTS, changed, choose_studies
+from clearhead.papers.study import Study
 
 
 @pytest.mark.parametrize("study", EXPERIMENTS.values(), ids=lambda one: one.name)
-def test_an_experiment_is_one_short_function_that_marks_its_intervention(study: Experiment) -> None:
+def test_an_experiment_is_one_short_function_that_marks_its_intervention(study):
     lines = inspect.getsource(study.arms).splitlines()
     assert len(lines) < 30
     assert any("intervention" in line.lower() for line in lines)
@@ -35,7 +35,6 @@ def test_each_seed_starts_from_a_rotation_that_it_draws(tmp_path):
             one = replace(one, seeds=seeds)
         firsts = [one.runs(1e-5 if one.tries else None, seed)[0] for seed in one.seeds]
         for seed, first in zip(one.seeds, firsts, strict=True):
-            assert first.after is not None
             assert first.after.config.seed == seed * ("turned" in name)
         firsts += [one.attempt(1e-5)] * one.is_swept
         return [*dict.fromkeys(first.after.name for first in firsts if first.after is not None)]
@@ -63,3 +62,41 @@ def test_deep_outliers_are_sought_with_the_gains_that_they_were_seen_with():
     assert {*norms.values()} == {"rmsnorm-single"}
     (plain,) = (one for one in EXPERIMENTS["blocks"].arms("small") if one.key == "24 layers/sas-p")
     assert "norm" not in plain.side.model
+
+
+# Option, its value, and the experiment, scale and arm whose jobs it changes.
+OPTIONS = [
+    ("seeds", (7,), "blocks", "tiny", "sas"),
+    ("tokens", 8192, "blocks", "tiny", "sas"),
+    ("data", ("own.txt",), "long-context", "paper", "alibi"),
+    ("data", ("own.txt",), "signal", "tiny", "sas"),
+    ("base", "own-model", "retrofit", "tiny", "prefix turned"),
+    ("test_data", ("own.txt",), "retrofit", "tiny", "as it is"),
+    ("test_data", ("own.txt",), "outliers", "tiny", "transformer"),
+    ("questions", ("bits",), "retrofit", "tiny", "dense"),
+]
+
+
+def _configs(one: Study) -> list[object]:
+    jobs = one.runs(next(iter(one.tries), None), one.seeds[0])
+    return [job.config for job in (*jobs, *(job.after for job in jobs if job.after))]
+
+
+@pytest.mark.parametrize(("option", "value", "study", "scale", "arm"), OPTIONS)
+def test_an_option_changes_a_job(option, value, study, scale, arm):
+    (one,) = (one for one in EXPERIMENTS[study].arms(scale) if one.name == arm)
+    before = _configs(one)
+    after = _configs(changed(one, **{option: value}))
+    assert after != before
+    said = str(after)
+    for word in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
+        assert option in ("seeds", "questions") or word in said
+
+
+def test_own_text_takes_the_place_of_the_hubs_where_there_is_some():
+    """Code is a question of its own, and stays."""
+    one = next(EXPERIMENTS["retrofit"].arms("tiny"))
+    asked = changed(one, test_data=("own.txt",)).questions
+    assert asked["bits"].data == replace(one.questions["bits"].data, data=("own.txt",))
+    assert asked["bits"].data.validation == 0.999
+    assert asked["code"] == one.questions["code"]

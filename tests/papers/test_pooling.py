@@ -1,11 +1,22 @@
-"""Records of one comparison, taken together."""
+"""Records of one comparison, taken together, and what all runs of its two sides measured."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from clearhead.papers.claims import Pooled, evidence, pool, verdict_of
-from clearhead.papers.contrasts import LOSS, Contrast, Judgement, blocked, lower, no_worse
+from clearhead.papers.contrasts import (
+    LOSS,
+    Contrast,
+    Judgement,
+    blocked,
+    higher,
+    lower,
+    no_worse,
+    number,
+)
+from clearhead.records.loading import parse
 from clearhead.records.runs import Records
 
 from .making import recorded
@@ -32,14 +43,14 @@ def _pooled(
     return pool(of, [*of.outcomes(evidence(sources))])
 
 
-def test_one_record_keeps_its_own_test() -> None:
+def test_one_record_keeps_its_own_test():
     row = _pooled([2.44, 2.46, 2.45])
     (only,) = row.counted
     assert row.difference == only.difference
     assert row.agreement is None
 
 
-def test_records_that_agree_decide_together_what_none_does_alone() -> None:
+def test_records_that_agree_decide_together_what_none_does_alone():
     row = _pooled([2.44, 2.47, 2.455], [3.44, 3.47, 3.455])
     p = [one.difference.p for one in row.counted]
     assert p == [pytest.approx(p[0])] * 2
@@ -53,13 +64,13 @@ def test_records_that_agree_decide_together_what_none_does_alone() -> None:
     assert {one.judgement(0.0277) for one in row.outcomes} == {UNDECIDED}
 
 
-def test_records_that_disagree_are_named_so_and_do_not_cancel_silently() -> None:
+def test_records_that_disagree_are_named_so_and_do_not_cancel_silently():
     row = _pooled([2.3, 2.31, 2.29], [3.7, 3.71, 3.69])
     assert row.judgement(0.05) is UNDECIDED
     assert row.agreement < 0.001
 
 
-def test_a_record_of_more_runs_weighs_more() -> None:
+def test_a_record_of_more_runs_weighs_more():
     many = [2.4, 2.42, 2.38]
     row = _pooled(many, [3.6, 3.62, 3.58])
     assert row.difference.mean == pytest.approx(0.0, abs=1e-9)
@@ -73,7 +84,7 @@ def test_a_record_of_more_runs_weighs_more() -> None:
     assert row.difference.mean < -0.01
 
 
-def test_runs_of_two_records_count_once() -> None:
+def test_runs_of_two_records_count_once():
     values = [2.44, 2.47, 2.455]
     sources = {name: _records({"sas": values, "transformer": BASE}) for name in "ab"}
     row = pool(LOWER, [*LOWER.outcomes(evidence(sources))])
@@ -82,7 +93,7 @@ def test_runs_of_two_records_count_once() -> None:
     assert row.difference == row.counted[0].difference
 
 
-def test_one_seed_counts_only_where_nothing_else_does() -> None:
+def test_one_seed_counts_only_where_nothing_else_does():
     sources = {
         "one": _records({"sas": [9.0], "transformer": [2.5]}),
         "three": _records({"sas": [2.3, 2.31, 2.29], "transformer": BASE}),
@@ -94,7 +105,7 @@ def test_one_seed_counts_only_where_nothing_else_does() -> None:
     assert pool(LOWER, []).judgement(1.0) is Judgement.UNTESTED
 
 
-def test_main_effects_are_compared_within_a_seed() -> None:
+def test_main_effects_are_compared_within_a_seed():
     """Differences of 0.03, 0.05 and 0.04: t = 0.04 / (0.01 / sqrt 3) with two degrees."""
     records = _records({"sas": [2.03, 3.05, 4.04], "transformer": [2.0, 3.0, 4.0]})
     (plain,) = LOWER.outcomes(evidence({"r": records}))
@@ -105,7 +116,7 @@ def test_main_effects_are_compared_within_a_seed() -> None:
     assert within.judgement(0.05) is Judgement.DOES_NOT_HOLD
 
 
-def test_a_margin_is_tested_by_every_record() -> None:
+def test_a_margin_is_tested_by_every_record():
     within = no_worse("loss", LOSS, "sas", "transformer", by=0.05)
     row = _pooled([2.49, 2.52, 2.51], [3.49, 3.52, 3.51], of=within)
     assert row.difference.against == 0.05
@@ -113,10 +124,57 @@ def test_a_margin_is_tested_by_every_record() -> None:
     assert row.judgement(0.05) is HOLDS
 
 
-def test_a_claim_holds_where_all_its_comparisons_do_and_is_untested_where_none_counts() -> None:
+def test_a_claim_holds_where_all_its_comparisons_do_and_is_untested_where_none_counts():
     no, untested = Judgement.DOES_NOT_HOLD, Judgement.UNTESTED
     assert verdict_of([HOLDS, HOLDS]) is HOLDS
     assert verdict_of([HOLDS, untested]) is UNDECIDED
     assert verdict_of([untested, untested]) is untested
     assert verdict_of([UNDECIDED, untested]) is UNDECIDED
     assert verdict_of([HOLDS, no, UNDECIDED]) is no
+
+
+CONTRAST = higher("", number("m"), "differential", "transformer")
+
+
+def _parsed(found: Mapping[tuple[str, int], Mapping[int, float]], **line: Any) -> Records:
+    """Records of {(arm, seed): {length: value}}."""
+    lines: list[dict[str, Any]] = []
+    for (arm, seed), by_length in found.items():
+        run = f"{arm}/seed{seed}"
+        lines.append({"kind": "run", "run": run, "arm": arm, "preset": arm, "seed": seed})
+        one = {"kind": "measure", "run": run, "metric": "m", **line}
+        lines += [{**one, "length": length, "value": v} for length, v in by_length.items()]
+    return parse(lines)
+
+
+def test_a_length_that_some_seeds_lack_counts_in_none():
+    records = _parsed(
+        {
+            ("transformer", 0): {64: 0.1, 128: 0.9},
+            ("transformer", 1): {64: 0.2},
+            ("differential", 0): {64: 0.3, 256: 0.7},
+            ("differential", 1): {64: 0.4, 256: 0.8},
+        }
+    )
+    (outcome,) = CONTRAST.outcomes(evidence({"": records}))
+    assert outcome.theirs.mean == pytest.approx(0.15)
+    assert outcome.ours.mean == pytest.approx(0.35)
+
+
+def test_without_a_length_that_all_share_there_is_no_comparison():
+    runs = {("transformer", 0): {64: 0.1}, ("differential", 0): {128: 0.3}}
+    assert not [*CONTRAST.outcomes(evidence({"": _parsed(runs)}))]
+
+
+def test_a_main_effect_leaves_out_a_seed_that_lacks_one_of_its_arms():
+    runs = {
+        (f"{side} · {other}", seed): {64: value}
+        for side in ("differential", "transformer")
+        for seed in (0, 1)
+        for other, value in (("rope", 0.2), ("alibi", 0.6))
+    }
+    del runs["differential · rope", 1]
+    contrast = higher("", number("m"), "differential*", "transformer*")
+    (outcome,) = contrast.outcomes(evidence({"": _parsed(runs)}))
+    assert (outcome.ours.n, outcome.ours.mean) == (1, pytest.approx(0.4))
+    assert (outcome.theirs.n, outcome.theirs.mean) == (2, pytest.approx(0.4))

@@ -1,7 +1,6 @@
 """Experiments of the book in a few steps, as `smoke` makes them.
 
-One whose models are trained, one that fine-tunes, one that starts from a model; and all of them by
-`make attack`.
+One whose models are trained and one that starts from a model; and all of them by `make attack`.
 """
 
 import os
@@ -59,7 +58,7 @@ def reproduced(base, capsys, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [["sink-text"], ["encoders"], ["retrofit", "--only", "dense", "prefix turned trained"]]
+    "words", [["encoders"], ["retrofit", "--only", "dense", "prefix turned trained"]]
 )
 def test_an_experiment_runs_whole_and_ends_with_its_page(words, reproduced, tmp_path, capsys):
     name, *some = words

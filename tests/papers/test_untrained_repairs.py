@@ -38,13 +38,11 @@ def _check(shown: str, name: str, scheme: str, tokens: int = EIGHT) -> None:
     """Compare the "+30.7 %" that few bits add with the record."""
     run = _run(name, tokens, scheme)
     value, full = run.value("perplexity", scheme=scheme), run.value("perplexity")
-    assert value is not None
-    assert full is not None
     (number,) = re.findall(r"\+([\d.]+) %", shown)
     assert number == f"{100 * (value / full - 1):.{len(number.partition('.')[2])}f}", (name, scheme)
 
 
-def test_the_table_of_what_to_choose() -> None:
+def test_the_table_of_what_to_choose():
     rows = _rows("| you want | options of `convert` | 8 bits | 6 bits |")
     for row, name in zip(rows, CHOICES.split(), strict=True):
         eight, _, sixty_four = row["8 bits"].partition(" (")

@@ -1,6 +1,5 @@
-"""Records read into one model."""
+"""Records read into one model, and into one table."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,56 +8,13 @@ import pytest
 
 from clearhead.errors import ClearheadError
 from clearhead.records.cells import added
+from clearhead.records.frame import COLUMNS, frame
+from clearhead.records.jsonl import append
 from clearhead.records.loading import load, parse
-from clearhead.records.runs import Measure
-
-RESULTS = Path(__file__).parents[2] / "results"
+from clearhead.records.runs import DIMENSIONS, Measure
 
 
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
-def test_values_of_committed_files_stand_under_their_dimensions() -> None:
-    passkey = load(RESULTS / "passkey.jsonl")
-    where = {"scaling": "none", "length": 512, "depth": 0.5}
-    line = next(
-        x
-        for x in lines_of(RESULTS / "passkey.jsonl")
-        if (x["run"], x.get("task"), x.get("metric")) == ("coca/seed1", "passkey", "accuracy")
-        if {name: x[name] for name in where} == where
-    )
-    (run,) = [run for run in passkey.of("coca") if run.seed == 1]
-    found = run.measure("accuracy", task="passkey", **where)
-    assert found is not None
-    assert found.value == line["value"]
-    assert found.details["interval"] == line["interval"]
-
-    bits = load(RESULTS / "quantization.jsonl")
-    # The names of folders hold the seed, so that models can be compared over seeds.
-    assert bits.arms() == ["transformer+adamw", "transformer+orthoadam"]
-    assert len(bits.of("transformer+adamw")) == 3
-    first = bits.of("transformer+adamw")[0]
-    assert first.value("perplexity") == pytest.approx(14.41831, abs=1e-5)
-    assert first.value("added_perplexity", scheme="w8a8-coarse") == pytest.approx(
-        0.016439, abs=1e-6
-    )
-    scheme = first.measure("perplexity", scheme="w8a8-coarse")
-    assert scheme is not None
-    assert (scheme.details["family"], scheme.details["bits"]) == ("wa-coarse", 8)
-
-    signal = load(RESULTS / "signal.jsonl")
-    assert signal.arms()[0] == "transformer at the start"
-    assert min(signal.dimension("similarity", "layer")) == -1
-    long = load(RESULTS / "tiny-long.jsonl")
-    assert long.values("transformer", "perplexity", length=256) == {
-        0: pytest.approx(37.1671),
-        1: pytest.approx(36.882),
-        2: pytest.approx(35.1017),
-    }
-
-
-def test_a_dimension_that_is_absent_pools_and_validation_is_the_split_of_default() -> None:
+def test_a_dimension_that_is_absent_pools_and_validation_is_the_split_of_default():
     lines = [
         {"kind": "run", "run": "a", "preset": "a", "seed": 0},
         {"kind": "measure", "run": "a", "metric": "m", "value": 1, "split": "validation"},
@@ -74,7 +30,7 @@ def test_a_dimension_that_is_absent_pools_and_validation_is_the_split_of_default
     assert run.value("m", layer=2) is None
 
 
-def test_a_model_quantised_again_replaces_its_results_and_a_resumed_run_keeps_its_own() -> None:
+def test_a_model_quantised_again_replaces_its_results_and_a_resumed_run_keeps_its_own():
     full = {"kind": "measure", "run": "a-seed3", "metric": "perplexity", "value": 9.0}
     other = {**full, "scheme": "w8", "value": None, "reason": "no"}
     header = {"kind": "run", "study": "quantization", "run": "a-seed3", "weights": "w"}
@@ -88,27 +44,25 @@ def test_a_model_quantised_again_replaces_its_results_and_a_resumed_run_keeps_it
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_numbers_of_draws_are_no_trials(value: float) -> None:
+def test_numbers_of_draws_are_no_trials(value):
     """Of two draws that answer nothing, or all, the spread is unknown: they are many questions."""
     header = {"kind": "run", "run": "a", "preset": "a", "seed": 0}
     line = {"kind": "measure", "run": "a", "metric": "exact_match", "value": value}
     (run,) = parse([header, *({**line, "draw": draw} for draw in (0, 1))]).runs
     found = run.measure("exact_match")
-    assert found is not None
     assert (found.value, found.details.get("interval")) == (value, None)
 
 
-def test_a_scheme_that_changes_nothing_adds_nothing_in_every_window() -> None:
+def test_a_scheme_that_changes_nothing_adds_nothing_in_every_window():
     items = (8.0, 9.0, 10.0)
     full = Measure(metric="perplexity", value=9.0, details={"items": items})
     drawn = [replace(full, draws=dict.fromkeys((0, 1), full))] * 2
     for scheme, other in ((full, full), drawn):
         found = added(scheme, other)
-        assert found is not None
         assert (found.value, found.details.get("interval")) == (0.0, None)
 
 
-def test_what_schemes_add_is_never_taken_from_another_text() -> None:
+def test_what_schemes_add_is_never_taken_from_another_text():
     run = {"run": "a", "study": "quantization", "weights": "w"}
     header = {"kind": "run", **run, "length": 8, "tokens": 64, "data": {"fingerprint": "x"}}
     full = {"kind": "measure", "run": "a", "metric": "perplexity", "value": 9.0}
@@ -120,7 +74,7 @@ def test_what_schemes_add_is_never_taken_from_another_text() -> None:
         assert run_.measure("perplexity", scheme="w8") is None
 
 
-def test_the_arm_of_an_evaluated_run_is_its_name_without_its_seed() -> None:
+def test_the_arm_of_an_evaluated_run_is_its_name_without_its_seed():
     def evaluated(name: str, seed: int) -> list[dict[str, Any]]:
         header = {"kind": "run", "run": name, "preset": "transformer", "seed": seed}
         measure = {"kind": "measure", "run": name, "metric": "m", "value": float(seed)}
@@ -133,7 +87,7 @@ def test_the_arm_of_an_evaluated_run_is_its_name_without_its_seed() -> None:
     assert [run.preset for run in others.runs] == ["transformer", "transformer"]
 
 
-def test_an_evaluation_of_a_run_beside_the_runs_own_records_adds_to_them(tmp_path: Path) -> None:
+def test_an_evaluation_of_a_run_beside_the_runs_own_records_adds_to_them(tmp_path):
     """`compare` and `eval` write a file each: the first names arm and size, the second neither."""
     train = {"tokens": 1000, "seed": 0}
     run = {"run": "sas norm=none/seed0"}
@@ -149,7 +103,7 @@ def test_an_evaluation_of_a_run_beside_the_runs_own_records_adds_to_them(tmp_pat
     other = [{**evaluated[0], "train": {**train, "tokens": 2000}}, evaluated[1]]
     files = [tmp_path / name for name in ("trained", "evaluated", "other")]
     for file, lines in zip(files, (trained, evaluated, other), strict=True):
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        append(file, *lines)
     for order in (files[:2], files[1::-1]):
         (found,) = load(order).runs
         assert (found.arm, found.header["size"]) == ("sas norm=none", "tiny")
@@ -159,15 +113,12 @@ def test_an_evaluation_of_a_run_beside_the_runs_own_records_adds_to_them(tmp_pat
 
 
 @pytest.mark.parametrize("setting", [{"weights": "b"}, {"evaluation": {"split": "all"}}])
-def test_two_evaluations_of_one_name_add_up_or_are_told_apart(
-    tmp_path: Path, setting: dict[str, Any]
-) -> None:
+def test_two_evaluations_of_one_name_add_up_or_are_told_apart(tmp_path, setting):
     header = {"kind": "run", "run": "a", "preset": "a", "seed": 0, "weights": "a", "evaluation": {}}
 
     def write(name: str, metric: str, **changes: Any) -> Path:
         measure = {"kind": "measure", "run": "a", "metric": metric, "value": 1.0}
-        lines = ({**header, **changes}, measure)
-        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        append(tmp_path / name, {**header, **changes}, measure)
         return tmp_path / name
 
     one = write("one", "m")
@@ -179,7 +130,7 @@ def test_two_evaluations_of_one_name_add_up_or_are_told_apart(
     assert (run.value("m"), run.value("k")) == (1.0, 1.0)
 
 
-def test_another_model_evaluated_under_the_same_name_replaces_the_first_ones_results() -> None:
+def test_another_model_evaluated_under_the_same_name_replaces_the_first_ones_results():
     def header(weights: str | None) -> dict[str, Any]:
         return {"kind": "run", "run": "final", "preset": "final", "seed": 0, "weights": weights}
 
@@ -191,7 +142,7 @@ def test_another_model_evaluated_under_the_same_name_replaces_the_first_ones_res
     assert run.value("m") is None
 
 
-def test_two_diagnoses_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_diagnoses_of_one_name_are_refused(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).write_text('{"kind": "run", "study": "diagnosis", "run": "x"}\n')
     with pytest.raises(ClearheadError, match="a second diagnosis named 'x'"):
@@ -199,12 +150,32 @@ def test_two_diagnoses_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("details", [{"interval": [1]}, {"interval": 3}, {"items": [[1]]}])
-def test_errors_of_a_measure_that_are_no_numbers_are_refused(details: dict[str, Any]) -> None:
+def test_errors_of_a_measure_that_are_no_numbers_are_refused(details):
     header = {"kind": "run", "run": "a", "preset": "a", "seed": 0}
     line = {"kind": "measure", "run": "a", "metric": "m", "value": 1.0}
     with pytest.raises((ValueError, TypeError)):
         parse([header, {**line, **details}])
     (run,) = parse([header, {**line, "items": [1.0, None], "interval": [0.5, 1.5]}]).runs
     found = run.measure("m")
-    assert found is not None
     assert found.details == {"interval": [0.5, 1.5]}
+
+
+def test_each_number_is_a_row_with_its_run_and_dimensions():
+    head = {"preset": "sas", "seed": 1, "label": "6 layers"}
+    train = {"sequence_length": 8, "learning_rate": 2e-3}
+    lines = [
+        {"kind": "run", "run": "sas/seed1", "arm": "sas", **head, "train": train},
+        {"kind": "measure", "run": "sas/seed1", "metric": "loss", "length": 8, "value": 2.5},
+        {"kind": "measure", "run": "sas/seed1", "metric": "loss", "step": 5, "value": None},
+    ]
+    table = frame({"r": parse([{**lines[0], "model": {"vocab_size": 64}}, *lines[1:]])})
+    assert [*table.columns] == [*COLUMNS]
+    assert {*DIMENSIONS} < {*COLUMNS}
+    first, second = (row for _, row in table.iterrows())
+    named = ["source", "label", "run", "arm", "seed", "metric", "value", "length"]
+    assert [*first[named]] == ["r", "6 layers", "sas/seed1", "sas", 1, "loss", 2.5, 8]
+    facts = first[["sequence_length", "vocabulary", "learning_rate", "at_edge"]]
+    assert [*facts] == [8, 64, 2e-3, False]
+    assert first["measure"].value == 2.5
+    assert (second["step"], second.isna()["value"], second.isna()["length"]) == (5, True, True)
+    assert len(frame({})) == 0

@@ -1,7 +1,5 @@
 """Results that are kept one by one: which count after a kill, and what is refused."""
 
-from pathlib import Path
-
 import pytest
 
 from clearhead.errors import ClearheadError
@@ -12,7 +10,7 @@ HEADER = {"run": "a/seed0", "preset": "a", "seed": 0}
 ROWS = ({"metric": "loss", "value": 3.5, "length": 8}, {"metric": "loss", "value": 4.0})
 
 
-def test_a_result_is_known_to_the_next_store_and_its_header_is_written_once(tmp_path: Path) -> None:
+def test_a_result_is_known_to_the_next_store_and_its_header_is_written_once(tmp_path):
     path = tmp_path / "deep" / "records.jsonl"
     store = Store(path)
     lines = store.add("one", HEADER, ROWS, task="loss")
@@ -32,7 +30,7 @@ def test_a_result_is_known_to_the_next_store_and_its_header_is_written_once(tmp_
     assert memory.records().values("a", "loss") == {0: 4.0}
 
 
-def test_a_kill_at_any_byte_loses_at_most_the_result_being_written(tmp_path: Path) -> None:
+def test_a_kill_at_any_byte_loses_at_most_the_result_being_written(tmp_path):
     path = tmp_path / "records.jsonl"
     Store(path).add("one", HEADER, ROWS, task="loss")
     kept = len(path.read_bytes())
@@ -50,7 +48,7 @@ def test_a_kill_at_any_byte_loses_at_most_the_result_being_written(tmp_path: Pat
         assert (run.value("kurtosis"), run.value("loss")) == (3.0, 4.0)
 
 
-def test_a_result_under_other_settings_takes_the_place_of_the_first(tmp_path: Path) -> None:
+def test_a_result_under_other_settings_takes_the_place_of_the_first(tmp_path):
     store = Store(tmp_path / "records.jsonl")
     store.add("one", HEADER, ROWS, task="loss", at={"length": 8})
     store.add("two", HEADER, ROWS[:1], task="loss", at={"length": 8})
@@ -60,7 +58,7 @@ def test_a_result_under_other_settings_takes_the_place_of_the_first(tmp_path: Pa
     assert again.records().values("a", "loss") == {}
 
 
-def test_a_result_of_other_weights_is_not_known(tmp_path: Path) -> None:
+def test_a_result_of_other_weights_is_not_known(tmp_path):
     path = tmp_path / "records.jsonl"
     one, two = ({**HEADER, "weights": name} for name in ("one", "two"))
     Store(path).add("cell", one, ROWS)
@@ -70,7 +68,7 @@ def test_a_result_of_other_weights_is_not_known(tmp_path: Path) -> None:
     assert not Store(path).has("cell", one)
 
 
-def test_other_studies_and_damaged_lines_are_refused_by_name(tmp_path: Path) -> None:
+def test_other_studies_and_damaged_lines_are_refused_by_name(tmp_path):
     path = tmp_path / "records.jsonl"
     Store(path).add("one", HEADER, ROWS)
     with pytest.raises(ClearheadError, match=r"holds records of another study \(comparison\)"):

@@ -26,7 +26,6 @@ def own(page: str) -> str:
 def payload(page: str) -> dict[str, Any]:
     """A page's data."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
     return json.loads(found.group(1))
 
 
@@ -73,25 +72,18 @@ def write_records(
 
 
 def _header(preset: str, seed: int, label: str, steps: int, command: str) -> dict[str, Any]:
+    data = {"sources": {"python-stdlib": 1.0}, "fingerprint": "4f1c09b2d7e8"}
+    data["documents"] = {"train": 1_690, "validation": 34}
+    data["tokens"] = {"train": 8_412_331, "validation": 170_402}
     return {
-        "preset": preset,
-        "size": "tiny",
-        "seed": seed,
-        "label": label,
+        **{"preset": preset, "size": "tiny", "seed": seed, "label": label, "data": data},
         "model": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4},
         "train": {"sequence_length": 256, "batch_size": 8, "tokens": steps * 2048},
-        "data": {
-            "sources": {"python-stdlib": 1.0},
-            "documents": {"train": 1_690, "validation": 34},
-            "tokens": {"train": 8_412_331, "validation": 170_402},
-            "fingerprint": "4f1c09b2d7e8",
-        },
         "parameters": 1_317_248 + 100 * len(preset),
         "non_embedding_parameters": 792_960 + 100 * len(preset),
         "versions": {"clearhead": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0"},
         "device": "CPU, 2 cores, bf16 autocast",
-        "command": command,
-        "date": "2026-09-14T10:12:00+00:00",
+        **{"command": command, "date": "2026-09-14T10:12:00+00:00"},
     }
 
 
@@ -138,7 +130,6 @@ def _measures(
                 out.append({"metric": metric, "map": name, **cell})
     if preset == "softmax1":
         out.append({"metric": "null_mass", "map": "softmax", "value": 0.21})
-    out.append({"metric": "chance_floor", "value": 0.0239})
     for metric, first, rest in (("kurtosis", 90.0, 4.0), ("largest_activation", 40.0, 6.0)):
         for tokens, top in (("first", first if trained and index == 0 else rest), ("rest", rest)):
             values = [3 + (top - 3) * (layer + 1) / layers for layer in range(layers)]
@@ -148,9 +139,12 @@ def _measures(
             for layer, value in enumerate(values):
                 out.append({"metric": metric, "tokens": tokens, "layer": layer, "value": value})
     speed = (6600 + source.gauss(0, 5)) / (1 + 0.12 * index)
-    out.append({"metric": "tokens_per_second", "value": speed})
-    out.append({"metric": "peak_memory_bytes", "value": (1.1 + 0.1 * index) * 2**30})
-    out.append({"metric": "train_seconds", "value": 46.0})
+    out += [
+        {"metric": "chance_floor", "value": 0.0239},
+        {"metric": "tokens_per_second", "value": speed},
+        {"metric": "peak_memory_bytes", "value": (1.1 + 0.1 * index) * 2**30},
+        {"metric": "train_seconds", "value": 46.0},
+    ]
     return out
 
 

@@ -82,9 +82,7 @@ def write(fake: Fake, folder: Path, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize("width", [400, 1600])
-def test_everything_is_drawn_and_fits(
-    fake: Fake, tmp_path: Path, chromium: str, width: int
-) -> None:
+def test_everything_is_drawn_and_fits(fake, tmp_path, chromium, width):
     write(fake, tmp_path)
     seen = use(chromium, tmp_path, width)
     assert seen["errors"] == ""
@@ -93,14 +91,14 @@ def test_everything_is_drawn_and_fits(
     assert seen["misfits"] == 0  # also after the window changed its width
 
 
-def test_hostile_text_stays_text(fake: Fake, tmp_path: Path, chromium: str) -> None:
+def test_hostile_text_stays_text(fake, tmp_path, chromium):
     write(fake, tmp_path, presets=("transformer", HOSTILE), command=HOSTILE)
     seen = use(chromium, tmp_path, 900)
     assert (seen["title"], seen["errors"]) == ("A comparison", "")
     assert (seen["links"], seen["images"], seen["bold"]) == (0, 0, 0)
 
 
-def test_pages_with_little_to_show_are_quiet(fake: Fake, tmp_path: Path, chromium: str) -> None:
+def test_pages_with_little_to_show_are_quiet(fake, tmp_path, chromium):
     records = load(fake(presets=("gpt2",), steps=2))
     write_page(page_of(records), tmp_path / "page.html")
     dom = browse(chromium, tmp_path, (tmp_path / "page.html").as_uri(), "--dump-dom")
@@ -108,7 +106,7 @@ def test_pages_with_little_to_show_are_quiet(fake: Fake, tmp_path: Path, chromiu
     assert "data-errors" not in dom
 
 
-def test_light_and_dark(fake: Fake, tmp_path: Path, chromium: str) -> None:
+def test_light_and_dark(fake, tmp_path, chromium):
     page = write(fake, tmp_path)
     shots = {}
     for name, scheme in (("dark", 0), ("light", 1)):
@@ -128,7 +126,7 @@ def test_light_and_dark(fake: Fake, tmp_path: Path, chromium: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "width"), [("diagnosis", 400), ("quantization", 1500)])
-def test_pages_of_other_studies(tmp_path: Path, chromium: str, page: str, width: int) -> None:
+def test_pages_of_other_studies(tmp_path, chromium, page, width):
     maps = ("map 1", "map 2", "difference")
     path = tmp_path / "diagnosis.jsonl"
     path.write_text(encode(records_of("plain") + records_of(HOSTILE, maps=maps)), "utf-8")

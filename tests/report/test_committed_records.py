@@ -64,11 +64,11 @@ def records(committed: tuple[Path, list[dict[str, Any]]]) -> Records:
     return load(committed[0])
 
 
-def test_every_header_names_commit_command_and_configuration(committed: Any) -> None:
+def test_every_header_names_commit_command_and_configuration(committed):
     assert not _faults(committed[1])
 
 
-def test_every_committed_file_loads_whole(committed: Any, records: Records) -> None:
+def test_every_committed_file_loads_whole(committed, records):
     lines = committed[1]
     headers = [x for x in lines if x["kind"] == "run"]
     assert {run.id for run in records.runs} == {x["run"] for x in headers}
@@ -82,12 +82,12 @@ def test_every_committed_file_loads_whole(committed: Any, records: Records) -> N
         assert sum(len(run.payload(kind)) for run in records.runs) == kinds[kind]
 
 
-def test_the_numbers_of_a_committed_record_hold(committed: Any, records: Records) -> None:
+def test_the_numbers_of_a_committed_record_hold(committed, records):
     """Before its page is made, which adds costs to its runs."""
     assert not differing(committed[0].stem, records)
 
 
-def test_every_commit_is_in_the_history() -> None:
+def test_every_commit_is_in_the_history():
     """A commit that was never merged names source that nobody can read."""
     history = _history()
     named = {
@@ -113,13 +113,13 @@ def _git(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_the_readme_says_what_a_record_is(committed: Any) -> None:
+def test_the_readme_says_what_a_record_is(committed):
     """The first cell of a row names it; the others say what it holds, and by which command."""
     rows = re.findall(r"^\| (.*?) \| .+ \| .+ \|$", README, re.MULTILINE)
     assert any(f"`{committed[0].name}`" in names for names in rows)
 
 
-def test_every_record_makes_a_page_with_a_verdict(records: Records) -> None:
+def test_every_record_makes_a_page_with_a_verdict(records):
     page = page_of(records)
     assert page.verdict
     assert page.verdict[0].endswith(".")

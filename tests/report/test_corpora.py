@@ -6,8 +6,6 @@ import importlib.util
 import json
 from pathlib import Path
 
-import pytest
-
 RESULTS = Path(__file__).parents[2] / "results"
 _spec = importlib.util.spec_from_file_location("corpora", RESULTS / "corpora.py")
 assert _spec is not None
@@ -41,22 +39,20 @@ is one line again.
 """
 
 
-def test_markdown_becomes_paragraphs() -> None:
+def test_markdown_becomes_paragraphs():
     wanted = (
         "I - One\n\nSome plain and bold text & more,\nwrapped by hand.\n\nIt was 1846. The end.\n"
     )
     assert corpora.from_markdown(MARKDOWN) == wanted
 
 
-def test_wrapped_prose_is_joined_and_verse_is_not() -> None:
+def test_wrapped_prose_is_joined_and_verse_is_not():
     prose = "A paragraph of prose whose lines were wrapped at some seventy characters"
     wanted = f"{prose} is one line again.\n\n  Verse keeps\n  its lines.\n"
     assert corpora.from_gutenberg(GUTENBERG) == wanted
 
 
-def test_equal_books_make_equal_files_and_others_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_books_make_equal_files_and_others_are_named(tmp_path, capsys):
     book = {"title": "A", "author": "B", "year": "1846", "gutenberg_id": "", "source": "o/n@c:A.md"}
     book["sha256_16_of_text"] = hashlib.sha256(
         corpora.from_markdown(MARKDOWN).encode()

@@ -1,5 +1,6 @@
 """Records, table and page of a diagnosis, from records made by hand."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 
 from clearhead.models.families import FAMILIES
 from clearhead.records import jsonl
-from clearhead.report import load, page_of, render, write_page
+from clearhead.records.loading import parse
+from clearhead.report import Page, load, page_of, render
 from clearhead.report.diagnosis import MASSIVE, REPAIRED, SINK, numbers
 
 from .conftest import own, payload, printed, shown
@@ -70,6 +72,11 @@ def encode(lines: list[Any]) -> str:
     return "".join(map(jsonl.encode, lines))
 
 
+def page_from(lines: list[Any]) -> Page:
+    """The page of these lines, as they are read from a file."""
+    return page_of(parse(map(json.loads, encode(lines).splitlines())))
+
+
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
     path = tmp_path / "diagnosis.jsonl"
@@ -89,21 +96,14 @@ def test_records_come_back(two):
     assert null_mass.reason == "value was nan"
 
 
-def test_many_models_are_told_apart(tmp_path):
+def test_many_models_are_told_apart_and_a_terminal_shows_as_many_as_fit():
     """Once above the figures."""
-    path = tmp_path / "many.jsonl"
-    path.write_text(encode([r for n in range(6) for r in records_of(f"model {n}")]), "utf-8")
-    page = render(page_of(load(path)))
-    stream = page.split('id="first"')[1].split("</section>")[0]
+    page = page_from([r for n in range(9) for r in records_of(f"model {n}")])
+    stream = render(page).split('id="first"')[1].split("</section>")[0]
     key = stream.split('<ul class="key">')[1].split("</ul>")[0]
-    assert [f"model {n}" in key for n in range(6)] == [True] * 6
+    assert all(f"model {n}" in key for n in range(9))
     assert "Solid: first token; dotted: others." in stream
-
-
-def test_a_terminal_shows_as_many_models_as_fit(tmp_path):
-    path = tmp_path / "many.jsonl"
-    path.write_text(encode([r for n in range(9) for r in records_of(f"model {n}")]), "utf-8")
-    text = printed(page_of(load(path)), 100)
+    text = printed(page, 100)
     assert text.count("three numbers") == 1
     assert "model 5" in text
     assert "left to the page: 3 columns" in text
@@ -112,7 +112,6 @@ def test_a_terminal_shows_as_many_models_as_fit(tmp_path):
 def test_the_table(two):
     page = page_of(load(two))
     table = numbers(page.records)
-    assert table is not None
     rows = {
         heading.title: tuple(cell[0].text.replace("\u00a0", " ") if cell else "–" for cell in cells)
         for heading, cells in zip(table.rows, table.cells, strict=True)
@@ -151,10 +150,8 @@ def test_three_numbers_come_first_and_the_rest_is_folded(two):
     ]
 
 
-def test_one_model_has_its_three_numbers_in_a_sentence_and_nothing_in_a_terminal_beside(tmp_path):
-    path = tmp_path / "one.jsonl"
-    path.write_text(encode(records_of("plain")), "utf-8")
-    page = page_of(load(path))
+def test_one_model_has_its_three_numbers_in_a_sentence_and_nothing_in_a_terminal_beside():
+    page = page_from(records_of("plain"))
     (said,) = page.verdict
     assert said == (
         "10.0\u00a0% of queries look most at the first token; chance 2.0\u00a0%. Largest hidden "
@@ -189,19 +186,18 @@ def test_the_next_command_is_the_one_that_repairs(tmp_path, found, family, comma
     words = {"kind": "advice", "finding": "a", "advice": "b", "threshold": 0.3}
     lines = [{"kind": "measure", "metric": SINK, "map": "softmax", **of}]
     lines += [{**words, "metric": metric, **of} for metric in found]
-    path = tmp_path / "r.jsonl"
-    path.write_text(encode([header, *lines]))
-    page = page_of(load(path))
+    page = page_from([header, *lines])
     assert list(page.next) == ([command] if command else [])
     assert ("No sink, no massive activations." in page.verdict[0]) == (SINK not in found)
     assert (f"next: {command}" in printed(page)) == bool(command)
     assert ("Next: " in shown(page)) == bool(command)
     trained = {**header, "study": "comparison", "preset": "my model", "seed": 0}
-    (tmp_path / "trained").write_text(encode([trained]))
-    assert page_of(load([tmp_path / "trained", path])).next == page.next
+    for name, some in (("trained", [trained]), ("diagnosed", [header, *lines])):
+        (tmp_path / name).write_text(encode(some))
+    assert page_of(load([tmp_path / "trained", tmp_path / "diagnosed"])).next == page.next
 
 
-def test_the_page_has_a_place_for_each_figure(two, tmp_path):
+def test_the_page_has_a_place_for_each_figure(two):
     text = render(page_of(load(two)))
     for section in ("comparison", "first", "findings", "layers", "numbers", "made"):
         assert f'<section id="{section}">' in text
@@ -209,9 +205,3 @@ def test_the_page_has_a_place_for_each_figure(two, tmp_path):
     assert places == list(payload(text)["figures"])
     for title in ("plain", "doubled · map 2", "sink rate 0.3"):
         assert f"<h3>{title}</h3>" in text
-    lines = encode(records_of("plain"))
-    (tmp_path / "one.jsonl").write_text(lines, "utf-8")
-    write_page(page_of(load(tmp_path / "one.jsonl")), tmp_path / "one.html")
-    one = own((tmp_path / "one.html").read_text())
-    assert "plain" in one
-    assert "doubled" not in one

@@ -34,7 +34,7 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_every_preset_has_one_look_that_stands_out_on_both_papers() -> None:
+def test_every_preset_has_one_look_that_stands_out_on_both_papers():
     looks = style.looks(["transformer", "coca", "sas", "softmax1", "differential", "gpt2", "x"])
     assert len({look.colour for look in looks.values()}) == len(looks)
     for look in looks.values():
@@ -44,10 +44,9 @@ def test_every_preset_has_one_look_that_stands_out_on_both_papers() -> None:
     assert looks["softmax1"] == style.looks(["softmax1"])["softmax1"]
 
 
-def test_loss_is_smoothed_by_blocks(fake: Fake) -> None:
+def test_loss_is_smoothed_by_blocks(fake):
     records = load(fake(steps=160, presets=("transformer",)))
     panel = charts.loss(records, style.looks(["transformer"]))
-    assert panel is not None
     assert panel.note == "Each point is the mean over 2 steps. The first 5 % are left out."
     (trace,) = panel.figure.data
     one, other = records.runs[0].steps[8:10]
@@ -56,15 +55,14 @@ def test_loss_is_smoothed_by_blocks(fake: Fake) -> None:
     assert trace.x[0] == pytest.approx((one["tokens"] + other["tokens"]) / 2 / 1000)
 
 
-def test_several_seeds_get_a_band(fake: Fake) -> None:
+def test_several_seeds_get_a_band(fake):
     records = load(fake(steps=20, seeds=2, presets=("transformer",)))
     panel = charts.loss(records, style.looks(["transformer"]))
-    assert panel is not None
     assert [trace.fill for trace in panel.figure.data] == ["toself", None]
 
 
 @pytest.mark.parametrize("changed", [{"device": "another"}, {"precision": "fp32"}], ids=list)
-def test_times_of_other_machines_are_left_out(fake: Fake, changed: dict[str, str]) -> None:
+def test_times_of_other_machines_are_left_out(fake, changed):
     path = fake(steps=20, seeds=3, presets=("transformer",))
     lines = path.read_text("utf-8").splitlines()
     far = [_changed(json.loads(line), **changed) for line in lines if "seed2" in line]
@@ -73,7 +71,6 @@ def test_times_of_other_machines_are_left_out(fake: Fake, changed: dict[str, str
     here = records.on_one_device()
     assert [run.seed for run in here.runs] == [0, 1]
     table = comparison(records)
-    assert table is not None
     details = {
         column.title: cell[0].detail
         for column, cell in zip(table.columns, table.cells[0], strict=True)
@@ -82,10 +79,9 @@ def test_times_of_other_machines_are_left_out(fake: Fake, changed: dict[str, str
     assert details["1 ×"].startswith("3 seeds")
 
 
-def test_perplexity_marks_the_training_length(fake: Fake) -> None:
+def test_perplexity_marks_the_training_length(fake):
     records = load(fake(steps=1, presets=("transformer", "gpt2")))
     panel = charts.perplexity_by_length(records, style.looks(records.arms()))
-    assert panel is not None
     assert list(panel.figure.data[0].x) == [256, 512, 1024, 2048]
     assert list(panel.figure.data[1].x) == [256]
     assert panel.figure.layout.shapes[0].x0 == 256
@@ -94,43 +90,29 @@ def test_perplexity_marks_the_training_length(fake: Fake) -> None:
     assert charts.perplexity_by_length(alone, style.looks(["gpt2"])) is None
 
 
-def test_layers_tell_first_token_and_rest_apart(fake: Fake) -> None:
+def test_layers_tell_first_token_and_rest_apart(fake):
     records = load(fake(steps=1, presets=("transformer",)))
-    for metric in ("kurtosis", "largest_activation"):
-        panel = charts.by_layer(
-            records,
-            style.looks(["transformer"]),
-            "title",
-            "axis",
-            {f"{one} tokens": (metric, {"tokens": one}) for one in ("first", "rest")},
-        )
-        assert panel is not None
-        assert [trace.line.dash for trace in panel.figure.data] == ["solid", "dot"]
-        assert "Solid: first tokens; dotted: rest tokens." in panel.note
-        names = [trace.name for trace in panel.figure.data]
-        assert names == ["transformer · first tokens", "transformer · rest tokens"]
+    looks = style.looks(["transformer"])
+    lines = {f"{one} tokens": ("kurtosis", {"tokens": one}) for one in ("first", "rest")}
+    panel = charts.by_layer(records, looks, "title", "axis", lines)
+    assert [trace.line.dash for trace in panel.figure.data] == ["solid", "dot"]
+    assert "Solid: first tokens; dotted: rest tokens." in panel.note
+    names = [trace.name for trace in panel.figure.data]
+    assert names == ["transformer · first tokens", "transformer · rest tokens"]
 
 
-def test_shares_use_one_colour_scale(fake: Fake) -> None:
-    records = load(fake(steps=1))
-    panels = charts.first_token_share(records)
-    assert [panel.title for panel in panels] == [
-        "transformer",
-        "differential · map 1",
-        "differential · map 2",
-        "differential · difference",
-        "softmax1",
-    ]
+def test_shares_use_one_colour_scale(fake):
+    panels = charts.first_token_share(load(fake(steps=1)))
+    maps = [f"differential · {name}" for name in ("map 1", "map 2", "difference")]
+    assert [panel.title for panel in panels] == ["transformer", *maps, "softmax1"]
     shown = [panel.figure.data[0] for panel in panels]
     largest = max(max(row) for one in shown for row in one.z)
     assert {one.zmax for one in shown} == {max(10, largest)}
 
 
-def test_labels_are_shown_letter_for_letter(fake: Fake) -> None:
+def test_labels_are_shown_letter_for_letter(fake):
     records = load(fake(steps=3, presets=("transformer", HOSTILE)))
-    looks = style.looks(records.arms())
-    panel = charts.perplexity_by_length(records, looks)
-    assert panel is not None
+    panel = charts.perplexity_by_length(records, style.looks(records.arms()))
     name = panel.figure.data[1].name
     assert "<" not in name
     assert name.startswith("&lt;b&gt;")
@@ -140,7 +122,7 @@ def test_labels_are_shown_letter_for_letter(fake: Fake) -> None:
         assert "x</b>" not in trace.hovertemplate
 
 
-def test_of_thirty_layers_every_third_is_named(fake: Fake) -> None:
+def test_of_thirty_layers_every_third_is_named(fake):
     assert some_of(range(12)) == list(range(12))
     assert some_of(range(30)) == list(range(0, 30, 3))
     records = load(fake(steps=1, presets=("transformer",), layers=30, heads=9))

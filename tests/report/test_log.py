@@ -49,8 +49,6 @@ def by_seed(records: Records, arm: str, asked: dict[str, Any]) -> Iterator[float
     for run in records.of(arm):
         if scheme:
             few, full = run.value("perplexity", scheme=scheme), run.value("perplexity")
-            assert few is not None
-            assert full is not None
             yield 100 * (few / full - 1)
             continue
         overall: dict[str, Any] = {"step": None, "layer": None, "head": None, **asked}
@@ -66,9 +64,7 @@ def near(shown: str, value: float) -> bool:
 
 
 @pytest.mark.parametrize(("name", "label", "asked", "arms"), [*table()])
-def test_a_paragraph_has_the_numbers_of_its_record(
-    name: str, label: str, asked: dict[str, Any], arms: dict[str, str]
-) -> None:
+def test_a_paragraph_has_the_numbers_of_its_record(name, label, asked, arms):
     records = read(name).labelled(label)
     sections = [text for text in SECTIONS if f"{name}.jsonl`" in text]
     for arm, shown in arms.items():
@@ -77,8 +73,6 @@ def test_a_paragraph_has_the_numbers_of_its_record(
         expected = [fmean(values[0]), stdev(values[0])]
         if len(values) == 2:
             difference = compare(values[0], values[1])
-            assert difference is not None
-            assert difference.interval is not None
             expected = [difference.mean, *difference.interval]
         numbers = re.findall(NUMBER, shown)
         assert all(near(*pair) for pair in zip(numbers, expected, strict=True)), (arm, expected)
@@ -88,32 +82,29 @@ SURVIVING = re.findall(r"\b(\d+)\s+of\s+(\d+)\s+in\s+`([\w-]+).jsonl`", PAGE)
 
 
 @pytest.mark.parametrize("found", SURVIVING, ids=lambda found: found[2])
-def test_so_many_comparisons_survive_as_the_page_says(found: tuple[str, str, str]) -> None:
+def test_so_many_comparisons_survive_as_the_page_says(found):
     survive, made, name = found
     account = page_of(read(name)).account
     assert account.startswith(f"Comparisons on this page: {made}. ")
     assert account.endswith(f": {survive}.")
 
 
-def test_the_page_counts_comparisons_of_several_records() -> None:
+def test_the_page_counts_comparisons_of_several_records():
     assert len(SURVIVING) == 7
 
 
-def test_64_windows_are_those_of_the_record() -> None:
+def test_64_windows_are_those_of_the_record():
     runs = {run.header["run"]: run for run in read("trained-64").runs}
     names = ("trained-0", "trained-1", "trained-2", "trained-lower-0", "dense-0")
     added = []
     for run in map(runs.get, names):
-        assert run is not None
         few, full = run.value("perplexity", scheme="w8a8-coarse"), run.value("perplexity")
-        assert few is not None
-        assert full is not None
         added.append(f"+{100 * (few / full - 1):.2f}")
     three = f"{added[0]}, {added[1]} and {added[2]} %, the model at the lower rate {added[3]} %"
     assert f"8 bits cost the three seeds {three}, dense continuation {added[4]} %" in PAGE
 
 
-def test_the_prefixes_are_those_of_the_searches() -> None:
+def test_the_prefixes_are_those_of_the_searches():
     searches = json.loads(ROOT.joinpath("results/prefix-search.json").read_text("utf-8"))
     train, validation = (
         {one["text"]: one["fails"] for one in search["prefix"]["tried"]} for search in searches

@@ -41,43 +41,37 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_models_are_compared_where_they_are_equally_good(path: Path) -> None:
+def test_models_are_compared_where_they_are_equally_good(path):
     # The reference is the first arm of the baseline preset as recorded.
     records = load(path)
     assert records.arms() == [ORTHOADAM, ADAMW]
     table = at_equal_loss(records)
-    assert table is not None
     assert [row.arm for row in table.rows] == [ADAMW]
     (loss,), (mine, theirs) = table.cells[0]
     assert theirs.name == ORTHOADAM
-    assert loss.text == "3.00 ± 0"
-    assert mine.text == "20.0 ± 0"
-    assert theirs.text == "5.0 ± 1.0"
-    assert mine.difference is not None
+    assert [one.text for one in (loss, mine, theirs)] == ["3.00 ± 0", "20.0 ± 0", "5.0 ± 1.0"]
     assert mine.difference.verdict is Verdict.HIGHER
-    text = shown(page_of(records))
-    assert "higher by 15" in text
+    assert "higher by 15" in shown(page_of(records))
 
 
-def test_what_was_not_measured_before_and_after_is_left_out(tmp_path: Path) -> None:
+def test_what_was_not_measured_before_and_after_is_left_out(tmp_path):
     path = tmp_path / "r.jsonl"
     write(path, "transformer", [[(5.0, 3.0), (4.0, 4.0)]])
     write(path, "softmax1", [[(3.0, 3.0), (2.0, 4.0)]])  # already better at its first
     table = at_equal_loss(load(path))
-    assert table is not None
     assert [column.title for column in table.columns] == ["compared at"]
     write(path, "alone", [[]])
     assert len(at_equal_loss(load(path)).rows) == 1  # type: ignore[union-attr]
 
 
-def test_records_without_arms_or_milestones_still_show(fake: Fake) -> None:
+def test_records_without_arms_or_milestones_still_show(fake):
     records = load(fake(steps=3))
     assert records.arms() == ["transformer", "differential", "softmax1"]
     assert at_equal_loss(records) is None
     assert '<section id="equal-loss">' not in render(page_of(records))
 
 
-def test_many_arms_stay_apart(tmp_path: Path) -> None:
+def test_many_arms_stay_apart(tmp_path):
     path = tmp_path / "r.jsonl"
     optimizers = ["adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon", "soap", "lion"]
     for preset in ("transformer", "softmax1"):

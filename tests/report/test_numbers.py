@@ -39,7 +39,7 @@ def numbers(name: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_pages_show_the_frozen_numbers(name: str) -> None:
+def test_pages_show_the_frozen_numbers(name):
     assert numbers(name) == json.loads(FROZEN.read_text("utf-8"))[name]
 
 

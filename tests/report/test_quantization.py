@@ -19,22 +19,10 @@ HOSTILE = "</script><img src=x onerror=\"document.title='hacked'\"><b>b</b>"
 
 def lines(name: str, full: float, *, broken: str = "") -> list[dict[str, Any]]:
     """A model whose perplexity rises by a quarter with each bit below 8."""
-    header = {
-        "kind": "run",
-        "study": "quantization",
-        "run": name,
-        "weights": str(full),
-        "path": f"runs/{name}",
-        "class": "Llama",
-        "dtype": "float32",
-        "parameters": 1000,
-        "quantized_parameters": 600,
-        "left_out": {"experts.up": 300} if broken else {},
-        "length": 16,
-        "tokens": 64,
-        "versions": {"torch": "2"},
-    }
-    found = [header]
+    header = {"kind": "run", "study": "quantization", "run": name, "weights": str(full)}
+    header |= {"path": f"runs/{name}", "class": "Llama", "dtype": "float32", "parameters": 1000}
+    header |= {"quantized_parameters": 600, "length": 16, "tokens": 64, "versions": {"torch": "2"}}
+    found = [{**header, "left_out": {"experts.up": 300} if broken else {}}]
     for each in (None, *every()):
         made = None if each is None else scheme(each)
         value: float | None = full
@@ -47,10 +35,8 @@ def lines(name: str, full: float, *, broken: str = "") -> list[dict[str, Any]]:
             **({} if made is None else {"scheme": each, "family": made.family, "bits": made.bits}),
             "unused": ["experts.3"] if broken and each == "w8a8-token" else [],
         }
-        numbers = {
-            "perplexity": value,
-            "added_perplexity": None if value is None or made is None else value - full,
-        }
+        added = None if value is None or made is None else value - full
+        numbers = {"perplexity": value, "added_perplexity": added}
         found += [
             {"kind": "measure", "run": name, "metric": metric, "value": number, **details}
             | ({} if reason is None else {"reason": reason})
@@ -111,6 +97,9 @@ def test_seeds_of_one_model_have_a_spread_and_a_verdict():
     text = shown(page_of(parse(found)))
     assert "11.0 ± 1.0" in text
     assert "Rise of perplexity under w3-channel: a 125" in text
+    found = lines("tuned", 10.0) + lines("other", 11.0)
+    found[0]["train"] = {"tokens": 9}
+    assert "seed" not in shown(page_of(parse(found))).lower()  # where none varies
 
 
 def test_the_page_shows_all_and_is_safe():
@@ -136,12 +125,6 @@ def test_the_verdict_is_what_the_dearest_and_the_cheapest_scheme_cost_each_model
     dearest, cheapest = page_of(parse(better)).verdict
     assert dearest == "Rise of perplexity under w3-channel: 125\u00a0%."
     assert cheapest.startswith("Rise of perplexity under ")
-
-
-def test_no_seed_is_spoken_of_where_none_varies():
-    found = lines("tuned", 10.0) + lines("other", 11.0)
-    found[0]["train"] = {"tokens": 9}
-    assert "seed" not in shown(page_of(parse(found))).lower()
 
 
 def test_a_page_without_families():

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import scipy.stats
 
@@ -24,37 +23,28 @@ from clearhead.report.statistics import (
     threshold_of,
 )
 
-# Ratios, and the spread of either arm's seeds as a share of its mean.
-RATIOS = [(3.0, 0.02, 0.1), (1.0, 0.1, 0.1), (0.1, 0.3, 0.05), (-0.5, 0.1, 0.15)]
 
-
-def test_summary_of_three_seeds() -> None:
+def test_a_summary_by_hand():
     summary = summarize([1.0, 2.0, 6.0])
-    assert summary is not None
     assert (summary.n, summary.mean) == (3, 3.0)
     # Deviations -2, -1, 3: squares sum to 14, over n - 1 = 2 is 7.
     assert summary.deviation == pytest.approx(7**0.5)
     half = 4.30265 * 7**0.5 / 3**0.5
     assert summary.interval == pytest.approx((3 - half, 3 + half), rel=1e-5)
-
-
-def test_one_seed_has_no_spread_and_none_no_summary() -> None:
-    summary = summarize([5.0])
-    assert summary is not None
-    assert (summary.n, summary.mean, summary.deviation, summary.interval) == (1, 5.0, None, None)
+    one = summarize([5.0])
+    assert (one.n, one.mean, one.deviation, one.interval) == (1, 5.0, None, None)
     assert summarize([]) is None
 
 
 @pytest.mark.parametrize("degrees", [1, 1.3, 2, 2.5, 4, 30, 120, 1e5])
-def test_quantiles_of_t_are_scipys(degrees: float) -> None:
+def test_quantiles_of_t_are_scipys(degrees):
     assert t_quantile(degrees) == pytest.approx(scipy.stats.t.ppf(0.975, degrees), abs=1e-8)
 
 
-def test_a_difference_is_welchs() -> None:
+def test_a_difference_is_welchs():
     # Means 2 and 6; variances 1 and 4 over 3 seeds each: error² 1/3 + 4/3 = 5/3,
     # degrees (5/3)² / ((1/3)²/2 + (4/3)²/2) = 50/17.
     found = compare([1.0, 2.0, 3.0], [4.0, 6.0, 8.0])
-    assert found is not None
     assert found.mean == -4.0
     half = scipy.stats.t.ppf(0.975, 50 / 17) * (5 / 3) ** 0.5
     assert found.interval == pytest.approx((-4 - half, -4 + half))
@@ -65,42 +55,37 @@ def test_a_difference_is_welchs() -> None:
     assert found.p == pytest.approx(expected)
 
 
-def test_seeds_are_not_paired() -> None:
+def test_seeds_are_not_paired():
     """What changes together in both arms is no evidence: only the order of data is shared."""
     found = compare([1.1, 5.1, 9.1], [1.0, 5.0, 9.0])
-    assert found is not None
     assert found.verdict is Verdict.UNDECIDED
     assert compare([9.1, 1.1, 5.1], [1.0, 5.0, 9.0]) == found
 
 
-def test_a_single_seed_of_either_arm_decides_nothing() -> None:
+def test_a_single_seed_of_either_arm_decides_nothing():
     for variant, baseline in (([1.0], [100.0]), ([1.0], [100.0, 100.0]), ([1.0, 1.0], [100.0])):
         found = compare(variant, baseline)
-        assert found is not None
         assert found.verdict is Verdict.ONE_SEED
         assert found.p is None
     assert compare([], [1.0, 2.0]) is None
 
 
 @pytest.mark.parametrize("values", [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.1, 0.1, 0.1]])
-def test_seeds_that_all_agree_tell_no_spread_and_decide_nothing(values: list[float]) -> None:
+def test_seeds_that_all_agree_tell_no_spread_and_decide_nothing(values):
     """Neither that two arms differ, nor that they are equal. A mean of 0.1 is not exactly 0.1."""
     for baseline in (values, [0.3, 0.3, 0.3]):
         found = compare(values, baseline)
-        assert found is not None
         assert found.verdict is Verdict.NO_SPREAD
         assert (found.interval, found.p, found.decidable) == (None, None, None)
         assert found.mean == pytest.approx(values[0] - baseline[0])
     summary = summarize(values)
-    assert summary is not None
     assert (summary.deviation, summary.interval) == (0, None)
     assert of_items([0.3, 0.3, 0.3]) is None  # as no items that all agree do
     one_varies = compare(values, [2.0, 2.1, 2.2])
-    assert one_varies is not None
     assert one_varies.verdict is Verdict.LOWER
 
 
-def test_trials_that_all_end_alike_still_tell_what_their_number_can() -> None:
+def test_trials_that_all_end_alike_still_tell_what_their_number_can():
     """Thirty keys of which one arm finds all and the other none, and two that both find none."""
     # One hit and one miss more: shares 31/32 and 1/32, each of variance 31/32² / 32.
     error = alike_trials(30)
@@ -108,26 +93,22 @@ def test_trials_that_all_end_alike_still_tell_what_their_number_can() -> None:
     half = scipy.stats.t.ppf(0.975, 29) * (2 * 31 / 32**3) ** 0.5
     for share, verdict in ((1.0, Verdict.HIGHER), (0.0, Verdict.UNDECIDED)):
         found = compare([share] * 3, [0.0] * 3, lambda _: [error])
-        assert found is not None
         assert found.verdict is verdict
         assert found.decidable == pytest.approx(half)
 
 
-def test_a_difference_is_tested_against_a_margin() -> None:
+def test_a_difference_is_tested_against_a_margin():
     variant, baseline = [1.0, 2.0, 3.0], [4.0, 6.0, 8.0]
     shifted = compare([one + 1.5 for one in variant], baseline)
     found = compare(variant, baseline, against=-1.5)
-    assert found is not None
-    assert shifted is not None
     assert found.p == pytest.approx(shifted.p)
     for margin, verdict in ((-9, Verdict.HIGHER), (-1, Verdict.UNDECIDED), (0.5, Verdict.LOWER)):
         found = compare(variant, baseline, against=margin)
-        assert found is not None
         assert found.verdict is verdict
         assert found.interval == shifted.interval or found.mean == -4
 
 
-def test_a_comparison_that_is_shown_twice_counts_once() -> None:
+def test_a_comparison_that_is_shown_twice_counts_once():
     def one(p: float, compared: str, against: float = 0.0) -> Difference:
         return Difference(mean=1.0, interval=(0, 2), p=p, compared=compared, against=against)
 
@@ -143,13 +124,11 @@ def test_a_comparison_that_is_shown_twice_counts_once() -> None:
     assert threshold_of([one(0.03, "a"), unknown]) == 0.03  # what has no p-value is no test
 
 
-def test_the_error_of_drawn_items_widens_the_interval() -> None:
+def test_the_error_of_drawn_items_widens_the_interval():
     variant, baseline = [0.9, 0.8, 1.0], [0.1, 0.2, 0.0]
     alone = compare(variant, baseline)
     # Ten questions whose difference is 1, 0 or in between: variance 0.1 of their mean.
     few = compare(variant, baseline, lambda _: [Component(variance=0.1, degrees=9)])
-    assert alone is not None
-    assert few is not None
     assert alone.verdict is Verdict.HIGHER
     assert few.mean == alone.mean
     # Variances .01/3, .01/3 and .1; degrees .10667² / (2 (.00333²/2) + .1²/9) = 10.14.
@@ -159,7 +138,7 @@ def test_the_error_of_drawn_items_widens_the_interval() -> None:
 
 
 @pytest.mark.parametrize("variance", [1e-6, 1e-3, 0.01, 0.1, 1.0])
-def test_the_error_of_drawn_items_never_makes_a_difference_surer(variance: float) -> None:
+def test_the_error_of_drawn_items_never_makes_a_difference_surer(variance):
     """Many items have many degrees of freedom: joined with those of two or three seeds, they could
     narrow the interval that the seeds alone give."""
     items = [Component(variance=variance, degrees=1000)]
@@ -171,8 +150,6 @@ def test_the_error_of_drawn_items_never_makes_a_difference_surer(variance: float
                 compare(variant, [7.0, 7.1], lambda _: items, relative=True),
             ),
         ):
-            assert alone is not None
-            assert both is not None
             assert both.p >= alone.p
             (low, high), (wider_low, wider_high) = alone.interval, both.interval
             assert wider_low - 1e-12 <= low < high <= wider_high + 1e-12
@@ -180,7 +157,8 @@ def test_the_error_of_drawn_items_never_makes_a_difference_surer(variance: float
             assert (both.p <= 0.05) == (both.interval[0] > 0 or both.interval[1] < 0)
 
 
-def test_benjamini_hochberg_by_hand() -> None:
+def test_benjamini_hochberg_is_scipys_and_a_p_value_at_its_limit_holds():
+    """However the limit is rounded: 0.05 * 43 / 43 is below 0.05 in floats."""
     # Limits at 5 %: .01, .02, .03, .04, .05. The third is the last below its own; the second, above
     # its own, survives with it.
     p_values = [0.9, 0.021, 0.005, 0.03, 0.2]
@@ -190,68 +168,35 @@ def test_benjamini_hochberg_by_hand() -> None:
     assert [p <= threshold for p in p_values] == [p <= 0.05 for p in adjusted]
     assert false_discovery_threshold([0.04, 0.6]) < 0.04
     assert false_discovery_threshold([]) < 0
-
-
-def test_a_p_value_that_equals_its_limit_holds() -> None:
-    """However the limit is rounded: 0.05 * 43 / 43 is below 0.05 in floats."""
     for n in range(1, 100):
         assert false_discovery_threshold([0.05] * n) == 0.05
         limits = [float(Fraction("0.05") * rank / n) for rank in range(1, n + 1)]
         assert false_discovery_threshold([*limits[:-1], 0.9]) == (limits[-2] if n > 1 else -1)
-        adjusted = scipy.stats.false_discovery_control(limits)
-        assert adjusted == pytest.approx([0.05] * n)
     alone = Difference(mean=1.0, interval=(0.0, 2.0), p=0.05)
     assert "Decided one by one: 1; together" in account([alone])
 
 
-@pytest.mark.parametrize(("ratio", "spread_over", "spread_under"), RATIOS)
-def test_an_interval_of_a_ratio_holds_the_true_one_as_often_as_it_says(
-    ratio: float, spread_over: float, spread_under: float
-) -> None:
-    """Drawn 300 times, five seeds an arm. The baseline's mean taken as exact, three times
-    it would be held in six of ten."""
-    draw = np.random.default_rng(0)
-    held, naive = [], []
-    for _ in range(300):
-        over = ratio * (1 + spread_over * draw.standard_normal(5))
-        under = 1 + spread_under * draw.standard_normal(5)
-        found = compare(list(over), list(under), against=ratio - 1, relative=True)
-        exact = compare(list(over / under.mean()), list(under / under.mean()), against=ratio - 1)
-        assert found is not None
-        assert exact is not None
-        held.append(found.interval[0] <= ratio - 1 <= found.interval[1])
-        naive.append(exact.p > 0.05)
-        assert held[-1] == (found.p > 0.05)
-    assert 0.93 <= np.mean(held) <= 0.985
-    assert (np.mean(naive) < 0.65) == (ratio == 3)
-
-
-def test_a_ratio_is_fiellers() -> None:
+def test_a_ratio_is_fiellers():
     """Against a baseline without spread, the t-interval of the mean; its p-value is Welch's."""
     variant, baseline = [1.0, 2.0, 3.0], [4.0, 4.0, 4.0]
     found = compare(variant, baseline, relative=True)
-    assert found is not None
     assert found.mean == -0.5
     half = scipy.stats.t.ppf(0.975, 2) / 3**0.5 / 4
     assert found.interval == pytest.approx((-0.5 - half, -0.5 + half))
     baseline = [4.0, 6.0, 8.0]
     for against in (0.0, -0.5, 0.2):
         found = compare(variant, baseline, against=against, relative=True)
-        assert found is not None
         scaled = [(1 + against) * one for one in baseline]
         expected = scipy.stats.ttest_ind(variant, scaled, equal_var=False).pvalue
         assert found.p == pytest.approx(expected)
     one_seed = compare([1.0], baseline, relative=True)
-    assert one_seed is not None
     assert (one_seed.mean, one_seed.verdict) == (pytest.approx(1 / 6 - 1), Verdict.ONE_SEED)
     alike = compare([2.0, 2.0], [4.0, 4.0], relative=True)
-    assert alike is not None
     assert alike.verdict is Verdict.NO_SPREAD
 
 
-def test_a_ratio_to_a_mean_that_may_be_zero_has_no_bounds() -> None:
+def test_a_ratio_to_a_mean_that_may_be_zero_has_no_bounds():
     found = compare([1.0, 1.1, 0.9], [0.1, 3.0, 1.0], relative=True)
-    assert found is not None
     assert found.interval == (-math.inf, math.inf)
     assert (found.verdict, found.p, found.decidable) == (Verdict.UNDECIDED, 1.0, None)
     assert compare([1.0, 1.1], [0.0, 0.0], relative=True) is None

@@ -54,9 +54,7 @@ def read(path: Path, lines: list[dict[str, Any]]) -> str:
 @pytest.mark.parametrize(
     "name", ["encoders.jsonl", "smollm2-bits.jsonl", "quantization.jsonl", "backcopy.jsonl"]
 )
-def test_a_header_of_wrong_types_is_refused_in_a_line_or_makes_a_page(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_header_of_wrong_types_is_refused_in_a_line_or_makes_a_page(tmp_path, name):
     header, *lines = first_run(name)
     kept = [line for line in lines if line["kind"] == "measure"][:1]
     found = [read(tmp_path / "records", [one, *kept]) for one in damaged(header)]
@@ -74,9 +72,7 @@ LINES = (
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_line_of_wrong_types_is_refused_in_a_line_that_names_the_file(
-    tmp_path: Path, line: dict[str, Any]
-) -> None:
+def test_a_line_of_wrong_types_is_refused_in_a_line_that_names_the_file(tmp_path, line):
     header = {"kind": "run", "run": "a", "preset": "a", "seed": 0}
     steps = [{"kind": "step", "run": "a", "step": n, "loss": 1.0} for n in (1, 2)]
     refused = read(tmp_path / "records", [header, *steps, {"run": "a", **line}])

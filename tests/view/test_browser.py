@@ -117,9 +117,7 @@ def write(folder: Path, *observations: Observation, title: str = "A page") -> No
 
 
 @pytest.mark.parametrize("width", [420, 1900])
-def test_clicks_and_keys_change_what_is_shown(
-    make: Any, tokenizer: Any, words: str, tmp_path: Path, chromium: str, width: int
-) -> None:
+def test_clicks_and_keys_change_what_is_shown(make, tokenizer, words, tmp_path, chromium, width):
     write(tmp_path, observe_text(make("Llama"), tokenizer, words, name="tiny"))
     seen = use(chromium, tmp_path, width)
     assert seen["width"] == width  # nothing sticks out sideways
@@ -149,8 +147,8 @@ def test_clicks_and_keys_change_what_is_shown(
 
 
 def test_two_models_are_linked_and_signed_maps_have_their_lambda(
-    make: Any, tokenizer: Any, words: str, tmp_path: Path, chromium: str
-) -> None:
+    make, tokenizer, words, tmp_path, chromium
+):
     one = observe_text(make("softmax1"), tokenizer, words, name="softmax1")
     two = observe_text(make("differential"), tokenizer, words, name="differential")
     write(tmp_path, one, two)
@@ -170,9 +168,7 @@ def test_two_models_are_linked_and_signed_maps_have_their_lambda(
     assert any("null key" in line for line in seen["start"]["reads"])
 
 
-def test_hostile_text_and_names_stay_text(
-    make: Any, tokenizer: Any, tmp_path: Path, chromium: str
-) -> None:
+def test_hostile_text_and_names_stay_text(make, tokenizer, tmp_path, chromium):
     found = observe_text(make("Llama"), tokenizer, HOSTILE * 2, name=HOSTILE)
     write(tmp_path, found, title=HOSTILE)
     seen = use(chromium, tmp_path, 900)
@@ -180,9 +176,7 @@ def test_hostile_text_and_names_stay_text(
     assert seen["images"] == 0
 
 
-def test_dark_is_dark_and_as_legible(
-    make: Any, tokenizer: Any, words: str, tmp_path: Path, chromium: str
-) -> None:
+def test_dark_is_dark_and_as_legible(make, tokenizer, words, tmp_path, chromium):
     write(tmp_path, observe_text(make("Llama"), tokenizer, words, name="tiny"))
     seen = {
         name: use(chromium, tmp_path, 900, f"--blink-settings=preferredColorScheme={scheme}")

@@ -70,15 +70,12 @@ def test_a_differential_head_has_both_maps_their_difference_and_lambda(
             error = (signed - own).abs()
             assert bool((error <= helpers.step(found, layer, head, "difference", own)).all())
             assert bool((signed < 0).any())
-            first, second = (
-                helpers.map_of(found, layer, head, part)[0] for part in ("map 1", "map 2")
-            )
+            parts = ("map 1", "map 2")
+            first, second = (helpers.map_of(found, layer, head, part)[0] for part in parts)
             of = found.model["lambdas"][layer]
             lam = torch.tensor(of if isinstance(of, float) else of[head]).reshape(-1, 1)
-            loose = sum(
-                helpers.step(found, layer, head, part, part_weights)
-                for part, part_weights in (("map 1", first), ("map 2", second))
-            )
+            maps = zip(parts, (first, second), strict=True)
+            loose = sum(helpers.step(found, layer, head, part, one) for part, one in maps)
             assert bool(((first - lam * second - own).abs() <= 2 * loose + 1e-3).all())
             share = found.model["statistics"]["negative_share"]["difference"][layer][head]
             expected = own.clamp(max=0).sum().neg() / own.abs().sum()
@@ -158,16 +155,16 @@ def test_a_long_text_is_cut(make, tokenizer, words):
 
 
 def test_texts_and_models_that_cannot_be_viewed_are_refused(make, tokenizer, words):
-    with pytest.raises(ClearheadError, match="the text is 1 token for x: give at least 2"):
-        observe_text(make("Llama"), tokenizer, "", name="x")
-    with pytest.raises(ClearheadError, match=r"64 learned positions.*give --tokens 64"):
-        observe_text(make("GPT-2"), tokenizer, words * 9, name="x")
-    mamba = make("Mamba").to(torch.bfloat16)  # its stream stays float32
-    with pytest.raises(ClearheadError, match="x has no attention in its layers"):
-        observe_text(mamba, tokenizer, words, name="x")
     bloom = BloomForCausalLM(BloomConfig(hidden_size=24, n_layer=1, n_head=2, vocab_size=300))
-    with pytest.raises(ClearheadError, match="its attention cannot be observed"):
-        observe_text(bloom.eval(), tokenizer, words, name="x")
+    mamba = make("Mamba").to(torch.bfloat16)  # its stream stays float32
+    for model, text, message in (
+        (make("Llama"), "", "the text is 1 token for x: give at least 2"),
+        (make("GPT-2"), words * 9, r"64 learned positions.*give --tokens 64"),
+        (mamba, words, "x has no attention in its layers"),
+        (bloom.eval(), words, "its attention cannot be observed"),
+    ):
+        with pytest.raises(ClearheadError, match=message):
+            observe_text(model, tokenizer, text, name="x")
 
 
 @pytest.mark.parametrize("layer", [0, 1])
