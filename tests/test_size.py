@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_110
+LINES = 37_966
 LONGEST = 400
 
 

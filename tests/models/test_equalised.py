@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead import ClearheadError, ClearheadForCausalLM
-from clearhead.models.equalised import equalised
+from clearhead.models.rotated import equalised
 
 from . import space
 

@@ -144,23 +144,13 @@ class ClearheadModel(ClearheadPreTrainedModel):
         Raises:
             ClearheadError: arguments that do not fit, and any other that would have no effect.
         """
-        inputs = settle(
-            self.config,
-            self.needs,
-            input_ids,
-            attention_mask,
-            position_ids,
-            document_ids,
-            options,
-            training=self.training,
-            checkpointing=self.training and self.gradient_checkpointing,
-        )
+        inputs = settle(self, input_ids, attention_mask, position_ids, document_ids, options)
         maps: list[Tensor] | None = [] if inputs.returns_maps else None
         interface, implementation = None, self.config._attn_implementation or "sdpa"
         if maps is not None or implementation != "sdpa":
             interface = interface_of(implementation, maps)
-        x = self.embed_tokens(input_ids) if inputs.embeds is None else inputs.embeds
-        x = self.project_in(x)
+        embeds = options.get("inputs_embeds")
+        x = self.project_in(self.embed_tokens(input_ids) if embeds is None else embeds)
         if self._adds_position:
             x = self.position.embed(x, inputs.positions)
         x = self.dropout(self.embedding_norm(x))

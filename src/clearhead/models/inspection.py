@@ -21,11 +21,7 @@ _WORDS_FOR_POSITION = ("position", "pos_emb", "wpe")
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
-    """The decoder layers of a Hugging Face model: its list of `num_hidden_layers` modules.
-
-    Raises:
-        ClearheadError: where the model is an encoder-decoder, or has no such list.
-    """
+    """The decoder layers of a Hugging Face model: its list of `num_hidden_layers` modules."""
     name, config = type(model).__name__, getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
         raise ClearheadError(f"{name} is an encoder-decoder: give a decoder-only language model")
@@ -149,11 +145,7 @@ def batches(model: Any, windows: Iterable[Tensor], batch_size: int) -> Iterator[
 
 
 def begin_of_windows(model: Any) -> int | None:
-    """The token that opened every window of the model's training (`TrainConfig.begin_windows`).
-
-    Raises:
-        ClearheadError: one in the model's configuration that is no token of the model.
-    """
+    """The token that opened every window of the model's training (`TrainConfig.begin_windows`)."""
     begin = getattr(model.config, WINDOW_BEGIN, None)
     known = model.get_input_embeddings().num_embeddings
     if begin is not None and not (type(begin) is int and 0 <= begin < known):

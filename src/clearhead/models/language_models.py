@@ -13,7 +13,7 @@ from transformers.utils import can_return_tuple
 from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import CACHE, ClearheadModel, ClearheadPreTrainedModel
-from clearhead.models.caches import PrefixCache, steps_on_device, the_cache
+from clearhead.models.caches import PrefixCache, steps_on_device
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inputs import Options
 from clearhead.ops.precision import readable
@@ -205,7 +205,7 @@ class ClearheadForCausalLM(LanguageModel, GenerationMixin):
         **unused: Any,
     ) -> Tensor | None:
         """transformers' hook, by default a [B, 1, T, S] mask; here [B, S], of one shape a step."""
-        cache = the_cache(past_key_values, cache)
+        cache = past_key_values if cache is None else cache
         tokens, windowed = inputs_embeds.shape[1], self.model.needs.windowed
         if attention_mask is None or not steps_on_device(cache, tokens, windowed):
             return attention_mask
@@ -214,7 +214,7 @@ class ClearheadForCausalLM(LanguageModel, GenerationMixin):
 
     def generate(self, *inputs: Any, **options: Any) -> Any:
         """transformers' `generate`. A model with a prefix makes its own cache if none is named."""
-        config = options.get("generation_config") or next(iter(inputs[1:]), None)
+        config = options.get("generation_config") or next(iter(inputs[1:]), self.generation_config)
         config = config or self.generation_config
         if "assistant_early_exit" in options or config.assistant_early_exit is not None:
             raise ClearheadError(

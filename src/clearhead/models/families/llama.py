@@ -32,29 +32,30 @@ _PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 
 
 def _diff_read(state: State, theirs: Any) -> State:
-    width = theirs.head_dim
-    return {
-        name: _swapped(weight, 2, -1, width) if name.endswith(_PROJECTIONS) else weight
-        for name, weight in state.items()
-    }
+    return _swapped(state, 2, -1, theirs.head_dim)
 
 
-def _diff_write(state: State, ours: ClearheadConfig) -> State:
-    weights = dict(state)
-    for name, weight in state.items():
-        if name.endswith(_PROJECTIONS):
-            assert ours.head_dim is not None
-            weights[name] = _swapped(weight, -1, 2, ours.head_dim)
-        elif name.endswith("maps.norm_weight"):
+def _diff_write(state: State, ours: Any) -> State:
+    weights = _swapped(state, -1, 2, ours.head_dim)
+    for name in state:
+        if name.endswith("maps.norm_weight"):
             output = name.replace("maps.norm_weight", "o_proj.weight")
             gain = weights.pop(name)
             weights[output] = (weights[output].unflatten(1, (-1, len(gain))) * gain).flatten(1)
     return weights
 
 
-def _swapped(weight: Tensor, first: int, second: int, head_dim: int) -> Tensor:
-    """[H · D, C]: (2, −1) pairs head i + H/2 with i in place of neighbours; (−1, 2) the reverse."""
-    return weight.unflatten(0, (first, second, head_dim)).transpose(0, 1).reshape(weight.shape)
+def _swapped(state: State, first: int, second: int, head_dim: int) -> State:
+    """Heads in another order: (2, −1) pairs i + H/2 with i in place of neighbours; (−1, 2) the
+    reverse."""
+
+    def swapped(weight: Tensor) -> Tensor:  # [H · D, C]
+        return weight.unflatten(0, (first, second, head_dim)).transpose(0, 1).reshape(weight.shape)
+
+    return {
+        name: swapped(weight) if name.endswith(_PROJECTIONS) else weight
+        for name, weight in state.items()
+    }
 
 
 DIFFLLAMA = Family(
