@@ -214,17 +214,15 @@ class ClearheadForCausalLM(LanguageModel, GenerationMixin):
 
     def generate(self, *inputs: Any, **options: Any) -> Any:
         """transformers' `generate`. A model with a prefix makes its own cache if none is named."""
-        config = options.get("generation_config") or next(iter(inputs[1:]), self.generation_config)
-        config = config or self.generation_config
+        own = self.generation_config
+        config = options.get("generation_config") or next(iter(inputs[1:]), None) or own
         if "assistant_early_exit" in options or config.assistant_early_exit is not None:
             raise ClearheadError(
                 "assistant_early_exit is not supported: give an assistant_model, or leave it out"
             )
-        of_cache = {"past_key_values", "cache", "use_cache", "cache_implementation"}
-        both = (config, self.generation_config)
-        fixed = any(one.use_cache is False or one.cache_implementation for one in both)
-        fixed = fixed or config.is_assistant or bool(of_cache & options.keys())
-        if self.model.needs.places and not fixed:
+        named = {"past_key_values", "cache", "use_cache", "cache_implementation"} & options.keys()
+        fixed = any(one.use_cache is False or one.cache_implementation for one in (config, own))
+        if self.model.needs.places and not (named or fixed or config.is_assistant):
             options[CACHE] = PrefixCache(config=self.config)
         return super().generate(*inputs, **options)
 
