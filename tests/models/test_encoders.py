@@ -201,7 +201,7 @@ def test_kinds_of_problem():
     torch.testing.assert_close(made.loss, ((made.logits[:, 0] - targets) ** 2).mean())
     for keys, message in (
         ({"problem_type": "multi_label_classification"}, "choose single_label"),
-        ({"problem_type": "regression"}, "has num_labels=1"),
+        ({"problem_type": "regression"}, "with num_labels=3: choose .* with num_labels=1"),
     ):
         with pytest.raises(ClearheadError, match=message):
             _classifier(**keys)

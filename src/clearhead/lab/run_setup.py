@@ -56,7 +56,7 @@ def check_room(config: ClearheadConfig, settings: TrainConfig) -> None:
         limit = REGISTRY.find("position", config.position).build(config.layer(0), 1).longest()
         if limit is None:
             return
-        taken = ClearheadModel(config).needs.places
+        taken = ClearheadModel(config).places
     length = settings.sequence_length
     if length > limit - taken:
         beside = f" beside {taken} of learned keys" if taken else ""

@@ -116,10 +116,9 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
 def _problem(config: ClearheadConfig) -> str:
     """Kind of labels; by default a number where there is one label, else a class."""
     kind = config.problem_type or (REGRESSION if config.num_labels == 1 else CLASSES)
-    if kind not in (REGRESSION, CLASSES):
+    if kind not in (REGRESSION, CLASSES) or (kind == REGRESSION and config.num_labels != 1):
         raise ClearheadError(
-            f"problem_type is {kind!r}: choose {CLASSES}, or {REGRESSION} with num_labels=1"
+            f"problem_type is {kind!r}, with num_labels={config.num_labels}: choose {CLASSES}, or "
+            f"{REGRESSION} with num_labels=1"
         )
-    if kind == REGRESSION and config.num_labels != 1:
-        raise ClearheadError(f"a regression has num_labels=1; found {config.num_labels}")
     return kind

@@ -22,9 +22,7 @@ from clearhead.terminal import say
 
 _TOKENS = 64  # that both read, to be compared
 TOLERANCE = 1e-4  # of the logits' norm, that another order of sums may make in float32
-_NAMES = ", ".join(
-    name.removesuffix("LMHeadModel").removesuffix("ForCausalLM") for name in FAMILIES
-)
+_NAMES = ", ".join(family.name for family in FAMILIES.values())
 # A window that no text reaches. llama.cpp multiplies it in 32 bits, by up to 256 texts at once.
 _BEYOND = 2**20  # tokens
 _YARN = ("factor", "original_max_position_embeddings")

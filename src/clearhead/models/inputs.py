@@ -8,16 +8,7 @@ from torch.nn.functional import pad
 from transformers import Cache, DynamicCache
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.models.caches import (
-    PrefixCache,
-    cached_tokens,
-    check_cache,
-    check_mask,
-    key_positions,
-    room_of,
-    seen_slots,
-    steps_on_device,
-)
+from clearhead.models import caches
 from clearhead.nn.attention import Prefixes
 from clearhead.ops.precision import has_numbers, is_exporting, readable
 from clearhead.ops.visibility import Visibility
@@ -63,25 +54,6 @@ _ARGUMENTS = {
 } - {"return_dict", "cache_position"}
 
 
-class Needs(NamedTuple):
-    """Properties of a model's layers that its inputs must meet, fixed when it is built.
-
-    Attributes:
-        places: positions before every text, which belong to learned keys.
-        longest: positions that the embedded position tells apart; None where there is no limit.
-        limits: the same for every position with a limit, by name.
-        windowed, gated, prepares_late: whether a layer has a window; caches gates beside keys;
-            prepares keys when they are read.
-    """
-
-    places: int
-    longest: int | None
-    limits: tuple[tuple[str, int], ...]
-    windowed: bool
-    gated: bool
-    prepares_late: bool
-
-
 class Inputs(NamedTuple):
     """Inputs of one call, T new tokens after `past` cached ones; S = past + T.
 
@@ -119,7 +91,7 @@ def settle(
     Raises:
         ClearheadError: arguments that do not fit, and any other that would have no effect.
     """
-    config, needs = trunk.config, trunk.needs
+    config = trunk.config
     for key in options.keys() - Options.__annotations__:
         if options[key] is not None:  # type: ignore[literal-required]
             choose("argument of the model", key, _ARGUMENTS - {key})
@@ -147,21 +119,21 @@ def settle(
                 "gradient checkpointing runs a layer twice, and a key-value cache would keep its "
                 "keys twice: give no cache in training, or call gradient_checkpointing_disable()"
             )
-        check_cache(cache, config.num_hidden_layers, needs.gated)
+        caches.check_cache(cache, config.num_hidden_layers, trunk.gated)
     if position_ids is not None:
         check_whole(position_ids, "position_ids", batch, new)
     on_device, key_mask = False, None
     if cached:
-        room = room_of(cache)
+        room = caches.room_of(cache)
         whole = attention_mask is not None and attention_mask.shape == (batch, room)
-        on_device = steps_on_device(cache, new, needs.windowed) and not maps
+        on_device = caches.steps_on_device(cache, new, trunk.windowed) and not maps
         on_device = on_device and (whole or attention_mask is None)
         if on_device:
             # Every slot is a key, the new token the last query; a mask says which slots are seen.
-            length, key_mask = seen_slots(cache, attention_mask, tokens)
+            length, key_mask = caches.seen_slots(cache, attention_mask, tokens)
             past = key_mask.shape[1] - 1
         else:
-            past = cached_tokens(cache)
+            past = caches.cached_tokens(cache)
             length = past + new
             if whole:
                 attention_mask = attention_mask[:, :length]  # type: ignore[index]
@@ -175,15 +147,15 @@ def settle(
     use_cache = options.get("use_cache")
     use_cache = config.use_cache if use_cache is None else use_cache
     if use_cache and causal and not (cached or packed or trunk.training):
-        kind = PrefixCache if needs.places else DynamicCache
+        kind = caches.PrefixCache if trunk.places else DynamicCache
         cache = kind(config=config if config.sliding_window is not None else None)
-    places, positions = needs.places, position_ids
+    places, positions = trunk.places, position_ids
     if positions is None:
         positions = positions_of(documents, key_mask, tokens, past)
-    if needs.longest is not None and (packed or given):
+    if trunk.longest is not None and (packed or given):
         what = "the positions that the model tells apart"
-        check_below(needs.longest - places, positions, "position_ids", what)
-    for position, limit in () if packed else needs.limits:  # packed, a row is many texts
+        check_below(trunk.longest - places, positions, "position_ids", what)
+    for position, limit in () if packed else trunk.limits:  # packed, a row is many texts
         if places + length > limit:
             raise ClearheadError(
                 f"{places + length} tokens are more than the {limit} positions that this model can "
@@ -192,31 +164,31 @@ def settle(
             )
     positions = positions + places if places else positions
     keys = positions
-    if cache is not None and needs.prepares_late:
+    if cache is not None and trunk.prepares_late:
         rows = None if on_device or torch.compiler.is_compiling() else batch
-        keys = key_positions(positions, key_mask, cache, past, places, rows)
+        keys = caches.key_positions(positions, key_mask, cache, past, places, rows)
     visibility = Visibility(causal, None, key_mask, documents)
-    keeps_prefixes = isinstance(cache, PrefixCache) and not torch.compiler.is_compiling()
+    keeps_prefixes = isinstance(cache, caches.PrefixCache) and not torch.compiler.is_compiling()
     prefixes = cache.prefixes if keeps_prefixes else None
     return Inputs(positions, keys, visibility, cache, past, prefixes, bool(hidden), bool(maps))
 
 
 def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, vocabulary: int) -> Tensor:
     """One of the two: whole numbers [B, T] below `vocabulary`, or [B, T, C]; at least one token."""
-    if (input_ids is None) == (inputs_embeds is None):
+    are_ids = input_ids is not None
+    if are_ids == (inputs_embeds is not None):
         raise ClearheadError("give either input_ids or inputs_embeds")
-    given: Any = inputs_embeds if input_ids is None else input_ids
-    name, wanted = "inputs_embeds", "[batch, tokens, width]"
-    fits = given.ndim == 3
-    if input_ids is not None:
-        name, wanted = "input_ids", "whole numbers (int64 or int32) [batch, tokens]"
-        fits = given.ndim == 2 and given.dtype in _WHOLE
+    given: Any = input_ids if are_ids else inputs_embeds
+    fits = given.ndim == 2 and given.dtype in _WHOLE if are_ids else given.ndim == 3
     if not fits or not given.numel():
+        wanted = "inputs_embeds must be [batch, tokens, width]"
+        if are_ids:
+            wanted = "input_ids must be whole numbers (int64 or int32) [batch, tokens]"
         raise ClearheadError(
-            f"{name} must be {wanted}, at least one token; found {given.dtype} {list(given.shape)}"
+            f"{wanted}, at least one token; found {given.dtype} {list(given.shape)}"
         )
-    if input_ids is not None:
-        check_below(vocabulary, input_ids, "input_ids", "the vocabulary")
+    if are_ids:
+        check_below(vocabulary, given, "input_ids", "the vocabulary")
     return given
 
 
@@ -247,7 +219,7 @@ def read_mask(attention_mask: Tensor | None, batch: int, keys: int, cached: bool
         return mask
     if bool((attention_mask == 1).all()):
         return None  # the unpadded kernels are faster
-    check_mask(attention_mask)
+    caches.check_mask(attention_mask)
     if not cached and not bool(mask.any(-1).all()):
         row = int(mask.any(-1).int().argmin())
         raise ClearheadError(

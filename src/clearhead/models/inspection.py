@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from clearhead.errors import NOT_FINITE, ClearheadError, NotFinite
-from clearhead.models.base_model import ClearheadPreTrainedModel
+from clearhead.models.base_model import ClearheadModel
 from clearhead.models.configuration import WINDOW_BEGIN
-from clearhead.models.inputs import Needs
 from clearhead.ops.precision import without_autocast
 
 _WORDS_FOR_POSITION = ("position", "pos_emb", "wpe")
@@ -53,8 +52,8 @@ def longest_text(model: Any) -> int | None:
     the process.
     """
     limit = getattr(model.config, "max_position_embeddings", None)
-    needs = getattr(model.base_model, "needs", None)
-    taken = needs.places if isinstance(needs, Needs) else 0
+    body = model.base_model
+    taken = body.places if isinstance(body, ClearheadModel) else 0
     for name, module in model.named_modules():
         if not isinstance(module, nn.Embedding) or module is model.get_input_embeddings():
             continue
@@ -78,7 +77,7 @@ def run_backbone(model: Any, ids_BT: Tensor) -> Any:
     """Run the model without its head and without a cache."""
     body = model.base_model
     known = inspect.signature(body.forward).parameters  # an encoder has no cache to leave unused
-    cached = "use_cache" in known or isinstance(body, ClearheadPreTrainedModel)
+    cached = "use_cache" in known or isinstance(body, ClearheadModel)
     return body(input_ids=ids_BT, **({"use_cache": False} if cached else {}))
 
 

@@ -206,7 +206,7 @@ class ClearheadForCausalLM(LanguageModel, GenerationMixin):
     ) -> Tensor | None:
         """transformers' hook, by default a [B, 1, T, S] mask; here [B, S], of one shape a step."""
         cache = past_key_values if cache is None else cache
-        tokens, windowed = inputs_embeds.shape[1], self.model.needs.windowed
+        tokens, windowed = inputs_embeds.shape[1], self.model.windowed
         if attention_mask is None or not steps_on_device(cache, tokens, windowed):
             return attention_mask
         spare = cache.get_max_length() - attention_mask.shape[1]
@@ -222,7 +222,7 @@ class ClearheadForCausalLM(LanguageModel, GenerationMixin):
             )
         named = {"past_key_values", "cache", "use_cache", "cache_implementation"} & options.keys()
         fixed = any(one.use_cache is False or one.cache_implementation for one in (config, own))
-        if self.model.needs.places and not (named or fixed or config.is_assistant):
+        if self.model.places and not (named or fixed or config.is_assistant):
             options[CACHE] = PrefixCache(config=self.config)
         return super().generate(*inputs, **options)
 

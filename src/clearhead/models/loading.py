@@ -13,14 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from huggingface_hub import try_to_load_from_cache
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-)
 from transformers.utils import find_adapter_config_file
 from transformers.utils import logging as theirs
 
@@ -93,8 +87,7 @@ def pretrained(
         ClearheadError: naming the weights that are missing, left over or of another size; or where
             an adapter stands beside the weights, which may be a pickle.
     """
-    where = {key: options[key] for key in ("local_files_only", "revision") if key in options}
-    if find_adapter_config_file(str(name), **where) is not None:
+    if find_adapter_config_file(str(name)) is not None:
         raise ClearheadError(
             f"{str(name)!r} has an adapter: merge it by PEFT's merge_and_unload(), and give the "
             "merged model"
@@ -154,12 +147,12 @@ def _fault(name: str, model: Any, info: Mapping[str, Any], head: str) -> str:
 
 def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer in a folder or of a hub name."""
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
-def load_config(name: str, *, trust_remote_code: bool = False, **changes: Any) -> Any:
-    """The configuration in a folder or of a hub name, with changes."""
-    return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **changes)
+def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The configuration in a folder or of a hub name."""
+    return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
 def kind_of(name: str, *, trust_remote_code: bool = False) -> str:
@@ -184,7 +177,11 @@ def _architecture(config: Any) -> str:
 
 def auto_class(kind: str) -> Any:
     """The class of transformers that opens checkpoints of a kind."""
-    return {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM, "bare": AutoModel}[kind]
+    heads = {
+        "causal": transformers.AutoModelForCausalLM,
+        "masked": transformers.AutoModelForMaskedLM,
+    }
+    return heads.get(kind, transformers.AutoModel)
 
 
 @contextmanager

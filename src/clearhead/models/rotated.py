@@ -111,27 +111,26 @@ def rotated(
 def check_rotation(config: ClearheadConfig, parts: Sequence[Part]) -> None:
     """Raise a ClearheadError for a mechanism that works channel by channel, naming its axis."""
     layers = [config.layer(index) for index in range(config.num_hidden_layers)]
-    for part in parts:
-        for axis, allowed in _NEEDS[part].items():
-            for layer in layers:
-                _require(axis, getattr(layer, axis), allowed)
+    values = [
+        (axis, getattr(layer, axis), allowed)
+        for part in parts
+        for axis, allowed in _NEEDS[part].items()
+        for layer in layers
+    ]
     if "residual" in parts:
-        _require("embedding_norm", config.embedding_norm, ("none", "rmsnorm-single"))
-        embeds: Any = REGISTRY.find("position", config.position).build
-        if embeds.embed is not NoPosition.embed:
-            raise ClearheadError(
-                f"position={config.position!r} is added to the stream: leave residual out of "
-                "--rotate"
-            )
+        values.append(("embedding_norm", config.embedding_norm, ("none", "rmsnorm-single")))
     if "values" in parts and any(layer.normalizer == "key-value" for layer in layers):
-        _require("normalizer", "key-value", ("softmax",))
-
-
-def _require(axis: str, name: str, allowed: tuple[str, ...]) -> None:
-    if name not in allowed:
+        values.append(("normalizer", "key-value", ("softmax",)))
+    for axis, name, allowed in values:
+        if name not in allowed:
+            raise ClearheadError(
+                f"{axis}={name!r} treats each channel by itself, and no rotation keeps that: "
+                f"--rotate takes {axis} {' or '.join(allowed)}"
+            )
+    embeds: Any = REGISTRY.find("position", config.position).build
+    if "residual" in parts and embeds.embed is not NoPosition.embed:
         raise ClearheadError(
-            f"{axis}={name!r} treats each channel by itself, and no rotation keeps that: "
-            f"--rotate takes {axis} {' or '.join(allowed)}"
+            f"position={config.position!r} is added to the stream: leave residual out of --rotate"
         )
 
 

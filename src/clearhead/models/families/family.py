@@ -23,20 +23,10 @@ from clearhead.spec import AXES
 from clearhead.terminal import say
 
 _SAME = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rope_parameters",
-    "initializer_range",
-    "tie_word_embeddings",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+    *("rope_parameters", "initializer_range", "tie_word_embeddings"),
+    *("pad_token_id", "bos_token_id", "eos_token_id"),
 )
 # What a layer starts from, and what it leaves out in training: no part of a trained function.
 _STARTS = ("initializer_range", "query_range", "value_init", "dropout")
@@ -52,7 +42,6 @@ class Family:
     """A family of transformers, with Llama's names for weights and settings unless told otherwise.
 
     Attributes:
-        name: of the family.
         model: its class for language.
         needs: settings that clearhead has no place for at another value.
         axes: clearhead's settings, from its configuration, beside those of one name.
@@ -63,7 +52,6 @@ class Family:
         but: values of a layer's settings that the export takes into the weights.
     """
 
-    name: str
     model: Any
     axes: Callable[[Any], dict[str, Any]]
     needs: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
@@ -73,6 +61,12 @@ class Family:
     read: Callable[[State, Any], State] = lambda state, theirs: state
     write: Callable[[State, ClearheadConfig], State] = lambda state, ours: state
     but: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The family's name, such as "Llama"."""
+        name: str = self.model.__name__
+        return name.removesuffix("LMHeadModel").removesuffix("ForCausalLM")
 
     def imported(self, model: Any, *, share: bool = False) -> ClearheadForCausalLM:
         """The same function as a clearhead model, with weights as by `filled`, or a refusal of what

@@ -127,7 +127,6 @@ def _one_norm(state: State, layer: str) -> None:
 
 FAMILIES = (
     Family(
-        name="GPT2",
         model=GPT2LMHeadModel,
         needs={
             "scale_attn_weights": True,
@@ -150,7 +149,6 @@ FAMILIES = (
         read=_gpt2_read,
     ),
     Family(
-        name="GPTNeoX",
         model=GPTNeoXForCausalLM,
         needs={},
         axes=_neox_axes,
