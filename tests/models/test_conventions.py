@@ -153,12 +153,9 @@ def test_gradient_checkpointing_beside_a_cache_is_refused():
         model(ids, past_key_values=DynamicCache(), labels=ids)
 
 
-def test_self_speculation_is_refused():
+def test_self_speculation_and_a_quantised_cache_of_gates_are_refused():
     with pytest.raises(ClearheadError, match="assistant_early_exit is not supported"):
         _generate(_model(), _ids(1), assistant_early_exit=1)
-
-
-def test_a_quantised_cache_of_gates_is_refused():
     cache = Cache(layers=[Rounding(residual_length=2) for _ in range(2)])
     _model()(_ids(), past_key_values=cache)
     with pytest.raises(ClearheadError, match="a quantised cache would round the gates"):

@@ -27,6 +27,9 @@ from .space import WHOLE as SHAPE
 PAD = 60
 
 
+ONE = torch.ones(1, 3, dtype=torch.long)
+
+
 @pytest.fixture(params=["bert-sas", "bert-sas-p"])
 def shaped(request) -> str:
     return request.param
@@ -116,7 +119,7 @@ def test_the_sparse_loss_is_that_of_the_whole_logits(name):
 def test_each_head_refuses_the_other_direction():
     with pytest.raises(ClearheadError, match="choose direction='bidirectional'"):
         _masked("transformer")
-    with pytest.raises(ClearheadError, match="ClearheadForMaskedLM"):
+    with pytest.raises(ClearheadError, match="build ClearheadForMaskedLM"):
         ClearheadForCausalLM(preset("bert", **SHAPE))
 
 
@@ -168,17 +171,20 @@ def test_the_head_reads_the_first_token_of_an_encoder_and_the_last_of_a_causal_m
         assert head.dense.out_features == 1024
 
 
-def test_padding_without_a_mask_is_refused():
-    model = _classifier(pad_token_id=PAD)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "give the mask"),
+        ({"attention_mask": ONE, "labels": torch.tensor([3])}, "labels has 3, outside the classes"),
+        ({"attention_mask": ONE, "labels": torch.tensor([-1])}, "labels has -1, outside .* 0 to 2"),
+        ({"attention_mask": ONE, "document_ids": ONE}, "a row is one text"),
+        ({"attention_mask": ONE, "position_ids": torch.tensor([[0, 0, 1]])}, "a row is one text"),
+    ],
+)
+def test_a_classifier_refuses(arguments, message):
     ids = torch.tensor([[1, 2, PAD]])
-    with pytest.raises(ClearheadError, match="give the mask"):
-        model(ids)
-
-
-@pytest.mark.parametrize("label", [3, -1])
-def test_labels_outside_the_classes_are_refused(label):
-    with pytest.raises(ClearheadError, match=f"labels has {label}, outside the classes, 0 to 2"):
-        _classifier()(torch.randint(0, 60, (2, 5)), labels=torch.tensor([0, label]))
+    with pytest.raises(ClearheadError, match=message):
+        _classifier(pad_token_id=PAD)(ids, **arguments)
 
 
 def test_kinds_of_problem():
@@ -195,7 +201,7 @@ def test_kinds_of_problem():
     torch.testing.assert_close(made.loss, ((made.logits[:, 0] - targets) ** 2).mean())
     for keys, message in (
         ({"problem_type": "multi_label_classification"}, "choose single_label"),
-        ({"problem_type": "regression"}, "has num_labels=1"),
+        ({"problem_type": "regression"}, "with num_labels=3: choose .* with num_labels=1"),
     ):
         with pytest.raises(ClearheadError, match=message):
             _classifier(**keys)
@@ -350,9 +356,7 @@ def test_eager_is_the_oracle(name):
     assert (out.attentions[0][:, :, 0, 1:] != 0).any()
 
 
-def test_what_needs_a_direction_is_refused():
-    with pytest.raises(ClearheadError, match="build ClearheadForMaskedLM"):
-        ClearheadForCausalLM(preset("transformer", **BOTH_WAYS))
+def test_a_cache_needs_a_direction():
     with pytest.raises(ClearheadError, match="needs direction='causal'"):
         _trunk("transformer")(_ids(), past_key_values=DynamicCache())
     assert _trunk("transformer")(_ids(), use_cache=True).past_key_values is None

@@ -48,7 +48,7 @@ def test_a_forward_pass_makes_few_calls_in_few_files():
     calls = {name: _calls(name) for name in presets()}
     counts = {name: len(own) for name, own in calls.items()}
     files = {name: len(set(own)) for name, own in calls.items()}
-    assert statistics.median(counts.values()) <= 64, counts
-    assert counts["transformer"] <= 54, counts
-    assert statistics.median(files.values()) <= 16, files
+    assert statistics.median(counts.values()) <= 61, counts
+    assert counts["transformer"] <= 51, counts
+    assert statistics.median(files.values()) <= 15, files
     assert files["transformer"] <= 13, files

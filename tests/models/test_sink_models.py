@@ -169,24 +169,37 @@ def test_packed_texts_are_kept_apart():
         _close(packed[1][:, 5:], model(ids[:, 5:]).logits)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v4", "hy_v4"])
-def test_models_that_write_keys_into_the_mask_are_refused(family):
-    model = _model(family)
-    model.set_attn_implementation("clearhead")
-    wanted = rf"{family}.*set_attn_implementation\('eager'\)"
-    with pytest.raises(ClearheadError, match=wanted) as error:
-        model(_ids())
-    assert "\n" not in str(error.value)
+def _own() -> Any:
+    shape = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 1}
+    return ClearheadForCausalLM(preset("transformer", **shape, num_attention_heads=2))
 
 
-@pytest.mark.parametrize("family", ["doge", "bigbird_pegasus", "nllb-moe"])
-def test_a_model_that_computes_with_its_mask_is_refused(family):
-    sparse = {"num_experts": 4, "encoder_sparse_step": 2}  # its routers read the mask
-    model = _model("doge") if family == "doge" else _translator(family, **sparse)
-    model.set_attn_implementation("clearhead")
-    wanted = f"{family}, which computes with its attention mask"
-    with pytest.raises(ClearheadError, match=wanted) as error:
-        model(_ids())
+SPARSE = {"num_experts": 4, "encoder_sparse_step": 2}  # its routers read the mask
+MASK = {"attention_mask": torch.zeros(2, 1, 13, 13)}
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (lambda: _model("deepseek_v4"), {}, r"deepseek_v4.*set_attn_implementation\('eager'\)"),
+        (lambda: _model("hy_v4"), {}, r"hy_v4.*set_attn_implementation\('eager'\)"),
+        (lambda: _model("doge"), {}, "doge, which computes with its attention mask"),
+        (lambda: _translator("bigbird_pegasus", **SPARSE), {}, "bigbird_pegasus, which computes"),
+        (lambda: _translator("nllb-moe", **SPARSE), {}, "nllb-moe, which computes with its"),
+        (
+            lambda: _model("granite_swa"),
+            MASK,
+            r"mask of its own or the caller's.*\[batch, tokens\]",
+        ),
+        (lambda: _model("granite_swa", attention_dropout=0.1).train(), {}, "dropout"),
+        (_own, {}, r"set_attn_implementation\('sdpa'\)"),
+    ],
+)
+def test_what_it_cannot_compute_is_refused(model, options, message):
+    refused = model()
+    refused.set_attn_implementation("clearhead")
+    with pytest.raises(ClearheadError, match=message) as error:
+        refused(_ids(), **options)
     assert "\n" not in str(error.value)
 
 
@@ -200,13 +213,6 @@ def test_no_number_of_the_mask_can_be_read(use):
     assert mask.to("cpu").keys == mask.contiguous().keys == 3
     with pytest.raises(ClearheadError, match="computes with its attention mask"):
         use(mask)
-
-
-def test_a_mask_that_is_no_window_is_refused():
-    model = _model("granite_swa")
-    model.set_attn_implementation("clearhead")
-    with pytest.raises(ClearheadError, match=r"mask of its own or the caller's.*\[batch, tokens\]"):
-        model(_ids(), attention_mask=torch.zeros(2, 1, 13, 13))
 
 
 @pytest.mark.parametrize("keyword", ["block_indices", "sinks", "of_tomorrow"])
@@ -225,21 +231,6 @@ def test_a_mask_of_other_lengths_is_refused():
     q, k = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 4, 8)
     with pytest.raises(ClearheadError, match=r"\[3, 4\] queries and keys under a mask of \[3, 3\]"):
         attend_with_sinks(torch.nn.Module(), q, k, k, mask)
-
-
-def test_our_own_models_are_told_of_sdpa():
-    shape = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 1}
-    model = ClearheadForCausalLM(preset("transformer", **shape, num_attention_heads=2))
-    model.set_attn_implementation("clearhead")
-    with pytest.raises(ClearheadError, match=r"set_attn_implementation\('sdpa'\)"):
-        model(_ids())
-
-
-def test_dropout_of_attention_is_refused():
-    model = _model("granite_swa", attention_dropout=0.1).train()
-    model.set_attn_implementation("clearhead")
-    with pytest.raises(ClearheadError, match="dropout"):
-        model(_ids())
 
 
 def test_the_lines_of_the_page_on_serving_work_as_written():

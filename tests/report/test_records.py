@@ -35,7 +35,7 @@ def test_numbers_that_are_not_finite_become_null_with_a_reason(tmp_path):
     assert records.values("a", "perplexity") == {0: 9.0}
     assert records.values("a", "perplexity", length=256) == {}
     assert records.dimension("perplexity", "length") == [256, 512]
-    reasons = [one.reason for one in records.runs[0].select("perplexity") if one.at]
+    reasons = [one.reason for one in records.runs[0].select("perplexity") if one.dimensions]
     assert reasons == ["value was nan", "learned positions end at 256"]
     assert records.runs[0].steps[0]["loss"] is None
     assert records.runs[0].steps[0]["reason"] == "loss was inf"

@@ -44,7 +44,7 @@ def check_length(model: Any, name: str, length: int, option: str = "sequence-len
     limit = longest_text(model)
     if limit is None and isinstance(model.config, ClearheadConfig):
         limit = model.base_model.position.longest()
-        limit = limit and limit - model.base_model.needs.places
+        limit = limit and limit - model.base_model.places
     if limit is not None and length > limit:
         raise ClearheadError(
             f"windows of {length} tokens are more than the {limit} positions of {name}: "

@@ -5,13 +5,7 @@ Importing this registers `model_type` "clearhead" with transformers' AutoConfig 
 
 from typing import TYPE_CHECKING
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-)
+import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from clearhead.lazy import lazily
@@ -37,11 +31,13 @@ if TYPE_CHECKING:
     from clearhead.named_models import register_preset as register_preset
     from clearhead.nn.annealing import anneal as anneal
 
-AutoConfig.register("clearhead", ClearheadConfig)
-AutoModel.register(ClearheadConfig, ClearheadModel)
-AutoModelForCausalLM.register(ClearheadConfig, ClearheadForCausalLM)
-AutoModelForMaskedLM.register(ClearheadConfig, ClearheadForMaskedLM)
-AutoModelForSequenceClassification.register(ClearheadConfig, ClearheadForSequenceClassification)
+transformers.AutoConfig.register("clearhead", ClearheadConfig)
+transformers.AutoModel.register(ClearheadConfig, ClearheadModel)
+transformers.AutoModelForCausalLM.register(ClearheadConfig, ClearheadForCausalLM)
+transformers.AutoModelForMaskedLM.register(ClearheadConfig, ClearheadForMaskedLM)
+transformers.AutoModelForSequenceClassification.register(
+    ClearheadConfig, ClearheadForSequenceClassification
+)
 # By this table Trainer's label smoothing knows the models whose labels are to be shifted.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["clearhead"] = ClearheadForCausalLM.__name__
 

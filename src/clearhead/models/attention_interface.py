@@ -19,14 +19,28 @@ def _sdpa(
     return module.attend(q, k, v, **options)
 
 
-def _eager(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, /, *, lambdas: Any, **options: Any
-) -> Tensor:
-    options |= options.pop("visibility")._asdict()
-    return oracles.attend(q, k, v, by=module.weights, **options).to(v.dtype)
+def _exact(maps: list[Tensor] | None) -> Interface:
+    """The oracle; each layer's matrix is put into `maps` where they are given."""
+
+    def attend(
+        module: Any, q: Tensor, k: Tensor, v: Tensor, /, *, lambdas: Any, **options: Any
+    ) -> Tensor:
+        options |= options.pop("visibility")._asdict()
+
+        def alone() -> Tensor:
+            resting = options | {"sink": at_zero_queries(options["sink"])}
+            return oracles.weights(torch.zeros_like(q), torch.zeros_like(k), **resting)
+
+        if maps is not None:
+            weights = module.weights(q, k, **options)[..., -k.shape[2] :]
+            matrix = module.effective_weights(weights, lambdas, alone, k.shape[2] - q.shape[2])
+            maps.append(matrix.to(q.dtype))
+        return oracles.attend(q, k, v, by=module.weights, **options).to(v.dtype)
+
+    return attend
 
 
-INTERFACES: Mapping[str, Interface] = {"sdpa": _sdpa, "eager": _eager}
+INTERFACES: Mapping[str, Interface] = {"sdpa": _sdpa, "eager": _exact(None)}
 
 
 def interface_of(implementation: str, maps: list[Tensor] | None) -> Interface:
@@ -34,9 +48,6 @@ def interface_of(implementation: str, maps: list[Tensor] | None) -> Interface:
 
     Args:
         maps: where each layer's matrix is put, by `attn_implementation="eager"` alone.
-
-    Raises:
-        ClearheadError: an implementation that cannot be used so.
     """
     if maps is not None:
         if implementation != "eager":
@@ -44,7 +55,7 @@ def interface_of(implementation: str, maps: list[Tensor] | None) -> Interface:
                 "output_attentions needs attn_implementation='eager'; "
                 f"found {implementation!r}: call model.set_attn_implementation('eager')"
             )
-        return _recording(maps)
+        return _exact(maps)
     if implementation in INTERFACES:
         return INTERFACES[implementation]
     if implementation.startswith("paged|"):  # it knows neither sinks nor windows
@@ -53,23 +64,6 @@ def interface_of(implementation: str, maps: list[Tensor] | None) -> Interface:
             "support: call model.set_attn_implementation('sdpa')"
         )
     return _adapted(ALL_ATTENTION_FUNCTIONS[implementation])
-
-
-def _recording(maps: list[Tensor]) -> Interface:
-    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, /, **options: Any) -> Tensor:
-        lambdas = options.pop("lambdas")
-        options |= options.pop("visibility")._asdict()
-
-        def alone() -> Tensor:
-            resting = options | {"sink": at_zero_queries(options["sink"])}
-            return oracles.weights(torch.zeros_like(q), torch.zeros_like(k), **resting)
-
-        weights = module.weights(q, k, **options)[..., -k.shape[2] :]
-        matrix = module.effective_weights(weights, lambdas, alone, k.shape[2] - q.shape[2])
-        maps.append(matrix.to(q.dtype))
-        return oracles.attend(q, k, v, by=module.weights, **options).to(v.dtype)
-
-    return attend
 
 
 def _adapted(function: Callable[..., Any]) -> Interface:

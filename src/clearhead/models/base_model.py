@@ -14,7 +14,7 @@ from transformers.utils import can_return_tuple
 
 from clearhead.models.attention_interface import interface_of
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.inputs import Inputs, Needs, Options, settle
+from clearhead.models.inputs import Inputs, Options, settle
 from clearhead.nn import REGISTRY, Block, block_of, initialise
 from clearhead.nn.annealing import moves, warn
 from clearhead.nn.bases import NoPosition, PositionTables
@@ -73,7 +73,11 @@ class ClearheadModel(ClearheadPreTrainedModel):
     """Token ids to hidden states after the final norm.
 
     Attributes:
-        needs: requirements of its layers on the inputs of a call.
+        places: positions before every text, which belong to learned keys.
+        longest: positions that the embedded position tells apart; None where there is no limit.
+        limits: the same for every position with a limit, by name.
+        windowed, gated, prepares_late: whether a layer has a window; caches gates beside keys;
+            prepares keys when they are read.
         followed: False if it has annealed parts and no training has moved them yet.
     """
 
@@ -101,18 +105,13 @@ class ClearheadModel(ClearheadPreTrainedModel):
             if (key := _position_key(spec)) not in positions:
                 positions[key] = self.other_positions[key] = _position(spec)
         self._position_keys = [_position_key(spec) for spec in specs]
-        self.needs = Needs(
-            places=max([each.places for each in attentions]),
-            longest=self.position.longest(),
-            limits=tuple(
-                (each.layer.position, limit)
-                for each in positions.values()
-                if (limit := each.longest()) is not None
-            ),
-            windowed={each.window for each in attentions} != {None},
-            gated={each.decay for each in attentions} != {None},
-            prepares_late=True in {each.cache_unrotated for each in attentions},
-        )
+        limits = [(each.layer.position, each.longest()) for each in positions.values()]
+        self.limits = [(name, limit) for name, limit in limits if limit is not None]
+        self.longest: int | None = self.position.longest()
+        self.places = max([each.places for each in attentions])
+        self.windowed = {each.window for each in attentions} != {None}
+        self.gated = {each.decay for each in attentions} != {None}
+        self.prepares_late = True in {each.cache_unrotated for each in attentions}
         self.norm = REGISTRY.find("norm", config.outer_norm).build(
             config.hidden_size, config.norm_eps
         )
@@ -144,23 +143,13 @@ class ClearheadModel(ClearheadPreTrainedModel):
         Raises:
             ClearheadError: arguments that do not fit, and any other that would have no effect.
         """
-        inputs = settle(
-            self.config,
-            self.needs,
-            input_ids,
-            attention_mask,
-            position_ids,
-            document_ids,
-            options,
-            training=self.training,
-            checkpointing=self.training and self.gradient_checkpointing,
-        )
+        inputs = settle(self, input_ids, attention_mask, position_ids, document_ids, options)
         maps: list[Tensor] | None = [] if inputs.returns_maps else None
         interface, implementation = None, self.config._attn_implementation or "sdpa"
         if maps is not None or implementation != "sdpa":
             interface = interface_of(implementation, maps)
-        x = self.embed_tokens(input_ids) if inputs.embeds is None else inputs.embeds
-        x = self.project_in(x)
+        embeds = options.get("inputs_embeds")
+        x = self.project_in(self.embed_tokens(input_ids) if embeds is None else embeds)
         if self._adds_position:
             x = self.position.embed(x, inputs.positions)
         x = self.dropout(self.embedding_norm(x))

@@ -28,13 +28,6 @@ class PrefixCache(DynamicCache):
         self.prefixes: Prefixes = {}
 
 
-def the_cache(past_key_values: Any, cache: Any) -> Any:
-    """One cache, given by either name."""
-    if past_key_values is not None and cache is not None:
-        raise ClearheadError("past_key_values and cache are two names of one argument: give one")
-    return past_key_values if cache is None else cache
-
-
 def check_cache(cache: Any, layers: int, gated: bool) -> None:
     """Refuse other than a transformers Cache of `layers` layers; `nn.Attention` checks the rest.
 
@@ -50,14 +43,7 @@ def check_cache(cache: Any, layers: int, gated: bool) -> None:
             "a quantised cache would round the gates that position='forget' sums up: give a "
             "DynamicCache"
         )
-    if torch.compiler.is_compiling():
-        return
-    length = cache.get_seq_length()
-    if isinstance(length, Tensor):  # of a static cache, whose layers are made at once
-        fits = len(cache.layers) == layers
-    else:
-        fits = not cache.get_seq_length(layers) and cache.get_seq_length(layers - 1) == length
-    if not fits:
+    if cache.layers and len(cache.layers) != layers:  # some make theirs at their first update
         raise ClearheadError(
             f"the cache is not of the {layers} layers of this model: "
             "it is another model's; start a new one"
@@ -104,9 +90,6 @@ def seen_slots(cache: Cache, attention_mask: Tensor | None, x_B1C: Tensor) -> tu
     Returns:
         (length, mask): the tokens with the new one, or all slots where to read them would make a
         GPU wait; bool [B, slots].
-
-    Raises:
-        ClearheadError: a full cache, or a mask of other numbers than 0 and 1, on a CPU.
     """
     past, slots = cache.get_seq_length(), room_of(cache)
     assert slots is not None

@@ -11,7 +11,7 @@ from transformers.utils import can_return_tuple
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ClearheadModel, ClearheadPreTrainedModel
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.inputs import Options, check_below, documents_of, read_mask
+from clearhead.models.inputs import Options, check_below
 from clearhead.ops.precision import has_numbers
 
 WIDTH = 1024  # of the head's hidden layer, at every size of the trunk, as in the crammed BERT
@@ -54,7 +54,6 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **options: Unpack[Options],
@@ -65,24 +64,26 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
             attention_mask: [B, T], 0 for padding on either side; needed where there is any.
             labels: int64 [B], classes from 0; for regression float [B], its loss the squared error.
             num_items_in_batch: divides the summed loss instead of the number of texts.
-            **options: `clearhead.models.inputs.Options`; the others are those of `ClearheadModel`.
+            **options: `clearhead.models.inputs.Options`. A row is one text.
 
         Raises:
             ClearheadError: a label outside the classes; padding without an attention_mask.
         """
-        self._check_padding(input_ids, attention_mask)
+        given: Any = options
+        if any(given.get(key) is not None for key in ("position_ids", "document_ids")):
+            raise ClearheadError("a row is one text: leave out position_ids and document_ids")
+        pad, unmasked = self.config.pad_token_id, attention_mask is None
+        readable = input_ids is not None and has_numbers(input_ids)
+        if unmasked and pad is not None and readable and bool((input_ids == pad).any()):  # type: ignore[union-attr]
+            raise ClearheadError(
+                f"there are pad tokens ({pad}) but no attention_mask: give the mask that the "
+                "tokenizer returned, so that padding is left out"
+            )
         options["use_cache"], options["return_dict"] = options.get("use_cache") or False, True
-        out = self.model(input_ids, attention_mask, position_ids, **options)
+        out = self.model(input_ids, attention_mask, **options)
         x_BTC = out.last_hidden_state
-        key_mask = read_mask(attention_mask, x_BTC.shape[0], x_BTC.shape[1], cached=False)
-        documents: Any = options.get("document_ids")
-        documents = documents_of(x_BTC, position_ids, key_mask, documents, cached=False)
-        if documents is not None and has_numbers(x_BTC):
-            raise ClearheadError("a row has several texts and one class: give each text a row")
-        place_B = self._place(attention_mask, x_BTC)
-        logits_BN = self.classifier(
-            x_BTC[torch.arange(x_BTC.shape[0], device=x_BTC.device), place_B]
-        )
+        row_B = torch.arange(x_BTC.shape[0], device=x_BTC.device)
+        logits_BN = self.classifier(x_BTC[row_B, self._place(attention_mask, x_BTC)])
         loss = None
         if labels is not None:
             total = self._summed_loss(logits_BN, labels)
@@ -94,26 +95,15 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
             attentions=out.attentions,
         )
 
-    def _check_padding(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> None:
-        pad = self.config.pad_token_id
-        if input_ids is None or attention_mask is not None or pad is None:
-            return
-        if has_numbers(input_ids) and bool((input_ids == pad).any()):
-            raise ClearheadError(
-                f"there are pad tokens ({pad}) but no attention_mask: give the mask that the "
-                "tokenizer returned, so that padding is left out"
-            )
-
     def _place(self, attention_mask: Tensor | None, x_BTC: Tensor) -> Tensor:
         """Index of the token that the head reads in each row, int64 [B]."""
         batch, length = x_BTC.shape[:2]
         causal = self.config.direction == "causal"
-        if attention_mask is None:
-            return torch.full((batch,), length - 1 if causal else 0, device=x_BTC.device)
-        index_T = torch.arange(length, device=x_BTC.device)
+        index_BT = torch.arange(length, device=x_BTC.device).expand(batch, -1)
+        seen_BT = index_BT >= 0 if attention_mask is None else attention_mask.bool()
         if causal:
-            return torch.where(attention_mask.bool(), index_T, 0).amax(-1)
-        return torch.where(attention_mask.bool(), index_T, length - 1).amin(-1)
+            return torch.where(seen_BT, index_BT, 0).amax(-1)
+        return torch.where(seen_BT, index_BT, length - 1).amin(-1)
 
     def _summed_loss(self, logits_BN: Tensor, labels: Tensor) -> Tensor:
         logits_BN = logits_BN.float()
@@ -126,10 +116,9 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
 def _problem(config: ClearheadConfig) -> str:
     """Kind of labels; by default a number where there is one label, else a class."""
     kind = config.problem_type or (REGRESSION if config.num_labels == 1 else CLASSES)
-    if kind not in (REGRESSION, CLASSES):
+    if kind not in (REGRESSION, CLASSES) or (kind == REGRESSION and config.num_labels != 1):
         raise ClearheadError(
-            f"problem_type is {kind!r}: choose {CLASSES}, or {REGRESSION} with num_labels=1"
+            f"problem_type is {kind!r}, with num_labels={config.num_labels}: choose {CLASSES}, or "
+            f"{REGRESSION} with num_labels=1"
         )
-    if kind == REGRESSION and config.num_labels != 1:
-        raise ClearheadError(f"a regression has num_labels=1; found {config.num_labels}")
     return kind

@@ -47,7 +47,11 @@ _ABSENT = dict.fromkeys(
     "choose dropout, of what branches add",
 )
 _GATED = ("swiglu", "geglu")  # the MLPs of three matrices
-_OF_LAYERS = tuple(each.name for each in dataclasses.fields(LayerSettings))
+# What a layer has by the same name as its model's configuration.
+_OF_LAYERS = (
+    *(each.name for each in dataclasses.fields(LayerSettings)),
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+)
 # The value of an axis that alone reads a setting.
 _READERS = {
     "lambda_init": (("maps",), "differential"),
@@ -188,10 +192,7 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
 
     def layer(self, index: int) -> LayerSpec:
         """The description of layer `index`, from 0."""
-        assert self.num_key_value_heads is not None
-        assert self.head_dim is not None
-        assert self.intermediate_size is not None
-        own = {name: getattr(self, name) for name in _OF_LAYERS}
+        own: dict[str, Any] = {name: getattr(self, name) for name in _OF_LAYERS}
         if index == 0:
             own |= {"norm": self.outer_norm, "values": self.first_values or self.values}
         if self.layer_overrides is not None:
@@ -199,16 +200,11 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
         if self.layer_types is not None and self.layer_types[index] != SLIDING:
             own["sliding_window"] = None
         own_values = own["shaping"] != "none" or own["values"] != "linear"
-        shared = self.num_attention_heads if own_values else self.num_key_value_heads
+        shared: Any = self.num_attention_heads if own_values else self.num_key_value_heads
         return LayerSpec(
             index=index,
             depth=self.num_hidden_layers,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
             num_value_heads=shared if self.num_value_heads is None else self.num_value_heads,
-            head_dim=self.head_dim,
             rope_parameters=dict(self.rope_parameters or _ROPE),
             mlp_gain=self._depth_gain() if self.mlp_gain == "depth" else self.mlp_gain,  # type: ignore[arg-type]
             **own,

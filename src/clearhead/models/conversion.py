@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from itertools import chain
 from typing import Any
@@ -13,6 +13,7 @@ from transformers import GraniteSWAForCausalLM, LlamaForCausalLM, Qwen3ForCausal
 from clearhead.errors import ClearheadError
 from clearhead.models.families import FAMILIES
 from clearhead.models.families.family import filled
+from clearhead.models.inspection import dtype_name
 from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.models.layers import SLIDING
 from clearhead.models.loading import explained, load_config, resolved
@@ -21,9 +22,7 @@ from clearhead.terminal import say
 
 _TOKENS = 64  # that both read, to be compared
 TOLERANCE = 1e-4  # of the logits' norm, that another order of sums may make in float32
-_NAMES = ", ".join(
-    name.removesuffix("LMHeadModel").removesuffix("ForCausalLM") for name in FAMILIES
-)
+_NAMES = ", ".join(family.name for family in FAMILIES.values())
 # A window that no text reaches. llama.cpp multiplies it in 32 bits, by up to 256 texts at once.
 _BEYOND = 2**20  # tokens
 _YARN = ("factor", "original_max_position_embeddings")
@@ -69,14 +68,14 @@ def for_serving(model: Any) -> Any:
             where it would give other logits.
     """
 
-    def made() -> Any:
-        try:
+    def form(model: Any) -> Any:
+        with suppress(ClearheadError):  # no family has a place for it
             # A family's model with a dynamic base gives other logits with a cache.
-            return served(model) if turns_anew(model.config) else _convert(model)
-        except ClearheadError:  # no family has a place for it
-            return served(model)
+            if not turns_anew(model.config):
+                return _convert(model)
+        return served(model)
 
-    return _as_servers_load(model, made)
+    return _as_servers_load(model, form)
 
 
 def for_llama_cpp(model: Any) -> Any:
@@ -92,7 +91,7 @@ def for_llama_cpp(model: Any) -> Any:
             model, or that llama.cpp would read as another function.
     """
 
-    def made() -> Any:
+    def form(model: Any) -> Any:
         if reason := turns_anew(model.config):
             raise ClearheadError(f"llama.cpp has no place for this model: {reason}")
         try:
@@ -110,7 +109,7 @@ def for_llama_cpp(model: Any) -> Any:
         config.no_rope_layers = [int(theta != 0) for theta in config.layer_rope_theta]
         return filled(type(theirs), config, theirs.state_dict(), theirs)
 
-    return _as_servers_load(model, made)
+    return _as_servers_load(model, form)
 
 
 def _unreadable(model: Any) -> str | None:
@@ -134,16 +133,15 @@ def _unreadable(model: Any) -> str | None:
     return None if isinstance(model, LlamaForCausalLM | Qwen3ForCausalLM) else f"has no {kind}"
 
 
-def _as_servers_load(model: Any, make: Callable[[], Any]) -> Any:
-    """The model that `make` makes, in 16 bits as `model`, or in float32 where these would move its
-    logits."""
+def _as_servers_load(model: Any, form: Callable[[Any], Any]) -> Any:
+    """The model in a form, in its own 16 bits, or in float32 where these would move its logits."""
     if not isinstance(model, ClearheadForCausalLM):
         raise ClearheadError(
             f"a {type(model).__name__} is not clearhead's, and is served as it is: leave --for out"
         )
     _require_sound(model)
     with in_float32(model) as rounded:
-        made = with_equal_logits(model, make())
+        made = with_equal_logits(model, form(model))
         wide = [(tensor, tensor.data) for tensor in chain(made.parameters(), made.buffers())]
         rounded(made)
         with in_float32(made):
@@ -164,22 +162,18 @@ def in_float32(model: Any) -> Iterator[Callable[[Any], Any]]:
         A function that gives another model's weights the first's 16 bits, and returns it. It
         raises a ClearheadError where a weight is beyond their range.
     """
-    narrow = [
-        (tensor, tensor.dtype)
-        for tensor in chain(model.parameters(), model.buffers())
-        if tensor.dtype.itemsize == 2
-    ]
-    dtype = model.dtype
+    tensors = chain(model.parameters(), model.buffers())
+    narrow = [(each, each.dtype) for each in tensors if each.dtype.itemsize == 2]
+    name_of, dtype = dtype_name(model), model.dtype
 
     def rounded(made: Any) -> Any:
-        saved = made.state_dict().keys() if narrow else ()
-        for name, tensor in chain(made.named_parameters(), made.named_buffers()):
-            if name in saved and tensor.is_floating_point():
+        saved = made.state_dict(keep_vars=True) if narrow else {}
+        for name, tensor in saved.items():
+            if tensor.is_floating_point():
                 tensor.data = tensor.data.to(dtype)
                 if not bool(tensor.isfinite().all()):
-                    kind = str(dtype).removeprefix("torch.")
                     raise ClearheadError(
-                        f"{name} has weights beyond the range of {kind}: convert a copy of the "
+                        f"{name} has weights beyond the range of {name_of}: convert a copy of the "
                         "model in float32 or bfloat16"
                     )
         return made
@@ -213,11 +207,8 @@ def imported(model: Any) -> ClearheadForCausalLM:
 
 
 def _require_sound(model: Any) -> None:
-    """Raise a ClearheadError where no other model could be equal to this one.
-
-    For weights that are not finite, and for a head that is stored beside the embedding to which the
-    configuration ties it: transformers leaves the two apart.
-    """
+    """Refuse weights that are not finite, and a head that is stored beside the embedding to which
+    the configuration ties it: transformers leaves the two apart."""
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):
             raise ClearheadError(
@@ -247,11 +238,7 @@ def _convert(model: Any, *, share: bool = False) -> Any:
 
 
 def require_convertible(name: str, *, trust_remote_code: bool = False) -> None:
-    """Refuse a folder or hub name of a model in few bits, before its weights are opened.
-
-    Raises:
-        ClearheadError: with the way to dequantise it.
-    """
+    """Refuse a folder or hub name of a model in few bits, before its weights are opened."""
     name = resolved(name)
     with explained(name):
         config = load_config(name, trust_remote_code=trust_remote_code)
@@ -264,7 +251,7 @@ def require_full_precision(config: Any, name: str) -> None:
     if settings is None:
         return
     method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
-    method = str(getattr(method, "value", method))
+    method = getattr(method, "value", method)
     raise ClearheadError(
         f"{name} is quantised ({method}): save a copy in full precision by the program "
         '"Dequantise a model" of docs/howto.md, and give that; or give the one that it was made '
@@ -275,8 +262,7 @@ def require_full_precision(config: Any, name: str) -> None:
 def logit_difference(model: Any, made: Any) -> float:
     """The Euclidean distance of two models' logits of random tokens, over the first's length.
 
-    Raises:
-        ClearheadError: where the first model's logits are all 0, or not finite.
+    The first's must be finite and not all 0.
     """
     draw = torch.Generator().manual_seed(0)
     count = min(_TOKENS, model.config.max_position_embeddings)

@@ -1,6 +1,6 @@
 """Inputs of a model's call, settled once: checked where they enter, in the one form layers read."""
 
-from typing import Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -8,21 +8,13 @@ from torch.nn.functional import pad
 from transformers import Cache, DynamicCache
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.models.caches import (
-    PrefixCache,
-    cached_tokens,
-    check_cache,
-    check_mask,
-    key_positions,
-    room_of,
-    seen_slots,
-    steps_on_device,
-    the_cache,
-)
-from clearhead.models.configuration import ClearheadConfig
+from clearhead.models import caches
 from clearhead.nn.attention import Prefixes
 from clearhead.ops.precision import has_numbers, is_exporting, readable
 from clearhead.ops.visibility import Visibility
+
+if TYPE_CHECKING:
+    from clearhead.models.base_model import ClearheadModel
 
 _WHOLE = (torch.int64, torch.int32)  # the dtypes that an embedding takes
 
@@ -62,25 +54,6 @@ _ARGUMENTS = {
 } - {"return_dict", "cache_position"}
 
 
-class Needs(NamedTuple):
-    """Properties of a model's layers that its inputs must meet, fixed when it is built.
-
-    Attributes:
-        places: positions before every text, which belong to learned keys.
-        longest: positions that the embedded position tells apart; None where there is no limit.
-        limits: the same for every position with a limit, by name.
-        windowed, gated, prepares_late: whether a layer has a window; caches gates beside keys;
-            prepares keys when they are read.
-    """
-
-    places: int
-    longest: int | None
-    limits: tuple[tuple[str, int], ...]
-    windowed: bool
-    gated: bool
-    prepares_late: bool
-
-
 class Inputs(NamedTuple):
     """Inputs of one call, T new tokens after `past` cached ones; S = past + T.
 
@@ -92,7 +65,6 @@ class Inputs(NamedTuple):
         cache: a transformers Cache, or None.
         past: tokens in the cache.
         prefixes: where the cache keeps prepared prefixes; None where it keeps none.
-        embeds: inputs_embeds, where they are given in place of tokens.
         returns_hidden, returns_maps: whether hidden states, and attention matrices, are wanted.
     """
 
@@ -102,70 +74,66 @@ class Inputs(NamedTuple):
     cache: Cache | None
     past: int
     prefixes: Prefixes | None
-    embeds: Tensor | None
     returns_hidden: bool
     returns_maps: bool
 
 
 def settle(
-    config: ClearheadConfig,
-    needs: Needs,
+    trunk: "ClearheadModel",
     input_ids: Tensor | None,
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     document_ids: Tensor | None,
     options: Options,
-    *,
-    training: bool,
-    checkpointing: bool,
 ) -> Inputs:
     """Check the arguments of `ClearheadModel.forward`, and return them as its layers read them.
-
-    `training` and `checkpointing` are the model's mode.
 
     Raises:
         ClearheadError: arguments that do not fit, and any other that would have no effect.
     """
+    config = trunk.config
     for key in options.keys() - Options.__annotations__:
         if options[key] is not None:  # type: ignore[literal-required]
             choose("argument of the model", key, _ARGUMENTS - {key})
-    embeds = options.get("inputs_embeds")
     hidden, maps = options.get("output_hidden_states"), options.get("output_attentions")
     hidden = config.output_hidden_states if hidden is None else hidden
     maps = config.output_attentions if maps is None else maps
-    tokens = check_inputs(input_ids, embeds, config.vocab_size)
+    tokens = check_inputs(input_ids, options.get("inputs_embeds"), config.vocab_size)
     (batch, new), causal = tokens.shape[:2], config.direction == "causal"
     cache: Any = options.get("cache")
     if (earlier := options.get("past_key_values")) is not None:
-        cache = the_cache(earlier, cache)
-    cached = cache is not None
+        if cache is not None:
+            raise ClearheadError(
+                "past_key_values and cache are two names of one argument: give one"
+            )
+        cache = earlier
+    past, length, cached = 0, new, cache is not None
     if cached:
         if not causal:
             raise ClearheadError(
                 "a key-value cache needs direction='causal': with "
                 f"{config.direction!r} every token changes when one is added"
             )
-        if checkpointing:
+        if trunk.training and trunk.gradient_checkpointing:
             raise ClearheadError(
                 "gradient checkpointing runs a layer twice, and a key-value cache would keep its "
                 "keys twice: give no cache in training, or call gradient_checkpointing_disable()"
             )
-        check_cache(cache, config.num_hidden_layers, needs.gated)
+        caches.check_cache(cache, config.num_hidden_layers, trunk.gated)
     if position_ids is not None:
         check_whole(position_ids, "position_ids", batch, new)
-    past, length, on_device = 0, new, False
-    key_mask = None
+    on_device, key_mask = False, None
     if cached:
-        room = room_of(cache)
+        room = caches.room_of(cache)
         whole = attention_mask is not None and attention_mask.shape == (batch, room)
-        on_device = steps_on_device(cache, new, needs.windowed) and not maps
+        on_device = caches.steps_on_device(cache, new, trunk.windowed) and not maps
         on_device = on_device and (whole or attention_mask is None)
         if on_device:
             # Every slot is a key, the new token the last query; a mask says which slots are seen.
-            length, key_mask = seen_slots(cache, attention_mask, tokens)
+            length, key_mask = caches.seen_slots(cache, attention_mask, tokens)
             past = key_mask.shape[1] - 1
         else:
-            past = cached_tokens(cache)
+            past = caches.cached_tokens(cache)
             length = past + new
             if whole:
                 attention_mask = attention_mask[:, :length]  # type: ignore[index]
@@ -178,46 +146,49 @@ def settle(
     packed = documents is not None and (document_ids is not None or has_numbers(tokens))
     use_cache = options.get("use_cache")
     use_cache = config.use_cache if use_cache is None else use_cache
-    if use_cache and causal and not (cached or packed or training):
-        kind = PrefixCache if needs.places else DynamicCache
+    if use_cache and causal and not (cached or packed or trunk.training):
+        kind = caches.PrefixCache if trunk.places else DynamicCache
         cache = kind(config=config if config.sliding_window is not None else None)
-    places, positions = needs.places, position_ids
+    places, positions = trunk.places, position_ids
     if positions is None:
         positions = positions_of(documents, key_mask, tokens, past)
-    if needs.longest is not None and (packed or given):
+    if trunk.longest is not None and (packed or given):
         what = "the positions that the model tells apart"
-        check_below(needs.longest - places, positions, "position_ids", what)
-    if not packed:  # else a row is many texts
-        _check_length(places + length, needs)
+        check_below(trunk.longest - places, positions, "position_ids", what)
+    for position, limit in () if packed else trunk.limits:  # packed, a row is many texts
+        if places + length > limit:
+            raise ClearheadError(
+                f"{places + length} tokens are more than the {limit} positions that this model can "
+                f"tell apart (position={position!r}): shorten the text, or train with "
+                "position='rope'"
+            )
     positions = positions + places if places else positions
     keys = positions
-    if cache is not None and needs.prepares_late:
+    if cache is not None and trunk.prepares_late:
         rows = None if on_device or torch.compiler.is_compiling() else batch
-        keys = key_positions(positions, key_mask, cache, past, places, rows)
+        keys = caches.key_positions(positions, key_mask, cache, past, places, rows)
     visibility = Visibility(causal, None, key_mask, documents)
-    keeps_prefixes = isinstance(cache, PrefixCache) and not torch.compiler.is_compiling()
+    keeps_prefixes = isinstance(cache, caches.PrefixCache) and not torch.compiler.is_compiling()
     prefixes = cache.prefixes if keeps_prefixes else None
-    return Inputs(
-        positions, keys, visibility, cache, past, prefixes, embeds, bool(hidden), bool(maps)
-    )
+    return Inputs(positions, keys, visibility, cache, past, prefixes, bool(hidden), bool(maps))
 
 
 def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, vocabulary: int) -> Tensor:
     """One of the two: whole numbers [B, T] below `vocabulary`, or [B, T, C]; at least one token."""
-    if (input_ids is None) == (inputs_embeds is None):
+    are_ids = input_ids is not None
+    if are_ids == (inputs_embeds is not None):
         raise ClearheadError("give either input_ids or inputs_embeds")
-    given: Any = inputs_embeds if input_ids is None else input_ids
-    name, wanted = "inputs_embeds", "[batch, tokens, width]"
-    fits = given.ndim == 3
-    if input_ids is not None:
-        name, wanted = "input_ids", "whole numbers (int64 or int32) [batch, tokens]"
-        fits = given.ndim == 2 and given.dtype in _WHOLE
+    given: Any = input_ids if are_ids else inputs_embeds
+    fits = given.ndim == 2 and given.dtype in _WHOLE if are_ids else given.ndim == 3
     if not fits or not given.numel():
+        wanted = "inputs_embeds must be [batch, tokens, width]"
+        if are_ids:
+            wanted = "input_ids must be whole numbers (int64 or int32) [batch, tokens]"
         raise ClearheadError(
-            f"{name} must be {wanted}, at least one token; found {given.dtype} {list(given.shape)}"
+            f"{wanted}, at least one token; found {given.dtype} {list(given.shape)}"
         )
-    if input_ids is not None:
-        check_below(vocabulary, input_ids, "input_ids", "the vocabulary")
+    if are_ids:
+        check_below(vocabulary, given, "input_ids", "the vocabulary")
     return given
 
 
@@ -248,7 +219,7 @@ def read_mask(attention_mask: Tensor | None, batch: int, keys: int, cached: bool
         return mask
     if bool((attention_mask == 1).all()):
         return None  # the unpadded kernels are faster
-    check_mask(attention_mask)
+    caches.check_mask(attention_mask)
     if not cached and not bool(mask.any(-1).all()):
         row = int(mask.any(-1).int().argmin())
         raise ClearheadError(
@@ -272,9 +243,6 @@ def documents_of(
 
     Args:
         key_mask: as `read_mask` has it.
-
-    Raises:
-        ClearheadError: arguments that do not fit, and documents beside a cache.
     """
     (batch, tokens), device = x_BTC.shape[:2], x_BTC.device
     if document_ids is not None:
@@ -328,13 +296,4 @@ def check_below(limit: int, numbers: Tensor, name: str, what: str) -> None:
         if low < 0 or high >= limit:
             raise ClearheadError(
                 f"{name} has {low if low < 0 else high}, outside {what}, 0 to {limit - 1}"
-            )
-
-
-def _check_length(length: int, needs: Needs) -> None:
-    for position, limit in needs.limits:
-        if length > limit:
-            raise ClearheadError(
-                f"{length} tokens are more than the {limit} positions that this model can tell "
-                f"apart (position={position!r}): shorten the text, or train with position='rope'"
             )

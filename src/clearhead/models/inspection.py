@@ -12,20 +12,15 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from clearhead.errors import NOT_FINITE, ClearheadError, NotFinite
-from clearhead.models.base_model import ClearheadPreTrainedModel
+from clearhead.models.base_model import ClearheadModel
 from clearhead.models.configuration import WINDOW_BEGIN
-from clearhead.models.inputs import Needs
 from clearhead.ops.precision import without_autocast
 
 _WORDS_FOR_POSITION = ("position", "pos_emb", "wpe")
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
-    """The decoder layers of a Hugging Face model: its list of `num_hidden_layers` modules.
-
-    Raises:
-        ClearheadError: where the model is an encoder-decoder, or has no such list.
-    """
+    """The decoder layers of a Hugging Face model: its list of `num_hidden_layers` modules."""
     name, config = type(model).__name__, getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
         raise ClearheadError(f"{name} is an encoder-decoder: give a decoder-only language model")
@@ -57,8 +52,8 @@ def longest_text(model: Any) -> int | None:
     the process.
     """
     limit = getattr(model.config, "max_position_embeddings", None)
-    needs = getattr(model.base_model, "needs", None)
-    taken = needs.places if isinstance(needs, Needs) else 0
+    body = model.base_model
+    taken = body.places if isinstance(body, ClearheadModel) else 0
     for name, module in model.named_modules():
         if not isinstance(module, nn.Embedding) or module is model.get_input_embeddings():
             continue
@@ -82,7 +77,7 @@ def run_backbone(model: Any, ids_BT: Tensor) -> Any:
     """Run the model without its head and without a cache."""
     body = model.base_model
     known = inspect.signature(body.forward).parameters  # an encoder has no cache to leave unused
-    cached = "use_cache" in known or isinstance(body, ClearheadPreTrainedModel)
+    cached = "use_cache" in known or isinstance(body, ClearheadModel)
     return body(input_ids=ids_BT, **({"use_cache": False} if cached else {}))
 
 
@@ -149,11 +144,7 @@ def batches(model: Any, windows: Iterable[Tensor], batch_size: int) -> Iterator[
 
 
 def begin_of_windows(model: Any) -> int | None:
-    """The token that opened every window of the model's training (`TrainConfig.begin_windows`).
-
-    Raises:
-        ClearheadError: one in the model's configuration that is no token of the model.
-    """
+    """The token that opened every window of the model's training (`TrainConfig.begin_windows`)."""
     begin = getattr(model.config, WINDOW_BEGIN, None)
     known = model.get_input_embeddings().num_embeddings
     if begin is not None and not (type(begin) is int and 0 <= begin < known):

@@ -13,7 +13,7 @@ from transformers.utils import can_return_tuple
 from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import CACHE, ClearheadModel, ClearheadPreTrainedModel
-from clearhead.models.caches import PrefixCache, steps_on_device, the_cache
+from clearhead.models.caches import PrefixCache, steps_on_device
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inputs import Options
 from clearhead.ops.precision import readable
@@ -205,8 +205,8 @@ class ClearheadForCausalLM(LanguageModel, GenerationMixin):
         **unused: Any,
     ) -> Tensor | None:
         """transformers' hook, by default a [B, 1, T, S] mask; here [B, S], of one shape a step."""
-        cache = the_cache(past_key_values, cache)
-        tokens, windowed = inputs_embeds.shape[1], self.model.needs.windowed
+        cache = past_key_values if cache is None else cache
+        tokens, windowed = inputs_embeds.shape[1], self.model.windowed
         if attention_mask is None or not steps_on_device(cache, tokens, windowed):
             return attention_mask
         spare = cache.get_max_length() - attention_mask.shape[1]
@@ -214,17 +214,15 @@ class ClearheadForCausalLM(LanguageModel, GenerationMixin):
 
     def generate(self, *inputs: Any, **options: Any) -> Any:
         """transformers' `generate`. A model with a prefix makes its own cache if none is named."""
-        config = options.get("generation_config") or next(iter(inputs[1:]), None)
-        config = config or self.generation_config
+        own = self.generation_config
+        config = options.get("generation_config") or next(iter(inputs[1:]), None) or own
         if "assistant_early_exit" in options or config.assistant_early_exit is not None:
             raise ClearheadError(
                 "assistant_early_exit is not supported: give an assistant_model, or leave it out"
             )
-        of_cache = {"past_key_values", "cache", "use_cache", "cache_implementation"}
-        both = (config, self.generation_config)
-        fixed = any(one.use_cache is False or one.cache_implementation for one in both)
-        fixed = fixed or config.is_assistant or bool(of_cache & options.keys())
-        if self.model.needs.places and not fixed:
+        named = {"past_key_values", "cache", "use_cache", "cache_implementation"} & options.keys()
+        fixed = any(one.use_cache is False or one.cache_implementation for one in (config, own))
+        if self.model.places and not (named or fixed or config.is_assistant):
             options[CACHE] = PrefixCache(config=self.config)
         return super().generate(*inputs, **options)
 

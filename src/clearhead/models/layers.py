@@ -14,12 +14,7 @@ _OF_A_LAYER = tuple(axis for axis in AXES if axis != "direction")
 
 
 def settle_layers(config: Any) -> None:
-    """Repeat the patterns of a configuration to its number of layers, and check them.
-
-    Raises:
-        ClearheadError: a pattern that does not fit, an unknown type, axis or value, a window
-            without effect.
-    """
+    """Repeat the patterns of a configuration to its number of layers, and check them."""
     for key in ("layer_types", "layer_overrides"):
         pattern = getattr(config, key)
         if pattern is None:

@@ -13,14 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from huggingface_hub import try_to_load_from_cache
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-)
 from transformers.utils import find_adapter_config_file
 from transformers.utils import logging as theirs
 
@@ -51,15 +45,18 @@ def load(
     name = resolved(name)
     verify_model(Path(name))
     kind = kind_of(name, trust_remote_code=trust_remote_code)
-    if kind == "masked" and kind not in kinds:
-        raise ClearheadError(f"{name} predicts hidden tokens, not the next: give a causal one")
-    if kind == "bare" and kind not in kinds and _is_classifier(name, trust_remote_code):
-        raise ClearheadError(
-            f"{name} is a classifier, which predicts no tokens; its scores are in records.jsonl of "
-            "`clearhead finetune`: give the model that it was made from, or diagnose it"
-        )
-    if kind not in kinds:  # a bare trunk may still be completed, by a head that is the embedding
-        kind = "causal"
+    if kind not in kinds:
+        if kind == "masked":
+            raise ClearheadError(f"{name} predicts hidden tokens, not the next: give a causal one")
+        if "Classification" in _architecture(
+            load_config(name, trust_remote_code=trust_remote_code)
+        ):
+            raise ClearheadError(
+                f"{name} is a classifier, which predicts no tokens; its scores are in "
+                "records.jsonl of `clearhead finetune`: give the model that it was made from, or "
+                "diagnose it"
+            )
+        kind = "causal"  # a bare trunk may still be completed, by a head that is the embedding
     head: Literal["saved", "none"] = "none" if kind == "bare" else "saved"
     with explained(name):
         model = pretrained(auto_class(kind), name, head=head, trust_remote_code=trust_remote_code)
@@ -90,13 +87,12 @@ def pretrained(
         ClearheadError: naming the weights that are missing, left over or of another size; or where
             an adapter stands beside the weights, which may be a pickle.
     """
-    where = {key: options[key] for key in ("local_files_only", "revision") if key in options}
-    if find_adapter_config_file(str(name), **where) is not None:
+    if find_adapter_config_file(str(name)) is not None:
         raise ClearheadError(
             f"{str(name)!r} has an adapter: merge it by PEFT's merge_and_unload(), and give the "
             "merged model"
         )
-    with without_bars(), _without_tables():
+    with without_bars():
         model, info = auto.from_pretrained(
             name,
             use_safetensors=True,
@@ -151,12 +147,12 @@ def _fault(name: str, model: Any, info: Mapping[str, Any], head: str) -> str:
 
 def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer in a folder or of a hub name."""
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
-def load_config(name: str, *, trust_remote_code: bool = False, **changes: Any) -> Any:
-    """The configuration in a folder or of a hub name, with changes."""
-    return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **changes)
+def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The configuration in a folder or of a hub name."""
+    return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
 def kind_of(name: str, *, trust_remote_code: bool = False) -> str:
@@ -168,20 +164,24 @@ def kind_of(name: str, *, trust_remote_code: bool = False) -> str:
             f"{name!r} is an encoder-decoder ({config.model_type}): "
             "give a decoder-only language model or an encoder"
         )
-    saved = next(iter(getattr(config, "architectures", None) or ()), "ForCausalLM")
+    saved = _architecture(config)
     if saved.endswith("ForMaskedLM"):
         return "masked"
     return "causal" if saved.endswith(("ForCausalLM", "LMHeadModel")) else "bare"
 
 
-def _is_classifier(name: str, trust_remote_code: bool) -> bool:
-    config = load_config(name, trust_remote_code=trust_remote_code)
-    return any("Classification" in one for one in getattr(config, "architectures", None) or ())
+def _architecture(config: Any) -> str:
+    """The class that a checkpoint was saved as; a causal one where its configuration says none."""
+    return next(iter(getattr(config, "architectures", None) or ()), "ForCausalLM")
 
 
 def auto_class(kind: str) -> Any:
     """The class of transformers that opens checkpoints of a kind."""
-    return {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM, "bare": AutoModel}[kind]
+    heads = {
+        "causal": transformers.AutoModelForCausalLM,
+        "masked": transformers.AutoModelForMaskedLM,
+    }
+    return heads.get(kind, transformers.AutoModel)
 
 
 @contextmanager
@@ -216,32 +216,24 @@ def refuse_code(name: str, what: str, error: Exception, allow: str = "") -> None
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Hide transformers' progress bars, which would tear through ours."""
-    shown = theirs.is_progress_bar_enabled()
-    theirs.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            theirs.enable_progress_bar()
+    """Hide transformers' progress bars, which would tear through ours, and its tables of weights.
 
-
-@contextmanager
-def _without_tables() -> Iterator[None]:
-    """Hide transformers' tables of weights: `pretrained` says what matters.
-
-    By a filter: where its logger's level is raised, transformers warns through another.
+    The tables by a filter: where its logger's level is raised, transformers warns through another.
     """
     logger = logging.getLogger("transformers.modeling_utils")
 
     def other(record: logging.LogRecord) -> bool:
         return "LOAD REPORT" not in record.getMessage()
 
+    shown = theirs.is_progress_bar_enabled()
     logger.addFilter(other)
+    theirs.disable_progress_bar()
     try:
         yield
     finally:
         logger.removeFilter(other)
+        if shown:
+            theirs.enable_progress_bar()
 
 
 def _some(keys: Iterable[str]) -> str:
@@ -252,12 +244,7 @@ def _some(keys: Iterable[str]) -> str:
 
 
 def resolved(name: str) -> str:
-    """The finished model of a run, for the run's folder; any other name as it is.
-
-    Raises:
-        ClearheadError: a path that leads nowhere: the hub is not asked for it, unless its cache has
-            a model of that name; to a run that is not finished; or to adapters alone.
-    """
+    """The finished model of a run, for the run's folder; any other name as it is."""
     path = Path(name)
     if (path / "final").is_dir():
         return str(path / "final")

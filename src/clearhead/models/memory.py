@@ -38,17 +38,12 @@ def require_memory(wanted: float, what: str, device: torch.device) -> None:
 
 
 def require_room(name: str, work: str, *, copies: float, wide: bool = False) -> None:
-    """Refuse work on a model before it is loaded, where its copies would not fit into memory.
-
-    A model that is not on this machine yet is not measured.
+    """Refuse work on a model on this machine before it is loaded, where its copies would not fit.
 
     Args:
         work: a word for the message, such as "convert".
         copies: of all weights that are held at once.
         wide: they are in float32; else as they are saved.
-
-    Raises:
-        ClearheadError: with the bytes that are wanted and available.
     """
     folder = Path(resolved(name))
     if not folder.is_dir():

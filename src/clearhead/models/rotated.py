@@ -1,10 +1,10 @@
-"""A trained model in another basis: the same function, with no channel that stands out.
+"""A trained model in weights that few bits hold better: rotations, and rows of one size.
 
-A random orthogonal matrix Q turns the residual stream, x → x Q: what writes to it is multiplied by
-Q, what reads it by Qᵀ, and an RMSNorm between them sees the same length once what differs between
-its gains is part of the matrices behind it. A matrix R for each layer turns what heads average.
-The outliers that a few channels held are spread over all of them (QuaRot, arXiv 2404.00456,
-sections 4.1 and 4.2).
+Rotations leave no channel that stands out. A random orthogonal matrix Q turns the residual stream,
+x → x Q: what writes to it is multiplied by Q, what reads it by Qᵀ, and an RMSNorm between them sees
+the same length once what differs between its gains is part of the matrices behind it. A matrix R
+for each layer turns what heads average. The outliers that a few channels held are spread over all
+of them (QuaRot, arXiv 2404.00456, sections 4.1 and 4.2).
 
 Nothing is computed at run time, but where a tied head E is behind a norm of gains g: E Q writes and
 E diag(g) Q reads, and one table can be both only if all gains are equal. So the table stays E, with
@@ -16,6 +16,13 @@ stream, and leaves their rows as long as they were: in a matrix with a row of si
 size, that row's largest entry sets the one scale of all. There are far more rotations than such
 entries, so one is sought that keeps them small. As in SpinQuant (arXiv 2405.16406) a Cayley
 transform keeps the matrix orthogonal; this one reads no text.
+
+Equal rows are for gated MLPs. What the up projection makes is only multiplied: by the gate, and by
+the down projection. So a row of it may be divided by a number, and the column of the down
+projection that reads it multiplied by that number; where one scale serves a whole matrix, the
+largest row no longer sets it for all. Scales pass from one matrix to the next as in arXiv
+1906.04721 (section 4.1), where each takes half. Here the down projection takes them whole: its
+rotation mixes its columns afterwards.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,18 +41,16 @@ from clearhead.models.starts import started
 from clearhead.nn.positions import NoPosition
 from clearhead.nn.positionwise import RMSNorm
 from clearhead.nn.registry import REGISTRY
+from clearhead.ops.hadamard import rotate_channels
 
 Part = Literal["residual", "values"]
-LIMIT = 4.5
-"""Entries beyond this many times their matrix's root mean square are to shrink. Of normal numbers
-one in 150,000 is as large."""
-LONG = 1.2
-"""Rows of this many times their matrix's root mean square take part; shorter ones hold hardly an
-entry beyond the limit."""
-ROWS = 128
-"""Rows of a matrix that take part, at most: its longest."""
-STEPS = 60
-RATE = 0.05  # over √width
+# A learned rotation shrinks entries beyond LIMIT times their matrix's root mean square (of normal
+# numbers one in 150,000), in its at most ROWS rows that are longer than LONG times that.
+LIMIT, LONG, ROWS = 4.5, 1.2, 128
+STEPS, RATE = 60, 0.05  # the rate over √width
+# A row smaller than this share of the median is enlarged as if it had it: a row of hardly any
+# weight, whose bias would grow without bounds.
+SMALLEST = 1e-3
 # Axes that a part's rotation passes, with their values: norms by a length, and what passes a head's
 # channels on as they are, or by lengths and products that a rotation keeps.
 _NEEDS: dict[Part, dict[str, tuple[str, ...]]] = {
@@ -72,12 +77,10 @@ def rotated(
         parts: "residual" turns the residual stream, with `embedding_projection` where a tied head
             is behind a norm with a gain for each channel; "values" turns each layer's values and
             what `o_proj` reads.
-        seed: of the random rotations.
         learn: turn the residual stream once more, by a rotation learned from the weights.
 
     Raises:
-        ClearheadError: a mechanism that works channel by channel, naming its axis; a rotation to
-            learn without "residual".
+        ClearheadError: as `check_rotation`; a rotation to learn without "residual".
     """
     if learn and "residual" not in parts:
         raise ClearheadError("only the rotation of the residual stream can be learned")
@@ -108,27 +111,26 @@ def rotated(
 def check_rotation(config: ClearheadConfig, parts: Sequence[Part]) -> None:
     """Raise a ClearheadError for a mechanism that works channel by channel, naming its axis."""
     layers = [config.layer(index) for index in range(config.num_hidden_layers)]
-    for part in parts:
-        for axis, allowed in _NEEDS[part].items():
-            for layer in layers:
-                _require(axis, getattr(layer, axis), allowed)
+    values = [
+        (axis, getattr(layer, axis), allowed)
+        for part in parts
+        for axis, allowed in _NEEDS[part].items()
+        for layer in layers
+    ]
     if "residual" in parts:
-        _require("embedding_norm", config.embedding_norm, ("none", "rmsnorm-single"))
-        embeds: Any = REGISTRY.find("position", config.position).build
-        if embeds.embed is not NoPosition.embed:
-            raise ClearheadError(
-                f"position={config.position!r} is added to the stream: leave residual out of "
-                "--rotate"
-            )
+        values.append(("embedding_norm", config.embedding_norm, ("none", "rmsnorm-single")))
     if "values" in parts and any(layer.normalizer == "key-value" for layer in layers):
-        _require("normalizer", "key-value", ("softmax",))
-
-
-def _require(axis: str, name: str, allowed: tuple[str, ...]) -> None:
-    if name not in allowed:
+        values.append(("normalizer", "key-value", ("softmax",)))
+    for axis, name, allowed in values:
+        if name not in allowed:
+            raise ClearheadError(
+                f"{axis}={name!r} treats each channel by itself, and no rotation keeps that: "
+                f"--rotate takes {axis} {' or '.join(allowed)}"
+            )
+    embeds: Any = REGISTRY.find("position", config.position).build
+    if "residual" in parts and embeds.embed is not NoPosition.embed:
         raise ClearheadError(
-            f"{axis}={name!r} treats each channel by itself, and no rotation keeps that: "
-            f"--rotate takes {axis} {' or '.join(allowed)}"
+            f"position={config.position!r} is added to the stream: leave residual out of --rotate"
         )
 
 
@@ -235,3 +237,42 @@ def _cayley(half_DD: Tensor) -> Tensor:
     skew_DD = half_DD - half_DD.mT
     eye_DD = torch.eye(len(half_DD), dtype=half_DD.dtype, device=half_DD.device)
     return torch.linalg.solve(eye_DD + skew_DD, eye_DD - skew_DD)
+
+
+def equalised(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
+    """The same function with equal rows, by their largest weight, in every up projection; its other
+    weights are those of the model itself, which `check_equalised` accepts."""
+    check_equalised(model)
+    made = filled(ClearheadForCausalLM, model.config, model.state_dict(), model, share=True)
+    with torch.no_grad():
+        for layer in made.model.layers:
+            up, down = layer.mlp.up_proj, layer.mlp.down_proj.weight
+            sizes_O = up.weight.double().abs().amax(1)
+            if not (nonzero := sizes_O[sizes_O > 0]).numel():
+                continue  # a projection of zeros has nothing to scale
+            scale_O = (sizes_O / nonzero.median()).clamp(min=SMALLEST)
+            scale_O = torch.where(sizes_O > 0, scale_O, 1.0)
+            # New tensors: the model keeps its own.
+            up.weight.data = (up.weight.double() / scale_O[:, None]).to(made.dtype)
+            if up.bias is not None:
+                up.bias.data = (up.bias.double() / scale_O).to(made.dtype)
+            # The rotation before the down projection is part of its weights.
+            down.data = rotate_channels(rotate_channels(down.double()) * scale_O).to(made.dtype)
+    return made
+
+
+def check_equalised(model: ClearheadForCausalLM) -> None:
+    """Refuse a model whose rows cannot be made equal; it may be one without weights."""
+    for index, layer in enumerate(model.model.layers):
+        mlp: Any = layer.mlp
+        spec = model.config.layer(index)
+        if not mlp.gated:
+            raise ClearheadError(
+                f"mlp={spec.mlp!r} has a function between its two matrices, so that no scale "
+                "passes from one to the other: --equalise takes mlp swiglu or geglu"
+            )
+        if spec.mlp_rotation != "hadamard":
+            raise ClearheadError(
+                "--equalise gives the sizes of rows to columns of the down projections, which "
+                "only a rotation evens out: give --rotate down too"
+            )

@@ -34,13 +34,13 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
     choose("rope scaling", kind, ("ntk", *KINDS, "longrope"))  # the last of transformers' models
     if not (parameters.get("factor") or 2) > 1:
         raise ClearheadError(f"factor is {parameters['factor']}: a rope scaling takes one above 1")
-    name, config = type(model).__name__, copy.deepcopy(model.config)
+    config = copy.deepcopy(model.config)
     rope = getattr(config, "rope_parameters", None)
     if not rope or "rope_theta" not in rope:
-        found = "different ones by kind of layer" if rope else "none"
+        sets = "different ones by kind of layer" if rope else "none"
         raise ClearheadError(
-            f"rope scaling needs rotary frequencies, one set for all layers, in rope_parameters; "
-            f"{name} has {found}: evaluate it without (--rope-scaling none)"
+            "rope scaling needs rotary frequencies, one set for all layers, in rope_parameters; "
+            f"{type(model).__name__} has {sets}: evaluate it without (--rope-scaling none)"
         )
     if (scaled := rope.get("rope_type", "default")) != "default":
         raise ClearheadError(

@@ -86,11 +86,7 @@ def visible_keys(
     local_size: int | None = None,
     **options: Any,
 ) -> KeyMask:
-    """Make the mask that `attend_with_sinks` reads; a function of AttentionMaskInterface.
-
-    Raises:
-        ClearheadError: for a mask whose visibility `ops.attend` cannot express.
-    """
+    """Make the mask that `attend_with_sinks` reads; a function of AttentionMaskInterface."""
     before = int(q_offset) - kv_offset  # keys earlier than the first query's own
     visibility, keys = Visibility(), before + q_length
     if mask_function is not causal_mask_function or keys > kv_length:
@@ -134,9 +130,6 @@ def attend_with_sinks(
 
     Returns:
         [B, T, H, V], and None in place of the weights, which are never held.
-
-    Raises:
-        ClearheadError: for dropout, another mask, or a keyword that may change the result.
     """
     name = type(module).__name__
     if "visibility" in options:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import fields
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -54,11 +55,7 @@ class Start(NamedTuple):
 
 
 def target(preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a preset, and KEY=VALUE pairs over it, change of a configuration.
-
-    Raises:
-        ClearheadError: an unknown preset, or a setting that is a size.
-    """
+    """The settings that a preset, and KEY=VALUE pairs over it, change of a configuration."""
     changes = dict(PRESETS[choose("preset", preset, PRESETS)]) if preset else {}
     for key in settings:
         if key in ClearheadConfig.settings() and key not in CHANGES:
@@ -77,14 +74,13 @@ def check_baseline(
     model on other axes than its own."""
     if preset != BASELINE:
         return
-    plain, differing = {each.name: each.default for each in fields(LayerSpec)}, dict[str, str]()
-    for index in range(config.num_hidden_layers):
-        layer = config.layer(index)
-        differing |= {
-            axis: getattr(layer, axis)
-            for axis in AXES
-            if getattr(layer, axis) != plain[axis] and axis not in settings
-        }
+    plain = {each.name: each.default for each in fields(LayerSpec)}
+    differing = {
+        axis: value
+        for index in range(config.num_hidden_layers)
+        for axis in AXES
+        if (value := getattr(config.layer(index), axis)) != plain[axis] and axis not in settings
+    }
     if differing:
         wanted = " ".join(f"{axis}={plain[axis]}" for axis in differing)
         raise ClearheadError(
@@ -125,11 +121,7 @@ def started(model: ClearheadForCausalLM, changes: Mapping[str, Any]) -> Start:
 
 
 def changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConfig:
-    """The configuration of a model with other mechanisms.
-
-    Raises:
-        ClearheadError: a combination that cannot be built.
-    """
+    """The configuration of a model with other mechanisms."""
     keys = {key: deepcopy(getattr(ours, key)) for key in ClearheadConfig.settings()}
     del keys["requires"]
     if changes.get("maps", ours.maps) != ours.maps:
@@ -141,20 +133,18 @@ def changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConfi
     if changes.get("position", "rope") not in _ROTARY:
         keys["rope_parameters"] = None
     config = ClearheadConfig(**{**keys, **window_begin(ours), **changes})
-    for index in range(config.num_hidden_layers):
-        _check_annealing(ours.layer(index), config.layer(index))
+    if config.annealed_start and not ours.annealed_start:
+        _check_annealing(ours, config)
     return config
 
 
-def _check_annealing(before: LayerSpec, after: LayerSpec) -> None:
+def _check_annealing(ours: ClearheadConfig, config: ClearheadConfig) -> None:
     """Refuse an annealed start that would leave out, at first, what the model is trained with."""
-    if before.annealed_start or not after.annealed_start:
-        return
-    for axis in _ANNEALING:
-        name = getattr(before, axis)
-        if all(REGISTRY.find(axis, getattr(one, axis)).anneals for one in (before, after)):
+    for index, axis in product(range(config.num_hidden_layers), _ANNEALING):
+        names = [getattr(one.layer(index), axis) for one in (ours, config)]
+        if all(REGISTRY.find(axis, name).anneals for name in names):
             raise ClearheadError(
-                f"this model has {axis}={name!r} already, and annealed_start=true would begin "
+                f"this model has {axis}={names[0]!r} already, and annealed_start=true would begin "
                 "without it: leave it out"
             )
 

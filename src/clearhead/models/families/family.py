@@ -23,20 +23,10 @@ from clearhead.spec import AXES
 from clearhead.terminal import say
 
 _SAME = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rope_parameters",
-    "initializer_range",
-    "tie_word_embeddings",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+    *("rope_parameters", "initializer_range", "tie_word_embeddings"),
+    *("pad_token_id", "bos_token_id", "eos_token_id"),
 )
 # What a layer starts from, and what it leaves out in training: no part of a trained function.
 _STARTS = ("initializer_range", "query_range", "value_init", "dropout")
@@ -52,36 +42,35 @@ class Family:
     """A family of transformers, with Llama's names for weights and settings unless told otherwise.
 
     Attributes:
-        name: of the family.
         model: its class for language.
         needs: settings that clearhead has no place for at another value.
         axes: clearhead's settings, from its configuration, beside those of one name.
-        eps: its name of `norm_eps`.
-        settings: its settings, from a clearhead configuration; None where nothing is exported.
+        settings: its settings, from a clearhead configuration that `suits`.
         suits: whether a clearhead configuration is to be written as one.
         names: parts of its weights' names that are others here, replaced in turn.
         read, write: what else an import or an export does to the weights, here by their names here.
         but: values of a layer's settings that the export takes into the weights.
     """
 
-    name: str
     model: Any
     axes: Callable[[Any], dict[str, Any]]
     needs: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
-    eps: str = "rms_norm_eps"
-    settings: Callable[[ClearheadConfig], dict[str, Any]] | None = None
+    settings: Callable[[ClearheadConfig], dict[str, Any]] = lambda ours: {}
     suits: Callable[[ClearheadConfig], bool] = lambda ours: False
     names: Mapping[str, str] = field(default_factory=dict)
     read: Callable[[State, Any], State] = lambda state, theirs: state
     write: Callable[[State, ClearheadConfig], State] = lambda state, ours: state
     but: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
-    def imported(self, model: Any, *, share: bool = False) -> ClearheadForCausalLM:
-        """The same function as a clearhead model, with weights as by `filled`.
+    @property
+    def name(self) -> str:
+        """The family's name, such as "Llama"."""
+        name: str = self.model.__name__
+        return name.removesuffix("LMHeadModel").removesuffix("ForCausalLM")
 
-        Raises:
-            ClearheadError: where the model has what clearhead has no place for.
-        """
+    def imported(self, model: Any, *, share: bool = False) -> ClearheadForCausalLM:
+        """The same function as a clearhead model, with weights as by `filled`, or a refusal of what
+        clearhead has no place for."""
         for key, value in self.needs.items():
             if (theirs := getattr(model.config, key)) != value:
                 raise ClearheadError(
@@ -100,16 +89,18 @@ class Family:
         return filled(ClearheadForCausalLM, config, state, model, share=share)
 
     def exported(self, model: ClearheadForCausalLM) -> Any:
-        """The same function as a model of the family, with copies of the weights in their dtype.
-
-        Raises:
-            ClearheadError: where the model is on another point of the axes, naming the first.
-        """
-        assert self.settings is not None
+        """The same function as a model of the family, with copies of the weights in their dtype, or
+        a refusal of a model on another point of the axes."""
         model = merged(model)
         ours = model.config
+        if ours.hidden_size % ours.num_attention_heads:
+            raise ClearheadError(
+                f"{self.name} has no hidden_size={ours.hidden_size} with "
+                f"{ours.num_attention_heads} heads: only a number of heads that divides it can be "
+                "exported"
+            )
         theirs = self.model.config_class(
-            **copied(ours, self.name), rms_norm_eps=ours.norm_eps, **self.settings(ours)
+            **copied(ours), rms_norm_eps=ours.norm_eps, **self.settings(ours)
         )
         self._check_export(ours, self.counterpart(theirs))
         names = {here: there for there, here in self.names.items()}
@@ -118,8 +109,8 @@ class Family:
 
     def counterpart(self, theirs: Any) -> ClearheadConfig:
         """The configuration here of one of the family's."""
-        keys = copied(theirs) | {"norm_eps": getattr(theirs, self.eps)} | self.axes(theirs)
-        return ClearheadConfig(**keys)
+        eps = {"norm_eps": getattr(theirs, "rms_norm_eps", None)}
+        return ClearheadConfig(**copied(theirs) | eps | self.axes(theirs))
 
     def _check_export(self, ours: ClearheadConfig, back: ClearheadConfig) -> None:
         """Refuse a model that, exported and imported again as `back`, would be another function."""
@@ -135,16 +126,10 @@ class Family:
                 )
 
 
-def copied(config: Any, target: str | None = None) -> dict[str, Any]:
-    """The settings that have one name here and there; `target` is what they are exported to."""
+def copied(config: Any) -> dict[str, Any]:
+    """The settings that have one name here and there."""
     settings = {key: deepcopy(getattr(config, key, None)) for key in _SAME} | window_begin(config)
-    settings["rope_parameters"] = rotation(config) or None
-    if target and config.hidden_size % config.num_attention_heads:
-        raise ClearheadError(
-            f"{target} has no hidden_size={config.hidden_size} with {config.num_attention_heads} "
-            "heads: only a number of heads that divides it can be exported"
-        )
-    return settings
+    return settings | {"rope_parameters": rotation(config) or None}
 
 
 def rotation(config: Any) -> dict[str, Any]:
@@ -193,10 +178,10 @@ def positions(rotates: Sequence[bool]) -> dict[str, Any]:
     return {"layer_overrides": [{} if each else {"position": "none"} for each in rotates]}
 
 
-def _renamed(state: Mapping[str, Tensor], parts: Mapping[str, str]) -> State:
+def _renamed(state: State, parts: Mapping[str, str]) -> State:
     for old, new in parts.items():
         state = {name.replace(old, new): weight for name, weight in state.items()}
-    return dict(state)
+    return state
 
 
 def with_all_biases(state: State) -> State:
@@ -211,11 +196,7 @@ def with_all_biases(state: State) -> State:
 
 def filled(kind: Any, config: Any, state: State, source: Any, *, share: bool = False) -> Any:
     """A model of `kind` with these weights, as copies or to `share`, and this configuration: on the
-    device, in the dtype and with the generation settings of its source, in evaluation mode.
-
-    Raises:
-        ClearheadError: for weights that have no place, or are missing.
-    """
+    device, in the dtype and with the generation settings of its source, in evaluation mode."""
     # On a CPU, for buffers that no checkpoint has; of the weights no memory is touched.
     with no_init_weights(), local_torch_dtype(source.dtype):
         model = kind(deepcopy(config))

@@ -7,9 +7,11 @@ are parallel they have two norms, whose gains and biases go into the matrices th
 norm is left.
 """
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import GPT2LMHeadModel, GPTNeoXForCausalLM
 
 from clearhead.errors import ClearheadError, choose
@@ -31,6 +33,7 @@ def _gpt2_axes(theirs: Any) -> dict[str, Any]:
     return {
         **_UNREAD,
         "rope_parameters": None,
+        "norm_eps": theirs.layer_norm_epsilon,
         "intermediate_size": theirs.n_inner or 4 * theirs.n_embd,
         "position": "learned",
         "norm": "layernorm",
@@ -40,15 +43,19 @@ def _gpt2_axes(theirs: Any) -> dict[str, Any]:
 
 
 def _gpt2_read(state: State, theirs: Any) -> State:
+    # Conv1D has the inputs first.
+    state = {name: each.t() if "_proj." in name else each for name, each in state.items()}
+    return _split(state, lambda joined: joined.chunk(3))
+
+
+def _split(state: State, split: Callable[[Tensor], Iterable[Tensor]]) -> State:
+    """The state with matrices and biases of q, k and v in place of each joined one."""
     weights: State = {}
     for name, weight in state.items():
-        if "_proj." in name:
-            weight = weight.t()  # Conv1D has the inputs first
-        if ".qkv_proj." in name:
-            for letter, third in zip("qkv", weight.chunk(3), strict=True):
-                weights[name.replace(".qkv_proj.", f".{letter}_proj.")] = third
-        else:
-            weights[name] = weight
+        parts = (
+            zip("qkv", split(weight), strict=True) if ".qkv_proj." in name else [("qkv", weight)]
+        )
+        weights |= {name.replace(".qkv_proj.", f".{part}_proj."): each for part, each in parts}
     return weights
 
 
@@ -61,6 +68,7 @@ def _neox_axes(theirs: Any) -> dict[str, Any]:
         )
     axes = {
         **_UNREAD,
+        "norm_eps": theirs.layer_norm_eps,
         "norm": "layernorm",
         "mlp": _activation("GPTNeoX", theirs.hidden_act),
         "bias": True,
@@ -78,16 +86,12 @@ def _neox_read(state: State, theirs: Any) -> State:
     _, width, turned = _rotation(theirs)
     order = [*range(turned // 2), *range(turned, turned + (width - turned) // 2)]
     order += sorted(set(range(width)) - set(order))
-    weights: State = {}
-    for name, weight in state.items():
-        if ".qkv_proj." not in name:
-            weights[name] = weight
-            continue
-        heads = weight.unflatten(0, (-1, 3, width))
-        for index, letter in enumerate("qkv"):
-            rows = heads[:, index] if letter == "v" else heads[:, index, order]
-            weights[name.replace(".qkv_proj.", f".{letter}_proj.")] = rows.flatten(0, 1)
-    weights = with_all_biases(weights)
+
+    def split(joined: Tensor) -> list[Tensor]:
+        q, k, v = joined.unflatten(0, (-1, 3, width)).unbind(1)
+        return [rows.flatten(0, 1) for rows in (q[:, order], k[:, order], v)]
+
+    weights = with_all_biases(_split(state, split))
     if theirs.use_parallel_residual:
         for layer in range(theirs.num_hidden_layers):
             _one_norm(weights, f"model.layers.{layer}")
@@ -123,7 +127,6 @@ def _one_norm(state: State, layer: str) -> None:
 
 FAMILIES = (
     Family(
-        name="GPT2",
         model=GPT2LMHeadModel,
         needs={
             "scale_attn_weights": True,
@@ -131,7 +134,6 @@ FAMILIES = (
             "add_cross_attention": False,
         },
         axes=_gpt2_axes,
-        eps="layer_norm_epsilon",
         names={
             "transformer.wte.": "model.embed_tokens.",
             "transformer.wpe.": "model.position.weight.",
@@ -147,11 +149,9 @@ FAMILIES = (
         read=_gpt2_read,
     ),
     Family(
-        name="GPTNeoX",
         model=GPTNeoXForCausalLM,
         needs={},
         axes=_neox_axes,
-        eps="layer_norm_eps",
         names={
             "gpt_neox.embed_in.": "model.embed_tokens.",
             "gpt_neox.final_layer_norm.": "model.norm.",

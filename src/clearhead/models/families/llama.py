@@ -14,14 +14,6 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import (
-    DiffLlamaForCausalLM,
-    GraniteSWAForCausalLM,
-    LlamaForCausalLM,
-    MistralForCausalLM,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-)
 
 from clearhead.errors import ClearheadError
 from clearhead.models.configuration import ClearheadConfig
@@ -32,37 +24,36 @@ _PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 
 
 def _diff_read(state: State, theirs: Any) -> State:
-    width = theirs.head_dim
-    return {
-        name: _swapped(weight, 2, -1, width) if name.endswith(_PROJECTIONS) else weight
-        for name, weight in state.items()
-    }
+    return _swapped(state, 2, -1, theirs.head_dim)
 
 
-def _diff_write(state: State, ours: ClearheadConfig) -> State:
-    weights = dict(state)
-    for name, weight in state.items():
-        if name.endswith(_PROJECTIONS):
-            assert ours.head_dim is not None
-            weights[name] = _swapped(weight, -1, 2, ours.head_dim)
-        elif name.endswith("maps.norm_weight"):
+def _diff_write(state: State, ours: Any) -> State:
+    weights = _swapped(state, -1, 2, ours.head_dim)
+    for name in state:
+        if name.endswith("maps.norm_weight"):
             output = name.replace("maps.norm_weight", "o_proj.weight")
             gain = weights.pop(name)
             weights[output] = (weights[output].unflatten(1, (-1, len(gain))) * gain).flatten(1)
     return weights
 
 
-def _swapped(weight: Tensor, first: int, second: int, head_dim: int) -> Tensor:
-    """[H · D, C]: (2, −1) pairs head i + H/2 with i in place of neighbours; (−1, 2) the reverse."""
-    return weight.unflatten(0, (first, second, head_dim)).transpose(0, 1).reshape(weight.shape)
+def _swapped(state: State, first: int, second: int, head_dim: int) -> State:
+    """Heads in another order: (2, −1) pairs i + H/2 with i in place of neighbours; (−1, 2) the
+    reverse."""
+
+    def swapped(weight: Tensor) -> Tensor:  # [H · D, C]
+        return weight.unflatten(0, (first, second, head_dim)).transpose(0, 1).reshape(weight.shape)
+
+    return {
+        name: swapped(weight) if name.endswith(_PROJECTIONS) else weight
+        for name, weight in state.items()
+    }
 
 
 DIFFLLAMA = Family(
-    name="DiffLlama",
-    model=DiffLlamaForCausalLM,
+    model=transformers.DiffLlamaForCausalLM,
     needs={"attention_bias": False, "hidden_act": "silu"},
     axes=lambda theirs: {"maps": "differential", "head_norm": "plain"},
-    settings=lambda ours: {},
     suits=lambda ours: ours.maps == "differential",
     names={".lambda_": ".maps.lambda_"},
     read=_diff_read,
@@ -92,8 +83,7 @@ def _granite_axes(theirs: Any) -> dict[str, Any]:
     }
 
 
-def _granite_settings(ours: ClearheadConfig) -> dict[str, Any]:
-    assert ours.head_dim is not None
+def _granite_settings(ours: Any) -> dict[str, Any]:
     layers = [ours.layer(index) for index in range(ours.num_hidden_layers)]
     theta = (ours.rope_parameters or {}).get("rope_theta", 0)
     return {
@@ -140,8 +130,7 @@ def _granite_write(state: State, ours: ClearheadConfig) -> State:
 
 
 GRANITE_SWA = Family(
-    name="GraniteSWA",
-    model=GraniteSWAForCausalLM,
+    model=transformers.GraniteSWAForCausalLM,
     axes=_granite_axes,
     settings=_granite_settings,
     suits=lambda ours: ours.normalizer in ("softmax1", "sink"),
@@ -181,28 +170,25 @@ def _flint_axes(theirs: Any) -> dict[str, Any]:
 
 # Of what no other family suits: Llama says what it lacks.
 LLAMA = Family(
-    name="Llama",
-    model=LlamaForCausalLM,
+    model=transformers.LlamaForCausalLM,
     axes=lambda theirs: {"bias": theirs.attention_bias or theirs.mlp_bias},
     settings=lambda ours: {"attention_bias": ours.bias, "mlp_bias": ours.bias},
     suits=lambda ours: True,
 )
 # A sliding window in every layer: Mistral's attention reads no layer_types.
 MISTRAL = Family(
-    name="Mistral",
-    model=MistralForCausalLM,
+    model=transformers.MistralForCausalLM,
     axes=lambda theirs: {"sliding_window": theirs.sliding_window},
     settings=lambda ours: {"sliding_window": ours.sliding_window},
     suits=lambda ours: ours.sliding_window is not None,
 )
 # Biases of q, k and v alone.
 QWEN2 = Family(
-    name="Qwen2", model=Qwen2ForCausalLM, axes=lambda theirs: {"bias": True, **windows(theirs)}
+    model=transformers.Qwen2ForCausalLM, axes=lambda theirs: {"bias": True, **windows(theirs)}
 )
 # Norms of queries and keys, by the same names in both libraries.
 QWEN3 = Family(
-    name="Qwen3",
-    model=Qwen3ForCausalLM,
+    model=transformers.Qwen3ForCausalLM,
     axes=lambda theirs: {"bias": theirs.attention_bias, "qk_norm": "rmsnorm", **windows(theirs)},
     settings=_qwen_settings,
     write=_qwen_state,
@@ -210,7 +196,6 @@ QWEN3 = Family(
 )
 # Sinks, norms of queries and keys, position in sliding layers alone. transformers 5.17 has none.
 FLINT = Family(
-    name="Flint",
     model=getattr(transformers, "FlintForCausalLM", None),
     axes=_flint_axes,
     names={"self_attn.sinks": "self_attn.normalizer.logit"},

@@ -56,11 +56,7 @@ _SINGLE = "rmsnorm-single"
 
 
 def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
-    """The same function in the form for servers, with copies of the weights in their dtype.
-
-    Raises:
-        ClearheadError: for a mechanism that one attention call a layer cannot hold.
-    """
+    """The same function in the form for servers, with copies of the weights in their dtype."""
     model = merged(model)
     ours = model.config
     if reason := _refusal(ours) or _unfinished(model):
@@ -99,20 +95,16 @@ def _refusal(ours: ClearheadConfig) -> str | None:
             return f"{axis}={name!r} does not fit: {why}"
     if reason := turns_anew(ours):
         return reason
-    for key, plain in (
-        ("layer_overrides", None),
-        ("mlp_skip_gain", None),
-        ("embedding_norm", "none"),
-    ):
-        if (found := getattr(ours, key)) != plain:
-            return f"{key}={found!r} does not fit: only {plain!r} does"
+    plain = {"layer_overrides": None, "mlp_skip_gain": None, "embedding_norm": "none"}
+    for key, value in plain.items():
+        if (own := getattr(ours, key)) != value:
+            return f"{key}={own!r} does not fit: only {value!r} does"
     return None
 
 
 def _unfinished(model: ClearheadForCausalLM) -> str | None:
     """Why a mechanism whose strength is a number of the training run is not written."""
-    layers: Any = model.model.layers
-    for layer in layers:
+    for layer in model.model.layers:
         strength = getattr(layer.self_attn.epilogue, "strength", None)
         if strength is not None and float(strength) != 1:
             return f"its XSA has come in by {float(strength):.0%} only; train it to the end"
@@ -155,21 +147,12 @@ def _config(ours: ClearheadConfig) -> ClearheadServingConfig:
 def _layer(block: Any, config: ClearheadServingConfig) -> State:
     """A layer's weights by their names in the form."""
     attention, spec = block.self_attn, block.self_attn.layer
-    state = {
-        name: weight
-        for name, weight in block.state_dict().items()
-        if name.startswith(("input_layernorm.", "post_attention_layernorm.", "mlp."))
-    }
-    for name, weight in state.items():
-        if name.startswith("mlp.down_proj."):
-            state[name] = weight * _gain(block.mlp_gain)
-    own = {
-        name: weight
-        for name, weight in attention.state_dict().items()
-        if name.startswith(("q_proj.", "q_norm.", "k_norm."))
-    }
-    for name, weight in attention.k_proj.state_dict().items():
-        own[f"k_proj.{name}"] = _shared(weight, spec)
+    state = _parts(block, "input_layernorm.", "post_attention_layernorm.", "mlp.")
+    for name, weight in _parts(block, "mlp.down_proj.").items():
+        state[name] = weight * _gain(block.mlp_gain)
+    own = _parts(attention, "q_proj.", "q_norm.", "k_norm.")
+    for name, weight in _parts(attention, "k_proj.").items():
+        own[name] = _shared(weight, spec)
     if config.value_projections[spec.index]:
         own |= _matrix("v_proj", attention.v_proj, attention.q_proj.weight, 1.0, config.bias)
     gain = _gain(block.attention_gain)
@@ -190,6 +173,10 @@ def _layer(block: Any, config: ClearheadServingConfig) -> State:
         gates = attention.epilogue.gate_proj.weight  # one a channel, or a head's for all its own
         own["gate_proj.weight"] = gates.repeat_interleave(spec.width // len(gates), 0)
     return state | {f"self_attn.{name}": weight for name, weight in own.items()}
+
+
+def _parts(module: Any, *names: str) -> State:
+    return {key: each for key, each in module.state_dict().items() if key.startswith(names)}
 
 
 def _gain(branch: Any) -> Any:

@@ -24,6 +24,8 @@ from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRMSNorm
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -106,28 +108,6 @@ def coca(query: Tensor, key: Tensor, table: Any, form: str) -> tuple[Tensor, Ten
     return wide.to(query.dtype), torch.cat([near, far], -1).to(key.dtype)
 
 
-def eager_attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    s_aux: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """Attention with all scores at once, a sink logit a head beside the keys where there are."""
-    groups: Any = module.num_key_value_groups
-    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    scores = query @ key.transpose(2, 3) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    if s_aux is not None:
-        scores = torch.cat([scores, s_aux.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
-    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)[..., : key.shape[2]]
-    return (weights @ value).transpose(1, 2), weights
-
-
 class ClearheadServingAttention(nn.Module):
     """Attention around one call of transformers' attention interface."""
 
@@ -185,8 +165,9 @@ class ClearheadServingAttention(nn.Module):
             query = torch.stack([query, torch.zeros_like(query)], 2).flatten(1, 2)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx, kwargs)
+        eager = (modeling_llama if self.sinks is None else modeling_gpt_oss).eager_attention_forward
         attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
+            self.config._attn_implementation, eager
         )
         output, weights = attention_interface(
             self,
@@ -232,16 +213,15 @@ class ClearheadServingMLP(nn.Module):
     def __init__(self, config: ClearheadServingConfig) -> None:
         super().__init__()
         hidden, width = config.hidden_size, config.intermediate_size
-        if config.gated_mlp:
-            self.gate_proj = nn.Linear(hidden, width, bias=config.bias)
+        self.gate_proj = nn.Linear(hidden, width, bias=config.bias) if config.gated_mlp else None
         self.up_proj = nn.Linear(hidden, width, bias=config.bias)
         self.down_proj = nn.Linear(width, hidden, bias=config.bias)
-        self.gated, self.act_fn = config.gated_mlp, ACT2FN[config.hidden_act]
+        self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.gated:
-            return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
-        return self.down_proj(self.act_fn(self.up_proj(x)))
+        if self.gate_proj is None:
+            return self.down_proj(self.act_fn(self.up_proj(x)))
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
 def norm_of(config: ClearheadServingConfig, place: int) -> nn.Module:
