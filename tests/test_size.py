@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 36_406
+LINES = 36_154
 LONGEST = 400
 
 
