@@ -1,9 +1,11 @@
 """The points of the axes on which attention depends, valid or refused, at a tiny size."""
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 import torch
+from transformers import DynamicCache, StaticCache
 
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
 from clearhead.nn import REGISTRY
@@ -105,3 +107,54 @@ def stirred(model: torch.nn.Module) -> torch.nn.Module:
         for p in model.parameters():
             p += 0.3 * torch.randn_like(p)
     return model.eval()
+
+
+def caches(model: Any) -> list[Any]:
+    """Empty caches: one that drops nothing, one that drops what windows hide, and a static one."""
+    windows = [] if model.config.sliding_window is None else [DynamicCache(config=model.config)]
+    return [DynamicCache(), *windows, StaticCache(config=model.config, max_cache_len=24)]
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Assert equal logits, to the rounding of float32, and equal greedy tokens."""
+    assert (got - want).abs().max() / want.abs().max() < 1e-5
+    assert torch.equal(got.argmax(-1), want.argmax(-1))
+
+
+@torch.no_grad()
+def decodes(model: Any, sizes: Sequence[Sequence[int]] = ((11,), (5, 3, 1, 1, 1))) -> None:
+    """Assert that every cache gives the logits of the full forward.
+
+    By steps and chunks of `sizes`, after crops, and in rows that are padded on the left.
+    """
+    length = sum(sizes[0])
+    ids, mask = torch.randint(0, 31, (2, length)), torch.ones(2, length, dtype=torch.long)
+    mask[1, :4] = 0
+    whole = model(ids, use_cache=False).logits
+    padded = model(ids, attention_mask=mask, use_cache=False).logits
+    close(padded[1, 4:], model(ids[1:, 4:], use_cache=False).logits[0])
+    for parts, cache in ((parts, cache) for parts in sizes for cache in caches(model)):
+        rows = [model(part, past_key_values=cache).logits for part in ids.split(parts, 1)]
+        close(torch.cat(rows, 1), whole)
+    for cache in caches(model):
+        rows = []
+        for start, stop in ((0, 8), (8, 9), (9, length)):
+            given = {"attention_mask": mask[:, :stop], "past_key_values": cache}
+            rows.append(model(ids[:, start:stop], **given).logits)
+        _close_padded(torch.cat(rows, 1), padded, 0)
+    cache = DynamicCache()
+    model(torch.cat([ids[:, :6], ids[:, :3]], 1), past_key_values=cache)
+    cache.crop(-3)
+    close(model(ids[:, 6:], past_key_values=cache).logits, whole[:, 6:])
+    cache = DynamicCache()
+    model(ids[:, :7], attention_mask=mask[:, :7], past_key_values=cache)
+    for crop, start in ((0, 7), (9 - length, 9), (-length, 0)):
+        cache.crop(crop)
+        assert cache.get_seq_length() == start
+        given = {"attention_mask": mask, "past_key_values": cache}
+        _close_padded(model(ids[:, start:], **given).logits, padded, start)
+
+
+def _close_padded(got: torch.Tensor, want: torch.Tensor, start: int) -> None:
+    close(got[0], want[0, start:])
+    close(got[1, max(4 - start, 0) :], want[1, max(4, start) :])
