@@ -102,9 +102,9 @@ def two(tiny, warm, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     by_one(tiny, folder / "from-one", REQUESTS["from-one"], **{"0": {"6": "stop"}})
     requests = [{"output": name, **request} for name, request in REQUESTS.items()]
-    requests += [{**requests[8], "events": {}, "resume": True}]
+    requests += [{**requests[8], "events": {}, "resume": True}, {"output": "own loops"}]
     found = answers(warm, folder, 2, requests)
-    names = [*REQUESTS, "resumed"]
+    names = [*REQUESTS, "resumed", "own loops"]
     return folder, [dict(zip(names, one, strict=True)) for one in found]
 
 
@@ -119,6 +119,15 @@ def test_two_processes_have_the_losses_of_one(tiny, two, tmp_path, name):
     lines = (two[0] / name / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["loss"] for line in lines] == ours
     assert json.loads((two[0] / name / "run.json").read_text())["processes"] == 2
+
+
+def test_orthoadam_in_loops_of_ones_own_is_that_of_one_process(two):
+    for process in two[1]:
+        assert len(process["own loops"]["off"]) == 8
+        assert all(off < 2e-6 for off in process["own loops"]["off"].values())
+        first, second = process["own loops"]["errors"]
+        assert "not finite" in first
+        assert "rotates whole columns" in second
 
 
 def test_bfloat16_weights_and_recomputed_blocks_stay_near_float32(two):
