@@ -63,11 +63,8 @@ def test_an_accumulated_step_is_that_of_the_big_batch(tiny, labels):
     torch.testing.assert_close(loss, whole.detach())
     for ours, theirs in zip(found, gradients(model), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-
-
-def test_a_step_without_labels_is_refused(tiny):
     with pytest.raises(ClearheadError, match="no label"):
-        accumulate(tiny.make_model(), [masked(tiny.Batches().batch(0), 0, 0)], "fp32")
+        accumulate(model, [masked(micro[0], 0, 0)], "fp32")
 
 
 def test_a_run_learns_and_writes_its_folder(tiny, tmp_path):
@@ -155,15 +152,9 @@ def test_an_error_is_raised_at_the_step_that_needs_the_batch(tiny, tmp_path):
                 raise ClearheadError("the shard is gone: build it again")
             return super().batch(step)
 
-    recorder = Recorder()
+    recorder, config = Recorder(), tiny.make_config(save_every=1)
     with pytest.raises(ClearheadError, match="the shard is gone: build it again"):
-        train(
-            tiny.make_model(),
-            Broken(),
-            tiny.make_config(save_every=1),
-            output=tmp_path / "run",
-            callbacks=[recorder],
-        )
+        train(tiny.make_model(), Broken(), config, output=tmp_path / "run", callbacks=[recorder])
     assert [line.step for line in recorder.metrics] == [1, 2, 3, 4, 5]
     assert (tmp_path / "run" / "checkpoints" / "step-00000005").is_dir()
     assert all(0 <= line.batch_stall < 1 for line in recorder.metrics)
