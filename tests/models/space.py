@@ -8,6 +8,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
+from clearhead.models import PRESETS
 from clearhead.nn import REGISTRY
 
 SHAPE: dict[str, Any] = {
@@ -46,6 +47,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+CAUSAL = [name for name, keys in PRESETS.items() if keys.get("direction") != "bidirectional"]
+# The others have no mechanism that one of these lacks: compilers see every branch.
+DISTINCT = [
+    *("gpt2", "differential", "differential-v2", "coca-strict", "coca-slack"),
+    *("pope", "sink", "softpick", "key-value", "gated", "xsa", "alibi", "forget", "xpos", "osp"),
+    *("skipless", "sas-p-nonorm"),
+]
 ATTENTION = ("scores", "normalizer", "maps", "position")
 
 
@@ -74,6 +82,17 @@ def attentions() -> list[dict[str, str]]:
     points = product(*map(REGISTRY.names, ATTENTION))
     found = (dict(zip(ATTENTION, point, strict=True)) for point in points)
     return [point for point in found if config(**point) is not None]
+
+
+def some_attentions() -> list[dict[str, str]]:
+    """Every other normalizer and kind of maps at a place; its neighbours have those between."""
+    points = attentions()
+    places = sorted({(point["scores"], point["position"]) for point in points})
+    return [
+        point
+        for index, place in enumerate(places)
+        for point in [p for p in points if (p["scores"], p["position"]) == place][index % 2 :: 2]
+    ]
 
 
 def uneven(**keys: Any) -> ClearheadForCausalLM:

@@ -6,16 +6,14 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
-from clearhead.models import PRESETS
 
 from . import space
-from .space import caches, close
+from .space import CAUSAL, caches, close
 
-POINTS = space.attentions()
+POINTS = space.some_attentions()
 PLACES = sorted({(point["scores"], point["position"]) for point in POINTS})
 LENGTH = 11
 SCALED = {"rope_theta": 1e4, "factor": 2.0}
-CAUSAL = [name for name, keys in PRESETS.items() if keys.get("direction") != "bidirectional"]
 # Every causal preset, and RoPE whose base changes with the length.
 KINDS = {
     **{name: (name, {}) for name in CAUSAL},
@@ -31,9 +29,7 @@ def _kind(name: str, **keys: object) -> ClearheadForCausalLM:
 
 
 def _models(scores: str, position: str) -> list[ClearheadForCausalLM]:
-    """Every other normalizer and kind of maps; its neighbours have those between."""
     found = [p for p in POINTS if (p["scores"], p["position"]) == (scores, position)]
-    found = found[PLACES.index((scores, position)) % 2 :: 2]
     models = [ClearheadForCausalLM(space.config(**point)).eval() for point in found]
     # Softpick divides by scores near 0, which multiplies the rounding of float32.
     return [m.double() if m.config.normalizer == "softpick" else m for m in models]

@@ -11,8 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from clearhead import ClearheadForCausalLM, preset
-from clearhead.models import PRESETS
 from tests.ops.stand_ins import cuda_kernels  # noqa: F401 (a fixture)
+
+from .space import CAUSAL
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 24,
@@ -23,7 +24,6 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 32,
 }
 HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}  # 32 wide
-CAUSAL = [name for name, keys in PRESETS.items() if keys.get("direction") != "bidirectional"]
 # Of Llama's operations in a layer.
 BOUND = 1.15
 # Gates, summed over the keys; magnitudes and a phase of all keys; no kernel of its own.

@@ -258,7 +258,7 @@ def test_the_page_on_serving_says_what_holds_for_every_preset():
             assert written == "refused: not causal"
             assert (onnx, exported, size) == ("untested", "untested", "none")
             continue
-        assert onnx == exported == "works"  # test_compiled.py has every causal preset
+        assert onnx == exported == "works"  # test_compiled.py has every mechanism
         model = _model(name, {})
         assert (name in FORMS) == (written == "form")
         try:

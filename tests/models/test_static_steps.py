@@ -11,8 +11,9 @@ from transformers import StaticCache
 
 from benchmarks import dispatch_table
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
-from clearhead.models import PRESETS
 from clearhead.ops import dispatch
+
+from .space import CAUSAL
 
 SHAPE = {
     "hidden_size": 32,
@@ -22,7 +23,6 @@ SHAPE = {
     "max_position_embeddings": 32,
     "initializer_range": 0.3,
 }
-CAUSAL = [name for name, keys in PRESETS.items() if keys.get("direction") != "bidirectional"]
 PLACES, ROOM = 12, 16
 
 
@@ -35,13 +35,13 @@ def _ids() -> torch.Tensor:
     return torch.randint(0, 61, (2, PLACES), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize(
-    ("name", "keys"),
+    ("name", "keys", "padding"),
     [
-        *((name, {}) for name in CAUSAL),
-        ("transformer", {"num_key_value_heads": 2, "normalizer": "key-value"}),
-        ("transformer", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+        *((name, {}, 3) for name in CAUSAL),
+        *((name, {}, 0) for name in ("transformer", "differential", "coca", "forget", "sas")),
+        ("transformer", {"num_key_value_heads": 2, "normalizer": "key-value"}, 0),
+        ("transformer", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, 3),
     ],
 )
 @torch.no_grad()
