@@ -36,7 +36,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "granite_swa": {"sliding_window": 5},
     "granitemoe_swa": {**EXPERTS, "sliding_window": 5, "shared_intermediate_size": 32},
-    "mimo_v2_flash": {"sliding_window": 5},
+    "mimo_v2_flash": {**EXPERTS, "sliding_window": 5},
     "flint": {"sliding_window": 5},
     "openai_privacy_filter": {**EXPERTS, "sliding_window": 3},
 }

@@ -2,7 +2,6 @@ from itertools import pairwise
 
 import pytest
 
-from clearhead.errors import ClearheadError
 from clearhead.optim import SCHEDULES, learning_rate
 from clearhead.train import TrainConfig
 
@@ -21,15 +20,17 @@ def test_it_warms_up_to_the_peak_and_never_rises_again(schedule):
     assert all(later <= earlier for earlier, later in pairwise(rates[9:]))
 
 
-@pytest.mark.parametrize(("schedule", "last"), [("cosine", 0.1), ("linear", 0.1), ("constant", 1)])
-def test_the_last_step_has_the_final_rate(schedule, last):
-    assert learning_rate(49, make_config(50, schedule=schedule)) == pytest.approx(last)
-
-
-@pytest.mark.parametrize(("schedule", "half"), [("cosine", 0.55), ("linear", 0.55)])
-def test_half_way_through_the_decay(schedule, half):
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("cosine", {29: 0.55, 49: 0.1}),
+        ("linear", {29: 0.55, 49: 0.1}),
+        ("constant", {29: 1, 49: 1}),
+    ],
+)
+def test_half_way_through_the_decay_and_at_the_last_step(schedule, rates):
     config = make_config(50, schedule=schedule)
-    assert learning_rate(29, config) == pytest.approx(half)
+    assert {step: learning_rate(step, config) for step in rates} == pytest.approx(rates)
 
 
 def test_cosine_lies_above_linear_at_first_and_below_at_last():
@@ -43,15 +44,7 @@ def test_no_warmup_and_nothing_but_warmup(warmup):
     config = make_config(4, warmup=warmup, schedule="linear", final_learning_rate=0.0)
     expected = [0.25, 0.5, 0.75, 1.0] if warmup else [0.75, 0.5, 0.25, 0.0]
     assert [learning_rate(step, config) for step in range(4)] == pytest.approx(expected)
-
-
-def test_a_run_of_one_step_has_a_rate():
     assert learning_rate(0, make_config(1, final_learning_rate=0.5)) == 0.5
-
-
-def test_an_unknown_schedule_names_the_near_miss():
-    with pytest.raises(ClearheadError, match="did you mean cosine"):
-        make_config(4, schedule="cosin")
 
 
 def test_the_triangle_is_the_crammed_one():
@@ -72,8 +65,6 @@ def test_a_triangle_over_a_ramp_is_straight_in_tokens():
     options = {"accumulation": 6, "ramp": 0.5, "schedule": "triangle", "warmup": 0.75}
     config = make_config(60, **options, final_learning_rate=0.0)
     rates = [learning_rate(step, config) for step in range(config.steps)]
-    used = [
-        config.tokens_before(step) / config.tokens_before(config.steps)
-        for step in range(len(rates))
-    ]
+    whole = config.tokens_before(config.steps)
+    used = [config.tokens_before(step) / whole for step in range(len(rates))]
     assert rates == pytest.approx([min(0.25 + x, 4 - 4 * x) for x in used])
