@@ -1,6 +1,6 @@
 """The points of the axes on which attention depends, valid or refused, at a tiny size."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -55,6 +55,18 @@ DISTINCT = [
     *("skipless", "sas-p-nonorm"),
 ]
 ATTENTION = ("scores", "normalizer", "maps", "position")
+
+
+def drawing(length: int = 11, vocabulary: int = 31) -> Callable[..., torch.Tensor]:
+    """ids(batch=2, length=length): random tokens."""
+
+    def ids(batch: int = 2, length: int = length) -> torch.Tensor:
+        return torch.randint(0, vocabulary, (batch, length))
+
+    return ids
+
+
+ids = drawing()
 
 
 def config(**keys: Any) -> ClearheadConfig | None:

@@ -31,8 +31,7 @@ def make_config(name: str, **keys: object) -> ClearheadConfig:
     return preset(name, **SHAPE | keys)
 
 
-def random_ids(batch: int = 2, length: int = 11) -> Tensor:
-    return torch.randint(0, 31, (batch, length))
+random_ids = space.ids
 
 
 SHAPED = [name for name in BLOCKS if name != "parallel"]
@@ -158,27 +157,19 @@ def test_the_depth_rule_is_the_paper_s():
     assert preset("sas", "small").layer(0).mlp_gain == pytest.approx(0.1 * 1.5**0.5, rel=0.01)
 
 
-def test_no_norm_keeps_the_first_layer_s_and_the_last():
+def test_what_the_layers_of_the_blocks_have():
+    """A first norm and a last; values in the first layer alone; the released code's gain."""
     model = ClearheadForCausalLM(make_config("sas-p-nonorm")).model
     kinds = [type(layer.input_layernorm).__name__ for layer in model.layers]
-    assert kinds == ["LayerNorm", "Identity"]
-    assert type(model.norm).__name__ == "LayerNorm"
-
-
-def test_a_learned_gain_of_the_skip_is_the_released_code_s():
-    model = ClearheadForCausalLM(make_config("sas", mlp_skip_gain=1.0))
-    assert model.model.layers[0].mlp_skip_gain.gain.item() == 1.0
-    ids = random_ids()
-    plain = ClearheadForCausalLM(make_config("sas"))
-    plain.load_state_dict(model.state_dict(), strict=False)
-    assert torch.equal(model.eval()(ids).logits, plain.eval()(ids).logits)
-
-
-def test_only_the_first_layer_has_values_of_its_own():
-    model = ClearheadForCausalLM(make_config("sas")).model
-    kinds = [type(layer.self_attn.v_proj).__name__ for layer in model.layers]
+    assert (kinds, type(model.norm).__name__) == (["LayerNorm", "Identity"], "LayerNorm")
+    plain = ClearheadForCausalLM(make_config("sas")).eval()
+    kinds = [type(layer.self_attn.v_proj).__name__ for layer in plain.model.layers]
     assert kinds == ["Reparametrised", "Identity"]
-    assert not [name for name, _ in model.named_parameters() if "o_proj" in name]
+    assert not [name for name, _ in plain.named_parameters() if "o_proj" in name]
+    model, ids = ClearheadForCausalLM(make_config("sas", mlp_skip_gain=1.0)).eval(), random_ids()
+    assert model.model.layers[0].mlp_skip_gain.gain.item() == 1.0
+    plain.load_state_dict(model.state_dict(), strict=False)
+    assert torch.equal(model(ids).logits, plain(ids).logits)
 
 
 def test_collinear_scores_shaped_from_a_stated_start():

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
@@ -35,8 +34,7 @@ def _models(scores: str, position: str) -> list[ClearheadForCausalLM]:
     return [m.double() if m.config.normalizer == "softpick" else m for m in models]
 
 
-def _ids(batch: int = 2, length: int = LENGTH) -> Tensor:
-    return torch.randint(0, 31, (batch, length))
+_ids = space.ids
 
 
 @pytest.mark.parametrize(("scores", "position"), PLACES)

@@ -12,21 +12,15 @@ from transformers.integrations.executorch import TorchExportableModuleForDecoder
 from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models.base_model import CACHE
 
-from .space import CAUSAL, DISTINCT
+from .space import CAUSAL, DISTINCT, WHOLE
 
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "vocab_size": 61,
-    "max_position_embeddings": 256,
-}
+SHAPE = WHOLE | {"num_hidden_layers": 1, "max_position_embeddings": 256}
 LONGEST = 200
 
 
 def _model(name: str, **overrides: object) -> ClearheadForCausalLM | ClearheadForMaskedLM:
     torch.manual_seed(0)
-    config = preset(name, **SHAPE | {"initializer_range": 0.3} | overrides)
+    config = preset(name, **SHAPE | overrides)
     of = ClearheadForCausalLM if config.direction == "causal" else ClearheadForMaskedLM
     return of(config).eval()
 

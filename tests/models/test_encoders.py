@@ -319,8 +319,7 @@ def _trunk(name: str, **overrides: object) -> ClearheadModel:
     return ClearheadModel(preset(name, **BOTH_WAYS | overrides)).eval()
 
 
-def _ids(batch: int = 2, length: int = 11) -> Tensor:
-    return torch.randint(0, 61, (batch, length))
+_ids = space.drawing(11, 61)
 
 
 def _run(model: ClearheadModel, ids: Tensor, **options: object) -> Tensor:

@@ -41,8 +41,7 @@ def _model(**keys: object) -> ClearheadForCausalLM:
     return model
 
 
-def _ids(batch: int = 2, length: int = 11) -> Tensor:
-    return torch.randint(0, 31, (batch, length))
+_ids = space.ids
 
 
 def _seen(model: ClearheadForCausalLM, ids: Tensor) -> dict[str, Tensor]:

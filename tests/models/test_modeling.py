@@ -26,8 +26,7 @@ def _model(name: str, **overrides: object) -> Any:
     return model.eval()
 
 
-def _ids(batch: int = 2, length: int = 13) -> Tensor:
-    return torch.randint(0, 61, (batch, length))
+_ids = space.drawing(13, 61)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

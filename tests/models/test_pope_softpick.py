@@ -35,8 +35,7 @@ def _model(logits: float = 1.0, **keys: object) -> ClearheadForCausalLM:
     return model
 
 
-def _ids(batch: int = 2, length: int = LENGTH) -> Tensor:
-    return torch.randint(0, 31, (batch, length), generator=torch.Generator().manual_seed(3))
+_ids = space.ids
 
 
 def _layer(model: ClearheadForCausalLM, kind: str) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:

@@ -17,6 +17,7 @@ from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models import with_rope_scaling
 from clearhead.ops import ntk_theta
 
+from . import space
 from .space import WHOLE
 
 SHAPE = WHOLE | {"max_position_embeddings": 16}
@@ -32,8 +33,7 @@ def _model(name: str = "transformer", **overrides: object) -> ClearheadForCausal
     return ClearheadForCausalLM(preset(name, **SHAPE | overrides)).eval()
 
 
-def _ids(batch: int = 2, length: int = 40) -> Tensor:
-    return torch.randint(0, 61, (batch, length))
+_ids = space.drawing(40, 61)
 
 
 def _by_steps(model: ClearheadForCausalLM, ids: Tensor, chunk: int = 1) -> Tensor:

@@ -23,8 +23,7 @@ PREFIX = torch.tensor([[3, 7]])
 CHANGES = {"normalizer": "key-value", "prefix_length": 2}
 
 
-def _ids(batch: int = 2, length: int = 11) -> Tensor:
-    return torch.randint(0, 31, (batch, length))
+_ids = space.ids
 
 
 def _both(**keys: Any) -> tuple[ClearheadForCausalLM, ClearheadForCausalLM]:

@@ -13,22 +13,14 @@ from benchmarks import dispatch_table
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.ops import dispatch
 
-from .space import CAUSAL
+from .space import CAUSAL, WHOLE
 
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 61,
-    "max_position_embeddings": 32,
-    "initializer_range": 0.3,
-}
 PLACES, ROOM = 12, 16
 
 
 def _model(name: str, **keys: object) -> ClearheadForCausalLM:
     torch.manual_seed(0)
-    return ClearheadForCausalLM(preset(name, **SHAPE | keys)).eval()
+    return ClearheadForCausalLM(preset(name, **WHOLE | keys)).eval()
 
 
 def _ids() -> torch.Tensor:

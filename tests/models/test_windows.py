@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import DynamicCache
 
 from clearhead import ClearheadConfig, ClearheadForCausalLM
@@ -36,8 +35,7 @@ def _model(name: str, **more: object) -> ClearheadForCausalLM:
     return ClearheadForCausalLM(ClearheadConfig(**SHAPE | HYBRID | POINTS[name] | more)).eval()
 
 
-def _ids(batch: int = 2, length: int = 15) -> Tensor:
-    return torch.randint(0, 31, (batch, length))
+_ids = space.drawing(15, 31)
 
 
 @pytest.mark.parametrize("name", POINTS)
