@@ -57,6 +57,9 @@ def test_what_was_done_before_counts_as_done_and_not_as_fast():
 
 def test_work_inside_other_work_leaves_the_total_as_it_is():
     work = Work()
+    work.start(1)
+    assert work.place == ""  # one unit is not numbered
+    work = Work()
     work.start(6)
     work.start(2)
     assert work.place == "run 1 of 6"
@@ -85,19 +88,10 @@ def test_a_terminal_has_one_line_and_names_are_taken_literally():
     assert "a line [red]beside" in shown
 
 
-def test_one_unit_is_not_numbered():
-    work = Work()
-    work.start(1)
-    assert work.place == ""
-
-
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(4.4, "4 s"), (89, "89 s"), (720, "12 min"), (5399, "90 min"), (12_240, "3.4 h")],
 )
-def test_times_in_words(seconds, words):
+def test_times_in_words_and_on_a_clock(seconds, words):
     assert in_words(seconds) == words
-
-
-def test_a_clock_has_hours_where_there_are_any():
     assert (clock(75), clock(3700)) == ("1:15", "1:01:40")

@@ -45,34 +45,11 @@ def model(words, tmp_path_factory) -> Path:
     return run / "final"
 
 
-@pytest.fixture(scope="module")
-def wide(words, tmp_path_factory) -> Path:
-    """Wide enough for few bits to be smaller."""
-    run = tmp_path_factory.mktemp("wide") / "run"
-    _call(
-        *("train", "transformer", "--output", str(run), *words, "--set", "num_hidden_layers=1"),
-        *("hidden_size=1024", "num_attention_heads=8", "intermediate_size=1024"),
-        *("--train.tokens", "16384", "--train.sequence-length", "64", "--train.batch-size", "32"),
-        *("--train.precision", "bf16"),
-    )
-    return run / "final"
-
-
 def test_train(model):
     record = json.loads((model.parent / "run.json").read_text("utf-8"))
     assert record["device"].startswith("cuda, ")
     losses = [line["loss"] for line in _lines(model.parent / "metrics.jsonl")]
     assert losses[-1] < losses[0] - 1
-
-
-def test_compare(words, tmp_path):
-    _call(
-        *("compare", "transformer", "differential", "sas-p", "coca", *words),
-        *("--output", str(tmp_path / "runs"), "--lengths", "1", "2"),
-        *("--train.tokens", "4096", "--train.sequence-length", "16", "--train.batch-size", "4"),
-        *("--evaluation-tokens", "512"),
-    )
-    assert (tmp_path / "runs" / "report.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -81,9 +58,8 @@ def test_compare(words, tmp_path):
         (
             "eval",
             "--tasks perplexity passkey recall allocation --lengths 256 512 --tokens 4096 "
-            "--rope-scaling none dynamic --factors 2 --passkey.trials 2 --passkey.wording landmark "
-            "--passkey.new-tokens 4 --perplexity.text stream --recall.samples 2 --recall.pairs 2 "
-            "--allocation.samples 2 --records out.jsonl",
+            "--rope-scaling none dynamic --factors 2 --passkey.trials 2 --passkey.new-tokens 4 "
+            "--recall.samples 2 --recall.pairs 2 --allocation.samples 2 --records out.jsonl",
         ),
         ("diagnose", "--length 32 --windows 4 --output ."),
         ("quantize", "--length 32 --tokens 512 --records out.jsonl"),
@@ -94,16 +70,3 @@ def test_a_verb_writes_records(verb, options, model, words, tmp_path, monkeypatc
     _call(verb, str(model), *words, *options.split())
     (records,) = tmp_path.glob("*.jsonl")
     assert _lines(records)
-
-
-def test_models_in_few_bits(wide, words, tmp_path):
-    pytest.importorskip("torchao")
-    out = tmp_path / "few"
-    _call(
-        *("quantize", str(wide), *words, "--length", "32", "--tokens", "512"),
-        *("--deploy", "int8-dynamic-tensor", "--output", str(out)),
-    )
-    figures = json.loads((out / "quantization.json").read_text("utf-8"))
-    # Weights, but for the head and the embedding, in half the bits.
-    assert figures["bytes"] < 0.6 * figures["bfloat16_bytes"]
-    assert figures["perplexity"] == pytest.approx(figures["bfloat16_perplexity"], rel=0.05)

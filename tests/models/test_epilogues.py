@@ -241,12 +241,8 @@ def test_cached_decoding_in_half_precision_has_the_gates_of_the_full_forward(dty
 
 def test_gates_start_at_one_half():
     """As in the authors' code: no bias, weights as any matrix."""
-    model = ClearheadForCausalLM(preset("forget", initializer_range=0.02, **_without_range()))
+    model = ClearheadForCausalLM(preset("forget", **space.WHOLE | {"initializer_range": 0.02}))
     for layer in model.model.layers:
         gate = layer.self_attn.decay.gate_proj
         assert not gate.bias.any()
         assert float(gate.weight.detach().std()) == pytest.approx(0.02, rel=0.3)
-
-
-def _without_range() -> dict[str, object]:
-    return {key: value for key, value in space.WHOLE.items() if key != "initializer_range"}

@@ -272,15 +272,8 @@ def test_attention_and_all_its_gradients_are_the_formula_s(masks, spread, shared
     got = attend(
         *map(with_columns, (q, k), columns), v, scale=SCALE, sink=logits if sink else None, **masks
     )
-    visible = torch.ones(19, 19).tril().bool()
-    if "window" in masks:
-        visible &= torch.ones(19, 19).triu(1 - masks["window"]).bool()
-    visible = visible.expand(2, 1, 19, 19)
     real = masks.get("key_mask", torch.ones(2, 19).bool())
-    if "segments" in masks:
-        of = masks["segments"]
-        visible = visible & (of[:, None, :, None] == of[:, None, None])
-    visible = (visible & real[:, None, None])[:, :, -queries:]
+    visible = oracles.visible(queries, 19, causal=True, **masks)
     scores = q @ k.repeat_interleave(shared, 1).mT * SCALE
     scores = scores + oracles.forget_bias(_by_head(log_gates), queries)
     scores = scores.masked_fill(~visible, -torch.inf)
