@@ -119,12 +119,8 @@ def test_rows_of_a_cache_whose_positions_have_gaps_may_be_repeated():
     got = model(ids[:1, 5:].expand(2, -1), position_ids=places[:, 5:], past_key_values=cache).logits
     close(got[0], want[0, 5:])
     close(got[1], want[0, 5:])
-    cache = DynamicCache()
-    model(
-        ids[:, :5],
-        position_ids=torch.stack([places[0, :5], places[0, 5:10]]),
-        past_key_values=cache,
-    )
+    cache, uneven = DynamicCache(), places[0, :10].view(2, 5)
+    model(ids[:, :5], position_ids=uneven, past_key_values=cache)
     cache.batch_repeat_interleave(2)
     with pytest.raises(ClearheadError, match="holds position_ids of 2 rows, and the batch has 4"):
         model(ids[:1].expand(4, -1), past_key_values=cache)
@@ -150,11 +146,8 @@ def test_a_prefix_padded_on_the_right_can_be_continued():
 def test_a_cache_of_another_model_is_refused(kind):
     model = ClearheadForCausalLM(preset("transformer", **space.SHAPE)).eval()
     for other in (
-        {"num_key_value_heads": 4},
-        {"head_dim": 4},
-        {"scores": "coca"},
-        {"num_hidden_layers": 1},
-        {"num_hidden_layers": 3},
+        *({"num_key_value_heads": 4}, {"head_dim": 4}, {"scores": "coca"}),
+        *({"num_hidden_layers": 1}, {"num_hidden_layers": 3}),
     ):
         theirs = ClearheadForCausalLM(space.config(**other)).eval()
         cache = DynamicCache() if kind == "dynamic" else caches(theirs)[1]

@@ -191,32 +191,24 @@ def test_what_a_classifier_refuses(keys, inputs, message):
         _classifier(**keys)(**inputs)
 
 
-def test_geglu_by_hand():
+@torch.no_grad()
+def test_the_parts_of_the_crammed_bert_by_hand():
+    """GEGLU; scaled waves, which start at 1/√width; the norm of the embedding after them."""
     layer = preset("bert", **SHAPE).layer(0)
-    mlp = MLP(layer, torch.nn.Identity(), function=F.gelu, gated=True)
+    mlp = MLP(layer, torch.nn.Identity(), function=F.gelu, gated=True).double()
     x = torch.randn(3, 32, dtype=torch.float64)
-    gate, up, down = (m.weight.double() for m in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-    z = x @ gate.T
-    exact = z * 0.5 * (1 + torch.erf(z / math.sqrt(2)))
-    torch.testing.assert_close(mlp.double()(x), (exact * (x @ up.T)) @ down.T)
-
-
-def test_scaled_waves_start_at_one_over_the_root_of_the_width_and_learn():
-    layer = preset("bert", **SHAPE).layer(0)
+    gate, up, down = (m.weight for m in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    exact = x @ gate.T * 0.5 * (1 + torch.erf(x @ gate.T / math.sqrt(2)))
+    torch.testing.assert_close(mlp(x), (exact * (x @ up.T)) @ down.T)
     position = ScaledSinusoidal(layer, 4)
     assert position.scale.item() == pytest.approx(32**-0.5)
-    x, places = torch.zeros(1, 5, 32), torch.arange(5)[None]
-    made = position.embed(x, places)
-    made.sum().backward()
+    with torch.enable_grad():
+        made = position.embed(torch.zeros(1, 5, 32), torch.arange(5)[None])
+        made.sum().backward()
     torch.testing.assert_close(position.scale.grad[0], made.sum() * 32**0.5)
-
-
-def test_the_norm_of_the_embedding_comes_after_the_waves():
-    model = ClearheadModel(preset("bert", **SHAPE)).eval()
-    ids = torch.randint(0, 60, (1, 6))
-    with torch.no_grad():
-        first = model(ids, output_hidden_states=True).hidden_states[0]
-        summed = model.position.embed(model.embed_tokens(ids), torch.arange(6)[None])
+    model, ids = ClearheadModel(preset("bert", **SHAPE)).eval(), torch.randint(0, 60, (1, 6))
+    first = model(ids, output_hidden_states=True).hidden_states[0]
+    summed = model.position.embed(model.embed_tokens(ids), torch.arange(6)[None])
     torch.testing.assert_close(first, F.layer_norm(summed, (32,), eps=1e-12))
 
 

@@ -20,6 +20,7 @@ ROPE = {"rope_type": "default", "rope_theta": 100.0}
 LONG = {**ROPE, "rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 8}
 LONG |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 SINKS = {"sliding_window": 5, "rope_parameters": ROPE}
+WINDOWED = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24, "vocab_size": 61}
 NEOX = {key: value for key, value in WHOLE.items() if key != "intermediate_size"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -39,15 +40,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "diffllama": ("diffllama", {"rms_norm_eps": 1e-3}),
     "diffllama, tied": ("diffllama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     "qwen2": ("qwen2", {"rope_parameters": ROPE}),
-    "qwen2 with a window": (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
-    ),
+    "qwen2 with a window": ("qwen2", WINDOWED),
     "qwen3": ("qwen3", {"rms_norm_eps": 1e-3}),
-    "qwen3 with a window": (
-        "qwen3",
-        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
-    ),
+    "qwen3 with a window": ("qwen3", WINDOWED),
     "granite-swa": ("granite_swa", {**SINKS, "attention_multiplier": 8**-0.5}),
     "granite-swa with multipliers": (
         "granite_swa",

@@ -123,21 +123,17 @@ def test_generation_goes_on_as_after_the_prefix():
     assert torch.equal(made.generate(ids, attention_mask=mask, **options), wanted[:, 2:])
 
 
-def test_it_takes_positions_that_a_model_can_tell_apart():
-    _, made = _both(position="learned")
+def test_it_takes_positions_that_a_model_can_tell_apart_and_as_many_tokens_as_it_has_places():
+    plain, made = _both(position="learned")
+    before = made.model.layers[0].self_attn.normalizer.key_bias.clone()
+    with pytest.raises(ClearheadError, match="1 tokens cannot fill prefix_length=2: give 2"):
+        fill(made, plain, PREFIX[:, :1])
+    assert torch.equal(made.model.layers[0].self_attn.normalizer.key_bias, before)
     assert longest_text(made) == 22
     with pytest.raises(ClearheadError, match="25 tokens are more than the 24 positions"):
         made(_ids(1, 23))
     with pytest.raises(ClearheadError, match="position_ids has 22, outside"):
         made(_ids(1, 3), position_ids=torch.tensor([[20, 21, 22]]))
-
-
-def test_as_many_tokens_fill_it_as_it_has_places():
-    plain, made = _both()
-    before = made.model.layers[0].self_attn.normalizer.key_bias.clone()
-    with pytest.raises(ClearheadError, match="1 tokens cannot fill prefix_length=2: give 2"):
-        fill(made, plain, PREFIX[:, :1])
-    assert torch.equal(made.model.layers[0].self_attn.normalizer.key_bias, before)
 
 
 def test_the_rotation_is_the_same_function_and_is_turned_back():
@@ -174,10 +170,8 @@ def test_a_cache_of_either_kind_goes_on_until_it_is_filled_anew(kind):
     ]
     assert _apart(torch.cat(steps, 1), wanted[:, 5:].expand(3, -1, -1)) < 1e-12
     cache.crop(-4)
-    assert (
-        _apart(made(ids[:, 7:].expand(3, -1), past_key_values=cache).logits[:1], wanted[:, 7:])
-        < 1e-12
-    )
+    found = made(ids[:, 7:].expand(3, -1), past_key_values=cache).logits
+    assert _apart(found[:1], wanted[:, 7:]) < 1e-12
     for layer in made.model.layers:  # other weights: a text that begins anew has their keys
         layer.self_attn.normalizer.key_bias.neg_()
     other = made(ids, use_cache=False).logits

@@ -130,13 +130,11 @@ def test_orthoadam_in_loops_of_ones_own_is_that_of_one_process(two):
         assert "rotates whole columns" in second
 
 
-def test_bfloat16_weights_and_recomputed_blocks_stay_near_float32(two):
+def test_a_sharded_run_gives_an_ordinary_folder_and_rounding_stays_near_it(two):
+    """Weights in bfloat16 and recomputed blocks."""
     exact, rounded = (two[1][0][name]["losses"] for name in ("fsdp", "bf16"))
     assert rounded != exact
     assert rounded == pytest.approx(exact, abs=2e-2)
-
-
-def test_the_model_of_a_sharded_run_is_an_ordinary_folder(two):
     found = AutoModelForCausalLM.from_pretrained(two[0] / "fsdp" / "final")
     assert type(found).__name__ == "LlamaForCausalLM"
     other = AutoModelForCausalLM.from_pretrained(two[0] / "ddp" / "final")
@@ -226,10 +224,8 @@ def test_a_fault_in_one_process_ends_both_with_one_line(two, name, line):
     assert first["error"] == second["error"]
     assert re.search(line, first["error"])
     assert [first["elsewhere"], second["elsewhere"]] == [False, True]  # who prints it
-
-
-def test_a_full_disk_leaves_nothing_half_written(two):
-    assert list((two[0] / "full" / "checkpoints").iterdir()) == []
+    if name == "full":
+        assert list((two[0] / "full" / "checkpoints").iterdir()) == []
 
 
 @pytest.mark.parametrize(("accumulation", "batch_size"), [(4, 2), (2, 2), (1, 4), (3, 4)])
