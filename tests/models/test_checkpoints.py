@@ -76,9 +76,7 @@ def test_a_model_opened_as_remote_code_and_saved_again_brings_no_copy_of_our_cod
     for folder in tmp_path.glob("model*"):
         assert json.loads((folder / "config.json").read_text())["auto_map"] == wanted
         assert [path.name for path in folder.glob("*.py")] == ["modeling_clearhead.py"]
-    other = type(
-        "Other", (clearhead.ClearheadConfig,), {}
-    )  # of another package: it brings its code
+    other = type("Other", (clearhead.ClearheadConfig,), {})  # of a package that brings its code
     other.register_for_auto_class()
     assert (other._auto_class, clearhead.ClearheadConfig._auto_class) == ("AutoConfig", None)
 
