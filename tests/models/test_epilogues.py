@@ -99,6 +99,8 @@ def test_a_value_of_nothing_takes_nothing_away():
     assert torch.equal(without_own(o, v), o)
     for gradient in torch.autograd.grad(without_own(o, v).sum(), (o, v)):
         assert gradient.isfinite().all()
+    inputs = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(without_own, tuple(inputs))
 
 
 @pytest.mark.parametrize("normalizer", ["key", "key-value"])
