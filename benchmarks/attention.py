@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.race import Ratio, faster_paths, in_new_process
+from benchmarks.timing import take_turns
 from clearhead import ops
-from clearhead.lab.timing import take_turns
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, plan, preset
 from clearhead.models.loading import best_device
 from clearhead.nn.attention import Attention

@@ -8,8 +8,8 @@ import torch
 from transformers import DynamicCache
 
 from benchmarks.race import Ratio, faster_paths
+from benchmarks.timing import take_turns
 from benchmarks.training import FOR_LIFE, optimizer_step
-from clearhead.lab.timing import take_turns
 from clearhead.models import BASELINE, ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer

@@ -7,8 +7,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.race import Ratio, in_new_process, ratio_of
+from benchmarks.timing import take_turns
 from clearhead.diagnose import diagnose
-from clearhead.lab.timing import take_turns
 from clearhead.models.loading import best_device
 
 WINDOWS, LENGTH, BATCH = 64, 512, 8

@@ -24,7 +24,6 @@ PLAIN = Request(
     key_mask=False,
     segments=False,
     learning=True,
-    compiled=False,
 )
 HALF: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
 DEVICES: Mapping[str, dict[str, Any]] = {

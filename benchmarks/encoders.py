@@ -6,8 +6,8 @@ import torch
 
 from benchmarks.blocks import Setting, built
 from benchmarks.race import Ratio, faster_paths
+from benchmarks.timing import take_turns
 from benchmarks.training import optimizer_step
-from clearhead.lab.timing import take_turns
 from clearhead.models import ClearheadForMaskedLM
 from clearhead.models.language_models import IGNORED
 from clearhead.models.loading import best_device

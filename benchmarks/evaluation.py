@@ -7,13 +7,13 @@ import numpy as np
 import torch
 
 from benchmarks.race import Ratio, ratio_of
+from benchmarks.timing import take_turns
 from clearhead.data import Corpus, synthetic
 from clearhead.data.tokenizer import train
 from clearhead.errors import ClearheadError
 from clearhead.eval import Subject, Texts
 from clearhead.eval.retrieval import PasskeyTask
 from clearhead.eval.sliding import sliding, windows_of
-from clearhead.lab.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.models.inspection import evaluating
 from clearhead.models.loading import best_device
@@ -57,9 +57,9 @@ def sliding_windows(rounds: int) -> Iterator[Ratio]:
     document = np.random.default_rng(0).integers(0, model.config.vocab_size, TOKENS)
     ids_NT = torch.stack(
         [
-            torch.from_numpy(document[window.start : window.stop])
-            for window in windows_of(TOKENS, WINDOW, STRIDE)
-            if window.stop - window.start == WINDOW
+            torch.from_numpy(document[start:stop])
+            for start, stop, _ in windows_of(TOKENS, WINDOW, STRIDE)
+            if stop - start == WINDOW
         ]
     ).to(model.device)
     rows = 8

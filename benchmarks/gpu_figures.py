@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from benchmarks import kernels
 from benchmarks.gpu_checks import Setting
 from benchmarks.race import Ratio, ratio_of
+from benchmarks.timing import take_turns
 from clearhead import ClearheadForCausalLM, ops, preset
-from clearhead.lab.timing import take_turns
 from clearhead.ops import dispatch
 from clearhead.ops.requests import PLAIN
 from clearhead.ops.visibility import Visibility
@@ -259,7 +259,7 @@ def decoding(setting: Setting) -> Iterator[Ratio]:
             other = partial(F.scaled_dot_product_attention, attn_mask=padded)
             sides["PyTorch softmax, padded"] = kernels._step(other, q, k, v)
             sides["V1 by products"] = kernels._step(
-                kernels._differential, q, k, v, lam=lam, kernel="differential-products"
+                kernels._differential, q, k, v, lam=lam, kernel="products"
             )
             seconds = take_turns(sides, 5)
             aims = {"softmax": 1.02, "V1": 1.1, "CoCA": 0.9 if keys >= 16_384 else None}

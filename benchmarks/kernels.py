@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.race import Ratio, ratio_of
+from benchmarks.timing import take_turns
 from clearhead import ops
-from clearhead.lab.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.models.loading import best_device
 from clearhead.ops.visibility import Visibility

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.race import Ratio
-from clearhead.lab.timing import take_turns
+from benchmarks.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.models.loading import best_device
 from clearhead.quantize import linear_layers, scheme

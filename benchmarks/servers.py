@@ -26,7 +26,7 @@ from clearhead.data import Corpus, DataConfig, prepare, windows
 from clearhead.lab.run_setup import load_model
 from clearhead.lab.saving import PROMPTS, TOKENS, continuations
 from clearhead.quantize import Texts, cost, scheme
-from clearhead.quantize.measure import CALIBRATION
+from clearhead.quantize.linear import CALIBRATION
 from clearhead.records.intervals import of_numbers
 from clearhead.records.provenance import provenance
 
@@ -224,10 +224,10 @@ def tokens(options: argparse.Namespace, corpus: Corpus, _: list[int]) -> Iterato
     """Prompts whose first 8, 16 and 32 greedy tokens in vLLM are the simulation's.
 
     Of a text, whose likeliest tokens often lie within rounding of the second, and of the same text
-    four times over, where the next token is plain.
+    eight times over, where the next token is plain.
     """
     text = torch.stack(list(windows(corpus, length=TOKENS, count=PROMPTS, seed=1)))
-    prompts = {"text": text, "repeated": text.repeat(1, 4)}
+    prompts = {"text": text, "repeated": text.repeat(1, 8)}
     for kind, form, dtype in FORMS:
         side = vllm(options, kind, form, dtype)
         source = options.model if kind == "original" else str(options.work / "plain")

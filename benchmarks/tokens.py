@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.race import Ratio, ratio_of
+from benchmarks.timing import take_turns
 from clearhead.data import DataConfig, prepare
 from clearhead.data.sources import find
 from clearhead.data.tokenizer import rust_threads, train
-from clearhead.lab.timing import take_turns
 
 SIZE = 4 << 20
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from benchmarks.race import Ratio, faster_paths
-from clearhead.lab.timing import take_turns
+from benchmarks.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from benchmarks.race import Ratio, ratio_of
+from benchmarks.timing import take_turns
 from clearhead.lab.prefixes import fill
-from clearhead.lab.timing import take_turns
 from clearhead.models.conversion import converted
 from clearhead.models.loading import best_device
 from clearhead.models.rotated import rotated

@@ -96,7 +96,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A judge on loopback, without a proxy before it, offline mode, or pauses between tries."""
     from huggingface_hub import constants
 
-    from clearhead.eval import judge as judges
+    from clearhead.eval import hallucination as judges
 
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, "127.0.0.1")

@@ -69,7 +69,7 @@ def test_work_inside_other_work_leaves_the_total_as_it_is():
 
 def test_a_cell_of_a_sweep_is_named_by_its_task_scaling_place_and_draw():
     at = {"scaling": "yarn", "factor": 4.0, "length": 128}
-    cell = _Planned("passkey", None, {}, at, {"draw": 1}, "key", {})
+    cell = _Planned("passkey", None, {}, at, {"draw": 1}, "key", {}, {})
     assert str(cell) == "passkey, yarn × 4, length 128, seed 1"
     assert str(cell._replace(at={"depth": 0.5}, draw={})) == "passkey, depth 0.5"
 

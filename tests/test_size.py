@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 38_110
+LINES = 36_825
 LONGEST = 400
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GraniteSWAForCausalLM, LlamaConfig
 
 from clearhead import ClearheadForCausalLM, preset
-from clearhead.lab.calibration import sample
+from clearhead.lab.prefixes import sample
 from clearhead.models import conversion
 from clearhead.models.families.llama import LLAMA
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from clearhead.lab import converting
-from clearhead.lab.calibration import sample
+from clearhead.lab.prefixes import sample
 from clearhead.models import rotated
 
 from .conftest import call, error_line, refusal, saved

@@ -268,10 +268,12 @@ def test_published_runs_are_listed_as_commands_that_train_reads(capsys):
     assert stop.value.code == 0
     lines = capsys.readouterr().out.splitlines()
     commands = [shlex.split(line) for line in lines if not line.startswith("#")]
-    arms = [(one.config, arm) for one in RUNS.values() for arm in one.config.arms]
-    for (_, verb, *words), (config, arm) in zip(commands, arms, strict=True):
+    arms = [(one, one.config, arm) for one in RUNS.values() for arm in one.config.arms]
+    for (_, verb, *words), (published, config, arm) in zip(commands, arms, strict=True):
         read = parse(
             importlib.import_module(VERBS[verb][0]).Command, words, verb=verb, description=""
         )
         assert (read.preset, read.size, read.set) == (arm.preset, config.size, arm.model)
-        assert (read.train, read.data) == (arm.train, config.data)
+        rate = published.rates.get(arm.preset, arm.train.learning_rate)
+        train = dataclasses.replace(arm.train, learning_rate=rate)
+        assert (read.train, read.data) == (train, config.data)

@@ -154,7 +154,7 @@ def test_of_several_processes_the_first_of_a_machine_refuses_a_request(
     [
         (
             ["normalizer=key-value", "max_position_embeddings=16"],
-            "more than the 15 positions of position='learned' beside 1 of learned keys",
+            "more than the 15 positions of gpt2: give --train.sequence-length 15",
         ),
         (["vocab_size=100"], "vocab_size is 100, and the tokenizer has 300 ids"),
     ],

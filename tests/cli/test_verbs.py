@@ -110,7 +110,6 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
         (["train", "--data.data", "missing.txt"], "missing.txt"),
         (["compare", "transformer", "softmx1"], "did you mean softmax1?"),
         (["compare", "gpt2", "gpt2"], "each once"),
-        (["compare", "--rates", "gpt2", "0.1"], "no arm has this name"),
         (["compare", "--beside", "missing.jsonl"], "missing.jsonl"),
         (["report", "missing.jsonl"], "missing.jsonl"),
         (["eval", "nowhere/model"], "cannot load a model from 'nowhere/model'"),

@@ -7,7 +7,7 @@ from transformers import BloomConfig, BloomForCausalLM
 from clearhead import ClearheadError
 from clearhead.diagnose import HiddenStatistics, RowMeans
 from clearhead.probe import ByTile, observe
-from clearhead.probe.attention_override import NAME
+from clearhead.probe.observation import NAME
 from clearhead.quantize import quantized, scheme
 
 MODELS = ("transformer", "gpt2", "differential", "softmax1", "Llama", "GPT-2")

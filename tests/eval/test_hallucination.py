@@ -8,8 +8,8 @@ import tests_judge_server as served
 import torch
 
 from clearhead import ClearheadError
-from clearhead.eval.hallucination import HallucinationTask, grounding, names
-from clearhead.eval.judge import JudgeConfig, verdicts
+from clearhead.eval.hallucination import HallucinationTask, grounding, names, verdicts
+from clearhead.eval.options import JudgeConfig
 from clearhead.records.intervals import wilson
 
 from .conftest import numbers

@@ -10,7 +10,7 @@ import torch
 from clearhead import ClearheadError, ClearheadForMaskedLM, preset
 from clearhead.data import DataConfig, prepare, with_mask_token
 from clearhead.data.tokenizer import train as train_tokenizer
-from clearhead.eval.masked_lm import MaskedTask
+from clearhead.eval.perplexity_task import MaskedTask
 from clearhead.lab.measuring import run_evaluation
 from clearhead.lab.sweep_configs import EvaluateConfig
 

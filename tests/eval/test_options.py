@@ -3,8 +3,7 @@
 import pytest
 
 from clearhead import ClearheadError
-from clearhead.eval.judge import JudgeConfig
-from clearhead.eval.options import OPTIONS
+from clearhead.eval.options import OPTIONS, JudgeConfig
 from clearhead.lab.sweep_configs import EvaluateConfig
 
 

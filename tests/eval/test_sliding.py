@@ -99,8 +99,8 @@ def test_windows_predict_each_token_once():
             for stride in range(1, length):
                 found = [
                     token
-                    for window in windows_of(tokens, length, stride)
-                    for token in range(window.first, window.stop)
+                    for _, stop, first in windows_of(tokens, length, stride)
+                    for token in range(first, stop)
                 ]
                 assert found == list(range(1, tokens))
     with pytest.raises(ClearheadError, match="stride is 9: give 1 to the window's length, 8"):

@@ -5,8 +5,7 @@ import string
 import pytest
 
 from clearhead.errors import ClearheadError
-from clearhead.lab.arms import Arm
-from clearhead.lab.configs import CompareConfig
+from clearhead.lab.configs import Arm, CompareConfig
 from clearhead.train import TrainConfig
 
 
@@ -49,20 +48,6 @@ def test_folders_are_safe_and_apart() -> None:
     assert len({*distinct}) == len(distinct)
 
 
-def test_rates_go_by_name_part_or_pattern_and_the_first_wins() -> None:
-    config = CompareConfig(
-        presets=("transformer", "softmax1"),
-        vary={"train.optimizer": ("adamw", "sgd")},
-        rates={"softmax1 · sgd": 0.5, "sgd": 0.1, "soft*": 0.01},
-    )
-    assert {arm.name: arm.train.learning_rate for arm in config.arms} == {
-        "transformer · adamw": 3e-3,
-        "transformer · sgd": 0.1,
-        "softmax1 · adamw": 0.01,
-        "softmax1 · sgd": 0.5,
-    }
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -78,10 +63,6 @@ def test_rates_go_by_name_part_or_pattern_and_the_first_wins() -> None:
         ({"set": {"nrm": "rmsnorm"}}, "did you mean norm"),
         ({"vary": {"normalizer": ("softmax", "softmax1")}}, "are the same model"),
         ({"vary": {"train.rotation": ("haar",)}}, "adamw does not read it"),
-        ({"rates": {"softmx1": 0.1}}, "no arm has this name"),
-        ({"rates": {"*": 0.1, "softmax1": 0.2}}, "or an earlier name sets its rate"),
-        ({"rates": {"softmax1": -1}}, "learning_rate is -1"),
-        ({"rates": {"*": 0.1}, "vary": {"train.learning_rate": (0.1,)}}, "give one of them"),
         ({"measure_every": 2.5}, "measure_every is 2.5: give a fraction"),
         ({"measure_every": -1}, "whole number of steps"),
         ({"measure_every": 3, "train": TrainConfig(log_every=2)}, "multiple of train.log_every"),

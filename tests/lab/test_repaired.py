@@ -5,7 +5,7 @@ import torch
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.diagnose import diagnose
-from clearhead.lab.repaired import in_three_lines, three_numbers
+from clearhead.lab.converting import in_three_lines, three_numbers
 from clearhead.quantize import Texts, cost, scheme
 
 

@@ -7,7 +7,7 @@ from transformers import DynamicCache
 
 from clearhead import ClearheadConfig, ClearheadForCausalLM, ops, preset
 from clearhead.nn.xsa import without_own
-from clearhead.ops import oracles
+from tests.ops import oracles
 
 from . import space
 

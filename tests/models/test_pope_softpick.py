@@ -8,8 +8,8 @@ from torch import Tensor
 
 from clearhead import ClearheadConfig, ClearheadForCausalLM
 from clearhead.nn.softpick import Softpick
-from clearhead.ops import oracles
 from clearhead.ops.visibility import Visibility
+from tests.ops import oracles
 from tests.ops.agreement import agree
 
 from . import space

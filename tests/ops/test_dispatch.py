@@ -67,7 +67,7 @@ def test_an_argument_or_the_environment_names_kernels_in_order(monkeypatch, capl
         for _ in range(2):
             assert torch.allclose(attend(q, q, q, kernel="flash,tiles"), want, atol=1e-5)
     (line,) = caplog.messages  # once
-    assert line.endswith("causal, T = S: tiles (not flash: it runs on cuda)")
+    assert line.endswith("square, causal, kind plain: tiles (not flash: it runs on cuda)")
     monkeypatch.setenv(dispatch.VARIABLE, "cudnn")
     with pytest.raises(ClearheadError, match=r"cudnn: it runs on cuda.*name tiles too") as error:
         attend(q, q, q)
@@ -80,11 +80,12 @@ def test_an_argument_or_the_environment_names_kernels_in_order(monkeypatch, capl
 
 def test_unrotated_keys_have_a_kernel_on_a_cpu_and_one_on_a_gpu():
     asked = CPU._replace(**dispatch_table.REQUESTS["decoding, CoCA"])
-    assert dispatch.resolve(asked) == ("unrotated-products", {})
-    learning = {"unrotated-products": "it has no gradient"}
+    assert dispatch.resolve(asked) == ("products", {})
+    learning = {"products": "it has no gradient"}
     assert dispatch.resolve(asked._replace(learning=True)) == ("", learning)
     asked = HOPPER._replace(**dispatch_table.REQUESTS["decoding, CoCA"])
     assert dispatch.resolve(asked).name == "split-decode"
     refused = dispatch.resolve(asked, failure=lambda kernel, request: "o is off")
-    assert refused == ("", {"split-decode": "o is off"})
+    assert refused.name == ""
+    assert refused.refusals["split-decode"] == "o is off"
     assert dispatch.resolve(asked._replace(learning=True)).refusals["split-decode"]

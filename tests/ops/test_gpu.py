@@ -11,11 +11,12 @@ from transformers import StaticCache
 from benchmarks import dispatch_table
 from clearhead import ClearheadForCausalLM, ops, preset
 from clearhead.models import PRESETS
-from clearhead.ops import attend, dispatch, oracles, running_mean, self_test
+from clearhead.ops import attend, dispatch, running_mean, self_test
 from clearhead.ops.dispatch import arguments_of, request
 from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED
 from clearhead.ops.running_mean import WAYS, running_sum
 from clearhead.ops.visibility import Visibility
+from tests.ops import oracles
 
 pytestmark = [
     pytest.mark.gpu,

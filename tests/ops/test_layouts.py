@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from clearhead import ops
-from clearhead.ops import oracles
 from clearhead.ops.visibility import Visibility
+from tests.ops import oracles
 
 THETA = 10_000.0
 LENGTH = 9

@@ -4,14 +4,9 @@ import pytest
 import torch
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import (
-    cross_entropy,
-    differential,
-    differential_v2,
-    linear_cross_entropy,
-    oracles,
-)
+from clearhead.ops import cross_entropy, differential, differential_v2, linear_cross_entropy
 from clearhead.ops.hadamard import block_of, factors, rotate_blocks
+from tests.ops import oracles
 from tests.ops.agreement import agree
 
 

@@ -18,14 +18,13 @@ from clearhead.ops import (
     forget_columns,
     frequencies,
     ntk_theta,
-    oracles,
     rotary_table,
     rotate,
     with_columns,
     xpos_tables,
 )
-from clearhead.ops.coca import folded_authors_weight
 from clearhead.ops.visibility import Visibility
+from tests.ops import oracles
 from tests.ops.agreement import agree
 
 CPU = torch.device("cpu")
@@ -181,14 +180,6 @@ def test_half_precision_rounds_once(form):
     once = coca_queries(q.bfloat16().float(), table, form).bfloat16()
     assert torch.equal(rounded, once)
     assert torch.equal(coca_keys(t.bfloat16(), table, form).float() * 0, exact * 0)
-
-
-def test_the_authors_weights_fold_into_ours():
-    """Their t = relu((t1 + t2) / 2) of the two halves of x W_T."""
-    weight, x = torch.randn(3 * 8, 5), torch.randn(7, 5)
-    theirs = (x @ weight.T).view(7, 3, 2, 4).mean(2)
-    ours = (x @ folded_authors_weight(weight, 8).T).view(7, 3, 4)
-    assert torch.allclose(theirs, ours, atol=1e-6)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from clearhead import ops
-from clearhead.ops import oracles, precision
+from clearhead.ops import precision
 from clearhead.ops.running_mean import WAYS, running_sum
 from clearhead.ops.visibility import Visibility
+from tests.ops import oracles
 from tests.ops.agreement import agree
 
 

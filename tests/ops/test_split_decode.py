@@ -14,9 +14,10 @@ from transformers import DynamicCache, StaticCache
 
 from benchmarks import dispatch_table
 from clearhead import ClearheadForCausalLM, ops, preset
-from clearhead.ops import dispatch, oracles, self_test, split_decode
+from clearhead.ops import dispatch, self_test, split_decode
 from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED
 from clearhead.ops.visibility import Visibility
+from tests.ops import oracles
 
 # Where it is asked for and Triton is missing, these fail.
 pytestmark = pytest.mark.skipif(
@@ -53,7 +54,7 @@ def on_a_cpu(monkeypatch):
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
     kernel = dispatch.KERNELS["split-decode"]._replace(device="cpu")
     monkeypatch.setitem(dispatch.KERNELS, "split-decode", kernel)
-    monkeypatch.setenv(dispatch.VARIABLE, "split-decode,differential-products,tiles")
+    monkeypatch.setenv(dispatch.VARIABLE, "split-decode,products,tiles")
     monkeypatch.setattr(split_decode, "_processors", lambda x: 3)
     dispatch._chosen.cache_clear()
     yield

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead import ops
-from clearhead.ops import attend, oracles, tiles
+from clearhead.ops import attend, tiles
 from clearhead.ops.visibility import Visibility
+from tests.ops import oracles
 from tests.ops.agreement import SINKS, agree, compare
 
 

@@ -14,7 +14,7 @@ import pytest
 from clearhead.errors import ClearheadError
 from clearhead.lab import processes
 from clearhead.lab.configs import Job
-from clearhead.lab.convert_config import ConvertConfig
+from clearhead.lab.sweep_configs import ConvertConfig
 from clearhead.papers import stages
 from clearhead.papers.study import Study, beyond
 from clearhead.progress import Work

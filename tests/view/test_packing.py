@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from clearhead.view import Observation
-from clearhead.view.packing import SIGNED_STEPS, STEPS, pack_map
+from clearhead.view.trace import SIGNED_STEPS, STEPS, pack_map
 
 from . import conftest as helpers
 

@@ -41,9 +41,8 @@ def run(words: list[str]) -> int:
         examples=("kernel attention", "training-step --rounds 5 --output results/bench.jsonl"),
     )
     benchmarks = _benchmarks()
-    for bench in [
-        benchmarks.find(choose("benchmark", name, benchmarks.BENCHES)) for name in command.names
-    ]:
+    names = [choose("benchmark", name, benchmarks.BENCHES) for name in command.names]
+    for bench in map(benchmarks.find, names):
         for result in bench(command.rounds):
             aim = ""
             if result.bound is not None:

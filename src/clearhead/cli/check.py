@@ -52,14 +52,9 @@ def run(words: list[str]) -> int:
     from clearhead.diagnose.attention_check import DTYPES, check_attention, in_words
 
     model = _opened(command)
-    found = check_attention(
-        model,
-        command.attention,
-        dtype=DTYPES[command.dtype],
-        compile=command.compile,
-        timed=command.timed,
-        seed=command.seed,
-    )
+    how: dict[str, Any] = {"dtype": DTYPES[command.dtype], "compile": command.compile}
+    how |= {"timed": command.timed, "seed": command.seed}
+    found = check_attention(model, command.attention, **how)
     if all(one.lacks for one in found):
         names = ", ".join(one.name for one in found)
         raise ClearheadError(
@@ -73,7 +68,7 @@ def run(words: list[str]) -> int:
 
 
 def _opened(command: Command) -> Any:
-    from clearhead.lab.run_setup import OBJECTIVES, load_model, objective_of
+    from clearhead.lab.run_setup import load_model, new_model
     from clearhead.models import preset
     from clearhead.models.loading import best_device
 
@@ -82,5 +77,4 @@ def _opened(command: Command) -> Any:
             raise ClearheadError("--set has no effect on a trained model: check init:NAME")
         kinds, trust = ("causal", "masked"), command.trust_remote_code
         return load_model(command.model, kinds, trust_remote_code=trust)[0]
-    config = preset(command.model.removeprefix(FRESH), **command.set)
-    return OBJECTIVES[objective_of(config)](config).to(best_device())
+    return new_model(preset(command.model.removeprefix(FRESH), **command.set)).to(best_device())

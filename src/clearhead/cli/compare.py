@@ -26,7 +26,6 @@ def run(words: list[str]) -> int:
         "page.",
         examples=(
             "transformer softmax1 --seeds 0 1 2 --data.data my/texts --output runs/mine",
-            "transformer softmax1 --seeds 0 1 2 3 --jobs 4",
             "transformer --vary train.optimizer=adamw,orthoadam --measure-every 0.05",
             "transformer gated differential-v2 --from ./SmolLM2-135M --data.data my/texts",
         ),

@@ -1,7 +1,7 @@
 """clearhead convert: a model in another library's format, or on other mechanisms."""
 
 from clearhead.cli.options import parse
-from clearhead.lab.convert_config import ConvertConfig as Command
+from clearhead.lab.sweep_configs import ConvertConfig as Command
 from clearhead.terminal import show
 
 
@@ -24,5 +24,6 @@ def run(words: list[str]) -> int:
     )
     from clearhead.lab.converting import run_conversion
 
-    run_conversion(command, say=show)
+    for line in run_conversion(command):
+        show(line)
     return 0

@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from clearhead.arguments import OpensModels
 from clearhead.cli.options import parse
 from clearhead.metavars import Model
 from clearhead.terminal import show
-
-PAGE = "report.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,24 +34,16 @@ def run(words: list[str]) -> int:
     from clearhead.lab.demo import run_demo, studies
     from clearhead.progress import Line
 
+    both, trust = studies(command.output), command.trust_remote_code
+    options: Any = {"pretrained": command.pretrained, "trust_remote_code": trust}
     with Line() as work:
-        found = run_demo(
-            studies(command.output),
-            command.output,
-            pretrained=command.pretrained,
-            trust_remote_code=command.trust_remote_code,
-            work=work,
-        )
-    write_demo(found, command.output / PAGE)
+        found = run_demo(both, command.output, work=work, **options)
+    write_demo(found, command.output / "report.html")
     return 0
 
 
 def write_demo(found: dict[str, Path], path: Path) -> None:
-    """Write the page, and print its first table and verdict.
-
-    Args:
-        found: the records of each part, as `run_demo` returns them.
-    """
+    """Write the page of the records that `run_demo` returns; print its first table and verdict."""
     from clearhead.cli.publishing import print_page
     from clearhead.records.loading import load
     from clearhead.report import write_page

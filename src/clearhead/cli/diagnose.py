@@ -4,8 +4,6 @@ from clearhead.cli.options import parse
 from clearhead.lab.sweep_configs import DIAGNOSIS_FILE
 from clearhead.lab.sweep_configs import DiagnoseConfig as Command
 
-PAGE = "diagnosis.html"
-
 
 def run(words: list[str]) -> int:
     command = parse(
@@ -26,4 +24,6 @@ def run(words: list[str]) -> int:
 
     with Line(unit="cell") as work:
         lines = run_diagnosis(command, work=work)
-    return publish([command.output / DIAGNOSIS_FILE], command.output / PAGE, lines=lines)
+    return publish(
+        [command.output / DIAGNOSIS_FILE], command.output / "diagnosis.html", lines=lines
+    )

@@ -47,11 +47,10 @@ def run(words: list[str]) -> int:
     )
     import torch
 
+    from clearhead.lab.run_setup import load_model
     from clearhead.models.inspection import check_tokens, finite, generating_plainly, longest_text
-    from clearhead.models.loading import best_device, load
 
-    model, tokenizer = load(command.model, trust_remote_code=command.trust_remote_code)
-    model = model.to(best_device())
+    model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
     ids = tokenizer(command.prompt, add_special_tokens=False)["input_ids"]
     if tokenizer.bos_token_id is not None:
         ids = [tokenizer.bos_token_id, *ids]
@@ -59,22 +58,16 @@ def run(words: list[str]) -> int:
         raise ClearheadError("this tokenizer has no begin token: give a prompt to continue")
     check_tokens(model, torch.tensor(ids))
     limit = longest_text(model)
-    if limit is not None and len(ids) + command.tokens - 1 > limit:  # the last is not read again
-        room = limit + 1 - len(ids)
-        raise ClearheadError(
+    if limit is not None and command.tokens > (room := limit + 1 - len(ids)):
+        advice = f"ask for {room} at most" if room > 0 else "shorten the prompt"
+        raise ClearheadError(  # the last token is not read again
             f"a prompt of {len(ids)} tokens and {command.tokens} more do not fit the {limit} "
-            "positions that this model has learned: "
-            + (f"ask for {room} at most" if room > 0 else "shorten the prompt")
+            f"positions that this model has learned: {advice}"
         )
     torch.manual_seed(command.seed)
-    sampling: dict[str, Any] = {"do_sample": False}
+    sampling: dict[str, Any] = {"do_sample": command.temperature > 0}
     if command.temperature > 0:
-        sampling = {
-            "do_sample": True,
-            "temperature": command.temperature,
-            "top_p": command.top_p,
-            "top_k": 0,
-        }
+        sampling |= {"temperature": command.temperature, "top_p": command.top_p, "top_k": 0}
     prompt = torch.tensor([ids], device=model.device)
     out = generating_plainly(model).generate(
         prompt,

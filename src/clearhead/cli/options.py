@@ -6,9 +6,9 @@ import io
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
-from itertools import chain, pairwise, takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
@@ -99,10 +99,8 @@ def parse(
 ) -> T:
     """Read `words` into the dataclass `kind`; tyro prints help, and its errors are one line.
 
-    Numbers are held to the ranges that `kind` declares (`clearhead.ranges`).
-
     A list follows one flag, `--seeds 0 1 2`; a nested setting has a dotted one,
-    `--train.tokens 1000000`.
+    `--train.tokens 1000000`. Numbers are held to the ranges that `kind` declares.
 
     Args:
         examples: what may follow the verb, shown by the help.
@@ -113,19 +111,15 @@ def parse(
     _check_once(options)
     start: Any = tyro.MISSING_NONPROP if default is None else default
     prog = f"clearhead {verb}"
-    listed = dict[str, Iterable[str]]()
+    blocks = {"examples": [f"{prog} {example}".strip() for example in examples]}
     if presets:
         from clearhead.named_models import PRESETS, SIZES
 
-        listed = {"presets": PRESETS, "sizes": SIZES}
-    told = [
-        description,
-        *_block("examples", [f"{prog} {example}".strip() for example in examples]),
-        *chain.from_iterable(
-            _block(title, textwrap.wrap(" ".join(names), 90, break_on_hyphens=False))
-            for title, names in listed.items()
-        ),
-    ]
+        for title, names in {"presets": PRESETS, "sizes": SIZES}.items():
+            blocks[title] = textwrap.wrap(" ".join(names), 90, break_on_hyphens=False)
+    told = [description]
+    for title, lines in blocks.items():
+        told += ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else []
     if not {"-h", "--help"} & {*options}:
         extensions.load()  # settings name presets of theirs
     said = io.StringIO()
@@ -151,10 +145,8 @@ def parse(
 
 @contextlib.contextmanager
 def said_once() -> Iterator[None]:
-    """Refuse a request in every process that torchrun started: a machine's first prints why.
-
-    For what all of them find wrong, before they meet.
-    """
+    """Refuse in every process that torchrun started what all find wrong: a machine's first prints
+    why."""
     try:
         yield
     except ClearheadError as error:
@@ -169,10 +161,6 @@ def given(words: list[str], option: str) -> str | None:
         if name == option:
             return value if equals else next(iter(words[place + 1 :]), None)
     return None
-
-
-def _block(title: str, lines: Sequence[str]) -> list[str]:
-    return ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else []
 
 
 def _one_line(box: str) -> str:

@@ -1,7 +1,7 @@
 """clearhead plan: the bill of models that do not exist yet."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from shlex import join
 from typing import Any, Literal
@@ -86,6 +86,7 @@ def _overview(command: Command) -> None:
 def _models(command: Command) -> Iterator[tuple[str, Any]]:
     """Name and configuration of each model."""
     from clearhead.models import PRESETS, preset
+    from clearhead.models.loading import explained, kind_of, load_config, resolved
 
     changes = command.set
     for name in command.models:
@@ -93,23 +94,17 @@ def _models(command: Command) -> Iterator[tuple[str, Any]]:
             base = preset(choose("preset or folder", name, PRESETS), command.size, **changes)
             # As the training fits it: with room for its windows.
             room = max(base.max_position_embeddings, command.train.sequence_length)
-            config = preset(name, command.size, **{"max_position_embeddings": room} | changes)
             keys = ", ".join(f"{key}={value}" for key, value in changes.items())
-            yield f"{name}, {keys or f'size {command.size}'}", config
-        elif changes or command.size != Command.size:
+            wide = {"max_position_embeddings": room} | changes
+            yield f"{name}, {keys or f'size {command.size}'}", preset(name, command.size, **wide)
+            continue
+        if changes or command.size != Command.size:
             raise ClearheadError(f"{name} is no preset: leave --size and --set out")
-        else:
-            yield name, _saved(name, command.trust_remote_code)
-
-
-def _saved(name: str, trust_remote_code: bool) -> Any:
-    """The configuration of a run folder or of a checkpoint."""
-    from clearhead.models.loading import explained, kind_of, load_config, resolved
-
-    name = resolved(name)
-    with explained(name):
-        kind_of(name, trust_remote_code=trust_remote_code)
-        return load_config(name, trust_remote_code=trust_remote_code)
+        path, trust = resolved(name), command.trust_remote_code
+        with explained(path):
+            kind_of(path, trust_remote_code=trust)
+            config = load_config(path, trust_remote_code=trust)
+        yield name, config
 
 
 def _print_bill(config: Any, command: Command) -> None:
@@ -133,24 +128,18 @@ def _print_bill(config: Any, command: Command) -> None:
     how += ", checkpointing" * (train.checkpointing == "blocks")
     how += ", before gradients" * (not any(one["gradients"] for one in memory.values()))
     show(f"  memory of a device at the peak ({how})")
-    parts = next(iter(memory.values()))
     sizes = [
-        (part, *(_bytes(one[part]) for one in memory.values()))
-        for part in parts
-        if any(one[part] for one in memory.values())
+        (part, *map(_bytes, held))
+        for part in next(iter(memory.values()))
+        if any(held := [one[part] for one in memory.values()])
     ]
     _print_table(("devices", *map(str, memory)), sizes)
     show(f"\n  time at {100 * EFFICIENCY:g} % of the dense bf16 rate")
-    times = [
-        (
-            f"{one.number} x {one.device}",
-            _time(one.step),
-            f"{train.tokens_per_step / one.step:,.0f}",
-            _time(one.total),
-            "yes" if one.fits else "no",
-        )
-        for one in estimates
-    ]
+    times = []
+    for device, number, step, total, fits in estimates:
+        speed = f"{train.tokens_per_step / step:,.0f}"
+        fit = "yes" if fits else "no"
+        times.append((f"{number} x {device}", _time(step), speed, _time(total), fit))
     _print_table(("devices", "a step", "tokens/s", "run", "fits"), times)
     show("")
 
@@ -199,7 +188,9 @@ def _recipes() -> Iterator[str]:
             words += ["--set", *(f"{key}={value}" for key, value in arm.model.items())] * bool(
                 arm.model
             )
-            yield join([*words, *_options("train", arm.train), *_options("data", config.data)])
+            rate = published.rates.get(arm.preset, arm.train.learning_rate)
+            train = replace(arm.train, learning_rate=rate)
+            yield join([*words, *_options("train", train), *_options("data", config.data)])
 
 
 def _options(part: str, settings: Any) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from clearhead.cli.options import parse
 from clearhead.lab.sweep_configs import QuantizeConfig as Command
-from clearhead.terminal import say, show
 
 
 def run(words: list[str]) -> int:
@@ -22,7 +21,7 @@ def run(words: list[str]) -> int:
     if command.save is not None or command.deploy or command.output is not None:
         from clearhead.lab.saving import run_deployment, run_saving
 
-        (run_deployment if command.save is None else run_saving)(command, say=say, show=show)
+        (run_deployment if command.save is None else run_saving)(command)
         return 0
     from clearhead.cli.publishing import publish
     from clearhead.lab.measuring import run_quantization

@@ -1,6 +1,6 @@
 """clearhead reproduce: the papers' claims and the experiments that decide them, at a scale."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -72,8 +72,7 @@ def run(words: list[str]) -> int:
         return 0
     if command.judge:
         judged = {Path(one).name: Path(one) for one in command.judge}
-        _publish_book(judged, command.output or Path("claims.md"))
-        return 0
+        return _publish_book(judged, command.output or Path("claims.md"))
     from clearhead.papers.requests import chosen
 
     changing = ("only", "questions", "seeds", "tokens", "base", "data", "test_data")
@@ -83,11 +82,6 @@ def run(words: list[str]) -> int:
         for name, arms in studies.items():
             _print(name, arms, command.scale)
         return 0
-    return _run(command, studies)
-
-
-def _run(command: Command, studies: "Mapping[str, Sequence[Study]]") -> int:
-    """Run the experiments, and write a page of each and the book of claims."""
     from clearhead.cli.publishing import publish
     from clearhead.papers import stages
     from clearhead.progress import Line
@@ -123,7 +117,8 @@ def _list(scale: str) -> None:
         write(f"{each.name}: {each.question} {each.paper}; {', '.join(each.scales)}; {bill}")
 
 
-def _publish_book(sources: dict[str, Path], output: Path) -> None:
+def _publish_book(sources: dict[str, Path], output: Path) -> int:
+    """Write the claims as the records decide them, and print their summary."""
     from clearhead.papers import book
     from clearhead.records.files import write_text
     from clearhead.report import load
@@ -132,6 +127,7 @@ def _publish_book(sources: dict[str, Path], output: Path) -> None:
     write_text(output, f"{text}\n")
     write(text.partition("\n\n## The claims")[0])
     show(f"claims: {output}")
+    return 0
 
 
 def _print(name: str, arms: "Sequence[Study]", scale: str) -> None:

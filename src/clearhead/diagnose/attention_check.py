@@ -19,20 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.attention_cases import (
-    LENGTHS,
-    Answer,
-    compiled,
-    drawn_texts,
-    in_chunks,
-    is_causal,
-    is_ours,
-    logits,
-    packed,
-    padded,
-    plain,
-    stepwise,
-)
+from clearhead.diagnose import attention_cases as given
+from clearhead.diagnose.attention_cases import LENGTHS, Answer, is_causal, is_ours, plain
 from clearhead.errors import ClearheadError, first_line
 from clearhead.nn.sink import Sink
 
@@ -128,7 +116,7 @@ def check_attention(
     on_cpu = model.device.type == "cpu"
     implementations = implementations or [x for x in USUAL if not (on_cpu and x in OF_GPUS)]
     exact = _copied(model, "eager", torch.float64)
-    texts = drawn_texts(exact, LENGTHS, seed)
+    texts = given.drawn_texts(exact, LENGTHS, seed)
     checked = _Checked(exact, texts, dtype, seed)
     found: list[Implementation] = []
     for name in dict.fromkeys(("eager", *implementations)):
@@ -169,14 +157,14 @@ class _Checked:
         ways: dict[str, Callable[..., Answer]] = {"plain": plain}
         if self.sinks:
             ways["sinks of 20"] = plain
-        ways["padded"] = padded
+        ways["padded"] = given.padded
         if self.causal:
-            ways |= {"packed": packed, "cached": stepwise, "chunks": in_chunks}
+            ways |= {"packed": given.packed, "cached": given.stepwise, "chunks": given.in_chunks}
         if self.windows:
             ways["windowed"] = plain
-            ways |= {"windowed, cached": stepwise} if self.causal else {}
+            ways |= {"windowed, cached": given.stepwise} if self.causal else {}
         if compile:
-            ways["compiled"] = compiled
+            ways["compiled"] = given.compiled
         for way, answer in ways.items():
             yield self._case(model, name, way, answer)
 
@@ -285,7 +273,7 @@ def _errors(found: Answer, exact: Answer) -> tuple[float, dict[str, float]]:
 
 def _timed(model: Any, length: int, seed: int) -> tuple[float | None, int | None]:
     """Median seconds of a forward and backward pass of one text, and the memory that it takes."""
-    (ids,) = drawn_texts(model, (length,), seed)
+    (ids,) = given.drawn_texts(model, (length,), seed)
     on_cuda, seconds, before = model.device.type == "cuda", [], 0
     try:
         for _ in range(4):
@@ -294,7 +282,7 @@ def _timed(model: Any, length: int, seed: int) -> tuple[float | None, int | None
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated()
             start = time.perf_counter()
-            logits(model, ids[None]).float().sum().backward()
+            given.logits(model, ids[None]).float().sum().backward()
             if on_cuda:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)

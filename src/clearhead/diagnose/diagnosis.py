@@ -9,14 +9,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from clearhead.data import windows
-from clearhead.diagnose.attention_profile import (
-    ClosedGates,
-    KeyValueSizes,
-    Lambdas,
-    LogitSizes,
-    NullMass,
-    RowMeans,
-)
+from clearhead.diagnose import attention_profile as profile
 from clearhead.diagnose.hidden import HiddenStatistics, ResidualStream
 from clearhead.diagnose.order import RotaryOrder
 from clearhead.errors import ClearheadError
@@ -74,10 +67,13 @@ def diagnose(model: Any, windows: Iterable[Tensor], *, batch_size: int) -> Diagn
     """
     windows = list(windows)
     length = max(map(len, windows), default=0)
-    stream, order, gates = ResidualStream(), RotaryOrder(model), ClosedGates()
+    stream, order, gates = ResidualStream(), RotaryOrder(model), profile.ClosedGates()
     hidden: list[Statistic] = [HiddenStatistics(), stream]
-    tiles = ByTile(weights=[RowMeans(), NullMass(), Lambdas()], scores=[LogitSizes()])
-    attention: list[Statistic] = [tiles, order, KeyValueSizes()]
+    tiles = ByTile(
+        weights=[profile.RowMeans(), profile.NullMass(), profile.Lambdas()],
+        scores=[profile.LogitSizes()],
+    )
+    attention: list[Statistic] = [tiles, order, profile.KeyValueSizes()]
     notes: list[dict[str, Any]] = []
     with evaluating(model), ExitStack() as stack:
         stack.enter_context(observe(model, hidden=hidden, gates=[gates]))
@@ -180,14 +176,12 @@ _RULES: dict[str, tuple[float, str, str]] = {
         "signals do not propagate: see token similarity by layer for where it starts",
     ),
 }
-_BESIDE_A_NULL_KEY: dict[str, tuple[float, str, str]] = {
-    SINK: (
-        0.3,
-        "the first token is a sink beside the null key: {:.0%} of all queries attend to it most",
-        "keep it in a sliding cache: this model does not put all idle weight on no key (null_mass, "
-        "or prefix_mass of learned keys, says how much)",
-    )
-}
+_BESIDE_A_NULL_KEY = (
+    0.3,
+    "the first token is a sink beside the null key: {:.0%} of all queries attend to it most",
+    "keep it in a sliding cache: this model does not put all idle weight on no key (null_mass, "
+    "or prefix_mass of learned keys, says how much)",
+)
 
 
 def advise(measures: list[dict[str, Any]], *, width: int, length: int) -> list[dict[str, Any]]:
@@ -211,13 +205,13 @@ def advise(measures: list[dict[str, Any]], *, width: int, length: int) -> list[d
     def over(above: str, below: str) -> float | None:
         return _quotient(whole.get((above, None)), whole.get((below, None)))
 
-    # Of any map: where maps are combined, the main one has no null key of its own.
-    nulls = any(line["metric"] in ("null_mass", "prefix_mass") for line in measures)
-    sink = _sink(whole)
+    # The argmax share, if at least five times that of attention without preference.
+    sink = whole.get((SINK, "softmax"), whole.get((SINK, "difference"), 0.0))
+    floor = whole.get(("chance_floor", None))
     rank = _quotient(last.get("effective_rank_without_first"), min(width, length - 1))
     values = {
         LOST: whole.get((LOST, None)),
-        SINK: sink,
+        SINK: sink if floor and sink >= 5 * floor else None,
         "hidden_top_1 / hidden_median": over("hidden_top_1", "hidden_median"),
         "kurtosis": whole.get(("kurtosis", "rest")),
         "logit_top_1 / logit_median": over("logit_top_1", "logit_median"),
@@ -225,10 +219,11 @@ def advise(measures: list[dict[str, Any]], *, width: int, length: int) -> list[d
         "similarity": last.get("similarity"),
         _RANK: rank,
     }
+    # Of any map: where maps are combined, the main one has no null key of its own.
+    nulls = any(line["metric"] in ("null_mass", "prefix_mass") for line in measures)
+    rules = _RULES | ({SINK: _BESIDE_A_NULL_KEY} if nulls else {})
     findings = []
-    for metric, (threshold, finding, advice) in (
-        _RULES | (_BESIDE_A_NULL_KEY if nulls else {})
-    ).items():
+    for metric, (threshold, finding, advice) in rules.items():
         value = values[metric]
         if value is None or (value > threshold if metric == _RANK else value < threshold):
             continue
@@ -239,14 +234,6 @@ def advise(measures: list[dict[str, Any]], *, width: int, length: int) -> list[d
 
 def _quotient(above: float | None, below: float | None) -> float | None:
     return None if above is None or not below else above / below
-
-
-def _sink(whole: dict[tuple[str, Any], float]) -> float | None:
-    """The argmax share, if at least five times that of attention without preference."""
-    shares = (whole.get(("first_token_argmax_share", map)) for map in ("softmax", "difference"))
-    share = next((one for one in shares if one is not None), None)
-    floor = whole.get(("chance_floor", None))
-    return share if share is not None and floor and share >= 5 * floor else None
 
 
 LESS_MEMORY = "give a smaller --length (window) or --batch-tokens"

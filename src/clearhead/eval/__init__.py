@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from clearhead.eval.classification import METRICS as METRICS
     from clearhead.eval.classification import predict as predict
     from clearhead.eval.harness import check_names as check_names
-    from clearhead.eval.masked_lm import masked_loss as masked_loss
     from clearhead.eval.options import parted as parted
+    from clearhead.eval.perplexity_task import masked_loss as masked_loss
     from clearhead.eval.registry import TASKS as TASKS
     from clearhead.eval.registry import WITHOUT_LENGTH as WITHOUT_LENGTH
     from clearhead.eval.sliding import lengths as lengths

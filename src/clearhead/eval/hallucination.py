@@ -3,35 +3,53 @@
 After the Differential Transformer (arXiv 2410.05258, section 3.6) and Lookback Lens (2407.07071):
 summaries by greedy decoding. Beside a judge's verdicts stands a count of names, which finds words
 and not meaning: a false sentence made of the document's own words passes.
+
+A judge is any OpenAI-compatible server, by huggingface_hub's client, after Lookback Lens's appendix
+B; the wording is our own.
 """
 
+import os
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import ClassVar
+from typing import Any
 
 from clearhead.data import labelled
 from clearhead.data.corpus import fingerprint_of
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
-from clearhead.eval.judge import PROMPT, verdicts
-from clearhead.eval.options import HallucinationOptions
+from clearhead.eval.options import HallucinationOptions, JudgeConfig
 from clearhead.eval.shots import labelled_rows
 from clearhead.measure.answers import Ids, Prompt
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
+from clearhead.terminal import say
 
 _OPENING = (
     "Summarize the document in a few sentences, with nothing that it does not say.\n\nDocument:\n"
 )
+TRIES, PAUSE = 3, 2.0  # requests for a verdict; seconds before the second, then twice that
+PROMPT = """\
+Below are a document, a summary as reference and a proposed summary. Decide whether everything that
+the proposed summary says follows from the document. Go by the document alone, not by what else you
+know. A text that differs from the reference may still be right, as long as nothing in it is wrong
+or not in the document.
+
+Document:\n{}\n\nReference:\n{}\n\nProposed text:\n{}
+
+First explain in a few sentences. Then write a last line, which is "Conclusion: True" if the
+document supports all of the proposed text, or "Conclusion: False" if any of it is not in there.
+"""
+_MARKS = r"(?:[^\w\n]|_)*"
+_CONCLUSION = re.compile(rf"(?im)^{_MARKS}conclusion{_MARKS}:{_MARKS}(true|false){_MARKS}$")
 _NAME = re.compile(r"(?<=[\w,;)] )[^\W\d_]\w*")
 
 
 class HallucinationTask(HallucinationOptions):
-    drawn: ClassVar[bool] = True
     headlines = ("accuracy", "undecided", "unjudged", "unsupported_names")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -42,17 +60,15 @@ class HallucinationTask(HallucinationOptions):
         if len({Path(file).name for file in self.files}) < len(self.files):
             raise ClearheadError("two files have one name, by which tables name them: rename one")
         self.judge.check()
-        for length in subject.lengths:
-            subject.check_length(length)
-            for file in self.files:
-                self._asked(subject, file, length)
         by = {"judge": self.judge.model} if self.judge.model else {}
-        return [
-            {"file": Path(file).name, "digest": digest, **by, "length": length}
-            for file in self.files
-            for digest in [fingerprint_of(*self._rows(file))[:12]]
-            for length in subject.lengths
-        ]
+        cells: list[Cell] = []
+        for file in self.files:
+            of_file = {"file": Path(file).name, "digest": fingerprint_of(*self._rows(file))[:12]}
+            for length in subject.lengths:
+                subject.check_length(length)
+                self._asked(subject, file, length)
+                cells.append({**of_file, **by, "length": length})
+        return cells
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         (file,) = [file for file in self.files if Path(file).name == cell["file"]]
@@ -62,11 +78,10 @@ class HallucinationTask(HallucinationOptions):
         # Models that only continue texts go on to the next document by themselves.
         written = [subject.decode(answer.written).strip() for answer in answers]
         texts = [text.partition("\n\n")[0].rstrip() for text in written]
-        each = zip(documents, rows, texts, strict=True)
-        asked = [PROMPT.format(document, row.label, text) for document, row, text in each]
+        asked = map(PROMPT.format, documents, (row.label for row in rows), texts)
         return lines_of(
             self.headlines,
-            **(verdicts(self.judge, asked) if self.judge.model else {}),
+            **(verdicts(self.judge, list(asked)) if self.judge.model else {}),
             **grounding(texts, documents),
             items=len(rows),
             cut=fmean(a.text != b for a, b in zip(rows, documents, strict=True)),
@@ -126,3 +141,51 @@ def grounding(texts: Sequence[str], documents: Sequence[str]) -> dict[str, float
 def names(text: str) -> set[str]:
     """Capitalised words that follow a word or comma of their sentence, in lower case; never I."""
     return {one.casefold() for one in _NAME.findall(text) if one[0].isupper() and one != "I"}
+
+
+def verdicts(config: JudgeConfig, prompts: Sequence[str]) -> dict[str, Any]:
+    """`accuracy`, the share of supported texts among the decided, with its items; and the rest.
+
+    A reply decides by a line of its own, "Conclusion: True" or "Conclusion: False", in any case and
+    with any marks; with neither or both it is `undecided`. No reply in three requests is
+    `unjudged`, which is counted and never an error; after three such texts in a row the server is
+    asked no more.
+    """
+    from huggingface_hub import InferenceClient
+
+    # Without a key the client would send the user's Hugging Face token.
+    key = os.environ.get(config.key_variable, "").strip() or "none"
+    client = InferenceClient(base_url=config.endpoint, api_key=key, timeout=config.timeout)
+    settings: dict[str, Any] = {"model": config.model, "max_tokens": config.new_tokens}
+    failures: dict[str, None] = {}
+
+    def clean(words: str) -> str:  # a server may echo its key
+        return words if key == "none" else words.replace(key, "[key]")
+
+    def reply(prompt: str) -> str | None:
+        for attempt in range(TRIES):
+            time.sleep(PAUSE * attempt)
+            try:
+                message = {"role": "user", "content": prompt}
+                answer = client.chat_completion([message], temperature=0, **settings)
+                return clean(str(answer.choices[0].message.content or ""))
+            except Exception as error:  # the client's, the network's: they share no base class
+                words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                failures[clean(words)[:200]] = None
+        return None
+
+    replies: list[str | None] = []
+    for prompt in prompts:
+        gone = len(replies) >= TRIES and not any(one is not None for one in replies[-TRIES:])
+        replies.append(None if gone else reply(prompt))
+    conclusions = [{one.lower() for one in _CONCLUSION.findall(one or "")} for one in replies]
+    decided = [float("true" in one) for one in conclusions if len(one) == 1]
+    if unjudged := replies.count(None):
+        say(f"{unjudged} of {len(replies)} texts are unjudged: {'; '.join(failures)}")
+    return {
+        **({"accuracy": fmean(decided), "accuracy_by_item": decided} if decided else {}),
+        "undecided": len(replies) - len(decided) - unjudged,
+        "unjudged": unjudged,
+        "judge_failures": [*failures],
+        "replies": replies,
+    }

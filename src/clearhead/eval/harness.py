@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import patch
 
 from tokenizers.processors import TemplateProcessing
@@ -37,38 +37,36 @@ _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, Value
 class HarnessTask(HarnessOptions):
     """Tasks, groups and tags of lm-eval by their names there: a cell each."""
 
-    drawn: ClassVar[bool] = True
-
     def cells(self, subject: Subject) -> list[Cell]:
         if not self.tasks:
             raise ClearheadError("lm_eval needs tasks: for example --tasks hellaswag arc_easy")
         check_names(self.tasks, self.include_path)
-        return list(map(self._cell, dict.fromkeys(self.tasks)))
-
-    def _cell(self, name: str) -> Cell:
-        entry = _manager(self.include_path, self.tasks).task_index[name]
-        config = entry.cfg or {}
-        stated, own = (config.get("metadata") or {}).get("version"), config.get("num_fewshot")
-        shots = own if own == 0 or self.shots is None else self.shots
-        return {
-            "task": name,
-            **({} if stated is None else {"version": str(stated)}),
-            # Of a group each member may say its own.
-            "shots": (0 if _is_task(entry) else "as defined") if shots is None else shots,
-            "digest": _digest(self.include_path),
-        }
+        index, digest = (
+            _manager(self.include_path, self.tasks).task_index,
+            _digest(self.include_path),
+        )
+        cells: list[Cell] = []
+        for name in dict.fromkeys(self.tasks):
+            config = index[name].cfg or {}
+            stated, own = (config.get("metadata") or {}).get("version"), config.get("num_fewshot")
+            shots = own if own == 0 or self.shots is None else self.shots
+            if shots is None:  # of a group each member may say its own
+                shots = 0 if _is_task(index[name]) else "as defined"
+            version = {} if stated is None else {"version": str(stated)}
+            cells.append({"task": name, **version, "shots": shots, "digest": digest})
+        return cells
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         """Every metric by lm-eval's name, with `NAME_stderr` if lm-eval gives one: a group's own
         numbers if it has some; for other groups and for tags those of each task."""
         name = str(cell["task"])
         manager = _manager(self.include_path, self.tasks)
-        with _quiet(), _no_downloaded_code(name):
-            try:
+        try:
+            with _quiet(), _no_downloaded_code(name):
                 results = self._evaluated(subject, _loaded(manager, name), name)
-            except NotFinite as error:
-                listed = (manager.task_index[name].cfg or {}).get("metric_list") or ()
-                return unmeasured([str(x["metric"]) for x in listed] or ["acc"], error)
+        except NotFinite as error:
+            listed = (manager.task_index[name].cfg or {}).get("metric_list") or ()
+            return unmeasured([str(x["metric"]) for x in listed] or ["acc"], error)
         numbers = {one: _metrics(row) for one, row in results["results"].items()}
         items = {one: counts["effective"] for one, counts in results["n-samples"].items()}
         lines = []
@@ -80,11 +78,6 @@ class HarnessTask(HarnessOptions):
         return lines
 
     def _evaluated(self, subject: Subject, loaded: Any, name: str) -> dict[str, Any]:
-        """lm-eval's results.
-
-        Raises:
-            ClearheadError: what lm-eval refuses; logits that are not finite.
-        """
         evaluator = require("lm_eval.evaluator", EXTRA)
         with evaluating(subject.model), harness_model(subject) as lm:
             try:
@@ -106,11 +99,7 @@ class HarnessTask(HarnessOptions):
 
 def _manager(folder: str, names: Sequence[str]) -> Any:
     """lm-eval's index of tasks; only the folder's if it has all names, since reading lm-eval's own
-    14,000 files takes seconds.
-
-    Raises:
-        ClearheadError: where lm-eval is not installed, or there is no such folder.
-    """
+    14,000 files takes seconds."""
     if folder and not Path(folder).is_dir():
         raise ClearheadError(f"include path {folder!r} is no folder of lm-eval's task files")
     if folder:
@@ -131,22 +120,17 @@ def _is_task(entry: Any) -> bool:
 
 
 def _loaded(manager: Any, name: str) -> Any:
-    """A task or group, with its data, as lm-eval's evaluator takes it.
-
-    Raises:
-        ClearheadError: its data cannot be loaded, or its files are wrong.
-    """
+    """A task or group, with its data, as lm-eval's evaluator takes it."""
     try:
         return manager.load([name])
     except Exception as error:  # datasets, the hub and lm-eval each raise their own
-        advice = (
-            ": where the hub cannot be reached, give --lm-eval.include-path, a folder of tasks on "
-            "local files"
-        )
-        raise ClearheadError(
-            f"lm-eval cannot load the task {name} ({first_line(error) or repr(error)})"
-            + (advice if isinstance(error, OSError) else "")
-        ) from error
+        refusal = f"lm-eval cannot load the task {name} ({first_line(error) or repr(error)})"
+        if isinstance(error, OSError):
+            refusal += (
+                ": where the hub cannot be reached, give --lm-eval.include-path, a folder of tasks "
+                "on local files"
+            )
+        raise ClearheadError(refusal) from error
 
 
 def _digest(folder: str) -> str:
@@ -159,14 +143,7 @@ def _digest(folder: str) -> str:
 
 
 def check_names(names: Sequence[str], folder: str, others: Iterable[str] = ()) -> None:
-    """Refuse names that lm-eval does not know.
-
-    Args:
-        others: names of other tasks that are allowed, for the advice.
-
-    Raises:
-        ClearheadError: naming what is near; or how to install lm-eval.
-    """
+    """Refuse names that lm-eval does not know; `others` are allowed too, for the advice."""
     ours = sorted(others)
     if find_spec("lm_eval") is None:
         raise ClearheadError(
@@ -199,13 +176,11 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def harness_model(subject: Subject) -> Iterator[Any]:
-    """A model as lm-eval takes it (`HFLM`), its log-softmax in float32.
+    """A model as lm-eval takes it (`HFLM`), its log-softmax in float32; of a batch `batch_tokens`
+    are those at the model's longest text.
 
     A model trained with a begin token first in every window gets it before each prompt, and in
     place of the first token of windows of a text and of prompts that are cut.
-
-    Args:
-        subject: its batch_tokens are those of a batch, at the model's longest text.
     """
     model, begin = subject.model, begin_of_windows(subject.model)
     tokenizer = copy.deepcopy(subject.tokenizer)  # it is given a token for padding
@@ -256,24 +231,18 @@ def harness_model(subject: Subject) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _no_downloaded_code(name: str) -> Iterator[None]:
-    """Refuse the metrics of Hugging Face's `evaluate`, which are programs that it downloads.
-
-    Some tasks of lm-eval hide the refusal, so it is raised again at the end.
-    """
+    """Refuse the metrics of Hugging Face's `evaluate`, which are programs that it downloads: at the
+    end, because some tasks of lm-eval hide an error."""
     require("evaluate.loading", EXTRA)
-    asked: list[str] = []
-
-    def refuse(path: str, *_args: Any, **_kwargs: Any) -> Any:
-        asked.append(Path(path).name)
-        raise ClearheadError(path)
-
-    with patch("evaluate.loading.evaluation_module_factory", refuse):
+    target = "evaluate.loading.evaluation_module_factory"
+    with patch(target, side_effect=ClearheadError("no downloaded metrics")) as factory:
         try:
             yield
         finally:
-            if asked:
+            if factory.called:
+                metric = Path(factory.call_args.args[0]).name
                 raise ClearheadError(
-                    f"the task {name} computes {asked[0]} by a program that `evaluate` downloads, "
+                    f"the task {name} computes {metric} by a program that `evaluate` downloads, "
                     "which clearhead does not run: leave it out, or run lm-eval itself"
                 )
 
@@ -285,14 +254,14 @@ def _quiet() -> Iterator[None]:
     The first prompt that is too long for the model is named: lm-eval leaves its beginning out.
     """
     tqdm = require("tqdm", EXTRA).tqdm
-    told: list[str] = []
+    told: list[object] = []
 
     def bar(*words: Any, **options: Any) -> Any:
         return tqdm(*words, **{**options, "disable": True})
 
     def warn(message: object, *_: Any) -> None:
         if "runcat" in str(message) and not told:
-            told.append(str(message))
+            told.append(message)
             say(f"lm-eval: {message}")
 
     with contextlib.ExitStack() as stack:

@@ -1,18 +1,20 @@
 """Options of the evaluation tasks, as the command line reads and records keep them; no torch."""
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import ClassVar, Literal
 
 from clearhead.errors import ClearheadError
-from clearhead.eval.judge import JudgeConfig
-from clearhead.metavars import Field, File, Folder, Grid, Number, TaskName
-from clearhead.ranges import Count, Fraction, Natural
+from clearhead.metavars import Field, File, Folder, Grid, Model, Number, TaskName, Url, Variable
+from clearhead.ranges import Count, Fraction, Natural, Positive
 
 # Marks an option that only lists cells: cells name its values, so more may be added later.
 LISTED = {"listed": True}
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FILL = "fill"
+_URL = re.compile(r"https?://[^@?#\s]+")
 
 
 def parted(words: Sequence[str]) -> list[str]:
@@ -23,13 +25,12 @@ def parted(words: Sequence[str]) -> list[str]:
 class TaskOptions:
     """Options of a task; their ranges are checked with those of the whole command."""
 
+    drawn: ClassVar[bool] = True  # as of `Task`
+
     def __post_init__(self) -> None:
         for option in fields(self):  # type: ignore[arg-type]
-            if (
-                isinstance(option.default, tuple)
-                and option.default
-                and not getattr(self, option.name)
-            ):
+            default = option.default
+            if isinstance(default, tuple) and default and not getattr(self, option.name):
                 raise ClearheadError(f"{option.name} are none: give at least one")
 
 
@@ -46,6 +47,32 @@ class AllocationOptions(TaskOptions):
     """Shares of the filler that come before the needle."""
     samples: Count = 20
     """Contexts at each length and depth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeConfig:
+    """The model that judges texts; none unless it is named."""
+
+    endpoint: Url = ""
+    """Base URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1."""
+    model: Model = ""
+    """Name by which the server knows the model."""
+    key_variable: Variable = ""
+    """Environment variable with the server's key; none is sent unless given."""
+    new_tokens: Count = 512
+    """Tokens of a verdict, its explanation included."""
+    timeout: Positive = 120.0
+    """Seconds that the server may take over a reply."""
+
+    def check(self) -> None:
+        """Refuse a judge without model or endpoint, a URL with a secret, and a key not set."""
+        if self != JudgeConfig() and not (self.model and _URL.fullmatch(self.endpoint)):
+            raise ClearheadError(
+                "a judge needs a judge.model and a judge.endpoint, an http(s) URL without user and "
+                "parameters: for example http://127.0.0.1:8000/v1"
+            )
+        if self.key_variable and not os.environ.get(self.key_variable, "").strip():
+            raise ClearheadError(f"judge.key-variable: set ${self.key_variable} to the key")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""Perplexity by length, pooled and by document; and the loss at AR-hits and at all other tokens.
+"""Losses by length: perplexity, pooled and by document; the loss at AR-hits and all other tokens;
+the loss of masked language models at hidden tokens.
 
 An AR-hit (associative recall; Arora et al., arXiv 2312.04927) is the last token of a bigram that
 stood in the same window before. As in arXiv 2410.05258 (table 6) all of them count; Zoology leaves
@@ -6,24 +7,29 @@ out bigrams that are frequent in the training text.
 """
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
+from clearhead.data import Corpus, Masking, windows, with_mask_token
+from clearhead.data.batches import IGNORED, document_inputs, document_starts
+from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
-from clearhead.eval.options import HitsOptions, PerplexityOptions
-from clearhead.eval.sliding import Scored, perplexity_of, sliding, windows_of
+from clearhead.eval.options import HitsOptions, MaskedOptions, PerplexityOptions
+from clearhead.eval.sliding import BATCH, Scored, perplexity_of, sliding, windows_of
 from clearhead.measure.sweep import Cell, Document, Subject
-from clearhead.models.inspection import opened
+from clearhead.models.inspection import batches, evaluating, lack_of_positions, opened
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 
 class PerplexityTask(PerplexityOptions):
-    drawn: ClassVar[bool] = False
+    drawn = False
     headlines = ("perplexity",)
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -101,7 +107,7 @@ _STREAM = PerplexityTask(text="stream")
 
 
 class HitsTask(HitsOptions):
-    drawn: ClassVar[bool] = False
+    drawn = False
     headlines = ("ar_hit_loss", "others_loss")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -141,3 +147,84 @@ def hits(ids: np.ndarray) -> np.ndarray:
 def _of(total: float, count: float) -> dict[str, Any]:
     loss = total / count
     return {"loss": loss, "perplexity": perplexity_of(loss), "predicted_tokens": int(count)}
+
+
+class MaskedTask(MaskedOptions):
+    drawn = False
+    headlines = ("masked_loss", "masked_accuracy")
+
+    def cells(self, subject: Subject) -> list[Cell]:
+        if subject.texts.splits != ("validation",):
+            raise ClearheadError("masked reads the held-out documents only: leave split out")
+        corpus = subject.texts.corpus  # read here, so that the cells are those of this text
+        for length in subject.lengths:
+            if reason := _unread(subject.model, corpus, length):
+                raise ClearheadError(f"{reason}: give shorter lengths, or more text")
+        return [{"length": length} for length in subject.lengths]
+
+    def measure(self, subject: Subject, cell: Cell) -> list[Line]:
+        corpus, length = with_mask_token(subject.texts.corpus), cell["length"]
+        loss, accuracy = masked_loss(subject.model, corpus, length=length, tokens=subject.tokens)
+        read = {"predicted_tokens": loss.get("predicted_tokens", 0), "reason": loss.get("reason")}
+        return lines_of(
+            self.headlines, masked_loss=loss["value"], masked_accuracy=accuracy["value"], **read
+        )
+
+
+def masked_loss(
+    model: Any, corpus: Corpus, *, length: int, tokens: int, documents_apart: bool = False
+) -> list[dict[str, Any]]:
+    """Loss and accuracy at hidden tokens of the validation text, the same places for every model.
+
+    Not a perplexity: each token is predicted from the others of its window that are shown, those
+    after it too, so it compares with no causal model's.
+
+    Args:
+        corpus: with a mask token (`clearhead.data.with_mask_token`).
+        length: tokens of a window.
+        tokens: validation tokens read, or what there is.
+        documents_apart: True reads windows as training with document masks does: no document sees
+            another, and positions begin again in each.
+
+    Returns:
+        Payloads of "measure" records: "masked loss" (nats a hidden token) and "masked accuracy";
+        the value None with a "reason" where the model or the text is too short.
+    """
+    loss, right, count = 0.0, 0, 0
+    reason = _unread(model, corpus, length)
+    texts = () if reason else windows(corpus, length=length, count=max(1, tokens // length))
+    masking = Masking(corpus.tokenizer, SHARE)
+    read = batches(model, texts, max(1, BATCH // length)) if texts else ()
+    with evaluating(model):
+        for number, ids_BT in enumerate(read):
+            made = masking(ids_BT.cpu().numpy(), f"validation, masks of batch {number}")
+            shown_BT, labels_BT = (torch.from_numpy(array).to(ids_BT.device) for array in made)
+            hidden_BT = labels_BT != IGNORED
+            inputs = {"input_ids": shown_BT}
+            if documents_apart:
+                inputs |= document_inputs(ids_BT, document_starts(ids_BT, corpus.tokenizer))
+                del inputs["labels"]
+            logits_NV = model(**inputs).logits[hidden_BT].float()
+            target_N = labels_BT[hidden_BT]
+            loss += float(F.cross_entropy(logits_NV, target_N, reduction="none").double().sum())
+            right += int((logits_NV.argmax(-1) == target_N).sum())
+            count += len(target_N)
+    line: dict[str, Any] = {"split": "validation", "length": length}
+    values: list[float | None] = [None, None]
+    if count:
+        line["predicted_tokens"] = count
+        values = [loss / count, math.nan if math.isnan(loss) else right / count]
+    else:
+        nothing = "the validation text has only special tokens: nothing was hidden"
+        line["reason"] = reason or nothing
+    metrics = ("masked loss", "masked accuracy")
+    return [{"metric": one, "value": x, **line} for one, x in zip(metrics, values, strict=True)]
+
+
+def _unread(model: Any, corpus: Corpus, length: int) -> str:
+    """Why no window of this length can be read; "" where one can."""
+    if reason := lack_of_positions(model, length):
+        return reason
+    if not any(len(stream) >= length for stream in corpus.split("validation")):
+        return f"the validation split holds no window of {length:,} tokens"
+    return ""

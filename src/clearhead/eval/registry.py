@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from clearhead.eval.hallucination import HallucinationTask
 from clearhead.eval.harness import HarnessTask
-from clearhead.eval.masked_lm import MaskedTask
-from clearhead.eval.perplexity_task import HitsTask, PerplexityTask
+from clearhead.eval.perplexity_task import HitsTask, MaskedTask, PerplexityTask
 from clearhead.eval.retrieval import AllocationTask, NeedlesTask, PasskeyTask, RecallTask
 from clearhead.eval.shots import ShotsTask
 from clearhead.measure.sweep import Task

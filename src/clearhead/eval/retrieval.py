@@ -3,38 +3,23 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from clearhead.data.retrieval import (
-    LANDMARK,
-    PAPER,
-    Fact,
-    Wording,
-    facts,
-    listing,
-    number,
-    pairs,
-    sentence,
-)
+from clearhead.data.retrieval import LANDMARK, PAPER, Fact, facts, listing, number, pairs, sentence
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
-from clearhead.eval.options import (
-    AllocationOptions,
-    NeedlesOptions,
-    PasskeyOptions,
-    RecallOptions,
-    parted,
-)
+from clearhead.eval import options
+from clearhead.eval.options import parted
 from clearhead.measure.answers import Answer, Ids, Prompt
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.models.inspection import evaluating, finite
 from clearhead.probe.attention_call import AttentionCall
-from clearhead.probe.observation import observe
+from clearhead.probe.observation import Statistic, observe
 from clearhead.probe.tiles import AttentionTile, ByTile
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
@@ -42,12 +27,15 @@ from clearhead.records.runs import Line
 DIGITS = 5  # of a key, and of a magic number
 
 
+WORDINGS = {"paper": PAPER, "landmark": LANDMARK}
+
+
 def by_depth(lengths: Sequence[int], depths: Sequence[float]) -> list[Cell]:
     """A cell for each length and depth: of growing depths, as filler that is cached only grows."""
     return [{"length": length, "depth": depth} for length in lengths for depth in sorted(depths)]
 
 
-class PasskeyTask(PasskeyOptions):
+class PasskeyTask(options.PasskeyOptions):
     """A number somewhere in repeated filler, asked for at the end.
 
     The CoCA paper's prompt (arXiv 2309.08646v3, appendix B.1) or landmark attention's. Neither the
@@ -56,16 +44,14 @@ class PasskeyTask(PasskeyOptions):
     forcing after the answer's lead).
     """
 
-    drawn: ClassVar[bool] = True
     headlines = ("accuracy", "forced_tokens")
 
     def cells(self, subject: Subject) -> list[Cell]:
-        cells = by_depth(subject.lengths, self.depths)
         for length in subject.lengths:
             key = number(SeededChoices("any"), DIGITS, evaluation=True)
             self._prompt(subject, key, length, 0)
             subject.check_length(length + self._new_tokens)
-        return cells
+        return by_depth(subject.lengths, self.depths)
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         draws = SeededChoices(f"passkey {subject.seed} {cell['length']} {cell['depth']}")
@@ -73,7 +59,7 @@ class PasskeyTask(PasskeyOptions):
         prompts, answers, leads = [], [], []
         for key in keys:
             text = self._prompt(subject, key, cell["length"], cell["depth"])
-            ids, lead, spelt = subject.ids(text, self._wording.lead, f" {key}")
+            ids, lead, spelt = subject.ids(text, WORDINGS[self.wording].lead, f" {key}")
             prompts.append(Prompt(ids[:-1], ids[-1:]))
             answers.append((*lead, *spelt))
             leads.append(len(lead))
@@ -86,18 +72,15 @@ class PasskeyTask(PasskeyOptions):
         )
 
     @property
-    def _wording(self) -> Wording:
-        return {"paper": PAPER, "landmark": LANDMARK}[self.wording]
-
-    @property
     def _new_tokens(self) -> int:
-        return self._wording.new_tokens if self.new_tokens is None else self.new_tokens
+        return self.new_tokens or WORDINGS[self.wording].new_tokens
 
     def _prompt(self, subject: Subject, key: str, length: int, depth: float) -> str:
         """The prompt of at most `length` tokens, as much filler in it as fits."""
+        prompt = WORDINGS[self.wording].prompt
 
         def tokens(repeats: int) -> int:
-            return len(subject.ids(self._wording.prompt(key, 0, repeats))[0])
+            return len(subject.ids(prompt(key, 0, repeats))[0])
 
         bare, each = tokens(0), tokens(2) - tokens(1)
         if bare > length:
@@ -109,7 +92,7 @@ class PasskeyTask(PasskeyOptions):
         while repeats and tokens(repeats) > length:
             repeats -= 1
         before = round(depth * repeats)
-        return self._wording.prompt(key, before, repeats - before)
+        return prompt(key, before, repeats - before)
 
 
 def scores(
@@ -121,29 +104,26 @@ def scores(
 ) -> dict[str, Any]:
     """Shares of numbers found, and by item, for the standard error of drawing items.
 
-    Args:
-        leads: tokens of a forced answer that come before its number.
-        together: neighbouring numbers that were asked of one text: they make one item.
+    `leads` are the tokens of a forced answer before its number; so many numbers `together`, asked
+    of one text, are one item.
     """
-    written = [re.findall(r"\d+", subject.decode(answer.written)) for answer in found]
-    named = [key in numbers for key, numbers in zip(keys, written, strict=True)]
-    by_number = [a.right[lead:] for a, lead in zip(found, leads, strict=True)]
-    tokens = [one for right_tokens in by_number for one in right_tokens]
-    starts = range(0, len(found), together)
+    named = [
+        key in re.findall(r"\d+", subject.decode(answer.written))
+        for key, answer in zip(keys, found, strict=True)
+    ]
+    right = [answer.right[lead:] for answer, lead in zip(found, leads, strict=True)]
+    items = [slice(start, start + together) for start in range(0, len(found), together)]
     return {
         "accuracy": sum(named) / len(found),
-        "forced": sum(map(all, by_number)) / len(found),
-        "forced_tokens": fmean(tokens),
+        "forced": sum(map(all, right)) / len(found),
+        "forced_tokens": fmean(chain(*right)),
         "answer_loss": fmean(sum(a.loss[n:]) for a, n in zip(found, leads, strict=True)),
-        "accuracy_by_item": [fmean(named[i : i + together]) for i in starts],
-        "forced_tokens_by_item": [
-            fmean(one for right_tokens in by_number[i : i + together] for one in right_tokens)
-            for i in starts
-        ],
+        "accuracy_by_item": [fmean(named[item]) for item in items],
+        "forced_tokens_by_item": [fmean(chain(*right[item])) for item in items],
     }
 
 
-class NeedlesTask(NeedlesOptions):
+class NeedlesTask(options.NeedlesOptions):
     """Needles among generated sentences (arXiv 2410.05258, section 3.4, after LWM and Gemini 1.5).
 
     N cities have magic numbers in a text; R of them are asked for. The papers do not say how the R
@@ -151,7 +131,6 @@ class NeedlesTask(NeedlesOptions):
     read once), and the R needles stand together at the depth.
     """
 
-    drawn: ClassVar[bool] = True
     headlines = ("accuracy", "forced_tokens")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -168,9 +147,9 @@ class NeedlesTask(NeedlesOptions):
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         stacks = [self._haystack(subject, cell, sample) for sample in range(self.samples)]
-        prompts = [prompt for stack in stacks for prompt in stack.prompts]
         numbers = [fact.number for stack in stacks for fact in stack.asked]
         answers = [answer for stack in stacks for _, answer in stack.questions]
+        prompts = [prompt for stack in stacks for prompt in stack.prompts]
         found = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens)
         by_query = scores(subject, found, numbers, [0] * len(found), cell["queries"])
         return lines_of(self.headlines, **by_query, samples=self.samples, trials=len(found))
@@ -181,7 +160,7 @@ class NeedlesTask(NeedlesOptions):
         return haystack(subject, SeededChoices(label), **cell)
 
 
-class AllocationTask(AllocationOptions):
+class AllocationTask(options.AllocationOptions):
     """Attention to the answer (arXiv 2410.05258, table 3).
 
     The last token of a prompt, which should find the number, attends to the needle (the answer), to
@@ -191,25 +170,28 @@ class AllocationTask(AllocationOptions):
     a difference of maps, too, each share is between 0 and 1.
     """
 
-    drawn: ClassVar[bool] = True
     headlines = ("answer_share", "noise_share")
 
     def cells(self, subject: Subject) -> list[Cell]:
-        cells = by_depth(subject.lengths, self.depths)
         for length in subject.lengths:
             self._haystack(subject, {"length": length, "depth": 0.0}, 0)
             subject.check_length(length)
-        return cells
+        return by_depth(subject.lengths, self.depths)
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         weights = torch.zeros(3, dtype=torch.float64)
         for sample in range(self.samples):
             stack = self._haystack(subject, cell, sample)
-            weights += last_row(subject, stack.prompts[0], _spans(stack, len(subject.begin)))
+            (prompt,), begin = stack.prompts, len(subject.begin)
+            place_S = torch.arange(len(prompt.ids))
+            start, stop = stack.spans[stack.asked[0].city]
+            answer_S = (place_S >= start) & (place_S < stop)
+            other_S = (place_S < begin) | (place_S >= len(stack.context))
+            spans_3S = torch.stack([answer_S, ~(answer_S | other_S), other_S])
+            weights += last_row(subject, prompt, spans_3S)
         answer, noise, _ = (weights / weights.sum()).tolist()
-        return lines_of(
-            self.headlines, answer_share=answer, noise_share=noise, samples=self.samples
-        )
+        shares = {"answer_share": answer, "noise_share": noise}
+        return lines_of(self.headlines, **shares, samples=self.samples)
 
     def _haystack(self, subject: Subject, cell: Cell, sample: int) -> "Haystack":
         label = f"allocation {subject.seed} {cell['length']} {sample}"
@@ -244,9 +226,6 @@ def haystack(
 
     The needles that are asked for stand together at `depth` (a share of the filler before them, to
     the nearest sentence); each other needle stands at a random place of its own.
-
-    Raises:
-        ClearheadError: needles that do not fit the length.
     """
     hidden = facts(draws, needles, DIGITS, evaluation=True)
     asked = tuple(hidden[:queries])
@@ -300,37 +279,25 @@ def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> Tensor:
     """
     last_row = _LastRow(spans_3S)
     with evaluating(subject.model):
-        batch = subject.reader.read([prompt])
+        _, unread_BT, cache = subject.reader.read([prompt])
         with observe(subject.model, attention=[ByTile(weights=[last_row])]):
-            finite(subject.reader.forward(batch.unread, batch.cache)[0])
+            finite(subject.reader.forward(unread_BT, cache)[0])
     return last_row.sums
 
 
-class _LastRow:
+class _LastRow(Statistic):
     def __init__(self, spans_3S: Tensor) -> None:
         self._spans_S3 = spans_3S.double().T
         self.sums = torch.zeros(3, dtype=torch.float64)
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-        if tile.start + tile.visible.shape[2] < call.q.shape[2]:
-            return
-        *_, effective = tile.maps  # what multiplies the values comes last
-        row_HS = effective.weights[0, :, -1].double().cpu()
-        self.sums += row_HS.abs().sum(0) @ self._spans_S3
-
-    def measures(self) -> list[dict[str, Any]]:
-        return []
+        if tile.start + tile.visible.shape[2] == call.q.shape[2]:
+            *_, effective = tile.maps  # what multiplies the values comes last
+            row_HS = effective.weights[0, :, -1].double().cpu()
+            self.sums += row_HS.abs().sum(0) @ self._spans_S3
 
 
-def _spans(stack: Haystack, begin: int) -> Tensor:
-    place_S = torch.arange(len(stack.prompts[0].ids))
-    start, stop = stack.spans[stack.asked[0].city]
-    answer_S = (place_S >= start) & (place_S < stop)
-    other_S = (place_S < begin) | (place_S >= len(stack.context))
-    return torch.stack([answer_S, ~(answer_S | other_S), other_S])
-
-
-class RecallTask(RecallOptions):
+class RecallTask(options.RecallOptions):
     """Multi-query associative recall (Arora et al., arXiv 2312.04927), in words.
 
     A list of pairs, filler up to the length, and some of the pairs again: after each key the list
@@ -338,7 +305,6 @@ class RecallTask(RecallOptions):
     given the earlier pairs as they are.
     """
 
-    drawn: ClassVar[bool] = True
     headlines = ("accuracy",)
 
     def cells(self, subject: Subject) -> list[Cell]:

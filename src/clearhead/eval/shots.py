@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, variance
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from clearhead.data import DataConfig, hub, labelled
 from clearhead.data.corpus import fingerprint_of
@@ -35,11 +35,8 @@ ORDER = "random"
 
 
 def labelled_rows(source: str, fields: Task, options: str) -> list[labelled.Row]:
-    """Rows of a file; or of a data set, which is read once for all cells.
-
-    Args:
-        fields: the rows' fields. options: the start of the options that name them, for errors.
-    """
+    """Rows of a file; or of a data set, which is read once for all cells. `options` is the start of
+    the options that name the rows' fields, for errors."""
     return (_streamed if hub.is_hub(source) else _read)(source, fields, options)
 
 
@@ -52,23 +49,20 @@ _streamed = lru_cache(maxsize=8)(_read)
 
 
 class ShotsTask(ShotsOptions):
-    drawn: ClassVar[bool] = True
     headlines = ("accuracy", "margin", "variance")
 
     def cells(self, subject: Subject) -> list[Cell]:
         words = parted(self.counts)
         setting = Setting(self, subject)
-        for length in subject.lengths:
-            for word in words:
-                setting.shown(length, word)
-            subject.check_length(length)
         name = Path(self.data).name.partition(".")[0]
         common = {"data": name, "digest": setting.digest, "order": ORDER}
-        return [
-            {**common, "shots": word, "length": length}
-            for word in words
-            for length in subject.lengths
-        ]
+        cells: list[Cell] = []
+        for word in words:
+            for length in subject.lengths:
+                setting.shown(length, word)
+                subject.check_length(length)
+                cells.append({**common, "shots": word, "length": length})
+        return cells
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         setting = Setting(self, subject)
@@ -126,11 +120,6 @@ class Setting:
         questions: of each query, up to where the label follows.
         answers: of each label, a space before and the end of line after it, so that one label's
             likelihood is no part of another's.
-
-    Raises:
-        ClearheadError: no file, a file that cannot be read, a row that lacks a field, a label of
-            `test` that `data` lacks, fewer rows than queries; labels that tokenise to nothing, or
-            to the same tokens.
     """
 
     def __init__(self, task: ShotsTask, subject: Subject) -> None:
@@ -163,9 +152,7 @@ class Setting:
         self.digest = fingerprint_of(self.labels, self.pool, self.queries)[:8]
         _, self._gap = subject.ids("label: x", "\n")
         if not self._gap:
-            raise ClearheadError(
-                "no token ends a line, and nothing else ends a label: choose another tokenizer"
-            )
+            raise ClearheadError("no token ends a line, and so a label: choose another tokenizer")
         spelt = [subject.ids("label:", f" {name}")[1] if name else () for name in self.labels]
         for name, ids in zip(self.labels, spelt, strict=True):
             if not ids or spelt.count(ids) > 1:
@@ -181,9 +168,6 @@ class Setting:
 
         Args:
             word: how many, in digits; or "fill", for as many as fit.
-
-        Raises:
-            ClearheadError: so many do not fit, or `pool` has fewer; another word.
         """
         if word != FILL and not (word.isdecimal() and int(word)):
             raise ClearheadError(

@@ -33,14 +33,6 @@ LOGITS = 1 << 24  # held at once where the head can be called by itself: 64 MiB 
 _LARGEST = math.log(sys.float_info.max)
 
 
-class Window(NamedTuple):
-    """Tokens `start` to `stop` of a document, of which those from `first` on are predicted."""
-
-    start: int
-    stop: int
-    first: int
-
-
 class Scored(NamedTuple):
     """The predicted tokens of one window.
 
@@ -57,8 +49,9 @@ class Scored(NamedTuple):
     loss: np.ndarray
 
 
-def windows_of(tokens: int, length: int, stride: int) -> Iterator[Window]:
-    """The windows of a document of `tokens` tokens.
+def windows_of(tokens: int, length: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, first) of each window of a document of `tokens` tokens: tokens from `first` on
+    are predicted.
 
     Raises:
         ClearheadError: a length below 2, or a stride below 1 or above the length.
@@ -75,7 +68,7 @@ def windows_of(tokens: int, length: int, stride: int) -> Iterator[Window]:
         stop = min(start + length, tokens)
         first = max(done, start + 1)
         if first < stop:
-            yield Window(start, stop, first)
+            yield start, stop, first
         if stop == tokens:
             return
         done = stop
@@ -104,12 +97,8 @@ def sliding(
         tokenizer: tells where documents begin. Where it is given, those of a window are read as
             training with document masks reads them: none sees another, positions begin again in
             each, and its first token does not count. For models that take document_ids.
-
-    Raises:
-        ClearheadError: as `windows_of`, and for token ids or lengths unknown to the model.
     """
-    losses = Losses(model)
-    rows = max(1, batch_tokens // length)
+    losses, rows = Losses(model), max(1, batch_tokens // length)
     waiting: dict[tuple[int, int], list[tuple[int, int, Tensor]]] = {}
 
     def run(place: int, group: list[tuple[int, int, Tensor]]) -> Iterator[Scored]:
@@ -151,16 +140,8 @@ class Losses:
         self._plain_head: Any = None
 
     def __call__(self, ids_BT: Tensor, first: int = 1, **inputs: Tensor) -> Tensor:
-        """The loss of the tokens from `first` on, given all before them in their row.
-
-        Args:
-            ids_BT: int64, on the model's device.
-            first: from 1 to T − 1.
-            inputs: what else the model takes, such as position_ids.
-
-        Returns:
-            Float32 (float64 for such a model), [B, T − first], nats.
-        """
+        """The loss of the tokens from `first` on, given all before them in their row: float32
+        (float64 for such a model), [B, T − first], nats."""
         targets, losses = ids_BT[:, first:].flatten(), []
         for logits_NV in self.logits(ids_BT, first, **inputs):
             target_N, targets = targets[: len(logits_NV)], targets[len(logits_NV) :]
@@ -254,14 +235,14 @@ def perplexity(
         return Perplexity(reason=str(error))
     if not parts:
         raise ClearheadError("no windows to measure on: give at least one")
-    parts = [part for part in parts if len(part)]
-    if not (count := sum(map(len, parts))):
+    sums = [(float(part.sum()), len(part)) for part in parts if len(part)]
+    if not sums:
         return Perplexity(reason="no window holds a token that another of its document foretells")
-    sums = [float(part.sum()) for part in parts]
-    loss = math.fsum(sums) / count
+    count = sum(tokens for _, tokens in sums)
+    loss = math.fsum(total for total, _ in sums) / count
     if not math.isfinite(perplexity_of(loss)):
         reason = f"the loss is {loss}, so there is no perplexity: {NOT_FINITE}"
-    means = tuple(total / len(part) for total, part in zip(sums, parts, strict=True))
+    means = tuple(total / tokens for total, tokens in sums)
     return Perplexity(tokens=count, loss=loss, reason=reason or None, by_window=means)
 
 
@@ -288,14 +269,8 @@ class Distance:
 def distance(before: Any, after: Any, windows: Iterable[Tensor]) -> Distance:
     """Measure both models in their own dtype; probabilities in float32, sums in float64.
 
-    A part of both models' logits of a window is held at a time, where `Losses` can do so.
-
-    Args:
-        windows: int64 [length] each.
-
-    Raises:
-        ClearheadError: no windows, of one token, of different lengths, or with tokens unknown to
-            the model.
+    A part of both models' logits of a window, int64 [length], is held at a time, where `Losses` can
+    do so.
     """
     tokens, largest, sums = 0, 0.0, torch.zeros(5, dtype=torch.float64)
     one_of, other_of = Losses(before), Losses(after)

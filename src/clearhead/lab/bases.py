@@ -3,30 +3,28 @@
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from clearhead.data import Corpus, DataConfig
 from clearhead.errors import ClearheadError
-from clearhead.lab.arms import Arm
-from clearhead.lab.configs import CompareConfig
+from clearhead.lab.configs import Arm, CompareConfig
 from clearhead.lab.run_setup import (
-    OBJECTIVES,
-    check_room,
+    check_length,
     fitted,
+    new_model,
     own_text,
     refuse_tokenizer,
     require_own_tokenizer,
 )
 from clearhead.measure.sweep import parameters_digest
-from clearhead.models import plan
 from clearhead.models.conversion import imported, require_convertible
 from clearhead.models.families import FAMILIES
 from clearhead.models.families.family import dropouts, filled, words_of
-from clearhead.models.inspection import longest_text, parameter_count
+from clearhead.models.inspection import parameter_count
 from clearhead.models.loading import load
 from clearhead.models.starts import Start, started, target
 from clearhead.nn.sink import AT_REST, Sink
@@ -46,9 +44,8 @@ class Base:
     length: int
 
     def start(self, preset: str | None, settings: Mapping[str, Any]) -> Start:
-        """A copy on the mechanisms of a preset, and of settings over it.
-
-        Without a change of mechanism it is the model itself, in its own class.
+        """A copy on the mechanisms of a preset, and of settings over it; in its own class where
+        they change nothing.
 
         Raises:
             ClearheadError: for an unknown preset or setting, windows for which learned keys leave
@@ -57,11 +54,12 @@ class Base:
         changes = target(preset, settings)
         if changes:
             start = started(imported(self.model), changes)
-            _check_windows(start.model, f"{self.name} beside learned keys", self.length)
+            check_length(start.model, f"{self.name} beside learned keys", self.length)
             return start
         return Start(copy.deepcopy(self.model), (), ())
 
-    def describe(self) -> dict[str, str]:
+    @cached_property
+    def origin(self) -> dict[str, str]:
         """The model's name and a hash of its weights, for records."""
         return {"name": self.name, "parameters": parameters_digest(self.model)}
 
@@ -76,10 +74,7 @@ def open_base(
     alike: bool = False,
 ) -> Base:
     """Open a model to go on from in windows of that length, in float32, and prepare its text.
-
-    Args:
-        began: as in `prepare`.
-        alike: leave out the dropout of the model's own class, which is lost with other mechanisms.
+    `alike` leaves out the dropout of its own class, which is lost with other mechanisms.
 
     Raises:
         ClearheadError: for a model that cannot be opened or is stored in few bits, a tokenizer
@@ -89,99 +84,66 @@ def open_base(
     refuse_tokenizer(data)
     require_convertible(name, trust_remote_code=trust_remote_code)
     model, tokenizer = load(name, trust_remote_code=trust_remote_code)
-    _check_windows(model, name, length)
+    check_length(model, name, length)
     require_own_tokenizer(name, model, tokenizer)
-    corpus = own_text(data, tokenizer, progress=say, began=began)
-    shares = own_dropout(model)
-    if shares and alike:
+    corpus = own_text(data, tokenizer, began)
+    shares = dropouts(model.config) if alike and type(model).__name__ in FAMILIES else {}
+    if shares:
         say(f"{words_of(shares)}: left out of every arm, since a converted model has no dropout")
-        model = _with_settings(model, dict.fromkeys(shares, 0.0))
+        config = copy.deepcopy(model.config)
+        for key in shares:
+            setattr(config, key, 0.0)
+        model = filled(type(model), config, model.state_dict(), model)
     return Base(name, model.float(), corpus, length)
-
-
-def _check_windows(model: Any, name: str, length: int) -> None:
-    limit = longest_text(model)
-    if limit is not None and length > limit:
-        raise ClearheadError(
-            f"windows of {length} tokens are more than the {limit} positions of {name}: "
-            f"give --train.sequence-length {limit}"
-        )
-
-
-def own_dropout(model: Any) -> dict[str, float]:
-    """The dropout of a model that it would lose as a clearhead model: {setting: share}."""
-    return dropouts(model.config) if type(model).__name__ in FAMILIES else {}
-
-
-def _with_settings(model: Any, settings: Mapping[str, Any]) -> Any:
-    """The same weights in a model of other settings."""
-    config = copy.deepcopy(model.config)
-    for key, value in settings.items():
-        setattr(config, key, value)
-    return filled(type(model), config, model.state_dict(), model)
 
 
 def resting_sinks(model: Any, config: TrainConfig) -> str:
     """A line that names the remedy where sinks are to be trained that no gradient reaches."""
-    sinks = [
-        module
+    rests = [
+        module.rests
         for name, module in model.named_modules()
         if isinstance(module, Sink)
         and (not config.only or matched(f"{name}.logit", config.only))
         and not matched(f"{name}.logit", config.freeze)
     ]
-    if not sinks or not all(sink.rests for sink in sinks):
-        return ""
-    return f"{AT_REST}: give --set annealed_start=true"
+    return f"{AT_REST}: give --set annealed_start=true" if rests and all(rests) else ""
 
 
-@dataclass(frozen=True)
-class ArmModel:
-    """The model of an arm before it is trained.
+class Outlined(NamedTuple):
+    """An arm, its model without weights on the meta device, and the function that builds it, from
+    PyTorch's generator or from the base."""
 
-    Attributes:
-        outline: the model without weights, on the meta device.
-        counts: its parameters, as a run's header has them; of a preset also the FLOPs of a token's
-            forward pass.
-        build: makes it, from PyTorch's generator or from the base.
-        origin: what the header of a run says of the base.
-        remark: a line about the start, or nothing.
-    """
-
+    arm: Arm
     outline: Any
-    counts: dict[str, Any]
     build: Callable[[], Any]
-    origin: dict[str, str] | None = None
-    remark: str = ""
 
-    @classmethod
-    def of(cls, arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None) -> "ArmModel":
-        """An arm's model.
 
-        Raises:
-            ClearheadError: where it cannot be built, or made from the base.
-        """
-        if base is None:
-            model = fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
-            check_room(model, arm.train)
-            build: Callable[[], Any] = partial(OBJECTIVES[config.objective], model)
-            with torch.device("meta"):
-                outline = build()
-            flops = plan(model, length=arm.train.sequence_length).forward_flops
-            return cls(outline, _counted(outline) | {"forward_flops": flops}, build)
-        build = lambda: base.start(arm.preset, arm.model).model  # noqa: E731
-        try:
+def outlined(arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None) -> Outlined:
+    """Outline the model of an arm.
+
+    Raises:
+        ClearheadError: where it cannot be built, or made from the base.
+    """
+    if base is None:
+        model = fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
+        build: Callable[[], Any] = partial(new_model, model)
+        with torch.device("meta"):
             outline = build()
-        except ClearheadError as error:
-            raise ClearheadError(f"{arm.name}: {error}") from error
-        if remark := resting_sinks(outline, arm.train):
-            remark = f"{arm.name}: {remark}, in a comparison of arms with a null key or XSA"
-        outline.to("meta")
-        outline.tie_weights()
-        return cls(outline, _counted(outline), build, base.describe(), remark)
+        check_length(outline, arm.preset, arm.train.sequence_length)
+        return Outlined(arm, outline, build)
+    build = lambda: base.start(arm.preset, arm.model).model  # noqa: E731
+    try:
+        outline = build()
+    except ClearheadError as error:
+        raise ClearheadError(f"{arm.name}: {error}") from error
+    if remark := resting_sinks(outline, arm.train):
+        say(f"{arm.name}: {remark}, in a comparison of arms with a null key or XSA")
+    outline.to("meta")
+    outline.tie_weights()
+    return Outlined(arm, outline, build)
 
 
-def _counted(model: Any) -> dict[str, int]:
+def counted(model: Any) -> dict[str, int]:
     """Parameters of any model, and those that are neither embeddings nor the head."""
     modules = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     tables = {module.weight for module in (*modules, model.get_output_embeddings())}

@@ -1,7 +1,4 @@
-"""The bill of a training run before any weight exists: memory, FLOPs, time; and devices.
-
-And bytes of a model's tensors by length of text, counted without storage, as records.
-"""
+"""Memory, FLOPs and time of a training run, counted before any weight exists."""
 
 import os
 import warnings
@@ -14,16 +11,9 @@ import torch
 from clearhead import ops
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
-from clearhead.lab.run_setup import OBJECTIVES, objective_of
+from clearhead.lab.run_setup import new_model
 from clearhead.lab.sweep_configs import PlanConfig
-from clearhead.models import (
-    ClearheadConfig,
-    ClearheadForCausalLM,
-    ClearheadForMaskedLM,
-    Plan,
-    plan,
-    preset,
-)
+from clearhead.models import ClearheadConfig, ClearheadForMaskedLM, Plan, plan, preset
 from clearhead.models.base_model import cache_of
 from clearhead.models.planning import counterpart, without_data
 from clearhead.optim import build_optimizer
@@ -56,8 +46,8 @@ GPUS = {
 
 
 class Estimate(NamedTuple):
-    """Seconds of a step and of the whole run on a number of devices, and whether the peak of memory
-    leaves a tenth of each device's free."""
+    """Seconds of a step and of the run on a number of devices; the peak of memory `fits` where a
+    tenth of each device's stays free."""
 
     device: str
     number: int
@@ -67,13 +57,8 @@ class Estimate(NamedTuple):
 
 
 class Bill(NamedTuple):
-    """Costs of a training run.
-
-    Attributes:
-        counts: of the model, at the training length.
-        memory: by number of devices, bytes on each by part (`training_memory`).
-        flops: of the whole run: the forward passes, and twice that for the backward passes.
-    """
+    """Costs of a training run: of the model at the training length; bytes on each device by part
+    (`training_memory`), by number of devices; FLOPs of all forward and backward passes; times."""
 
     counts: Plan
     memory: Mapping[int, Mapping[str, int]]
@@ -92,10 +77,8 @@ def device(name: str) -> tuple[float, float]:
 def bill(
     config: Any, train: TrainConfig, *, devices: Sequence[str], numbers: Sequence[int] = (1,)
 ) -> Bill:
-    """Make the bill of `train`: a step takes its FLOPs over `EFFICIENCY` of the devices' rate.
-
-    The devices share the batches of a step, then the rows of a batch. Checkpointing computes the
-    forward pass twice.
+    """Make the bill of `train`: a step takes its FLOPs over `EFFICIENCY` of the devices' rate, and
+    a third more where checkpointing computes the forward pass twice.
 
     Args:
         numbers: of devices, with weights and optimizer sharded over them; a CPU is one.
@@ -125,17 +108,14 @@ def training_memory(config: Any, train: TrainConfig, *, gpus: int = 1) -> Mappin
 
     The step is eager, on the CPU's kernels; `precision` "auto" counts as bf16. Each of several GPUs
     holds its share of weights, gradients and optimizer; a layer that is gathered whole while it
-    runs is not counted.
-
-    Args:
-        config: as `plan` takes it.
+    runs is not counted. `config` is as `plan` takes it.
 
     Raises:
         ClearheadError: an optimizer that reads numbers of its tensors, such as Adafactor.
     """
     config = counterpart(config)
     with torch.device("meta"):
-        model: Any = OBJECTIVES[objective_of(config)](config).float()
+        model: Any = new_model(config).float()
     if train.checkpointing == "blocks":
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             model.gradient_checkpointing_enable({"use_reentrant": False})  # 5.17 has no other name
@@ -197,8 +177,7 @@ def _loss(model: Any, batch: dict[str, torch.Tensor], labels_BT: torch.Tensor) -
 
 
 def record_memory(config: PlanConfig, **_: object) -> list[Line]:
-    """Count the bytes of each preset at each length; return their records, which are in
-    `config.records` too.
+    """Count the bytes of each preset at each length; write and return the records.
 
     - `step_bytes`: of all tensors but weights, gradients and the optimizer's, when a training step
       of one text holds most (`training_memory`).
@@ -213,28 +192,16 @@ def record_memory(config: PlanConfig, **_: object) -> list[Line]:
     for name in config.models:
         positions = {"max_position_embeddings": max(config.lengths)}
         model = preset(name, config.size, **positions | config.set)
-        lines.append(
-            {
-                "kind": "run",
-                "run": name,
-                "arm": name,
-                "preset": name,
-                "seed": 0,
-                "size": config.size,
-                "model": model.to_diff_dict(),
-                "parameters": plan(model).parameters,
-                "train": {"tokens": 0, "batch_size": 1, "precision": train.precision},
-                **provenance(torch.device("cpu")),
-            }
-        )
+        head = {"kind": "run", **dict.fromkeys(("run", "arm", "preset"), name), "seed": 0}
+        head |= {"size": config.size, "model": model.to_diff_dict()}
+        head |= {"parameters": plan(model).parameters, **provenance(torch.device("cpu"))}
+        head["train"] = {"tokens": 0, "batch_size": 1, "precision": train.precision}
+        lines.append(head)
         for length in config.lengths:
             step = training_memory(model, replace(train, sequence_length=length))
             keys, values = _cached(model, length)
-            counts = {
-                "step_bytes": step["activations"],
-                "cached_key_bytes": 2 * keys / length,
-                "cached_bytes": 2 * (keys + values) / length,
-            }
+            counts = {"step_bytes": step["activations"], "cached_key_bytes": 2 * keys / length}
+            counts["cached_bytes"] = 2 * (keys + values) / length
             of = {"kind": "measure", "run": name, "task": "memory", "length": length}
             lines += [{**of, "metric": metric, "value": one} for metric, one in counts.items()]
     assert config.records is not None
@@ -245,7 +212,7 @@ def record_memory(config: PlanConfig, **_: object) -> list[Line]:
 def _cached(config: ClearheadConfig, length: int) -> tuple[int, int]:
     """Numbers of keys and of values in the cache after one text of `length`."""
     with torch.device("meta"):
-        model: Any = ClearheadForCausalLM(config)
+        model = new_model(config)
     with without_data(), torch.no_grad():
         ids_BT = torch.zeros(1, length, dtype=torch.int64)
         layers = cache_of(model.to_empty(device="cpu").eval()(ids_BT, use_cache=True)).layers

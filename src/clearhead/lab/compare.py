@@ -16,12 +16,11 @@ import torch
 
 from clearhead.data import Corpus, prepare, windows, with_mask_token
 from clearhead.errors import ClearheadError
-from clearhead.lab import processes
-from clearhead.lab.arms import Arm
-from clearhead.lab.bases import ArmModel, Base, open_base
-from clearhead.lab.configs import RECORDS, CompareConfig, Job, OneRun, milestone_steps
+from clearhead.lab.bases import Base, Outlined, counted, open_base, outlined
+from clearhead.lab.configs import RECORDS, Arm, CompareConfig, milestone_steps
 from clearhead.lab.final_measures import MILESTONES, Milestones, measure
-from clearhead.lab.run_setup import batches, data_of, masked_batches
+from clearhead.lab.run_setup import batches, data_of
+from clearhead.models import plan
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.progress import Work
@@ -61,45 +60,42 @@ class Run:
     """One run: an arm with a seed."""
 
     def __init__(
-        self, config: CompareConfig, corpus: Corpus, arm: Arm, seed: int, model: ArmModel
+        self, config: CompareConfig, opened: tuple[Corpus, Base | None], model: Outlined, seed: int
     ) -> None:
-        self.config = config
-        self.corpus = corpus
-        self.arm = arm
-        self.seed = seed
+        corpus, base = opened
+        arm, self.outline, self.build = model
+        self.config, self.corpus, self.arm, self.seed = config, corpus, arm, seed
         # As it will be computed: the header of a record has no "auto".
         resolved = precision.resolve(arm.train.precision, best_device())
         self.settings = replace(arm.train, seed=seed, precision=resolved)
-        self.model = model
         self.folder = folder_of(config, arm, seed)
         self.records = self.folder / RECORDS
         self.called = f"{arm.name}, seed {seed}"
-        self.header = self._header()
-
-    def _header(self) -> dict[str, Any]:
-        """The run's own line of the records; what a training run adds to it comes later."""
-        length = self.settings.sequence_length
-        return {
+        # The run's own line of the records; the training run adds to it.
+        self.header: dict[str, Any] = {
             "kind": "run",
-            "run": f"{self.arm.name}/seed{self.seed}",
-            "arm": self.arm.name,
-            "preset": self.arm.preset,
-            "changes": self.arm.changes,
-            "size": self.config.size if self.model.origin is None else "",
-            "from": self.model.origin,
-            "seed": self.seed,
-            "label": self.config.label,
-            "model": self.model.outline.config.to_diff_dict(),
+            "run": f"{arm.name}/seed{seed}",
+            "arm": arm.name,
+            "preset": arm.preset,
+            "changes": arm.changes,
+            "size": config.size if base is None else "",
+            "from": base and base.origin,
+            "seed": seed,
+            "label": config.label,
+            "model": self.outline.config.to_diff_dict(),
             "train": asdict(self.settings),
-            "data": self.corpus.describe(),
-            **self.model.counts,
-            "objective": self.config.objective,
-            "lengths": [multiple * length for multiple in self.config.lengths],
-            "evaluation_tokens": self.config.evaluation_tokens,
-            "measure_every": milestone_steps(self.config.measure_every, self.settings),
-            "documents": self.config.documents,
-            "held_out": self.config.held_out,
+            "data": corpus.describe(),
+            **counted(self.outline),
+            "objective": config.objective,
+            "lengths": [multiple * arm.train.sequence_length for multiple in config.lengths],
+            "evaluation_tokens": config.evaluation_tokens,
+            "measure_every": milestone_steps(config.measure_every, self.settings),
+            "documents": config.documents,
+            "held_out": config.held_out,
         }
+        if base is None:
+            counts = plan(self.outline.config, length=arm.train.sequence_length)
+            self.header["forward_flops"] = counts.forward_flops
 
     def check(self) -> None:
         """Refuse what training or measuring would refuse only hours later, and a folder whose
@@ -119,7 +115,7 @@ class Run:
             )
             refuse_changes(self.folder, before, wanted)
             return
-        model = copy.deepcopy(self.model.outline)
+        model = copy.deepcopy(self.outline)
         try:
             choose_parameters(model, self.settings)
             build_optimizer(model, self.settings)
@@ -132,19 +128,18 @@ class Run:
         """Train the model, or resume it; measure it, and publish the records."""
         work.begin(f"{self.called}, {self.header['parameters']:,} parameters")
         callbacks = [Progress(work=work), *make_trackers(self.config.track)]
-        every = self.header["measure_every"]
         torch.manual_seed(self.seed)
-        model = self.model.build().to(best_device())
-        if every:
-            apart = self.config.documents == "apart"
+        model = self.build().to(best_device())
+        apart = self.config.documents == "apart"
+        if every := self.header["measure_every"]:
             followed = Milestones(self.corpus, self.settings, every=every, documents_apart=apart)
-            callbacks = [*callbacks, followed]
-        batched = masked_batches if self.config.objective == "mlm" else batches
+            callbacks.append(followed)
+        masked = self.config.objective == "mlm"
         result = diverged = None
         try:
             model, result = train_to_end(
                 model,
-                batched(self.corpus, self.settings, self.folder),
+                batches(self.corpus, self.settings, self.folder, masked=masked),
                 self.settings,
                 output=self.folder,
                 tokenizer=self.corpus.tokenizer,
@@ -176,31 +171,23 @@ class Run:
             none = {"metric": "perplexity", "value": None, "reason": diverged}
             yield from ({**measured, **none, "length": length} for length in lengths)
         elif lengths:
-            options = {"lengths": lengths, "tokens": self.config.evaluation_tokens}
-            apart = self.config.documents == "apart"
-            for found in measure(
-                model, self.corpus, self.settings, documents_apart=apart, **options
-            ):
+            options: Any = {"lengths": lengths, "tokens": self.config.evaluation_tokens}
+            options["documents_apart"] = self.config.documents == "apart"
+            for found in measure(model, self.corpus, self.settings, **options):
                 yield {**measured, **found}
 
 
 def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
     """Train and measure every arm with every seed, and return the records.
 
-    What is done is kept in `config.output`, a folder a run, so that a comparison that was stopped
-    goes on with the run at hand. `records.jsonl` there holds the records of all runs. A run that
-    diverges is recorded as such, and the others go on: in a sweep that is a result. A script that
-    asks for several `jobs` has its code under `if __name__ == "__main__"`, as multiprocessing wants
-    it.
-
-    Args:
-        work: shows which run is at hand and how far it is, a unit a run.
+    What is done is kept in `config.output`, so that a comparison that was stopped goes on with the
+    run at hand. A run that diverges is recorded as such, and the others go on: in a sweep that is a
+    result. `work` shows which run is at hand and how far it is, a unit a run.
 
     Raises:
         ClearheadError: for settings or data that do not work, a folder of other settings, in use
             or damaged, or where every run diverged.
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
-        Stopped: the same, of several runs at once.
     """
     config.check()
     work = Work(say=say) if work is None else work
@@ -209,22 +196,20 @@ def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
         runs, records = _runs(config), config.output / RECORDS
         for run in runs:  # all before the first is trained, which may take hours
             run.check()
-        waiting = [run for run in runs if not run.records.exists()]
         work.start(len(runs))
-        for run in (run for run in runs if run not in waiting):
-            work.skip()
-            say(f"{run.called}: already done")
-        if config.jobs > 1 and waiting:
-            _side_by_side(waiting, config, work)
-        else:
-            for run in waiting:
-                run.make(work)
-                _join(runs, records)
-                work.end()
+        for run in runs:
+            if run.records.exists():
+                work.skip()
+                say(f"{run.called}: already done")
+                continue
+            run.make(work)
+            _join(runs, records)
+            work.end()
         _join(runs, records)
         done = load(records)
-        for one in (one for one in done.runs if one.diverged):
-            say(f"{one.arm}, seed {one.seed}: {one.header['diverged']}")
+        for one in done.runs:
+            if one.diverged:
+                say(f"{one.arm}, seed {one.seed}: {one.header['diverged']}")
         if all(one.diverged for one in done.runs):
             raise DivergedError(f"no run stayed finite: {done.runs[0].header['diverged']}")
         return done
@@ -232,70 +217,29 @@ def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
 
 def _runs(config: CompareConfig) -> list[Run]:
     """Every arm with every seed; one seed of all arms comes before the next."""
-    base, corpus = _opened(config)
-    if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
-        named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
-        say(f"nothing is held out of {named}: validation text has none of it")
-    if len(config.seeds) == 1 and len(config.arms) > 1:
-        say("one seed cannot tell these models apart: give several, such as --seeds 0 1 2")
-    models = {arm.name: ArmModel.of(arm, config, corpus, base) for arm in config.arms}
-    for remark in filter(None, (model.remark for model in models.values())):
-        say(remark)
-    return [
-        Run(config, corpus, arm, seed, models[arm.name])
-        for seed in config.seeds
-        for arm in config.arms
-    ]
-
-
-def _join(runs: list[Run], records: Path) -> None:
-    """Join the records of the runs that are done."""
-    done = (run.records.read_bytes().decode() for run in runs if run.records.exists())
-    write_text(records, "".join(done))
-
-
-def _side_by_side(runs: list[Run], config: CompareConfig, work: Work) -> None:
-    """Make runs in processes, so many at a time; refuse to go on without those that failed."""
-    count, logs = min(config.jobs, len(runs)), config.output / "logs"
-    say(f"{count} of {len(runs)} runs at once, with logs in {logs}")
-    jobs = [
-        Job(
-            name=one.folder.name,
-            config=OneRun(comparison=config, arm=one.arm.name, seed=one.seed),
-            records=one.records,
-        )
-        for one in runs
-    ]
-    if failed := processes.run(jobs, logs=logs, jobs=count, work=work):
-        raise ClearheadError(
-            f"{len(failed)} of {len(runs)} runs failed ({', '.join(one.name for one in failed)}): "
-            f"{logs} says why, and the same command tries them again"
-        )
-
-
-def make_run(one: OneRun, *, work: Work) -> None:
-    """Train, measure and record one run of a comparison, whose folder another process holds."""
-    config = one.comparison
-    base, corpus = _opened(config)
-    arm = next(arm for arm in config.arms if arm.name == one.arm)
-    work.start(1)
-    Run(config, corpus, arm, one.seed, ArmModel.of(arm, config, corpus, base)).make(work)
-
-
-def _opened(config: CompareConfig) -> tuple[Base | None, Corpus]:
-    """The trained model to start from, where one is named; and the text."""
     # The fingerprint of the data of a run that was begun in the output folder, if one was.
-    runs = itertools.product(config.arms, config.seeds)
-    began = next(filter(None, (data_of(folder_of(config, *run)) for run in runs)), None)
+    folders = (folder_of(config, *run) for run in itertools.product(config.arms, config.seeds))
+    began = next(filter(None, map(data_of, folders)), None)
     base = None
     if config.base is None:
         corpus = prepare(config.data, progress=say, began=began)
         corpus = with_mask_token(corpus) if config.objective == "mlm" else corpus
     else:
         longest = max(arm.train.sequence_length for arm in config.arms)
-        trust = config.trust_remote_code
-        base = open_base(
-            *(config.base, config.data, longest), trust_remote_code=trust, began=began, alike=True
-        )
+        options: Any = {"trust_remote_code": config.trust_remote_code, "began": began}
+        base = open_base(config.base, config.data, longest, alike=True, **options)
         corpus = base.corpus
-    return base, corpus.for_tuning() if config.held_out == "training" else corpus
+    corpus = corpus.for_tuning() if config.held_out == "training" else corpus
+    if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
+        named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
+        say(f"nothing is held out of {named}: validation text has none of it")
+    if len(config.seeds) == 1 and len(config.arms) > 1:
+        say("one seed cannot tell these models apart: give several, such as --seeds 0 1 2")
+    models = [outlined(arm, config, corpus, base) for arm in config.arms]
+    return [Run(config, (corpus, base), model, seed) for seed in config.seeds for model in models]
+
+
+def _join(runs: list[Run], records: Path) -> None:
+    """Join the records of the runs that are done."""
+    done = (run.records.read_bytes().decode() for run in runs if run.records.exists())
+    write_text(records, "".join(done))

@@ -1,14 +1,16 @@
-"""Jobs as values: configurations that verbs read and experiments yield.
+"""Jobs as values: configurations that verbs read and experiments yield; no torch until the models
+of a comparison are read."""
 
-Nothing here needs torch but the models of a comparison, which are configured when they are first
-read: an experiment makes hundreds of comparisons and runs few.
-"""
-
+import hashlib
+import itertools
+import json
 import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
@@ -22,14 +24,14 @@ from clearhead.ranges import Count, Natural, check, check_distinct
 from clearhead.records.identity import canonical, digest_of
 from clearhead.train.config import FinetuneConfig, Tracker, TrainConfig
 
-if TYPE_CHECKING:
-    from clearhead.lab.arms import Arm
-
 RECORDS = "records.jsonl"
 """In the output folder of a comparison or a fine-tuning."""
 
 
 Base = Annotated[Model | None, tyro.conf.arg(name="from")]
+BETWEEN = " · "
+TRAIN = "train."
+_SETTINGS = {TRAIN + one.name for one in fields(TrainConfig)} - {"train.parallel", "train.timeout"}
 _Fixed = tyro.conf.Suppress[tyro.conf.Fixed[Any]]  # no option sets it
 
 
@@ -56,6 +58,11 @@ class TrainJob(OpensModels):
     """Settings of the training."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text, tokenizer and split."""
+    resume: Path | None = None
+    """Go on with the run in this folder, whose run.json has all settings. A larger --train.tokens
+    extends a run; --train.save-every, --train.keep, --train.log-every, --track and the division
+    among processes may change. If the run's text, tokenizer or first model have moved, --data.data,
+    --data.tokenizer and --from name their new places."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +71,32 @@ class ArmConfig(TrainConfig):
 
     parallel: _Fixed = "ddp"
     timeout: _Fixed = TrainConfig.timeout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A preset with changes, as one side of a comparison."""
+
+    name: str
+    """Name in tables, and key of the records: softmax1 · orthoadam."""
+    preset: str
+    changes: dict[str, Any]
+    """Varied settings, {KEY: value}."""
+    model: dict[str, Any]
+    """Keys of the configuration: those set for every arm, and those varied."""
+    train: TrainConfig
+
+    @property
+    def folder(self) -> str:
+        """The name as a file's: softmax1+orthoadam; with a digest where it is not the whole name.
+
+        No other name has the same.
+        """
+        plain = self.name.replace(BETWEEN, "+").replace(" ", "=")
+        safe = re.sub(r"[^A-Za-z0-9._+=-]", "-", plain)[:100]
+        if safe == plain:
+            return safe
+        return f"{safe}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +133,8 @@ class CompareConfig(OpensModels):
     measure_every: float = 0
     """Steps between measurements of outliers, attention and validation loss during training; below
     1 a fraction of all steps; 0 measures at the end only."""
-    rates: dict[Name, float] = field(default_factory=dict)
-    """Learning rates of single arms, each a name and a rate. A name is an arm's, a part of one (a
-    preset, an optimizer) or a pattern such as "softmax1*sgd"; the first that matches counts."""
     label: Name = ""
     """Label of the records on a page that shows several sets; empty for a run just made."""
-    jobs: Count = 1
-    """Runs at once, each in a process with its share of the CPU's threads and on the least used
-    GPU."""
     track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: TrainConfig = field(default_factory=lambda: ArmConfig(learning_rate=3e-3))
@@ -120,18 +147,64 @@ class CompareConfig(OpensModels):
         return {one.name: getattr(self, one.name) for one in fields(CompareConfig)}
 
     @cached_property
-    def arms(self) -> tuple["Arm", ...]:
-        """The arms of the comparison, in order."""
-        from clearhead.lab.arms import make_arms
+    def arms(self) -> tuple[Arm, ...]:
+        """Every preset with every combination of the values in `vary`, presets first.
 
-        return make_arms(self.presets, self.train, set=self.set, vary=self.vary, rates=self.rates)
+        Raises:
+            ClearheadError: for an unknown or impossible setting of the training.
+        """
+        _check_keys(self.vary)
+        arms = []
+        for name, values in itertools.product(self.presets, itertools.product(*self.vary.values())):
+            changes = dict(zip(self.vary, values, strict=True))
+            called = BETWEEN.join([name, *(_in_words(*change) for change in changes.items())])
+            model, settings = dict(self.set), dict[str, Any]()
+            for key, value in changes.items():
+                (settings if key.startswith(TRAIN) else model)[key.removeprefix(TRAIN)] = value
+            try:
+                train = replace(self.train, **settings)
+            except ClearheadError as error:
+                raise ClearheadError(f"{called}: {error}" if changes else str(error)) from error
+            arms.append(Arm(name=called, preset=name, changes=changes, model=model, train=train))
+        return tuple(arms)
 
     @cached_property
     def models(self) -> dict[str, Any]:
-        """The configuration of each arm's model, as `models_of` has it; made once."""
-        from clearhead.lab.arms import models_of
+        """{name of an arm: its model's configuration}; of an arm that starts from a trained model,
+        which keeps its sizes, what it changes there.
 
-        return models_of(self.arms, self.size, based=self.base is not None)
+        Raises:
+            ClearheadError: for an unknown key, an impossible value or arm, and two equal arms.
+        """
+        from transformers import PreTrainedConfig
+
+        from clearhead.models import ClearheadConfig, preset
+        from clearhead.models.starts import target
+
+        keys = [key for key in ClearheadConfig.settings() if key not in vars(PreTrainedConfig)]
+        models, names = dict[str, Any](), dict[str, str]()
+        for arm in self.arms:
+            for key in arm.model:
+                if key in arm.changes:
+                    choose("key to vary", key, [*_SETTINGS, *keys])
+                choose("key of the configuration", key, keys)
+            try:
+                if self.base is not None:
+                    model = settings = target(arm.preset, arm.model)
+                else:
+                    model = preset(arm.preset, self.size, **arm.model)
+                    settings = model.to_dict()
+            except ClearheadError as error:
+                words = f"{arm.name}: {error}" if arm.changes else str(error)
+                raise ClearheadError(words) from error
+            models[arm.name] = model
+            same = f"{json.dumps(settings, sort_keys=True, default=str)} {arm.train}"
+            if (other := names.setdefault(same, arm.name)) != arm.name:
+                raise ClearheadError(
+                    f"{other!r} and {arm.name!r} are the same model in the same training: "
+                    "leave one of their presets or values out"
+                )
+        return models
 
     def check(self) -> None:
         """Refuse settings that cannot work, and models that are unknown, impossible or equal.
@@ -174,21 +247,28 @@ class CompareConfig(OpensModels):
         return "apart" if apart else "together"
 
 
-@dataclass(frozen=True, kw_only=True)
-class OneRun:
-    """One run of a comparison, for a process of its own."""
+def _check_keys(vary: Mapping[str, Sequence[Any]]) -> None:
+    for key, values in vary.items():
+        if key.startswith(TRAIN):
+            choose("key to vary", key, _SETTINGS)
+        if key == "train.seed":
+            raise ClearheadError("train.seed cannot be varied: give several seeds")
+        words = [_in_words(key, value) for value in values]
+        if not words or len(words) != len({*words}):
+            found = ", ".join(words) or "none"
+            raise ClearheadError(f"{key} varies over one or more values, each once; found {found}")
 
-    comparison: CompareConfig
-    arm: str
-    seed: int
+
+def _in_words(key: str, value: Any) -> str:
+    """A change as part of a name: `orthoadam`, `norm layernorm`, `learning_rate 0.003`."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    # Optimizers are known by name; most other words, `none` say, need to be told of what.
+    return text if key == "train.optimizer" else f"{key.removeprefix(TRAIN)} {text}"
 
 
 def milestone_steps(every: float, settings: TrainConfig) -> int:
-    """Steps between measurements, or 0 for none, from a number of steps or a fraction of all.
-
-    Raises:
-        ClearheadError: for a number that is neither, and for steps that are not logged.
-    """
+    """Steps between measurements, or 0 for none, from a number of steps or a fraction of all;
+    raises a ClearheadError for a number that is neither, and for steps that are not logged."""
     logged = settings.log_every
     if 0 <= every < 1:
         return math.ceil(every * settings.steps / logged) * logged
@@ -201,13 +281,11 @@ def milestone_steps(every: float, settings: TrainConfig) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneJob:
+class FinetuneJob(OpensModels):
     """A fine-tuning: a checkpoint, a task and seeds."""
 
     model: Positional[Model]
     """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
-    trust_remote_code: bool = False
-    """Run Python code that the checkpoint brings. Read it first."""
     task: TaskName | None = None
     """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or banking77; without it, a task of your
     own."""
@@ -255,21 +333,18 @@ class FinetuneJob:
             splits = [Path(name).name.split(".")[0] for name in self.validation_file]
             if len(splits) == 1 or len({"train", *splits}) <= len(splits):
                 splits = [f"validation {n}" if n else "validation" for n in range(len(splits))]
-            task = replace(
-                task,
-                train=self.train_file,
-                validation=tuple(zip(splits, self.validation_file, strict=True)),
-            )
-        return replace(
-            task,
-            text=self.text_field or task.text,
-            pair=self.pair_field or task.pair,
-            label=self.label_field or task.label,
-        )
+            files = tuple(zip(splits, self.validation_file, strict=True))
+            task = replace(task, train=self.train_file, validation=files)
+        given: dict[str, Any] = {
+            "text": self.text_field,
+            "pair": self.pair_field,
+            "label": self.label_field,
+        }
+        return replace(task, **{name: value for name, value in given.items() if value})
 
 
 # Fields that no result depends on; and those that name the model which the job before leaves.
-_PLACES = {"output", "records", "page", "track", "jobs"}
+_PLACES = {"output", "records", "page", "track"}
 _MODELS = {"base", "model", "models"}
 
 
@@ -280,7 +355,7 @@ class Job:
     name: str
     """Name of the job and of its log: sweeps/6-layers/sas-8e-3."""
     config: Any
-    """The configuration of a verb, or one run of a comparison."""
+    """The configuration of a verb."""
     records: Path
     """The records that it writes; of a conversion the record in its folder."""
     arm: str = ""
@@ -315,9 +390,6 @@ class Job:
 
 
 def continued_recipe(kind: type[TrainConfig] = TrainConfig) -> TrainConfig:
-    """The default settings of training that starts from a trained model.
-
-    At a learning rate of 1e-4 SmolLM2-135M ended worse on new text after 250,000 tokens than at
-    3e-5 (docs/log.md).
-    """
+    """The default settings of training that starts from a trained model: at a rate of 1e-4
+    SmolLM2-135M ended worse on new text after 250,000 tokens than at 3e-5 (docs/log.md)."""
     return kind(learning_rate=3e-5, sequence_length=512, batch_size=4)

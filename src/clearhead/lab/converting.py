@@ -1,31 +1,31 @@
 """A model of one family or mechanism as one of another, and how far apart they are."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from clearhead import terminal
 from clearhead.data.sources import STDLIB
+from clearhead.diagnose import RowMeans
+from clearhead.diagnose.hidden import ResidualStream
 from clearhead.errors import ClearheadError
 from clearhead.eval.sliding import distance
-from clearhead.lab.calibration import added_sinks, calibrate, check_sinks, sample
-from clearhead.lab.convert_config import AUTO, ConvertConfig
 from clearhead.lab.prefixes import (
     SEARCHED,
     Prefix,
-    check_after,
+    calibrate,
     check_prefix,
     difference_after,
     fill,
     given_prefix,
+    sample,
     searched_prefix,
 )
-from clearhead.lab.repaired import WINDOWS, in_three_lines, three_numbers
 from clearhead.lab.run_setup import load_model, require_own_tokenizer
+from clearhead.lab.sweep_configs import AUTO, ConvertConfig
 from clearhead.models.conversion import (
     TOLERANCE,
     converted,
@@ -46,27 +46,24 @@ from clearhead.models.rotated import check_rotation, rotated
 from clearhead.models.starts import changed, check_baseline, started, target
 from clearhead.nn.key_value import KeyValue
 from clearhead.nn.sink import AT_REST
+from clearhead.probe import measure as measure_inside
+from clearhead.probe.tiles import ByTile
+from clearhead.quantize import Texts, cost, scheme
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, require_new, write_json
 from clearhead.records.provenance import provenance
+from clearhead.terminal import say
 from clearhead.train.checkpoint import save_pretrained, whole
 
+WINDOWS = 1  # of 512 tokens: enough to tell a price of 100 % from one of 1 %
+EIGHT_BITS = "w8a8-coarse"
 RECORD = "conversion.json"  # in the folder of the converted model
+Conversion = tuple[Any, dict[str, Any], list[str]]
+"""A converted model, its record, and lines about the change."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conversion:
-    """A converted model, what became of it in words, and its record."""
-
-    model: Any
-    record: dict[str, Any]
-    lines: list[str] = field(default_factory=list)
-
-
-def run_conversion(
-    config: ConvertConfig, *, say: Callable[[str], None] = terminal.say, work: object = None
-) -> None:
-    """Convert a model, write it with its record, and say what became of it.
+def run_conversion(config: ConvertConfig, **_: object) -> list[str]:
+    """Convert a model and write it with its record; return lines about the change.
 
     Raises:
         ClearheadError: as the conversions below; for an output that exists, a tokenizer that is
@@ -85,27 +82,23 @@ def run_conversion(
         with publish_folder(config.output) as temporary:
             save_pretrained(joined, tokenizer, temporary)
             manifest.seal(temporary)
-        say(f"{type(joined).__name__} of a checkpoint: {config.output}")
-        return
+        return [f"{type(joined).__name__} of a checkpoint: {config.output}"]
     require_convertible(config.model, trust_remote_code=config.trust_remote_code)
     copies = 2.5 if config.equalise else 2  # half of a model is its MLPs' gated rows
     require_room(config.model, "convert", copies=copies, wide=True)
     model, tokenizer = load_model(config.model, trust_remote_code=config.trust_remote_code)
     require_own_tokenizer(config.model, model, tokenizer)
     if not config.changes:
-        found = to_the_other_format(model, config.model, config.purpose)
+        made, record, lines = to_the_other_format(model, config.model, config.purpose)
     else:
         with in_float32(model) as rounded:
-            found = to_other_mechanisms(model, tokenizer, config, rounded=rounded)
-    made = found.model
+            made, record, lines = to_other_mechanisms(model, tokenizer, config, rounded=rounded)
     with publish_folder(config.output) as folder:
         save_pretrained(made, tokenizer, folder)
-        write_json(folder / RECORD, found.record)
+        write_json(folder / RECORD, record)
         manifest.seal(folder)
-    for line in found.lines:
-        say(line)
-    outcome = _outcome(found.record, dtype_name(model), dtype_name(made))
-    say(f"{type(model).__name__} → {type(made).__name__}, {outcome}: {config.output}")
+    outcome = _outcome(record, dtype_name(model), dtype_name(made))
+    return [*lines, f"{record['from']} → {record['to']}, {outcome}: {config.output}"]
 
 
 def _outcome(record: dict[str, Any], before: str, after: str) -> str:
@@ -134,31 +127,7 @@ def to_the_other_format(model: Any, name: str, purpose: str | None = None) -> Co
         relative = logit_difference(model, made)
     # Their float32 weights have been compared: what is left is what rounding does.
     same = {"same_in_float32": True, "same_function": relative <= TOLERANCE}
-    return Conversion(model=made, record={**record, **same, "relative": relative})
-
-
-class _Distances:
-    """Distances of a model under way from the first, on windows of text, and a line for each."""
-
-    def __init__(self, first: Any, windows: list[Tensor], text: str, prefixed: bool) -> None:
-        self.first, self.windows, self.text, self.prefixed = first, windows, text, prefixed
-        self.measures, self.lines = list[dict[str, Any]](), list[str]()
-
-    def measure(self, made: Any, what: str) -> None:
-        found = distance(self.first, made, self.windows)
-        self.measures.append({"what": what, **asdict(found)})
-        # After a prefix logits are others by intent: how far says nothing of a fault.
-        largest = "" if self.prefixed else f", largest difference of a logit {found.largest:.2g}"
-        self.lines.append(
-            f"{what}: KL {found.divergence:z.4f} nats a token, perplexity "
-            f"{found.perplexity_before:.2f} → {found.perplexity:.2f}{largest} "
-            f"({found.tokens:,} tokens of {self.text})"
-        )
-
-    @property
-    def relative(self) -> float:
-        """The last distance of the logits over their length."""
-        return float(self.measures[-1]["relative"])
+    return made, {**record, **same, "relative": relative}, []
 
 
 def to_other_mechanisms(
@@ -177,7 +146,7 @@ def to_other_mechanisms(
     changes, first = target(config.preset, settings), imported(model)
     check_baseline(config.preset, settings, first.config)
     length = min(config.length, model.config.max_position_embeddings)
-    prefix, basis = None, config.basis
+    prefix, basis, measures = None, config.basis, list[dict[str, Any]]()
     text = config.text or config.calibrate or STDLIB
     if config.prefix not in (None, AUTO):
         prefix = given_prefix(config.prefix, tokenizer, first.config.vocab_size)
@@ -193,11 +162,10 @@ def to_other_mechanisms(
         changes["prefix_length"] = len(prefix.ids)
     before = first
     if config.learn_rotation:
-        terminal.say("learning a rotation of the residual stream: a minute at a width of 576")
+        say("learning a rotation of the residual stream: a minute at a width of 576")
     if basis:
-        turned = rotated(first, basis, seed=config.seed, learn=config.learn_rotation)
-        before = with_equal_logits(first, turned)
-        del turned
+        rotation: Any = {"seed": config.seed, "learn": config.learn_rotation}
+        before = with_equal_logits(first, rotated(first, basis, **rotation))
     start = started(before, changes)
     made = start.model
     if prefix is not None:
@@ -208,26 +176,38 @@ def to_other_mechanisms(
         start = start._replace(model=made)
     length = min(length, longest_text(made) or length)  # learned keys may have taken positions
     windows = [window[:length] for window in windows]
-    distances = _Distances(first, windows, text, prefix is not None)
+
+    def measure(what: str) -> bool:
+        """Measure the distance from the first model; True where it is none."""
+        measures.append({"what": what, **asdict(distance(first, made, windows))})
+        return float(measures[-1]["relative"]) <= TOLERANCE
+
     with within_memory(f"give a smaller --length than {length}"):
-        if prefix is None:
-            _calibrate(config, made, before, calibrating, added, distances)
+        if prefix is not None:
+            if not (apart := difference_after(made, first, prefix.ids)) <= TOLERANCE:
+                raise ClearheadError(
+                    "the model with a prefix gives other logits than the one after it, by "
+                    f"{apart:.2g} of their size: convert --to a mechanism of another function "
+                    "first, then the result with --prefix"
+                )
+            same = measure("with the prefix, against the model without it")
         else:
-            check_after(made, first, prefix)
-            distances.measure(made, "with the prefix, against the model without it")
-        same_in_float32 = distances.relative <= TOLERANCE
-        made = rounded(made)
+            for step in _calibrated(config, made, before, calibrating, added):
+                same = measure(step)
+        same_in_float32, made = same, rounded(made)
         narrow = dtype_name(made) if made.dtype.itemsize == 2 else None
         with in_float32(made):
             if narrow is not None:
-                distances.measure(made, f"rounded to {narrow}")
+                same = measure(f"rounded to {narrow}")
             after = 0.0 if prefix is None else difference_after(made, first, prefix.ids)
             few = windows[:WINDOWS]
             numbers = {"before": three_numbers(first, few), "after": three_numbers(made, few)}
-    said = in_three_lines(**numbers, text=f"{sum(map(len, few)):,} tokens of {text}")
-    lines = [*distances.lines, *said, *start.in_words()]
-    if prefix is not None:
-        lines.insert(0, _prefix_line(prefix, made, after))
+    lines = [] if prefix is None else [_prefix_line(prefix, made, after)]
+    lines += [_in_words(one, text, prefix is not None) for one in measures]
+    if added and not calibrating and all(sink.rests for sink in _sinks(made, added)):
+        lines.append(f"{AT_REST}: give --calibrate TEXT, or --sink-logit 0 for softmax-1")
+    lines += in_three_lines(**numbers, text=f"{sum(map(len, few)):,} tokens of {text}")
+    lines += start.in_words()
     record = {
         **_record(config.model, model, made),
         "changes": changes,
@@ -236,11 +216,11 @@ def to_other_mechanisms(
         "learned_rotation": config.learn_rotation,
         "equalised": config.equalise,
         "same_in_float32": same_in_float32,
-        "same_function": distances.relative <= TOLERANCE,
-        "relative": distances.relative,
+        "same_function": same,
+        "relative": measures[-1]["relative"],
         "new": start.new,
         "dropped": start.dropped,
-        "measures": distances.measures,
+        "measures": measures,
         "repaired": numbers,
         "text": text,
         "calibration": config.calibrate,
@@ -248,7 +228,7 @@ def to_other_mechanisms(
         "windows": len(windows),
         "prefix": None if prefix is None else {**asdict(prefix), "relative": after},
     }
-    return Conversion(model=made, lines=lines, record=record)
+    return made, record, lines
 
 
 def _checked(
@@ -259,7 +239,13 @@ def _checked(
         outline = ClearheadForCausalLM(changed(first.config, changes))
     if config.equalise:
         check_equalised(outline)
-    added = added_sinks(first.config, outline.config)
+    # Sinks that the model has are trained: those that it gets are set.
+    after = [outline.config.layer(index) for index in range(outline.config.num_hidden_layers)]
+    added = tuple(
+        index
+        for index, layer in enumerate(after)
+        if layer.normalizer == "sink" != first.config.layer(index).normalizer
+    )
     if config.sink_logit is not None and not added:
         raise ClearheadError(
             "--sink-logit is for the sinks that --to sink or normalizer=sink adds, and has no "
@@ -268,7 +254,16 @@ def _checked(
     if config.calibrate is None or config.prefix is not None:
         return added
     if not _has_keys(outline):
-        check_sinks(outline.config, added)
+        if not added:
+            raise ClearheadError(
+                "--calibrate sets the sinks that a conversion adds, and a model's own stay as they "
+                "are: give --to sink, --to key-value or --prefix auto, or --text to measure on"
+            )
+        if any(after[index].maps == "differential" for index in added):
+            # Its maps reach attention in another order than their sinks.
+            raise ClearheadError(
+                "--calibrate is not for maps='differential': choose maps=single or differential-v2"
+            )
     elif _has_keys(first):
         raise ClearheadError(
             "--calibrate would replace the keys and values that this model has: give --text "
@@ -296,29 +291,38 @@ def _texts(
     return calibrating, windows
 
 
-def _calibrate(
+def _calibrated(
     config: ConvertConfig,
     made: ClearheadForCausalLM,
     before: ClearheadForCausalLM,
     windows: list[Tensor],
     added: tuple[int, ...],
-    distances: _Distances,
-) -> None:
-    """Set what the conversion adds: sinks, or learned keys and values; measured at each step."""
-    blocks: Any = made.model.layers
-    sinks = [blocks[index].self_attn.normalizer for index in added]
-    if (logit := config.sink_logit) is not None:
-        for sink in sinks:
-            nn.init.constant_(sink.logit, logit)
-    distances.measure(made, "start")
+) -> Iterator[str]:
+    """Set what the conversion adds, sinks or learned keys and values; yield each step's name."""
+    if config.sink_logit is not None:
+        for sink in _sinks(made, added):
+            nn.init.constant_(sink.logit, config.sink_logit)
+    yield "start"
     if windows and _has_keys(made):
         fill(made, before, torch.stack(windows)[:, : made.config.prefix_length])
-        distances.measure(made, "keys and values of first tokens")
+        yield "keys and values of first tokens"
     elif windows:
         calibrate(made, windows, added)
-        distances.measure(made, "calibrated beside the first token")
-    elif sinks and all(sink.rests for sink in sinks):
-        distances.lines.append(f"{AT_REST}: give --calibrate TEXT, or --sink-logit 0 for softmax-1")
+        yield "calibrated beside the first token"
+
+
+def _sinks(model: Any, layers: tuple[int, ...]) -> list[Any]:
+    return [model.model.layers[index].self_attn.normalizer for index in layers]
+
+
+def _in_words(found: dict[str, Any], text: str, prefixed: bool) -> str:
+    """The line of a distance on `text`; after a prefix logits differ by intent."""
+    largest = "" if prefixed else f", largest difference of a logit {found['largest']:.2g}"
+    return (
+        f"{found['what']}: KL {found['divergence']:z.4f} nats a token, perplexity "
+        f"{found['perplexity_before']:.2f} → {found['perplexity']:.2f}{largest} "
+        f"({found['tokens']:,} tokens of {text})"
+    )
 
 
 def _prefix_line(prefix: Prefix, made: ClearheadForCausalLM, after: float) -> str:
@@ -345,3 +349,44 @@ def _has_keys(model: ClearheadForCausalLM) -> bool:
 def _record(name: str, model: Any, made: Any) -> dict[str, Any]:
     kinds = {"from": type(model).__name__, "to": type(made).__name__}
     return {"kind": "conversion", "of": name, **kinds, **provenance(made.device)}
+
+
+def three_numbers(model: Any, windows: list[Tensor]) -> dict[str, float | None]:
+    """A repair in three numbers, of a causal language model on int64 [T] windows of text; None
+    where it has no such number.
+
+    Returns:
+        sink: the share of queries, over layers and heads, whose largest weight is on the first
+            token; of the difference of maps, where a model has one.
+        largest_state: the largest absolute hidden state, over their median.
+        eight_bits: what `w8a8-coarse` adds to the perplexity, as a share of it.
+    """
+    parts: Any = {"attention": [ByTile(weights=[RowMeans()])], "hidden": [ResidualStream()]}
+    lines = measure_inside(model, windows, batch_size=1, **parts)
+    whole = {(x["metric"], x.get("map")): x["value"] for x in lines if "layer" not in x}
+    sinks = (whole.get(("first_token_argmax_share", map)) for map in ("difference", "softmax"))
+    top, median = (whole.get((f"hidden_{one}", None), 0.0) for one in ("top_1", "median"))
+    texts = Texts(windows=windows)
+    full, rounded = (cost(model, how, texts).perplexity for how in (None, scheme(EIGHT_BITS)))
+    return {
+        "sink": next((one for one in sinks if one is not None), None),
+        "largest_state": top / median if median > 0 else None,
+        "eight_bits": rounded / full - 1 if rounded and full else None,
+    }
+
+
+def in_three_lines(
+    before: dict[str, float | None], after: dict[str, float | None], text: str
+) -> list[str]:
+    """Before → after, for people; `text` names what was read."""
+    forms = {
+        "sink": ("sink", "{:.1%}", "of queries look most at the first token"),
+        "largest_state": ("largest state", "{:,.0f}", "times the median hidden state"),
+        "eight_bits": ("8 bits", "{:+.1%}", f"perplexity with {EIGHT_BITS}"),
+    }
+    lines = []
+    for number, (name, form, what) in forms.items():
+        found = (numbers[number] for numbers in (before, after))
+        ways = " → ".join("not measured" if one is None else form.format(one) for one in found)
+        lines.append(f"{name}: {ways} {what} ({text})")
+    return lines

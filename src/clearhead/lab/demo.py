@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from clearhead.diagnose import RowMeans
 from clearhead.diagnose.means import Means
 from clearhead.lab.compare import compare, folder_of
 from clearhead.lab.configs import RECORDS, CompareConfig
-from clearhead.lab.convert_config import ConvertConfig
 from clearhead.lab.converting import run_conversion
 from clearhead.lab.measuring import run_diagnosis, run_quantization
 from clearhead.lab.run_setup import load_model
-from clearhead.lab.sweep_configs import DIAGNOSIS_FILE, DiagnoseConfig, QuantizeConfig
+from clearhead.lab.sweep_configs import (
+    DIAGNOSIS_FILE,
+    ConvertConfig,
+    DiagnoseConfig,
+    QuantizeConfig,
+)
 from clearhead.models.loading import kind_of, resolved
 from clearhead.named_models import BASELINE
 from clearhead.probe import AttentionCall, AttentionTile, ByTile
@@ -42,6 +47,7 @@ def studies(output: Path) -> Studies:
 
     Rates are not tuned. At 1e-2 the made text grows its sink within 200 steps.
     """
+    window: Any = {"sequence_length": 64}
     text = CompareConfig(
         presets=("transformer", "sas-p", "alibi", "coca"),
         # Attention is learnt sooner from matrices that keep the size of what they read.
@@ -49,23 +55,18 @@ def studies(output: Path) -> Studies:
         seeds=_SEEDS,
         lengths=(1, 2, 4, 8, 16),
         evaluation_tokens=16_384,
-        train=TrainConfig(tokens=200_000, sequence_length=64, batch_size=16, learning_rate=3e-3),
+        train=TrainConfig(tokens=200_000, batch_size=16, learning_rate=3e-3, **window),
         data=DataConfig(vocabulary=1024, limit=4_000_000, validation=0.05),
         output=output / "text",
     )
+    window["document_masks"] = True
     sinks = CompareConfig(
         presets=("transformer", "softmax1", "gated", "differential", "differential-v2"),
         set=_shape(64, 2),
         seeds=_SEEDS,
         lengths=(1,),
         evaluation_tokens=8192,
-        train=TrainConfig(
-            tokens=409_600,
-            sequence_length=64,
-            batch_size=32,
-            learning_rate=1e-2,
-            document_masks=True,
-        ),
+        train=TrainConfig(tokens=409_600, batch_size=32, learning_rate=1e-2, **window),
         data=DataConfig(data=("synthetic:backcopy:documents=8000,characters=360",), vocabulary=512),
         output=output / "sinks",
     )
@@ -81,15 +82,14 @@ def run_demo(
     asked: Studies, output: Path, *, pretrained: str | None, trust_remote_code: bool, work: Work
 ) -> dict[str, Path]:
     """Train, repair and measure everything; return the records of each part: text, sinks, bits and,
-    of a pretrained model, diagnosis and pretrained bits.
-
-    What is done is kept, and the same call goes on where it stopped.
+    of a pretrained model, diagnosis and pretrained bits. The same call goes on where it stopped.
 
     Raises:
         ClearheadError: for a model that cannot be loaded, and as `compare` does.
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
     """
     text, sinks = asked
+    bits = partial(QuantizeConfig, scheme=SCHEMES, tokens=4096)
     work.start(sum(len(one.seeds) * len(one.arms) for one in asked) + 2 + (pretrained is not None))
     if pretrained is not None:  # a name that leads nowhere is better known before the training
         kind_of(resolved(pretrained), trust_remote_code=trust_remote_code)
@@ -105,7 +105,9 @@ def run_demo(
     if models := [one["path"] for one in lines if one.get("arm") in (BASELINE, REPAIRED)]:
         data = replace(sinks.data, vocabulary=DataConfig.vocabulary)  # each has its tokenizer
         length = 3 * sinks.train.sequence_length // 4  # room for the prefix
-        _quantize(records["bits"], models=tuple(models), data=data, length=length)
+        run_quantization(
+            bits(models=tuple(models), data=data, length=length, records=records["bits"])
+        )
     work.end()
     if pretrained is not None:
         work.begin(pretrained)
@@ -113,15 +115,11 @@ def run_demo(
         given: Any = {"models": (pretrained,), "data": data, "trust_remote_code": trust_remote_code}
         folder = output / "pretrained"
         run_diagnosis(DiagnoseConfig(output=folder, windows=8, **given))
+        run_quantization(bits(length=256, records=folder / "bits.jsonl", **given))
         records["diagnosis"] = folder / DIAGNOSIS_FILE
         records["pretrained bits"] = folder / "bits.jsonl"
-        _quantize(records["pretrained bits"], length=256, **given)
         work.end()
     return records
-
-
-def _quantize(records: Path, **given: Any) -> None:
-    run_quantization(QuantizeConfig(scheme=SCHEMES, tokens=4096, records=records, **given))
 
 
 def _attention(config: CompareConfig) -> Iterator[dict[str, Any]]:
@@ -139,24 +137,23 @@ def _attention(config: CompareConfig) -> Iterator[dict[str, Any]]:
             yield dict(header)
             yield from (line for line in lines if line.get("metric") == "perplexity")
             yield from _measured(header, read)
-            if arm.preset == BASELINE:
-                repaired = config.output / f"{REPAIRED}-seed{seed}"
-                if not repaired.is_dir():
-                    # The same function, without training.
-                    repair = ConvertConfig(
-                        model=header["path"],
-                        output=repaired,
-                        prefix=corpus.tokenizer.bos_token,
-                        rotate=("residual", "values", "down"),
-                        text=config.data.data[0],
-                        length=len(read[0]) // 2,
-                    )
-                    run_conversion(repair)
-                header |= {"run": f"{REPAIRED}/seed{seed}", "arm": REPAIRED, "preset": REPAIRED}
-                header["path"] = str(repaired)
-                yield header
-                # The prefix stands in the place of the begin token.
-                yield from _measured(header, [one[1:] for one in read])
+            if arm.preset != BASELINE:
+                continue
+            repair = ConvertConfig(  # the same function, without training
+                model=header["path"],
+                output=config.output / f"{REPAIRED}-seed{seed}",
+                prefix=corpus.tokenizer.bos_token,
+                rotate=("residual", "values", "down"),
+                text=config.data.data[0],
+                length=len(read[0]) // 2,
+            )
+            if not repair.output.is_dir():
+                run_conversion(repair)
+            header |= {"run": f"{REPAIRED}/seed{seed}", "arm": REPAIRED, "preset": REPAIRED}
+            header["path"] = str(repair.output)
+            yield header
+            # The prefix stands in the place of the begin token.
+            yield from _measured(header, [one[1:] for one in read])
 
 
 def _measured(made: dict[str, Any], read: Sequence[Tensor]) -> Iterator[dict[str, Any]]:

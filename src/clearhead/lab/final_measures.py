@@ -34,13 +34,11 @@ def measure(
     tokens: int,
     documents_apart: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Perplexity by length, or the loss at hidden tokens; attention and hidden states at the
-    training length.
+    """Perplexity, or the loss at hidden tokens, on `tokens` of validation text at each length; and
+    attention and hidden states at the training length.
 
     Args:
         settings: those of the training.
-        lengths: window lengths of the perplexities.
-        tokens: validation tokens read at each length, and at most for attention and states.
         documents_apart: whether these losses keep the documents of a window apart.
     """
     read: dict[str, Any] = {"tokens": tokens, "documents_apart": documents_apart}
@@ -58,24 +56,13 @@ def measure(
 def states(
     model: Any, texts: Sequence[torch.Tensor], settings: TrainConfig, *, batch_size: int
 ) -> list[dict[str, Any]]:
-    """Attention and hidden states, in the model's own basis and in OrthoAdam's, in one pass.
-
-    OrthoAdam's basis is the one in which it would step the embedding's columns with this seed; the
-    training may have used another optimizer.
-    """
-    rotated = RotatedKurtosis(
-        model,
-        kind=settings.rotation or "hadamard",
-        share=settings.rotation_share or "parameter",
-        seed=settings.seed,
-    )
-    return measure_inside(
-        model,
-        texts,
-        batch_size=batch_size,
-        attention=[ByTile(weights=[RowMeans()])],
-        hidden=[HiddenStatistics(), rotated],
-    )
+    """Attention and hidden states, in the model's own basis and in the one in which OrthoAdam would
+    step the embedding's columns with this seed, in one pass."""
+    kind, share = settings.rotation or "hadamard", settings.rotation_share or "parameter"
+    rotated = RotatedKurtosis(model, kind=kind, share=share, seed=settings.seed)
+    parts: Any = {"attention": [ByTile(weights=[RowMeans()])]}
+    parts["hidden"] = [HiddenStatistics(), rotated]
+    return measure_inside(model, texts, batch_size=batch_size, **parts)
 
 
 class Milestones(LinesFile):
@@ -88,9 +75,8 @@ class Milestones(LinesFile):
     module's mode and what was compiled are as before.
 
     Args:
-        settings: those of the training: windows and batches are of its sizes.
+        settings: those of the training, whose sizes windows and batches have.
         every: steps between measurements, a multiple of the steps between logged ones.
-        documents_apart: whether the loss keeps the documents of a window apart.
     """
 
     file = MILESTONES
@@ -100,8 +86,7 @@ class Milestones(LinesFile):
         self, corpus: Corpus, settings: TrainConfig, *, every: int, documents_apart: bool = False
     ) -> None:
         super().__init__()
-        self.settings = settings
-        self.every = every
+        self.settings, self.every = settings, every
         self._texts = list(windows(corpus, length=settings.sequence_length, count=WINDOWS))
         self._tokenizer = corpus.tokenizer if documents_apart else None
 
@@ -114,11 +99,7 @@ class Milestones(LinesFile):
         """Measure, where it is time."""
         if metrics.step % self.every and metrics.step != self._run.steps:
             return
-        common = {"kind": "measure", "run": self._run.name, "step": metrics.step}
-        lines = [encode({**common, **found}) for found in self._measured(self._run.model)]
-        self.write("".join(lines))
-
-    def _measured(self, model: Any) -> list[dict[str, Any]]:
+        model: Any = self._run.model
         length, size = self.settings.sequence_length, self.settings.batch_size
         with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
             read = perplexity(
@@ -126,4 +107,6 @@ class Milestones(LinesFile):
             )
             lines = states(model, self._texts, self.settings, batch_size=size)
         pooled = [line for line in lines if "layer" not in line and line["metric"] in METRICS]
-        return [{"metric": "loss", "value": read.loss, "length": length}, *pooled]
+        common = {"kind": "measure", "run": self._run.name, "step": metrics.step}
+        loss = {"metric": "loss", "value": read.loss, "length": length}
+        self.write("".join(encode({**common, **found}) for found in (loss, *pooled)))

@@ -7,6 +7,7 @@ OUTPUT/records.jsonl    the records of all finished seeds
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from clearhead.data import DataConfig, LabelledBatches, hub, labelled
 from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
 from clearhead.lab.configs import RECORDS, FinetuneJob
+from clearhead.lab.run_setup import check_length
 from clearhead.measure.sweep import parameters_digest
 from clearhead.models import ClearheadConfig
-from clearhead.models.inspection import longest_text
 from clearhead.models.loading import (
     best_device,
     explained,
@@ -47,10 +48,8 @@ _DECISIVE = ("arm", "task", "train", "data", "from")  # of a header: what decide
 def run_finetune(job: FinetuneJob, *, work: Work | None = None) -> Records:
     """Fine-tune and measure with every seed; return the records, also in OUTPUT/records.jsonl.
 
-    A seed that was stopped goes on from its newest checkpoint, a finished one is kept.
-
-    Args:
-        work: shows which seed is at hand and how far it is, a unit a seed.
+    A seed that was stopped goes on from its newest checkpoint, a finished one is kept. `work` shows
+    which seed is at hand and how far it is, a unit a seed.
 
     Raises:
         ClearheadError: for a model, rows, labels or settings that do not work.
@@ -84,17 +83,11 @@ class _Task:
     def __init__(self, job: FinetuneJob, work: Work) -> None:
         self.job, self.work, self.task = job, work, job.resolved()
         cache = DataConfig(cache=job.cache).cache_folder
-        assert self.task.train is not None
-        sources = {"train": self.task.train, **dict(self.task.validation)}
-        self.revisions = {
-            source: hub.pinned_revision(source, cache, say)
-            for source in sources.values()
-            if hub.is_hub(source)
-        }
-        rows = {
-            split: labelled.read_rows(source, self.task, cache=cache, progress=say)
-            for split, source in sources.items()
-        }
+        sources: dict[str, Any] = {"train": self.task.train, **dict(self.task.validation)}
+        hubs = filter(hub.is_hub, sources.values())
+        self.revisions = {source: hub.pinned_revision(source, cache, say) for source in hubs}
+        read = partial(labelled.read_rows, task=self.task, cache=cache, progress=say)
+        rows = {split: read(source) for split, source in sources.items()}
         self.classes = labelled.classes_of(rows["train"], self.task)
         # Labels first: a wrong one is better known before a model is loaded.
         labels = {
@@ -106,11 +99,8 @@ class _Task:
             self.tokenizer = load_tokenizer(self.path, trust_remote_code=job.trust_remote_code)
             if self.tokenizer.pad_token_id is None:
                 self.tokenizer.pad_token = self.tokenizer.eos_token
-        length = job.train.max_length
-        self.texts = {
-            split: labelled.encode(found, labels[split], self.tokenizer, length=length)
-            for split, found in rows.items()
-        }
+        encode = partial(labelled.encode, tokenizer=self.tokenizer, length=job.train.max_length)
+        self.texts = {split: encode(found, labels[split]) for split, found in rows.items()}
         torch.manual_seed(0)  # of the new head, which is in the hash too
         model = self.classifier()
         self.start = {"parameters": parameters_digest(model)}
@@ -134,7 +124,7 @@ class _Task:
         from transformers import AutoModelForSequenceClassification
 
         path, trust = self.path, self.job.trust_remote_code
-        dropout, length = self.job.train.dropout, self.job.train.max_length
+        dropout = self.job.train.dropout
         manifest.verify_model(Path(path))
         with explained(self.job.model, "classifier"):
             config = load_config(path, trust_remote_code=trust)
@@ -150,20 +140,9 @@ class _Task:
                     f"dropout={dropout} is for clearhead models; {config.model_type} has settings "
                     "of its own: leave it out, and set those in the checkpoint's config.json"
                 )
-            model = pretrained(
-                AutoModelForSequenceClassification,
-                path,
-                head="new",
-                trust_remote_code=trust,
-                config=config,
-                dtype=torch.float32,
-            )
-        limit = longest_text(model)
-        if limit is not None and length > limit:
-            raise ClearheadError(
-                f"max_length is {length}, but the model has {limit} learned positions: "
-                f"give --train.max-length {limit}"
-            )
+            options: Any = {"trust_remote_code": trust, "config": config, "dtype": torch.float32}
+            model = pretrained(AutoModelForSequenceClassification, path, head="new", **options)
+        check_length(model, self.job.model, self.job.train.max_length, "max-length")
         return model
 
     def measures(self, model: Any, seed: int) -> Iterator[dict[str, Any]]:
@@ -186,10 +165,11 @@ class _Task:
     def header(self, seed: int) -> dict[str, Any]:
         """The line of a seed's run."""
         job, folder = self.job, Path(self.path)
-        preset = (
-            folder.parent.name if folder.name == "final" and folder.parent.name else folder.name
-        )
+        if folder.name == "final" and folder.parent.name:
+            folder = folder.parent
+        preset = folder.name
         arm = f"{preset} on {self.task.name}"
+        task = {"name": self.task.name, "classes": self.classes, "metrics": self.task.metrics}
         train = {name: value for name, value in asdict(job.train).items() if name not in FREE_KEYS}
         # As it will be computed: records have no "auto".
         train["precision"] = precision.resolve(job.train.precision, best_device())
@@ -200,8 +180,7 @@ class _Task:
             "size": "",
             "seed": seed,
             "label": job.label,
-            "task": {"name": self.task.name, "classes": self.classes}
-            | {"metrics": self.task.metrics},
+            "task": task,
             "from": self.start,
             "train": train,
             "data": {
@@ -212,11 +191,7 @@ class _Task:
         }
 
     def trained(self, seed: int, header: dict[str, Any], folder: Path) -> Any:
-        """The model of a seed after all steps; those that remain are done.
-
-        Raises:
-            InterruptedRun: after SIGINT or SIGTERM.
-        """
+        """The model of a seed after all steps; raises InterruptedRun after SIGINT or SIGTERM."""
         if holds_run(folder):
             begun = read_record(folder)["description"]
             refuse_changes(folder, begun, {key: header[key] for key in ("task", "train", "from")})

@@ -1,6 +1,6 @@
 """Models evaluated by tasks, diagnosed, and measured under schemes of few bits, as records."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from clearhead.data import Corpus, prepare
 from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, check_names, parted
-from clearhead.lab.run_setup import load_model, own_text, run_of, text_of, untrained
+from clearhead.lab.run_setup import fitted, load_model, new_model, own_text, run_of, text_of
 from clearhead.lab.sweep_configs import (
     DIAGNOSIS_FILE,
     FRESH,
@@ -25,14 +25,15 @@ from clearhead.measure.sweep import Portion, Subject, Task, Texts, sweep
 from clearhead.models import SCALINGS, with_rope_scaling
 from clearhead.models.catalogue import preset
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
-from clearhead.models.loading import explained, load_config, resolved
+from clearhead.models.loading import best_device, explained, load_config, resolved
 from clearhead.models.memory import require_room
 from clearhead.progress import Work
-from clearhead.quantize import Scheme, every, left_out, linear_layers, scheme
+from clearhead.quantize import every, left_out, linear_layers, scheme
 from clearhead.quantize.linear import refuse_quantised
 from clearhead.quantize.measure import QuantizationTask
 from clearhead.records.runs import DIAGNOSIS, QUANTIZATION, Line
 from clearhead.terminal import say
+from clearhead.train import TrainConfig
 
 ALL = "all"
 LENGTH = 512  # of a diagnosis
@@ -42,21 +43,57 @@ MASKED, HARNESS, NONE = "masked", "lm_eval", "none"
 def run_quantization(config: QuantizeConfig, *, work: Work | None = None) -> list[Line]:
     """Measure the models in full precision and under each scheme; return their records.
 
-    `work` is that of `sweep`.
-
     Raises:
         ClearheadError: for a model, a text or options that do not work; a perplexity in full
             precision that cannot be measured.
     """
     config = replace(config, data=text_of(config.data, config.models))
     names = [name for word in config.scheme for name in (every() if word == ALL else [word])]
-    schemes = tuple(scheme(name) for name in dict.fromkeys(names))
+    task = QuantizationTask(schemes=tuple(map(scheme, dict.fromkeys(names))), length=config.length)
     check_models(config)
-    portions = [
-        partial(_quantized, config, source, name, schemes)
-        for source, name in zip(config.models, short_names(config.models), strict=True)
-    ]
+
+    def portion(source: str, name: str) -> Portion:
+        model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
+        # What transformers warns of from here on, as of attention out of reach, is a result.
+        logging.set_verbosity_error()
+        text = partial(prepare, config.data, tokenizer=tokenizer, progress=say)
+        subject = Subject(
+            model=model,
+            tokenizer=tokenizer,
+            texts=Texts(text, ("validation",)),
+            lengths=(config.length,),
+            tokens=config.tokens,
+            batch_tokens=config.length,  # a scale of a batch would be no one text's
+            seed=config.seeds[0],
+        )
+        layers, read = linear_layers(model), task.texts(subject)
+        weights = {one.get_parameter("weight") for one in layers.values()}  # shared ones once
+        found = len(read.calibration)
+        header = {
+            "run": name,
+            "path": source,
+            "class": type(model).__name__,
+            "dtype": dtype_name(model),
+            "parameters": parameter_count(model),
+            "quantized_parameters": sum(weight.numel() for weight in weights),
+            "left_out": left_out(model, layers),
+            "length": config.length,
+            "tokens": sum(map(len, read.windows)),
+            "calibration": f"{found} windows of the training split" if found else None,
+        }
+        less = f"give a smaller --length than {config.length}"
+        return _portion(header, subject, {"quantization": task}, config.seeds, less)
+
+    named = zip(config.models, short_names(config.models), strict=True)
+    portions = [partial(portion, *one) for one in named]
     return sweep(portions, records=config.records, study=QUANTIZATION, work=work)
+
+
+def _portion(
+    header: Line, subject: Subject, tasks: Mapping[str, Task], seeds: Sequence[int], less: str
+) -> Portion:
+    """The part of a sweep that a model is, as it stands."""
+    return Portion(header=header, subjects=[({}, subject)], tasks=tasks, seeds=seeds, less=less)
 
 
 def check_models(config: QuantizeConfig) -> None:
@@ -70,47 +107,6 @@ def check_models(config: QuantizeConfig) -> None:
         require_room(source, "quantize", copies=2)
 
 
-def _quantized(
-    config: QuantizeConfig, source: str, name: str, schemes: tuple[Scheme, ...]
-) -> Portion:
-    model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
-    # What transformers warns of from here on, such as attention that is out of reach, is a result.
-    logging.set_verbosity_error()
-    subject = Subject(
-        model=model,
-        tokenizer=tokenizer,
-        texts=Texts(
-            lambda: prepare(config.data, tokenizer=tokenizer, progress=say), ("validation",)
-        ),
-        lengths=(config.length,),
-        tokens=config.tokens,
-        batch_tokens=config.length,  # a scale of a batch would be no one text's
-        seed=config.seeds[0],
-    )
-    task = QuantizationTask(schemes=schemes, length=config.length)
-    layers, read = linear_layers(model), task.texts(subject)
-    weights = {one.get_parameter("weight") for one in layers.values()}  # shared ones count once
-    calibration = len(read.calibration)
-    return Portion(
-        header={
-            "run": name,
-            "path": source,
-            "class": type(model).__name__,
-            "dtype": dtype_name(model),
-            "parameters": parameter_count(model),
-            "quantized_parameters": sum(weight.numel() for weight in weights),
-            "left_out": left_out(model, layers),
-            "length": config.length,
-            "tokens": sum(map(len, read.windows)),
-            "calibration": f"{calibration} windows of the training split" if calibration else None,
-        },
-        subjects=[({}, subject)],
-        tasks={"quantization": task},
-        seeds=config.seeds,
-        less=f"give a smaller --length than {config.length}",
-    )
-
-
 def run_diagnosis(config: DiagnoseConfig, *, work: Work | None = None) -> list[Line]:
     """Diagnose the models; return their records, which are in `config.output` too."""
     if config.set and not any(one.startswith(FRESH) for one in config.models):
@@ -121,32 +117,25 @@ def run_diagnosis(config: DiagnoseConfig, *, work: Work | None = None) -> list[L
             preset(source.removeprefix(FRESH), config.size or "tiny", **config.set)
         else:
             require_room(source, "diagnose", copies=1)
-    portions = [
-        partial(_diagnosed, config, source, name)
-        for source, name in zip(config.models, short_names(config.models), strict=True)
-    ]
-    return sweep(portions, records=config.output / DIAGNOSIS_FILE, study=DIAGNOSIS, work=work)
 
-
-def _diagnosed(config: DiagnoseConfig, source: str, name: str) -> Portion:
-    with within_memory(LESS_MEMORY):
-        model, corpus = _loaded(source, config)
-    limits = longest_text(model), getattr(model.config, "max_position_embeddings", None)
-    length = config.length or min(LENGTH, next(filter(None, limits), LENGTH))
-    task = DiagnosisTask(length=length, windows=config.windows, at=config.at)
-    subject = Subject(
-        model=model,
-        tokenizer=corpus.tokenizer,
-        texts=Texts(lambda: corpus, ("validation",)),
-        lengths=(length,),
-        tokens=length * config.windows,
-        batch_tokens=config.batch_tokens,
-        seed=config.seeds[0],
-    )
-    windows = len(task.texts(subject))
-    say(f"{name}: {windows} windows")
-    return Portion(
-        header={
+    def portion(source: str, name: str) -> Portion:
+        with within_memory(LESS_MEMORY):
+            model, corpus = _loaded(source, config)
+        limits = longest_text(model), getattr(model.config, "max_position_embeddings", None)
+        length = config.length or min(LENGTH, next(filter(None, limits), LENGTH))
+        task = DiagnosisTask(length=length, windows=config.windows, at=config.at)
+        subject = Subject(
+            model=model,
+            tokenizer=corpus.tokenizer,
+            texts=Texts(lambda: corpus, ("validation",)),
+            lengths=(length,),
+            tokens=length * config.windows,
+            batch_tokens=config.batch_tokens,
+            seed=config.seeds[0],
+        )
+        windows = len(task.texts(subject))
+        say(f"{name}: {windows} windows")
+        header = {
             "run": name,
             "parameters": parameter_count(model),
             "architecture": type(model).__name__,
@@ -155,32 +144,31 @@ def _diagnosed(config: DiagnoseConfig, source: str, name: str) -> Portion:
             "at": config.at,
             "length": length,
             "batch_size": max(1, config.batch_tokens // length),
-        },
-        subjects=[({}, subject)],
-        tasks={"diagnosis": task},
-        seeds=config.seeds,
-        less=LESS_MEMORY,
-    )
+        }
+        return _portion(header, subject, {"diagnosis": task}, config.seeds, LESS_MEMORY)
+
+    named = zip(config.models, short_names(config.models), strict=True)
+    portions = [partial(portion, *one) for one in named]
+    return sweep(portions, records=config.output / DIAGNOSIS_FILE, study=DIAGNOSIS, work=work)
 
 
 def _loaded(source: str, config: DiagnoseConfig) -> tuple[Any, Corpus]:
     if source.startswith(FRESH):
         torch.manual_seed(config.seeds[0])
+        corpus = prepare(config.data, progress=say)
         name, size = source.removeprefix(FRESH), config.size or "tiny"
-        return untrained(name, size, config.set, config.data)
+        model = new_model(fitted(name, size, corpus, TrainConfig(), **config.set))
+        return model.to(best_device()).eval(), corpus
     model, tokenizer = load_model(
         source, kinds=("causal", "masked", "bare"), trust_remote_code=config.trust_remote_code
     )
-    return model, own_text(config.data, tokenizer, progress=say)
+    return model, own_text(config.data, tokenizer)
 
 
 def run_evaluation(
     config: Any, *, work: Work | None = None, told: Callable[[list[Line]], object] | None = None
 ) -> list[Line]:
-    """Measure every cell that the configuration names, model by model; return the records.
-
-    `work` and `told` are those of `sweep`.
-    """
+    """Measure every cell that the configuration names; return the records (`told`: see `sweep`)."""
     named, config = _named(config)
     variants = _variants(config)
     runs = [_header(config, model) for model in map(resolved, config.models)]
@@ -270,7 +258,7 @@ def _lengths(given: tuple[int, ...], model: Any, tasks: Mapping[str, Task]) -> t
 def _header(config: Any, model: str) -> Line:
     """The run's line: what the training run said of itself, where the model is part of one."""
     made = run_of(model)
-    name = config.name or made.get("run") or Path(model).resolve().name
+    name = made.get("run") or Path(model).resolve().name
     settings = {key: value for key, value in asdict(config).items() if key != "data"}
     return {
         "run": name,

@@ -1,4 +1,4 @@
-"""Prefixes that need no training: tokens before the text, as learned keys and values.
+"""Prefixes and logits of learned sinks, set from a text without training.
 
 The first token of a text takes the attention of heads that find nothing, and its hidden state
 becomes thousands of times larger than others'. Tokens before every text, kept as keys and values,
@@ -6,20 +6,22 @@ take that place, and no state of the text grows (PrefixQuant, arXiv 2410.05265).
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from clearhead.data.sources import passages
 from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.conversion import TOLERANCE
 from clearhead.models.inspection import batches, evaluating
 from clearhead.models.language_models import ClearheadForCausalLM
+from clearhead.nn.softmax1 import NOTHING
+from clearhead.probe import AttentionCall, measure
 from clearhead.terminal import say
 
 LONGEST = 64  # tokens of a prefix that is given
@@ -33,19 +35,52 @@ JUDGED = 256  # tokens of two windows on which perplexity is compared
 LOSS = 1.01  # of the perplexity without a prefix: no loss, by so few tokens
 GAIN = 0.95  # of the largest hidden state: a further token has to bring it below this share
 _ESCAPES = {r"\n": "\n", r"\t": "\t"}
+_CHARACTERS = 16  # of a document that are read for each token asked for
+_HALVINGS = 60  # from 200 to below float64's resolution of a logit
 _CHECKED = 64  # tokens after the prefix whose logits are compared
+
+
+def sample(
+    text: str, tokenizer: Any, *, length: int, count: int, least: Literal[1, 2] = 1
+) -> list[Tensor]:
+    """Windows of tokens, int64 [length] each: the middle of each document, then what is around it.
+
+    Args:
+        text: a source, as `--data.data` names them, or a text itself.
+
+    Raises:
+        ClearheadError: no such source, or less text than `least` windows.
+    """
+    found: list[tuple[int, int, Tensor]] = []
+    tokens, documents, wanted = 0, 0, _CHARACTERS * length * count
+    for document in passages(text, say):
+        start = max(0, (len(document) - wanted) // 2)
+        # As in training, a text yields no special token.
+        plain = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        ids = tokenizer(document[start : start + wanted], **plain).input_ids
+        tokens = max(tokens, len(ids))
+        pieces = torch.tensor(ids, dtype=torch.int64).split(length)
+        whole = [piece for piece in pieces if len(piece) == length]
+        middle = len(whole) // 2
+        found += [(abs(at - middle), documents, piece) for at, piece in enumerate(whole)]
+        documents += bool(whole)
+        if documents == count:
+            break
+    if len(found) < least:
+        needed = "a window" if least == 1 else "two windows"
+        raise ClearheadError(
+            f"the longest document of {text} has {tokens:,} tokens, too few for {needed} of "
+            f"{length}: give more text, or a smaller --length"
+        )
+    found.sort(key=lambda entry: entry[:2])
+    return [piece for _, _, piece in found[:count]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prefix:
-    """Tokens to stand before every text, and what a search measured.
-
-    Attributes:
-        tried: {"tokens", "text", "perplexity", "largest", "fails", "pieces"} of each candidate, the
-            first without a prefix; "largest" is the largest absolute hidden state of the text,
-            "fails" the number of its pieces that keep a massive one. Perplexity is that of longer
-            windows, None where it was not asked for.
-    """
+    """Tokens to stand before every text; and of each candidate of a search, the first without a
+    prefix, the text's largest absolute hidden state, the number of its pieces that keep a massive
+    one ("fails"), and the perplexity of longer windows where it was asked for."""
 
     ids: tuple[int, ...]
     text: str
@@ -79,11 +114,10 @@ def searched_prefix(
     """The tokens before the text that leave it no massive hidden state, at no loss.
 
     Candidates are a newline, the tokenizer's special tokens and the text's most frequent ones. One
-    fails on a piece of text whose largest state stays above a tenth of what is usual without a
-    prefix. Of those whose perplexity is at most 1 % above the lower of that without a prefix and
-    that of the prefix found so far, the one that fails least is best, of several the one with the
-    smallest largest state. A second and a third token are added where they fail less, or lower the
-    largest state by 5 % more.
+    fails on a piece of text whose largest state stays above a tenth of what is usual. Of those that
+    raise perplexity by 1 % at most, the one that fails least is best, then the one with the
+    smallest largest state. A second and a third token are added where they fail less, or lower
+    that state by 5 % more.
 
     Raises:
         ClearheadError: no candidate lowers the states at no loss.
@@ -97,8 +131,7 @@ def searched_prefix(
     def measured(ids: tuple[int, ...]) -> dict[str, Any]:
         largest = largest_states(model, pieces, ids)
         fails = sum(one > MASSIVE_SHARE * usual for one in largest)
-        measures: dict[str, Any] = {"largest": max(largest), "fails": fails, "pieces": len(largest)}
-        measures["perplexity"] = None
+        measures = {"largest": max(largest), "fails": fails, "pieces": count, "perplexity": None}
         return {"tokens": list(ids), "text": tokenizer.decode(list(ids)), **measures}
 
     def rank(one: dict[str, Any]) -> tuple[int, float]:
@@ -110,7 +143,12 @@ def searched_prefix(
         one["perplexity"] = perplexity(model, judged, **options).perplexity
         return float(one["perplexity"])
 
-    candidates = _candidates(tokenizer, windows)
+    newline = tokenizer("\n", add_special_tokens=False).input_ids
+    counts = Counter(token for window in windows for token in window.tolist())
+    special = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    usable = [*(newline if len(newline) == 1 else ()), *special]
+    usable += [token for token, _ in counts.most_common(FREQUENT)]
+    candidates = [token for token in dict.fromkeys(usable) if token is not None]
     best = plain = measured(())
     tried, without = [plain], judge(plain)
     for number in range(1, SEARCHED + 1):
@@ -133,15 +171,6 @@ def searched_prefix(
             f"({usual:,.0f} in the median) without raising perplexity: give one, such as \\n"
         )
     return Prefix(ids=tuple(best["tokens"]), text=best["text"], tried=tried)
-
-
-def _candidates(tokenizer: Any, windows: Sequence[Tensor]) -> list[int]:
-    newline = tokenizer("\n", add_special_tokens=False).input_ids
-    counts = Counter(token for window in windows for token in window.tolist())
-    frequent = [token for token, _ in counts.most_common(FREQUENT)]
-    special = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    seen = dict.fromkeys([*(newline if len(newline) == 1 else ()), *special, *frequent])
-    return [token for token in seen if token is not None]
 
 
 def largest_states(
@@ -178,10 +207,8 @@ def check_prefix(config: ClearheadConfig, changes: dict[str, Any], count: int) -
 
 
 def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor) -> None:
-    """Give `made` the keys and values that `model` has of the tokens, their mean over the rows.
-
-    Args:
-        made: `model` with `normalizer="key-value"` and as many places as there are tokens.
+    """Give `made`, which is `model` with `normalizer="key-value"` and a place for each token, the
+    keys and values that `model` has of the tokens, their mean over the rows.
 
     Raises:
         ClearheadError: another number of tokens.
@@ -203,25 +230,15 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
     finally:
         for hook in hooks:
             hook.remove()
-    for layer, key_BNC, value_BNC in zip(made.model.layers, keys, values, strict=True):
-        attention: Any = layer.self_attn
-        key_BGND = key_BNC.unflatten(-1, (attention.groups, -1)).transpose(1, 2)
-        value_BGND = value_BNC.unflatten(-1, (attention.value_heads, -1)).transpose(1, 2)
-        with torch.no_grad():
+    with torch.no_grad():
+        for layer, key_BNC, value_BNC in zip(made.model.layers, keys, values, strict=True):
+            attention: Any = layer.self_attn
+            key_BGND = key_BNC.unflatten(-1, (attention.groups, -1)).transpose(1, 2)
+            value_BGND = value_BNC.unflatten(-1, (attention.value_heads, -1)).transpose(1, 2)
             if attention.k_norm is not None:
                 key_BGND = attention.k_norm(key_BGND)
             attention.normalizer.key_bias.copy_(key_BGND.double().mean(0))
             attention.normalizer.value_bias.copy_(value_BGND.double().mean(0))
-
-
-def check_after(made: ClearheadForCausalLM, model: ClearheadForCausalLM, prefix: Prefix) -> None:
-    """Raise a ClearheadError where `made` gives other logits than `model` after the prefix."""
-    if not (apart := difference_after(made, model, prefix.ids)) <= TOLERANCE:
-        raise ClearheadError(
-            f"the model with a prefix gives other logits than the one after it, by {apart:.2g} of "
-            "their size: convert --to a mechanism of another function first, then the result with "
-            "--prefix"
-        )
 
 
 def difference_after(
@@ -246,3 +263,56 @@ def _room(config: ClearheadConfig) -> int:
 
 def _row(ids: Sequence[int], model: ClearheadForCausalLM) -> Tensor:
     return torch.tensor([list(ids)], dtype=torch.long, device=model.device)
+
+
+class _Rows:
+    """The first token's weight, and the log-sum-exp of all logits, by layer: [H, rows] each.
+
+    The first query sees one token alone, which says nothing.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.shares = [list[Tensor]() for _ in range(layers)]
+        self.totals = [list[Tensor]() for _ in range(layers)]
+
+    def observe(self, call: AttentionCall) -> None:
+        for tile in call.scores():
+            score_BHRS = tile.scores.masked_fill(~tile.visible, -torch.inf)
+            score_BHRS = score_BHRS[:, :, tile.start == 0 :]
+            total_BHR = score_BHRS.logsumexp(-1)
+            share_BHR = (score_BHRS[..., 0] - total_BHR).exp()
+            for rows, found in ((self.shares, share_BHR), (self.totals, total_BHR)):
+                rows[call.layer].append(found.transpose(0, 1).flatten(1).double().cpu())
+
+    def measures(self) -> list[dict[str, Any]]:
+        return []
+
+
+def calibrate(
+    model: ClearheadForCausalLM, windows: Iterable[Tensor], layers: Collection[int]
+) -> None:
+    """Give the sinks (`normalizer="sink"`) of these layers the logit at which their mean weight is
+    the first token's; until then the logits are too low to have an effect. No training."""
+    blocks: Any = model.model.layers
+    for layer in layers:
+        torch.nn.init.constant_(blocks[layer].self_attn.normalizer.logit, NOTHING)
+    rows = _Rows(len(blocks))
+    measure(model, windows, batch_size=1, attention=[rows])
+    for layer in layers:
+        share_H = torch.cat(rows.shares[layer], 1).mean(1)
+        logits = _balanced(torch.cat(rows.totals[layer], 1), share_H)
+        with torch.no_grad():
+            blocks[layer].self_attn.normalizer.logit.copy_(logits)
+
+
+def _balanced(totals_HN: Tensor, shares_H: Tensor) -> Tensor:
+    """The logit b of each head at which σ(b − total) has this mean; rows that see nothing are left
+    out."""
+    seen_HN = totals_HN.isfinite()
+    low, high = (torch.full_like(shares_H, edge) for edge in (-100.0, 100.0))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        weight_HN = torch.sigmoid(middle[:, None] - totals_HN).where(seen_HN, 0)
+        less = weight_HN.sum(1) / seen_HN.sum(1) < shares_H
+        low, high = torch.where(less, middle, low), torch.where(less, high, middle)
+    return (low + high) / 2

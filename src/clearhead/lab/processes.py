@@ -1,8 +1,7 @@
 """Jobs as processes, several at a time, each with a log; a finished job is not run again.
 
-They are forked from multiprocessing's fork server, which has imported what every job needs: an
-import of torch and transformers takes 5 s of a core, more than a short job. The server computes
-nothing and never uses a GPU, so that a copy of it may.
+They are forked from multiprocessing's fork server, which has imported what every job needs (5 s of
+a core) and never uses a GPU, so that a copy of it may.
 """
 
 import importlib
@@ -22,9 +21,14 @@ import torch
 from clearhead import extensions
 from clearhead.allocator import keep_freed_memory
 from clearhead.errors import ClearheadError, Stopped
-from clearhead.lab.configs import CompareConfig, FinetuneJob, Job, OneRun
-from clearhead.lab.convert_config import ConvertConfig
-from clearhead.lab.sweep_configs import DiagnoseConfig, EvaluateConfig, PlanConfig, QuantizeConfig
+from clearhead.lab.configs import CompareConfig, FinetuneJob, Job
+from clearhead.lab.sweep_configs import (
+    ConvertConfig,
+    DiagnoseConfig,
+    EvaluateConfig,
+    PlanConfig,
+    QuantizeConfig,
+)
 from clearhead.progress import Line, Work
 from clearhead.records.files import read_json, write_json
 from clearhead.records.loading import load
@@ -34,7 +38,6 @@ from clearhead.train.interrupt import StopSignals
 # Kind of configuration → module and function that run it, and the unit of their work.
 RUN = {
     CompareConfig: ("compare", "compare", "run"),
-    OneRun: ("compare", "make_run", "run"),
     FinetuneJob: ("finetune", "run_finetune", "seed"),
     ConvertConfig: ("converting", "run_conversion", "model"),
     PlanConfig: ("bill", "record_memory", "model"),
@@ -46,8 +49,7 @@ _MODULES = dict.fromkeys(f"{__package__}.{module}" for module, _, _ in RUN.value
 _POLL_SECONDS = 0.2
 
 Start = Callable[[Job, Path, str | None], Any]
-"""Starts a job that writes to a log and sees one GPU, where it is named; returns its process, with
-`exitcode`, None while it runs, `terminate` and `kill`."""
+"""Starts a job that writes to a log and sees the GPU named; returns its process."""
 
 
 def gpus() -> tuple[str, ...]:
@@ -112,12 +114,8 @@ def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None
     """Run what is not finished, at most `jobs` at a time, and return those that failed.
 
     Jobs start in order, each on the GPU that the fewest others are on; but a job waits for the one
-    that leaves its model. If that fails, or leaves no model, the job is left out. Each has a log of
-    its own. A failed job is reported in a line, and the others go on. A training that diverged has
-    not failed: that is a result.
-
-    Args:
-        work: shows how many jobs of this call, or of several, are done.
+    that leaves its model, and is left out if that fails. A failed job is reported in a line, and
+    the others go on. A training that diverged has not failed: that is a result.
 
     Raises:
         Stopped: after SIGINT or SIGTERM, once every job has saved and ended. A second Ctrl-C
@@ -125,7 +123,7 @@ def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None
     """
     waiting = [job for job in tasks if not is_finished(job, logs)]
     start, devices = starting(jobs), gpus()
-    work = Work("job") if work is None else work
+    work = work or Work("job")
     work.start(len(tasks))
     for _ in range(len(tasks) - len(waiting)):
         work.skip()
@@ -183,8 +181,6 @@ def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None
 
 
 class _Running(NamedTuple):
-    """A running job."""
-
     job: Job
     log: Path
     device: str | None

@@ -1,11 +1,9 @@
 """Models and batches of runs, from the names of presets and checkpoints and from a corpus."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from clearhead.data import Batches, Corpus, DataConfig, MaskedBatches, Masking, prepare
 from clearhead.data.config import SHARE
@@ -13,9 +11,8 @@ from clearhead.data.tokenizer import vocabulary_size, yielded
 from clearhead.errors import ClearheadError
 from clearhead.lab.sweep_configs import OWN
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
-from clearhead.models.base_model import ClearheadModel
+from clearhead.models.inspection import longest_text
 from clearhead.models.loading import best_device, load
-from clearhead.nn import REGISTRY
 from clearhead.terminal import say
 from clearhead.train import TrainConfig
 from clearhead.train.run_dir import RUN_FILE, read_record
@@ -27,64 +24,53 @@ OBJECTIVES = {cls.objective: cls for cls in (ClearheadForCausalLM, ClearheadForM
 def fitted(
     name: str, size: str, corpus: Corpus, settings: TrainConfig, **changes: Any
 ) -> ClearheadConfig:
-    """The preset with the corpus's vocabulary and special tokens, and room for its windows.
-
-    `changes` are the user's own keys, and win.
-
-    Raises:
-        ClearheadError: as `preset`; for a vocab_size that leaves out ids of the text.
-    """
+    """The preset with the corpus's vocabulary and special tokens, and room for its windows; the
+    user's own `changes` win. Raises as `preset`, and for a vocab_size that leaves out ids."""
     base = preset(name, size, **changes)
     if base.vocab_size < corpus.vocabulary_size and "vocab_size" in changes:
         raise ClearheadError(
             f"vocab_size is {base.vocab_size}, and the tokenizer has {corpus.vocabulary_size} ids: "
             "leave it out, or give another --data.vocabulary or --data.tokenizer"
         )
-    keys = {
-        "vocab_size": corpus.vocabulary_size,
-        "max_position_embeddings": max(base.max_position_embeddings, settings.sequence_length),
-        "bos_token_id": corpus.tokenizer.bos_token_id,
-        "eos_token_id": corpus.tokenizer.eos_token_id,
-        "pad_token_id": corpus.tokenizer.pad_token_id,
-    }
+    room = max(base.max_position_embeddings, settings.sequence_length)
+    keys = {"vocab_size": corpus.vocabulary_size, "max_position_embeddings": room}
+    for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        keys[token] = getattr(corpus.tokenizer, token)
     return preset(name, size, **{**keys, **changes})
 
 
-def check_room(config: ClearheadConfig, settings: TrainConfig) -> None:
-    """Refuse windows longer than the model can tell positions apart."""
-    with torch.device("meta"):
-        limit = REGISTRY.find("position", config.position).build(config.layer(0), 1).longest()
-        if limit is None:
-            return
-        taken = ClearheadModel(config).needs.places
-    length = settings.sequence_length
-    if length > limit - taken:
-        beside = f" beside {taken} of learned keys" if taken else ""
+def check_length(model: Any, name: str, length: int, option: str = "sequence-length") -> None:
+    """Refuse texts longer than the model can tell positions apart; `option` sets their length."""
+    limit = longest_text(model)
+    if limit is None and isinstance(model.config, ClearheadConfig):
+        limit = model.base_model.position.longest()
+        limit = limit and limit - model.base_model.needs.places
+    if limit is not None and length > limit:
         raise ClearheadError(
-            f"windows of {length} tokens are more than the {limit - taken} positions "
-            f"of position={config.position!r}{beside}: lower sequence_length, or raise "
-            "max_position_embeddings"
+            f"windows of {length} tokens are more than the {limit} positions of {name}: "
+            f"give --train.{option} {limit}"
         )
 
 
-def batches(corpus: Corpus, settings: TrainConfig, output: Path | None = None) -> Batches:
-    """The training batches that the settings ask for, in the order of a run in `output`."""
+def batches(
+    corpus: Corpus, settings: TrainConfig, output: Path, *, masked: bool = False
+) -> Batches | MaskedBatches:
+    """The training batches that the settings ask for, in the order of a run in `output`.
+
+    Args:
+        masked: hide a share of the tokens; `corpus` then has a mask token
+            (`clearhead.data.with_mask_token`).
+    """
     begin = corpus.tokenizer.bos_token_id if settings.begin_windows else None
     if settings.begin_windows and begin is None:
         raise ClearheadError(
             "begin_windows needs a begin token, which this tokenizer lacks: leave it out, or "
             "choose another --data.tokenizer"
         )
-    return Batches(
-        corpus,
-        sequence_length=settings.sequence_length,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        accumulation=settings.accumulation,
-        document_masks=settings.document_masks,
-        begin=begin,
-        began=None if output is None else data_of(output),
-    )
+    names = ("sequence_length", "batch_size", "seed", "accumulation", "document_masks")
+    options: Any = {name: getattr(settings, name) for name in names}
+    plain = Batches(corpus, begin=begin, began=data_of(output), **options)
+    return MaskedBatches(plain, Masking(corpus.tokenizer, SHARE)) if masked else plain
 
 
 def data_of(output: Path) -> str | None:
@@ -92,26 +78,14 @@ def data_of(output: Path) -> str | None:
     return read_record(output).get("data") if (output / RUN_FILE).exists() else None
 
 
-def masked_batches(
-    corpus: Corpus, settings: TrainConfig, output: Path | None = None
-) -> MaskedBatches:
-    """The same windows in the same order, with a share of their tokens hidden.
-
-    `corpus` has a mask token: `clearhead.data.with_mask_token`.
-    """
-    return MaskedBatches(batches(corpus, settings, output), Masking(corpus.tokenizer, SHARE))
-
-
 def objective_of(config: ClearheadConfig) -> str:
     """The objective of a model: hidden tokens if it is bidirectional, else the next token."""
     return "mlm" if config.direction == "bidirectional" else "next-token"
 
 
-def own_text(
-    data: DataConfig, tokenizer: Any, *, progress: Callable[[str], None], began: str | None = None
-) -> Corpus:
+def own_text(data: DataConfig, tokenizer: Any, began: str | None = None) -> Corpus:
     """The text as a model's own tokenizer reads it; one without an end token closes nothing."""
-    return prepare(data, tokenizer=tokenizer, progress=progress, closed=False, began=began)
+    return prepare(data, tokenizer=tokenizer, progress=say, closed=False, began=began)
 
 
 def run_of(model: str) -> dict[str, Any]:
@@ -148,13 +122,9 @@ def text_of(data: DataConfig, models: Sequence[str]) -> DataConfig:
     return next(iter(texts), replace(data, data=DataConfig.data))
 
 
-def untrained(
-    name: str, size: str, changes: Mapping[str, Any], data: DataConfig
-) -> tuple[Any, Corpus]:
-    """A preset with fresh weights, and its text."""
-    corpus = prepare(data, progress=say)
-    config = fitted(name, size, corpus, TrainConfig(), **changes)
-    return OBJECTIVES[objective_of(config)](config).to(best_device()).eval(), corpus
+def new_model(config: ClearheadConfig) -> Any:
+    """A model with fresh weights, of the class that learns its objective."""
+    return OBJECTIVES[objective_of(config)](config)
 
 
 def refuse_tokenizer(data: DataConfig) -> None:

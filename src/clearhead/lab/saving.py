@@ -5,7 +5,8 @@ them in the header of a safetensors file.
 """
 
 import io
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stderr
 from functools import partial
@@ -22,7 +23,6 @@ from clearhead.errors import ClearheadError, require
 from clearhead.lab.measuring import check_models
 from clearhead.lab.run_setup import load_model, refuse_tokenizer, text_of
 from clearhead.lab.sweep_configs import QuantizeConfig, short_names
-from clearhead.lab.timing import take_turns
 from clearhead.models.inspection import (
     generating_plainly,
     longest_text,
@@ -32,27 +32,23 @@ from clearhead.models.inspection import (
 from clearhead.models.loading import pretrained, resolved, without_bars
 from clearhead.quantize import Scheme, Texts, cost, linear_layers, quantized, scheme
 from clearhead.quantize.compressed import as_loaded, check_widths, compress, stated
-from clearhead.quantize.measure import CALIBRATION
+from clearhead.quantize.linear import CALIBRATION
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, require_new, write_json
 from clearhead.records.provenance import provenance
 from clearhead.report import style
+from clearhead.terminal import say, show
 from clearhead.versions import versions
 
 PROMPTS, TOKENS = 20, 16  # for servers: continued greedily; of a prompt and of what follows it
 FAR = 0.02  # of the perplexity: a saved model further from its simulation is another
-DEPLOYED, ROUNDS = 32, 5  # by torchao: tokens of a prompt and of what follows it; of timing
+DEPLOYED = 32  # by torchao: tokens of a prompt, and of what follows it
+UNTIMED, ROUNDS = 2, 5  # of timing: the first calls compile
 
 
-def run_saving(
-    config: QuantizeConfig, *, say: Callable[[str], None], show: Callable[[str], None]
-) -> None:
-    """Save a model under a scheme, open it by transformers and compare it with the simulation.
-
-    Raises:
-        ClearheadError: options that have no effect; a scheme or a model that the format cannot
-            hold; a saved model that is not what was simulated.
-    """
+def run_saving(config: QuantizeConfig) -> None:
+    """Save a model under a scheme, open it by transformers and compare it with the simulation;
+    raises a ClearheadError for what the format cannot hold, and where the two differ."""
     refuse_tokenizer(config.data)
     if idle := config.given("deploy", "output", "seeds", "records", "page", "title"):
         raise ClearheadError(f"a model to save takes --scheme; {', '.join(idle)} has no effect")
@@ -74,7 +70,7 @@ def run_saving(
             f"`clearhead convert {source} FOLDER --for serving` makes"
         )
     check_widths(linear_layers(model), how)
-    corpus, held_out = _read(config, tokenizer, say)
+    corpus, held_out = _read(config, tokenizer)
     cut = partial(windows, corpus, length=config.length, split="train", count=CALIBRATION)
     texts = Texts(windows=held_out, calibration=list(cut() if how.calibrated else ()))
     tokens = min(TOKENS, (longest_text(model) or 2 * TOKENS) // 2)
@@ -99,8 +95,9 @@ def run_saving(
     equal = sum(a == b for a, b in zip(again, predicted, strict=True))
     figures |= {"prompts": len(prompts), "equal_continuations": equal}
     _keep(folder, figures, torch.device("cpu"), "compressed-tensors")
-    kinds = "saved", "simulated", "full"
-    saved, simulated, full = (figures[f"{one}_perplexity"] for one in kinds)
+    saved, simulated, full = (
+        figures[f"{one}_perplexity"] for one in ("saved", "simulated", "full")
+    )
     if abs(saved - simulated) > FAR * simulated:
         raise ClearheadError(
             f"{folder} was saved, but its perplexity is {saved:.2f} where {simulated:.2f} was "
@@ -128,14 +125,8 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def run_deployment(
-    config: QuantizeConfig, *, say: Callable[[str], None], show: Callable[[str], None]
-) -> None:
-    """Save models by torchao; a new process loads and measures each beside the one in bfloat16.
-
-    Raises:
-        ClearheadError: options that have no effect, a model that does not work.
-    """
+def run_deployment(config: QuantizeConfig) -> None:
+    """Save models by torchao; a new process loads and measures each beside the one in bfloat16."""
     refuse_tokenizer(config.data)
     idle = config.given("scheme", "seeds", "records", "page", "title")
     if config.deploy is None or config.output is None or idle:
@@ -150,7 +141,7 @@ def run_deployment(
         if len(config.models) > 1:
             folder /= f"{name}-{config.deploy}"
         with within_memory("a model is held twice, whole and in few bits: free memory for it"):
-            texts, load = _deploy(source, folder, config, say)
+            texts, load = _deploy(source, folder, config)
             say(f"{name}, {config.deploy}: saved; a new process loads the saved model")
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                 figures = pool.submit(_beside, folder, resolved(source), texts, load).result()
@@ -166,22 +157,19 @@ def run_deployment(
 
 
 def _deploy(
-    source: str, folder: Path, config: QuantizeConfig, say: Callable[[str], None]
+    source: str, folder: Path, config: QuantizeConfig
 ) -> tuple[list[Tensor], dict[str, Any]]:
-    """Save a model in few bits to a new folder.
-
-    Returns:
-        The windows to measure, and options to open either model by from_pretrained.
-    """
+    """Save a model in few bits to a new folder; return the windows to measure, and options to open
+    either model by from_pretrained."""
     torchao = require("torchao", "torchao").quantization
     from transformers import AutoModelForCausalLM, TorchAoConfig
 
     model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
-    _, texts = _read(config, tokenizer, say)
+    _, texts = _read(config, tokenizer)
     if not any(isinstance(layer, nn.Linear) for layer in linear_layers(model).values()):
         raise ClearheadError(f"{type(model).__name__} has no nn.Linear: torchao quantises nothing")
-    load: dict[str, Any] = {"device_map": str(model.device), "dtype": torch.bfloat16}
-    load["trust_remote_code"] = config.trust_remote_code
+    load: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    load |= {"device_map": str(model.device), "dtype": torch.bfloat16}
     head = model.get_output_embeddings()
     kept = [name for name, module in model.named_modules() if module is head]
     del model
@@ -212,15 +200,19 @@ def _beside(
     model, peer = (pretrained(AutoModelForCausalLM, one, **load).eval() for one in (folder, source))
     tokens = min(DEPLOYED, (longest_text(peer) or 2 * DEPLOYED) // 2)
     prompt, sides = windows[0][None, :tokens], {"": model, "bfloat16_": peer}
-    turns = {side: partial(continuations, one, prompt, tokens) for side, one in sides.items()}
-    seconds = take_turns(turns, ROUNDS)
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(UNTIMED + ROUNDS):
+        for side, one in sides.items():
+            started = time.perf_counter()
+            continuations(one, prompt, tokens)
+            seconds[side].append(time.perf_counter() - started)
     stored = {tensor.data_ptr(): tensor.nbytes for tensor in peer.state_dict().values()}
     figures: dict[str, Any] = {"class": type(peer).__name__, "parameters": parameter_count(peer)}
     figures |= {"length": len(windows[0]), "tokens": sum(map(len, windows))}
     figures["bfloat16_bytes"] = sum(stored.values())
     for side, one in sides.items():
         figures[f"{side}perplexity"] = _perplexity(one, Texts(windows=windows))
-        figures[f"{side}tokens_per_second"] = tokens / median(seconds[side])
+        figures[f"{side}tokens_per_second"] = tokens / median(seconds[side][UNTIMED:])
     return figures
 
 
@@ -238,9 +230,7 @@ def continuations(model: Any, prompts_BT: Tensor, tokens: int) -> list[list[int]
     return out[:, prompts_BT.shape[1] :].tolist()
 
 
-def _read(
-    config: QuantizeConfig, tokenizer: Any, say: Callable[[str], None]
-) -> tuple[Any, list[Tensor]]:
+def _read(config: QuantizeConfig, tokenizer: Any) -> tuple[Any, list[Tensor]]:
     """The corpus, and the windows of its held-out part that are measured."""
     corpus = prepare(text_of(config.data, config.models), tokenizer=tokenizer, progress=say)
     count = max(1, config.tokens // config.length)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -11,15 +11,7 @@ from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.lab.bases import open_base, resting_sinks
 from clearhead.lab.configs import TrainJob
-from clearhead.lab.run_setup import (
-    OBJECTIVES,
-    batches,
-    check_room,
-    data_of,
-    fitted,
-    masked_batches,
-    objective_of,
-)
+from clearhead.lab.run_setup import batches, check_length, data_of, fitted, new_model, objective_of
 from clearhead.models import BASELINE, preset
 from clearhead.models.inspection import parameter_count
 from clearhead.models.language_models import ClearheadForCausalLM
@@ -30,28 +22,27 @@ from clearhead.records.identity import canonical, restored
 from clearhead.records.lock import hold_folder
 from clearhead.terminal import say
 from clearhead.train import Progress, TrainResult, checkpoint, make_trackers, train
-from clearhead.train.run_dir import read_record, require_no_run
+from clearhead.train.run_dir import read_record, require_no_run, require_run
 from clearhead.train.world import World, joined
 
-J = TypeVar("J", bound=TrainJob)
+_OF_THE_RUN = ("output", "train", "resume")  # of a job: not among the settings that a run keeps
 
 
-def run_training(job: TrainJob, *, resume: bool) -> TrainResult:
-    """Train the model of a job; OUTPUT/final is then a plain Hugging Face checkpoint.
-
-    Args:
-        resume: go on with the run in the output folder.
+def run_training(job: TrainJob) -> TrainResult:
+    """Train the model of a job, or go on with the run in its output folder where `job.resume` names
+    it; OUTPUT/final is then a plain Hugging Face checkpoint.
 
     Raises:
         ClearheadError: as `clearhead.train.train`; for a preset, a model to start from or a text
             that do not work.
     """
     with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
-        return _run(job, world, resume=resume)
+        return _run(job, world)
 
 
-def _run(job: TrainJob, world: World, *, resume: bool) -> TrainResult:
-    resumes = resume or world.restarted()
+def _run(job: TrainJob, world: World) -> TrainResult:
+    resume = job.resume is not None
+    resumes = resume or world.restarted()  # in which all processes take part
     world.by_first(lambda: _check_folder(job.output, resumes))
     start: dict[str, Any] = {"preset": job.preset, "from": None}
     began = data_of(job.output) if resume else None
@@ -59,10 +50,9 @@ def _run(job: TrainJob, world: World, *, resume: bool) -> TrainResult:
         model, corpus = world.in_turn(lambda: _new(job, began))
         start |= {"preset": job.preset or BASELINE, "size": job.size}
     else:
-        source, length, trust = job.base, job.train.sequence_length, job.trust_remote_code
-        base = world.in_turn(
-            lambda: open_base(source, job.data, length, trust_remote_code=trust, began=began)
-        )
+        named: Any = (job.base, job.data, job.train.sequence_length)
+        trust = job.trust_remote_code
+        base = world.in_turn(lambda: open_base(*named, trust_remote_code=trust, began=began))
         corpus = base.corpus
         if isinstance(base.model, ClearheadForCausalLM):
             check_baseline(job.preset, job.set, base.model.config)
@@ -72,7 +62,7 @@ def _run(job: TrainJob, world: World, *, resume: bool) -> TrainResult:
             say(line)
         if not resume and (remark := resting_sinks(model, job.train)):
             say(remark)
-        start["from"] = base.describe()
+        start["from"] = base.origin
         if resume:
             _check_start(job, start["from"])
     say(f"{job.preset or job.base or BASELINE}: {parameter_count(model):,} parameters")
@@ -86,10 +76,10 @@ def _run(job: TrainJob, world: World, *, resume: bool) -> TrainResult:
     torch.manual_seed(job.train.seed)
     with world.together():
         masked = getattr(model, "objective", "") == "mlm"
-        made = (masked_batches if masked else batches)(corpus, job.train, job.output)
+        read = batches(corpus, job.train, job.output, masked=masked)
     return train(
         model.to(best_device()),
-        made,
+        read,
         job.train,
         output=job.output,
         tokenizer=corpus.tokenizer,
@@ -100,11 +90,7 @@ def _run(job: TrainJob, world: World, *, resume: bool) -> TrainResult:
             "objective": "mlm" if masked else "next-token",
             "mask": SHARE if masked else None,
             "data": corpus.describe(),
-            "job": {
-                key: value
-                for key, value in canonical(job).items()
-                if key not in ("output", "train", "resume")
-            },
+            "job": {k: x for k, x in canonical(job).items() if k not in _OF_THE_RUN},
         },
     )
 
@@ -121,18 +107,15 @@ def _check_folder(output: Path, resumes: bool) -> None:
             )
 
 
-def recorded(kind: type[J], output: Path) -> J:
-    """The job of a `kind` whose run is in `output`, with the settings that it has now.
-
-    Raises:
-        ClearheadError: as `read_record`; where no `run_training` of this version began it.
-    """
+def recorded(output: Path) -> TrainJob:
+    """The job whose run is in `output`, with the settings that it has now; raises a ClearheadError
+    where there is none, or no `run_training` of this version began it."""
+    require_run(output)
     record = read_record(output)
     try:
         begun = record["description"]["job"].items()
-        settings = {key: one for key, one in begun if key in kind.__dataclass_fields__}
-        settings["train"] = record["config"]
-        return replace(restored(kind, settings), output=output)
+        settings = {key: one for key, one in begun if key in TrainJob.__dataclass_fields__}
+        return replace(restored(TrainJob, settings | {"train": record["config"]}), output=output)
     except (KeyError, TypeError):
         raise ClearheadError(
             f"the run in {output} was not begun by clearhead train, or by an earlier version: to "
@@ -146,12 +129,13 @@ def _new(job: TrainJob, began: str | None) -> tuple[Any, Any]:
     name = job.preset or BASELINE
     config = preset(name, job.size, **job.set)  # refuses before anything is read
     corpus = prepare(job.data, progress=say, began=began)
-    if (objective := objective_of(config)) == "mlm":
+    if objective_of(config) == "mlm":
         corpus = with_mask_token(corpus)
     config = fitted(name, job.size, corpus, job.train, **job.set)
-    check_room(config, job.train)
     torch.manual_seed(job.train.seed)
-    return OBJECTIVES[objective](config), corpus
+    model = new_model(config)
+    check_length(model, name, job.train.sequence_length)
+    return model, corpus
 
 
 def _check_start(job: TrainJob, start: dict[str, str]) -> None:

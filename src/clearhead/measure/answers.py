@@ -54,18 +54,9 @@ class Answer:
     right: tuple[bool, ...]
 
 
-class Batch(NamedTuple):
-    """Prompts of one length.
-
-    Attributes:
-        ids: int64 [B, S].
-        unread: int64 [B, S − held], the columns that the cache does not hold.
-        cache: None where prompts share none.
-    """
-
-    ids: Tensor
-    unread: Tensor
-    cache: Any
+Batch = tuple[Tensor, Tensor, Any]
+"""Prompts of one length: ids, int64 [B, S]; the columns [B, S − held] that the cache does not hold;
+the cache, None where prompts share none."""
 
 
 class Reader:
@@ -82,7 +73,7 @@ class Reader:
             frequency follows the length of the row. Elsewhere every prompt is read in full.
     """
 
-    def __init__(self, model: Any, *, batch_tokens: int, ends: Collection[int] = ()) -> None:
+    def __init__(self, model: Any, batch_tokens: int, ends: Collection[int] = ()) -> None:
         self.model = model
         self._batch_tokens = batch_tokens
         self._ends = list(ends)
@@ -94,21 +85,12 @@ class Reader:
     def ask(
         self, prompts: Sequence[Prompt], answers: Sequence[Ids], *, new_tokens: int = 0
     ) -> list[Answer]:
-        """Answers to the prompts, in their order.
+        """Answers to the prompts, in their order; best side by side where they share a long start.
 
-        Args:
-            prompts: those that share a long start best stand together.
-            answers: the right one of each, scored; may be empty.
-            new_tokens: how many tokens greedy decoding writes; 0 leaves it out.
-
-        Raises:
-            ClearheadError: a prompt and its answer longer than the model's positions; logits that
-                are not finite.
+        The right answers are scored, and may be empty; greedy decoding writes `new_tokens`.
         """
-        lengths = [
-            len(prompt.ids) + max(new_tokens, len(answer))
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
+        asked = list(zip(prompts, answers, strict=True))
+        lengths = [len(prompt.ids) + max(new_tokens, len(answer)) for prompt, answer in asked]
         check_length(self.model, max(lengths))
         answered: dict[int, Answer] = {}
         for group in self._groups(prompts, lengths):
@@ -116,7 +98,7 @@ class Reader:
                 batch = self.read([prompts[index] for index in group])
                 forced = self._forced(batch, [answers[index] for index in group])
                 written = self._greedy(batch, new_tokens)
-            for index, (loss, right), tokens in zip(group, forced, written, strict=True):
+            for index, tokens, (loss, right) in zip(group, written, forced, strict=True):
                 answered[index] = Answer(written=tokens, loss=loss, right=right)
         return [answered[index] for index in range(len(prompts))]
 
@@ -130,13 +112,13 @@ class Reader:
         rows = [prompt.ids for prompt in prompts]
         ids_BS = torch.tensor(rows, device=self.model.device)
         if not self.shares:
-            return Batch(ids_BS, ids_BS, None)
+            return ids_BS, ids_BS, None
         shared = _common([row[:-1] for row in rows])
         cache = self._started(shared)
         cache.reorder_cache(torch.zeros(len(rows), dtype=torch.int64))
         if len(shared) < len(rows[0]) - 1:
             self.forward(ids_BS[:, len(shared) : -1], cache)
-        return Batch(ids_BS, ids_BS[:, -1:], cache)
+        return ids_BS, ids_BS[:, -1:], cache
 
     def forward(self, ids_BT: Tensor, cache: Any, keep: int = 1) -> tuple[Tensor, Any]:
         """Read tokens after those of the cache: the last logits [B, keep, V], and the new cache."""
@@ -175,18 +157,18 @@ class Reader:
         self, batch: Batch, answers: list[Ids]
     ) -> list[tuple[tuple[float, ...], tuple[bool, ...]]]:
         """The loss of each token of the answers, and whether it was the likeliest."""
-        longest = max(map(len, answers))
+        (ids_BS, unread_BT, cache), longest = batch, max(map(len, answers))
         if not longest:
             return [((), ())] * len(answers)
         # Padded on the right, where no earlier token sees it.
         target_BT = torch.tensor([[*answer, *[0] * (longest - len(answer))] for answer in answers])
-        target_BT = target_BT.to(batch.ids.device)
+        target_BT = target_BT.to(ids_BS.device)
         if self.shares:
-            read_BT = torch.cat([batch.unread, target_BT[:, :-1]], 1)
-            logits_BTV, _ = self.forward(read_BT, batch.cache, longest)
-            batch.cache.crop(-longest)
+            read_BT = torch.cat([unread_BT, target_BT[:, :-1]], 1)
+            logits_BTV, _ = self.forward(read_BT, cache, longest)
+            cache.crop(-longest)
         else:
-            logits_BTV = self._stepped(batch.ids, target_BT)
+            logits_BTV = self._stepped(ids_BS, target_BT)
         wide = finite(logits_BTV)
         wide = wide.to(torch.promote_types(wide.dtype, torch.float32))
         loss_BT = -wide.log_softmax(-1).gather(2, target_BT[..., None])[..., 0]
@@ -210,8 +192,9 @@ class Reader:
 
     def _greedy(self, batch: Batch, new_tokens: int) -> list[Ids]:
         """Tokens by transformers' `generate`, up to an end."""
+        ids_BS, _, cache = batch
         if not new_tokens:
-            return [()] * len(batch.ids)
+            return [()] * len(ids_BS)
         reset_dynamic_rope(self.model)
         config = GenerationConfig(
             max_new_tokens=new_tokens, eos_token_id=self._ends or None, pad_token_id=0
@@ -222,12 +205,12 @@ class Reader:
             # The trained length, of which transformers reminds, is exceeded on purpose.
             with hushed("transformers.generation.stopping_criteria"):
                 written = self.model.generate(
-                    batch.ids,
-                    attention_mask=torch.ones_like(batch.ids),
+                    ids_BS,
+                    attention_mask=torch.ones_like(ids_BS),
                     generation_config=config,
                     logits_processor=LogitsProcessorList([finite]),
-                    **({} if batch.cache is None else {CACHE: batch.cache}),
-                )[:, batch.ids.shape[1] :].tolist()
+                    **({} if cache is None else {CACHE: cache}),
+                )[:, ids_BS.shape[1] :].tolist()
         finally:
             self.model.generation_config = own
         ends = [[*map(self._ends.__contains__, row), True].index(True) for row in written]
@@ -252,11 +235,7 @@ def _common(rows: Sequence[Ids]) -> Ids:
 
 
 def _keeps_all(model: Any) -> bool:
-    """True if every layer keeps the keys of all tokens, in the plain form that can be cut.
-
-    Raises:
-        ClearheadError: a model that makes no cache.
-    """
+    """True if every layer keeps the keys of all tokens, in the plain form that can be cut."""
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     cache = cache_of(model(input_ids=token, use_cache=True))
     if cache is None:
@@ -286,11 +265,7 @@ def reset_dynamic_rope(model: Any) -> None:
 
 
 def check_length(model: Any, length: int) -> None:
-    """Refuse texts of `length` tokens, answer included, where there is no such position.
-
-    Raises:
-        ClearheadError: naming the limit.
-    """
+    """Refuse texts of `length` tokens, answer included, where there is no such position."""
     limit, kind = longest_text(model), "learned positions of this model"
     if limit is None and isinstance(model.config, ClearheadConfig):
         limit, kind = model.base_model.position.longest(), model.config.position

@@ -41,12 +41,7 @@ class Document(NamedTuple):
 
 
 class Texts:
-    """A corpus that is prepared when the first task reads it; some need no text at all.
-
-    Args:
-        prepare: makes the corpus.
-        splits: those that are read.
-    """
+    """A corpus that is prepared when the first task reads it; some need no text at all."""
 
     def __init__(self, prepare: Callable[[], Corpus], splits: Sequence[str]) -> None:
         self._prepare = prepare
@@ -64,14 +59,12 @@ class Texts:
     @cached_property
     def documents(self) -> list[Document]:
         """The documents of the splits, source by source, with their BEGIN and END."""
-        documents = []
+        documents, decode = [], self.corpus.tokenizer.decode
         for split in self.splits:
             for stream in self.corpus.split(split):
                 for number, ids in enumerate(np.split(stream.tokens, stream.starts)[1:]):
-                    opening = self.corpus.tokenizer.decode(
-                        ids[:24].tolist(), skip_special_tokens=True
-                    )
-                    name = f"{stream.spec} {split} {number}: {' '.join(opening.split())[:40]}"
+                    opening = decode(ids[:24].tolist(), skip_special_tokens=True).split()
+                    name = f"{stream.spec} {split} {number}: {' '.join(opening)[:40]}"
                     documents.append(Document(name, ids))
         return documents
 
@@ -115,8 +108,7 @@ class Subject:
     @cached_property
     def reader(self) -> Reader:
         """Reads prompts; caches their common prefix."""
-        ends = ends_of(self.model, self.tokenizer)
-        return Reader(self.model, batch_tokens=self.batch_tokens, ends=ends)
+        return Reader(self.model, self.batch_tokens, ends_of(self.model, self.tokenizer))
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -126,8 +118,7 @@ class Subject:
     @property
     def begin(self) -> tuple[int, ...]:
         """The begin token, where the tokenizer has one."""
-        begin = self.encoder.begin
-        return () if begin is None else (begin,)
+        return () if self.encoder.begin is None else (self.encoder.begin,)
 
     def ids(self, *pieces: str) -> list[tuple[int, ...]]:
         """The tokens of one text by its pieces; the first piece's follow the begin token.
@@ -144,10 +135,6 @@ class Subject:
     def check_length(self, length: int) -> None:
         """Refuse texts of so many tokens, answer included, that the model has no positions for."""
         check_length(self.model, length)
-
-    def release(self) -> None:
-        """Drop the reader and its cache."""
-        self.__dict__.pop("reader", None)
 
 
 class Task(Protocol):
@@ -207,7 +194,8 @@ class _Planned(NamedTuple):
     at: Line
     draw: Line
     key: str
-    facts: Line
+    options: Line
+    made: Line
 
     def __str__(self) -> str:
         """perplexity, yarn × 4, length 128, seed 1."""
@@ -235,10 +223,6 @@ def sweep(
         records: a file to append to; None keeps nothing.
         work: shows which cell is at hand; models are taken to have as many cells as the first.
         told: called with a run's line, and with the lines of each cell as soon as it is done.
-
-    Raises:
-        ClearheadError: what a model, the text or an option makes impossible; too little memory;
-            records of another study, in use by another process, or that cannot be written.
     """
     lines: list[Line] = []
     work = Work() if work is None else work
@@ -268,7 +252,7 @@ def _swept(
     yield [canonical(header)]
     for one in cells:
         if one.subject is not at_hand:
-            at_hand.release()
+            vars(at_hand).pop("reader", None)  # and its cache
             at_hand = one.subject
         if store.has(one.key, header):
             work.skip()
@@ -277,8 +261,8 @@ def _swept(
         work.begin(f"{run}, {one}")
         with within_memory(less):
             rows, spent = _measured(portion.tasks[one.task], one, study, work)
-        made = {**one.facts["made"], "seed": one.subject.seed, **origin, **spent}
-        facts = {"task": one.task, "at": one.at, **one.draw, **one.facts, "made": made}
+        made = {**one.made, "seed": one.subject.seed, **origin, **spent}
+        facts = {"task": one.task, "at": one.at, **one.draw, "options": one.options, "made": made}
         yield store.add(one.key, header, rows, **facts)
         work.end()
 
@@ -311,8 +295,8 @@ def _planned(portion: Portion) -> list[_Planned]:
         key = f"{digest_of([name, at, options, made])[:16]}-{subject.seed if task.drawn else 0}"
         at = {dimension: value for dimension, value in at.items() if dimension != "digest"}
         draw = {DRAW: subject.seed} if task.drawn else {}
-        facts = {"options": options, "made": {**made, "batch_tokens": subject.batch_tokens}}
-        planned.append(_Planned(name, subject, cell, at, draw, key, facts))
+        made["batch_tokens"] = subject.batch_tokens
+        planned.append(_Planned(name, subject, cell, at, draw, key, options, made))
     return planned
 
 

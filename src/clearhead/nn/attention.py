@@ -8,20 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, first_line
 from clearhead.nn.bases import (
     Attend,
-    Decay,
     Epilogue,
     Interface,
     PositionTables,
     Scores,
-    Shaping,
     SingleMaps,
     Softmax,
 )
 from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.registry import REGISTRY
+from clearhead.nn.shaping import SkipInit
 from clearhead.ops import layouts
 from clearhead.ops.attention import attend_visible
 from clearhead.ops.rope import Rotation
@@ -65,7 +64,7 @@ class Attention(nn.Module):
         self.k_norm = norm(layer, scores.key_width(layer))
         self.scores: Scores = scores.build(layer, position.prepare)
         self.cache_unrotated = self.scores.cache_unrotated or position.cache_unrotated(layer)
-        self.decay: Decay | None = position.decay(layer, maps.heads(layer))
+        self.decay = position.decay(layer, maps.heads(layer))
         self.wide_factors = position.wide_factors
         self.maps: Any = maps.build(layer)  # a SingleMaps itself is not called
         self.combines = type(self.maps) is not SingleMaps
@@ -75,13 +74,11 @@ class Attention(nn.Module):
         self.attend: Attend = own.attend
         self.weights, self.as_softmax = own.weights, own.as_softmax
         shaping = REGISTRY.find("shaping", layer.shaping).build
-        self.shaping: Shaping | None = shaping(layer, maps.heads(layer))
+        self.shaping: SkipInit | None = shaping(layer, maps.heads(layer))
         epilogue = REGISTRY.find("epilogue", layer.epilogue).build
         self.epilogue: Epilogue | None = epilogue(layer, maps.heads(layer))
-        from_zero = self.shaping is not None and self.shaping.zero_queries
-        std = 0.0 if layer.query_range is None and from_zero else layer.query_range
-        if std is not None:
-            starting(self.q_proj, partial(fixed_normal, own=std))
+        if self.shaping is not None or layer.query_range is not None:
+            starting(self.q_proj, partial(fixed_normal, own=layer.query_range or 0.0))
         self.causal: bool = REGISTRY.find("direction", layer.direction).build()
         self.window = layer.sliding_window
         self.places = 0 if self.normalizer is None else self.normalizer.places
@@ -245,10 +242,9 @@ class Attention(nn.Module):
         try:
             k, v = cache.update(k, v, self.layer.index)
         except (RuntimeError, IndexError) as error:
-            reason = str(error).splitlines()[0]
             raise ClearheadError(
-                f"the cache does not fit this model or has no room for {keys} tokens ({reason}): "
-                "start a new one"
+                f"the cache does not fit this model or has no room for {keys} tokens "
+                f"({first_line(error)}): start a new one"
             ) from error
         for held, given in zip((k.shape, v.shape), new, strict=True):
             if (*held[:2], held[3]) != (*given[:2], given[3]) or held[2] < needed:

@@ -8,7 +8,7 @@ another mechanism (`Declaration.adopt`), and parameters that are read outside `f
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
 Weights = dict[str, Tensor]
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Attend(Protocol):
@@ -67,18 +66,6 @@ class PositionTables(NamedTuple):
     prefix: Any = None
 
 
-class Decay(Protocol):
-    """Decay of scores, computed from a layer's tokens. Built for a layer and its heads."""
-
-    def with_gates(self, k_BGTD: Tensor, x_BTC: Tensor) -> Tensor:
-        """Keys to cache: with their tokens' gates, from attention's input."""
-
-    def columns(
-        self, k_BGSN: Tensor, queries: int, visibility: Visibility
-    ) -> tuple[Tensor, PositionTables]:
-        """Projected keys, from cached ones, and tables of all keys and of the last `queries`."""
-
-
 class NoPosition(nn.Module):
     """No position; base of all positions. Built for a layer and its number of heads.
 
@@ -111,8 +98,8 @@ class NoPosition(nn.Module):
         return False
 
     @staticmethod
-    def decay(layer: LayerSpec, heads: int) -> Decay | None:
-        """The layer's module that makes the tables from its tokens; None: positions make them."""
+    def decay(layer: LayerSpec, heads: int) -> Any:
+        """A layer's module that makes tables from its tokens, as `forget.ForgetGates`, or None."""
         return None
 
     @staticmethod
@@ -220,29 +207,6 @@ class SingleMaps:
         return row_sum_BHT1
 
 
-class Shaping(Protocol):
-    """Mix of the attention matrix and the identity. Built for a layer and its heads.
-
-    Attributes:
-        zero_queries: True if W_Q, and so every score, starts at 0.
-    """
-
-    zero_queries: ClassVar[bool]
-
-    def __call__(
-        self, x_BTC: Tensor, o_BTC: Tensor, centring: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """The heads' outputs, from these tokens' values x and attention's output o over all.
-
-        `centring` computes C x, attention's output at W_Q = 0, from x by head, [B, T, H, D].
-        """
-
-    def effective_weights(
-        self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]
-    ) -> Tensor:
-        """The matrix that multiplies the values, from A, rows of the identity, and C."""
-
-
 Epilogue = Callable[[Tensor, Tensor, Callable[[], Tensor]], Tensor]
 """Function of the heads' outputs before `o_proj`. Built for a layer and its heads.
 
@@ -281,7 +245,7 @@ def with_doubled_output(weights: Weights, layer: LayerSpec) -> Weights:
     return {**weights, "o_proj.weight": 2 * weights["o_proj.weight"]}
 
 
-def with_own_parameters(method: Method) -> Method:
+def with_own_parameters(method: Callable[..., Any]) -> Any:
     """Wrap a method so that its module's offloaded parameters are loaded while it runs.
 
     With a `device_map` that offloads, accelerate's hook loads them for `forward` alone.
@@ -295,7 +259,7 @@ def with_own_parameters(method: Method) -> Method:
         hook.pre_forward(self)
         return hook.post_forward(self, method(self, *arguments, **options))
 
-    return run  # type: ignore[return-value]
+    return run
 
 
 def nothing(*of: Any) -> None:

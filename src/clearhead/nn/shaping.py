@@ -10,12 +10,11 @@ from clearhead.spec import Declaration, LayerSpec
 
 
 class SkipInit(nn.Module):
-    """α I + β A, a trained α and β for each head, from 1 and 0; W_Q starts at 0.
+    """α I + β A, a trained α and β for each head, from 1 and 0. The base of all shapings.
 
+    W_Q, and so every score, starts at 0, unless `query_range` says otherwise.
     With β = 0 no gradient reaches W_Q and W_K in the first step (arXiv 2302.10322).
     """
-
-    zero_queries = True
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
         super().__init__()
@@ -32,6 +31,10 @@ class SkipInit(nn.Module):
         return self.alpha, self.beta, None
 
     def forward(self, x_BTC: Tensor, o_BTC: Tensor, centring: Callable[[Tensor], Tensor]) -> Tensor:
+        """The heads' outputs, from these tokens' values x and attention's output o over all.
+
+        `centring` computes C x, attention's output at W_Q = 0, from x by head, [B, T, H, D].
+        """
         alpha, beta, gamma = self.gains()
         x, o = (each.unflatten(-1, (len(alpha), -1)) for each in (x_BTC, o_BTC))
         centre = None if gamma is None else centring(x)
@@ -40,6 +43,8 @@ class SkipInit(nn.Module):
     def effective_weights(
         self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]
     ) -> Tensor:
+        """The matrix that multiplies the values, from A, rows of the identity, and C."""
+
         def wide(gain: Tensor) -> Tensor:
             return gain.to(weights_BHRS.dtype)[:, None, None]
 

@@ -17,16 +17,17 @@ class Reparametrised(nn.Module):
 
     initial: Tensor
 
-    def __init__(self, layer: LayerSpec, inputs: int, outputs: int) -> None:
+    def __init__(self, layer: LayerSpec) -> None:
         super().__init__()
+        shape = (layer.hidden_size, layer.hidden_size)
         self.kind = layer.value_init or "identity"
         self.std = layer.initializer_range
         self.beta_start = layer.value_gain
-        self.delta = nn.Parameter(torch.empty(outputs, inputs))
+        self.delta = nn.Parameter(torch.empty(shape))
         self.alpha = nn.Parameter(torch.empty(1))
         self.beta = nn.Parameter(torch.empty(1))
         if self.kind != "identity":
-            self.register_buffer("initial", torch.empty(outputs, inputs))
+            self.register_buffer("initial", torch.empty(shape))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -54,10 +55,6 @@ def _linear_projection(layer: LayerSpec) -> nn.Linear:
         return residual_output(layer, layer.width, scaled=scaled)
     linear = nn.Linear(layer.width, layer.hidden_size, bias=layer.bias)
     return starting(linear, STARTS[layer.value_init])
-
-
-def _reparametrised(layer: LayerSpec) -> Reparametrised:
-    return Reparametrised(layer, layer.hidden_size, layer.hidden_size)
 
 
 def _as_wide_as_the_stream(layer: LayerSpec) -> str | None:
@@ -127,7 +124,7 @@ DECLARATIONS = (
         "reparametrised",
         "x (α W_init + β ΔW), with ΔW from 0",
         "arXiv 2311.01906, eq. 6",
-        _reparametrised,
+        Reparametrised,
         refuses=lambda layer: _drawn_refuses(layer) or _value_refuses(layer),
         cache=_cached,
         flops=_product,
@@ -153,7 +150,7 @@ DECLARATIONS = (
         "reparametrised",
         "heads (α W_init + β ΔW), with ΔW from 0",
         "arXiv 2311.01906, eq. 6",
-        _reparametrised,
+        Reparametrised,
         refuses=lambda layer: _drawn_refuses(layer) or _as_wide_as_the_stream(layer),
         flops=_product,
     ),

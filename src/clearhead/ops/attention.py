@@ -13,9 +13,11 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.ops import cuda_sdpa, sinks
+from clearhead.ops.coca import Form, coca_keys
 from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.precision import refuse_second_derivative, without_autocast
-from clearhead.ops.requests import PREFIXED, Saved
+from clearhead.ops.requests import PREFIXED, UNROTATED, Saved
+from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 
 
@@ -96,9 +98,12 @@ def attend_visible(
             with without_autocast(q_BHTD):
                 run = KERNELS[name].run
                 return run.prefixed(*given, prefix, scale=scale, visibility=visibility)
-        # A CPU's compiled tiles take a prefix in without another pass.
+        # Tokens before the text, which its kernel reads as it reads those. A CPU's compiled tiles
+        # take a prefix in without another pass.
         apart = torch.compiler.is_compiling() and not q_BHTD.is_cuda
-        if not apart and _opens_whole_text(queries, keys, sink, visibility):
+        by_query = isinstance(sink, Tensor) and sink.ndim == 3
+        hides = visibility.window is not None or visibility.segments is not None
+        if 1 < queries == keys and not (apart or hides or by_query):
             number = prefix[0].shape[2]
             q, k, v, visibility = _after_tokens(*given, prefix, visibility)
             options: dict[str, Any] = {"sink": sink, "scale": scale, "kernel": kernel}
@@ -117,15 +122,6 @@ def attend_visible(
     return _Attend.apply(*inputs, sink, value, scale, visibility, name)
 
 
-def _opens_whole_text(
-    queries: int, keys: int, sink: float | Tensor | None, visibility: Visibility
-) -> bool:
-    """True where a prefix may be tokens before the text, for the kernel that reads the text."""
-    by_query = isinstance(sink, Tensor) and sink.ndim == 3
-    hides = visibility.window is not None or visibility.segments is not None
-    return 1 < queries == keys and not (hides or by_query)
-
-
 def _after_tokens(
     q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor], visibility: Visibility
 ) -> tuple[Tensor, Tensor, Tensor, Visibility]:
@@ -137,6 +133,56 @@ def _after_tokens(
     q = torch.nn.functional.pad(q, (0, 0, number, 0))
     k, v = (torch.cat([own.to(x.dtype), x], 2) for own, x in zip(prefix, (k, v), strict=True))
     return q, k, v, visibility._replace(key_mask=key_mask)
+
+
+def lone_kernel(
+    q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, kind: str, kernel: str | None = None
+) -> tuple[Any, Tensor, Tensor, Visibility]:
+    """The kernel of a lone query that is not PLAIN, or None; keys, values, and what is visible."""
+    queries = q.shape[2]
+    if q.is_cuda and (first := visibility.earliest(queries, k.shape[2])):
+        k, v, visibility = k[:, :, first:], v[:, :, first:], visibility.of_keys(first)
+    visibility = visibility.settled(queries, k.shape[2])
+    name = select_kernel(q, k, v, visibility, kernel, kind)
+    return KERNELS[name].run if name else None, k, v, visibility
+
+
+def attend_unrotated(
+    q_BHTD: Tensor,
+    t_BGSE: Tensor,
+    v_BGSV: Tensor,
+    *,
+    rotation: Rotation,
+    form: Form,
+    attend: Any,
+    visibility: Visibility,
+    **options: Any,
+) -> Tensor:
+    """`attend` over `coca_keys(t, rotation.table(), form)`; a kernel may rotate t as it reads.
+
+    Args:
+        q_BHTD: as in `coca_queries`.
+        t_BGSE: x W_T before the relu, [B, G, S, D/2], as CoCA's keys are cached.
+        rotation: of the last S keys, or of more.
+        attend: attention function, called where no kernel reads t.
+        options: sink, scale and prefix, as in `attend`.
+
+    Returns:
+        [B, H, T, V].
+    """
+    prefix = options.pop("prefix", None)
+    run, t, v, visibility = lone_kernel(q_BHTD, t_BGSE, v_BGSV, visibility, UNROTATED)
+    options["visibility"] = visibility
+    if run is None or prefix is not None:
+        table = tuple(part[..., -t.shape[2] :, :] for part in rotation.table())
+        k_BGSD = coca_keys(t, table, form)  # type: ignore[arg-type]
+        return attend(q_BHTD, k_BGSD, v, prefix=prefix, **options)
+    if form == "slack":  # q · R [t; t] as q′ · R [t; 0]
+        first_half, second_half = q_BHTD.chunk(2, -1)
+        q_BHTD = torch.cat([first_half + second_half, second_half - first_half], -1)
+    with without_autocast(q_BHTD):
+        o: Tensor = run.unrotated(q_BHTD, t, v, rotation=rotation, **options)
+        return o
 
 
 def at_zero_queries(sink: float | Tensor | None) -> float | Tensor | None:
@@ -163,18 +209,9 @@ def _joined(
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sink: Tensor | None,
-        value: Tensor | None,
-        scale: float,
-        visibility: Visibility,
-        kernel: str,
-    ) -> Tensor:
-        o, lse = _joined(q, k, v, sink, value, scale, visibility, kernel)
+    def forward(ctx: Any, *call: Any) -> Tensor:
+        o, lse = _joined(*call)
+        q, k, v, sink, value, scale, visibility, kernel = call
         masks = visibility.key_mask, visibility.segments
         ctx.save_for_backward(q, k, v, o, lse, sink, value, *masks)
         ctx.causal, ctx.window, ctx.scale = visibility.causal, visibility.window, scale

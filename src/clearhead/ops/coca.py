@@ -47,12 +47,3 @@ def coca_keys(t_BGSE: Tensor, table: RotaryTable, form: Form) -> Tensor:
     if form == "slack":
         cos, sin = cos - sin, cos + sin
     return torch.cat([t * cos, t * sin], -1).to(t_BGSE.dtype)
-
-
-def folded_authors_weight(weight_HC: Tensor, head_dim: int) -> Tensor:
-    """W_T of the authors' code, [G · D, C], as ours, [G · D/2, C]: the mean of a head's halves.
-
-    Their code averages the two halves of x W_T before the relu, so that half of its weights are
-    redundant.
-    """
-    return weight_HC.unflatten(0, (-1, 2, head_dim // 2)).mean(1).flatten(0, 1)

@@ -28,7 +28,7 @@ def refuses(request: Request) -> str | None:
         return "two products are faster for a lone query in half precision"
     if request.width > request.depth:
         return "values no wider than keys"
-    if request.compiled and request.short:
+    if request.short:
         return f"compiled tiles are faster up to {SHORT:,} keys"
     return None
 

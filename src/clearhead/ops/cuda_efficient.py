@@ -5,6 +5,8 @@ for whole texts: on an H100 its gradients are wrong where T < S. Keys are repeat
 that share them; padded rows and documents are packed.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -34,20 +36,38 @@ def refuses(request: Request) -> str | None:
 
 
 def forward(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    *,
+    scale: float,
+    visibility: Visibility,
+    packing: Packing | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return o [B, H, T, V] and its log-sum-exp, float32 [B, H, T]."""
+    """Return o [B, H, T, V] and its log-sum-exp, float32 [B, H, T].
+
+    With `packing` the one row, B = 1, holds texts one after the other.
+    """
     q, k, v = (x.transpose(1, 2) for x in _ready(q_BHTD, k_BGSD, v_BGSV))
     o, lse, *_ = _aten._efficient_attention_forward(
-        *(q, k, v, None, None, None, None, None, 0.0, _kind(visibility.causal), True),
+        *(q, k, v, None, *_texts(packing, None), 0.0, _kind(visibility.causal), True),
         scale=scale,
         window_size=visibility.window,
     )
-    return o.transpose(1, 2)[..., : v_BGSV.shape[3]], lse[:, :, : q.shape[1]]
+    if packing is None:
+        lse = lse[:, :, : q.shape[1]]
+    else:  # each text's rows, [texts, H, longest]
+        lse = lse.transpose(0, 1)[:, *packing.places_q][None]
+    return o.transpose(1, 2)[..., : v_BGSV.shape[3]], lse
 
 
 def backward(
-    grad_BHTV: Tensor, saved: Saved, *, scale: float, visibility: Visibility
+    grad_BHTV: Tensor,
+    saved: Saved,
+    *,
+    scale: float,
+    visibility: Visibility,
+    packing: Packing | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
     q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
@@ -55,9 +75,14 @@ def backward(
     padded = *alike(grad_BHTV, o_BHTV, multiple=8), *_ready(q_BHTD, k_BGSD, v_BGSV)
     grad, o, q, k, v = (x.transpose(1, 2) for x in padded)
     # Rows that are none have log-sum-exp ∞, and so weight 0.
-    lse = torch.nn.functional.pad(lse_BHT, (0, -length % _ROWS), value=torch.inf)
+    if packing is None:
+        lse = torch.nn.functional.pad(lse_BHT, (0, -length % _ROWS), value=torch.inf)
+    else:
+        rows = packing.longest_q + -packing.longest_q % _ROWS
+        lse = lse_BHT.new_full((len(packing.ends_q) - 1, q.shape[2], rows), torch.inf)
+        lse.transpose(0, 1)[:, *packing.places_q] = lse_BHT[0]
     dq, dk, dv, _ = _aten._efficient_attention_backward(
-        *(grad, q, k, v, None, o, None, None, length, length, lse, 0.0, *_no_dropout(q)),
+        *(grad, q, k, v, None, o, *_texts(packing, length), lse, 0.0, *_no_dropout(q)),
         *(_kind(visibility.causal), False),
         scale=scale,
         window_size=visibility.window,
@@ -67,59 +92,17 @@ def backward(
     return dq.transpose(1, 2)[..., :depth], dk[..., :depth], dv[..., :width]
 
 
-def packed_forward(
-    q_NHD: Tensor,
-    k_NGD: Tensor,
-    v_NGV: Tensor,
-    packing: Packing,
-    *,
-    scale: float,
-    visibility: Visibility,
-) -> tuple[Tensor, Tensor]:
-    """Return o [N, H, V] and its log-sum-exp [H, N] of texts one after the other."""
-    heads = q_NHD.shape[1]
-    q, k, v = (_spread(x, heads) for x in (q_NHD, k_NGD, v_NGV))
-    o, lse_CHM, *_ = _aten._efficient_attention_forward(
-        *(q, k, v, None, packing.ends_q, packing.ends_k),
-        *(packing.longest_q, packing.longest_k, 0.0, _kind(visibility.causal), True),
-        scale=scale,
-        window_size=visibility.window,
-    )
-    return o[0, ..., : v_NGV.shape[2]], lse_CHM.transpose(0, 1)[:, *packing.places_q]
-
-
-def packed_backward(
-    grad_NHV: Tensor, saved: Saved, packing: Packing, *, scale: float, visibility: Visibility
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, of texts one after the other."""
-    q_NHD, k_NGD, v_NGV, o_NHV, lse_HN = saved
-    heads, shared = q_NHD.shape[1], k_NGD.shape[1]
-    grad, q, k, v, o = (_spread(x, heads) for x in (grad_NHV, q_NHD, k_NGD, v_NGV, o_NHV))
-    length = packing.longest_q + -packing.longest_q % _ROWS
-    lse_CHM = lse_HN.new_full((len(packing.ends_q) - 1, heads, length), torch.inf)
-    lse_CHM.transpose(0, 1)[:, *packing.places_q] = lse_HN
-    dq, dk, dv, _ = _aten._efficient_attention_backward(
-        *(grad, q, k, v, None, o, packing.ends_q, packing.ends_k),
-        *(packing.longest_q, packing.longest_k, lse_CHM, 0.0, *_no_dropout(q)),
-        *(_kind(visibility.causal), False),
-        scale=scale,
-        window_size=visibility.window,
-    )
-    dk, dv = (layouts.add(x.transpose(1, 2), shared).transpose(1, 2) for x in (dk, dv))
-    depth, width = q_NHD.shape[2], v_NGV.shape[2]
-    return dq[0, ..., :depth], dk[0, ..., :depth], dv[0, ..., :width]
+def _texts(packing: Packing | None, length: int | None) -> tuple[Any, ...]:
+    """Where texts end among the queries and the keys, and the longest ones."""
+    if packing is None:
+        return None, None, length, length
+    return packing.ends_q, packing.ends_k, packing.longest_q, packing.longest_k
 
 
 def _ready(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     k, v = layouts.repeat(k, q.shape[1]), layouts.repeat(v, q.shape[1])
     (q, k), (v,) = alike(q, k, multiple=8), alike(v, multiple=8)
     return q, k, v
-
-
-def _spread(x_NGD: Tensor, heads: int) -> Tensor:
-    """[N, G, D] → [1, N, H, D]."""
-    x = layouts.repeat(x_NGD[None].transpose(1, 2), heads).transpose(1, 2)
-    return alike(x, multiple=8)[0]
 
 
 def _kind(causal: bool) -> int:

@@ -6,6 +6,8 @@ kernel's own causal form, and grouped queries and windows are built in. It wants
 of 8 up to 256: narrower tensors are padded with zeros.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -29,72 +31,61 @@ def refuses(request: Request) -> str | None:
 
 
 def forward(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    *,
+    scale: float,
+    visibility: Visibility,
+    packing: Packing | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return o [B, H, T, V] and its log-sum-exp, float32 [B, H, T]."""
-    q, k, v = (x.transpose(1, 2) for x in alike(q_BHTD, k_BGSD, v_BGSV, multiple=8))
+    """Return o [B, H, T, V] and its log-sum-exp, float32 [B, H, T].
+
+    With `packing` the one row, B = 1, holds texts one after the other.
+    """
+    q, k, v = (_tokens_first(x, packing) for x in alike(q_BHTD, k_BGSD, v_BGSV, multiple=8))
     o, lse, *_ = _aten._flash_attention_forward(
-        *(q, k, v, None, None, q.shape[1], k.shape[1], 0.0, visibility.causal, False),
+        *(q, k, v, *_texts(q, k, packing), 0.0, visibility.causal, False),
         scale=scale,
         **_window(visibility),
     )
+    if packing is not None:
+        o, lse = o[None], lse[None]
     return o.transpose(1, 2)[..., : v_BGSV.shape[3]], lse
 
 
 def backward(
-    grad_BHTV: Tensor, saved: Saved, *, scale: float, visibility: Visibility
+    grad_BHTV: Tensor,
+    saved: Saved,
+    *,
+    scale: float,
+    visibility: Visibility,
+    packing: Packing | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
     q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
     padded = alike(grad_BHTV, q_BHTD, k_BGSD, v_BGSV, o_BHTV, multiple=8)
-    grad, q, k, v, o = (x.transpose(1, 2) for x in padded)
-    dq, dk, dv = _aten._flash_attention_backward(
-        *(grad, q, k, v, o, lse_BHT.contiguous(), None, None, q.shape[1], k.shape[1]),
-        *(0.0, visibility.causal, *_no_dropout(q)),
+    grad, q, k, v, o = (_tokens_first(x, packing) for x in padded)
+    lse = (lse_BHT if packing is None else lse_BHT[0]).contiguous()
+    gradients = _aten._flash_attention_backward(
+        *(grad, q, k, v, o, lse, *_texts(q, k, packing), 0.0, visibility.causal, *_no_dropout(q)),
         scale=scale,
         **_window(visibility),
     )
-    dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))
+    dq, dk, dv = ((x if packing is None else x[None]).transpose(1, 2) for x in gradients)
     depth = q_BHTD.shape[3]
     return dq[..., :depth], dk[..., :depth], dv[..., : v_BGSV.shape[3]]
 
 
-def packed_forward(
-    q_NHD: Tensor,
-    k_NGD: Tensor,
-    v_NGV: Tensor,
-    packing: Packing,
-    *,
-    scale: float,
-    visibility: Visibility,
-) -> tuple[Tensor, Tensor]:
-    """Return o [N, H, V] and its log-sum-exp [H, N] of texts one after the other."""
-    q, k, v = alike(q_NHD, k_NGD, v_NGV, multiple=8)
-    o, lse_HN, *_ = _aten._flash_attention_forward(
-        *(q, k, v, *_texts(packing), 0.0, visibility.causal, False),
-        scale=scale,
-        **_window(visibility),
-    )
-    return o[..., : v_NGV.shape[2]], lse_HN
+def _tokens_first(x_BHTD: Tensor, packing: Packing | None) -> Tensor:
+    x_BTHD = x_BHTD.transpose(1, 2)
+    return x_BTHD if packing is None else x_BTHD[0]
 
 
-def packed_backward(
-    grad_NHV: Tensor, saved: Saved, packing: Packing, *, scale: float, visibility: Visibility
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, of texts one after the other."""
-    q_NHD, k_NGD, v_NGV, o_NHV, lse_HN = saved
-    grad, q, k, v, o = alike(grad_NHV, q_NHD, k_NGD, v_NGV, o_NHV, multiple=8)
-    dq, dk, dv = _aten._flash_attention_backward(
-        *(grad, q, k, v, o, lse_HN.contiguous(), *_texts(packing), 0.0, visibility.causal),
-        *_no_dropout(q),
-        scale=scale,
-        **_window(visibility),
-    )
-    depth = q_NHD.shape[2]
-    return dq[..., :depth], dk[..., :depth], dv[..., : v_NGV.shape[2]]
-
-
-def _texts(packing: Packing) -> tuple[Tensor, Tensor, int, int]:
+def _texts(q: Tensor, k: Tensor, packing: Packing | None) -> tuple[Any, Any, int, int]:
+    """Where texts end among the queries and the keys, and the longest ones."""
+    if packing is None:
+        return None, None, q.shape[1], k.shape[1]
     # With a longest text of 1 the kernel takes grouped queries for a batch of such texts, one each.
     return packing.ends_q, packing.ends_k, max(2, packing.longest_q), max(2, packing.longest_k)
 

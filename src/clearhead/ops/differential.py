@@ -6,8 +6,7 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.ops.attention import attend as _attend
-from clearhead.ops.attention import attend_visible, check
-from clearhead.ops.dispatch import KERNELS, select_kernel
+from clearhead.ops.attention import attend_visible, check, lone_kernel
 from clearhead.ops.precision import rms_norm, widened, without_autocast
 from clearhead.ops.requests import DIFFERENTIAL
 from clearhead.ops.visibility import Visibility
@@ -96,15 +95,12 @@ def _lone(
     scale: Any = options.get("scale")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     named: Any = options.get("kernel")
-    if q.is_cuda and (first := visibility.earliest(1, k.shape[2])):
-        k, v, visibility = k[:, :, first:], v[:, :, first:], visibility.of_keys(first)
-    visibility = visibility.settled(1, k.shape[2])
-    name = select_kernel(q, k, v, visibility, named, DIFFERENTIAL)
-    if not name:
+    run, k, v, visibility = lone_kernel(q, k, v, visibility, DIFFERENTIAL, named)
+    if run is None:
         return None
     with without_autocast(q):  # as in attend
-        run = KERNELS[name].run
-        return run.difference(q, k, v, lam, sink=sink, scale=scale, visibility=visibility)
+        o: Tensor = run.difference(q, k, v, lam, sink=sink, scale=scale, visibility=visibility)
+        return o
 
 
 def _by_map(x: Tensor, dim: int = 1) -> Tensor:

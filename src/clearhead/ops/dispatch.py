@@ -29,7 +29,7 @@ from clearhead.ops import (
 )
 from clearhead.ops.packed import Operator
 from clearhead.ops.precision import is_exporting
-from clearhead.ops.requests import DIFFERENTIAL, PLAIN, PREFIXED, SHORT, UNROTATED, Request
+from clearhead.ops.requests import DIFFERENTIAL, KINDS, PLAIN, SHORT, UNROTATED, Request
 from clearhead.ops.visibility import Visibility
 
 VARIABLE = "CLEARHEAD_ATTENTION_KERNEL"
@@ -80,7 +80,9 @@ KERNELS: Mapping[str, Kernel] = {
         split_decode.refuses,
         (PLAIN, DIFFERENTIAL, UNROTATED),
     ),
-    "products": Kernel(None, "T = 1, padding", lone, lone.refuses),
+    "products": Kernel(
+        None, "T = 1, padding; V1; CoCA and a prefix on a CPU", lone, lone.refuses, KINDS
+    ),
     "flash-packed": Kernel(
         "cuda", "as flash, with documents and padding", Operator("flash"), cuda_flash.refuses
     ),
@@ -91,15 +93,6 @@ KERNELS: Mapping[str, Kernel] = {
         cuda_efficient.refuses,
     ),
     "tiles": Kernel(None, "everything", tiles, lambda request: None),
-    "differential-products": Kernel(
-        None, "V1 at T = 1, padding", lone, lone.refuses_differential, (DIFFERENTIAL,)
-    ),
-    "unrotated-products": Kernel(
-        "cpu", "CoCA at T = 1, padding", lone, lone.refuses_unrotated, (UNROTATED,)
-    ),
-    "prefix-products": Kernel(
-        "cpu", "a prefix at T = 1, padding", lone, lone.refuses_unrotated, (PREFIXED,)
-    ),
 }
 
 
@@ -136,7 +129,7 @@ def select_kernel(
         if kind == PLAIN:
             return "tiles"
         lone_query = visibility.window is None and visibility.segments is None
-        return "differential-products" if kind == DIFFERENTIAL and lone_query else ""
+        return "products" if kind == DIFFERENTIAL and lone_query else ""
     return _resolved(kernel, *arguments_of(q_BHTD, k_BGSD, v_BGSV, visibility, kind, sink))
 
 
@@ -150,12 +143,12 @@ def arguments_of(
 ) -> tuple[object, ...]:
     """Arguments of `request`, all constants under torch.compile."""
     (_, heads, queries, depth), (_, groups, keys, _) = q_BHTD.shape, k_BGSD.shape
-    device, compiled = q_BHTD.device, torch.compiler.is_compiling()
+    device = q_BHTD.device
     # Conditions, not comparisons: a compiler takes their outcomes for constants, and is not asked
     # about lengths that it need not know.
     lone = True if queries == 1 else False  # noqa: SIM210
     square = not lone and (True if queries == keys else False)  # noqa: SIM210
-    short = compiled and (True if keys <= SHORT else False)  # noqa: SIM210
+    short = torch.compiler.is_compiling() and (True if keys <= SHORT else False)  # noqa: SIM210
     learns = q_BHTD.requires_grad or k_BGSD.requires_grad or v_BGSV.requires_grad
     learning = torch.is_grad_enabled() and learns
     return (
@@ -164,7 +157,7 @@ def arguments_of(
         *(lone, square, short),
         *(visibility.causal, visibility.window is not None),
         *(visibility.key_mask is not None, visibility.segments is not None),
-        *(learning, compiled, sink, kind),
+        *(learning, sink, kind),
     )
 
 
@@ -199,9 +192,7 @@ def resolve(
     Args:
         failure: tests a kernel on its GPU and returns its error; None: no test.
     """
-    order = _named(names)
-    if asked.kind == PLAIN:
-        order = [name for name in order if PLAIN in KERNELS[name].kinds]
+    order = [choose("attention kernel", one.strip(), KERNELS) for one in names.split(",") if one]
     refusals: dict[str, str] = {}
     for name in order or KERNELS:
         kernel = KERNELS[name]
@@ -223,7 +214,3 @@ def resolve(
         return Choice("", refusals)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     raise ClearheadError(f"none of the kernels named serves {asked} ({reasons}): name tiles too")
-
-
-def _named(names: str) -> list[str]:
-    return [choose("attention kernel", name.strip(), KERNELS) for name in names.split(",") if name]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.ops import sinks, tiles
 from clearhead.ops.precision import widened
-from clearhead.ops.requests import HALF, Request
+from clearhead.ops.requests import HALF, PLAIN, PREFIXED, UNROTATED, Request
 from clearhead.ops.rope import Rotation, cos_sin
 from clearhead.ops.visibility import Visibility
 
@@ -18,23 +18,16 @@ backward = tiles.backward
 
 def refuses(request: Request) -> str | None:
     """Reason against this kernel: it cannot compute the request, or another is faster."""
-    if request.device == "cpu" and request.dtype not in HALF:
+    if request.kind in (UNROTATED, PREFIXED):
+        if request.device != "cpu":
+            return "for CoCA and a prefix on a CPU only"
+        if request.learning:
+            return "it has no gradient"
+    if request.kind == PLAIN and request.device == "cpu" and request.dtype not in HALF:
         return "flash is as fast in float32"
-    return refuses_differential(request)
-
-
-def refuses_differential(request: Request) -> str | None:
-    """The reason why `difference` does not compute the request."""
     if not request.lone or request.segments or request.window:
         return "T = 1 without documents and windows only"
     return None
-
-
-def refuses_unrotated(request: Request) -> str | None:
-    """The reason why `forward` does not compute the request over unrotated keys, nor `prefixed`."""
-    if request.learning:
-        return "it has no gradient"
-    return refuses_differential(request)
 
 
 def forward(

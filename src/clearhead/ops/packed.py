@@ -58,20 +58,21 @@ def _forward(
     visibility = Visibility(causal, window, key_mask, segments)
     run = _KERNELS[kernel]
     texts = packing(key_mask, segments, queries) if visibility.masked else None
-    if texts is None or not texts.serves(window):
+    if texts is None or not (window is None or texts.gapless):
         run = run if texts is None else tiles
         o, lse = run.forward(q_BHTD, k_BGSD, v_BGSV, scale=scale, visibility=visibility)
         return _tokens_first(o), _as_kept(lse, visibility.masked)
-    k, v = (_taken(x, texts.of_keys) for x in (k_BGSD, v_BGSV))
-    o, lse = run.packed_forward(
-        *(_taken(q_BHTD, texts.of_queries), k, v, texts), scale=scale, visibility=visibility
+    q, k, v = (
+        _taken(q_BHTD, texts.of_queries),
+        *(_taken(x, texts.of_keys) for x in (k_BGSD, v_BGSV)),
     )
-    o_BHTV = _put(o, texts.of_queries, batch, queries)
+    o, lse = run.forward(q, k, v, scale=scale, visibility=visibility, packing=texts)
+    o_BHTV, lse_HN = _put(o, texts.of_queries, batch, queries), lse[0]
     if texts.of_queries is None:
-        lse_HBT = lse.contiguous().unflatten(1, (batch, queries))
+        lse_HBT = lse_HN.contiguous().unflatten(1, (batch, queries))
     else:
-        lse_HBT = lse.new_full((len(lse), batch, queries), -torch.inf)
-        lse_HBT[:, *texts.of_queries] = lse
+        lse_HBT = lse.new_full((len(lse_HN), batch, queries), -torch.inf)
+        lse_HBT[:, *texts.of_queries] = lse_HN
     return o_BHTV, _as_kept(lse_HBT.transpose(0, 1), True)
 
 
@@ -94,7 +95,7 @@ def _backward(
     visibility = Visibility(causal, window, key_mask, segments)
     run = _KERNELS[kernel]
     texts = packing(key_mask, segments, queries) if visibility.masked else None
-    if texts is None or not texts.serves(window):
+    if texts is None or not (window is None or texts.gapless):
         run = run if texts is None else tiles
         saved = Saved(q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT)
         dq, dk, dv = run.backward(grad_BHTV, saved, scale=scale, visibility=visibility)
@@ -103,8 +104,8 @@ def _backward(
     lse_HBT = lse_BHT.transpose(0, 1)
     lse = lse_HBT.flatten(1) if texts.of_queries is None else lse_HBT[:, *texts.of_queries]
     k, v = (_taken(x, texts.of_keys) for x in (k_BGSD, v_BGSV))
-    saved = Saved(q, k, v, o, lse)
-    dq, dk, dv = run.packed_backward(grad, saved, texts, scale=scale, visibility=visibility)
+    saved = Saved(q, k, v, o, lse[None])
+    dq, dk, dv = run.backward(grad, saved, scale=scale, visibility=visibility, packing=texts)
     dk, dv = (_put(x, texts.of_keys, batch, keys) for x in (dk, dv))
     return _put(dq, texts.of_queries, batch, queries), dk, dv
 
@@ -134,13 +135,15 @@ def _(
 
 
 def _taken(x_BHTD: Tensor, places: Places | None) -> Tensor:
-    """[B, H, T, …] → [N, H, …], the tokens at `places`."""
+    """[B, H, T, D] → [1, H, N, D], the tokens at `places` as one row."""
     x_BTHD = x_BHTD.transpose(1, 2)
-    return x_BTHD.flatten(0, 1) if places is None else x_BTHD[places]
+    x_NHD = x_BTHD.flatten(0, 1) if places is None else x_BTHD[places]
+    return x_NHD[None].transpose(1, 2)
 
 
-def _put(x_NHD: Tensor, places: Places | None, batch: int, length: int) -> Tensor:
-    """[N, H, …] → [B, H, T, …], the gradient of `_taken`; 0 for the other tokens."""
+def _put(x_1HND: Tensor, places: Places | None, batch: int, length: int) -> Tensor:
+    """[1, H, N, D] → [B, H, T, D], the gradient of `_taken`; 0 for the other tokens."""
+    x_NHD = x_1HND.transpose(1, 2)[0]
     if places is None:
         return x_NHD.contiguous().unflatten(0, (batch, length)).transpose(1, 2)
     whole = x_NHD.new_zeros(batch, length, *x_NHD.shape[1:])

@@ -28,7 +28,8 @@ class Packing(NamedTuple):
         places_q: each query's text, and its place in it.
         ends_q, ends_k: cumulative lengths of the texts, int32, from 0.
         longest_q, longest_k: most tokens of a text.
-        gapless: whether each text's tokens are neighbours in their row.
+        gapless: whether each text's tokens are neighbours in their row, so that a window sees the
+            same keys.
     """
 
     of_queries: Places | None
@@ -39,10 +40,6 @@ class Packing(NamedTuple):
     longest_q: int
     longest_k: int
     gapless: bool
-
-    def serves(self, window: int | None) -> bool:
-        """True if a window sees the same keys as in the rows."""
-        return window is None or self.gapless
 
 
 # Of a mask, by identity: what it was found from, and the packing.

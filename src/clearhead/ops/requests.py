@@ -8,7 +8,7 @@ from torch import Tensor
 HALF = (torch.bfloat16, torch.float16)
 # Kinds of request: the dot product; V1's two maps at once; CoCA's keys before their rotation; a
 # prefix beside the keys.
-PLAIN, DIFFERENTIAL, UNROTATED, PREFIXED = "plain", "differential", "unrotated", "prefixed"
+KINDS = PLAIN, DIFFERENTIAL, UNROTATED, PREFIXED = "plain", "differential", "unrotated", "prefixed"
 # Compiled tiles beat PyTorch's CPU flash kernel up to here (docs/log.md); beyond, unrolled
 # tiles also take long to compile.
 SHORT = 1024
@@ -17,8 +17,7 @@ SHORT = 1024
 class Saved(NamedTuple):
     """Tensors that a forward pass leaves for the gradients: inputs, output and log-sum-exp.
 
-    q [B, H, T, D], k [B, G, S, D], v [B, G, S, V], o [B, H, T, V], lse [B, H, T]; of packed texts
-    [N, H, D] and so on, lse [H, N].
+    q [B, H, T, D], k [B, G, S, D], v [B, G, S, V], o [B, H, T, V], lse [B, H, T].
     """
 
     q: Tensor
@@ -36,7 +35,7 @@ class Request(NamedTuple):
         ordinal: of the device, on which a kernel proves itself.
         depth: D, the width of queries and keys. width: V, of values. shared: H / G.
         lone: T = 1. square: T = S > 1. short: compiled, and S ≤ SHORT.
-        learning: gradients are wanted. compiled: under torch.compile.
+        learning: gradients are wanted.
         sink: a sink or a prefix joins the log-sum-exp.
         kind: PLAIN, DIFFERENTIAL, UNROTATED or PREFIXED.
     """
@@ -56,18 +55,10 @@ class Request(NamedTuple):
     key_mask: bool
     segments: bool
     learning: bool
-    compiled: bool
     sink: bool = False
     kind: str = PLAIN
 
     def __str__(self) -> str:
-        words = [self.kind] * (self.kind != PLAIN)
-        words += [self.device, str(self.dtype).removeprefix("torch."), f"{self.depth} wide"]
-        words += [f"values {self.width} wide"] * (self.width != self.depth)
-        words += [f"{self.shared} queries a key"] * (self.shared > 1)
-        words += ["sink"] * self.sink
-        words += ["causal" if self.causal else "both ways"]
-        words += ["T = 1" if self.lone else "T = S" if self.square else "T < S"]
-        for name, is_so in (("window", self.window), ("padding", self.key_mask)):
-            words += [name] * is_so
-        return ", ".join(words + ["documents"] * self.segments)
+        """The properties that hold, such as "device cuda, depth 64, causal"."""
+        held = [(name, value) for name, value in self._asdict().items() if value]
+        return ", ".join(name if value is True else f"{name} {value}" for name, value in held)

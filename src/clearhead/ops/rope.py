@@ -170,13 +170,6 @@ def _llama3(plain: Tensor, rope: Mapping[str, Any]) -> Tensor:
     return plain / rope["factor"] * (1 - unscaled) + plain * unscaled
 
 
-def xpos_zeta(frequency: Tensor) -> Tensor:
-    """ζ_j = (2j + 0.4 d) / (1.4 d), the factor of each pair of channels after `FADING` tokens."""
-    width = 2 * frequency.shape[-1]
-    pair = torch.arange(0, width, 2, device=frequency.device, dtype=torch.float32)
-    return (pair + 0.4 * width) / (1.4 * width)
-
-
 def xpos_tables(
     queries_BT: Tensor, keys_BS: Tensor, frequency: Tensor, centre: int
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -186,7 +179,9 @@ def xpos_tables(
     ζ_j^((m−n)/512), whatever the centre. A fixed centre lets keys stay in a cache. Up to 32,768
     tokens from it the factors are at most 7e34, which fits bfloat16 and float32, not float16.
     """
-    zeta = xpos_zeta(frequency)
+    width = 2 * frequency.shape[-1]
+    pair = torch.arange(0, width, 2, device=frequency.device, dtype=torch.float32)
+    zeta = (pair + 0.4 * width) / (1.4 * width)
 
     def table(positions: Tensor, sign: int) -> tuple[Tensor, Tensor]:
         at = positions[:, None, :, None].float()

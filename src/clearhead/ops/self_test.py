@@ -5,13 +5,13 @@ and gradients, with a sink, agree with float64: tested once a process and kind o
 milliseconds.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from clearhead.errors import first_line
 from clearhead.ops import oracles, sinks
 from clearhead.ops.coca import coca_keys
 from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED, Request, Saved
@@ -22,15 +22,11 @@ from clearhead.ops.visibility import Visibility
 BOUND = {torch.float32: 2e-3, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 # Two blocks of keys and a part of one, and, where queries are fewer, a part of a block of them.
 _KEYS, _QUERIES, _WINDOW = 150, 37, 21
-_NAMES = ("o", "dq", "dk", "dv", "dλ", "dsink")
+_NAMES = ("o", "dq", "dk", "dv")
 
 
 def failure(kernel: Any, request: Request) -> str | None:
     """The kernel's error with such requests on this device; None if it passes."""
-    return _guarded(lambda device: _attention(kernel, request, device), request)
-
-
-def _guarded(test: Callable[[torch.device], str | None], request: Request) -> str | None:
     device = torch.device(request.device)
     if request.ordinal is not None:
         device = torch.device(request.device, request.ordinal)
@@ -40,9 +36,9 @@ def _guarded(test: Callable[[torch.device], str | None], request: Request) -> st
         torch.autocast(device.type, enabled=False),
     ):
         try:
-            return test(device)
+            return _attention(kernel, request, device)
         except Exception as error:  # Triton's have no common class
-            return f"it failed: {(str(error).splitlines() or [type(error).__name__])[0]}"
+            return f"it failed: {first_line(error) or type(error).__name__}"
 
 
 def _drawn(request: Request, device: torch.device) -> tuple[list[Tensor], Tensor, Visibility]:
@@ -125,12 +121,9 @@ def _lone(
     return _compared([o], [oracles.attend(q_exact, k_tilde, v_exact, **options)], request)
 
 
-def _compared(
-    found: list[Tensor], expected: list[Tensor], request: Request, least: float = 1e-30
-) -> str | None:
-    for name, a, b in zip(_NAMES, found, expected, strict=False):
-        a, b = a.detach().double(), b.detach()
-        error = float((a - b).norm() / b.norm().clamp_min(least))
+def _compared(results: list[Tensor], exact: list[Tensor], request: Request) -> str | None:
+    for name, a, b in zip(_NAMES, results, exact, strict=False):
+        error = float((a.detach().double() - b.detach()).norm() / b.norm().clamp_min(1e-30))
         if not error < BOUND[request.dtype]:
             return f"{name} is off by {error:.1e} of its size in a test on this device"
     return None

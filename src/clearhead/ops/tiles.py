@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from clearhead.ops import layouts
+from clearhead.ops.precision import widened
 from clearhead.ops.requests import Saved
 from clearhead.ops.visibility import Visibility
 
@@ -27,11 +28,11 @@ def forward(
     A row that sees no key has output 0 and log-sum-exp −inf.
     """
     heads, queries, keys = *q_BHTD.shape[1:3], k_BGSD.shape[2]
-    k, v = layouts.repeat(_wide(k_BGSD), heads), layouts.repeat(v_BGSV, heads)
+    k, v = layouts.repeat(widened(k_BGSD), heads), layouts.repeat(v_BGSV, heads)
     outputs, lses = [], []
     for span in visibility.spans(queries, keys, ROWS):
         start, stop, first, end = span
-        q = _wide(q_BHTD[:, :, start:stop])
+        q = widened(q_BHTD[:, :, start:stop])
         score = torch.matmul(q, _within(k, first, end).mT) * scale
         hidden = visibility.hidden(span, queries, keys, q.device)
         if hidden is not None:
@@ -54,9 +55,8 @@ def backward(
     heads, queries = q_BHTD.shape[1:3]
     shared, keys = k_BGSD.shape[1:3]
     k, v = layouts.repeat(k_BGSD, heads), layouts.repeat(v_BGSV, heads)
-    wide_k = _wide(k)
-    exact = torch.promote_types(q_BHTD.dtype, torch.float32)
-    row_BHT1 = (grad_BHTV.to(exact) * o_BHTV.to(exact)).sum(-1, keepdim=True)
+    wide_k = widened(k)
+    row_BHT1 = (widened(grad_BHTV) * widened(o_BHTV)).sum(-1, keepdim=True)
     dqs: list[Tensor] = []
     dks: list[Tensor] = []
     dvs: list[Tensor] = []
@@ -91,7 +91,7 @@ def _differentiate(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """A tile's weights, and the gradient of its scores, both in the dtype of q."""
-    score = torch.matmul(_wide(q), k.mT) * scale
+    score = torch.matmul(widened(q), k.mT) * scale
     weight = torch.exp(score - torch.where(lse == -torch.inf, torch.inf, lse))
     if hidden is not None:
         # Not a product with the mask: a hidden score may overflow, and inf × 0 is NaN.
@@ -113,7 +113,6 @@ def _add(blocks: list[Tensor], part: Tensor, first: int) -> None:
     conditions on every element, which made the backward pass half as fast. A block in which a
     window begins is cut there; keys beyond the last block become a new one.
     """
-    exact = torch.promote_types(part.dtype, torch.float32)
     begin, whole = 0, list(blocks)
     blocks.clear()
     for block in whole:
@@ -125,8 +124,4 @@ def _add(blocks: list[Tensor], part: Tensor, first: int) -> None:
             blocks.append(block[:, :, cut:] + part[:, :, begin + cut - first : end - first])
         begin = end
     if first + part.shape[2] > begin:
-        blocks.append(part[:, :, begin - first :].to(exact))
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+        blocks.append(widened(part[:, :, begin - first :]))

@@ -43,15 +43,8 @@ class Turn(NamedTuple):
     key: int | None
 
 
-class Member(NamedTuple):
-    """A parameter with its gradient, state and rotation in one step."""
-
-    parameter: torch.Tensor
-    gradient: torch.Tensor
-    first_moment: torch.Tensor
-    second_moment: torch.Tensor
-    step: torch.Tensor
-    turn: Turn | None
+# A parameter with a gradient, and its rotation; None for plain Adam.
+Member = tuple[Any, Any]
 
 
 class OrthoAdam(torch.optim.Optimizer):
@@ -145,18 +138,23 @@ class OrthoAdam(torch.optim.Optimizer):
                 loss = closure()
         _check_gradients(self.param_groups)
         for group, turns in zip(self.param_groups, self._turns, strict=True):
-            for bucket in _buckets(self._members(group["params"], turns)):
-                first = bucket[0]
-                if first.turn is None:
-                    values = [_local(member.parameter) for member in bucket]
-                    gradients = [_local(member.gradient) for member in bucket]
-                    _elementwise(group, bucket, values, gradients, group["weight_decay"])
+            stacks: dict[Any, list[Member]] = {}  # stepped together
+            for parameter, turn in zip(group["params"], turns, strict=True):
+                if parameter.grad is not None:
+                    alike = turn and (turn[:3], _local(parameter).shape)
+                    key = str(parameter.device), alike
+                    stacks.setdefault(key, []).append((parameter, turn))
+            for members in stacks.values():
+                first, turn = members[0]
+                if turn is None:
+                    parameters = [parameter for parameter, _ in members]
+                    values = [_local(parameter) for parameter in parameters]
+                    gradients = [_local(parameter.grad) for parameter in parameters]
+                    self._adam(group, parameters, values, gradients, group["weight_decay"])
                     continue
-                rotation = self._rotations[first.turn[:3], str(first.parameter.device)]
-                chunk = CHUNK.get(first.parameter.device.type, CHUNK["cuda"])
-                size = max(1, chunk // first.parameter.numel())
-                for start in range(0, len(bucket), size):
-                    _rotated(group, bucket[start : start + size], rotation)
+                size = max(1, CHUNK.get(first.device.type, CHUNK["cuda"]) // first.numel())
+                for start in range(0, len(members), size):
+                    self._rotated(group, members[start : start + size])
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -184,25 +182,69 @@ class OrthoAdam(torch.optim.Optimizer):
                 )
             state["step"] = state["step"].to(parameter.device)
 
-    def _members(self, parameters: list[torch.Tensor], turns: list[Turn | None]) -> list[Member]:
-        """The parameters of a group that have a gradient, each with its state."""
-        members = []
-        for parameter, turn in zip(parameters, turns, strict=True):
-            if parameter.grad is None:
-                continue
-            state = self.state[parameter]
-            if not state:
+    def _rotated(self, group: Mapping[str, Any], members: list[Member]) -> None:
+        """One stack of parameters of equal shape: rotate, let Adam step from zero, rotate back."""
+        parameters = [parameter for parameter, _ in members]
+        rotation = self._rotation(members[0][1], parameters[0].device)
+        gradients = [_local(parameter.grad) for parameter in parameters]
+        stack = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
+        signs = None  # the parameters' own; None where all share Q
+        keys = [turn.key for _, turn in members if turn.key is not None]
+        if keys:
+            signs = random_signs(keys, stack.shape[-1], stack.device)
+            signs = signs.view(len(members), *(1,) * (stack.ndim - 2), -1)
+        stack = rotation.apply(stack if signs is None else stack * signs)
+        update = torch.zeros_like(stack, memory_format=torch.contiguous_format)
+        self._adam(group, parameters, update.unbind(), stack.unbind(), 0.0)
+        update = rotation.apply(update, inverse=True)
+        if signs is not None:
+            update = update * signs
+        values = [_local(parameter) for parameter in parameters]
+        torch._foreach_mul_(values, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(values, list(update.unbind()))
+
+    def _rotation(self, turn: Turn, device: torch.device) -> Rotation:
+        key = turn[:3], str(device)
+        if key not in self._rotations:
+            rotation = make_rotation(turn.kind, seed=turn.seed, size=turn.size)
+            self._rotations[key] = rotation.to(device)
+        return self._rotations[key]
+
+    def _adam(
+        self,
+        group: Mapping[str, Any],
+        parameters: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        weight_decay: float,
+    ) -> None:
+        """PyTorch's own AdamW on `values`, with the parameters' moments."""
+        for parameter in parameters:
+            if not (state := self.state[parameter]):
                 state["step"] = torch.zeros((), device=parameter.device)
                 state["first_moment"] = torch.zeros_like(parameter)
                 state["second_moment"] = torch.zeros_like(parameter)
-            if turn is not None:
-                key = turn[:3], str(parameter.device)
-                if key not in self._rotations:
-                    rotation = make_rotation(turn.kind, seed=turn.seed, size=turn.size)
-                    self._rotations[key] = rotation.to(parameter.device)
-            moments = state["first_moment"], state["second_moment"], state["step"]
-            members.append(Member(parameter, parameter.grad, *moments, turn))
-        return members
+        states = [self.state[parameter] for parameter in parameters]
+        held = [i for i, value in enumerate(values) if value.numel()]
+        fused = bool(held) and values[held[0]].device.type in FUSED_DEVICES
+        adamw(
+            [values[i] for i in held],
+            [gradients[i] for i in held],
+            [_local(states[i]["first_moment"]) for i in held],
+            [_local(states[i]["second_moment"]) for i in held],
+            [],
+            [states[i]["step"] for i in held],
+            foreach=None,
+            capturable=False,
+            fused=True if fused else None,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=weight_decay,
+            eps=group["eps"],
+            maximize=False,
+        )
 
 
 def _turns(group: Mapping[str, Any], number: int) -> list[Turn | None]:
@@ -272,67 +314,6 @@ def _check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _buckets(members: Iterable[Member]) -> Iterable[list[Member]]:
-    """Members that can be stepped together."""
-    buckets: dict[Any, list[Member]] = {}
-    for member in members:
-        parameter, turn = member.parameter, member.turn
-        shape = _local(parameter).shape if turn else None
-        buckets.setdefault((str(parameter.device), turn and turn[:3], shape), []).append(member)
-    return buckets.values()
-
-
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _rotated(group: Mapping[str, Any], members: list[Member], rotation: Rotation) -> None:
-    """One stack of parameters of equal shape: rotate, let Adam step from zero, rotate back."""
-    parameters = [_local(member.parameter) for member in members]
-    gradients = [_local(member.gradient) for member in members]
-    stack = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
-    signs = None  # the members' own; None where all share Q
-    keys = [member.turn.key for member in members if member.turn and member.turn.key is not None]
-    if keys:
-        signs = random_signs(keys, stack.shape[-1], stack.device)
-        signs = signs.view(len(members), *(1,) * (stack.ndim - 2), -1)
-    stack = rotation.apply(stack if signs is None else stack * signs)
-    update = torch.zeros_like(stack, memory_format=torch.contiguous_format)
-    _elementwise(group, members, update.unbind(), stack.unbind(), 0.0)
-    update = rotation.apply(update, inverse=True)
-    if signs is not None:
-        update = update * signs
-    decay = 1 - group["lr"] * group["weight_decay"]
-    torch._foreach_mul_(parameters, decay)
-    torch._foreach_add_(parameters, list(update.unbind()))
-
-
-def _elementwise(
-    group: Mapping[str, Any],
-    members: list[Member],
-    values: Sequence[torch.Tensor],
-    gradients: Sequence[torch.Tensor],
-    weight_decay: float,
-) -> None:
-    """PyTorch's own AdamW on `values`, with the members' moments."""
-    held = [i for i, value in enumerate(values) if value.numel()]
-    fused = bool(held) and values[held[0]].device.type in FUSED_DEVICES
-    adamw(
-        [values[i] for i in held],
-        [gradients[i] for i in held],
-        [_local(members[i].first_moment) for i in held],
-        [_local(members[i].second_moment) for i in held],
-        [],
-        [members[i].step for i in held],
-        foreach=None,
-        capturable=False,
-        fused=True if fused else None,
-        amsgrad=False,
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
-        lr=group["lr"],
-        weight_decay=weight_decay,
-        eps=group["eps"],
-        maximize=False,
-    )

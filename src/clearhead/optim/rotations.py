@@ -74,12 +74,9 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """An orthogonal matrix Q: one block over the whole axis, or two that overlap.
+    """An orthogonal matrix Q: one block over the whole axis, or two that overlap."""
 
-    Without blocks it changes nothing, for tests.
-    """
-
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[Block, ...]
 
     def apply(self, x: torch.Tensor, *, inverse: bool = False) -> torch.Tensor:
         """Q (inverse: Qᵀ) times every vector along the last axis of float32 `x`; x is kept."""
@@ -94,11 +91,6 @@ class Rotation:
     def to(self, device: torch.device) -> "Rotation":
         """The same matrix on `device`."""
         return Rotation(tuple(block.to(device) for block in self.blocks))
-
-
-def dense(matrix: torch.Tensor) -> Rotation:
-    """Q itself, float32 [n, n]."""
-    return Rotation((Block(0, None, (matrix,)),))
 
 
 def haar(size: int, generator: torch.Generator) -> torch.Tensor:
@@ -153,8 +145,7 @@ def _split(odd: int, twos: int) -> list[int]:
 
 KINDS: dict[str, Callable[[int, torch.Generator], Rotation]] = {
     "hadamard": _hadamard,
-    "haar": lambda size, generator: dense(haar(size, generator).float()),
-    "identity": lambda size, generator: Rotation(),
+    "haar": lambda size, generator: Rotation((Block(0, None, (haar(size, generator).float(),)),)),
 }
 
 
@@ -162,7 +153,7 @@ def make_rotation(kind: str, *, seed: int, size: int) -> Rotation:
     """The rotation of all axes of a size, on the CPU.
 
     Args:
-        kind: "hadamard" or "haar"; "identity" exists for tests.
+        kind: "hadamard" or "haar".
         seed: any whole number.
         size: of the axis, at least 2.
 

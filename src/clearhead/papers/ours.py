@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.data import DataConfig
-from clearhead.lab.convert_config import ConvertConfig
+from clearhead.lab.sweep_configs import ConvertConfig
 from clearhead.papers.coca import passkeys, passkeys_beyond
 from clearhead.papers.contrasts import Claim, Contrast, blocked, higher, lower, no_worse, number
 from clearhead.papers.study import (

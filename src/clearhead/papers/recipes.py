@@ -4,6 +4,7 @@ docs/recipes.md names what each paper leaves open or contradicts, and what was c
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from clearhead.data import DataConfig
@@ -18,17 +19,19 @@ class PublishedRun(NamedTuple):
     Attributes:
         parameters: as the paper names the model.
         config: `clearhead compare` of the presets, at the size that the run is named after.
+        rates: learning rates of single presets, in place of the config's.
         continues: the size whose checkpoint the run goes on from, if it does.
     """
 
     paper: str
     parameters: str
     config: CompareConfig
+    rates: Mapping[str, float]
     continues: str = ""
 
     def study(self, **changes: Any) -> Study:
         """Its presets as the arms of an experiment, with other settings."""
-        return Study(**{**self.config.settings(), "rates": {}, **changes})
+        return Study(**{**self.config.settings(), **changes})
 
 
 RUNS: dict[str, PublishedRun] = {}
@@ -41,6 +44,7 @@ def _add(
     settings: dict[str, Any],
     *,
     data: DataConfig,
+    rates: Mapping[str, float] = MappingProxyType({}),
     continues: str = "",
     **train: Any,
 ) -> None:
@@ -48,7 +52,7 @@ def _add(
     steps = TrainConfig(**{"compile": "blocks", "log_every": 20, **train})
     for size, parameters in sizes.items():
         config = CompareConfig(size=size, lengths=(1,), train=steps, data=data, **settings)
-        RUNS[size] = PublishedRun(paper, parameters, config, continues)
+        RUNS[size] = PublishedRun(paper, parameters, config, rates, continues)
 
 
 # fmt: off
@@ -90,7 +94,7 @@ for _size, _parameters, _tokens in (
         schedule="linear", warmup=0.05, final_learning_rate=0, save_every=1000)
 # Its appendix D.2; weight decay is SAS's 0.1.
 _add("arXiv 2311.01906", {"crammed": "120M"},
-    {"presets": ("bert", "bert-sas", "bert-sas-p"), "rates": {"bert-sas*": 3e-3}},
+    {"presets": ("bert", "bert-sas", "bert-sas-p")}, rates={"bert-sas": 3e-3, "bert-sas-p": 3e-3},
     data=DataConfig(data=("hf:monology/pile-uncopyrighted",), vocabulary=32_768),
     tokens=5_000_000_000, sequence_length=128, batch_size=64, accumulation=128, ramp=0.6,
     schedule="triangle", warmup=0.75, final_learning_rate=0, betas=(0.9, 0.98), epsilon=1e-12,

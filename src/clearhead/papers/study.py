@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS
-from clearhead.lab.configs import RECORDS, CompareConfig, FinetuneJob, Job
-from clearhead.lab.convert_config import ConvertConfig
+from clearhead.lab.configs import RECORDS, Arm, CompareConfig, FinetuneJob, Job
 from clearhead.lab.sweep_configs import (
     DIAGNOSIS_FILE,
     FRESH,
     OWN,
+    ConvertConfig,
     DiagnoseConfig,
     EvaluateConfig,
     PlanConfig,
@@ -25,9 +25,6 @@ from clearhead.lab.sweep_configs import (
 )
 from clearhead.records.loading import load
 from clearhead.train.config import TrainConfig
-
-if TYPE_CHECKING:
-    from clearhead.lab.arms import Arm
 
 Question = SweepConfig | FinetuneJob | PlanConfig
 # A seed that chose a rate does not count again: its best rate is best partly by luck.
@@ -97,7 +94,7 @@ class Study(CompareConfig):
         return replace(self, train=train, data=data, **study)
 
     @cached_property
-    def side(self) -> "Arm":
+    def side(self) -> Arm:
         """The arm as one side of a comparison, by the name and the folder that it has there."""
         (only,) = self.arms
         return only

@@ -147,17 +147,20 @@ def described(
     layer: int,
     query: Tensor,
     key: Tensor,
+    value: Tensor,
     mask: Tensor | None,
     options: dict[str, Any],
 ) -> AttentionCall:
     """The call that the arguments of a function of transformers' interface describe."""
     scaling = options.get("scaling")
-    common: dict[str, Any] = {"module": module, "layer": layer, "q": query, "k": key}
+    common: dict[str, Any] = {"module": module, "layer": layer, "q": query, "k": key, "v": value}
     common["scale"] = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(module, Attention):
-        own = {name: options[name] for name in ("visibility", "sink", "lambdas")}
-        if (prefix := options["prefix"]) is not None:
-            own["sink"], own["sink_value"] = as_null(query, prefix, own["sink"], common["scale"])
+        own = {name: options[name] for name in ("visibility", "sink", "lambdas", "prefix")}
+        if own["prefix"] is not None:
+            own["sink"], own["sink_value"] = as_null(
+                query, own["prefix"], own["sink"], common["scale"]
+            )
         return AttentionCall(**common, **own, as_softmax=module.as_softmax)
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal

@@ -1,21 +1,32 @@
 """Observation of a running model: statistics of its attention, hidden states and gates.
 
 A model's own attention function still computes the output, so the logits of an observed model are
-those of the plain one, bit for bit.
+those of the plain one, bit for bit. transformers' models look their attention function up by name
+in `AttentionInterface` at every call, and the function that makes its mask in
+`AttentionMaskInterface`: `overridden` puts a function of ours there.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from clearhead.errors import ClearheadError
+from clearhead.models.attention_interface import INTERFACES
 from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
+from clearhead.nn.attention import Attention
+from clearhead.nn.bases import Interface
 from clearhead.nn.gate import Gate
 from clearhead.ops.precision import without_autocast
-from clearhead.probe.attention_override import overridden
+from clearhead.probe.attention_call import AttentionCall, described
 
 INPUT = -1  # the layer number of the hidden states before the first layer
 
@@ -28,11 +39,11 @@ class Statistic(Protocol):
     as layer `INPUT`; of `gates`, a layer's number and its gates from 0 to 1.
     """
 
-    @property
-    def observe(self) -> Callable[..., None]: ...
+    def observe(self, *args: Any, **kwargs: Any) -> None: ...
 
     def measures(self) -> list[dict[str, Any]]:
         """Payloads of "measure" records; none where nothing was observed."""
+        return []
 
 
 def measures_of(statistics: Iterable[Statistic]) -> list[dict[str, Any]]:
@@ -152,3 +163,94 @@ def _probe(layers: list[nn.Module], statistics: Sequence[Statistic]) -> Callable
         return plain(query, key, value)
 
     return attend
+
+
+NAME = "clearhead_override"
+_entered: list[tuple[Callable[..., Any], str]] = []  # at most one: the function, what it replaces
+
+
+@contextmanager
+def overridden(model: Any, attend: Callable[..., Any], *, refusal: str) -> Iterator[None]:
+    """Call `attend` for the model's attention in the body; its own is set again afterwards.
+
+    Args:
+        attend: takes (module, query, key, value, describe, plain) and returns the output and the
+            weights or None, as plain(query, key, value) does, the model's own attention;
+            describe(layer, key) gives the AttentionCall.
+    """
+    if _entered:
+        raise ClearheadError(
+            "attention is already being observed or quantised: leave that context first"
+        )
+    original = model.config._attn_implementation
+    _entered.append((attend, original))
+    try:
+        model.set_attn_implementation(NAME)
+        if model.config._attn_implementation != NAME:
+            raise ClearheadError(refusal)
+        yield
+    finally:
+        _entered.clear()
+        model.set_attn_implementation(original)
+
+
+def _now() -> tuple[Callable[..., Any], str]:
+    if not _entered:
+        raise ClearheadError(
+            f"attention implementation {NAME!r} works only inside contexts of clearhead.probe and "
+            "clearhead.quantize: call model.set_attn_implementation('sdpa')"
+        )
+    return _entered[0]
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    **options: Any,
+) -> Any:
+    attend, original = _now()
+    own = _own_attention(module, original)
+
+    def plain(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        return own(module, query, key, value, mask, **options)
+
+    def describe(layer: int, key: Tensor) -> AttentionCall:
+        return described(module, layer, query, key, value, mask, options)
+
+    return attend(module, query, key, value, describe, plain)
+
+
+def _mask(*arguments: Any, **options: Any) -> Any:
+    """The mask that the original implementation would have been given."""
+    original = ALL_MASK_ATTENTION_FUNCTIONS.get(_now()[1])
+    return None if original is None else original(*arguments, **options)
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, _mask)
+
+
+def _own_attention(module: nn.Module, implementation: str) -> Callable[..., Any]:
+    """The attention function that `implementation` names for this module."""
+    if isinstance(module, Attention) and implementation in INTERFACES:
+        return partial(_of_interface, INTERFACES[implementation])
+    if implementation in ALL_ATTENTION_FUNCTIONS:
+        return ALL_ATTENTION_FUNCTIONS[implementation]
+    for kind in type(module).__mro__:  # "eager" is each model's own, in its file
+        eager = getattr(sys.modules[kind.__module__], "eager_attention_forward", None)
+        if implementation == "eager" and eager is not None:
+            return eager
+    raise ClearheadError(
+        f"{type(module).__name__} has no attention implementation {implementation!r} to call: "
+        "call model.set_attn_implementation('sdpa')"
+    )
+
+
+def _of_interface(
+    attend: Interface, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: None, **options: Any
+) -> tuple[Tensor, None]:
+    out = attend(module, q, k, v, scale=options.pop("scaling"), **options)
+    return out.transpose(1, 2), None

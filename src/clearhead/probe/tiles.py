@@ -10,60 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.errors import ClearheadError
 from clearhead.nn.attention import Attention
 from clearhead.ops.attention import at_zero_queries
 from clearhead.probe.attention_call import AttentionCall, Scores, normalised
 from clearhead.probe.observation import Statistic, measures_of
 
-PLAIN = "softmax"
-DIFFERENCE = "difference"
-SHAPED = "shaped"
-
-
-class _Maps(NamedTuple):
-    """The softmax maps of one layer: names, what splits and combines them (None for one map a
-    head), and λ of their difference, a scalar or [B, heads, T, 1]; None where there is none."""
-
-    names: tuple[str, ...]
-    by: Any
-    lambdas: Tensor | None
-
-    def split(self, heads_BH: Tensor) -> Sequence[Tensor]:
-        """Split a tensor with heads in dimension 1 into one for each map."""
-        return (heads_BH,) if self.by is None else self.by.split(heads_BH)
-
-
-def _maps_of(call: AttentionCall) -> _Maps:
-    """The maps of clearhead's attention and of DiffLlama; any other attention has one a head."""
-    if isinstance(call.module, Attention):
-        return _Maps(call.module.maps.maps, call.module.maps, call.lambdas)
-    if type(call.module).__name__ == "DiffLlamaAttention":
-        return _Maps(_Halves.maps, _Halves, _diffllama_lambda(call.module))
-    return _Maps((PLAIN,), None, None)
-
-
-class _Halves:
-    """transformers' DiffLlama pairs head i with head i + H/2."""
-
-    maps = ("map 1", "map 2")
-
-    @staticmethod
-    def split(heads_BH: Tensor) -> tuple[Tensor, ...]:
-        return heads_BH.chunk(2, 1)
-
-    @staticmethod
-    def effective_weights(weights_BHTS: Tensor, lambdas: Tensor) -> Tensor:
-        first, second = weights_BHTS.chunk(2, 1)
-        return first - lambdas.to(first.dtype) * second
-
-
-def _diffllama_lambda(module: Any) -> Tensor:
-    first = torch.exp((module.lambda_q1.float() * module.lambda_k1.float()).sum())
-    second = torch.exp((module.lambda_q2.float() * module.lambda_k2.float()).sum())
-    return first - second + module.lambda_init
-
-
 TILE = 1 << 20  # scores held at once: 4 MiB, so that a tile fits into a processor's cache
+DIFFERENCE, SHAPED = "difference", "shaped"
 _HIDDEN = -1e30  # finite, so that weight × score of a hidden key is 0 and not NaN
 
 
@@ -118,11 +72,15 @@ class ByTile:
         self._of_scores, self._of_weights = scores, weights
 
     def observe(self, call: AttentionCall) -> None:
-        maps = _maps_of(call)
+        if type(call.module).__name__ == "DiffLlamaAttention":
+            raise ClearheadError(
+                "the maps of a DiffLlama are not combined here: give the folder that "
+                "`clearhead convert` makes of it"
+            )
         for scores in call.scores(TILE):
             for of_scores in self._of_scores:
                 of_scores.observe(call, scores)
-            tile = _softmax(call, maps, scores)
+            tile = _softmax(call, scores)
             for of_weights in self._of_weights:
                 of_weights.observe(call, tile)
 
@@ -130,7 +88,7 @@ class ByTile:
         return measures_of([*self._of_weights, *self._of_scores])
 
 
-def _softmax(call: AttentionCall, maps: _Maps, scores: Scores) -> AttentionTile:
+def _softmax(call: AttentionCall, scores: Scores) -> AttentionTile:
     """Weights in the memory of the scores, with what several statistics need of each row."""
     start, score, visible, clear = scores
     if clear < score.shape[-1]:
@@ -158,45 +116,45 @@ def _softmax(call: AttentionCall, maps: _Maps, scores: Scores) -> AttentionTile:
     counted = finite & seen
     if not bool(counted.all()):
         weights.masked_fill_(~counted[..., None], 0.0)
-    parts = (weights, counted, share, entropy)
-    split = [maps.split(part) for part in parts]
-    nulls = [None] * len(maps.names) if null is None else maps.split(null)
-    tiles = [MapTile(*map_) for map_ in zip(maps.names, *split, nulls, strict=True)]
-    tiles += _combined(call, maps, start, weights, visible, counted)
-    return AttentionTile(start, visible, tiles, maps.lambdas, int((~finite & seen).sum()))
+    parts: list[Any] = [(weights, counted, share, entropy, null)]
+    names: tuple[str, ...] = ("softmax",)
+    if isinstance(call.module, Attention):
+        maps = call.module.maps
+        names, none = maps.maps, [None] * len(maps.maps)
+        parts = list(zip(*(none if x is None else maps.split(x) for x in parts[0]), strict=True))
+    tiles = [MapTile(name, *part) for name, part in zip(names, parts, strict=True)]
+    tiles += _combined(
+        call, start, weights, visible, torch.stack([x.counted for x in tiles]).all(0)
+    )
+    return AttentionTile(start, visible, tiles, call.lambdas, int((~finite & seen).sum()))
 
 
 def _combined(
-    call: AttentionCall,
-    maps: _Maps,
-    start: int,
-    weights_BHRS: Tensor,
-    visible: Tensor,
-    counted_BHR: Tensor,
+    call: AttentionCall, start: int, weights_BHRS: Tensor, visible: Tensor, counted_BhR: Tensor
 ) -> Iterator[MapTile]:
     """The signed matrices that a layer makes of its softmax maps: their difference, and the
     α I + β A − γ C of a shaped block."""
-    lambdas, signed = maps.lambdas, dict[str, Tensor]()
+    if not isinstance(call.module, Attention):
+        return
+    lambdas, signed = call.lambdas, dict[str, Tensor]()
     if lambdas is not None and lambdas.ndim > 2:  # one for each token
         lambdas = lambdas[:, :, start : start + weights_BHRS.shape[2]]
     if lambdas is not None:
-        signed[DIFFERENCE] = maps.by.effective_weights(weights_BHRS, lambdas)
-    if isinstance(call.module, Attention) and call.module.layer.shaping != "none":
+        signed[DIFFERENCE] = call.module.maps.effective_weights(weights_BHRS, lambdas)
+    if call.module.layer.shaping != "none":
 
         def resting() -> Tensor:  # the softmax maps at W_Q = 0
             null = replace(call, sink=at_zero_queries(call.sink)).null_logit()
-            return normalised(torch.where(visible, 0.0, -torch.inf).expand_as(weights_BHRS), null)[
-                0
-            ]
+            equal_BHRS = torch.where(visible, 0.0, -torch.inf).expand_as(weights_BHRS)
+            return normalised(equal_BHRS, null)[0]
 
         first = call.k.shape[2] - call.q.shape[2] + start
         signed[SHAPED] = call.module.effective_weights(weights_BHRS, lambdas, resting, first)
-    counted = torch.stack(list(maps.split(counted_BHR))).all(0)
     for name, matrix in signed.items():
-        matrix = matrix.masked_fill(~counted[..., None], 0.0)
+        matrix = matrix.masked_fill(~counted_BhR[..., None], 0.0)
         # Signed weights may all be below the 0 of a hidden key.
         share, _ = _first_is_largest(matrix.masked_fill(~visible, -torch.inf))
-        yield MapTile(name, matrix, counted, share)
+        yield MapTile(name, matrix, counted_BhR, share)
 
 
 def _first_is_largest(scores_BHRS: Tensor) -> tuple[Tensor, Tensor]:

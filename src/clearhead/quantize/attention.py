@@ -20,7 +20,7 @@ from clearhead.errors import ClearheadError
 from clearhead.nn.attention import Attention
 from clearhead.ops.hadamard import rotate_channels
 from clearhead.probe.attention_call import AttentionCall, Scores, normalised
-from clearhead.probe.attention_override import overridden
+from clearhead.probe.observation import overridden
 from clearhead.quantize.linear import naming
 from clearhead.quantize.quantizers import absmax, fp8, zeropoint
 from clearhead.quantize.schemes import KeysValues, Rounding
@@ -32,9 +32,6 @@ def rounded(x_BGSD: Tensor, how: KeysValues, *, keys: bool) -> Tensor:
     """Keys, or values, [B, G, S, D], quantised and dequantised; of each text by itself.
 
     By "channel" values have a scale for each token, since they are added up over tokens.
-
-    Raises:
-        ClearheadError: NaN or infinity.
     """
     kept, x = x_BGSD[:, :, : how.keep], x_BGSD[:, :, how.keep :]
     if not x.shape[2]:
@@ -53,11 +50,7 @@ def cached_unrotated(module: nn.Module) -> bool:
 
 @contextmanager
 def keys_before_rotation(model: Any, how: KeysValues) -> Iterator[None]:
-    """In the body keys are rounded as `k_proj` gives them, where they are cached so.
-
-    Raises:
-        ClearheadError: keys before RoPE are to be rounded, and no layer has a `k_proj`.
-    """
+    """In the body keys are rounded as `k_proj` gives them, where they are cached so."""
     hooked = 0
     with ExitStack() as stack:
         for name, module in model.named_modules():
@@ -100,10 +93,6 @@ def attention(
     implementation is set again afterwards.
 
     Yields the names of the attention modules that ran so.
-
-    Raises:
-        ClearheadError: the model does not use `AttentionInterface`; attention is observed or
-            quantised already; inside it, NaN or infinite logits, keys or values.
     """
     names, called = {module: name for name, module in model.named_modules()}, set[str]()
 

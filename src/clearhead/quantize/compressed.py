@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError, require
-from clearhead.quantize.linear import Layers, linear_layers, naming, tops_of
-from clearhead.quantize.measure import Texts, calibrated
+from clearhead.quantize.linear import Layers, calibrated, linear_layers, naming, tops_of
+from clearhead.quantize.measure import Texts
 from clearhead.quantize.quantizers import FP8_TOP
 from clearhead.quantize.schemes import ROTATED, Rounding, Scheme
 
@@ -21,12 +21,7 @@ _BITS = 4, 8  # of weights alone, as servers read them
 
 
 def stated(scheme: Scheme) -> dict[str, Any]:
-    """The scheme in the format's words: "weights" and "input_activations".
-
-    Raises:
-        ClearheadError: the format, or the servers that read it, cannot say the scheme; with the
-            nearest that they can.
-    """
+    """The scheme in the format's words: "weights" and "input_activations"."""
     how, inputs = scheme.weights, scheme.activations
 
     def refuse(why: str, nearest: str) -> ClearheadError:
@@ -91,11 +86,7 @@ def as_loaded(scheme: Scheme) -> Scheme:
 
 
 def check_widths(layers: Layers, scheme: Scheme) -> None:
-    """Refuse layers that the format cannot hold under this scheme.
-
-    Raises:
-        ClearheadError: a layer that is no `nn.Linear`; one whose inputs are no whole groups.
-    """
+    """Refuse layers that the format cannot hold under this scheme."""
     how = scheme.weights
     assert how is not None
     for name, layer in layers.items():
@@ -119,10 +110,6 @@ def compress(model: Any, scheme: Scheme, texts: Texts) -> Any:
 
     Returns:
         compressed-tensors' ModelCompressor, whose `update_config` completes a saved config.json.
-
-    Raises:
-        ClearheadError: compressed-tensors is not installed; what `stated`, `check_widths`,
-            `calibrated` and the scheme's quantiser refuse.
     """
     require(*LIBRARY)
     from compressed_tensors.compressors import ModelCompressor
@@ -133,7 +120,7 @@ def compress(model: Any, scheme: Scheme, texts: Texts) -> Any:
     groups = {"group_0": {"targets": ["Linear"], **stated(scheme)}}
     how = scheme.weights
     assert how is not None
-    tops = calibrated(model, layers, texts) if scheme.calibrated else {}
+    tops = calibrated(model, layers, texts.calibration) if scheme.calibrated else {}
     dtype = model.dtype
     model.float()  # codes of weights in 16 bits would be rounded twice
     others = (name for name, one in model.named_modules() if isinstance(one, nn.Linear))

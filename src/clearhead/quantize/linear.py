@@ -1,6 +1,6 @@
 """Linear layers with quantised weights and inputs, inside a context."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -9,18 +9,13 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from clearhead.errors import ClearheadError
+from clearhead.models.inspection import batches, evaluating, run_backbone
 from clearhead.ops.hadamard import rotate_channels
-from clearhead.quantize.quantizers import (
-    absmax,
-    fp8,
-    grouped,
-    integers,
-    mxfp4,
-    ungrouped,
-    zeropoint,
-)
+from clearhead.quantize import quantizers
+from clearhead.quantize.quantizers import grouped, ungrouped
 from clearhead.quantize.schemes import Rounding
 
+CALIBRATION = 16  # windows, as the reproduction that `w8a8-fine` follows has
 Layers = dict[str, nn.Module]
 
 
@@ -74,11 +69,9 @@ def left_out(model: Any, layers: Layers) -> dict[str, int]:
 
     They are neither embeddings nor of the layers, such as experts in one three-dimensional tensor.
     """
-    known = {id(module.weight) for module in layers.values()}
-    known |= {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    head = model.get_output_embeddings()
-    if head is not None:
-        known.add(id(head.weight))
+    others = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    others += filter(None, [model.get_output_embeddings()])
+    known = {id(module.weight) for module in [*layers.values(), *others]}
     return {
         name: parameter.numel()
         for name, parameter in model.named_parameters()
@@ -88,14 +81,8 @@ def left_out(model: Any, layers: Layers) -> dict[str, int]:
 
 @contextmanager
 def weights(layers: Layers, how: Rounding, rotated: bool = False) -> Iterator[None]:
-    """Quantised weights, the same tensors as before afterwards; biases are kept.
-
-    Args:
-        rotated: turn the inputs' axis by a Hadamard matrix beforehand.
-
-    Raises:
-        ClearheadError: NaN or infinity in a weight, with its name; groups wider than every layer.
-    """
+    """Quantised weights, the same tensors as before afterwards; biases are kept. Where `rotated`,
+    the inputs' axis is turned by a Hadamard matrix beforehand."""
     if how.scale == "group" and how.quantizer != "mxfp4":
         widest = max(_outputs_first(module).shape[1] for module in layers.values())
         if how.group >= widest:
@@ -121,11 +108,8 @@ def weights(layers: Layers, how: Rounding, rotated: bool = False) -> Iterator[No
 
 
 def quantise_rows(x_NI: Tensor, how: Rounding, top: Tensor | None = None) -> Tensor:
-    """Weights [outputs, inputs], or inputs [tokens, inputs], quantised and dequantised.
-
-    Args:
-        top: of a calibrated scale, that broadcasts to x.
-    """
+    """Weights [outputs, inputs], or inputs [tokens, inputs], quantised and dequantised; `top` of a
+    calibrated scale broadcasts to x."""
     if how.scale == "group":
         return ungrouped(_rounded(grouped(x_NI, how.group), how, (2,)), x_NI.shape[1])
     return _rounded(x_NI, how, (0, 1) if how.scale == "tensor" else (1,), top)
@@ -134,22 +118,18 @@ def quantise_rows(x_NI: Tensor, how: Rounding, top: Tensor | None = None) -> Ten
 def _rounded(x: Tensor, how: Rounding, dims: tuple[int, ...], top: Tensor | None = None) -> Tensor:
     match how.quantizer:
         case "mxfp4":
-            return mxfp4(x, dims)
+            return quantizers.mxfp4(x, dims)
         case "fp8":
-            return fp8(x, dims, top=top)
+            return quantizers.fp8(x, dims, top=top)
         case "zeropoint":
-            return zeropoint(x, how.bits, dims, kept=how.kept)
+            return quantizers.zeropoint(x, how.bits, dims, kept=how.kept)
         case "integers":
-            return integers(x, how.bits, dims, top=top, levels=how.levels)
-    return absmax(x, how.bits, dims, top=top)
+            return quantizers.integers(x, how.bits, dims, top=top, levels=how.levels)
+    return quantizers.absmax(x, how.bits, dims, top=top)
 
 
 def tops_of(weight_OI: Tensor, how: Rounding) -> Tensor:
-    """The largest |w| of each row, or of each group of a row, in float32 at least: [O, groups].
-
-    Raises:
-        ClearheadError: NaN or infinity.
-    """
+    """The largest |w| of each row, or of each group of a row, in float32 at least: [O, groups]."""
     wide = weight_OI.to(torch.promote_types(weight_OI.dtype, torch.float32))
     if not bool(wide.isfinite().all()):
         raise ClearheadError("nothing to quantise: NaN or infinity in it")
@@ -165,9 +145,7 @@ def inputs(
 ) -> Iterator[set[str]]:
     """Quantised inputs, or merely rotated ones; yields the names of the layers called so far.
 
-    Args:
-        tops: for a calibrated scale, each layer's from `calibration`.
-        rotated: turn the channels by a Hadamard matrix beforehand.
+    `tops` are those of `calibrated`, for a calibrated scale.
     """
     called: set[str] = set()
 
@@ -186,14 +164,11 @@ def inputs(
         yield called
 
 
-@contextmanager
-def calibration(layers: Layers, rotated: bool = False) -> Iterator[dict[str, Tensor]]:
-    """Yields what is, after the body has run the model, the largest |x| of every input channel of
-    every layer, [I] each.
-
-    Raises:
-        ClearheadError: a layer that was not run, or whose inputs were not finite.
-    """
+def calibrated(
+    model: Any, layers: Layers, windows: Sequence[Tensor], rotated: bool = False
+) -> dict[str, Tensor]:
+    """The largest |x| of every input channel of every layer on the first `CALIBRATION` windows, in
+    full precision, [I] each."""
     tops: dict[str, Tensor] = {}
 
     def watch(name: str, x: Tensor) -> None:
@@ -201,8 +176,13 @@ def calibration(layers: Layers, rotated: bool = False) -> Iterator[dict[str, Ten
         top = x.abs().flatten(0, -2).amax(0)
         tops[name] = torch.maximum(tops.get(name, top), top)
 
-    with _hooked(layers, watch):
-        yield tops
+    if not windows:
+        raise ClearheadError(
+            "a static scale, or one a channel, is calibrated: give texts to calibrate on"
+        )
+    with _hooked(layers, watch), evaluating(model):
+        for ids_1T in batches(model, windows[:CALIBRATION], 1):
+            run_backbone(model, ids_1T)
     for name in layers:
         if name not in tops:
             raise ClearheadError(
@@ -212,6 +192,7 @@ def calibration(layers: Layers, rotated: bool = False) -> Iterator[dict[str, Ten
             )
         if not bool(tops[name].isfinite().all()):
             raise ClearheadError(f"the input of {name} has NaN or infinite channels")
+    return tops
 
 
 @contextmanager

@@ -16,13 +16,10 @@ from clearhead.eval import perplexity
 from clearhead.eval.options import LISTED
 from clearhead.eval.sliding import Perplexity
 from clearhead.measure.sweep import Cell, Subject
-from clearhead.models.inspection import batches, evaluating, run_backbone
 from clearhead.quantize import attention, linear
 from clearhead.quantize.schemes import Scheme
 from clearhead.records.cells import of_items, on_perplexity
 from clearhead.records.runs import Line
-
-CALIBRATION = 16  # windows, as the reproduction that `w8a8-fine` follows has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +68,10 @@ def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterato
     layers = linear.linear_layers(model)
     with ExitStack() as stack:
         of_layers, of_attention = set[str](), set[str]()
-        tops = calibrated(model, layers, texts, scheme.rotated) if scheme.calibrated else None
+        tops = None
+        if scheme.calibrated:
+            windows = () if texts is None else texts.calibration
+            tops = linear.calibrated(model, layers, windows, scheme.rotated)
         if scheme.activations is not None or scheme.rotated:
             inputs = linear.inputs(layers, scheme.activations, tops, scheme.rotated)
             of_layers = stack.enter_context(inputs)
@@ -81,24 +81,6 @@ def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterato
             rounded = attention.attention(model, scheme.logits, scheme.keys_values)
             of_attention = stack.enter_context(rounded)
         yield Called(of_layers, of_attention)
-
-
-def calibrated(
-    model: Any, layers: linear.Layers, texts: Texts | None, rotated: bool = False
-) -> dict[str, Tensor]:
-    """The largest |x| of every input channel of every layer on the calibration text, [I] each.
-
-    Raises:
-        ClearheadError: no text, or a layer that it does not reach.
-    """
-    if texts is None or not texts.calibration:
-        raise ClearheadError(
-            "a static scale, or one a channel, is calibrated: give texts to calibrate on"
-        )
-    with linear.calibration(layers, rotated) as tops, evaluating(model):  # in full precision
-        for ids_1T in batches(model, texts.calibration[:CALIBRATION], 1):
-            run_backbone(model, ids_1T)
-    return tops
 
 
 def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
@@ -159,14 +141,12 @@ class QuantizationTask:
 
     def texts(self, subject: Subject) -> Texts:
         """Windows of the validation split and, where a scheme is calibrated, of the training split
-        for its scales.
-
-        Raises:
-            ClearheadError: a split is shorter than a window.
-        """
+        for its scales."""
         corpus, count = subject.texts.corpus, max(1, subject.tokens // self.length)
         held_out = windows(corpus, length=self.length, count=count, seed=subject.seed)
         calibration: Iterable[Tensor] = ()
         if any(one.calibrated for one in self.schemes):
-            calibration = windows(corpus, split="train", length=self.length, count=CALIBRATION)
+            calibration = windows(
+                corpus, split="train", length=self.length, count=linear.CALIBRATION
+            )
         return Texts(windows=list(held_out), calibration=list(calibration))

@@ -133,16 +133,14 @@ def scheme(name: str) -> Scheme:
     if len(parts) == 1:
         return parts[0]
     rounded: dict[str, Any] = {"rotated": any(part.rotated for part in parts)}
-    for part in parts:
-        for key in ("weights", "activations", "logits", "keys_values"):
-            if getattr(part, key) is None:
-                continue
-            if key in rounded:
-                raise ClearheadError(
-                    f"scheme {name!r} rounds {key.replace('_', ' and ')} twice: name schemes of "
-                    "other tensors, such as w8a8-token+kv8"
-                )
-            rounded[key] = getattr(part, key)
+    for key in ("weights", "activations", "logits", "keys_values"):
+        several = [value for part in parts if (value := getattr(part, key)) is not None]
+        if len(several) > 1:
+            raise ClearheadError(
+                f"scheme {name!r} rounds {key.replace('_', ' and ')} twice: name schemes of "
+                "other tensors, such as w8a8-token+kv8"
+            )
+        rounded[key] = several[0] if several else None
     bits = {part.bits for part in parts}
     family = "+".join(part.family for part in parts)
     return Scheme(name=name, family=family, bits=_one_of(bits), **rounded)

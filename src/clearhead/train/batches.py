@@ -53,11 +53,7 @@ def label_count(batch: dict[str, torch.Tensor], objective: str = NEXT_TOKEN) -> 
 
 
 def check(batches: BatchSource, model: "PreTrainedModel", config: TrainConfig) -> None:
-    """Compare the first batch with the settings and with what the model takes.
-
-    Raises:
-        ClearheadError: where they disagree, or where a mask would silently do nothing.
-    """
+    """Refuse a first batch other than the settings say, or with a mask that would do nothing."""
     batch, objective = batches.batch(0), objective_of(batches)
     learns = getattr(model, "objective", objective)  # other models than ours do not say
     if learns != objective:

@@ -209,11 +209,7 @@ class Progress(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes scalars to OUTPUT/tensorboard.
-
-    Raises:
-        ClearheadError: when made, where the extra "tensorboard" is not installed.
-    """
+    """Writes scalars to OUTPUT/tensorboard; needs the extra "tensorboard"."""
 
     def __init__(self) -> None:
         self._module = require("torch.utils.tensorboard", "tensorboard")
@@ -239,10 +235,7 @@ class WandB(Callback):
     """Logs to the Weights & Biases project "clearhead", under the run's name.
 
     Its account and mode are those of wandb's own settings, such as WANDB_MODE=offline. The run's
-    id is kept in OUTPUT/wandb-id, so that a resumed run goes on with it.
-
-    Raises:
-        ClearheadError: when made, where the extra "wandb" is not installed.
+    id is kept in OUTPUT/wandb-id, so that a resumed run goes on with it. Needs the extra "wandb".
     """
 
     def __init__(self) -> None:
@@ -276,9 +269,5 @@ _TRACKERS: dict[Tracker, type[Callback]] = {"tensorboard": TensorBoard, "wandb":
 
 
 def make_trackers(names: Iterable[Tracker]) -> list[Callback]:
-    """The trackers of these names.
-
-    Raises:
-        ClearheadError: where one's extra is not installed.
-    """
+    """The trackers of these names; one whose extra is not installed is refused."""
     return [_TRACKERS[name]() for name in names]

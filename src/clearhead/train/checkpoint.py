@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
 )
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, first_line
 from clearhead.models.loading import auto_class, explained, kind_of, load_config, without_bars
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder
@@ -115,7 +115,7 @@ def write_state(
         rank, (failure, _) = next(iter(error.failures.items()))
         if alone:
             raise failure from None
-        reason = (str(failure).splitlines() or [type(failure).__name__])[0]
+        reason = first_line(failure) or type(failure).__name__
         raise ClearheadError(
             f"process {rank} cannot write {folder} ({reason}): {advice}"
         ) from error
@@ -172,8 +172,7 @@ def save_pretrained(
 def verify(folder: Path) -> dict[str, Any]:
     """Check every file of a checkpoint against its hash; return what trainer.json records.
 
-    Raises:
-        ClearheadError: as `manifest.verify`; for the format of an earlier version.
+    The format of an earlier version is refused.
     """
     older = [path for path in folders(folder.parent.parent) if _step(path) < _step(folder)]
     start = older[-1].name if older else "the first step"
@@ -190,12 +189,8 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def whole(folder: Path) -> "PreTrainedModel | None":
-    """The model of a checkpoint, on the CPU in evaluation mode; None for any other folder, and for
-    adapters without their model.
-
-    Raises:
-        ClearheadError: as `verify`.
-    """
+    """The model of a verified checkpoint, on the CPU in evaluation mode; None for any other folder,
+    and for adapters without their model."""
     if not is_checkpoint(folder) or not (folder / "config.json").exists():
         return None
     verify(folder)

@@ -56,14 +56,11 @@ class TrainConfig(Course):
                 f"(sequence_length {self.sequence_length} x batch_size {self.batch_size} x "
                 f"accumulation {self.accumulation}): raise tokens, or lower one of those"
             )
-        self._check_schedule()
         if self.ramp and self.accumulation == 1:
             raise ClearheadError(
                 f"ramp is {self.ramp}, but accumulation is 1, so that nothing can grow: raise "
                 "accumulation, or leave ramp out"
             )
-
-    def _check_schedule(self) -> None:
         planned = self.schedule_tokens
         if planned is None:
             return

@@ -60,18 +60,11 @@ def train(
             a damaged checkpoint; for a full disk. Checkpoints written before stay.
         DivergedError: one of them, for a loss, a gradient or weights that are not finite.
     """
+    output, about = Path(output), description or {}
     with (
         world.joined(config.timeout, alone=config.parallel != "fsdp") as processes,
         opened(
-            model,
-            batches,
-            config,
-            processes,
-            output=Path(output),
-            tokenizer=tokenizer,
-            resume=resume,
-            callbacks=callbacks,
-            description=description or {},
+            model, batches, config, processes, output, tokenizer, resume, callbacks, about
         ) as run,
     ):
         return steps(run)
@@ -98,7 +91,8 @@ def steps(run: TrainingRun) -> TrainResult:
             optimizer.step()
         run.step += 1
         run.log_if_due()
-        run.save_if_due()
+        if run.step % (config.save_every or config.steps) == 0:
+            run.save()
         if run.must_stop():
             break
     return run.end()

@@ -63,11 +63,7 @@ class Spread:
 def spread(
     model: PreTrainedModel, batches: BatchSource, config: TrainConfig, world: World
 ) -> Spread:
-    """Spread `model` as `config` asks, in place; FSDP2 makes its parameters DTensors.
-
-    Raises:
-        ClearheadError: the processes cannot share the steps equally, or the model.
-    """
+    """Spread `model` as `config` asks, in place; FSDP2 makes its parameters DTensors."""
     if world.size > 1 and model.device.type not in ("cpu", "cuda"):
         raise ClearheadError(
             f"several processes train on CPUs or NVIDIA GPUs, not on {model.device.type}: start one"
@@ -162,11 +158,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def dealt_among(config: TrainConfig, size: int) -> int:
-    """The number of groups of processes that share a step's batches; a group shares their rows.
-
-    Raises:
-        ClearheadError: `size` processes cannot share a step equally, with the numbers that can.
-    """
+    """The number of groups of processes that share a step's batches; a group shares their rows."""
     steps = {end - start for start, end in pairwise(config.starts)}
 
     def rows(processes: int) -> int:

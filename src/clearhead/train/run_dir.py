@@ -51,11 +51,7 @@ def require_run(output: Path) -> None:
 
 
 def read_record(output: Path) -> dict[str, Any]:
-    """Read the run.json in `output`.
-
-    Raises:
-        ClearheadError: where it is missing or damaged.
-    """
+    """Read the run.json in `output`; one that is missing or damaged is refused."""
     advice = "it no longer says what was asked for; restore it, or choose another folder"
     record = read_json(output / RUN_FILE, advice)
     sections = [record.get(key) for key in ("config", "model", "description")]
@@ -88,11 +84,7 @@ def describe(model: PreTrainedModel, name: str, description: Mapping[str, Any]) 
 
 
 def begin(output: Path, record: dict[str, Any]) -> None:
-    """Write the run.json of a new run into its folder, which this process holds.
-
-    Raises:
-        ClearheadError: where `output` holds a run, or cannot be written.
-    """
+    """Write the run.json of a new run into its folder, which this process holds."""
     require_no_run(output)
     write_json(output / RUN_FILE, record)
 
@@ -167,9 +159,7 @@ def refuse_changes(place: Path, asked: Mapping[str, Any], wanted: Mapping[str, A
 
     Both are JSON values by name; mappings are compared key by key. A "model" has its defaults for
     what it lacks. Of other libraries' models no defaults are known: what is lacking is as wanted.
-
-    Raises:
-        ClearheadError: where they differ in what is in `wanted`, but for what no weight depends on.
+    What no weight depends on may differ.
     """
     wanted = canonical(wanted)
     usual = dict(wanted.get("model", {}))

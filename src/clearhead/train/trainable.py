@@ -23,12 +23,8 @@ ADAPTERS = "adapter"  # in the final model's
 def choose_parameters(model: PreTrainedModel, config: TrainConfig) -> None:
     """Freeze what `only` leaves out and what `freeze` names; with `lora` add the adapters.
 
-    What is frozen already stays so.
-
-    Raises:
-        ClearheadError: for a pattern that matches nothing left to train, for patterns that leave
-            nothing, for adapters where no linear layer is left, a pattern names none or PEFT is not
-            installed.
+    What is frozen already stays so. Patterns without an effect are refused, and those that leave
+    nothing to train.
     """
     if config.only:
         _freeze(split_named(model, config.only)[1])
@@ -76,11 +72,7 @@ def has_adapters(model: PreTrainedModel) -> bool:
 
 
 def _add_adapters(model: PreTrainedModel, modules: list[str], *, rank: int, seed: int) -> None:
-    """Give the linear layers of these names an adapter each, which alone is then trained.
-
-    Raises:
-        ClearheadError: where PEFT is not installed, or not of a version that transformers takes.
-    """
+    """Give the linear layers of these names an adapter each, which alone is then trained."""
     peft = require("peft", "peft")
     settings = peft.LoraConfig(
         r=rank,

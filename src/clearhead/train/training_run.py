@@ -89,10 +89,8 @@ class TrainingRun:
     def finite(self, loss: torch.Tensor, norm: torch.Tensor) -> tuple[float, float]:
         """The loss over all processes, from this one's part, and the gradient's norm, as numbers.
 
-        The one wait for the device in a step, before the update: no other number gets in.
-
-        Raises:
-            DivergedError: where one of them is not finite.
+        The one wait for the device in a step, before the update: a DivergedError keeps any other
+        number out.
         """
         own, total_norm = torch.stack([loss, norm]).tolist()
         losses = self.world.gather(own)
@@ -127,11 +125,6 @@ class TrainingRun:
         for callback in self.callbacks:
             callback.step(metrics)
         self.logged_step, self.logged_seconds, self.waited = self.step, self.seconds, 0.0
-
-    def save_if_due(self) -> None:
-        """Save a checkpoint every `save_every` steps."""
-        if self.step % (self.config.save_every or self.config.steps) == 0:
-            self.save()
 
     def save(self) -> None:
         """Save a checkpoint, unless this step has one, and tell the callbacks."""
@@ -216,18 +209,13 @@ def opened(
     batches: BatchSource,
     config: TrainConfig,
     processes: World,
-    *,
     output: Path,
     tokenizer: "PreTrainedTokenizerBase | None",
     resume: bool,
     callbacks: Sequence[Callback],
     description: Mapping[str, Any],
 ) -> Iterator[TrainingRun]:
-    """Check what is asked for, hold the run's folder, and place model and optimizer at its step.
-
-    Raises:
-        ClearheadError: as `loop.train`.
-    """
+    """Check what is asked for, hold the run's folder, and place model and optimizer at its step."""
     config = replace(config, precision=precision.resolve(config.precision, model.device))
     model.float()
     with processes.together():

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, first_line
 from clearhead.records.identity import differences
 
 T = TypeVar("T")
@@ -120,11 +120,7 @@ class World:
             raise error
 
     def agree(self, facts: Mapping[str, Any]) -> None:
-        """Compare what every process has with what the first has.
-
-        Raises:
-            ClearheadError: in all processes, naming the first difference.
-        """
+        """Refuse, in all processes, facts that differ from the first one's."""
         shared = self.by_first(lambda: facts)
         with self.together():
             for name, first, own in differences(shared, facts):
@@ -290,5 +286,5 @@ def _store_of_start(store: dist.Store, rank: int, size: int, seconds: float) -> 
 
 def _line(error: BaseException) -> str:
     """The first line of a message, without the stack and the place in its source."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = first_line(error) or type(error).__name__
     return re.sub(r"^\[\S+:\d+\] ", "", line).partition(". This is typically")[0]

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.models.inspection import decoder_layers
+from clearhead.probe.observation import Statistic
 
 BEST = 4  # predictions shown of each token and layer
 _CLOSE = 0.02  # of a probability: a lens further off is not this model's
 
 
-class Lens:
+class Lens(Statistic):
     """Predictions from hidden states.
 
     Attributes:
@@ -38,10 +39,6 @@ class Lens:
         logits_TV = self.head(normed if weight is None else normed.to(weight.dtype))
         self.shares[layer], self.tokens[layer] = _best(logits_TV)
 
-    def measures(self) -> list[dict[str, Any]]:
-        """No measures: the predictions are by token."""
-        return []
-
     def agrees(self, logits_TV: Tensor) -> bool:
         """True if its prediction after the last layer is the model's own."""
         shares, _ = _best(logits_TV)
@@ -51,10 +48,7 @@ class Lens:
 def find_lens(model: Any, ids_BT: Tensor) -> Lens | None:
     """The norm and the head behind the last layer of a causal language model; None without a head.
 
-    The norm is the module of the backbone that is given the last layer's output.
-
-    Args:
-        ids_BT: any text; it is run once.
+    The norm is the module of the backbone that is given the last layer's output, when a text runs.
     """
     head = model.get_output_embeddings()
     if head is None or getattr(model.config, "vocab_size", 0) < BEST:

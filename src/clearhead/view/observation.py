@@ -11,21 +11,13 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.models.inspection import (
-    batches,
-    evaluating,
-    lack_of_positions,
-    longest_text,
-    run_backbone,
-    within_memory,
-)
+from clearhead.models import inspection
 from clearhead.probe.observation import Statistic, observe
 from clearhead.probe.tiles import ByTile
 from clearhead.report.page import Page, Section
 from clearhead.report.page import render as render_page
 from clearhead.view.lens import BEST, Lens, find_lens, surprises
-from clearhead.view.packing import pack, pack_map
-from clearhead.view.trace import AttentionTrace, HiddenTrace
+from clearhead.view.trace import AttentionTrace, HiddenTrace, pack, pack_map
 
 LONGEST = 256  # tokens, of which the maps of 270 heads take 3 MB
 SCRIPTS = ("unpack.js", "colours.js", "heads.js", "maps.js", "text.js", "layers.js", "page.js")
@@ -69,13 +61,13 @@ def observe_text(
     """
     tokens = _tokens(tokenizer, text)
     total, tokens = len(tokens), tokens[:longest]
-    if reason := lack_of_positions(model, len(tokens), name):
-        raise ClearheadError(f"{reason}: give --tokens {longest_text(model)}")
+    if reason := inspection.lack_of_positions(model, len(tokens), name):
+        raise ClearheadError(f"{reason}: give --tokens {inspection.longest_text(model)}")
     if len(tokens) < 2:
         raise ClearheadError(f"the text is {len(tokens)} token for {name}: give at least 2")
     ids_T = torch.tensor([token for token, *_ in tokens])
-    with within_memory(_LESS_MEMORY), evaluating(model):
-        (ids_BT,) = batches(model, [ids_T], 1)
+    with inspection.within_memory(_LESS_MEMORY), inspection.evaluating(model):
+        (ids_BT,) = inspection.batches(model, [ids_T], 1)
         return _observed(model, tokenizer, ids_BT, tokens, total, name)
 
 
@@ -86,7 +78,7 @@ def _observed(
     lens = find_lens(model, ids_BT[:, :2])
     states: list[Statistic] = [hidden] if lens is None else [hidden, lens]
     with observe(model, attention=[ByTile(weights=[trace])], hidden=states):
-        out = run_backbone(model, ids_BT) if lens is None else model(input_ids=ids_BT)
+        out = inspection.run_backbone(model, ids_BT) if lens is None else model(input_ids=ids_BT)
     if not trace.names:
         raise ClearheadError(f"{name} has no attention in its layers that could be observed")
     data: dict[str, Any] = {
@@ -97,9 +89,7 @@ def _observed(
         "causal": trace.causal,
         "names": [list(trace.names.get(layer, ())) for layer in range(max(trace.names) + 1)],
         "statistics": trace.statistics(),
-        "lambdas": {
-            layer: _rounded(value, 3 if value.ndim else 4) for layer, value in trace.lambdas.items()
-        },
+        "lambdas": {n: _rounded(x, 3 if x.ndim else 4) for n, x in trace.lambdas.items()},
         "hidden": _hidden(hidden),
     }
     if lens is not None and trace.causal:
@@ -152,13 +142,16 @@ def _tokens(tokenizer: Any, text: str) -> list[tuple[int, str, tuple[int, int]]]
 
 def _hidden(hidden: HiddenTrace) -> dict[str, Any]:
     """Tables of layers and tokens; 0 where a number is not finite."""
-    tables = {"norms": hidden.norms, "largest": hidden.largest}
-    stacks = {
-        name: torch.stack([table[i] for i in sorted(table)]) for name, table in tables.items()
+
+    def stacked(table: dict[int, Tensor]) -> Any:
+        return torch.stack([table[i] for i in sorted(table)]).nan_to_num(0.0, 0.0, 0.0).numpy()
+
+    return {
+        "rows": len(hidden.channels),
+        "norms": pack(stacked(hidden.norms)),
+        "largest": pack(stacked(hidden.largest)),
+        "channels": pack(stacked(hidden.channels).astype(np.uint32)),
     }
-    packed = {name: pack(one.nan_to_num(0.0, 0.0, 0.0).numpy()) for name, one in stacks.items()}
-    channels = torch.stack([hidden.channels[i] for i in sorted(hidden.channels)]).numpy()
-    return {"rows": len(channels), **packed, "channels": pack(channels.astype(np.uint32))}
 
 
 def _lens(lens: Lens, tokenizer: Any) -> dict[str, Any]:
@@ -190,11 +183,8 @@ def _rounded(values: Any, digits: int = 3) -> Any:
 
 
 def render(observations: Sequence[Observation], *, title: str) -> str:
-    """The page as HTML text: the pages' template with the viewer's own scripts.
-
-    Args:
-        observations: of one model, or of two side by side.
-    """
+    """The page of one model, or of two side by side, as HTML text: the pages' template with the
+    viewer's own scripts."""
     files = resources.files("clearhead.view")
     page = Page(
         title=title,

@@ -1,14 +1,26 @@
-"""Traces of a model reading one text: attention maps, and hidden states by token."""
+"""Traces of a model reading one text: attention maps, and hidden states by token; their packing.
 
+A packed weight w is one of few levels on a √ scale, so that small weights keep their shape:
+w ≈ peak · sign(n) · (n / steps)², n the level less `centre`. The bytes of a map are its columns
+one below the other (a key's weights change slowly from query to query), then a null key's weights;
+under causal attention without the zeros above the diagonal.
+"""
+
+import base64
+import zlib
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead.diagnose.attention_profile import RowMeans
 from clearhead.probe.attention_call import AttentionCall
+from clearhead.probe.observation import Statistic
 from clearhead.probe.tiles import AttentionTile, MapTile
 
+STEPS = 23  # 24 levels of weights that are never negative
+SIGNED_STEPS = 15  # 31 levels
 SHOWN = {"first_token_argmax_share": "first_token_share"}
 SHOWN |= {name: name for name in ("null_mass", "prefix_mass", "entropy", "negative_share")}
 
@@ -76,7 +88,7 @@ class AttentionTrace(RowMeans):
                 null_T[rows] = part.null[0, index].nan_to_num(0.0, 0.0, 0.0).cpu()
 
 
-class HiddenTrace:
+class HiddenTrace(Statistic):
     """Hidden states before the first layer and after each, token by token.
 
     Attributes:
@@ -101,11 +113,27 @@ class HiddenTrace:
 
     def lost(self) -> str:
         """Description of the first number that is not finite; "" if all are."""
-        bad = [layer for layer, norms in sorted(self.norms.items()) if not norms.isfinite().all()]
-        if not bad:
-            return ""
-        return f"after layer {bad[0]}" if bad[0] >= 0 else "before the first layer"
+        for layer, norms in sorted(self.norms.items()):
+            if not norms.isfinite().all():
+                return f"after layer {layer}" if layer >= 0 else "before the first layer"
+        return ""
 
-    def measures(self) -> list[dict[str, Any]]:
-        """No measures: the trace is by token, without means."""
-        return []
+
+def pack(values: np.ndarray) -> str:
+    """Little-endian bytes, compressed by zlib, in base64."""
+    little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+    return base64.b64encode(zlib.compress(little.tobytes(), 6)).decode("ascii")
+
+
+def pack_map(weights_TT: Tensor, null_T: Tensor | None, *, causal: bool) -> dict[str, Any]:
+    """One map's {"peak", "steps", "centre", "data"}, of finite float32 weights and those of a null
+    key, where there is one; `causal` leaves out what is above the diagonal."""
+    signed = bool((weights_TT < 0).any())
+    steps, centre = (SIGNED_STEPS, SIGNED_STEPS) if signed else (STEPS, 0)
+    columns = weights_TT.T
+    part = columns[tuple(torch.triu_indices(*columns.shape))] if causal else columns.flatten()
+    weights = torch.cat([part, *([] if null_T is None else [null_T])])
+    peak = float(f"{float(weights.abs().max()):.6g}") or 1.0
+    levels = (weights.abs() / peak).clamp(max=1.0).sqrt() * weights.sign() * steps
+    data = pack((levels.round() + centre).cpu().numpy().astype(np.uint8))
+    return {"peak": peak, "steps": steps, "centre": centre, "data": data}
