@@ -24,11 +24,8 @@ def test_a_sink(share, said):
         assert found[0]["finding"].startswith("the first token is a sink: 30% of all queries")
         assert "preset softmax1" in found[0]["advice"]
         assert found[0]["threshold"] == share
-
-
-def test_a_share_that_chance_explains_is_none():
     lines = _measures(0.4)
-    lines[1]["value"] = 0.09  # five times that is more
+    lines[1]["value"] = 0.09  # by chance: five times that is more
     assert advise(lines, width=64, length=512) == []
 
 
@@ -42,18 +39,11 @@ def test_a_rank_is_judged_by_what_its_texts_allow():
     assert advise([{**lines[0], "value": 12.0}], width=1024, length=2048)
 
 
-def test_a_null_key_of_either_map_of_a_difference_is_one():
-    lines = [
-        {"metric": "first_token_argmax_share", "map": "difference", "value": 0.5},
-        {"metric": "chance_floor", "value": 0.05},
-        {"metric": "null_mass", "map": "map 1", "value": 0.2},
-    ]
-    (found,) = advise(lines, width=64, length=512)
-    assert "beside the null key" in found["finding"]
-
-
 def test_a_model_with_a_null_key_is_not_told_to_take_one():
-    for metric in ("null_mass", "prefix_mass"):
-        (found,) = advise(_measures(0.46, **{metric: 0.17}), width=64, length=512)
+    first, floor, *_ = _measures(0.5)  # a null key of either map of a difference is one
+    null = {"metric": "null_mass", "map": "map 1", "value": 0.2}
+    difference = [first | {"map": "difference"}, floor, null]
+    for lines in (_measures(0.46, null_mass=0.17), _measures(0.46, prefix_mass=0.17), difference):
+        (found,) = advise(lines, width=64, length=512)
         assert "beside the null key" in found["finding"]
         assert "softmax1" not in found["advice"]

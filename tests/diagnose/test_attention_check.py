@@ -73,7 +73,14 @@ def _by_case(found):
 
 
 def test_sinks_are_honoured_by_clearhead_and_by_eager():
-    eager, ours = check_attention(_granite(), ("eager", "clearhead"), timed=16)
+    """And the model stays as it is."""
+    model = _granite()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    eager, ours = check_attention(model, ("eager", "clearhead"), timed=16)
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert model.config.sliding_window == 8
+    (_, line), ratio = in_words([eager, ours]), ours.seconds / ours.eager_seconds
+    assert line.endswith(f"; {1e3 * ours.seconds:.3g} ms, {ratio:.2f} of eager's")
     for one in (eager, ours):
         assert [case.name for case in one.cases if case.right] == [
             *("plain", "sinks of 20", "padded", "packed", "cached", "chunks", "windowed"),
@@ -101,7 +108,7 @@ def test_a_gradient_that_misses_the_log_sum_exp_is_named():
     assert "k_proj" in case.what
 
 
-def test_padding_that_is_seen_is_named():
+def test_padding_that_is_seen_and_an_ignored_window_are_named():
     (found,) = check_attention(_model(LlamaConfig(**SHAPE)), (broken("sees", "padding"),), timed=0)
     cases = _by_case(found)
     assert cases["plain"].right
@@ -109,9 +116,6 @@ def test_padding_that_is_seen_is_named():
     assert "texts see those packed before them" in cases["packed"].what
     (line,) = in_words([found])
     assert line.startswith("sees: right: plain, cached, chunks; WRONG: padded (")
-
-
-def test_an_ignored_window_is_named():
     (found,) = check_attention(_granite(), (broken("far", "padding"),), timed=0)
     assert "the window is ignored" in _by_case(found)["windowed"].what
 
@@ -132,13 +136,6 @@ def test_our_presets(preset):
     assert {case.name: case.what for case in found.cases if not case.right} == {}
 
 
-def test_the_time_beside_eagers_needs_no_eager_among_the_names():
-    (found,) = check_attention(_granite(), ("clearhead",), timed=16)
-    (line,) = in_words([found])
-    ratio = found.seconds / found.eager_seconds
-    assert line.endswith(f"; {1e3 * found.seconds:.3g} ms, {ratio:.2f} of eager's")
-
-
 def test_an_encoder_and_a_name_that_does_not_load():
     names = {key: SHAPE[key] for key in ("vocab_size", "hidden_size", "num_attention_heads")}
     model = BertForMaskedLM(BertConfig(**names, intermediate_size=48, num_hidden_layers=2))
@@ -146,14 +143,6 @@ def test_an_encoder_and_a_name_that_does_not_load():
     assert [case.name for case in sdpa.cases if case.right] == ["plain", "padded"]
     assert flash.lacks
     assert "does not load here" in in_words([flash])[0]
-
-
-def test_the_model_stays_as_it_is():
-    model = _granite()
-    before = {name: one.clone() for name, one in model.state_dict().items()}
-    check_attention(model, ("clearhead",), timed=0)
-    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
-    assert model.config.sliding_window == 8
 
 
 def test_a_model_without_the_interface_is_refused():

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from clearhead.diagnose.attention_profile import LogitSizes, RowMeans
+from clearhead.ops import oracles
 from clearhead.ops.visibility import Visibility
 from clearhead.probe import AttentionCall, ByTile
 from clearhead.probe import tiles as module_under_test
@@ -33,40 +34,34 @@ def _observed(call: AttentionCall) -> ByTile:
 
 
 def _oracle(call: AttentionCall) -> SimpleNamespace:
-    """Every statistic, query by query, in float64."""
+    """Every statistic in float64, over the queries that see a key."""
     q, k = call.q.double(), call.k.double().repeat_interleave(H // G, 1)
-    sink = None if call.sink is None else torch.as_tensor(call.sink).double().expand(H)
-    found = {name: [] for name in ("argmax", "mass", "entropy", "null", "floor")}
-    logits = []
-    for b in range(B):
-        for h in range(H):
-            for i in range(T):
-                s = (k[b, h] @ q[b, h, i]) * call.scale
-                if call.softcap is not None:
-                    s = call.softcap * torch.tanh(s / call.softcap)
-                seen = torch.ones(T, dtype=torch.bool)
-                if call.causal:
-                    seen[i + 1 :] = False
-                if call.visibility.key_mask is not None:
-                    seen &= call.visibility.key_mask[b]
-                if not seen.any():
-                    continue
-                e = torch.where(seen, s.exp(), 0.0)
-                z = e.sum() + (0 if sink is None else sink[h].exp())
-                p = e / z
-                top = s[seen].max()
-                ties = int(((s == top) & seen).sum())
-                found["argmax"].append(float(seen[0] and s[0] == top) / ties)
-                found["mass"].append(float(p[0]))
-                rest = [float(1 - p.sum())] if sink is not None else []
-                parts = [float(x) for x in p if x > 0] + [x for x in rest if x > 0]
-                found["entropy"].append(-sum(x * math.log(x) for x in parts))
-                found["null"] += rest
-                found["floor"].append(float(seen[0]) / int(seen.sum()))
-                logits += s[seen].abs().tolist()
+    scores = q @ k.mT * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    mask = call.visibility.key_mask
+    seen = oracles.visible(T, T, causal=call.causal, key_mask=mask).expand(scores.shape)
+    some = seen.any(-1)
+    weights = scores.masked_fill(~seen, -torch.inf).exp()
+    total = weights.sum(-1, keepdim=True)
+    if call.sink is not None:
+        total = total + torch.as_tensor(call.sink).double().expand(H)[:, None, None].exp()
+    weights = weights / total
+    largest = (scores == scores.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)) & seen
+    null = 1 - weights.sum(-1)
+    entropy = torch.special.entr(weights).sum(-1)
+    if call.sink is not None:
+        entropy = entropy + torch.special.entr(null.clamp_min(0))
+    found = {
+        "argmax": largest[..., 0] / largest.sum(-1),
+        "mass": weights[..., 0],
+        "entropy": entropy,
+        "null": null,
+        "floor": seen[..., 0] / seen.sum(-1),
+    }
     return SimpleNamespace(
-        **{name: torch.tensor(values).mean().item() for name, values in found.items()},
-        logits=sorted(logits, reverse=True),
+        **{name: values[some].mean().item() for name, values in found.items()},
+        logits=scores[seen].abs().sort(descending=True).values.tolist(),
     )
 
 

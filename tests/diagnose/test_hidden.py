@@ -74,11 +74,8 @@ def test_first_and_rest_by_hand(tiny):
     assert math.isnan(tiny.value(lines, "kurtosis", tokens="rest", layer=1))
     assert tiny.value(lines, "kurtosis", tokens="first") == pytest.approx(one_hot)
     assert tiny.value(lines, "largest_activation", tokens="first") == (8.0 + 1.0) / 2
-
-
-def test_windows_of_one_token_have_no_rest(tiny):
     statistics = HiddenStatistics()
-    statistics.observe(0, torch.randn(2, 1, 5))
+    statistics.observe(0, torch.randn(2, 1, 5))  # windows of one token have no rest
     for metric in ("kurtosis", "largest_activation"):
         assert math.isnan(tiny.value(statistics.measures(), metric, tokens="rest"))
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import clearhead
 from clearhead.diagnose import diagnose
 
 from .kinds import VOCABULARY, make
@@ -41,26 +40,17 @@ def test_the_whole_names_the_layer():
     assert whole["where"] == f"layer {top['layer']}, {top['where']}"
 
 
-def test_a_prefix_is_kept_apart():
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 90}
-    model = clearhead.ClearheadForCausalLM(clearhead.preset("key-value", **shape))
+def test_a_prefix_is_kept_apart_and_alibis_columns_do_not_count(tiny):
+    model = tiny.make("key-value")
     for name, parameter in model.named_parameters():
         if "normalizer" in name:
             torch.nn.init.normal_(parameter, std=50)
-    lines = _lines(model, torch.randint(0, 90, (2, 9)))
-    values = {(x["metric"], x["tokens"]): x["value"] for x in lines if "layer" in x}
-    assert set(values) == {
-        (f"largest_{kind}", part)
-        for kind in ("key", "value")
-        for part in ("first", "rest", "prefix")
-    }
+    lines = _lines(model, torch.randint(2, VOCABULARY, (2, 9)))
+    values = {(x["metric"], x["tokens"]): x["value"] for x in lines if x.get("layer") == 0}
+    parts = ("first", "rest", "prefix")
+    assert set(values) == {(f"largest_{kind}", part) for kind in ("key", "value") for part in parts}
     assert values["largest_key", "prefix"] > 3 * values["largest_key", "rest"]
-
-
-def test_alibis_columns_do_not_count():
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 90}
-    model = clearhead.ClearheadForCausalLM(clearhead.preset("alibi", **shape))
-    lines = _lines(model, torch.randint(0, 90, (1, 40)))
+    lines = _lines(
+        tiny.make("alibi", initializer_range=0.02), torch.randint(2, VOCABULARY, (1, 40))
+    )
     assert max(x["value"] for x in lines if x["metric"] == "largest_key") < 10

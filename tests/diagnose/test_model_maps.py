@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssForCausalLM
 
 from clearhead.diagnose.attention_profile import Lambdas, RowMeans
 from clearhead.models import with_rope_scaling
@@ -69,28 +68,12 @@ def test_as_from_the_models_own_matrices(tiny, name):
 
 
 def test_sinks_and_capped_scores_of_other_models(tiny):
-    shape = {
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 6,
-        "vocab_size": 61,
-        "initializer_range": 0.6,
-        "attn_implementation": "eager",
-    }
-    oss = GptOssForCausalLM(
-        GptOssConfig(**shape, num_local_experts=2, num_experts_per_tok=1, pad_token_id=None)
-    ).eval()
-    gemma = Gemma2ForCausalLM(
-        Gemma2Config(**shape, query_pre_attn_scalar=6, attn_logit_softcapping=1.5)
-    ).eval()
     ids = torch.stack(tiny.windows(3, SHORT))
-    for model in (oss, gemma):
+    for name in ("gpt-oss", "Gemma2"):
+        model = tiny.make(name, sliding_window=64)
         matrices, lines = _own_attentions(model, ids), _run(model, ids)
         _check(tiny, lines, "softmax", matrices)
-        if model is oss:
+        if name == "gpt-oss":
             expected = torch.stack([1 - w.sum(-1) for w in matrices]).mean().item()
             null = tiny.value(lines, "null_mass", map="softmax")
             assert null == pytest.approx(expected, rel=1e-4)

@@ -93,29 +93,20 @@ def test_what_is_not_turned_is_said(name):
     assert profile.measures() == []
 
 
+def _values(name: str) -> dict[str, float]:
+    lines = _observed(name).measures()
+    return {line["metric"]: line["value"] for line in lines if "layer" not in line}
+
+
 def test_random_angles_are_anomalous_by_half_and_collinear_ones_never():
-    values = {
-        line["metric"]: line["value"]
-        for line in _observed("Llama").measures()
-        if "layer" not in line
-    }
+    """In a bidirectional model each pair is anomalous on one side."""
+    values = _values("Llama")
     assert values["anomalous_before"] == pytest.approx(0.5, abs=0.1)
     assert "anomalous_after" not in values
-    values = {
-        line["metric"]: line["value"]
-        for line in _observed("coca").measures()
-        if "layer" not in line
-    }
+    values = _values("coca")
     assert values["anomalous_before"] == values["anomalous_weight_before"] == 0
-
-
-def test_in_a_bidirectional_model_each_pair_is_anomalous_on_one_side():
     for name in ENCODERS[:2]:
-        values = {
-            line["metric"]: line["value"]
-            for line in _observed(name).measures()
-            if "layer" not in line
-        }
+        values = _values(name)
         both = values["anomalous_before"] + values["anomalous_after"]
         assert both == pytest.approx(1, abs=5e-3)  # but for angles of 0 and π within rounding
 

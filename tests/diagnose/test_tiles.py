@@ -1,5 +1,7 @@
 """Tiles of attention weights against the float64 oracle."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,7 @@ from clearhead.ops import oracles
 from clearhead.ops.visibility import Visibility
 from clearhead.probe import tiles as tiling
 from clearhead.probe.attention_call import AttentionCall
-from clearhead.probe.tiles import AttentionTile, ByTile, MapTile
+from clearhead.probe.tiles import AttentionTile, ByTile
 
 B, H, G, T, S, D = 2, 6, 3, 11, 11, 5
 
@@ -24,7 +26,7 @@ def _call(queries: int = T, **options: object) -> AttentionCall:
 def _whole(call: AttentionCall) -> torch.Tensor:
     out = torch.zeros(*call.q.shape[:3], call.k.shape[2])
     for tile in _tiles(call):
-        weights = _only(tile).weights
+        weights = tile.maps[0].weights
         _, _, rows, keys = weights.shape
         out[:, :, tile.start : tile.start + rows, :keys] = weights
     return out
@@ -32,18 +34,9 @@ def _whole(call: AttentionCall) -> torch.Tensor:
 
 def _tiles(call: AttentionCall) -> list[AttentionTile]:
     tiles: list[AttentionTile] = []
-
-    class Keep:
-        def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-            tiles.append(tile)
-
-    ByTile(weights=[Keep()]).observe(call)
+    keep = SimpleNamespace(observe=lambda call, tile: tiles.append(tile))
+    ByTile(weights=[keep]).observe(call)
     return tiles
-
-
-def _only(tile: AttentionTile) -> MapTile:
-    (found,) = tile.maps
-    return found
 
 
 @pytest.mark.parametrize("weights", [1 << 22, 3 * B * H * S, 1])
@@ -76,7 +69,7 @@ def test_null_weight_is_one_minus_the_row_sum():
         scores = call.q.double() @ call.k.double().repeat_interleave(2, 1).mT * call.scale + shift
         scores = scores.masked_fill(torch.ones(T, S).triu(1).bool(), -torch.inf)
         expected = 1 / (1 + scores.exp().sum(-1))
-        null = torch.cat([_only(tile).null for tile in _tiles(call)], 2)
+        null = torch.cat([tile.maps[0].null for tile in _tiles(call)], 2)
         assert torch.allclose(null.double(), expected, rtol=1e-4)
 
 
@@ -101,6 +94,6 @@ def test_bool_and_additive_masks_are_the_causal_mask():
 
 def test_a_tile_holds_a_bounded_number_of_weights(monkeypatch):
     monkeypatch.setattr(tiling, "TILE", 5 * B * H * S)
-    assert [_only(tile).weights.shape[2] for tile in _tiles(_call())] == [5, 5, 1]
+    assert [tile.maps[0].weights.shape[2] for tile in _tiles(_call())] == [5, 5, 1]
     # Causal rows see no key behind them, and none is computed.
-    assert [_only(tile).weights.shape[3] for tile in _tiles(_call())] == [5, 10, 11]
+    assert [tile.maps[0].weights.shape[3] for tile in _tiles(_call())] == [5, 10, 11]

@@ -1,11 +1,14 @@
 """The points of the axes on which attention depends, valid or refused, at a tiny size."""
 
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
 import torch
+from transformers import DynamicCache, StaticCache
 
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
+from clearhead.models import PRESETS
 from clearhead.nn import REGISTRY
 
 SHAPE: dict[str, Any] = {
@@ -44,7 +47,26 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+CAUSAL = [name for name, keys in PRESETS.items() if keys.get("direction") != "bidirectional"]
+# The others have no mechanism that one of these lacks: compilers see every branch.
+DISTINCT = [
+    *("gpt2", "differential", "differential-v2", "coca-strict", "coca-slack"),
+    *("pope", "sink", "softpick", "key-value", "gated", "xsa", "alibi", "forget", "xpos", "osp"),
+    *("skipless", "sas-p-nonorm"),
+]
 ATTENTION = ("scores", "normalizer", "maps", "position")
+
+
+def drawing(length: int = 11, vocabulary: int = 31) -> Callable[..., torch.Tensor]:
+    """ids(batch=2, length=length): random tokens."""
+
+    def ids(batch: int = 2, length: int = length) -> torch.Tensor:
+        return torch.randint(0, vocabulary, (batch, length))
+
+    return ids
+
+
+ids = drawing()
 
 
 def config(**keys: Any) -> ClearheadConfig | None:
@@ -72,6 +94,17 @@ def attentions() -> list[dict[str, str]]:
     points = product(*map(REGISTRY.names, ATTENTION))
     found = (dict(zip(ATTENTION, point, strict=True)) for point in points)
     return [point for point in found if config(**point) is not None]
+
+
+def some_attentions() -> list[dict[str, str]]:
+    """Every other normalizer and kind of maps at a place; its neighbours have those between."""
+    points = attentions()
+    places = sorted({(point["scores"], point["position"]) for point in points})
+    return [
+        point
+        for index, place in enumerate(places)
+        for point in [p for p in points if (p["scores"], p["position"]) == place][index % 2 :: 2]
+    ]
 
 
 def uneven(**keys: Any) -> ClearheadForCausalLM:
@@ -105,3 +138,54 @@ def stirred(model: torch.nn.Module) -> torch.nn.Module:
         for p in model.parameters():
             p += 0.3 * torch.randn_like(p)
     return model.eval()
+
+
+def caches(model: Any) -> list[Any]:
+    """Empty caches: one that drops nothing, one that drops what windows hide, and a static one."""
+    windows = [] if model.config.sliding_window is None else [DynamicCache(config=model.config)]
+    return [DynamicCache(), *windows, StaticCache(config=model.config, max_cache_len=24)]
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Assert equal logits, to the rounding of float32, and equal greedy tokens."""
+    assert (got - want).abs().max() / want.abs().max() < 1e-5
+    assert torch.equal(got.argmax(-1), want.argmax(-1))
+
+
+@torch.no_grad()
+def decodes(model: Any, sizes: Sequence[Sequence[int]] = ((11,), (5, 3, 1, 1, 1))) -> None:
+    """Assert that every cache gives the logits of the full forward.
+
+    By steps and chunks of `sizes`, after crops, and in rows that are padded on the left.
+    """
+    length = sum(sizes[0])
+    ids, mask = torch.randint(0, 31, (2, length)), torch.ones(2, length, dtype=torch.long)
+    mask[1, :4] = 0
+    whole = model(ids, use_cache=False).logits
+    padded = model(ids, attention_mask=mask, use_cache=False).logits
+    close(padded[1, 4:], model(ids[1:, 4:], use_cache=False).logits[0])
+    for parts, cache in ((parts, cache) for parts in sizes for cache in caches(model)):
+        rows = [model(part, past_key_values=cache).logits for part in ids.split(parts, 1)]
+        close(torch.cat(rows, 1), whole)
+    for cache in caches(model):
+        rows = []
+        for start, stop in ((0, 8), (8, 9), (9, length)):
+            given = {"attention_mask": mask[:, :stop], "past_key_values": cache}
+            rows.append(model(ids[:, start:stop], **given).logits)
+        _close_padded(torch.cat(rows, 1), padded, 0)
+    cache = DynamicCache()
+    model(torch.cat([ids[:, :6], ids[:, :3]], 1), past_key_values=cache)
+    cache.crop(-3)
+    close(model(ids[:, 6:], past_key_values=cache).logits, whole[:, 6:])
+    cache = DynamicCache()
+    model(ids[:, :7], attention_mask=mask[:, :7], past_key_values=cache)
+    for crop, start in ((0, 7), (9 - length, 9), (-length, 0)):
+        cache.crop(crop)
+        assert cache.get_seq_length() == start
+        given = {"attention_mask": mask, "past_key_values": cache}
+        _close_padded(model(ids[:, start:], **given).logits, padded, start)
+
+
+def _close_padded(got: torch.Tensor, want: torch.Tensor, start: int) -> None:
+    close(got[0], want[0, start:])
+    close(got[1, max(4 - start, 0) :], want[1, max(4, start) :])

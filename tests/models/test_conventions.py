@@ -13,13 +13,9 @@ from transformers.cache_utils import QuantizedLayer
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models import ClearheadModel
 
+from . import space
+from .space import DISTINCT
 from .space import WHOLE as SHAPE
-
-NAMES = [
-    *("transformer", "gpt2", "differential", "differential-v2", "coca", "coca-strict"),
-    *("coca-slack", "softmax1", "sink", "key-bias", "key-value", "gated", "xsa", "alibi", "forget"),
-    *("xpos", "osp"),
-]
 
 
 def _model(name: str = "transformer", **overrides: object) -> ClearheadForCausalLM:
@@ -27,8 +23,7 @@ def _model(name: str = "transformer", **overrides: object) -> ClearheadForCausal
     return ClearheadForCausalLM(preset(name, **SHAPE | overrides)).eval()
 
 
-def _ids(batch: int = 2, length: int = 9) -> Tensor:
-    return torch.randint(0, 61, (batch, length))
+_ids = space.drawing(9, 61)
 
 
 def _generate(model: ClearheadForCausalLM, ids: Tensor, **options: object) -> Tensor:
@@ -39,11 +34,9 @@ def _generate(model: ClearheadForCausalLM, ids: Tensor, **options: object) -> Te
 def test_the_flags_say_what_holds():
     kind = ClearheadForCausalLM
     assert kind._supports_sdpa
-    assert not kind._supports_flash_attn
-    assert not kind._supports_flex_attn
-    assert not kind._supports_attention_backend
-    assert not kind._supports_context_parallel
     assert kind._can_compile_fullgraph
+    for feature in ("flash_attn", "flex_attn", "attention_backend", "context_parallel"):
+        assert not getattr(kind, f"_supports_{feature}"), feature
     assert not kind._is_stateful
     assert kind._can_record_outputs is None  # the model makes them itself: tests below
     assert kind._keep_in_fp32_modules is None  # what needs float32 is computed so: next test
@@ -62,7 +55,7 @@ def test_what_needs_float32_is_computed_so_in_a_bfloat16_model(name):
     assert model(_ids()).logits.isfinite().all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_shards_the_base_alone_and_back(name, tmp_path):
     model, ids = _model(name), _ids()
     want = model(ids).logits
@@ -80,7 +73,7 @@ def test_shards_the_base_alone_and_back(name, tmp_path):
     assert torch.equal(copy.deepcopy(model)(ids).logits, want)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_weights_missing_from_a_checkpoint_are_initialised(name, tmp_path):
     """Models are made on the meta device: what `_init_weights` left out would be garbage."""
     model = _model(name, initializer_range=0.02, tie_word_embeddings=False)
@@ -120,7 +113,7 @@ def test_another_vocabulary(tied, size, tmp_path):
     model.train()(ids, labels=ids).loss.backward()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_embeddings_instead_of_ids(name):
     model, ids = _model(name), _ids()
     x = model.get_input_embeddings()(ids)
@@ -130,7 +123,7 @@ def test_embeddings_instead_of_ids(name):
     assert torch.equal(got, _generate(model, ids)[:, 9:])
 
 
-@pytest.mark.parametrize("name", [*NAMES, "parallel", "skipless", "sas", "sas-p", "sas-p-nonorm"])
+@pytest.mark.parametrize("name", DISTINCT)
 def test_gradient_checkpointing_changes_no_gradient(name):
     model, ids = _model(name).train(), _ids()
     gradients = []
@@ -146,20 +139,17 @@ def test_gradient_checkpointing_changes_no_gradient(name):
         assert all(map(torch.equal, checkpointed, gradients[0]))
 
 
-def test_gradient_checkpointing_beside_a_cache_is_refused():
+def test_what_would_not_hold_is_refused():
     model, ids = _model().train(), _ids()
     model.gradient_checkpointing_enable()
     with pytest.raises(ClearheadError, match="gradient checkpointing runs a layer twice"):
         model(ids, past_key_values=DynamicCache(), labels=ids)
-
-
-def test_self_speculation_and_a_quantised_cache_of_gates_are_refused():
     with pytest.raises(ClearheadError, match="assistant_early_exit is not supported"):
         _generate(_model(), _ids(1), assistant_early_exit=1)
     cache = Cache(layers=[Rounding(residual_length=2) for _ in range(2)])
-    _model()(_ids(), past_key_values=cache)
+    _model()(ids, past_key_values=cache)
     with pytest.raises(ClearheadError, match="a quantised cache would round the gates"):
-        _model("forget")(_ids(), past_key_values=cache)
+        _model("forget")(ids, past_key_values=cache)
 
 
 class Rounding(QuantizedLayer):
@@ -184,76 +174,51 @@ def test_the_arguments_that_are_offered_are_those_there_are(model):
     assert not {"self", "unknown", "arguments", "return_dict"} & set(offered)
 
 
-def test_positions_beyond_a_learned_table_are_refused():
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": None}, "either input_ids or inputs_embeds"),
+        ({"inputs_embeds": torch.ones(2, 9, 32)}, "either input_ids"),
+        ({"input_ids": torch.arange(9)}, "input_ids must be whole numbers"),
+        ({"input_ids": torch.ones(2, 9)}, "input_ids must be whole numbers"),
+        ({"input_ids": torch.ones(2, 0).long()}, "at least one token"),  # it would end the process
+        ({"input_ids": None, "inputs_embeds": torch.ones(9, 32)}, "inputs_embeds must be"),
+        ({"position_ids": torch.arange(9)}, r"position_ids must .* \[2, 9\]"),
+        ({"position_ids": torch.arange(9.0)[None]}, "whole numbers"),
+        ({"labels": torch.ones(2, 4).long()}, r"labels must be int64 \[2, 9\]"),
+        ({"input_ids": torch.full((2, 9), 61)}, "outside the vocabulary, 0 to 60"),
+        ({"input_ids": torch.full((2, 9), -1)}, r"input_ids has -\d+, outside"),
+        (
+            {"position_ids": torch.arange(9)[None] % 4, "past_key_values": DynamicCache()},
+            "begin anew at token 4 of row 0, and packed documents cannot",
+        ),
+        ({"attention_mask": torch.tensor([[1] * 5 + [2] * 4] * 2)}, "attention_mask must hold 1"),
+        ({"document_ids": torch.zeros(2, 5).long()}, "document_ids must be"),
+        ({"cu_seq_lens_q": torch.tensor([0, 9])}, "document_ids"),
+        ({"labels": torch.full((2, 9), 61)}, "outside the vocabulary, 0 to 60: give"),
+        ({"labels": torch.full((2, 9), -99)}, "label -99 is outside"),
+        ({"labels": torch.full((2, 9), -100)}, "every label is -100"),
+        ({"past_key_values": ((torch.ones(1),),)}, "transformers Cache"),
+        ({"attention_mask": torch.ones(2, 9, 9)}, r"must be \[batch, past"),
+        ({"attention_mask": torch.tensor([[1] * 9, [0] * 9])}, "row 1 of attention_mask is all"),
+        ({"attention_mask": torch.eye(2, 9) * -1e9}, "hold 1 for a token and 0"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_in_one_line(arguments, message):
+    with pytest.raises(ClearheadError, match=message) as error:
+        _model()(**{"input_ids": torch.arange(18).view(2, 9), **arguments})
+    assert "\n" not in str(error.value)
+
+
+def test_positions_labels_and_documents():
+    model, ids, documents = _model(), _ids(), torch.zeros(2, 9, dtype=torch.long)
+    model(ids, position_ids=torch.tensor([[*range(4), *range(40, 45)]]))  # a gap begins no text
+    assert model(ids, labels=torch.full_like(ids, -100), num_items_in_batch=5).loss == 0
+    assert model(ids, document_ids=documents).past_key_values is None
+    with pytest.raises(ClearheadError, match="cannot be used with a key-value cache"):
+        model(ids, document_ids=documents, past_key_values=DynamicCache())
     model = _model(position="learned")
     with pytest.raises(ClearheadError, match="more than the 64 positions"):
         model(_ids(length=65))
     with pytest.raises(ClearheadError, match="position_ids has 64, outside the positions"):
         model(_ids(length=2), position_ids=torch.tensor([[3, 64]]))
-
-
-def test_a_batch_without_labels_counts_for_nothing_where_the_number_is_given():
-    ids = _ids()
-    loss = _model()(ids, labels=torch.full_like(ids, -100), num_items_in_batch=5).loss
-    assert loss == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "either input_ids or inputs_embeds"),
-        ({"input_ids": _ids(), "inputs_embeds": torch.ones(2, 9, 32)}, "either input_ids"),
-        ({"input_ids": _ids()[0]}, "input_ids must be whole numbers"),
-        ({"input_ids": _ids().float()}, "input_ids must be whole numbers"),
-        ({"input_ids": _ids(length=0)}, "at least one token"),  # it would end the process
-        ({"inputs_embeds": torch.ones(9, 32)}, "inputs_embeds must be"),
-        ({"input_ids": _ids(), "position_ids": torch.arange(9)}, r"position_ids must .* \[2, 9\]"),
-        ({"input_ids": _ids(), "position_ids": torch.arange(9.0)[None]}, "whole numbers"),
-        ({"input_ids": _ids(), "labels": _ids(length=4)}, r"labels must be int64 \[2, 9\]"),
-        ({"input_ids": _ids() + 55}, "outside the vocabulary, 0 to 60"),
-        ({"input_ids": _ids() - 61}, r"input_ids has -\d+, outside"),
-        (
-            {
-                "input_ids": _ids(),
-                "position_ids": torch.arange(9)[None] % 4,
-                "past_key_values": DynamicCache(),
-            },
-            "begin anew at token 4 of row 0, and packed documents cannot",
-        ),
-        (
-            {"input_ids": _ids(), "attention_mask": torch.tensor([[1] * 5 + [2] * 4] * 2)},
-            "attention_mask must hold 1",
-        ),
-        ({"input_ids": _ids(), "document_ids": torch.zeros(2, 5).long()}, "document_ids must be"),
-        ({"input_ids": _ids(), "cu_seq_lens_q": torch.tensor([0, 9])}, "document_ids"),
-        ({"input_ids": _ids(), "labels": _ids() + 61}, "outside the vocabulary, 0 to 60: give"),
-        ({"input_ids": _ids(), "labels": torch.full((2, 9), -99)}, "label -99 is outside"),
-        ({"input_ids": _ids(), "labels": torch.full((2, 9), -100)}, "every label is -100"),
-        ({"input_ids": _ids(), "past_key_values": ((torch.ones(1),),)}, "transformers Cache"),
-        ({"input_ids": _ids(), "attention_mask": torch.ones(2, 9, 9)}, r"must be \[batch, past"),
-        (
-            {"input_ids": _ids(), "attention_mask": torch.tensor([[1] * 9, [0] * 9])},
-            "row 1 of attention_mask is all",
-        ),
-        (
-            {"input_ids": _ids(), "attention_mask": torch.eye(2, 9) * -1e9},
-            "hold 1 for a token and 0",
-        ),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused_in_one_line(arguments, message):
-    model = _model()
-    with pytest.raises(ClearheadError, match=message) as error:
-        model(**arguments)
-    assert "\n" not in str(error.value)
-
-
-def test_a_gap_in_positions_begins_no_text():
-    _model()(_ids(), position_ids=torch.tensor([[*range(4), *range(40, 45)]]))
-
-
-def test_packed_documents_leave_no_cache_behind():
-    model, documents = _model(), torch.zeros(2, 9, dtype=torch.long)
-    assert model(_ids(), document_ids=documents).past_key_values is None
-    with pytest.raises(ClearheadError, match="cannot be used with a key-value cache"):
-        model(_ids(), document_ids=documents, past_key_values=DynamicCache())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache
 
 from clearhead import ClearheadConfig, ClearheadForCausalLM, ops, preset
 from clearhead.nn.xsa import without_own
@@ -27,6 +27,7 @@ MEETINGS = [
     {"epilogue": "xsa", "maps": "differential", "position": "alibi", "normalizer": "softmax1"},
     {"epilogue": "xsa", "maps": "differential-v2", "normalizer": "key", "sliding_window": 3},
     {"epilogue": "xsa", "order": "parallel", "values": "identity", "head_dim": 4},
+    {"normalizer": "key-value", "maps": "differential"},
 ]
 
 
@@ -35,13 +36,12 @@ def _model(**keys: object) -> ClearheadForCausalLM:
     model = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE | keys)).eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if name.endswith("normalizer.key"):
+            if ".normalizer." in name:
                 p.normal_()
     return model
 
 
-def _ids(batch: int = 2, length: int = 11) -> Tensor:
-    return torch.randint(0, 31, (batch, length))
+_ids = space.ids
 
 
 def _seen(model: ClearheadForCausalLM, ids: Tensor) -> dict[str, Tensor]:
@@ -99,11 +99,14 @@ def test_a_value_of_nothing_takes_nothing_away():
     assert torch.equal(without_own(o, v), o)
     for gradient in torch.autograd.grad(without_own(o, v).sum(), (o, v)):
         assert gradient.isfinite().all()
+    inputs = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(without_own, tuple(inputs))
 
 
-def test_a_key_bias_starts_as_softmax1():
+@pytest.mark.parametrize("normalizer", ["key", "key-value"])
+def test_a_learned_key_starts_as_softmax1(normalizer):
     ids = _ids()
-    model = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer="key")).eval()
+    model = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer=normalizer)).eval()
     plain = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer="softmax1")).eval()
     plain.load_state_dict(model.state_dict(), strict=False)
     with torch.no_grad():
@@ -147,41 +150,22 @@ def test_a_key_bias_is_a_key_of_value_nothing_beside_the_others(name):
 
 @pytest.mark.parametrize("keys", MEETINGS, ids=lambda keys: "-".join(map(str, keys.values())))
 def test_what_it_meets(keys, tmp_path):
-    """Eager is the oracle; every parameter learns; caches give the full forward; it reloads."""
+    """Eager is the oracle of logits and all gradients; every parameter learns; caches give the full
+    forward; it reloads."""
     model, ids = _model(**keys), _ids()
-    fast = model(ids, use_cache=False).logits
-    (fast * torch.linspace(-1, 1, fast.numel()).view_as(fast)).sum().backward()
-    for name, p in model.named_parameters():
-        assert p.grad is not None, name
-        assert (p.grad != 0).any(), name
     model.save_pretrained(tmp_path)
     again = ClearheadForCausalLM.from_pretrained(tmp_path).eval()
-    with torch.no_grad():
-        assert torch.equal(again(ids, use_cache=False).logits, fast)
-        for cache in (
-            DynamicCache(config=model.config),
-            StaticCache(config=model.config, max_cache_len=16),
-        ):
-            rows = [model(p, past_key_values=cache).logits for p in ids.split([5, 3, 1, 1, 1], 1)]
-            assert (torch.cat(rows, 1) - fast).abs().max() < 1e-5 * fast.abs().max()
-        padded = torch.cat([_ids(length=3), ids], 1)
-        mask = torch.tensor([[0] * 3 + [1] * 11] * 2)
-        assert torch.allclose(model(padded, attention_mask=mask).logits[:, 3:], fast, atol=1e-4)
-        model.set_attn_implementation("eager")
-        eager = model(ids, use_cache=False).logits
-    assert (eager - fast).abs().max() < 1e-5 * fast.abs().max()
-
-
-def test_the_gradient_of_a_key_bias_is_the_oracle_s():
-    model, ids = _model(normalizer="key", maps="differential"), _ids()
-    found = []
+    assert torch.equal(again(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
+    space.decodes(model)
+    names, found = [name for name, _ in model.named_parameters()], []
     for implementation in ("sdpa", "eager"):
         model.set_attn_implementation(implementation)
-        loss = model(ids, labels=ids, use_cache=False).loss
-        parameters = [layer.self_attn.normalizer.key for layer in model.model.layers]
-        found.append(torch.autograd.grad(loss, parameters))
-    for fast, exact in zip(*found, strict=True):
-        assert (fast - exact).abs().max() < 1e-4 * exact.abs().max()
+        logits = model(ids, use_cache=False).logits
+        loss = (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum()
+        found.append([logits, *torch.autograd.grad(loss, list(model.parameters()))])
+    for name, fast, exact in zip(["logits", *names], *found, strict=True):
+        assert (fast != 0).any(), name
+        assert (fast - exact).abs().max() < 1e-4 * exact.abs().max(), name
 
 
 def _forgetting(**keys: object) -> ClearheadForCausalLM:
@@ -259,12 +243,8 @@ def test_cached_decoding_in_half_precision_has_the_gates_of_the_full_forward(dty
 
 def test_gates_start_at_one_half():
     """As in the authors' code: no bias, weights as any matrix."""
-    model = ClearheadForCausalLM(preset("forget", initializer_range=0.02, **_without_range()))
+    model = ClearheadForCausalLM(preset("forget", **space.WHOLE | {"initializer_range": 0.02}))
     for layer in model.model.layers:
         gate = layer.self_attn.decay.gate_proj
         assert not gate.bias.any()
         assert float(gate.weight.detach().std()) == pytest.approx(0.02, rel=0.3)
-
-
-def _without_range() -> dict[str, object]:
-    return {key: value for key, value in space.WHOLE.items() if key != "initializer_range"}

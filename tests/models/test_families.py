@@ -20,11 +20,16 @@ ROPE = {"rope_type": "default", "rope_theta": 100.0}
 LONG = {**ROPE, "rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 8}
 LONG |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 SINKS = {"sliding_window": 5, "rope_parameters": ROPE}
+WINDOWED = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24, "vocab_size": 61}
 NEOX = {key: value for key, value in WHOLE.items() if key != "intermediate_size"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama with biases of attention": ("llama", {"attention_bias": True}),
+    "llama, tied": (
+        "llama",
+        {"num_key_value_heads": 1, "head_dim": 12, "tie_word_embeddings": True},
+    ),
     "mistral": ("mistral", {"sliding_window": 5}),
     "mistral without a window": ("mistral", {"sliding_window": None}),
     # Its attention slides in every layer.
@@ -35,15 +40,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "diffllama": ("diffllama", {"rms_norm_eps": 1e-3}),
     "diffllama, tied": ("diffllama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     "qwen2": ("qwen2", {"rope_parameters": ROPE}),
-    "qwen2 with a window": (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
-    ),
+    "qwen2 with a window": ("qwen2", WINDOWED),
     "qwen3": ("qwen3", {"rms_norm_eps": 1e-3}),
-    "qwen3 with a window": (
-        "qwen3",
-        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
-    ),
+    "qwen3 with a window": ("qwen3", WINDOWED),
     "granite-swa": ("granite_swa", {**SINKS, "attention_multiplier": 8**-0.5}),
     "granite-swa with multipliers": (
         "granite_swa",
@@ -104,28 +103,11 @@ def _logits(model: Any, **options: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_logits_are_equal(case):
-    kind, settings = CASES[case]
-    theirs = _model(kind, **settings)
-    ours = converted(theirs)
-    wanted = _logits(theirs)
-    assert (_logits(ours) - wanted).abs().max() <= 2e-5 * wanted.abs().max()
-
-
-def test_weights_that_have_no_place_are_refused_in_a_line():
-    theirs = _model("llama")
-    theirs.model.layers[1].self_attn.q_norm = torch.nn.LayerNorm(8, bias=False)
-    said = "this LlamaForCausalLM are not those of .*layers.1.self_attn.q_norm.weight"
-    with pytest.raises(ClearheadError, match=said) as error:
-        converted(theirs)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_exact_starts_keep_the_logits_of_every_family(case):
+def test_the_logits_are_equal_and_exact_starts_keep_them(case):
     kind, settings = CASES[case]
     theirs = _model(kind, **settings)
     ours, wanted = converted(theirs), _logits(theirs)
+    assert (_logits(ours) - wanted).abs().max() <= 2e-5 * wanted.abs().max()
     starts = [(name, {}) for name in ("gated", "sink")]
     if ours.config.maps == "single":
         starts += [("differential-v2", {})]
@@ -163,19 +145,34 @@ def test_generation_and_padding_agree(case):
 
 
 @pytest.mark.parametrize(
-    "case", ["llama with biases", "mistral", "qwen3", "granite-swa", "diffllama"]
+    ("case", "dtype"),
+    [
+        *((case, torch.float32) for case in ("mistral", "qwen3", "granite-swa", "diffllama")),
+        ("llama with biases", torch.float32),
+        ("llama, tied", torch.float64),
+    ],
 )
-def test_there_and_back_every_weight_is_the_same(case):
+def test_there_and_back_every_weight_is_the_same(case, dtype):
+    """And what the configuration has for generation."""
     kind, settings = CASES[case]
-    theirs = _model(kind, **settings)
-    back = converted(converted(theirs))
+    theirs = _model(kind, **settings, eos_token_id=[1, 2]).to(dtype)
+    theirs.generation_config.max_new_tokens = 7
+    ours = converted(theirs)
+    back = converted(ours)
     assert type(back) is type(theirs)
+    assert ours.dtype is dtype
+    assert back.generation_config.max_new_tokens == 7
+    assert back.config.eos_token_id == [1, 2]
     for name, weight in theirs.state_dict().items():
         assert torch.equal(back.state_dict()[name], weight), name
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"bias": True}, {"sliding_window": 4}, {"annealed_start": True}]
+    "changes",
+    [
+        *({}, {"bias": True}, {"sliding_window": 4}, {"annealed_start": True}),
+        {"layer_overrides": [{"position": "none"}, {}]},
+    ],
 )
 @pytest.mark.parametrize("name", ["softmax1", "sink"])
 def test_softmax1_and_sinks_are_exported_to_granite_swa(name, changes):
@@ -186,6 +183,8 @@ def test_softmax1_and_sinks_are_exported_to_granite_swa(name, changes):
         layer.self_attn.normalizer.on_step_end(0.9)
     theirs = converted(ours)
     assert type(theirs).__name__ == "GraniteSWAForCausalLM"
+    if "layer_overrides" in changes:
+        assert theirs.config.layer_rope_theta == [0, 10_000.0]
     theirs.set_attn_implementation("eager")
     wanted = _logits(ours)
     assert (_logits(theirs) - wanted).abs().max() <= 2e-6 * wanted.abs().max()
@@ -201,14 +200,6 @@ def test_the_gain_of_a_head_s_norm_is_folded_on_the_way_to_diffllama(groups):
     for layer in ours.model.layers:
         torch.nn.init.normal_(layer.self_attn.maps.norm_weight)
     assert torch.allclose(_logits(converted(ours)), _logits(ours), atol=5e-5)
-
-
-def test_layers_without_position_are_exported_to_granite_swa():
-    overrides = [{"position": "none"}, {}]
-    ours = ClearheadForCausalLM(preset("sink", **SHAPE, layer_overrides=overrides)).eval()
-    theirs = converted(ours)
-    assert theirs.config.layer_rope_theta == [0, 10_000.0]
-    assert torch.allclose(_logits(theirs), _logits(ours), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -256,37 +247,10 @@ def test_what_clearhead_has_no_place_for_is_refused(kind, settings, said):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("groups", "tied", "dtype"),
-    [(1, True, torch.float64), (2, False, torch.float32), (4, True, torch.float32)],
-)
-def test_llama_there_and_back(groups, tied, dtype):
-    config = LlamaConfig(
-        **WHOLE,
-        num_key_value_heads=groups,
-        tie_word_embeddings=tied,
-        rms_norm_eps=1e-3,
-        head_dim=12,
-        eos_token_id=[1, 2],
-    )
-    theirs = LlamaForCausalLM(config).to(dtype).eval()
-    theirs.generation_config.max_new_tokens = 7
-    ours = converted(theirs)
-    assert ours.dtype is dtype
-    with torch.no_grad():
-        assert torch.allclose(ours(IDS).logits, theirs(IDS).logits, atol=5e-5)
-    back = converted(ours)
-    assert back.generation_config.max_new_tokens == 7
-    assert back.config.eos_token_id == [1, 2]
-    for name, weight in theirs.state_dict().items():
-        assert torch.equal(back.state_dict()[name], weight), name
-
-
 CARDS = {
     "linear": {"type": "linear", "factor": 4.0},
     "dynamic": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 8},
     "yarn": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
-    "both keys": {"type": "linear", "rope_type": "linear", "factor": 4.0, "finetuned": True},
     "keys at odds": {"type": "dynamic", "rope_type": "linear", "factor": 4.0},
     "llama3": {
         **{"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
@@ -298,7 +262,6 @@ CARDS = {
     },
     "a factor left out": {"rope_type": "yarn", "factor": None, "beta_slow": 1},
     "default": {"type": "default", "factor": 4.0, "mscale": 1.0, "beta_fast": 32},
-    "of all channels": {"type": "linear", "factor": 4.0, "partial_rotary_factor": 1.0},
 }
 
 
@@ -336,16 +299,19 @@ def test_what_starts_or_trains_a_layer_does_not_matter():
     ours = ClearheadForCausalLM(preset("transformer", **WHOLE | changes)).eval()
     with torch.no_grad():
         assert torch.allclose(LLAMA.exported(ours)(IDS).logits, ours(IDS).logits, atol=5e-5)
-
-
-def test_widths_that_transformers_refuses_are_refused_in_a_line():
     odd = preset("transformer", **WHOLE | {"num_attention_heads": 5, "head_dim": 8})
     with pytest.raises(ClearheadError, match="no hidden_size=32 with 5 heads"):
         LLAMA.exported(ClearheadForCausalLM(odd))
 
 
-def test_a_quantised_model_is_refused():
-    model = LlamaForCausalLM(LlamaConfig(**WHOLE))
-    model.config.quantization_config = {"quant_method": "fp8"}
+def test_weights_without_a_place_and_quantised_ones_are_refused():
+    theirs = _model("llama")
+    theirs.config.quantization_config = {"quant_method": "fp8"}
     with pytest.raises(ClearheadError, match=r"is quantised \(fp8\): save a copy in full"):
-        converted(model)
+        converted(theirs)
+    theirs = _model("llama")
+    theirs.model.layers[1].self_attn.q_norm = torch.nn.LayerNorm(8, bias=False)
+    said = "this LlamaForCausalLM are not those of .*layers.1.self_attn.q_norm.weight"
+    with pytest.raises(ClearheadError, match=said) as error:
+        converted(theirs)
+    assert "\n" not in str(error.value)

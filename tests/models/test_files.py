@@ -11,14 +11,9 @@ import torch
 import clearhead
 from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset, presets
 
-SHAPE = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "vocab_size": 61,
-    "max_position_embeddings": 32,
-}
+from .space import WHOLE
+
+SHAPE = WHOLE | {"num_hidden_layers": 1}
 HOME = str(Path(clearhead.__file__).parent)
 
 

@@ -27,13 +27,6 @@ def _model(direction):
     return KINDS[direction](ClearheadConfig(**space.SHAPE, **keys)).eval()
 
 
-def _loss_of_logits(model, direction):
-    logits, labels = model(IDS).logits, IDS
-    if direction == "causal":
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
 class Doubled(nn.Linear):
     def forward(self, x):
         return 2 * super().forward(x)
@@ -66,6 +59,13 @@ CHANGES = {
 LABELS = IDS.masked_fill(IDS % 3 == 0, -100)
 
 
+def _loss_of_logits(model, direction, labels=IDS):
+    logits = model(IDS).logits
+    if direction == "causal":
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
 def _losses(direction, change, training, own):
     """Two losses, the model's own or those of its logits, and their gradients."""
     if direction == "classes":
@@ -86,10 +86,7 @@ def _losses(direction, change, training, own):
                 if not training:
                     assert out.logits is not None
             else:
-                logits, target = model(IDS).logits, labels
-                if direction == "causal":
-                    logits, target = logits[:, :-1], labels[:, 1:]
-                loss = nn.functional.cross_entropy(logits.flatten(0, -2), target.flatten())
+                loss = _loss_of_logits(model, direction, labels)
             loss.backward()
             losses.append(loss.detach())
     return losses, {name: p.grad for name, p in model.named_parameters()}
@@ -135,14 +132,10 @@ def test_an_adapter_of_the_head_is_in_the_loss_and_learns(direction):
 
 
 @pytest.mark.parametrize("direction", KINDS)
-def test_a_head_with_a_bias(direction):
+def test_a_head_with_a_bias_and_one_that_is_offloaded(direction, tmp_path):
     model = _model(direction)
     model.set_output_embeddings(nn.Linear(16, 31))
     torch.testing.assert_close(model(IDS, labels=IDS).loss, _loss_of_logits(model, direction))
-
-
-@pytest.mark.parametrize("direction", KINDS)
-def test_a_head_that_is_offloaded(direction, tmp_path):
     model = _model(direction)
     model.save_pretrained(tmp_path / "model")
     apart = KINDS[direction].from_pretrained(

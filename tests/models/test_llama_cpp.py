@@ -47,6 +47,9 @@ def test_windows_and_layers_without_position_are_kept_and_named():
     assert config.sliding_window == 5
     assert config.no_rope_layers == [0, 1]
     assert not hasattr(for_serving(model).config, "no_rope_layers")
+    assert for_llama_cpp(model.to(torch.bfloat16)).dtype == torch.bfloat16
+    with pytest.raises(ClearheadError, match="is not clearhead's, and is served as it is"):
+        for_llama_cpp(converted(_model("transformer")))
 
 
 def test_biases_of_a_qwen3_are_dropped_where_they_are_zero():
@@ -70,10 +73,6 @@ def test_biases_of_a_qwen3_are_dropped_where_they_are_zero():
 def test_scaled_positions_that_the_converter_reads_are_kept(name, rope):
     kept = for_llama_cpp(_model(name, rope_parameters=rope)).config.rope_parameters
     assert {key: kept[key] for key in rope} == rope
-
-
-def test_a_sixteen_bit_model_stays_in_sixteen_bits():
-    assert for_llama_cpp(_model("softmax1").to(torch.bfloat16)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -101,11 +100,6 @@ def test_what_llama_cpp_would_not_read_as_the_same_function_is_refused(name, cha
     with pytest.raises(ClearheadError, match=message) as error:
         for_llama_cpp(_model(name, **changes))
     assert "\n" not in str(error.value)
-
-
-def test_another_librarys_model_is_refused():
-    with pytest.raises(ClearheadError, match="is not clearhead's, and is served as it is"):
-        for_llama_cpp(converted(_model("transformer")))
 
 
 def test_a_layer_without_a_value_projection_has_no_part_of_that_name():

@@ -11,19 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from clearhead import ClearheadForCausalLM, preset
-from clearhead.models import PRESETS
 from tests.ops.stand_ins import cuda_kernels  # noqa: F401 (a fixture)
 
-SHAPE: dict[str, Any] = {
-    "hidden_size": 24,
-    "intermediate_size": 16,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 1,
-    "vocab_size": 31,
-    "max_position_embeddings": 32,
-}
-HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}  # 32 wide
-CAUSAL = [name for name, keys in PRESETS.items() if keys.get("direction") != "bidirectional"]
+from . import space
+from .space import CAUSAL
+
+SHAPE: dict[str, Any] = space.SHAPE | {"hidden_size": 128, "num_key_value_heads": 4}
+SHAPE |= {"head_dim": 32, "num_hidden_layers": 2}
 # Of Llama's operations in a layer.
 BOUND = 1.15
 # Gates, summed over the keys; magnitudes and a phase of all keys; no kernel of its own.
@@ -52,10 +46,10 @@ def _step(model: Any) -> int:
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_presets_layer_takes_few_more_operations_than_llama_s(name):
-    shape, counts = SHAPE | HEADS, {}
+    counts = {}
     for layers in (3, 4):  # the first layer may differ
-        config = LlamaConfig(num_hidden_layers=layers, **shape)
-        ours = ClearheadForCausalLM(preset(name, **shape, num_hidden_layers=layers))
+        shape = SHAPE | {"num_hidden_layers": layers}
+        config, ours = LlamaConfig(**shape), ClearheadForCausalLM(preset(name, **shape))
         counts[layers] = _step(LlamaForCausalLM(config)), _step(ours)
     peer, own = (after - before for before, after in zip(counts[3], counts[4], strict=True))
     print(f"{name}: {own} of {peer}")
@@ -78,7 +72,7 @@ def _unseen(weight: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("change", [_in_place, _assigned, _unseen])
 def test_a_step_has_the_lambda_and_the_gain_of_the_weights(change):
-    model = ClearheadForCausalLM(preset("differential", **SHAPE | HEADS, num_hidden_layers=2))
+    model = ClearheadForCausalLM(preset("differential", **SHAPE))
     ids, modes = torch.randint(0, 31, (1, 6)), (torch.no_grad, torch.inference_mode)
     for mode in (*modes, *modes):
         with mode():

@@ -97,11 +97,12 @@ def test_packages_are_imported_once_by_a_command(words, variable, imported, comm
     for name in ("one", "two"):
         (tmp_path / f"{name}.py").write_text("print(__name__)\n")
     verb = ["report", "missing.jsonl"]
-    for line in ([*words, *verb], [*verb, *words]):
+    for line in ([*words, *verb], [*verb, *words])[: 1 + bool(words)]:
         done = command(*line, CLEARHEAD_IMPORT=variable)
         assert done.stdout.split() == imported
         assert "missing.jsonl" in done.stderr
-    assert command(*line, "--help", CLEARHEAD_IMPORT=variable).stdout.startswith("usage: ")
+    if words:
+        assert command(*line, "--help", CLEARHEAD_IMPORT=variable).stdout.startswith("usage: ")
 
 
 def test_installed_packages_are_imported_by_their_entry_points(command, tmp_path):

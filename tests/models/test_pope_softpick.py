@@ -10,6 +10,7 @@ from clearhead import ClearheadConfig, ClearheadForCausalLM
 from clearhead.nn.softpick import Softpick
 from clearhead.ops.visibility import Visibility
 from tests.ops import oracles
+from tests.ops.agreement import agree
 
 from . import space
 
@@ -35,8 +36,7 @@ def _model(logits: float = 1.0, **keys: object) -> ClearheadForCausalLM:
     return model
 
 
-def _ids(batch: int = 2, length: int = LENGTH) -> Tensor:
-    return torch.randint(0, 31, (batch, length), generator=torch.Generator().manual_seed(3))
+_ids = space.ids
 
 
 def _layer(model: ClearheadForCausalLM, kind: str) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
@@ -96,33 +96,16 @@ def test_pope_and_all_its_gradients_are_the_formula_s(logits, groups, kind):
 @pytest.mark.parametrize("logits", [0.01, 1.0, 4.0])
 @pytest.mark.parametrize("window", [None, 3])
 def test_softpick_and_all_its_gradients_are_the_formula_s(logits, groups, kind, window):
-    model = _model(logits, num_key_value_heads=groups, sliding_window=window, **SOFTPICK)
-    attention = model.model.layers[1].self_attn
-    given: dict[str, Tensor] = {}
-    whole = attention.attend
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, /, **options: object) -> Tensor:
-        given.update(q=q, k=k, v=v)
-        return whole(q, k, v, **options)
-
-    attention.attend = attend
-    model(_ids(), use_cache=False, **MASKS[kind])
-    q, k, v = (given[name].detach().requires_grad_() for name in "qkv")
-    masks = MASKS[kind].get("attention_mask"), MASKS[kind].get("document_ids")
-    key_mask = None if masks[0] is None else masks[0].bool()
-    visibility = Visibility(True, window, key_mask, masks[1])
+    """The operation; a model's eager form is by the oracle too, as the next but one compares."""
+    q, k, v = (torch.randn(2, n, LENGTH, 8, dtype=torch.float64) for n in (4, groups, groups))
+    q, k, v = (x.requires_grad_() for x in (q * logits, k, v))
+    mask, documents = (MASKS[kind].get(key) for key in ("attention_mask", "document_ids"))
+    visibility = Visibility(True, window, None if mask is None else mask.bool(), documents)
     got = Softpick.attend(q, k, v, visibility=visibility, scale=8**-0.5)
-
     scores = q @ k.repeat_interleave(4 // groups, 1).mT * 8**-0.5
-    seen = _visible(kind, window)
-    term = torch.where(seen, scores.exp() - 1, 0)
+    term = torch.where(_visible(kind, window), scores.exp() - 1, 0)
     weights = term.relu() / term.abs().sum(-1, keepdim=True).clamp_min(1e-300)
-    want = weights @ v.repeat_interleave(4 // groups, 1)
-    assert torch.allclose(got, want, atol=1e-12)
-    grad = torch.randn_like(want)
-    found, expected = (torch.autograd.grad(out, (q, k, v), grad) for out in (got, want))
-    for one, other in zip(found, expected, strict=True):
-        assert torch.allclose(one, other, atol=1e-9 * max(1.0, float(other.abs().max())))
+    agree(got, weights @ v.repeat_interleave(4 // groups, 1), (q, k, v), bound=1e-9, least=1.0)
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e3, 1e5])

@@ -71,14 +71,11 @@ def test_v2_and_the_gate_start_as_their_papers_say_and_learn():
         assert float(weight.grad.abs().max()) > 1e-6
 
 
-def test_a_sink_in_the_place_of_softmax1_starts_at_its_logit():
+def test_a_sink_takes_the_place_of_softmax1_and_one_that_rests_deep_can_go():
     model = _model("softmax1")
     start = started(model, target("sink", {})).model
     assert torch.allclose(_logits(start), _logits(model), atol=1e-6)
     assert not start.model.layers[0].self_attn.normalizer.logit.any()
-
-
-def test_a_sink_that_rests_deep_is_the_transformer_again_without_it():
     model = _model("sink")
     for layer in model.model.layers:
         torch.nn.init.constant_(layer.self_attn.normalizer.logit, -40.0)
@@ -110,9 +107,7 @@ def test_what_is_new_and_what_is_dropped_is_named():
     start = started(_model(), target("sas", {}))
     assert "model.layers.*.self_attn.v_proj.weight" in start.dropped
     assert "model.layers.*.self_attn.shaping.alpha" in start.new
-
-
-def test_differential_attention_takes_an_even_number_of_heads_as_they_are():
+    # Differential attention takes an even number of heads as they are.
     model = _model(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
     start = started(model, target("differential", {}))
     assert "model.layers.*.self_attn.maps.lambda_q1" in start.new

@@ -11,37 +11,29 @@ from transformers import StaticCache
 
 from benchmarks import dispatch_table
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
-from clearhead.models import PRESETS
 from clearhead.ops import dispatch
 
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 61,
-    "max_position_embeddings": 32,
-    "initializer_range": 0.3,
-}
-CAUSAL = [name for name, keys in PRESETS.items() if keys.get("direction") != "bidirectional"]
+from .space import CAUSAL, WHOLE
+
 PLACES, ROOM = 12, 16
 
 
 def _model(name: str, **keys: object) -> ClearheadForCausalLM:
     torch.manual_seed(0)
-    return ClearheadForCausalLM(preset(name, **SHAPE | keys)).eval()
+    return ClearheadForCausalLM(preset(name, **WHOLE | keys)).eval()
 
 
 def _ids() -> torch.Tensor:
     return torch.randint(0, 61, (2, PLACES), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize(
-    ("name", "keys"),
+    ("name", "keys", "padding"),
     [
-        *((name, {}) for name in CAUSAL),
-        ("transformer", {"num_key_value_heads": 2, "normalizer": "key-value"}),
-        ("transformer", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+        *((name, {}, 3) for name in CAUSAL),
+        *((name, {}, 0) for name in ("transformer", "differential", "coca", "forget", "sas")),
+        ("transformer", {"num_key_value_heads": 2, "normalizer": "key-value"}, 0),
+        ("transformer", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, 3),
     ],
 )
 @torch.no_grad()

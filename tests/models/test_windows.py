@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache
 
 from clearhead import ClearheadConfig, ClearheadForCausalLM
 from clearhead.models import plan
@@ -36,45 +35,14 @@ def _model(name: str, **more: object) -> ClearheadForCausalLM:
     return ClearheadForCausalLM(ClearheadConfig(**SHAPE | HYBRID | POINTS[name] | more)).eval()
 
 
-def _ids(batch: int = 2, length: int = 15) -> Tensor:
-    return torch.randint(0, 31, (batch, length))
-
-
-def _close(got: Tensor, want: Tensor) -> None:
-    assert (got - want).abs().max() / want.abs().max() < 1e-5
-
-
-def _caches(model: ClearheadForCausalLM) -> list:
-    return [
-        DynamicCache(),  # drops nothing
-        DynamicCache(config=model.config),
-        StaticCache(config=model.config, max_cache_len=24),
-    ]
+_ids = space.drawing(15, 31)
 
 
 @pytest.mark.parametrize("name", POINTS)
-@torch.no_grad()
 def test_caches_that_drop_keys_give_the_full_forward(name):
     """By steps and chunks, below the window and beyond it; rows padded on the left."""
-    model, ids = _model(name), _ids()
-    whole = model(ids, use_cache=False).logits
-    for sizes in ([15], [2, 1, 1, 1, 1, 1, 3, 5], [6, 9], [5, 1, 1, 4, 1, 1, 1, 1]):
-        for cache in _caches(model):
-            parts = ids.split(sizes, 1)
-            rows = [model(part, past_key_values=cache).logits for part in parts]
-            _close(torch.cat(rows, 1), whole)
-    mask = torch.ones(2, 15, dtype=torch.long)
-    mask[1, :6] = 0
-    want = model(ids[1:, 6:], use_cache=False).logits
-    for cache in _caches(model):
-        rows = []
-        for start, stop in ((0, 8), (8, 9), (9, 13), (13, 14), (14, 15)):
-            part = ids[:, start:stop]
-            out = model(part, attention_mask=mask[:, :stop], past_key_values=cache)
-            rows.append(out.logits)
-        got = torch.cat(rows, 1)
-        _close(got[:1], whole[:1])
-        _close(got[1:, 6:], want)
+    sizes = ([15], [2, 1, 1, 1, 1, 1, 3, 5], [6, 9], [5, 1, 1, 4, 1, 1, 1, 1])
+    space.decodes(_model(name), sizes)
 
 
 @pytest.mark.parametrize("name", ["coca", "no position in full layers"])
@@ -103,7 +71,7 @@ def test_eager_is_the_oracle_and_gradients_reach_everything(name):
     model.set_attn_implementation("eager")
     with torch.no_grad():
         out = model(ids, use_cache=False, output_attentions=True)
-    _close(out.logits, fast.detach())
+    space.close(out.logits, fast.detach())
     seen = oracles.visible(15, 15, causal=True, window=4)[0, 0]
     assert (out.attentions[0][..., ~seen] == 0).all()
     assert (out.attentions[3][..., 14, 0] != 0).any()

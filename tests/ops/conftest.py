@@ -7,6 +7,16 @@ import torch
 from torch import Tensor
 
 
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """use(kernel): attention is by it, whatever the dispatch table would say of the device."""
+
+    def by(kernel: str) -> None:
+        monkeypatch.setattr("clearhead.ops.attention.select_kernel", lambda *_, **__: kernel)
+
+    return by
+
+
 @pytest.fixture(scope="session")
 def make_masks() -> Callable[[int, str, bool], dict[str, Tensor | None]]:
     """Makes the padding ("none", "left", "right", "holes") and documents of two rows of keys."""

@@ -7,76 +7,42 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
 from benchmarks import dispatch_table
 from clearhead.ops import attend, cuda_sdpa, oracles, packed, self_test
 from clearhead.ops.packing import packing
 from clearhead.ops.visibility import Visibility
-from tests.ops.agreement import agree
+from tests.ops.agreement import agree, compare
 from tests.ops.stand_ins import cuda_kernels  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("cuda_kernels")
 DENSE, PACKED = ["flash", "efficient", "cudnn"], ["flash-packed", "efficient"]
 
 
-def _use(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
-    """On a CPU the dispatch table would refuse it."""
-    monkeypatch.setattr("clearhead.ops.attention.select_kernel", lambda *_, **__: kernel)
-
-
-def _compare(
-    *,
-    heads: int = 4,
-    groups: int = 2,
-    queries: int = 19,
-    keys: int | None = None,
-    width: int = 8,
-    value: int | None = None,
-    layout=lambda x: x,
-    **options,
-) -> None:
-    keys = keys or queries
-    shapes = [(2, heads, queries, width), (2, groups, keys, width)]
-    shapes.append((*shapes[1][:3], value or width))
-    inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-    inputs = [layout(x).detach().requires_grad_() for x in inputs]
-    options.setdefault("sink", torch.randn(heads, dtype=torch.float64, requires_grad=True))
-    if isinstance(options["sink"], Tensor):
-        inputs.append(options["sink"])
-    got, want = (module(*inputs[:3], **options) for module in (attend, oracles.attend))
-    mask = options.get("key_mask")
-    shown = None if mask is None else mask[:, None, -queries:, None]
-    agree(got, want, inputs, bound=1e-12, shown=shown, least=1.0)
-
-
 @pytest.mark.parametrize("kernel", DENSE)
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("sink", [None, 0.0, "learned"])
-def test_whole_texts(kernel, causal, sink, monkeypatch):
-    _use(monkeypatch, kernel)
-    _compare(causal=causal, **({} if sink == "learned" else {"sink": sink}))
+@pytest.mark.parametrize("sink", [None, 0.0, "a head"])
+def test_whole_texts(kernel, causal, sink, use):
+    use(kernel)
+    compare(queries=19, causal=causal, sink=sink, least=1.0)
 
 
 @pytest.mark.parametrize("kernel", DENSE)
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize(("width", "value"), [(8, 16), (16, 8), (12, 12), (5, 3)])
-def test_grouped_queries_and_widths(kernel, heads, groups, width, value, monkeypatch):
-    _use(monkeypatch, kernel)
-    _compare(heads=heads, groups=groups, width=width, value=value)
+def test_grouped_queries_and_widths(kernel, heads, groups, width, value, use):
+    use(kernel)
+    shape = {"heads": heads, "groups": groups, "width": width, "value": value}
+    compare(queries=19, sink="a head", least=1.0, **shape)
 
 
 @pytest.mark.parametrize("queries", [1, 5, 19])
-@pytest.mark.parametrize("window", [None, 1, 7])
-def test_queries_are_the_last_of_the_keys(queries, window, monkeypatch):
-    _use(monkeypatch, "flash")
-    _compare(queries=queries, keys=19, window=window)
-
-
-def test_a_two_sided_window(monkeypatch):
-    _use(monkeypatch, "flash")
-    for queries in (5, 19):
-        _compare(queries=queries, keys=19, window=4, causal=False)
+@pytest.mark.parametrize(("window", "causal"), [(None, True), (1, True), (7, True), (4, False)])
+def test_queries_are_the_last_of_the_keys(queries, window, causal, use):
+    if causal or queries > 1:
+        use("flash")
+        shape = {"queries": queries, "keys": 19, "sink": "a head"}
+        compare(window=window, causal=causal, least=1.0, **shape)
 
 
 @pytest.mark.parametrize("kernel", PACKED)
@@ -84,29 +50,29 @@ def test_a_two_sided_window(monkeypatch):
 @pytest.mark.parametrize("padding", ["none", "left", "right", "holes"])
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("queries", [40, 9, 1])
-def test_padding_and_documents(
-    kernel, causal, padding, documents, queries, make_masks, monkeypatch
-):
+def test_padding_and_documents(kernel, causal, padding, documents, queries, make_masks, use):
     if (padding == "none" and not documents) or (kernel == "efficient" and queries < 40):
         return
-    _use(monkeypatch, kernel)
+    use(kernel)
     masks = make_masks(40, padding, documents)
-    _compare(queries=queries, keys=40, causal=causal, value=16, **masks)
+    shape = {"queries": queries, "keys": 40, "value": 16, "sink": "a head"}
+    compare(causal=causal, least=1.0, **shape, **masks)
 
 
 @pytest.mark.parametrize("kernel", PACKED)
 @pytest.mark.parametrize("padding", ["left", "holes"])
 @pytest.mark.parametrize("documents", [False, True])
-def test_windows_count_places_and_not_tokens(kernel, padding, documents, make_masks, monkeypatch):
+def test_windows_count_places_and_not_tokens(kernel, padding, documents, make_masks, use):
     """Where a hidden token lies between two others, a packed text brings them together."""
-    _use(monkeypatch, kernel)
-    _compare(queries=40, window=6, **make_masks(40, padding, documents))
+    use(kernel)
+    masks = make_masks(40, padding, documents)
+    compare(queries=40, window=6, sink="a head", least=1.0, **masks)
 
 
 @pytest.mark.parametrize("kernel", [*DENSE, "flash-packed"])
-def test_memory_layouts(kernel, monkeypatch):
+def test_memory_layouts(kernel, use):
     """Loads of 16 bytes need rows that begin at a multiple of them."""
-    _use(monkeypatch, kernel)
+    use(kernel)
     masks = {}
     if kernel == "flash-packed":
         masks["segments"] = (torch.arange(19) > 6).int().expand(2, -1)
@@ -116,12 +82,12 @@ def test_memory_layouts(kernel, monkeypatch):
         lambda x: x.repeat_interleave(2, -1)[..., ::2],
         lambda x: x[:, :1].expand(x.shape),
     ):
-        _compare(layout=layout, **masks)
+        compare(queries=19, layout=layout, sink="a head", least=1.0, **masks)
 
 
 @pytest.mark.parametrize("kernel", ["flash", "flash-packed", "efficient"])
-def test_compiled_in_one_graph(kernel, monkeypatch):
-    _use(monkeypatch, kernel)
+def test_compiled_in_one_graph(kernel, use):
+    use(kernel)
     torch._dynamo.reset()
     q = torch.randn(2, 4, 19, 8, requires_grad=True, dtype=torch.float64)
     options = {"sink": 0.0}

@@ -1,7 +1,6 @@
 """Every operation in every memory layout, and autograd functions compiled, against the oracles."""
 
 from collections.abc import Callable, Sequence
-from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -98,7 +97,7 @@ def _scores(q: Tensor, k: Tensor) -> Tensor:
     return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
 
 
-def _coca(form: str) -> Case:
+def _coca(form: str, groups: int = 2) -> Case:
     def fast(q: Tensor, t: Tensor, positions: Tensor) -> Tensor:
         table = _table(positions, 8)
         return _scores(ops.coca_queries(q, table, form), ops.coca_keys(t, table, form))
@@ -107,7 +106,7 @@ def _coca(form: str) -> Case:
         return oracles.coca_scores(q, t, positions, positions, THETA, form)
 
     width = 4 if form == "strict" else 8
-    return Case(fast, oracle, [(2, 4, LENGTH, width), (2, 2, LENGTH, 4)], [POSITIONS], 1e-4)
+    return Case(fast, oracle, [(2, 4, LENGTH, width), (2, groups, LENGTH, 4)], [POSITIONS], 1e-4)
 
 
 def _xpos(q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
@@ -135,12 +134,36 @@ def _alibi_oracle(q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
     return _scores(q, k) + oracles.alibi_bias(positions, positions, 4)
 
 
-def _differential(module: Any) -> Callable[..., Tensor]:
-    def run(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, weight: Tensor, sink: Tensor) -> Tensor:
-        options = {"norm_weight": weight, "norm_eps": 1e-2, "gain": 0.6, "sink": sink}
-        return module.differential(q, k, v, lam, **options)
+def _differential(
+    groups: int, sink: float | str | None, norm: str = "", version: str = "differential"
+) -> Case:
+    """Of 8 queries; V1 with a norm of a head by a gain, "plain", or none."""
+    shapes: list[tuple[int, ...]] = [(2, 8, LENGTH, 6), *[(2, groups, LENGTH, 6)] * 2]
+    shapes += [()] if version == "differential" else [(2, 4, LENGTH, 1)]
+    shapes += [(12,)] * (norm == "affine") + [(8,)] * (sink == "a head")
 
-    return run
+    def by(module: Any) -> Callable[..., Tensor]:
+        def run(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *rest: Tensor) -> Tensor:
+            options: dict[str, Any] = {"sink": rest[-2] if sink == "a head" else sink}
+            if version == "differential":
+                weight = rest[0] if norm == "affine" else None
+                eps = None if norm == "none" else 1e-2
+                options |= {"norm_weight": weight, "norm_eps": eps, "gain": 0.6}
+            return getattr(module, version)(q, k, v, lam, key_mask=rest[-1], **options)
+
+        return run
+
+    return Case(by(ops), by(oracles), shapes, [MASK])
+
+
+def _rms_norm(*gain: int) -> Case:
+    def oracle(x: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+        return x / x.pow(2).mean(-1, keepdim=True).add(1e-2).sqrt() * weight
+
+    def fast(x: Tensor, weight: Tensor | None = None) -> Tensor:
+        return ops.rms_norm(x, weight, 1e-2)
+
+    return Case(fast, oracle, [Q, gain])
 
 
 def _mean(module: Any) -> Callable[..., Tensor]:
@@ -151,10 +174,6 @@ def _mean(module: Any) -> Callable[..., Tensor]:
         return ops.running_mean(x, 5, Visibility(**seen))[0]
 
     return run
-
-
-def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    return x / x.pow(2).mean(-1, keepdim=True).add(1e-2).sqrt() * weight
 
 
 TARGET = torch.tensor([[3, -100, 0], [4, 2, 2], [1, -100, 3]])
@@ -169,12 +188,26 @@ CASES = {
     "attend, width 2": Case(
         *_attending(), [(2, 4, LENGTH, 2), (2, 4, LENGTH, 2), (2, 4, LENGTH, 2)]
     ),
-    "differential": Case(_differential(ops), _differential(oracles), [Q, K, K, (), (16,), (4,)]),
-    "differential-v2": Case(
-        ops.differential_v2, oracles.differential_v2, [Q, K, K, (2, 2, LENGTH, 1)]
-    ),
+    **{
+        f"differential, {groups} keys, {sink}, {norm}": _differential(groups, sink, norm)
+        for groups, sink, norm in (
+            (2, None, "affine"),
+            (4, "a head", "affine"),
+            (8, "a head", "plain"),
+            (2, 0.0, "plain"),
+            (8, 0.0, "none"),
+            (4, None, "none"),
+        )
+    },
+    **{
+        f"differential-v2, {groups} keys, {sink}": _differential(
+            groups, sink, version="differential_v2"
+        )
+        for groups, sink in ((1, None), (2, "a head"), (4, 0.0))
+    },
     "coca, exact": _coca("exact"),
-    "coca, strict": _coca("strict"),
+    "coca, exact, a key for all": _coca("exact", 1),
+    "coca, strict": _coca("strict", 4),
     "coca, slack": _coca("slack"),
     "xpos": Case(_xpos, _xpos_oracle, [Q, Q], [POSITIONS], 1e-4),
     "alibi": Case(_alibi, _alibi_oracle, [Q, K], [POSITIONS], 1e-3),
@@ -188,7 +221,9 @@ CASES = {
     "running mean": Case(_mean(ops), _mean(oracles), [Q]),
     "running mean, padded": Case(_mean(ops), _mean(oracles), [Q], [MASK]),
     "running mean, packed": Case(_mean(ops), _mean(oracles), [Q], [MASK, SEGMENTS]),
-    "rms norm": Case(lambda x, weight: ops.rms_norm(x, weight, 1e-2), _rms_norm, [Q, (8,)]),
+    "rms norm": _rms_norm(8),
+    "rms norm, one gain": _rms_norm(),
+    "rms norm, no gain": _rms_norm()._replace(shapes=[Q]),
     "cross entropy": Case(
         lambda x, weight, target: ops.linear_cross_entropy(x, weight, target[:, 0]),
         lambda x, weight, target: oracles.linear_cross_entropy(x, weight, target[:, 0]),
@@ -256,10 +291,14 @@ def _random(*shape: int) -> Tensor:
 @pytest.mark.parametrize(
     ("sink", "prefixed", "mask"),
     [
-        (sink, number % 2 == 1, mask)
-        for number, (sink, mask) in enumerate(
-            product((None, "softmax1", "by head", "by query"), COMPILED)
-        )
+        (None, False, "causal"),
+        (None, True, "packed"),
+        ("softmax1", True, "both ways"),
+        ("softmax1", False, "padded"),
+        ("by head", False, "window"),
+        ("by head", True, "padded"),
+        ("by query", True, "causal"),
+        ("by query", False, "packed"),
     ],
 )
 def test_attention(sink, prefixed, mask):
@@ -282,18 +321,6 @@ def test_attention_to_keys_that_are_the_values_or_the_queries():
     x = {"x": _random(B, H, S, D)}
     _agree_compiled(lambda x: ops.attend(x, x, x, sink=0.0), x)
     _agree_compiled(lambda x: ops.attend(2 * x, x, x), x)
-
-
-@pytest.mark.parametrize("mean", [False, True])
-def test_linear_cross_entropy(mean):
-    target = torch.tensor([3, -100, 0, 10, 2])
-    inputs = {"x": _random(5, D), "weight": _random(11, D)}
-
-    def loss(x: Tensor, weight: Tensor) -> Tensor:
-        total = ops.linear_cross_entropy(x, weight, target, ignore_index=-100)
-        return total / 4 if mean else total
-
-    _agree_compiled(loss, inputs)
 
 
 def _agree_compiled(function, inputs: dict[str, Tensor]) -> None:

@@ -157,23 +157,6 @@ def _queries_and_keys(
     return [x.double().requires_grad_() for x in (q, t)]
 
 
-def _scores(q: Tensor, t: Tensor, positions: Tensor, form: str) -> Tensor:
-    table = _table(positions, 2 * t.shape[-1])
-    keys = coca_keys(t, table, form)
-    return coca_queries(q, table, form) @ keys.repeat_interleave(q.shape[1] // t.shape[1], 1).mT
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_scores_and_gradients_match_the_equations(form, groups):
-    inputs = _queries_and_keys(form, groups=groups)
-    positions = torch.stack([torch.arange(9), torch.arange(9) * 7 + 3])
-    got = _scores(*inputs, positions, form)
-    want = oracles.coca_scores(*inputs, positions, positions, THETA, form)
-    # The rotary table is float32: angles of some tens keep six digits.
-    agree(got, want, inputs, bound=1e-5)
-
-
 def test_exact_is_equation_17():
     """Σ_j t_j |q_j|² cos((m−n)θ_j), the closed form, against the N × N × D transcription."""
     q, t = (x.detach() for x in _queries_and_keys("exact", groups=4))
@@ -280,15 +263,8 @@ def test_attention_and_all_its_gradients_are_the_formula_s(masks, spread, shared
     got = attend(
         *map(with_columns, (q, k), columns), v, scale=SCALE, sink=logits if sink else None, **masks
     )
-    visible = torch.ones(19, 19).tril().bool()
-    if "window" in masks:
-        visible &= torch.ones(19, 19).triu(1 - masks["window"]).bool()
-    visible = visible.expand(2, 1, 19, 19)
     real = masks.get("key_mask", torch.ones(2, 19).bool())
-    if "segments" in masks:
-        of = masks["segments"]
-        visible = visible & (of[:, None, :, None] == of[:, None, None])
-    visible = (visible & real[:, None, None])[:, :, -queries:]
+    visible = oracles.visible(queries, 19, causal=True, **masks)
     scores = q @ k.repeat_interleave(shared, 1).mT * SCALE
     scores = scores + oracles.forget_bias(_by_head(log_gates), queries)
     scores = scores.masked_fill(~visible, -torch.inf)

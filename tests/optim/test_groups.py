@@ -20,11 +20,16 @@ def make_model():
 
 
 def test_matrices_decay_and_nothing_else_does():
+    """Tied ones once, and neither biases of experts nor what is frozen."""
     model = make_model()
+    model.experts = nn.Parameter(torch.zeros(2, 3, 4))
+    model.experts_bias = nn.Parameter(torch.zeros(2, 4))
+    model.frozen = nn.Parameter(torch.zeros(3, 3), requires_grad=False)
     decaying, still = decay_groups(model, 0.1)
     assert {id(p) for p in decaying["params"]} == {
         id(model.embedding.weight),
         id(model.projection.weight),
+        id(model.experts),
     }
     assert decaying["weight_decay"] == 0.1
     assert {id(p) for p in still["params"]} == {
@@ -32,8 +37,10 @@ def test_matrices_decay_and_nothing_else_does():
         id(model.norm.weight),
         id(model.norm.bias),
         id(model.lambda_q),
+        id(model.experts_bias),
     }
     assert still["weight_decay"] == 0.0
+    assert len(decay_groups(nn.Linear(3, 3, bias=False), 0.1)) == 1  # no empty group
 
 
 @pytest.mark.parametrize("preset_name", ["key-bias", "key-value"])
@@ -45,22 +52,6 @@ def test_learned_keys_and_values_do_not_decay(preset_name):
     assert learned <= {id(p) for p in still["params"]}
     matrices = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding)}
     assert {id(p) for p in decaying["params"]} == matrices
-
-
-def test_biases_of_experts_do_not_decay():
-    model = nn.Module()
-    model.gate_up_proj = nn.Parameter(torch.zeros(2, 3, 4))
-    model.gate_up_proj_bias = nn.Parameter(torch.zeros(2, 4))
-    decaying, still = decay_groups(model, 0.1)
-    assert decaying["params"] == [model.gate_up_proj]
-    assert still["params"] == [model.gate_up_proj_bias]
-
-
-def test_frozen_parameters_and_empty_groups_are_left_out():
-    model = nn.Linear(3, 3)
-    model.bias.requires_grad_(False)
-    (group,) = decay_groups(model, 0.1)
-    assert [p is model.weight for p in group["params"]] == [True]
 
 
 def test_only_matrices_shrink_where_the_gradient_is_zero():

@@ -87,7 +87,7 @@ def dense_q(kind, share, name):
 
 @pytest.mark.parametrize("share", ["parameter", "size"])
 @pytest.mark.parametrize("kind", ["haar", "hadamard"])
-def test_it_is_algorithm_1_with_a_dense_q_for_every_matrix(kind, share):
+def test_it_is_algorithm_1_with_a_dense_q_for_every_matrix(kind, share, monkeypatch):
     """The paper's lines in float64."""
     parameters = make_parameters()
     optimizer = OrthoAdam(parameters.items(), **OPTIONS, rotation=kind, share=share)
@@ -111,6 +111,13 @@ def test_it_is_algorithm_1_with_a_dense_q_for_every_matrix(kind, share):
             theta = theta - rate * 0.1 * theta - rate * s @ q
         torch.testing.assert_close(parameters[name].double(), theta, rtol=1e-5, atol=1e-6)
     assert torch.equal(matrices["tall"], matrices["twin"]) == (share == "size")
+    monkeypatch.setitem(orthoadam.CHUNK, "cpu", 1)  # one by one, and not equal shapes together
+    alone = make_parameters()
+    optimizer = OrthoAdam(alone.items(), **OPTIONS, rotation=kind, share=share)
+    for step in range(7):
+        give_gradients(alone, step)
+        optimizer.step()
+    assert_same(parameters, alone)
 
 
 def test_one_rotation_a_size_is_what_it_was_before_parameters_had_their_own():
@@ -126,13 +133,6 @@ def test_one_rotation_a_size_is_what_it_was_before_parameters_had_their_own():
 
 
 # How it is done -----------------------------------------------------------------------------
-
-
-def test_equal_shapes_together_are_the_same_as_one_by_one(monkeypatch):
-    together, _ = run(ortho())
-    monkeypatch.setitem(orthoadam.CHUNK, "cpu", 1)
-    alone, _ = run(ortho())
-    assert_same(together, alone)
 
 
 def test_a_rotation_of_ones_own_is_drawn_by_name_or_else_by_place():
@@ -292,15 +292,12 @@ def test_what_is_not_finite_changes_nothing(value):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr": 0.0}, "lr is 0.0"),
-        ({"lr": -1e-3}, "lr is -0.001"),
         ({"lr": float("nan")}, "lr is nan"),
         ({"lr": torch.zeros(())}, "lr is 0.0"),
         ({"eps": 0}, "eps is 0"),
         ({"weight_decay": -0.1}, "weight_decay is -0.1"),
         ({"betas": (0.9, 1.0)}, "betas is"),
         ({"betas": 0.9}, "betas is 0.9"),
-        ({"seed": -1}, "seed is -1"),
         ({"seed": True}, "seed is True"),
         ({"limit": 1}, "limit is 1"),
         ({"share": "name"}, "choose one of parameter, size"),
@@ -318,14 +315,9 @@ def test_bad_settings(options, message):
     [
         (torch.zeros(4, 4, dtype=torch.bfloat16), "takes float32"),
         (torch.zeros(4, 0), "float32, not empty"),
-        (torch.zeros(1, 4), None),
         (torch.zeros(4, 1), "no parameter has an axis to rotate"),
     ],
 )
 def test_bad_parameters(parameter, message):
-    parameter = nn.Parameter(parameter, requires_grad=False)
-    if message is None:
-        assert OrthoAdam([parameter])._turns[0][0].size == 4
-    else:
-        with pytest.raises(ClearheadError, match=message):
-            OrthoAdam([parameter])
+    with pytest.raises(ClearheadError, match=message):
+        OrthoAdam([nn.Parameter(parameter)])

@@ -5,6 +5,7 @@ import tests_architectures as architectures
 import torch
 
 from clearhead import ClearheadError
+from clearhead.ops import oracles
 from clearhead.ops.visibility import Visibility
 from clearhead.probe import attention_call as tiles
 from clearhead.probe.attention_call import AttentionCall
@@ -15,31 +16,15 @@ from clearhead.quantize.schemes import Rounding
 def _dense(call: AttentionCall, v: torch.Tensor, how: Rounding) -> torch.Tensor:
     """Whole maps at once: quantise what is seen, softmax beside the sink, weigh the values."""
     q, k, v = (x.double() for x in (call.q, call.k, v))
-    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-    k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = torch.einsum("bhtd,bhsd->bhts", q, k) * call.scale
-    seen = torch.ones(queries, keys, dtype=torch.bool)
-    if call.causal:
-        seen = seen.tril(keys - queries)
-    if call.visibility.key_mask is not None:
-        seen = seen & call.visibility.key_mask[:, None, None]
-    seen = seen.expand(scores.shape)
-    levels = 2 ** (how.bits - 1) - 1
-    out = torch.zeros_like(scores)
-    for b in range(len(q)):
-        for h in range(heads):
-            for t in range(queries):
-                shared = {
-                    "tensor": scores[b][seen[b]],
-                    "head": scores[b, h][seen[b, h]],
-                    "row": scores[b, h, t][seen[b, h, t]],
-                }[how.scale]
-                top = shared.abs().max()
-                row = (scores[b, h, t] / top * levels).round() / levels * top
-                e = torch.where(seen[b, h, t], row.exp(), 0.0)
-                null = 0.0 if call.sink is None else float(torch.as_tensor(call.sink).exp())
-                out[b, h, t] = e / (e.sum() + null)
-    return out @ v
+    mask = call.visibility.key_mask
+    seen = oracles.visible(*scores.shape[2:], causal=call.causal, key_mask=mask)
+    shared = {"tensor": (1, 2, 3), "head": (2, 3), "row": (3,)}[how.scale]
+    top, levels = (scores * seen).abs().amax(shared, keepdim=True), 2 ** (how.bits - 1) - 1
+    exp = ((scores / top * levels).round() / levels * top).exp() * seen
+    null = 0.0 if call.sink is None else torch.as_tensor(call.sink).double().exp()
+    return exp / (exp.sum(-1, keepdim=True) + null) @ v
 
 
 @pytest.mark.parametrize("rows", [128, 3])
@@ -83,19 +68,18 @@ def test_a_query_that_sees_nothing_gets_zeros():
 
 
 def test_differential_quantises_both_maps(monkeypatch):
-    """Each map's heads have scales of their own: changing one map's queries moves the other not."""
-    model = architectures.make("differential")
-    seen: list[AttentionCall] = []
-    original = attention.attended
+    """In one call a layer, all first maps before all second: each map's heads have scales."""
+    heads, original = [], attention.attended
 
     def watch(call: AttentionCall, v: torch.Tensor, how: Rounding) -> torch.Tensor:
-        seen.append(call)
+        heads.append(call.q.shape[1])
         return original(call, v, how)
 
     monkeypatch.setattr(attention, "attended", watch)
-    with torch.no_grad(), attention.attention(model, Rounding(bits=4, scale="head")):
+    model, how = architectures.make("differential"), Rounding(bits=4, scale="head")
+    with torch.no_grad(), attention.attention(model, how):
         model(torch.randint(0, architectures.VOCABULARY, (1, 9)))
-    assert [call.q.shape[1] for call in seen] == [4, 4]  # layers: all first maps, all second
+    assert heads == [4, 4]
 
 
 def test_the_implementation_comes_back():

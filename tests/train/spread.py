@@ -15,9 +15,21 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
+from clearhead.optim import OrthoAdam
 from clearhead.train import Callback, train
 from clearhead.train.world import joined
 
@@ -110,13 +122,84 @@ def serve(ask, folder, rank):
     return {**answer, "losses": losses.lines}
 
 
+def small():
+    """Odd sizes, so that shards are uneven; two layers of one shape, and vectors."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), *(nn.Linear(7, n) for n in (7, 7, 3)))
+
+
+def rotating(model, kind="hadamard", **options):
+    return OrthoAdam(model.named_parameters(), lr=0.02, rotation=kind, **options)
+
+
+def learn(model, optimizer, steps=range(4), rows=slice(None)):
+    """A loop of one's own, on these rows of each batch."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        x, y = torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)
+        optimizer.zero_grad()
+        (model(x[rows]) - y[rows]).square().mean().backward()
+        optimizer.step()
+    whole = (p.detach() for p in model.parameters())
+    return [p.full_tensor() if isinstance(p, DTensor) else p.clone() for p in whole]
+
+
+def apart(ours, theirs):
+    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+def own_loops(rank):
+    """How far OrthoAdam in two processes is from one, in loops of one's own."""
+    mesh, rows, off = init_device_mesh("cpu", (2,)), slice(rank, None, 2), {}
+    ways = {"ddp": DistributedDataParallel, "fsdp": lambda model: fully_shard(model, mesh=mesh)}
+    for how in ({"kind": "haar"}, {"kind": "hadamard"}, {"share": "size"}):
+        model = small()
+        wanted = learn(model, rotating(model, **how))
+        for name, spread in ways.items():
+            model = spread(small())
+            found = learn(model, rotating(model, **how), rows=rows)
+            off[f"{name}, {how}"] = apart(found, wanted)
+
+    # A state saved by shards, gathered, and given to shards again.
+    model = small()
+    wanted, full = learn(model, rotating(model)), StateDictOptions(full_state_dict=True)
+    model = fully_shard(small(), mesh=mesh)
+    optimizer = rotating(model)
+    learn(model, optimizer, range(2), rows)
+    saved = [get_optimizer_state_dict(model, optimizer, options=full)]
+    optimizer.zero_grad()  # with gradients at hand PyTorch takes the new optimizer for a used one
+    resumed = rotating(model)
+    dist.broadcast_object_list(saved, src=0)
+    set_optimizer_state_dict(model, resumed, saved[0], options=full)
+    before = learn(model, resumed, range(2, 4), rows)
+    off["resumed"] = apart(before, wanted)
+
+    # One process meets NaN: none of them changes anything, and none waits for ever.
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    if rank == 1:
+        model[0].weight.grad.to_local().fill_(float("nan"))
+    errors = []
+    columns = nn.Linear(7, 7)
+    sharded = distribute_tensor(columns.weight.detach(), mesh, [Shard(1)])
+    columns.weight = nn.Parameter(sharded)
+    for job in (resumed.step, lambda: rotating(columns)):
+        try:
+            job()
+        except ClearheadError as error:
+            errors.append(str(error))
+    off["after NaN"] = apart(learn(model, resumed, ()), before)
+    return {"off": off, "errors": errors}
+
+
 def main(folder, requests):
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     answers = []
     with joined(requests[0].get("timeout", 60)):
         for ask in requests:
-            answers.append(serve(ask, folder, rank))
+            own = ask["output"] == "own loops"
+            answers.append(own_loops(rank) if own else serve(ask, folder, rank))
             (folder / f"answers-{rank}.json").write_text(json.dumps(answers))
     # At once: gloo's threads may still run, and an ordinary exit then aborts now and again.
     os._exit(0)

@@ -64,12 +64,10 @@ def test_a_damaged_file_is_named_with_the_remedy(trained, tmp_path, name, damage
     save(tmp_path, trained, 2)
     path = save(tmp_path, trained, 4)
     content = (path / name).read_bytes()
-    if damage == "remove":
-        (path / name).unlink()
-    elif damage == "cut":
-        (path / name).write_bytes(content[:-1])
-    else:
-        (path / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    (path / name).unlink()
+    if damage != "remove":
+        end = bytes([content[-1] ^ 1]) if damage == "flip" else b""
+        (path / name).write_bytes(content[:-1] + end)
     with pytest.raises(ClearheadError, match=f"{name} is missing, cut short or changed") as caught:
         checkpoint.verify(path)
     assert "to resume from step-00000002" in str(caught.value)

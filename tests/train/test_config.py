@@ -31,55 +31,33 @@ def test_steps_are_the_whole_ones_the_budget_pays_for():
     config = TrainConfig(tokens=1000, sequence_length=10, batch_size=3, accumulation=4)
     assert config.tokens_per_step == 120
     assert config.steps == 8
+    assert list(config.starts) == [4 * step for step in range(9)]
+    assert config.used(1) == 1 / 8
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "wanted"),
+    ("settings", "wanted"),
     [
-        ("tokens", 0, "at least 1"),
-        ("tokens", 3e5, "whole number"),
-        ("sequence_length", 1, "at least 2"),
-        ("batch_size", True, "whole number"),
-        ("accumulation", -1, "at least 1"),
-        ("seed", -1, "at least 0"),
-        ("save_every", -1, "at least 0"),
-        ("keep", 0, "at least 1"),
-        ("log_every", 0, "at least 1"),
-        ("learning_rate", 0.0, "above 0"),
-        ("learning_rate", math.nan, "above 0"),
-        ("learning_rate", "fast", "above 0"),
-        ("epsilon", 0, "above 0"),
-        ("weight_decay", -0.1, "at least 0"),
-        ("clip", math.inf, "at least 0"),
-        ("final_learning_rate", 1.5, "between 0 and 1"),
-        ("warmup", 100, "between 0 and 1"),
-        ("betas", (0.9, 1.0), "two numbers"),
-        ("betas", (0.9,), "two numbers"),
-        ("betas", 0.9, "two numbers"),
-        ("document_masks", "yes", "true or false"),
-        ("schedule", "cosin", "did you mean cosine"),
-        ("precision", "bf61", "did you mean bf16"),
-        ("precision", None, "auto"),
-        ("compile", "all", "blocks"),
-        ("optimizer", "orthadam", "did you mean orthoadam"),
-        ("momentum", 0.9, "choose muon or rmsprop or sgd"),
-        ("rotation", "haar", "choose orthoadam"),
-        ("rotation_share", "size", "choose orthoadam"),
-        ("adamw_patterns", ("*.bias",), "leave it out"),
-    ],
-)
-def test_a_bad_value_is_one_line_with_the_field_the_value_and_what_works(field, value, wanted):
-    with pytest.raises(ClearheadError, match=field) as caught:
-        TrainConfig(**{field: value})
-    message = str(caught.value)
-    assert wanted in message
-    assert str(value).split(" ")[0].strip("(),") in message
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+        ({"tokens": 0}, "tokens is 0.*at least 1"),
+        ({"tokens": 3e5}, "tokens is 300000.0.*whole number"),
+        ({"sequence_length": 1}, "sequence_length is 1.*at least 2"),
+        ({"batch_size": True}, "batch_size is True.*whole number"),
+        ({"seed": -1}, "seed is -1.*at least 0"),
+        ({"learning_rate": math.nan}, "learning_rate is nan.*above 0"),
+        ({"learning_rate": "fast"}, "learning_rate is 'fast'.*above 0"),
+        ({"epsilon": 0}, "epsilon is 0.*above 0"),
+        ({"clip": math.inf}, "clip is inf.*at least 0"),
+        ({"final_learning_rate": 1.5}, "final_learning_rate is 1.5.*between 0 and 1"),
+        ({"warmup": 100}, "warmup is 100.*between 0 and 1"),
+        *(({"betas": betas}, "betas is .*two numbers") for betas in ((0.9, 1.0), (0.9,), 0.9)),
+        ({"document_masks": "yes"}, "document_masks is 'yes'.*true or false"),
+        ({"schedule": "cosin"}, "schedule .*did you mean cosine"),
+        ({"precision": None}, "precision .*auto"),
+        ({"compile": "all"}, "compile .*blocks"),
+        ({"optimizer": "orthadam"}, "optimizer .*did you mean orthoadam"),
+        ({"momentum": 0.9}, "momentum.*choose muon or rmsprop or sgd"),
+        ({"rotation": "haar"}, "rotation.*choose orthoadam"),
+        ({"adamw_patterns": ("*.bias",)}, "adamw_patterns.*leave it out"),
         ({"optimizer": "orthoadam", "rotation": "har"}, "did you mean haar"),
         ({"optimizer": "orthoadam", "rotation_share": "all"}, "choose one of parameter, size"),
         ({"optimizer": "orthoadam", "adamw_patterns": "*.bias"}, "give patterns such as"),
@@ -89,9 +67,10 @@ def test_a_bad_value_is_one_line_with_the_field_the_value_and_what_works(field, 
         ({"ramp": 0.5}, "nothing can grow"),
     ],
 )
-def test_settings_that_do_not_fit_together(settings, message):
-    with pytest.raises(ClearheadError, match=message):
+def test_a_bad_setting_is_one_line_with_the_value_and_what_works(settings, wanted):
+    with pytest.raises(ClearheadError, match=wanted) as caught:
         TrainConfig(**settings)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -151,13 +130,6 @@ def test_a_plan_that_ends_at_rate_0_is_not_extended(schedule):
     TrainConfig(**{**ends, "schedule_tokens": 400_000})
 
 
-def test_without_a_ramp_all_steps_are_full():
-    config = TrainConfig(tokens=83, sequence_length=4, batch_size=2, accumulation=3)
-    assert list(config.starts) == [0, 3, 6, 9]
-    assert config.steps == 83 // 24
-    assert config.used(1) == 1 / 3
-
-
 def test_fine_tuning_is_so_many_epochs_of_steps_with_the_settings_of_any_training():
     config = FinetuneConfig(epochs=3, batch_size=4, max_length=16, optimizer="sgd", save_every=5)
     run = config.run(per_epoch=7, seed=2)
@@ -188,11 +160,6 @@ RESULT = TrainResult(
     model=None, steps=40, tokens=400, seconds=75.0, tokens_per_second=5.3,
     peak_memory_bytes=2**30, final_loss=0.1, stop_signal=None,
 )  # fmt: skip
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def steps_in(path):

@@ -49,13 +49,19 @@ def again(tiny, output, model=None, batches=None, resume=True, **changes):
     )
 
 
-def test_resuming_with_other_settings_names_each_with_both_values(tiny, stopped):
+def test_resuming_with_other_settings_model_or_data_names_each_with_both_values(tiny, stopped):
     with pytest.raises(ClearheadError) as caught:
         again(tiny, stopped, learning_rate=0.5, betas=(0.9, 0.99))
     message = str(caught.value)
     assert "learning_rate was 0.01 and is now 0.5" in message
     assert "betas was [0.9, 0.95] and is now [0.9, 0.99]" in message
     assert "\n" not in message
+    with pytest.raises(ClearheadError, match=r"model\.intermediate_size was 48 and is now 64"):
+        again(tiny, stopped, model=tiny.make_model(intermediate_size=64))
+    other = tiny.Batches()
+    other.fingerprint = "other"
+    with pytest.raises(ClearheadError, match=r"data\.fingerprint was 'tiny' and is now 'other'"):
+        again(tiny, stopped, batches=other)
 
 
 @pytest.mark.parametrize(
@@ -74,15 +80,6 @@ def test_a_setting_that_one_of_two_versions_lacks_differs(tiny, stopped, change,
     manifest.seal(path.parent, record, name=path.name)
     with pytest.raises(ClearheadError, match=rf"train\.{said}"):
         again(tiny, stopped)
-
-
-def test_resuming_with_another_model_or_other_data_is_refused(tiny, stopped):
-    with pytest.raises(ClearheadError, match=r"model\.intermediate_size was 48 and is now 64"):
-        again(tiny, stopped, model=tiny.make_model(intermediate_size=64))
-    other = tiny.Batches()
-    other.fingerprint = "other"
-    with pytest.raises(ClearheadError, match=r"data\.fingerprint was 'tiny' and is now 'other'"):
-        again(tiny, stopped, batches=other)
 
 
 def test_what_changes_no_weight_may_change_and_a_finished_run_says_so(tiny, stopped):
@@ -194,15 +191,12 @@ def test_a_run_of_an_older_version_is_refused_in_a_line(tmp_path, monkeypatch, c
     assert "--train.optimizer orthoadam" in line  # its own command, for people
 
 
-def test_a_model_of_an_older_version_is_opened_with_its_own_weights():
+def test_a_model_of_an_older_version_is_opened_and_its_checkpoint_refused():
     model = ClearheadForCausalLM.from_pretrained(OLDER / "final")
     state = model.state_dict()
     for name, weight in load_file(OLDER / "final/model.safetensors").items():
         assert torch.equal(state[name], weight)
     assert model.config.normalizer == "softmax1"
-
-
-def test_a_checkpoint_of_the_older_format_is_refused():
     with pytest.raises(ClearheadError, match=r"earlier version's format: delete .*the first step"):
         checkpoint.verify(OLDER / "checkpoints/step-00000010")
 

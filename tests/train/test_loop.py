@@ -63,11 +63,8 @@ def test_an_accumulated_step_is_that_of_the_big_batch(tiny, labels):
     torch.testing.assert_close(loss, whole.detach())
     for ours, theirs in zip(found, gradients(model), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-
-
-def test_a_step_without_labels_is_refused(tiny):
     with pytest.raises(ClearheadError, match="no label"):
-        accumulate(tiny.make_model(), [masked(tiny.Batches().batch(0), 0, 0)], "fp32")
+        accumulate(model, [masked(micro[0], 0, 0)], "fp32")
 
 
 def test_a_run_learns_and_writes_its_folder(tiny, tmp_path):
@@ -76,7 +73,8 @@ def test_a_run_learns_and_writes_its_folder(tiny, tmp_path):
             return super().batch(0)
 
     recorder = Recorder()
-    config = tiny.make_config(tokens=30 * 32, save_every=0, log_every=7, accumulation=1)
+    sizes = {"tokens": 30 * 32, "save_every": 0, "log_every": 7, "accumulation": 1}
+    config = tiny.make_config(**sizes, precision="auto")
     output = tmp_path / "run"
     result = train(
         tiny.make_model(), Same(), config, output=output, callbacks=[recorder],
@@ -108,22 +106,17 @@ def test_a_run_learns_and_writes_its_folder(tiny, tmp_path):
         "tokens_per_second", "batch_stall",
     }  # fmt: skip
     assert (lines[0]["kind"], lines[0]["run"], lines[0]["tokens"]) == ("step", "llama/seed0", 224)
-
-
-def test_run_json_says_what_was_run_and_nothing_about_the_machines_paths(tiny, tmp_path):
-    config = tiny.make_config(tokens=32, precision="auto")
-    train(tiny.make_model(), tiny.Batches(), config, output=tmp_path / "run")
-    text = (tmp_path / "run" / "run.json").read_text()
+    text = (output / "run.json").read_text()
     record = json.loads(text)
     assert record["config"]["precision"] in ("bf16", "fp32")
     assert record["config"]["betas"] == [0.9, 0.95]
     assert record["model"]["hidden_size"] == 32
-    assert (record["run"], record["seed"], record["data"]) == ("run", 0, "tiny")
+    assert (record["run"], record["seed"], record["data"]) == ("llama/seed0", 0, "tiny")
     assert {"python", "clearhead", "torch", "tokenizers"} <= set(record["versions"])
     assert record["threads"] == torch.get_num_threads()
     assert record["parameters"] > 0
     assert record["date"].endswith("+00:00")
-    assert str(tmp_path) not in text
+    assert str(tmp_path) not in text  # nothing of the machine's paths
 
 
 def test_clipping_bounds_the_step_and_reports_the_norm_before(tiny, tmp_path):
@@ -155,15 +148,9 @@ def test_an_error_is_raised_at_the_step_that_needs_the_batch(tiny, tmp_path):
                 raise ClearheadError("the shard is gone: build it again")
             return super().batch(step)
 
-    recorder = Recorder()
+    recorder, config = Recorder(), tiny.make_config(save_every=1)
     with pytest.raises(ClearheadError, match="the shard is gone: build it again"):
-        train(
-            tiny.make_model(),
-            Broken(),
-            tiny.make_config(save_every=1),
-            output=tmp_path / "run",
-            callbacks=[recorder],
-        )
+        train(tiny.make_model(), Broken(), config, output=tmp_path / "run", callbacks=[recorder])
     assert [line.step for line in recorder.metrics] == [1, 2, 3, 4, 5]
     assert (tmp_path / "run" / "checkpoints" / "step-00000005").is_dir()
     assert all(0 <= line.batch_stall < 1 for line in recorder.metrics)

@@ -15,20 +15,15 @@ KILL = -signal.SIGKILL
 VARIANTS = {
     "plain": {},
     "accumulation and bf16": {"accumulation": 2, "precision": "bf16"},
-    "orthoadam": {"optimizer": "orthoadam"},
-    "orthoadam by haar": {"optimizer": "orthoadam", "rotation": "haar"},
     "muon": {"optimizer": "muon", "adamw_patterns": ["*.o_proj.*"]},
     "sgd": {"optimizer": "sgd"},
     "rmsprop": {"optimizer": "rmsprop"},
     "adafactor": {"optimizer": "adafactor"},
-    "attention only, by muon": {"optimizer": "muon", "only": ["*self_attn*"]},
     "a layer frozen, by orthoadam": {"optimizer": "orthoadam", "freeze": ["*.layers.0.*"]},
 }
 if takes_adapters():
-    VARIANTS |= {
-        "lora": {"lora": 2},
-        "lora of attention, by muon": {"optimizer": "muon", "lora": 2, "only": ["*self_attn*"]},
-    }
+    lora = {"optimizer": "muon", "lora": 2, "only": ["*self_attn*"]}
+    VARIANTS["lora of attention, by muon"] = lora
 
 
 def weights(output):
@@ -62,13 +57,11 @@ def test_killed_twice_and_resumed_is_bit_identical(trainer, unbroken, tmp_path, 
     assert weights(output) == weights(unbroken[variant])
     other = ("run", "batch_stall")
     untimed = [
-        [
-            {k: v for k, v in line.items() if "second" not in k and k not in other}
-            for line in steps(o)
-        ]
-        for o in (output, unbroken[variant])
+        {k: v for k, v in line.items() if "second" not in k and k not in other}
+        for each in (output, unbroken[variant])
+        for line in steps(each)
     ]
-    assert untimed[0] == untimed[1]
+    assert untimed[:12] == untimed[12:]
     assert [line["step"] for line in steps(output)] == list(range(1, 13))
     record = json.loads((output / "run.json").read_text())
     assert [resumed["step"] for resumed in record["resumed"]] == [4, 8]
@@ -103,14 +96,7 @@ def test_killed_before_the_first_save_and_while_saving(trainer, unbroken, tmp_pa
     assert weights(output) == weights(unbroken["plain"])
     names = sorted(path.name for path in (output / "checkpoints").iterdir())
     assert names == ["step-00000008", "step-00000012"]
-
-
-def test_killed_between_the_last_checkpoint_and_the_final_model(trainer, unbroken, tmp_path):
-    output = tmp_path / "run"
-    assert trainer(output)[0] == 0
-    for path in (output / "final").iterdir():
-        path.unlink()
-    (output / "final").rmdir()
+    shutil.rmtree(output / "final")  # as between the last checkpoint and the final model
     assert trainer(output, resume=True)[0] == 0
     assert weights(output) == weights(unbroken["plain"])
 
