@@ -23,6 +23,7 @@ from clearhead.train import (
     WandB,
     precision,
 )
+from tests.test_progress import Terminal
 
 CPU = torch.device("cpu")
 
