@@ -162,6 +162,11 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_pat
     job = replace(whole, output=tmp_path / "stopped")
 
     class Stopping(Work):
+        name = ""
+
+        def begin(self, name: str) -> None:
+            self.name = name
+
         def update(self, share: float, detail: str = "") -> None:
             if where == "while it trains" and (self.name, detail[:7]) == ("seed 1", "step 14"):
                 os.kill(os.getpid(), signal.SIGINT)

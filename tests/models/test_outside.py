@@ -115,8 +115,8 @@ def test_installed_packages_are_imported_by_their_entry_points(command, tmp_path
     assert done.stdout.startswith("louder, hidden_size=24"), done.stderr
 
 
-def test_processes_of_a_command_import_the_package_and_a_run_names_it(command, tmp_path):
-    words = ("louder", "transformer", "--import", "louder_heads", *TRAIN, "--jobs", "2")
+def test_a_command_imports_the_package_and_a_run_names_it(command, tmp_path):
+    words = ("louder", "transformer", "--import", "louder_heads", *TRAIN)
     done = command("compare", *words, "--output", "compared")
     assert done.returncode == 0, done.stderr
     done = command("--import", "louder_heads", "train", "louder", *TRAIN, "--output", "run")

@@ -176,7 +176,7 @@ def passages(words: str, progress: Callable[[str], None]) -> Iterator[str]:
 
 def _files(spec: str) -> tuple[Path, ...]:
     if spec in (STDLIB, PACKAGES):
-        files = _walk(Path(sysconfig.get_path("stdlib")), _is_python, without=_THIRD_PARTY)
+        files = _walk(Path(sysconfig.get_path("stdlib")), suffix=".py", without=_THIRD_PARTY)
         return files if spec == STDLIB else files + _installed_packages()
     if synthetic.is_synthetic(spec):
         next(synthetic.texts(spec))  # refuses numbers that no document can meet
@@ -184,7 +184,7 @@ def _files(spec: str) -> tuple[Path, ...]:
         return ()
     path = Path(os.path.expanduser(spec))
     if path.is_dir():
-        if files := _walk(path, readable):
+        if files := _walk(path, wanted=readable):
             return files
         raise ClearheadError(f"data {spec!r}: nothing in this folder is {ENDINGS}")
     if not path.exists():
@@ -201,21 +201,23 @@ def _files(spec: str) -> tuple[Path, ...]:
 def _installed_packages() -> tuple[Path, ...]:
     folders = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     folders |= {Path(entry).resolve() for entry in sys.path if Path(entry).name in _THIRD_PARTY}
-    return tuple(file for folder in sorted(folders) for file in _walk(folder, _is_python))
-
-
-def _is_python(path: Path) -> bool:
-    return path.suffix == ".py"
+    return tuple(file for folder in sorted(folders) for file in _walk(folder, suffix=".py"))
 
 
 def _walk(
-    root: Path, wanted: Callable[[Path], bool], without: tuple[str, ...] = ()
+    root: Path,
+    *,
+    suffix: str = "",
+    wanted: Callable[[Path], bool] = Path.is_file,
+    without: tuple[str, ...] = (),
 ) -> tuple[Path, ...]:
     """The wanted files under a folder, by name; hidden ones and linked folders are passed over."""
     files: dict[str, Path] = {}
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name[0] != "." and name not in without]
-        for path in (Path(folder, name) for name in names if name[0] != "."):
-            if wanted(path) and path.is_file():
-                files[path.relative_to(root).as_posix()] = path
+        for name in names:
+            if name[0] != "." and name.endswith(suffix):  # before a path is made of each name
+                path = Path(folder, name)
+                if wanted(path) and path.is_file():
+                    files[path.relative_to(root).as_posix()] = path
     return tuple(files[name] for name in sorted(files))
