@@ -57,7 +57,7 @@ def forward(
 def backward(
     grad_BHTV: Tensor, saved: Saved, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
+    """Gradients of q, k, v: softmax-1's if `saved` holds the o and lse of softmax-1."""
     q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
     if q_BHTD.dtype in HALF and k_BGSD.shape[2] <= _FEW:
         wide = Saved(*(x.float() for x in saved))
