@@ -1,4 +1,4 @@
-"""The place of long work in one line: "run 3 of 8, 12 min left"."""
+"""Progress of long work in one line: "run 3 of 8, 12 min left"."""
 
 import shutil
 import sys
@@ -20,8 +20,8 @@ class Work:
     Work inside other work reports to the same object: the first `start` counts.
 
     Args:
-        stream: shows the work: a terminal in one line that is written over, a file in plain lines.
-        say: takes a line beside, where there is no stream.
+        stream: where progress is shown: one overwritten line on a terminal, plain lines in a file.
+        say: function that receives notes where there is no stream.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Work:
 
     @property
     def share(self) -> float:
-        """The part of all units that is done."""
+        """The share of all units that is done, from 0 to 1."""
         return min(1.0, (self._done + self._share) / self._total) if self._total else 0.0
 
     @property
