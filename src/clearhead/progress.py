@@ -110,7 +110,7 @@ class Work:
 
     @property
     def place(self) -> str:
-        """ "run 3 of 8, 12 min left"; nothing where there is one unit, no time before a pace."""
+        """ "run 3 of 8, 12 min left"; "" for a single unit, no time before a pace is known."""
         if self._total is None or self._total == 1:
             return ""
         where = f"{self._unit} {min(self._done + 1, self._total)} of {self._total}"
