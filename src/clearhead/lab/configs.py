@@ -1,5 +1,5 @@
-"""Jobs as values: configurations that verbs read and experiments yield; no torch until the models
-of a comparison are read."""
+"""Configurations of jobs, for commands and experiments; torch is imported only to check the models
+of a comparison."""
 
 import hashlib
 import itertools

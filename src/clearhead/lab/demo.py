@@ -43,9 +43,9 @@ Studies = tuple[CompareConfig, CompareConfig]
 
 
 def studies(output: Path) -> Studies:
-    """Blocks and positions on ordinary text, and remedies for sinks and noise on a made one.
+    """Blocks and positions on ordinary text; remedies for sinks and noise on synthetic text.
 
-    Rates are not tuned. At 1e-2 the made text grows its sink within 200 steps.
+    Learning rates are not tuned. At 1e-2 a sink forms on the synthetic text within 200 steps.
     """
     window: Any = {"sequence_length": 64}
     text = CompareConfig(

@@ -39,7 +39,7 @@ def measure(
 
     Args:
         settings: those of the training.
-        documents_apart: whether these losses keep the documents of a window apart.
+        documents_apart: whether tokens of a window see only their own document.
     """
     read: dict[str, Any] = {"tokens": tokens, "documents_apart": documents_apart}
     if getattr(model, "objective", None) == "mlm":

@@ -178,8 +178,7 @@ def lines(records: Records, variants: Variants) -> Curves:
 def loss(records: Records, looks: Looks) -> Panel | None:
     """Training loss by tokens read of one label: mean over seeds, band of ± 1 standard deviation.
 
-    The steep start of a long curve, its first 5 %, is left out: it would press all that follows
-    into a line.
+    The steep start of a long curve, its first 5 %, is left out: it would flatten the rest.
     """
     import pandas
 
