@@ -1,4 +1,4 @@
-"""Errors for people: one line that says what was wrong, what was found, what would work."""
+"""Errors for users: one line that says what was wrong, what was found, what would work."""
 
 import difflib
 import importlib

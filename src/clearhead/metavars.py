@@ -1,4 +1,4 @@
-"""Types of text settings by what they hold: the names that a command line's help gives them."""
+"""Types of text settings, with the metavars that the command line's help shows for them."""
 
 import os
 import re

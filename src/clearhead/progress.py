@@ -65,13 +65,13 @@ class Work:
             self._show(f"{self.place}: {name}", True)
 
     def resume(self, share: float) -> None:
-        """Count a part of the unit at hand that is done already."""
+        """Count a share of the current unit that is done already."""
         self._share = share
         self._before += share
         self._printed = self.share
 
     def update(self, share: float, detail: str = "") -> None:
-        """Show a share of the unit at hand, from 0 to 1, and its numbers."""
+        """Show the share of the current unit that is done, from 0 to 1, and a detail."""
         self._share = share
         due = round((self.share - self._printed) * PLAIN_LINES, 6) >= 1
         line = "  ".join(filter(None, (self.place, detail)))

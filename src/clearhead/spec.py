@@ -130,7 +130,7 @@ class Declaration:
         refuses: reason why a layer cannot have it, and which axis to change; None if it can.
         flops: multiply-adds × 2 that it adds to the forward pass, for each token of a sequence of
             the given length (`flops(layer, length)`), beyond those of its linear projections.
-        cache: numbers kept for each token in generation.
+        cache: numbers cached for each token in generation.
         heads, query_heads: for maps: number of output heads, and of queries per token, one for each
             map.
         query_width, key_width: for scores: widths of a head's query and key, as projected.

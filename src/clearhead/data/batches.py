@@ -186,7 +186,7 @@ def document_starts(ids_BT: torch.Tensor, tokenizer: Any) -> torch.Tensor:
     """Where documents begin in windows, bool [B, T]: after an end token, or at a begin token if the
     tokenizer has one; both may be the same token, as in GPT-2.
 
-    A window's first token is not marked, as nothing stands before it.
+    A window's first token is not marked, since no token precedes it.
     """
     opens_BT = F.pad(ids_BT[:, :-1] == tokenizer.eos_token_id, (1, 0))
     if tokenizer.bos_token_id is not None:

@@ -60,7 +60,7 @@ class DataConfig:
 
     @property
     def cache_folder(self) -> Path:
-        """The folder that holds what is downloaded and tokenised."""
+        """The folder for downloads and tokenised text."""
         if self.cache is not None:
             return Path(self.cache)
         return Path(os.environ.get("CLEARHEAD_CACHE") or "~/.cache/clearhead").expanduser()

@@ -112,7 +112,7 @@ class Fact:
 
 
 def held_out(text: str) -> bool:
-    """True if a text is kept for evaluations: one in ten."""
+    """True if a text is reserved for evaluations: one in ten."""
     return hashlib.sha256(text.encode()).digest()[0] < 26
 
 

@@ -47,7 +47,7 @@ def scan(source: Source, cache: Path, progress: Callable[[str], None]) -> Source
     """Read every document of a source, unless no file changed since it was read.
 
     Args:
-        cache: the folder in which scans are kept.
+        cache: the folder in which scans are stored.
 
     Raises:
         ClearheadError: for a source without text, and as `Source.documents`.

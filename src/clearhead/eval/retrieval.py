@@ -298,7 +298,7 @@ class _LastRow(Statistic):
 
 
 class RecallTask(options.RecallOptions):
-    """Multi-query associative recall (Arora et al., arXiv 2312.04927), in words.
+    """Multi-query associative recall (Arora et al., arXiv 2312.04927), with words for symbols.
 
     A list of pairs, filler up to the length, and some of the pairs again: a repeated key's value is
     known from the list. Scored by teacher forcing: whether each token of the value is the likeliest

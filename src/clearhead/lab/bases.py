@@ -77,9 +77,9 @@ def open_base(
     `alike` leaves out the dropout of its own class, which is lost with other mechanisms.
 
     Raises:
-        ClearheadError: for a model that cannot be opened or is stored in few bits, a tokenizer
-            beside its own or with more entries than it has, and windows longer than it can read;
-            as `prepare`.
+        ClearheadError: for a model that cannot be opened or is quantised, a tokenizer given beside
+            its own or with more entries than it has, and windows longer than it can read; as
+            `prepare`.
     """
     refuse_tokenizer(data)
     require_convertible(name, trust_remote_code=trust_remote_code)

@@ -119,7 +119,7 @@ def _outcome(record: dict[str, Any], before: str, after: str) -> str:
 
 
 def to_the_other_format(model: Any, name: str, purpose: str | None = None) -> Conversion:
-    """The same function in the other library's format, or in one that servers load."""
+    """The same function in another library's format, or in one that servers load."""
     made = {None: converted, "serving": for_serving, "llama.cpp": for_llama_cpp}[purpose](model)
     record = _record(name, model, made)
     with in_float32(model), in_float32(made):

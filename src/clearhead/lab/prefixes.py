@@ -43,7 +43,7 @@ _CHECKED = 64  # tokens after the prefix whose logits are compared
 def sample(
     text: str, tokenizer: Any, *, length: int, count: int, least: Literal[1, 2] = 1
 ) -> list[Tensor]:
-    """Windows of tokens, int64 [length] each: the middle of each document, then what is around it.
+    """Windows of tokens, int64 [length] each: first the middle of each document, then its rest.
 
     Args:
         text: a source, as `--data.data` names them, or a text itself.
@@ -292,7 +292,7 @@ def calibrate(
     model: ClearheadForCausalLM, windows: Iterable[Tensor], layers: Collection[int]
 ) -> None:
     """Set the sinks' logits (`normalizer="sink"`) of these layers so that a sink's mean weight is
-    that of the first token; before, they are too low to have an effect. No training."""
+    that of the first token while the logits are too low to have an effect. No training."""
     blocks: Any = model.model.layers
     for layer in layers:
         torch.nn.init.constant_(blocks[layer].self_attn.normalizer.logit, NOTHING)

@@ -111,7 +111,7 @@ def _perform(config: Any, log: Path, device: str | None, threads: int) -> None:
 
 
 def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None) -> list[Job]:
-    """Run what is not finished, at most `jobs` at a time, and return those that failed.
+    """Run the unfinished tasks, at most `jobs` at a time, and return those that failed.
 
     Jobs start in order, each on the GPU with the fewest others; a job waits for the one that makes
     its model, and is left out if that fails. A failed job is reported in a line, and the others

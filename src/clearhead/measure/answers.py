@@ -43,7 +43,7 @@ class Answer:
     """The answer to one prompt.
 
     Attributes:
-        written: the tokens of greedy decoding, up to an end token or as many as were asked for.
+        written: the tokens of greedy decoding, up to an end token or the requested number.
         loss: −log p of each token of the given answer, its earlier ones given (teacher forcing).
         right: whether each of these tokens was the likeliest. All of them are if and only if greedy
             decoding starts with the whole answer.

@@ -1,7 +1,7 @@
 """Measurements: tasks on subjects, cell by cell, each written to the records as it is measured.
 
 Cells that are in the records already, of the same weights, text, options and seed, are not measured
-again, so that the same call goes on with a sweep that was stopped, or adds seeds to one.
+again, so that the same call resumes a sweep that was stopped, or adds seeds to one.
 """
 
 import hashlib
@@ -133,7 +133,7 @@ class Subject:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def check_length(self, length: int) -> None:
-        """Refuse texts of so many tokens, answer included, that the model has no positions for."""
+        """Refuse texts of `length` tokens, answer included, if the model has fewer positions."""
         check_length(self.model, length)
 
 

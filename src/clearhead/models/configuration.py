@@ -78,12 +78,12 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
     λ_init; None is the depth-wise one. `head_norm` is its norm of each head: "affine", "plain" (no
     gain) or "none".
 
-    `sliding_window` is how many keys a token sees, the last ones with its own, in the layers that
-    `layer_types` calls "sliding_attention" (the others: "full_attention"), or in all of them where
-    it is None. `layer_overrides` has for each layer the axes on which it differs. Both may be a
+    `sliding_window` is the number of keys that a token sees, its own and those before it, in layers
+    that `layer_types` calls "sliding_attention" (the others: "full_attention"), or in all layers if
+    that is None. `layer_overrides` lists for each layer the axes on which it differs. Both may be a
     pattern that is repeated: three windows and a full layer, or [{}, {}, {}, {"position": "none"}].
 
-    `prefix_length` is how many learned keys and values stand before every text (`normalizer`
+    `prefix_length` is the number of learned keys and values before every text (`normalizer`
     "key-value"); they take as many positions.
 
     `num_value_heads` None is `num_key_value_heads`, or one for each head where a head's value is
@@ -92,9 +92,9 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
     "orthogonal" or "identity"; None is normal for linear ones and the identity for reparametrised
     ones, whose β starts at `value_gain`. `query_range` is the standard deviation of W_Q at the
     start; None is `initializer_range`, or 0 where `shaping` starts from equal scores.
-    `attention_gain`, `mlp_gain` and `mlp_skip_gain` are what the gains of the branches and of the
-    MLP's skip start with; None is no gain. `mlp_gain="depth"` is 0.1 · √(18 / layers), times the
-    full width of an MLP over this one's.
+    `attention_gain`, `mlp_gain` and `mlp_skip_gain` are initial gains of the branches and of the
+    MLP's skip; None is no gain. `mlp_gain="depth"` is 0.1 · √(18 / layers), times the full width of
+    an MLP over this one's.
 
     `embedding_norm` is a value of `norm`, for the first layer's input, or "none".
     `embedding_projection` puts a square matrix behind the embedding, and one before the head (OSP's

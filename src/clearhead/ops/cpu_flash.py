@@ -1,4 +1,4 @@
-"""PyTorch's flash kernel for CPUs, called below autograd so that its log-sum-exp is at hand.
+"""PyTorch's flash kernel for CPUs, called below autograd to obtain its log-sum-exp.
 
 Grouped queries and key padding are built in. It wants V = D, so narrower values are padded with
 zeros; its causal form aligns the first query with the first key, so it serves only T = S.

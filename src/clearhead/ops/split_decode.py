@@ -69,7 +69,7 @@ def unrotated(
     visibility: Visibility,
     rotation: Rotation,
 ) -> Tensor:
-    """o [B, H, 1, V] over CoCA's t, [B, G, S, D/2], turned by `rotation`."""
+    """o [B, H, 1, V] over CoCA's t, [B, G, S, D/2], rotated by `rotation`."""
     # A sliding cache has dropped early keys.
     turning = rotation.indices()[:, -t_BGSE.shape[2] :], rotation.frequency
     scale *= rotation.factor

@@ -130,7 +130,7 @@ class Page:
 
     @cached_property
     def account(self) -> str:
-        """Numbers of comparisons made and upheld, in words."""
+        """A sentence with the numbers of comparisons made and upheld."""
         return statistics.account(self.differences)
 
 

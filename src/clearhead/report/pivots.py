@@ -31,7 +31,7 @@ THIS = "this run"  # beside committed records, which have labels
 
 @dataclass(frozen=True)
 class Heading:
-    """A row's or a column's name; `arm` is whose colour it has."""
+    """A row's or a column's name; `arm` sets its colour."""
 
     title: str
     group: str = ""

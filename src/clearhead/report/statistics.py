@@ -84,8 +84,8 @@ class Difference:
 
     @property
     def decidable(self) -> float | None:
-        """The smallest effect that seeds of this spread could have decided: half the interval; None
-        of one without bounds."""
+        """The smallest effect that seeds of this spread could have decided: half the interval's
+        width; None without bounds."""
         if self.interval is None or not all(map(math.isfinite, self.interval)):
             return None
         return (self.interval[1] - self.interval[0]) / 2

@@ -122,7 +122,7 @@ def _minus(text: str) -> str:
 
 
 def count(value: float) -> str:
-    """A count in words of thousands and millions: 1.92 M."""
+    """A count with a suffix for thousands or millions: 1.92 M."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{number(value / size)}\u00a0{unit}"

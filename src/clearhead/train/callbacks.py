@@ -235,7 +235,7 @@ class WandB(Callback):
     """Logs to the Weights & Biases project "clearhead", under the run's name.
 
     Its account and mode are those of wandb's own settings, such as WANDB_MODE=offline. The run's
-    id is kept in OUTPUT/wandb-id, so that a resumed run goes on with it. Needs the extra "wandb".
+    id is stored in OUTPUT/wandb-id, for a resumed run to continue. Needs the extra "wandb".
     """
 
     def __init__(self) -> None:
