@@ -50,7 +50,7 @@ def cached_unrotated(module: nn.Module) -> bool:
 
 @contextmanager
 def keys_before_rotation(model: Any, how: KeysValues) -> Iterator[None]:
-    """While the body runs, round the output of `k_proj` in layers that cache keys in that form."""
+    """While the body runs, round `k_proj`'s output under `prerope`, else where it is cached."""
     hooked = 0
     with ExitStack() as stack:
         for name, module in model.named_modules():
