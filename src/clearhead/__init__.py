@@ -1,4 +1,4 @@
-"""Four repairs of the Transformer, to build, train, measure and compare.
+"""Published repairs of Transformer attention as Hugging Face models: build, train, compare.
 
     import clearhead
     model = clearhead.ClearheadForCausalLM(clearhead.preset("differential"))

@@ -1,4 +1,4 @@
-"""Memory that a process frees and asks for again."""
+"""Settings of glibc's allocator for processes that free and reallocate large tensors."""
 
 import ctypes
 import os
@@ -8,12 +8,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> None:
-    """Let glibc's allocator keep what is freed, so that the next step finds it mapped.
+    """Make glibc's allocator keep freed memory mapped, for reuse by the next step.
 
     By default tensors of 32 MiB and more go back to the system when freed, as does the free end of
-    the heap, and every step pays for clearing pages anew. A process then holds its peak to its end.
-    Settings of the user's own, MALLOC_MMAP_MAX_ or MALLOC_TRIM_THRESHOLD_, are left alone; so is
-    another C library.
+    the heap, and every step pays for clearing pages anew. The process then keeps its peak memory
+    until it exits. Does nothing if the user has set MALLOC_MMAP_MAX_ or MALLOC_TRIM_THRESHOLD_, or
+    under another C library.
     """
     if {"MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"} & set(os.environ):
         return

@@ -18,7 +18,7 @@ class OpensModels:
     """Run Python code that the model's folder or repository brings. Read it first."""
 
     def given(self, *names: str) -> list[str]:
-        """The options among `names` that have another value than when they are left out."""
+        """The options among `names` that are not at their defaults, as "--option" words."""
         defaults = type(self)
         return [
             f"--{name.replace('_', '-')}"
@@ -31,7 +31,7 @@ def pairs(words: Sequence[str]) -> dict[str, str]:
     """KEY=VALUE words as {KEY: VALUE}.
 
     Raises:
-        ClearheadError: for another form, and for a key given twice.
+        ClearheadError: a word of another form, or a key given twice.
     """
     values: dict[str, str] = {}
     for word in words:

@@ -1,4 +1,4 @@
-"""Errors for people: one line that says what was wrong, what was found, what would work."""
+"""Errors for users: one line that says what was wrong, what was found, what would work."""
 
 import difflib
 import importlib
@@ -19,7 +19,7 @@ _NEEDS = {
 
 
 class ClearheadError(Exception):
-    """A request that cannot be met; its one line is all that the command line prints.
+    """A request that cannot be met; the command line prints its one-line message, no traceback.
 
     Not a ValueError: parsers catch those, and would bury the line in a message of their own.
     """
@@ -32,7 +32,7 @@ NOT_FINITE = "not finite"
 
 
 class NotFinite(ClearheadError):  # noqa: N818 (a result of a measurement, too)
-    """Logits without a largest one: the model answers nothing."""
+    """Logits that contain NaN or +∞, from which no answer can be taken."""
 
 
 class Stopped(Exception):  # noqa: N818 (a request, not a fault)

@@ -12,7 +12,7 @@ _OPTION = "--import"
 
 
 def taken_from(line: list[str]) -> list[str]:
-    """A command line without its `--import PACKAGE`, which goes into the environment.
+    """Remove `--import PACKAGE` from a command line, and store PACKAGE in the environment.
 
     Raises:
         ClearheadError: where no package follows.

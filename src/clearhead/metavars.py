@@ -1,4 +1,4 @@
-"""Types of text settings by what they hold: the names that a command line's help gives them."""
+"""Types of text settings, with the metavars that the command line's help shows for them."""
 
 import os
 import re
@@ -11,9 +11,9 @@ from clearhead.errors import ClearheadError
 
 
 def in_utf8(word: str) -> str:
-    """A word of UTF-8, also where the locale has another encoding; other bytes are refused.
+    """Decode a command-line word as UTF-8 whatever the locale; other bytes are refused.
 
-    Python holds them as lone surrogates, which paths alone may have.
+    Python represents such bytes as lone surrogates, which only paths may contain.
     """
     if not re.search("[\ud800-\udfff]", word):
         return word
@@ -25,7 +25,7 @@ def in_utf8(word: str) -> str:
 
 
 def place(word: str) -> str:
-    """A path with the home folder for ~, as also in init:~/model; another word as it is."""
+    """Expand ~ in a path, also after "init:"; other words are returned unchanged."""
     start = word[: len("init:") * word.startswith("init:")]
     return start + os.path.expanduser(word[len(start) :])
 
@@ -33,7 +33,7 @@ def place(word: str) -> str:
 def called(
     metavar: str, read: Callable[[str], Any] = in_utf8, kind: type = str
 ) -> PrimitiveConstructorSpec[Any]:
-    """The constructor of an option of one word, which `read` turns into a `kind`."""
+    """tyro's constructor of a one-word option, parsed by `read` into a value of type `kind`."""
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,

@@ -156,14 +156,14 @@ AT_SIZE: dict[tuple[str, str], dict[str, Any]] = {
 
 
 def register_preset(name: str, changes: dict[str, Any], summary: str) -> None:
-    """Add a preset of another package; again by the same name, in place of the first.
+    """Add a preset of another package; registering the name again replaces it.
 
     Args:
-        changes: what it changes of the baseline.
+        changes: settings that differ from the baseline's, by name.
         summary: one line for tables and help.
 
     Raises:
-        ClearheadError: a name of clearhead's own.
+        ClearheadError: the name belongs to one of clearhead's own presets.
     """
     if name in _OWN:
         raise ClearheadError(f"the preset {name!r} is clearhead's: choose another name")
@@ -171,7 +171,7 @@ def register_preset(name: str, changes: dict[str, Any], summary: str) -> None:
 
 
 def presets() -> dict[str, str]:
-    """Every preset's name, with a line: what it changes of the baseline, or its own summary."""
+    """{name: one line} of every preset: its changes to the baseline, or its own summary."""
     changed = {
         name: " ".join(f"{k}={v}" for k, v in keys.items()) for name, keys in PRESETS.items()
     }

@@ -1,4 +1,4 @@
-"""The place of long work in one line: "run 3 of 8, 12 min left"."""
+"""Progress of long work in one line: "run 3 of 8, 12 min left"."""
 
 import shutil
 import sys
@@ -20,8 +20,8 @@ class Work:
     Work inside other work reports to the same object: the first `start` counts.
 
     Args:
-        stream: shows the work: a terminal in one line that is written over, a file in plain lines.
-        say: takes a line beside, where there is no stream.
+        stream: where progress is shown: one overwritten line on a terminal, plain lines in a file.
+        say: function that receives notes where there is no stream.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Work:
             self._show(f"{self.place}: {name}", True)
 
     def resume(self, share: float) -> None:
-        """Count a part of the unit at hand that is done already."""
+        """Count a share of the current unit that is done already."""
         self._share = share
         self._before += share
         self._printed = self.share
 
     def update(self, share: float, detail: str = "") -> None:
-        """Show a share of the unit at hand, from 0 to 1, and its numbers."""
+        """Show the share of the current unit that is done, from 0 to 1, and a detail."""
         self._share = share
         due = round((self.share - self._printed) * PLAIN_LINES, 6) >= 1
         line = "  ".join(filter(None, (self.place, detail)))
@@ -105,12 +105,12 @@ class Work:
 
     @property
     def share(self) -> float:
-        """The part of all units that is done."""
+        """The share of all units that is done, from 0 to 1."""
         return min(1.0, (self._done + self._share) / self._total) if self._total else 0.0
 
     @property
     def place(self) -> str:
-        """ "run 3 of 8, 12 min left"; nothing where there is one unit, no time before a pace."""
+        """ "run 3 of 8, 12 min left"; "" for a single unit, no time before a pace is known."""
         if self._total is None or self._total == 1:
             return ""
         where = f"{self._unit} {min(self._done + 1, self._total)} of {self._total}"

@@ -45,8 +45,8 @@ _WORDS = {
 def check(settings: Any, place: str = "") -> None:
     """Refuse a value of a dataclass that its field's type does not allow.
 
-    Without a `Range` a number is a whole one of 64 bits, or finite. Settings within settings are
-    checked too; defaults are not.
+    Numbers without a `Range` must be 64-bit integers or finite floats. Nested settings are checked
+    too; values left at their defaults are not.
 
     Raises:
         ClearheadError: naming the field, what was found and what would work.

@@ -1,4 +1,4 @@
-"""Description of one layer: the axes, a name on each, and the table of what fits with what.
+"""Description of one layer: the axes, a value on each, and the table of valid combinations.
 
 No tensor lives here. A mechanism declares itself once (`Declaration`, in its own file under
 `clearhead.nn`); `clearhead.nn.mechanisms` lists the declarations; the configuration, the validity
@@ -34,7 +34,7 @@ def _axis(default: str, summary: str) -> Any:
 
 @dataclass(kw_only=True)
 class LayerSettings:
-    """Numbers and axes that a layer and its model's configuration have by one name and default."""
+    """Settings that a layer and its model's configuration share, with one name and default."""
 
     norm_eps: _AboveZero = 1e-5
     bias: bool = False
@@ -78,8 +78,8 @@ class LayerSpec(LayerSettings):
     width 2 × head_dim; parameters and cache stay those of the baseline. "differential-v2" has twice
     as many queries as the baseline, and its keys and values.
 
-    Values have num_value_heads heads: as many as keys, or, where a head's value is (nearly) its own
-    input, one a head.
+    There are num_value_heads value heads: as many as key heads, or one for each query head where
+    its value is (nearly) its own input.
     """
 
     index: int
@@ -127,19 +127,19 @@ class Declaration:
             for MLPs, from a spec and the rotation of what their output matrix reads; for
             mlp_rotation, from that width; for orders, from a spec, the class of its block, which
             reads the skips.
-        refuses: why it cannot be in this layer, and which axis to change; None if it can.
+        refuses: reason why a layer cannot have it, and which axis to change; None if it can.
         flops: multiply-adds × 2 that it adds to the forward pass, for each token of a sequence of
             the given length (`flops(layer, length)`), beyond those of its linear projections.
-        cache: numbers kept for each token in generation.
-        heads, query_heads: of maps: how many heads come out, and how many queries a token has, each
-            making one map.
-        query_width, key_width: of scores: how wide a head's query and key are, as projected.
-        rotary_width: of scores: twice the angles of a head's rotary table.
+        cache: numbers cached for each token in generation.
+        heads, query_heads: for maps: number of output heads, and of queries per token, one for each
+            map.
+        query_width, key_width: for scores: widths of a head's query and key, as projected.
+        rotary_width: for scores: twice the number of angles in a head's rotary table.
         adopt: converts a layer's weights to this mechanism from the axis's default, to the same
             function if possible: `adopt(weights, before, after)`, of weights by their names within
             the layer's attention ("mlp." before an MLP's) and the two specs. None: weights stay,
             and the new mechanism starts as its paper says.
-        anneals: whether it can come in over a training run, from no effect (`annealed_start`).
+        anneals: whether its effect can grow from none over a training run (`annealed_start`).
     """
 
     axis: str
@@ -168,7 +168,7 @@ class Registry:
         self._packages: dict[tuple[str, str], str] = {}  # of those that are not of this house
 
     def add(self, declaration: Declaration, package: str = "clearhead") -> None:
-        """Add a mechanism; again from the same package, in place of the first.
+        """Add a mechanism, in place of any that the same package gave this name.
 
         Raises:
             ClearheadError: an unknown axis, or a name that another package has taken.
@@ -184,7 +184,7 @@ class Registry:
             self._packages[axis, name] = package
 
     def packages(self, layers: Iterable[LayerSpec] | None = None) -> set[str]:
-        """Other packages whose mechanisms are in these layers; None: in the registry."""
+        """Packages other than clearhead with mechanisms in these layers; None: in the registry."""
         if layers is None:
             return set(self._packages.values())
         used = {(axis, getattr(layer, axis)) for layer in layers for axis in AXES}

@@ -1,4 +1,4 @@
-"""Output for people: text from outside is shown by a terminal, never obeyed."""
+"""Terminal output: control characters in foreign text are shown escaped, never acted upon."""
 
 import io
 import logging
@@ -18,7 +18,7 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
 
 
 def open_streams() -> None:
-    """Make standard output and error take any text, also where the process began without them."""
+    """Make standard output and error accept any text, even where the process began without them."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:  # closed, as by `>&-`: the next file opened would be it
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
@@ -29,8 +29,7 @@ def open_streams() -> None:
 
 
 def flush() -> None:
-    """Write what is printed so far; where that fails, Python's own attempt at its end writes to
-    nowhere."""
+    """Flush standard output. If that fails, redirect it to the null device and raise the error."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -44,7 +43,7 @@ def printable(text: str) -> str:
 
 
 def say(line: str) -> None:
-    """Print a note on standard error; of the processes that torchrun started, the first does."""
+    """Print a note on standard error; under torchrun only the first process does."""
     if os.environ.get("RANK", "0") == "0":
         complain(line)
 
@@ -61,7 +60,7 @@ def show(line: str) -> None:
 
 @contextmanager
 def hushed(logger: str, level: int = logging.ERROR) -> Iterator[None]:
-    """Run the body with nothing below `level` from a library's logger."""
+    """Silence a library's logger below `level` while the body runs."""
     log = logging.getLogger(logger)
     before = log.level
     log.setLevel(level)

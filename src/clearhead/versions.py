@@ -11,8 +11,8 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "tr
 def versions(*packages: str) -> dict[str, str]:
     """The versions of Python, clearhead, the libraries below it and `packages`, by name.
 
-    clearhead's own is known where it runs from its source without being installed, too. What is
-    not installed, as triton without a GPU, is left out.
+    clearhead's own is known even where it runs uninstalled from its source. Packages that are not
+    installed, such as triton without a GPU, are left out.
     """
     from importlib.metadata import PackageNotFoundError, version
 

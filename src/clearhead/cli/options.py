@@ -105,7 +105,7 @@ def parse(
     Args:
         examples: what may follow the verb, shown by the help.
         presets: whether the help lists the presets and the sizes.
-        default: stands in for the defaults of `kind`.
+        default: instance whose values replace the defaults of `kind`.
     """
     options = list(takewhile(lambda word: word != "--", words))  # texts alone follow
     _check_once(options)
@@ -145,8 +145,8 @@ def parse(
 
 @contextlib.contextmanager
 def said_once() -> Iterator[None]:
-    """Refuse in every process that torchrun started what all find wrong: a machine's first prints
-    why."""
+    """Let every process of torchrun fail on an error that all of them find, but only the first one
+    of each machine print it."""
     try:
         yield
     except ClearheadError as error:

@@ -16,8 +16,8 @@ def publish(
     title: str = "",
     lines: Sequence[Line] | None = None,
 ) -> int:
-    """Write the page of the files' records where a file is given, print its first table and
-    verdict; return as `print_page`. `lines` are the records where files hold others too."""
+    """Write the page of the files' records to `output` if given, print its first table and verdict;
+    return as `print_page`. `lines`: the records to show, where the files hold others too."""
     with trusted(*files):
         page = page_of(load(files) if lines is None else parse(lines), title)
     if output is not None:

@@ -1,4 +1,4 @@
-"""clearhead quantize: the cost of few bits, simulated; and models saved in few bits."""
+"""clearhead quantize: the cost of quantisation, simulated; and quantised models saved."""
 
 from clearhead.cli.options import parse
 from clearhead.lab.sweep_configs import QuantizeConfig as Command

@@ -1,8 +1,7 @@
 """Windows of tokens in an order that is a pure function of (seed, step).
 
-Any step can be asked for at any time, in any process, at the cost of its own batch (and, on
-entering an epoch of a small pool, of its permutation); resuming a run needs only the number of the
-step.
+Any step's batch can be computed at any time, in any process, at the cost of that batch (and, on
+entering an epoch of a small pool, of its permutation); resuming a run needs only the step number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,19 +38,19 @@ class Batches:
     round up), in a seeded order.
 
     Attributes:
-        fingerprint: the corpus's, and the way its windows are ordered: a run is not resumed on
-            another.
+        fingerprint: hash of the corpus, and the order of its windows; a run resumes only on
+            batches with its own.
 
     Args:
         corpus: from `prepare`; its training text.
         sequence_length: T, tokens a window, at least 2.
         batch_size: B, windows a batch.
         seed: of the order, any integer.
-        accumulation: batches a step, so that no step reads a window twice.
-        document_masks: whether batches tell documents apart (see `batch`).
-        begin: a token in the place of every window's first; the window before has that as a target.
-        began: the recorded fingerprint of a run to resume; one of an earlier version gets that
-            version's order, held in memory.
+        accumulation: batches in a step, so that no step reads a window twice.
+        document_masks: whether batches mark documents (see `batch`).
+        begin: token that replaces every window's first, itself a target of the window before.
+        began: recorded fingerprint of the run to resume; one written by an earlier version selects
+            that version's order, held in memory.
 
     Raises:
         ClearheadError: fewer windows than one step takes, a weighted source without a window or
@@ -165,7 +164,7 @@ class Batches:
 
 
 def document_inputs(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Model arguments by which no token sees another document than its own.
+    """Model arguments under which a token sees only its own document.
 
     Args:
         ids_BT: the windows, int64.
@@ -187,7 +186,7 @@ def document_starts(ids_BT: torch.Tensor, tokenizer: Any) -> torch.Tensor:
     """Where documents begin in windows, bool [B, T]: after an end token, or at a begin token if the
     tokenizer has one; both may be the same token, as in GPT-2.
 
-    A window's first token is not marked, as nothing stands before it.
+    A window's first token is not marked, since no token precedes it.
     """
     opens_BT = F.pad(ids_BT[:, :-1] == tokenizer.eos_token_id, (1, 0))
     if tokenizer.bos_token_id is not None:

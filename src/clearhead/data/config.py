@@ -22,9 +22,9 @@ class DataConfig:
     Attributes:
         data: sources, each "SPEC" or "SPEC@WEIGHT", where SPEC is `python-stdlib`,
             `python-packages`, a file, a folder, `hf:name[:config][#split]` or
-            `synthetic:task[:key=value,…]` (passkey, needle, recall, backcopy). All have a weight,
-            or none has: then every token of every source counts alike. One without a weight takes
-            what the others leave of 1.
+            `synthetic:task[:key=value,…]` (passkey, needle, recall, backcopy). Without weights
+            every token of every source counts alike. Otherwise all have one, but for at most one
+            source, which takes what the others leave of 1.
         tokenizer: folder or hub name of an existing tokenizer; None trains a byte-level BPE.
         vocabulary: entries of the trained tokenizer, the 256 bytes and 3 special ones included.
         text_field: the field of a .jsonl, .parquet or hub row that holds its text.
@@ -60,7 +60,7 @@ class DataConfig:
 
     @property
     def cache_folder(self) -> Path:
-        """The folder that holds what is downloaded and tokenised."""
+        """The folder for downloads and tokenised text."""
         if self.cache is not None:
             return Path(self.cache)
         return Path(os.environ.get("CLEARHEAD_CACHE") or "~/.cache/clearhead").expanduser()

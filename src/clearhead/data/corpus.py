@@ -27,7 +27,7 @@ class TokenStream:
         weight: its weight, None where no source has one.
         tokens: ids, 1-D, uint16 or uint32, memory-mapped and read-only.
         starts: offset of each document's first token, 1-D int64, memory-mapped.
-        file: the file of `tokens`, if there is one.
+        file: the open file of `tokens`; None for tokens in memory.
     """
 
     spec: str
@@ -87,8 +87,8 @@ def _map(path: Path, dtype: str) -> np.ndarray:
 
 
 def is_order_of(began: str, corpus: str) -> bool:
-    """True if a run that recorded the fingerprint `began` was trained on the corpus of that other
-    fingerprint, or on its form for tuning."""
+    """True if `began`, the batch fingerprint in a run's record, is of the corpus with fingerprint
+    `corpus` or of its `for_tuning`."""
     texts = (corpus, digest_of([corpus, _TUNING]))
     orders = (*texts, *(digest_of([text, "feistel"]) for text in texts))
     return began.partition(",")[0] in orders
@@ -99,7 +99,7 @@ class Corpus:
     """Tokenised text with its tokenizer; `clearhead.data.prepare` makes it.
 
     Attributes:
-        tokenizer: a `transformers.PreTrainedTokenizerFast`; it adds BEGIN and END to nothing.
+        tokenizer: a `transformers.PreTrainedTokenizerFast`; it adds no BEGIN or END by itself.
         vocabulary_size: the number of ids a model needs, one more than the largest.
         fingerprint: hex hash of all that determines what a model reads: every text, the
             tokenizer, the split, and the weights of the sources.

@@ -1,9 +1,9 @@
 """Data sets of the Hugging Face hub, read as a stream of one revision.
 
-Rows go from the network into tokens or memory, and no copy is kept. The revision is that of the
-first use, kept in the cache: later runs have the same rows. A run on a corpus that is tokenised
-needs no network; labelled texts and questions are read anew by every command. Delete `hub/` in the
-cache for the newest revisions.
+Rows are streamed into tokens or memory, and no copy of them is stored. The revision of the first
+use is recorded in the cache, so that later runs read the same rows. A run on a tokenised corpus
+needs no network; labelled texts and questions are read again by every command. Delete `hub/` in
+the cache to get the newest revisions.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ def is_hub(spec: str) -> bool:
 
 
 def parse_hub(spec: str) -> tuple[str, str | None, str]:
-    """Part `hf:name[:config][#split]` into name, config (or None) and split ("train" if absent).
+    """Parse `hf:name[:config][#split]` into name, config (or None) and split ("train" if absent).
 
     Raises:
         ClearheadError: where there is no name.
@@ -36,9 +36,9 @@ def parse_hub(spec: str) -> tuple[str, str | None, str]:
 
 
 def pinned_revision(spec: str, cache: Path, progress: Callable[[str], None]) -> str | None:
-    """The revision of a data set at its first use; the hub is asked for it then only.
+    """The revision of a data set at its first use; the hub is queried only then.
 
-    None for a folder in place of a data set.
+    None if the spec names a local folder instead of a data set.
 
     Raises:
         ClearheadError: where the hub does not answer, or has no such data set.

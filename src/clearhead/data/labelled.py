@@ -1,4 +1,4 @@
-"""Labelled texts: rows of a file to token ids, and to batches padded to their longest."""
+"""Labelled texts: rows of a file to token ids and to padded batches."""
 
 import math
 import os
@@ -20,7 +20,7 @@ from clearhead.records.identity import digest_of
 
 
 class Row(NamedTuple):
-    """A text or two, their label as in the file, and the row's place for messages."""
+    """One text or two, the label as in the file, and the row's place for error messages."""
 
     text: str
     pair: str | None
@@ -51,7 +51,7 @@ def read_rows(
 ) -> list[Row]:
     """The rows of a .jsonl or .jsonl.gz file, or of `hf:name[:config][#split]`.
 
-    `options` is how the command's options on fields begin, for messages.
+    `options` is the prefix of the command's options that name fields, for error messages.
 
     Raises:
         ClearheadError: a file that cannot be read, that holds no row, or lacks a field.
@@ -79,7 +79,7 @@ def read_rows(
 
 
 def classes_of(rows: Sequence[Row], task: Task) -> tuple[str, ...]:
-    """The task's classes, or where it names none those of the rows, in their order.
+    """The task's classes in order; those that occur in the rows, sorted, where it names none.
 
     Raises:
         ClearheadError: where rows are all of one class.
@@ -103,7 +103,7 @@ def classes_of(rows: Sequence[Row], task: Task) -> tuple[str, ...]:
 def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[int] | list[float]:
     """Labels as a loss takes them: class numbers, or floats for a regression.
 
-    A number is the class's own where the task names its classes, and its name otherwise.
+    An integer label is a class's index where the task names its classes, otherwise its name.
 
     Raises:
         ClearheadError: a label outside the classes, naming its place.
@@ -170,16 +170,16 @@ def encode(
 
 
 class LabelledBatches:
-    """Batches by number, a pure function of it: epochs of all texts, each in an order of its own.
+    """Random-access batches: epochs over all texts, each epoch in its own seeded order.
 
     An epoch's last batch may be smaller. Rows are padded to the longest of their batch.
 
     Attributes:
-        objective: "classification": a text has one label.
-        fingerprint: the texts' and labels': a run is not resumed on others.
+        objective: "classification": each text has one label.
+        fingerprint: hash of texts and labels; a run resumes only on the same ones.
 
     Args:
-        seed: of the order; None keeps the texts as they stand.
+        seed: of the order; None keeps the texts in the given order.
     """
 
     objective = "classification"

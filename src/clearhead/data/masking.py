@@ -20,9 +20,9 @@ _SHOWN_AS_MASK, _SHOWN_AS_ANOTHER = 0.8, 0.1  # BERT's rule; the rest is shown a
 
 
 def with_mask_token(corpus: Corpus) -> Corpus:
-    """The corpus with a tokenizer that has a mask token: its own, or `MASK` as one entry more.
+    """The corpus with a tokenizer that has a mask token: its own, or `MASK` as a new entry.
 
-    No text yields it, so the tokens are those of `corpus`, and so is the fingerprint.
+    No text encodes to it, so tokens and fingerprint are unchanged.
     """
     if corpus.tokenizer.mask_token_id is not None:
         return corpus
@@ -82,11 +82,11 @@ class Masking:
 
 
 class MaskedBatches:
-    """`Batches` with hidden tokens: every visit of a window hides others, the same in every run.
+    """`Batches` with hidden tokens: other ones at every visit of a window, the same in every run.
 
     Attributes:
-        objective: "mlm": labels stand where the token was, and are not shifted.
-        fingerprint: of the text and of the share hidden.
+        objective: "mlm": labels are at the hidden tokens' own positions, not shifted.
+        fingerprint: hash of the text, and the share hidden.
     """
 
     objective = "mlm"

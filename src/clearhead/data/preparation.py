@@ -1,6 +1,6 @@
-"""From a config to a corpus: scan the text, then reuse its tokens or make them.
+"""From a config to a corpus: scan the text, then reuse cached tokens or make them.
 
-Tokens are a file of ids and one of document offsets for each source and split.
+Tokens are stored as a file of ids and one of document offsets for each source and split.
 """
 
 import hashlib
@@ -50,21 +50,20 @@ def prepare(
     """Return the tokens of a corpus, made now or reused.
 
     Reuse is by content: the hash of every text, the tokenizer and the split. Text and tokens are
-    hashed once, and again when a file's size, times or inode changed. Tokens get their name by one
-    rename when all are written; those of a process that was killed are made anew, and so are
-    damaged ones. Of processes that need the same corpus at once, one makes it and the others wait.
-    Memory stays at a few hundred MB.
+    hashed once, and again when a file's size, times or inode changed. Tokens are published by one
+    rename when all are written; incomplete or damaged ones are made again. Of processes that need
+    the same corpus at once, one makes it and the others wait. Memory stays at a few hundred MB.
 
     Args:
-        config: which text, and how it becomes tokens.
-        tokenizer: one that is loaded, instead of the one that `config` names.
-        progress: gets a line of text now and then.
+        config: the text, and its conversion to tokens.
+        tokenizer: a loaded one, used instead of the one that `config` names.
+        progress: called with a line of text now and then.
         closed: whether a tokenizer without an end token is refused; else documents have no END.
-        began: the fingerprint of the batches of a run that is to go on.
+        began: the batch fingerprint in the record of a run to resume.
 
     Raises:
-        ClearheadError: for every way in which the text, the tokenizer or the cache is unfit; for a
-            text that is not the one with which a run `began`, before it is tokenised.
+        ClearheadError: for text, a tokenizer or a cache that cannot be used; before tokenising, for
+            text other than that of the run to resume.
     """
     say = progress or (lambda line: None)
     if tokenizer is None and config.tokenizer is not None:

@@ -1,7 +1,7 @@
-"""Files to texts, one reader a format. All stream; none holds more than one text and a block.
+"""Files to texts, one streaming reader per format, with one text and a block in memory.
 
-The hub's rows come through `datasets` (`hub`), files do not: its JSON reader (5.2) refuses other
-fields than the first 10 MB have, and lone surrogates, and reads texts that are all dates as dates.
+The hub's rows come through `datasets` (`hub`), files do not: its JSON reader (5.2) refuses fields
+that the first 10 MB lack, and lone surrogates, and parses texts that are all dates as dates.
 """
 
 import difflib
@@ -32,16 +32,16 @@ SHORTEST_PIECE, LONGEST_PIECE = 1 << 10, 64 << 10
 
 
 class UndecodableError(ClearheadError):
-    """A text file that is no UTF-8 text: an error where it was named, else a file to skip."""
+    """A text file that is not UTF-8: an error if the user named it; in a folder it is skipped."""
 
 
 def ending(path: Path) -> str:
-    """The ending that names the format: `.txt` for both `a.txt` and `a.TXT.gz`."""
+    """The suffix that names the format: `.txt` for both `a.txt` and `a.TXT.gz`."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def readable(path: Path) -> bool:
-    """True if some reader here takes the file, judged by its name."""
+    """True if there is a reader for the file, judged by its name."""
     gzipped_parquet = path.name.lower().endswith(".parquet.gz")
     return ending(path) in TEXT + JSON_LINES + PARQUET and not gzipped_parquet
 
@@ -68,7 +68,7 @@ def value_of(row: Any, field: str, where: str, option: str = "--data.text-field"
     """The value of a row's field.
 
     Raises:
-        ClearheadError: no such field in the row, naming `where`, its fields and the `option`.
+        ClearheadError: no such field; names `where`, the row's fields, and the `option` to set.
     """
     if not isinstance(row, dict):
         raise ClearheadError(f"{where}: expected a JSON object, found a {type(row).__name__}")
@@ -85,7 +85,7 @@ def value_of(row: Any, field: str, where: str, option: str = "--data.text-field"
 def text_of(row: Any, field: str, where: str, option: str = "--data.text-field") -> str:
     """The text in a row's field.
 
-    A lone surrogate, which JSON can spell and UTF-8 cannot, becomes U+FFFD; null is no text.
+    A lone surrogate, possible in JSON but not in UTF-8, becomes U+FFFD; null is not text.
 
     Raises:
         ClearheadError: as `value_of`; for a value that is no text.

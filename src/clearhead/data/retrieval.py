@@ -1,8 +1,8 @@
 """Retrieval texts: passkeys, magic numbers of cities and pairs of words, with their questions.
 
-Both the synthetic training text and the evaluations take their words from here. A tenth of all
-numbers, pairs and filler sentences, by a hash of their text, is held out: training text never has
-one, evaluations have no others. So an answer cannot have been learned by heart.
+Both the synthetic training text and the evaluations are built from these. A tenth of all numbers,
+pairs and filler sentences, chosen by a hash of their text, is held out: training text never uses
+them and evaluations use no others, so that no answer can have been memorised.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ class Wording:
     """The wording of a passkey task: hiding place, key and question.
 
     Attributes:
-        intro, filler, question: in this order, the filler any number of times, a line each.
-        needle: a line that hides {key}, somewhere among the filler.
-        lead: what comes between the question and the key in an answer.
-        new_tokens: how many tokens the source lets a model write.
+        intro, filler, question: lines of the prompt in this order, the filler repeated.
+        needle: the line with {key}, placed among the filler.
+        lead: text between the question and the key in an answer.
+        new_tokens: number of tokens that a model may generate, as in the source.
     """
 
     intro: str
@@ -97,7 +97,7 @@ _WHERE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """The magic number of a city, and how it is stated and asked for."""
+    """The magic number of a city, with its statement and question."""
 
     city: str
     number: str
@@ -112,12 +112,12 @@ class Fact:
 
 
 def held_out(text: str) -> bool:
-    """True if a text is kept for evaluations: one in ten."""
+    """True if a text is reserved for evaluations: one in ten."""
     return hashlib.sha256(text.encode()).digest()[0] < 26
 
 
 def number(draws: SeededChoices, digits: int, *, evaluation: bool = False) -> str:
-    """A number of `digits` digits, 3 to 15, held out or not as `evaluation` says."""
+    """A number of `digits` digits, 3 to 15; a held-out one if `evaluation`, else a trained one."""
     if not 3 <= digits <= 15:
         raise ClearheadError(f"digits is {digits}: a number to find has 3 to 15")
     least = 10 ** (digits - 1)
@@ -165,7 +165,7 @@ def _values(evaluation: bool) -> dict[str, tuple[str, ...]]:
 
 
 def listing(name: str, found: Sequence[tuple[str, str]]) -> str:
-    """Pairs as text; every word has a space before it, and so is the same token."""
+    """Pairs as text; each word follows a space, so that it is always the same token."""
     return f"{name}:" + ",".join(f" {key} {value}" for key, value in found) + "."
 
 

@@ -30,8 +30,8 @@ class SourceScan(NamedTuple):
     Attributes:
         size: bytes of text.
         digest: a hash of all texts.
-        skipped: the number of what was left out, by reason.
-        lowest, highest: of the documents' keys.
+        skipped: number of files or texts left out, by reason.
+        lowest, highest: smallest and largest `Document.key`.
     """
 
     source: Source
@@ -47,7 +47,7 @@ def scan(source: Source, cache: Path, progress: Callable[[str], None]) -> Source
     """Read every document of a source, unless no file changed since it was read.
 
     Args:
-        cache: the folder in which scans are kept.
+        cache: the folder in which scans are stored.
 
     Raises:
         ClearheadError: for a source without text, and as `Source.documents`.
@@ -81,8 +81,8 @@ def survey(source: Source, cache: Path) -> Path:
 def threshold(scans: Sequence[SourceScan], validation: float) -> int:
     """The key below which documents are held out: a share `validation` of the range of keys.
 
-    Where that leaves a side empty, as it may with a few dozen documents, the split moves just far
-    enough to give that side one document.
+    Where that leaves a side of the split empty, as it may with a few dozen documents, the threshold
+    moves just far enough to give that side one document.
 
     Raises:
         ClearheadError: for a corpus with fewer than two different documents.
@@ -123,9 +123,9 @@ def remembered(
 ) -> tuple[Any, bool]:
     """The JSON value that `compute` returns, and whether it was reused from `path`.
 
-    It is reused while `key`, JSON, and every file's size, times and inode are the same. Nothing is
-    kept of a file that is missing, or so new that it may change unnoticed; nor without a `path`, or
-    in a folder that cannot be written.
+    It is reused while `key` (JSON) and every file's size, times and inode are unchanged. Nothing is
+    stored if a file is missing, or so new that it may change unnoticed; nor without a `path`, or in
+    a folder that cannot be written.
     """
     state = None if path is None else _state(files, key)
     if path is None or state is None:

@@ -1,4 +1,4 @@
-"""Random choices and permutations that are a function of a label, in every process alike."""
+"""Random choices and permutations that are pure functions of a label, equal in every process."""
 
 import hashlib
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class SeededChoices:
         return options[self.below(len(options))]
 
     def sample(self, options: Sequence[T], count: int) -> list[T]:
-        """`count` different places of `options`, in a drawn order."""
+        """`count` of the options without replacement, in random order."""
         left = list(options)
         return [left.pop(self.below(len(left))) for _ in range(count)]
 
@@ -37,8 +37,8 @@ class SeededChoices:
 def raw_numbers(label: str, size: int) -> np.ndarray:
     """Random numbers, uint64 [size], that are a function of `label`, the same in every NumPy.
 
-    They are raw Philox output, since NumPy keeps the raw bits of a generator for ever but not what
-    its methods make of them.
+    They are raw Philox output: NumPy guarantees a generator's raw bits across versions, but not the
+    results of its methods.
     """
     key = int.from_bytes(hashlib.sha256(label.encode()).digest()[:16], "little")
     return np.random.Philox(key=key).random_raw(size)

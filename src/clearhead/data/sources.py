@@ -23,7 +23,7 @@ _THIRD_PARTY = ("site-packages", "dist-packages")
 
 
 class Document(NamedTuple):
-    """A text, its length in bytes of UTF-8 and the SHA-256 of these."""
+    """A text, its length in UTF-8 bytes, and their SHA-256."""
 
     text: str
     size: int
@@ -39,8 +39,8 @@ class Document(NamedTuple):
 class Source:
     """One source of text: its files in order, and its weight if it has one.
 
-    `text_field` and `limit` are as in `DataConfig`, and `spec` is the user's word for it. Synthetic
-    sources and those of the hub have no files; `revision` is that of a data set of the hub.
+    `text_field` and `limit` are as in `DataConfig`, and `spec` is the source as the user wrote it.
+    Synthetic and hub sources have no files; `revision` is that of a hub data set.
     """
 
     spec: str
@@ -92,12 +92,12 @@ class Source:
 
 
 def parse(word: str) -> tuple[str, float | None]:
-    """Part "SPEC@WEIGHT" into the spec and its weight, None where there is no weight.
+    """Parse "SPEC@WEIGHT" into the spec and its weight, None where there is no weight.
 
-    An `@` that belongs to the name of an existing file or folder starts no weight.
+    An `@` within the name of an existing file or folder does not start a weight.
 
     Raises:
-        ClearheadError: for a weight that is no number above 0, or no spec.
+        ClearheadError: for a weight that is not a number above 0, or an empty spec.
     """
     spec, at, weight = word.rpartition("@")
     if not (spec if at else word).strip():
@@ -148,8 +148,8 @@ def find(config: DataConfig, progress: Callable[[str], None]) -> tuple[Source, .
 def passages(words: str, progress: Callable[[str], None]) -> Iterator[str]:
     """Yield the texts of a source, each whole; or `words` themselves, if they name no source.
 
-    A text file may have any ending here. Words that look like a path are not taken as text: one
-    word that ends as a file would, or has an existing folder before its last slash.
+    A text file may have any suffix here. Words that look like a path are not taken as text: a
+    single word with a file's suffix, or with an existing folder before its last slash.
 
     Raises:
         ClearheadError: as `find`; for a text that is not UTF-8, or a source without any.

@@ -1,7 +1,7 @@
 """Generated texts: `synthetic:TASK:KEY=VALUE,…`.
 
-A source is a pure function of its own words, so it has the same documents in every process; keys
-that evaluations ask for (`clearhead.data.retrieval`) never occur in it.
+A source is a pure function of its spec, so it has the same documents in every process; keys of
+evaluations (`clearhead.data.retrieval`) never occur in it.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -8,9 +8,9 @@ class Task:
     """Fields of a row, and the metric for its answers.
 
     Attributes:
-        name: for records and people.
+        name: shown in records and messages.
         text, pair, label: fields of a row; `pair`, a second text, is None where there is one text.
-        classes: in the order of their numbers; empty: those of the training rows.
+        classes: names in the order of their indices; empty for those of the training rows.
         regression: whether labels are numbers.
         metrics: names of `clearhead.eval.METRICS`; the first is the task's own.
         train, validation: `hf:` names, used where no files are given; each validation set with the

@@ -96,8 +96,8 @@ def check(tokenizer: Any, *, closed: bool = True) -> None:
 
 
 def identity(tokenizer: Any, vocabulary: int) -> str:
-    """A name of everything in a tokenizer that can change a token; None is one to be trained, which
-    depends on its texts besides."""
+    """A string that identifies a tokenizer's behaviour. None is a BPE yet to be trained on
+    `vocabulary` entries, whose texts are not part of the string."""
     if tokenizer is None:
         version = importlib.metadata.version("tokenizers")
         return f"byte-level BPE {vocabulary} by tokenizers {version}"
@@ -111,9 +111,9 @@ def vocabulary_size(tokenizer: Any) -> int:
 
 
 def yielded(tokenizer: Any) -> dict[int, str]:
-    """{id: its word in the vocabulary} of the ids that a text, the word itself, yields.
+    """{id: vocabulary entry} of the ordinary ids: those that encoding the entry's text yields.
 
-    A special token is none of them, nor is an entry that pads a vocabulary.
+    Special tokens and entries that pad the vocabulary are not among them.
     """
     added = tokenizer.added_tokens_decoder
     special = {id for id, token in added.items() if token.special} | {*tokenizer.all_special_ids}
@@ -124,7 +124,7 @@ def yielded(tokenizer: Any) -> dict[int, str]:
 
 
 class Encoder:
-    """Texts to ids with special-token parsing, truncation and post-processing off.
+    """Encodes texts with special-token parsing, truncation and post-processing off.
 
     Attributes:
         begin: the id that opens a document, None where the tokenizer has no bos token.
@@ -151,7 +151,7 @@ class Encoder:
         return [np.asarray(item.ids, dtype=self.dtype) for item in encoded]
 
     def pieces(self, *pieces: str) -> list[tuple[int, ...]]:
-        """Return the ids of one text, by the pieces of it; one across two is the later piece's."""
+        """The ids of a text given in pieces, by piece; a token across two is the later piece's."""
         whole = self._backend.encode("".join(pieces), add_special_tokens=False)
         ends, place = list(accumulate(map(len, pieces))), 0
         ids: list[list[int]] = [[] for _ in pieces]
@@ -175,7 +175,7 @@ def cut(text: str, size: int) -> Iterator[str]:
 def rust_threads() -> Iterator[None]:
     """Let tokenizers use every core, then one, so that a later fork has nothing to warn about.
 
-    A choice that the user made in TOKENIZERS_PARALLELISM stays.
+    A value of TOKENIZERS_PARALLELISM that the user has set is respected.
     """
     mine = {} if _CHOSEN is not None else {_THREADS: "true"}
     os.environ.update(mine)

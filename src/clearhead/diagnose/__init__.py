@@ -1,6 +1,6 @@
-"""Statistics of a trained model: where attention goes, and how its activations spread.
+"""Statistics of a trained model: its attention weights and the distribution of its activations.
 
-`clearhead.probe` feeds them while a model runs on windows of text.
+`clearhead.probe` collects them while a model runs on windows of text.
 """
 
 from typing import TYPE_CHECKING

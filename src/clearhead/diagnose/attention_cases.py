@@ -1,6 +1,6 @@
-"""The ways in which a few texts are given to a model: alone, padded, packed, through a cache.
+"""Ways of running a few texts through a model: alone, padded, packed, through a cache.
 
-Each gives every text the logits that it has alone, and the loss of all texts their gradients.
+A correct model gives every text the same logits, and their loss the same gradients, in each way.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 def drawn_texts(model: Any, lengths: Sequence[int], seed: int) -> list[Tensor]:
-    """Random tokens, int64 [T], a text of each length, or of as many as the model has positions."""
+    """Random tokens, int64 [T], one text of each length, cut to the model's number of positions."""
     draw = torch.Generator().manual_seed(seed)
     known = model.get_input_embeddings().num_embeddings
     limit = getattr(model.config, "max_position_embeddings", None) or max(lengths)
@@ -70,7 +70,7 @@ def padded(model: Any, texts: list[Tensor]) -> Answer:
 
 
 def packed(model: Any, texts: list[Tensor]) -> Answer:
-    """All texts in one row, separated by positions that begin anew."""
+    """All texts in one row, separated by positions that restart."""
     positions = torch.cat([torch.arange(len(ids), device=ids.device) for ids in texts])
     options = {"position_ids": positions[None]}
     if is_ours(model):
@@ -89,7 +89,7 @@ def stepwise(model: Any, texts: list[Tensor]) -> Answer:
 
 
 def in_chunks(model: Any, texts: list[Tensor]) -> Answer:
-    """Each text in three chunks through a cache, so that queries are fewer than keys."""
+    """Each text in three chunks through a cache, so that there are fewer queries than keys."""
     return _answer(model, texts, [_through_cache(model, ids, [4, 3, len(ids)]) for ids in texts])
 
 

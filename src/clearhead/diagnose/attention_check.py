@@ -1,11 +1,11 @@
-"""Is a model's attention computed as its configuration says? Every implementation that loads here,
-against the model's own eager attention in float64.
+"""Test of a model's attention implementations, as far as they load on this machine, against its
+own eager attention in float64.
 
-The same few texts are given to the model in several ways: one by one, padded, packed, through a
-cache, in chunks. Each way must give every text the logits, the loss and the gradients that it has
-alone. Sinks and windows are set so that leaving them out shows: fused kernels have dropped both in
-silence, and a sink that is applied through a log-sum-exp without its gradient is right forward and
-wrong backward.
+The same few texts are run in several ways: one by one, padded, packed, through a cache, in chunks.
+Each way must give every text the same logits, loss and gradients as when it is run alone. Sinks and
+windows are set so that omitting them shows: fused kernels have silently dropped both, and a sink
+applied through a log-sum-exp without its gradient is right in the forward pass and wrong in the
+backward pass.
 """
 
 import copy
@@ -42,14 +42,14 @@ EAGERS = 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One way of giving the texts, and how an implementation did in it.
+    """Result of an implementation in one way of running the texts.
 
     Attributes:
         name: plain, sinks of 20, padded, packed, cached, chunks, windowed (and cached), compiled.
         right: True, False; None where the implementation refused it.
         output, gradient: ‖error‖ / ‖exact‖ of the logits and of the worst parameter's gradient;
             None where there is none.
-        what: the cause of an error where it is known, else where it is; or the refusal.
+        what: the cause of an error if known, otherwise its location; or the refusal.
     """
 
     name: str
@@ -65,11 +65,11 @@ class Implementation:
 
     Attributes:
         name: the value of `attn_implementation`.
-        cases: none where it does not load here.
-        lacks: why it does not.
-        seconds: a forward and backward pass of one text of `timed` tokens.
-        eager_seconds: the same of eager attention.
-        peak_bytes: device memory that pass took beside the weights; None but on CUDA.
+        cases: empty if it does not load on this machine.
+        lacks: reason why it does not load.
+        seconds: time of a forward and backward pass over one text of `timed` tokens.
+        eager_seconds: the same for eager attention.
+        peak_bytes: device memory of that pass beside the weights; None except on CUDA.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Implementation:
 
     @property
     def wrong(self) -> tuple[Case, ...]:
-        """The cases in which it computes something else."""
+        """The cases with wrong results."""
         return tuple(case for case in self.cases if case.right is False)
 
 
@@ -98,11 +98,11 @@ def check_attention(
 
     Args:
         model: any language model of transformers, causal or masked; it is copied, not changed.
-        implementations: values of `attn_implementation`; one that does not load here says why. By
-            default those usual in the field, on a CPU without flex_attention.
+        implementations: values of `attn_implementation`; results of those that do not load say why.
+            By default the common ones, on a CPU without flex_attention.
         dtype: in which they run; float32, bfloat16 or float16.
         compile: whether the plain case is also run under `torch.compile`.
-        timed: tokens of the text by which time and memory are measured; 0 leaves that out.
+        timed: length in tokens of the text for measuring time and memory; 0 leaves that out.
         seed: of the texts' random tokens and of the sinks.
 
     Raises:

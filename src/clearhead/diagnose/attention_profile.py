@@ -1,7 +1,7 @@
 """Statistics of attention: first token, null key, entropy and λ by map; logits, keys and values.
 
-Shares are of (query, head) pairs, as in arXiv 2410.17174: give windows of text from its first
-token on, without padding. All but those of keys and values are fed by `clearhead.probe.ByTile`.
+Shares are of (query, head) pairs, as in arXiv 2410.17174: windows must start at a text's first
+token and have no padding. All but those of keys and values run within `clearhead.probe.ByTile`.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ OF_VISIBLE_KEYS = ("chance_floor", "entropy_ceiling")  # the same for all maps
 
 
 class RowMeans(Means):
-    """Means over queries by map, layer and head, of queries that see a key.
+    """Means over queries that see a key, by map, layer and head.
 
     - `first_token_argmax_share`: the share of queries whose largest weight is on key 0. Of k equal
       largest weights each counts 1/k, so that uniform attention scores its chance, not 1.
@@ -83,8 +83,8 @@ class Lambdas(Means):
 class ByPosition(Means):
     """Means of queries in bands of position: 0, 1, 2 to 3, 4 to 7 … `position` is a band's first.
 
-    A null key of fixed logit stands against more keys with every position; a learned one or a gate
-    may answer to the query.
+    A null key with a fixed logit competes with more keys at later positions; the logit of a key
+    bias, and a gate, can depend on the query.
     """
 
     def add_queries(
@@ -123,11 +123,10 @@ class ClosedGates(ByPosition):
 
 
 class LogitSizes:
-    """The largest |logit| of all maps (ranks over all layers, and the first by layer), and their
-    median, over one query in 16.
+    """The largest |logits| of all maps (several ranks over all layers, the largest by layer), and
+    their median over one query in 16.
 
-    A logit is scaled and capped, as it enters the softmax; keys that a query does not see have
-    none.
+    Logits are the softmax's input, scaled and capped; hidden keys do not count.
     """
 
     def __init__(self) -> None:
@@ -158,8 +157,8 @@ class LogitSizes:
 class KeyValueSizes:
     """`largest_key` and `largest_value`: the largest |k| and |v| of all texts, and where it is.
 
-    Of the first token, of the others, and of the learned keys of a prefix. Keys are as they are
-    compared, with their positions, without the columns that ALiBi and FoX add.
+    For the first token, the others, and the learned keys of a prefix. Keys are taken with their
+    positions applied, without the columns that ALiBi and FoX add.
     """
 
     def __init__(self) -> None:

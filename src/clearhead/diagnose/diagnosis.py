@@ -24,13 +24,13 @@ from clearhead.records.runs import Line
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Payloads of records; each field is named after its "kind" of record, in the plural.
+    """Payloads of records; each field is named after its records' "kind", in the plural.
 
     Attributes:
         measures: {"metric", "value"} and the dimensions "map", "layer", "head", "tokens",
             "position".
         channels: outlier channels.
-        notes: {"part", "reason"} of what could not be measured.
+        notes: {"part", "reason"} of each part that could not be measured.
         advice: {"finding", "advice", "metric", "value", "threshold"}.
     """
 
@@ -185,12 +185,12 @@ _BESIDE_A_NULL_KEY = (
 
 
 def advise(measures: list[dict[str, Any]], *, width: int, length: int) -> list[dict[str, Any]]:
-    """Findings: {"finding", "advice", "metric", "value", "threshold"} of each rule whose number
-    reaches its threshold.
+    """Findings {"finding", "advice", "metric", "value", "threshold"}, one for each rule whose
+    metric reaches its threshold.
 
     Args:
-        width: the model's, in channels.
-        length: of the texts, in tokens: a rank is at most that of the tokens after the first.
+        width: channels of the model.
+        length: tokens of a text, which with `width` bounds the effective rank.
     """
     whole, last = dict[tuple[str, Any], float](), dict[str, float]()
     for line in sorted(measures, key=lambda line: line.get("layer", -1)):

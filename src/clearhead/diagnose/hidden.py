@@ -1,8 +1,8 @@
 """Hidden states: kurtosis, outliers, norm, similarity and rank, at the output of every layer.
 
-Kurtosis is per token over the channels, then the mean over tokens, as in arXiv 2410.17174 (its
-Table 2); the first token and the rest apart, since the first carries most of the outliers. x [T, C]
-is the output of a layer for one text.
+Kurtosis is computed per token over the channels, then averaged over tokens, as in arXiv 2410.17174
+(Table 2); separately for the first token, which has most of the outliers, and the rest. x [T, C] is
+the output of a layer for one text.
 """
 
 from collections import defaultdict
@@ -64,15 +64,15 @@ class RotatedKurtosis(HiddenStatistics):
     """`kurtosis_rotated`, the `kurtosis` of Q x, where Q is OrthoAdam's rotation of the embedding's
     columns; its lines also say "rotation" and "rotation_share".
 
-    A rotated state has the same norm; what a few channels carry in one basis, all share in most
-    others. Low kurtosis after training in a rotated basis shows nothing by itself if it is high in
-    that basis (a reviewer's question about arXiv 2410.17174).
+    A rotated state has the same norm; an outlier in a few channels of one basis is spread over all
+    channels in most others. So low kurtosis after training with OrthoAdam shows nothing by itself
+    if it is high in the rotated basis (a reviewer's question about arXiv 2410.17174).
 
     Args:
         model: a language model of transformers.
         kind: "hadamard" or "haar".
         seed: as OrthoAdam's.
-        share: as OrthoAdam's: by "size" all matrices that read the stream have this Q too.
+        share: as OrthoAdam's; with "size" all matrices that read the stream have this Q too.
     """
 
     def __init__(self, model: Any, *, kind: str, seed: int, share: str = "parameter") -> None:
@@ -99,14 +99,13 @@ class RotatedKurtosis(HiddenStatistics):
 
 
 class ResidualStream(Means):
-    """Statistics of all hidden states [B, T, C], by layer, also of those before the first layer.
+    """Statistics of all hidden states [B, T, C] by layer, including the first layer's input.
 
-    Ranks of the largest |x| and the median, as in the Differential Transformer's Table 5 (all
-    layers together); `norm`, the mean √Σx² of a token, first and rest; `similarity`, the mean
-    cosine of two tokens of a text; `effective_rank`, exp of the entropy of x's singular values
-    normed to sum 1, of the first texts, uncentred, and the same without the first token; outlier
-    channels. A token with a number that is not finite counts in `non_finite_tokens` and in nothing
-    else.
+    The largest |x| by rank and the median, over all layers as in the Differential Transformer's
+    Table 5; `norm`, the mean √Σx² of a token, for the first and the rest; `similarity`, the mean
+    cosine of two tokens of a text; `effective_rank` of x for the first few texts, uncentred, with
+    and without the first token; outlier channels. A token with a number that is not finite counts
+    in `non_finite_tokens` and in nothing else.
     """
 
     over_layers = False

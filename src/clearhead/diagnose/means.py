@@ -19,7 +19,7 @@ def quotient(sums_2: Tensor) -> float:
 
 
 class Means:
-    """Base of statistics: they `add` sums and counts, and `measures` returns the means."""
+    """Base class of statistics that `add` sums with counts, and return means by `measures`."""
 
     over_layers = True  # whether a mean over all layers means anything
 
@@ -67,7 +67,7 @@ class Sizes:
             self.counts = self.counts + part.counts
 
     def add(self, rows: Tensor, bound: Tensor, visible: Tensor | None = None) -> None:
-        """Add rows [..., N]; bound [...] is at least each row's largest |x|; hidden numbers aside.
+        """Add the visible numbers of rows [..., N]; bound [...] is at least each row's largest |x|.
 
         A row that cannot hold any of the largest costs one comparison; one whose bound is not
         finite is left out.

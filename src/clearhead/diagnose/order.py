@@ -1,9 +1,9 @@
 """The order anomaly of rotary positions (arXiv 2309.08646, section 2.2).
 
 A pair of channels j contributes |q_j||k_j| cos(Θ_j + s θ_j) to the score of a key s positions
-before the query; Θ_j, from k_j to q_j, is where it starts. With Θ_j above π the cosine *grows* over
-the first (2π − Θ_j)/θ_j tokens, so that nearer keys score lower: the anomalous zone of what comes
-before. Of keys after the query (bidirectional models) it is Θ_j below π.
+before the query; Θ_j is the initial angle from k_j to q_j. With Θ_j above π the cosine *grows* over
+the first (2π − Θ_j)/θ_j tokens, so that nearer keys score lower: the anomalous zone of earlier
+keys. For keys after the query (bidirectional models) it is Θ_j below π.
 
 Queries and keys are a sample of `PAIRS` pairs a text and layer, by fixed seeds, without their
 rotation.
@@ -48,9 +48,9 @@ class RotaryOrder(Means):
 
     - `anomalous_before`, `anomalous_after`: the share of (pair, head, rotary pair) whose initial
       angle lies in the anomalous zone of that side; a rotary pair without amplitude is not counted.
-    - `anomalous_weight_before`, …: the same, each by its amplitude |q_j||k_j|.
-    - `order_broken_content`: the share of (query, key, head) whose score, the content held and
-      only the distance changed, is lower on average at distances 0 to 3 than at 4 to 15.
+    - `anomalous_weight_before`, …: the same, weighted by the amplitude |q_j||k_j|.
+    - `order_broken_content`: the share of (query, key, head) whose score, with the content fixed
+      and only the distance varied, is lower on average at distances 0 to 3 than at 4 to 15.
     """
 
     def __init__(self, model: Any) -> None:
@@ -119,7 +119,7 @@ class RotaryOrder(Means):
         self.add(layer, broken, len(h), metric="order_broken_content")
 
     def why_not(self) -> str | None:
-        """The reason why no layer's rotary positions are known; None where one's are."""
+        """The reason why no layer's rotary positions are known; None if those of any layer are."""
         reasons = [reason for reason in self.rotary.values() if isinstance(reason, str)]
         return reasons[0] if reasons and len(reasons) == len(self.rotary) else None
 

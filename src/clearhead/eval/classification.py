@@ -1,4 +1,4 @@
-"""A model's answers, and how good they are: accuracy, F1, Matthews' and Pearson's correlation."""
+"""A classifier's predictions and their metrics: accuracy, F1, Matthews', Pearson's correlation."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def accuracy(answers: Answers, labels: Answers) -> float:
 
 
 def f1(answers: Answers, labels: Answers) -> float:
-    """2 · tp / (2 · tp + fp + fn) of class 1; 0 where there is none of it in either."""
+    """2 · tp / (2 · tp + fp + fn) of class 1; 0 if neither answers nor labels have it."""
     predicted, actual = np.asarray(answers) == 1, np.asarray(labels) == 1
     positive = int(predicted.sum() + actual.sum())
     return 2.0 * int((predicted & actual).sum()) / positive if positive else 0.0
@@ -50,7 +50,7 @@ METRICS: dict[str, Callable[[Answers, Answers], float]] = {
 
 
 def predict(model: Any, batches: Iterable[Mapping[str, torch.Tensor]]) -> np.ndarray:
-    """The answer to each text in order: the class of the largest logit, or the number itself.
+    """The prediction for each text in order: the class of the largest logit, or the regression's.
 
     The model runs in its own dtype, without autocast, in evaluation mode.
     """

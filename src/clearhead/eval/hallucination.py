@@ -1,8 +1,8 @@
 """Contextual hallucination: statements of a summary that its document does not support.
 
 After the Differential Transformer (arXiv 2410.05258, section 3.6) and Lookback Lens (2407.07071):
-summaries by greedy decoding. Beside a judge's verdicts stands a count of names, which finds words
-and not meaning: a false sentence made of the document's own words passes.
+summaries by greedy decoding. Beside a judge's verdicts there is a count of unsupported names, which
+compares words and not meaning: a false sentence in the document's own words passes.
 
 A judge is any OpenAI-compatible server, by huggingface_hub's client, after Lookback Lens's appendix
 B; the wording is our own.
@@ -144,12 +144,12 @@ def names(text: str) -> set[str]:
 
 
 def verdicts(config: JudgeConfig, prompts: Sequence[str]) -> dict[str, Any]:
-    """`accuracy`, the share of supported texts among the decided, with its items; and the rest.
+    """The judge's `accuracy`, the share of supported texts among the decided, and other counts.
 
-    A reply decides by a line of its own, "Conclusion: True" or "Conclusion: False", in any case and
-    with any marks; with neither or both it is `undecided`. No reply in three requests is
-    `unjudged`, which is counted and never an error; after three such texts in a row the server is
-    asked no more.
+    A reply decides by a separate line "Conclusion: True" or "Conclusion: False", in any letter case
+    and punctuation; with neither or both it is `undecided`. A text without a reply to three
+    requests is `unjudged`, which is counted and never an error; after three such texts in a row no
+    more requests are sent.
     """
     from huggingface_hub import InferenceClient
 

@@ -1,4 +1,4 @@
-"""Tasks of EleutherAI's lm-evaluation-harness (lm-eval), run by it, in this process."""
+"""Tasks of EleutherAI's lm-evaluation-harness (lm-eval), run in this process."""
 
 import contextlib
 import copy
@@ -35,7 +35,7 @@ _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, Value
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessTask(HarnessOptions):
-    """Tasks, groups and tags of lm-eval by their names there: a cell each."""
+    """Tasks, groups and tags of lm-eval by its own names, one cell each."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         if not self.tasks:
@@ -176,11 +176,11 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def harness_model(subject: Subject) -> Iterator[Any]:
-    """A model as lm-eval takes it (`HFLM`), its log-softmax in float32; of a batch `batch_tokens`
-    are those at the model's longest text.
+    """lm-eval's wrapper of a model (`HFLM`), its log-softmax in float32; batches have
+    `batch_tokens` tokens when the texts are as long as the model allows.
 
     A model trained with a begin token first in every window gets it before each prompt, and in
-    place of the first token of windows of a text and of prompts that are cut.
+    place of the first token of a text's windows and of truncated prompts.
     """
     model, begin = subject.model, begin_of_windows(subject.model)
     tokenizer = copy.deepcopy(subject.tokenizer)  # it is given a token for padding

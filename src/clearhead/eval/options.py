@@ -1,4 +1,4 @@
-"""Options of the evaluation tasks, as the command line reads and records keep them; no torch."""
+"""Options of the evaluation tasks, for the command line and for records; imports no torch."""
 
 import os
 import re
@@ -18,7 +18,7 @@ _URL = re.compile(r"https?://[^@?#\s]+")
 
 
 def parted(words: Sequence[str]) -> list[str]:
-    """Split words at commas; each word once."""
+    """Split words at commas, without duplicates."""
     return list(dict.fromkeys(filter(None, (one for word in words for one in word.split(",")))))
 
 

@@ -2,8 +2,8 @@
 the loss of masked language models at hidden tokens.
 
 An AR-hit (associative recall; Arora et al., arXiv 2312.04927) is the last token of a bigram that
-stood in the same window before. As in arXiv 2410.05258 (table 6) all of them count; Zoology leaves
-out bigrams that are frequent in the training text.
+occurred earlier in the same window. As in arXiv 2410.05258 (table 6) all of them count; Zoology
+leaves out bigrams that are frequent in the training text.
 """
 
 import itertools
@@ -136,7 +136,7 @@ class HitsTask(HitsOptions):
 
 
 def hits(ids: np.ndarray) -> np.ndarray:
-    """Mask of tokens that end a bigram which also ended earlier in these ids, bool [tokens]."""
+    """Mask of tokens that end a bigram which occurred earlier in `ids`, bool [tokens]."""
     recurring, seen = [False], set[tuple[int, int]]()
     for pair in itertools.pairwise(ids.tolist()):
         recurring.append(pair in seen)
@@ -176,15 +176,15 @@ def masked_loss(
 ) -> list[dict[str, Any]]:
     """Loss and accuracy at hidden tokens of the validation text, the same places for every model.
 
-    Not a perplexity: each token is predicted from the others of its window that are shown, those
-    after it too, so it compares with no causal model's.
+    Not a perplexity: each token is predicted from the shown tokens of its window on both sides, so
+    it cannot be compared with a causal model's loss.
 
     Args:
         corpus: with a mask token (`clearhead.data.with_mask_token`).
         length: tokens of a window.
-        tokens: validation tokens read, or what there is.
-        documents_apart: True reads windows as training with document masks does: no document sees
-            another, and positions begin again in each.
+        tokens: number of validation tokens to read; all if there are fewer.
+        documents_apart: whether to read windows as in training with document masks: no document
+            sees another, and positions restart in each.
 
     Returns:
         Payloads of "measure" records: "masked loss" (nats a hidden token) and "masked accuracy";

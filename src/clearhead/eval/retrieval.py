@@ -31,17 +31,17 @@ WORDINGS = {"paper": PAPER, "landmark": LANDMARK}
 
 
 def by_depth(lengths: Sequence[int], depths: Sequence[float]) -> list[Cell]:
-    """A cell for each length and depth: of growing depths, as filler that is cached only grows."""
+    """A cell for each length and depth; depths ascend, since cached filler can only grow."""
     return [{"length": length, "depth": depth} for length in lengths for depth in sorted(depths)]
 
 
 class PasskeyTask(options.PasskeyOptions):
     """A number somewhere in repeated filler, asked for at the end.
 
-    The CoCA paper's prompt (arXiv 2309.08646v3, appendix B.1) or landmark attention's. Neither the
-    rule for scoring nor where the key stood is in the CoCA paper. Here `accuracy` counts an answer
-    that has the key anywhere in it, and `forced` one whose tokens are each the likeliest (teacher
-    forcing after the answer's lead).
+    The CoCA paper's prompt (arXiv 2309.08646v3, appendix B.1) or landmark attention's. The CoCA
+    paper states neither its scoring rule nor the key's position. Here `accuracy` counts answers
+    that contain the key, and `forced` those whose tokens are each the likeliest (teacher forcing
+    after the answer's lead).
     """
 
     headlines = ("accuracy", "forced_tokens")
@@ -102,10 +102,10 @@ def scores(
     leads: Sequence[int],
     together: int = 1,
 ) -> dict[str, Any]:
-    """Shares of numbers found, and by item, for the standard error of drawing items.
+    """Shares of numbers retrieved, overall and by item (for a standard error over items).
 
-    `leads` are the tokens of a forced answer before its number; so many numbers `together`, asked
-    of one text, are one item.
+    `leads`: number of tokens before the number in each forced answer; `together`: how many
+    consecutive answers belong to one text, which is one item.
     """
     named = [
         key in re.findall(r"\d+", subject.decode(answer.written))
@@ -126,9 +126,9 @@ def scores(
 class NeedlesTask(options.NeedlesOptions):
     """Needles among generated sentences (arXiv 2410.05258, section 3.4, after LWM and Gemini 1.5).
 
-    N cities have magic numbers in a text; R of them are asked for. The papers do not say how the R
-    answers are asked for and placed: here each is asked by itself after the same context (which is
-    read once), and the R needles stand together at the depth.
+    A text states magic numbers of N cities; R of them are asked for. The papers do not say how
+    the R questions are asked and the needles placed: here each question follows the same context
+    (read once) by itself, and the R needles are together at the depth.
     """
 
     headlines = ("accuracy", "forced_tokens")
@@ -200,12 +200,12 @@ class AllocationTask(options.AllocationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Haystack:
-    """A context with needles in it, and what is asked.
+    """A context with needles, and its questions.
 
     Attributes:
         context: token ids, the begin token first where there is one.
-        asked: the facts that are asked for. questions: of each, its question and answer as tokens.
-        spans: where each stated needle stands in the context, (start, stop), by city.
+        asked: the facts asked for. questions: for each, its question and answer as tokens.
+        spans: position of each needle in the context, (start, stop), by city.
     """
 
     context: Ids
@@ -224,8 +224,8 @@ def haystack(
 ) -> Haystack:
     """Needles among sentences: context and longest question have exactly `length` tokens.
 
-    The needles that are asked for stand together at `depth` (a share of the filler before them, to
-    the nearest sentence); each other needle stands at a random place of its own.
+    The needles that are asked for are together at `depth` (the share of filler before them, to the
+    nearest sentence); every other needle is at a random place of its own.
     """
     hidden = facts(draws, needles, DIGITS, evaluation=True)
     asked = tuple(hidden[:queries])
@@ -274,8 +274,8 @@ def _size(word: str) -> tuple[int, int]:
 def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> Tensor:
     """Absolute attention of a prompt's last token, summed over heads and layers, float64 [3].
 
-    It is that on the keys of each of the spans, bool [3, S], in the map that multiplies the values.
-    All tokens of the prompt but the last are read first; only the last is observed.
+    A sum for each of three spans of keys, bool [3, S], in the map that multiplies the values. All
+    tokens of the prompt but the last are read first; only the last is observed.
     """
     last_row = _LastRow(spans_3S)
     with evaluating(subject.model):
@@ -298,11 +298,11 @@ class _LastRow(Statistic):
 
 
 class RecallTask(options.RecallOptions):
-    """Multi-query associative recall (Arora et al., arXiv 2312.04927), in words.
+    """Multi-query associative recall (Arora et al., arXiv 2312.04927), with words for symbols.
 
-    A list of pairs, filler up to the length, and some of the pairs again: after each key the list
-    tells its value. Scored by teacher forcing: whether each token of the value is the likeliest,
-    given the earlier pairs as they are.
+    A list of pairs, filler up to the length, and some of the pairs again: a repeated key's value is
+    known from the list. Scored by teacher forcing: whether each token of the value is the likeliest
+    given the correct text before it.
     """
 
     headlines = ("accuracy",)

@@ -1,10 +1,10 @@
 """Many-shot in-context learning with constrained decoding, and its robustness to order.
 
 After Bertsch et al. (arXiv 2405.00200) and the Differential Transformer (arXiv 2410.05258, section
-3.5): labelled texts fill the context, a text is asked for, and the answer is one of all the labels'
+3.5): labelled texts fill the context, a query text follows, and the answer is one of the labels'
 names. Constrained decoding is exact here: every label is scored by the log-likelihood of its name
 and the end of line, summed over its tokens, and the likeliest is the answer. Orders permute one set
-of demonstrations, which a cell draws once.
+of demonstrations, drawn once for each cell.
 
 A demonstration is "text: …", "label: …" and an empty line. It is tokenised in three pieces (up to
 "label:", the label, the end of line), so that a label has the same tokens in every demonstration
@@ -35,8 +35,8 @@ ORDER = "random"
 
 
 def labelled_rows(source: str, fields: Task, options: str) -> list[labelled.Row]:
-    """Rows of a file; or of a data set, which is read once for all cells. `options` is the start of
-    the options that name the rows' fields, for errors."""
+    """Rows of a file, or of a data set, which is read once for all cells. `options` is the prefix
+    of the options that name the rows' fields, for error messages."""
     return (_streamed if hub.is_hub(source) else _read)(source, fields, options)
 
 
@@ -108,18 +108,18 @@ class Example(NamedTuple):
 
 
 class Setting:
-    """A task's examples as a subject's tokens.
+    """A task's examples in the tokens of the model measured (the subject).
 
     White space in texts and labels becomes single spaces. Labels are those of `data`.
 
     Attributes:
-        labels: their names, in their order.
+        labels: names, in order.
         queries: drawn from `test`, or where that is empty from `data`.
-        pool: what demonstrations are drawn from, with no text of a query in it.
+        pool: examples from which demonstrations are drawn; no query's text is among them.
         digest: a hex hash of all of these.
-        questions: of each query, up to where the label follows.
-        answers: of each label, a space before and the end of line after it, so that one label's
-            likelihood is no part of another's.
+        questions: tokens of each query, up to its label.
+        answers: tokens of each label between a space and the end of line, so that no label's
+            likelihood is part of another's.
     """
 
     def __init__(self, task: ShotsTask, subject: Subject) -> None:
@@ -167,7 +167,7 @@ class Setting:
         All lengths share one draw: a shorter length's are among a longer one's.
 
         Args:
-            word: how many, in digits; or "fill", for as many as fit.
+            word: their number, in digits; or "fill", for as many as fit.
         """
         if word != FILL and not (word.isdecimal() and int(word)):
             raise ClearheadError(
@@ -199,7 +199,7 @@ class Setting:
         return tuple(token for piece in pieces for token in piece)
 
     def right_answers(self, context: Ids) -> list[bool]:
-        """True for each query whose likeliest label, of equal ones the first, is its own."""
+        """For each query, whether its own label is the likeliest (the first of equal ones)."""
         right = []
         for query, question in zip(self.queries, self.questions, strict=True):
             scores = self._subject.reader.weigh(Prompt(context, question), self.answers)

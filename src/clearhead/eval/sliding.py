@@ -1,4 +1,4 @@
-"""Losses, perplexity and distance of causal language models, by windows that move by a stride.
+"""Losses, perplexity and distance of causal language models over sliding windows.
 
 A window of `length` tokens moves on by `stride` (Press et al., arXiv 2108.12409, appendix B). The
 first window of a document predicts all its tokens but the first; each later one predicts the tokens
@@ -37,10 +37,10 @@ class Scored(NamedTuple):
     """The predicted tokens of one window.
 
     Attributes:
-        document: its number.
-        start: the window's first token in it.
-        position: the first predicted token's place in the window; the others follow.
-        loss: nats, float64 [tokens]; of documents that are told apart, without their first tokens.
+        document: index of the document.
+        start: index of the window's first token in the document.
+        position: index of the first predicted token in the window; the others follow.
+        loss: nats, float64 [tokens]; with masked documents, without their first tokens.
     """
 
     document: int
@@ -86,17 +86,17 @@ def sliding(
 ) -> Iterator[Scored]:
     """The loss of every predicted token of every document.
 
-    Windows of the same shape run together, whichever document they are of; results are therefore
-    not in order, and each says where it belongs. The model runs in its own dtype, without autocast,
-    in evaluation mode; its mode is then as it was.
+    Windows of the same shape run together, whatever their document; results are therefore not in
+    order, and each states its document and start. The model runs in its own dtype, without
+    autocast, in evaluation mode; its mode is restored afterwards.
 
     Args:
         documents: token ids, 1-D integers of numpy or torch.
         batch_tokens: tokens run together; it changes speed and memory, not the results.
         prefix: tokens read before every window, and not predicted.
-        tokenizer: tells where documents begin. Where it is given, those of a window are read as
-            training with document masks reads them: none sees another, positions begin again in
-            each, and its first token does not count. For models that take document_ids.
+        tokenizer: if given, documents within a window, found by its begin and end tokens, are read
+            as in training with document masks: none sees another, positions restart in each, and
+            its first token does not count. Only for models that take document_ids.
     """
     losses, rows = Losses(model), max(1, batch_tokens // length)
     waiting: dict[tuple[int, int], list[tuple[int, int, Tensor]]] = {}
@@ -127,12 +127,12 @@ def sliding(
 
 
 class Losses:
-    """−log p of tokens, by a causal language model of transformers.
+    """Computes −log p of tokens by a causal language model of transformers.
 
-    The logarithm of the softmax is taken in float32 at least, whatever the model's dtype: in
-    float16 a sum over a window overflows at 65,504. Where the logits are the head applied to the
-    last hidden state (tried on a few tokens: some models scale or cap them), the head is applied to
-    predicted places only, a part at a time, and [B, T, vocabulary] is never held.
+    The log-softmax is computed in float32 at least, whatever the model's dtype: in float16 a sum
+    over a window overflows at 65,504. Where the logits are the head applied to the last hidden
+    state (tested on a few tokens: some models scale or cap them), the head is applied to predicted
+    positions only, in parts, and [B, T, vocabulary] is never stored.
     """
 
     def __init__(self, model: Any) -> None:
@@ -150,7 +150,7 @@ class Losses:
         return torch.cat(losses).view(len(ids_BT), -1)
 
     def logits(self, ids_BT: Tensor, first: int = 1, **inputs: Tensor) -> Iterator[Tensor]:
-        """Logits that predict the tokens from `first` on, row after row, [N, V] a part."""
+        """Yield the logits that predict the tokens from `first` on, row by row, in parts [N, V]."""
         if self._plain_head is None:
             self._plain_head = self._tried_head(ids_BT[:1, :16]) or ()
         reset_dynamic_rope(self._model)
@@ -183,9 +183,9 @@ class Perplexity:
 
     Attributes:
         tokens: predicted tokens, length − 1 a window, less those that begin another document
-            where documents are told apart.
+            where documents are masked.
         loss: mean cross-entropy, nats a predicted token; None where the model cannot read the text.
-        reason: why there is no loss, or no perplexity that is a number.
+        reason: why there is no loss, or no finite perplexity.
         by_window: the loss of each window that has a predicted token.
     """
 
@@ -213,9 +213,9 @@ def perplexity(
 
     Args:
         windows: int64 [length] each.
-        length: beyond the positions of a model the result has a reason instead of a value.
+        length: if above the model's number of positions, the result has a reason and no loss.
         batch_size: windows run together.
-        tokenizer: as of `sliding`. prefix: tokens before every window, as of `sliding`.
+        tokenizer, prefix: as in `sliding`.
 
     Raises:
         ClearheadError: no windows, other lengths, or token ids unknown to the model.
@@ -248,14 +248,14 @@ def perplexity(
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
-    """Two models on the same windows.
+    """Difference of two models on the same windows.
 
     Attributes:
         tokens: predicted tokens, all but the first of each window.
         perplexity, perplexity_before: of the second model, and of the first.
         divergence: KL(first ‖ second), nats a token.
         largest: the largest difference of two logits.
-        relative: the Euclidean distance of all logits over the length of the first's.
+        relative: ‖difference of all logits‖ / ‖the first model's logits‖, Euclidean.
     """
 
     tokens: int
@@ -267,10 +267,9 @@ class Distance:
 
 
 def distance(before: Any, after: Any, windows: Iterable[Tensor]) -> Distance:
-    """Measure both models in their own dtype; probabilities in float32, sums in float64.
+    """Compare two models, each in its own dtype; probabilities in float32, sums in float64.
 
-    A part of both models' logits of a window, int64 [length], is held at a time, where `Losses` can
-    do so.
+    Windows are int64 [length]. Logits are computed in parts of a window where `Losses` can do so.
     """
     tokens, largest, sums = 0, 0.0, torch.zeros(5, dtype=torch.float64)
     one_of, other_of = Losses(before), Losses(after)
@@ -317,10 +316,10 @@ def lengths(
 ) -> list[dict[str, Any]]:
     """Loss and perplexity on the validation text, cut into windows of each length.
 
-    All lengths read the same number of tokens: `tokens`, or what the corpus has, rounded down to a
-    whole number of the longest windows. Where each length divides the longest and there is one
-    source, it is the same text. With `documents_apart` windows are read as by a model that was
-    trained with document masks (`tokenizer` of `perplexity`).
+    All lengths read the same number of tokens: `tokens`, or all that the corpus has, rounded down
+    to a whole number of the longest windows. It is the same text where each length divides the
+    longest and there is one source. With `documents_apart` windows are read as in training with
+    document masks (`tokenizer` of `sliding`).
 
     Returns:
         Payloads of "measure" records: "loss" and "perplexity" with "length", "split" and

@@ -1,1 +1,1 @@
-"""Whole jobs: comparisons, evaluations, fine-tuning, diagnosis, quantisation."""
+"""Jobs of the command line: comparison, evaluation, fine-tuning, diagnosis, quantisation."""

@@ -1,4 +1,4 @@
-"""A trained model from which runs start: as it is, or on other mechanisms."""
+"""A trained model from which runs start: unchanged, or with other mechanisms."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -35,8 +35,8 @@ from clearhead.train import TrainConfig
 
 @dataclass(frozen=True)
 class Base:
-    """A causal model of any library, its tokenizer, and the text as that reads it, in windows of
-    a length."""
+    """A causal model of any library, its tokenizer, and text tokenised by it for windows of one
+    length."""
 
     name: str
     model: Any
@@ -44,8 +44,8 @@ class Base:
     length: int
 
     def start(self, preset: str | None, settings: Mapping[str, Any]) -> Start:
-        """A copy on the mechanisms of a preset, and of settings over it; in its own class where
-        they change nothing.
+        """A copy with the mechanisms of a preset and of further settings; in the model's own class
+        where they change nothing.
 
         Raises:
             ClearheadError: for an unknown preset or setting, windows for which learned keys leave
@@ -73,13 +73,13 @@ def open_base(
     began: str | None = None,
     alike: bool = False,
 ) -> Base:
-    """Open a model to go on from in windows of that length, in float32, and prepare its text.
+    """Open a model, in float32, for training in windows of `length`, and prepare its text.
     `alike` leaves out the dropout of its own class, which is lost with other mechanisms.
 
     Raises:
-        ClearheadError: for a model that cannot be opened or is stored in few bits, a tokenizer
-            beside its own or with more entries than it has, and windows longer than it can read;
-            as `prepare`.
+        ClearheadError: for a model that cannot be opened or is quantised, a tokenizer given beside
+            its own or with more entries than it has, and windows longer than it can read; as
+            `prepare`.
     """
     refuse_tokenizer(data)
     require_convertible(name, trust_remote_code=trust_remote_code)
@@ -98,7 +98,7 @@ def open_base(
 
 
 def resting_sinks(model: Any, config: TrainConfig) -> str:
-    """A line that names the remedy where sinks are to be trained that no gradient reaches."""
+    """A warning with its remedy for sinks to be trained that no gradient reaches; "" for none."""
     rests = [
         module.rests
         for name, module in model.named_modules()

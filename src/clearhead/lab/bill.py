@@ -77,11 +77,11 @@ def device(name: str) -> tuple[float, float]:
 def bill(
     config: Any, train: TrainConfig, *, devices: Sequence[str], numbers: Sequence[int] = (1,)
 ) -> Bill:
-    """Make the bill of `train`: a step takes its FLOPs over `EFFICIENCY` of the devices' rate, and
-    a third more where checkpointing computes the forward pass twice.
+    """Estimate the costs of `train`: a step's time is its FLOPs over `EFFICIENCY` of the devices'
+    rate, and a third more where checkpointing computes the forward pass twice.
 
     Args:
-        numbers: of devices, with weights and optimizer sharded over them; a CPU is one.
+        numbers: numbers of devices over which weights and optimizer are sharded; 1 for a CPU.
 
     Raises:
         ClearheadError: a number of devices that cannot share a step; and as `training_memory`.
@@ -104,14 +104,14 @@ def bill(
 
 
 def training_memory(config: Any, train: TrainConfig, *, gpus: int = 1) -> Mapping[str, int]:
-    """Bytes of tensors on one GPU when a training step holds most, by part.
+    """Bytes of tensors on one GPU at the peak of a training step, by part.
 
     The step is eager, on the CPU's kernels; `precision` "auto" counts as bf16. Each of several GPUs
-    holds its share of weights, gradients and optimizer; a layer that is gathered whole while it
-    runs is not counted. `config` is as `plan` takes it.
+    holds its share of weights, gradients and optimizer; a layer gathered whole while it runs is not
+    counted. `config` is as in `plan`.
 
     Raises:
-        ClearheadError: an optimizer that reads numbers of its tensors, such as Adafactor.
+        ClearheadError: an optimizer that reads its tensors' values, such as Adafactor.
     """
     config = counterpart(config)
     with torch.device("meta"):
@@ -179,8 +179,8 @@ def _loss(model: Any, batch: dict[str, torch.Tensor], labels_BT: torch.Tensor) -
 def record_memory(config: PlanConfig, **_: object) -> list[Line]:
     """Count the bytes of each preset at each length; write and return the records.
 
-    - `step_bytes`: of all tensors but weights, gradients and the optimizer's, when a training step
-      of one text holds most (`training_memory`).
+    - `step_bytes`: all tensors but weights, gradients and the optimizer's, at the peak of a
+      training step of one text (`training_memory`).
     - `cached_key_bytes`, `cached_bytes`: a token's keys, and its keys and values, at two bytes a
       number, as the model's own forward pass caches them.
 

@@ -180,14 +180,14 @@ class Run:
 def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
     """Train and measure every arm with every seed, and return the records.
 
-    What is done is kept in `config.output`, so that a comparison that was stopped goes on with the
-    run at hand. A run that diverges is recorded as such, and the others go on: in a sweep that is a
-    result. `work` shows which run is at hand and how far it is, a unit a run.
+    Progress is saved in `config.output`: called again after a stop, it resumes the unfinished run.
+    A run that diverges is recorded as such, and the others continue: in a sweep that is a result.
+    `work` shows the current run and its progress, one unit for each run.
 
     Raises:
         ClearheadError: for settings or data that do not work, a folder of other settings, in use
             or damaged, or where every run diverged.
-        InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
+        InterruptedRun: after SIGINT or SIGTERM, once the current run has saved.
     """
     config.check()
     work = Work(say=say) if work is None else work

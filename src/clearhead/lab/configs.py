@@ -1,5 +1,5 @@
-"""Jobs as values: configurations that verbs read and experiments yield; no torch until the models
-of a comparison are read."""
+"""Configurations of jobs, for commands and experiments; torch is imported only to check the models
+of a comparison."""
 
 import hashlib
 import itertools
@@ -170,8 +170,8 @@ class CompareConfig(OpensModels):
 
     @cached_property
     def models(self) -> dict[str, Any]:
-        """{name of an arm: its model's configuration}; of an arm that starts from a trained model,
-        which keeps its sizes, what it changes there.
+        """{name of an arm: its model's configuration}; for an arm that starts from a trained model,
+        whose sizes stay, only the changes.
 
         Raises:
             ClearheadError: for an unknown key, an impossible value or arm, and two equal arms.
@@ -381,8 +381,8 @@ class Job:
 
     @property
     def identity(self) -> str:
-        """The hash of the settings of this job and of the jobs before it, without places: folders
-        may move, so that the model of the job before is known by that job's identity."""
+        """Hash of the settings of this job and of those before it, without paths: folders may move,
+        so a model made by another job enters by that job's identity."""
         places = _PLACES if self.after is None else _PLACES | _MODELS
         settings = canonical(self.config)
         settings = {name: value for name, value in settings.items() if name not in places}
@@ -390,6 +390,6 @@ class Job:
 
 
 def continued_recipe(kind: type[TrainConfig] = TrainConfig) -> TrainConfig:
-    """The default settings of training that starts from a trained model: at a rate of 1e-4
-    SmolLM2-135M ended worse on new text after 250,000 tokens than at 3e-5 (docs/log.md)."""
+    """Default settings for training from a trained model; at a learning rate of 1e-4 SmolLM2-135M
+    ended worse on new text after 250,000 tokens than at 3e-5 (docs/log.md)."""
     return kind(learning_rate=3e-5, sequence_length=512, batch_size=4)

@@ -1,4 +1,4 @@
-"""A model of one family or mechanism as one of another, and how far apart they are."""
+"""Conversion of a model to another library's format or other mechanisms, with their distance."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -119,7 +119,7 @@ def _outcome(record: dict[str, Any], before: str, after: str) -> str:
 
 
 def to_the_other_format(model: Any, name: str, purpose: str | None = None) -> Conversion:
-    """The same function in the other library's format, or in one that servers load."""
+    """The same function in another library's format, or in one that servers load."""
     made = {None: converted, "serving": for_serving, "llama.cpp": for_llama_cpp}[purpose](model)
     record = _record(name, model, made)
     with in_float32(model), in_float32(made):
@@ -134,12 +134,12 @@ def to_other_mechanisms(
 ) -> Conversion:
     """The same weights under other mechanisms, with the distance from the first model.
 
-    Of the windows of the calibration text half calibrate or judge prefixes; the other half measures
-    the distance, unless there is a text of its own.
+    Half of the calibration text's windows calibrate sinks or judge prefixes; the other half
+    measures the distance, unless another text is given for that.
 
     Args:
         model: in float32, as within `in_float32`.
-        rounded: gives the new model the first's 16 bits, where it has them.
+        rounded: casts the new model to the first's 16-bit dtype, if it has one.
     """
     settings = config.settings()
     changes, first = target(config.preset, settings), imported(model)
@@ -358,7 +358,7 @@ def three_numbers(model: Any, windows: list[Tensor]) -> dict[str, float | None]:
         sink: the share of queries, over layers and heads, whose largest weight is on the first
             token; of the difference of maps, where a model has one.
         largest_state: the largest absolute hidden state, over their median.
-        eight_bits: what `w8a8-coarse` adds to the perplexity, as a share of it.
+        eight_bits: relative increase of perplexity under `w8a8-coarse`.
     """
     parts: Any = {"attention": [ByTile(weights=[RowMeans()])], "hidden": [ResidualStream()]}
     lines = measure_inside(model, windows, batch_size=1, **parts)

@@ -43,9 +43,9 @@ Studies = tuple[CompareConfig, CompareConfig]
 
 
 def studies(output: Path) -> Studies:
-    """Blocks and positions on ordinary text, and remedies for sinks and noise on a made one.
+    """Blocks and positions on ordinary text; remedies for sinks and noise on synthetic text.
 
-    Rates are not tuned. At 1e-2 the made text grows its sink within 200 steps.
+    Learning rates are not tuned. At 1e-2 a sink forms on the synthetic text within 200 steps.
     """
     window: Any = {"sequence_length": 64}
     text = CompareConfig(
@@ -82,11 +82,11 @@ def run_demo(
     asked: Studies, output: Path, *, pretrained: str | None, trust_remote_code: bool, work: Work
 ) -> dict[str, Path]:
     """Train, repair and measure everything; return the records of each part: text, sinks, bits and,
-    of a pretrained model, diagnosis and pretrained bits. The same call goes on where it stopped.
+    of a pretrained model, diagnosis and pretrained bits. The same call resumes a stopped demo.
 
     Raises:
         ClearheadError: for a model that cannot be loaded, and as `compare` does.
-        InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
+        InterruptedRun: after SIGINT or SIGTERM, once the current run has saved.
     """
     text, sinks = asked
     bits = partial(QuantizeConfig, scheme=SCHEMES, tokens=4096)

@@ -39,7 +39,7 @@ def measure(
 
     Args:
         settings: those of the training.
-        documents_apart: whether these losses keep the documents of a window apart.
+        documents_apart: whether tokens of a window see only their own document.
     """
     read: dict[str, Any] = {"tokens": tokens, "documents_apart": documents_apart}
     if getattr(model, "objective", None) == "mlm":
@@ -71,8 +71,8 @@ class Milestones(LinesFile):
 
     Writes records {"kind": "measure", "run", "metric", "value", "step", …} to
     OUTPUT/milestones.jsonl: loss (nats a token), outliers of the hidden states and attention to the
-    first token, over all layers. Training goes on as if nothing had been: the random state, each
-    module's mode and what was compiled are as before.
+    first token, over all layers. Training is not affected: the random state, each module's mode and
+    compiled layers are restored.
 
     Args:
         settings: those of the training, whose sizes windows and batches have.

@@ -48,12 +48,12 @@ _DECISIVE = ("arm", "task", "train", "data", "from")  # of a header: what decide
 def run_finetune(job: FinetuneJob, *, work: Work | None = None) -> Records:
     """Fine-tune and measure with every seed; return the records, also in OUTPUT/records.jsonl.
 
-    A seed that was stopped goes on from its newest checkpoint, a finished one is kept. `work` shows
-    which seed is at hand and how far it is, a unit a seed.
+    A stopped seed resumes from its newest checkpoint, a finished one is not run again. `work` shows
+    the current seed and its progress, one unit for each seed.
 
     Raises:
         ClearheadError: for a model, rows, labels or settings that do not work.
-        InterruptedRun: after SIGINT or SIGTERM, once the seed at hand has saved.
+        InterruptedRun: after SIGINT or SIGTERM, once the current seed has saved.
     """
     work = Work(say=say) if work is None else work
     task = _Task(job, work)

@@ -1,4 +1,4 @@
-"""Models evaluated by tasks, diagnosed, and measured under schemes of few bits, as records."""
+"""Evaluation, diagnosis and simulated quantisation of models, as records."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -97,8 +97,8 @@ def _portion(
 
 
 def check_models(config: QuantizeConfig) -> None:
-    """Refuse a path that leads nowhere, a model in few bits, and one too large for the memory,
-    before the others are measured."""
+    """Refuse a missing path, a quantised model, and one too large for the memory, before any model
+    is measured."""
     for source in config.models:
         path = resolved(source)
         with explained(path):

@@ -1,8 +1,8 @@
-"""Prefixes and logits of learned sinks, set from a text without training.
+"""Prefixes, and logits of learned sinks, set from text without training.
 
-The first token of a text takes the attention of heads that find nothing, and its hidden state
-becomes thousands of times larger than others'. Tokens before every text, kept as keys and values,
-take that place, and no state of the text grows (PrefixQuant, arXiv 2410.05265).
+Heads with nothing to attend to look at a text's first token, whose hidden state becomes thousands
+of times larger than others'. Tokens before every text, stored as keys and values, take over that
+role, and no state of the text grows so large (PrefixQuant, arXiv 2410.05265).
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ _CHECKED = 64  # tokens after the prefix whose logits are compared
 def sample(
     text: str, tokenizer: Any, *, length: int, count: int, least: Literal[1, 2] = 1
 ) -> list[Tensor]:
-    """Windows of tokens, int64 [length] each: the middle of each document, then what is around it.
+    """Windows of tokens, int64 [length] each: first the middle of each document, then its rest.
 
     Args:
         text: a source, as `--data.data` names them, or a text itself.
@@ -78,9 +78,9 @@ def sample(
 
 @dataclass(frozen=True, kw_only=True)
 class Prefix:
-    """Tokens to stand before every text; and of each candidate of a search, the first without a
-    prefix, the text's largest absolute hidden state, the number of its pieces that keep a massive
-    one ("fails"), and the perplexity of longer windows where it was asked for."""
+    """Tokens before every text, and the results of the candidates of a search, the first without a
+    prefix: the largest absolute hidden state, the number of pieces of text in which a massive one
+    remains ("fails"), and the perplexity of longer windows where it was measured."""
 
     ids: tuple[int, ...]
     text: str
@@ -111,16 +111,16 @@ def given_prefix(text: str, tokenizer: Any, entries: int) -> Prefix:
 def searched_prefix(
     model: ClearheadForCausalLM, tokenizer: Any, windows: Sequence[Tensor]
 ) -> Prefix:
-    """The tokens before the text that leave it no massive hidden state, at no loss.
+    """Search for prefix tokens that remove massive hidden states and keep the perplexity.
 
     Candidates are a newline, the tokenizer's special tokens and the text's most frequent ones. One
-    fails on a piece of text whose largest state stays above a tenth of what is usual. Of those that
-    raise perplexity by 1 % at most, the one that fails least is best, then the one with the
-    smallest largest state. A second and a third token are added where they fail less, or lower
-    that state by 5 % more.
+    fails on a piece of text whose largest state stays above a tenth of the usual one. Of those that
+    raise perplexity by 1 % at most, the one with the fewest failures is best, then the one with the
+    smallest largest state. A second and a third token are added if failures become fewer, or that
+    state falls by 5 % more.
 
     Raises:
-        ClearheadError: no candidate lowers the states at no loss.
+        ClearheadError: no candidate lowers the states without raising perplexity above that.
     """
     length = min(PIECE_LENGTH, *map(len, windows))
     pieces = [piece for one in windows for piece in one.split(length) if len(piece) == length]
@@ -207,8 +207,8 @@ def check_prefix(config: ClearheadConfig, changes: dict[str, Any], count: int) -
 
 
 def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor) -> None:
-    """Give `made`, which is `model` with `normalizer="key-value"` and a place for each token, the
-    keys and values that `model` has of the tokens, their mean over the rows.
+    """Set the prefix of `made` (`model` with `normalizer="key-value"` and a prefix of N) to the
+    keys and values that `model` computes for the N tokens, averaged over the rows.
 
     Raises:
         ClearheadError: another number of tokens.
@@ -245,7 +245,7 @@ def difference_after(
     made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids: tuple[int, ...]
 ) -> float:
     """Compare `made` with `model` after the prefix, on random tokens within any sliding window:
-    the Euclidean distance of the logits over the length of the model's."""
+    ‖difference of the logits‖ / ‖model's logits‖, Euclidean."""
     count = min(_CHECKED, _room(model.config) - len(ids))
     draw = torch.Generator().manual_seed(0)
     text = torch.randint(model.config.vocab_size, (1, count), generator=draw).to(model.device)
@@ -291,8 +291,8 @@ class _Rows:
 def calibrate(
     model: ClearheadForCausalLM, windows: Iterable[Tensor], layers: Collection[int]
 ) -> None:
-    """Give the sinks (`normalizer="sink"`) of these layers the logit at which their mean weight is
-    the first token's; until then the logits are too low to have an effect. No training."""
+    """Set the sinks' logits (`normalizer="sink"`) of these layers so that a sink's mean weight is
+    that of the first token while the logits are too low to have an effect. No training."""
     blocks: Any = model.model.layers
     for layer in layers:
         torch.nn.init.constant_(blocks[layer].self_attn.normalizer.logit, NOTHING)

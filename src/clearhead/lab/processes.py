@@ -111,11 +111,11 @@ def _perform(config: Any, log: Path, device: str | None, threads: int) -> None:
 
 
 def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None) -> list[Job]:
-    """Run what is not finished, at most `jobs` at a time, and return those that failed.
+    """Run the unfinished tasks, at most `jobs` at a time, and return those that failed.
 
-    Jobs start in order, each on the GPU that the fewest others are on; but a job waits for the one
-    that leaves its model, and is left out if that fails. A failed job is reported in a line, and
-    the others go on. A training that diverged has not failed: that is a result.
+    Jobs start in order, each on the GPU with the fewest others; a job waits for the one that makes
+    its model, and is left out if that fails. A failed job is reported in a line, and the others
+    continue. A training that diverged has not failed: that is a result.
 
     Raises:
         Stopped: after SIGINT or SIGTERM, once every job has saved and ended. A second Ctrl-C
@@ -203,8 +203,8 @@ def _mark(job: Job, logs: Path) -> Path:
 
 
 def is_finished(job: Job, logs: Path) -> bool:
-    """True if this job finished, with these settings, and its records are there; and before it, in
-    the same way, the job that left its model."""
+    """True if this job, and the jobs that make its model, finished with these settings and their
+    records exist."""
     mark, before = _mark(job, logs), job.after
     with suppress(ClearheadError):  # of a mark that is missing or damaged
         if job.records.exists() and read_json(mark, "delete it").get("identity") == job.identity:

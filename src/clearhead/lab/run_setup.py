@@ -84,19 +84,19 @@ def objective_of(config: ClearheadConfig) -> str:
 
 
 def own_text(data: DataConfig, tokenizer: Any, began: str | None = None) -> Corpus:
-    """The text as a model's own tokenizer reads it; one without an end token closes nothing."""
+    """The text tokenised by a model's own tokenizer; without an end token documents have no END."""
     return prepare(data, tokenizer=tokenizer, progress=say, closed=False, began=began)
 
 
 def run_of(model: str) -> dict[str, Any]:
-    """The run.json of the training run whose folder, or whose model, this is; empty of others."""
+    """The run.json of the training run with this folder or final model; {} for other models."""
     folder = Path(model)
     places = (one for one in (folder, folder.parent) if (one / RUN_FILE).is_file())
     return next(map(read_record, places), {})
 
 
 def text_of(data: DataConfig, models: Sequence[str]) -> DataConfig:
-    """The text that was asked for; where none was, that of the runs whose models these are.
+    """The text that `data` names; if it names none, that of the runs that trained the models.
 
     Raises:
         ClearheadError: runs of different texts.
@@ -128,7 +128,7 @@ def new_model(config: ClearheadConfig) -> Any:
 
 
 def refuse_tokenizer(data: DataConfig) -> None:
-    """Raise a ClearheadError where a tokenizer is asked for beside a model that has its own."""
+    """Raise a ClearheadError if `data` names a tokenizer, since the model has its own."""
     for name in ("tokenizer", "vocabulary"):
         if getattr(data, name) != getattr(DataConfig, name):
             raise ClearheadError(f"data.{name} has no effect: the model's tokenizer reads the text")
@@ -143,9 +143,9 @@ def load_model(
 
 
 def require_own_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
-    """Raise a ClearheadError where a text would have tokens for which the model has no embedding.
+    """Raise a ClearheadError if a text could contain tokens for which the model has no embedding.
 
-    Other tokens may be beyond the embeddings: a padding token, say, that no window of text has.
+    Tokens that no text contains, such as a padding token, may lie beyond the embeddings.
     """
     entries = model.get_input_embeddings().num_embeddings
     if vocabulary_size(tokenizer) <= entries:

@@ -1,7 +1,7 @@
-"""Models saved in few bits and measured: for servers by compressed-tensors, or by torchao.
+"""Saving and measuring quantised models: for servers by compressed-tensors, or by torchao.
 
-Nothing is ever pickled: transformers takes torchao's tensors apart into plain ones and describes
-them in the header of a safetensors file.
+Nothing is pickled: transformers splits torchao's tensors into plain ones and describes them in the
+header of a safetensors file.
 """
 
 import io
@@ -217,7 +217,7 @@ def _beside(
 
 
 def continuations(model: Any, prompts_BT: Tensor, tokens: int) -> list[list[int]]:
-    """The `tokens` likeliest tokens after each prompt, one by one, past any end of text."""
+    """Greedy continuations of each prompt by `tokens` tokens, past any end of text."""
     prompts_BT = prompts_BT.to(model.device)
     options: dict[str, Any] = {"attention_mask": torch.ones_like(prompts_BT), "do_sample": False}
     options |= {"min_new_tokens": tokens, "max_new_tokens": tokens, "pad_token_id": 0}

@@ -235,7 +235,7 @@ class ConvertConfig(OpensModels):
 
     @property
     def basis(self) -> list[Any]:
-        """The parts of `rotate` that are turned inside the weights."""
+        """The parts of `rotate` that are merged into the weights."""
         return [part for part in self.rotate if part != "down"]
 
     @property

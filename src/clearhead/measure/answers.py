@@ -1,7 +1,7 @@
 """Answers of a model: transformers' greedy generation, and log-likelihoods of given answers.
 
 Prompts of one length run together, without padding, so that no row depends on its neighbours. A
-start that they share is read once and its cache copied, where every layer keeps all its keys.
+prefix that they share is read once and its cache copied, if every layer caches all keys.
 """
 
 import copy
@@ -43,7 +43,7 @@ class Answer:
     """The answer to one prompt.
 
     Attributes:
-        written: the tokens of greedy decoding, up to an end token or as many as were asked for.
+        written: the tokens of greedy decoding, up to an end token or the requested number.
         loss: −log p of each token of the given answer, its earlier ones given (teacher forcing).
         right: whether each of these tokens was the likeliest. All of them are if and only if greedy
             decoding starts with the whole answer.
@@ -85,9 +85,9 @@ class Reader:
     def ask(
         self, prompts: Sequence[Prompt], answers: Sequence[Ids], *, new_tokens: int = 0
     ) -> list[Answer]:
-        """Answers to the prompts, in their order; best side by side where they share a long start.
+        """Answers to the prompts, in order; prompts that share a long prefix should be adjacent.
 
-        The right answers are scored, and may be empty; greedy decoding writes `new_tokens`.
+        `answers`, the right ones, are scored, and may be empty; `new_tokens` are decoded greedily.
         """
         asked = list(zip(prompts, answers, strict=True))
         lengths = [len(prompt.ids) + max(new_tokens, len(answer)) for prompt, answer in asked]
@@ -220,7 +220,7 @@ class Reader:
 def ends_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """End tokens: the tokenizer's, and those of the model's generation_config.
 
-    A chat model's turn may end by another token than a text.
+    A chat model's turn may end with another token than a text.
     """
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = [tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])]

@@ -1,7 +1,7 @@
 """Measurements: tasks on subjects, cell by cell, each written to the records as it is measured.
 
 Cells that are in the records already, of the same weights, text, options and seed, are not measured
-again, so that the same call goes on with a sweep that was stopped, or adds seeds to one.
+again, so that the same call resumes a sweep that was stopped, or adds seeds to one.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ class Document(NamedTuple):
 
 
 class Texts:
-    """A corpus that is prepared when the first task reads it; some need no text at all."""
+    """A corpus that is prepared when a task first reads it; some tasks need none."""
 
     def __init__(self, prepare: Callable[[], Corpus], splits: Sequence[str]) -> None:
         self._prepare = prepare
@@ -81,14 +81,14 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model that is measured, and the text it is given.
+    """The subject of a measurement: a model, and the text on which it is measured.
 
     Attributes:
-        model: of transformers. tokenizer: its own.
+        model: a transformers model. tokenizer: its own.
         texts: tokenised by it.
-        lengths: in tokens, ascending.
-        tokens: of text read at each length, about.
-        batch_tokens: run together; no result depends on it.
+        lengths: of texts, in tokens, ascending.
+        tokens: approximate number of tokens read at each length.
+        batch_tokens: number of tokens run together; no result depends on it.
         seed: of every random choice.
     """
 
@@ -133,24 +133,24 @@ class Subject:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def check_length(self, length: int) -> None:
-        """Refuse texts of so many tokens, answer included, that the model has no positions for."""
+        """Refuse texts of `length` tokens, answer included, if the model has fewer positions."""
         check_length(self.model, length)
 
 
 class Task(Protocol):
     """A measurement: a frozen dataclass of its options, which records keep.
 
-    `cells` lists what is measured, as dimensions of records, and refuses at once what cannot be. A
-    cell's "digest" is of the files that it reads. `measure` gives one cell's lines: measures
-    {"metric", "value", …} and other payloads of records, with a "kind". `drawn` says whether a seed
-    decides what is read: only then are several seeds measured. A task may have `headlines`, the
-    numbers that tables show: a cell whose logits are not finite has each of them without a value.
+    `cells` lists its cells (one measurement each) as dimensions of records, and refuses impossible
+    ones at once. A cell's "digest" is of the files that it reads. `measure` returns one cell's
+    lines: measures {"metric", "value", …} and other payloads of records, with a "kind". `drawn`:
+    whether the text read depends on a seed; only then are several seeds measured. Optional
+    `headlines`: metrics shown in tables; a cell with non-finite logits has each without a value.
     """
 
     drawn: ClassVar[bool]
 
     def cells(self, subject: Any) -> list[Cell]:
-        """The dimensions of every cell, in the order in which they share most."""
+        """The dimensions of every cell, ordered so that neighbours share most work."""
 
     def measure(self, subject: Any, cell: Cell) -> Iterable[Line]:
         """The lines of one cell."""
@@ -175,7 +175,7 @@ class Portion:
         subjects: the model's variants, such as its rope scalings, each with its dimensions.
         tasks: by name.
         seeds: of the tasks' random draws.
-        less: advice for too little memory, such as smaller batches.
+        less: advice for the error message when memory runs out, such as smaller batches.
     """
 
     header: Line
@@ -219,9 +219,9 @@ def sweep(
     All of a model's cells are checked before any is measured.
 
     Args:
-        portions: each makes its portion, and loads its model, when its turn comes.
-        records: a file to append to; None keeps nothing.
-        work: shows which cell is at hand; models are taken to have as many cells as the first.
+        portions: functions that load a model and return its portion, called one after the other.
+        records: a file to append to; None to write none.
+        work: shows the current cell; every model is assumed to have as many cells as the first.
         told: called with a run's line, and with the lines of each cell as soon as it is done.
     """
     lines: list[Line] = []

@@ -1,4 +1,4 @@
-"""Hugging Face models: configuration, model classes, presets, and what they cost.
+"""Hugging Face models: configuration, model classes, presets and costs.
 
 Importing this registers `model_type` "clearhead" with transformers' AutoConfig and AutoModel.
 """

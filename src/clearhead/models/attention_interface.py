@@ -47,7 +47,7 @@ def interface_of(implementation: str, maps: list[Tensor] | None) -> Interface:
     """The function that `attn_implementation` puts in place of `Attention.attend`.
 
     Args:
-        maps: where each layer's matrix is put, by `attn_implementation="eager"` alone.
+        maps: list to which each layer's matrix is appended; refused unless "eager".
     """
     if maps is not None:
         if implementation != "eager":

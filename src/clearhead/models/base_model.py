@@ -55,7 +55,7 @@ class ClearheadPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """As the configuration's."""
+        """As `ClearheadConfig.register_for_auto_class`."""
         if not cls.__module__.startswith("clearhead."):
             super().register_for_auto_class(auto_class)
 
@@ -74,8 +74,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
 
     Attributes:
         places: positions before every text, which belong to learned keys.
-        longest: positions that the embedded position tells apart; None where there is no limit.
-        limits: the same for every position with a limit, by name.
+        longest: number of positions that the position embedding has; None for no limit.
+        limits: the same, by name, for every kind of position with a limit.
         windowed, gated, prepares_late: whether a layer has a window; caches gates beside keys;
             prepares keys when they are read.
         followed: False if it has annealed parts and no training has moved them yet.

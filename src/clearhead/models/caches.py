@@ -1,8 +1,8 @@
 """Key-value caches of transformers: checks that they fit, lengths, and positions of their keys.
 
-A step of decoding over transformers' StaticCache takes device tensors alone, so that a CUDA graph
-holds it. The cache's length is a number on the device: a lone query reads every slot, and a mask
-hides those that have no token yet, so that neither shapes nor any choice depend on the length.
+A decoding step over transformers' StaticCache reads device tensors alone, so that a CUDA graph can
+capture it. The cache's length is a number on the device: a single query reads every slot, and a
+mask hides those without a token, so that neither shapes nor branches depend on the length.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ from clearhead.ops.precision import is_exporting, readable
 
 
 class PrefixCache(DynamicCache):
-    """A growing cache that keeps a prefix's prepared keys and its values too, by layer.
+    """A growing cache that also keeps a prefix's prepared keys and its values, by layer.
 
-    With any other cache they are prepared at every call. Its length is the text's.
+    With any other cache they are prepared at every call. The prefix does not count in its length.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -29,9 +29,9 @@ class PrefixCache(DynamicCache):
 
 
 def check_cache(cache: Any, layers: int, gated: bool) -> None:
-    """Refuse other than a transformers Cache of `layers` layers; `nn.Attention` checks the rest.
+    """Raise a ClearheadError unless `cache` is a transformers Cache of `layers` layers.
 
-    `gated`: log gates are cached beside keys.
+    `gated`: log gates are cached beside keys, so that a quantised cache is refused too.
     """
     if not isinstance(cache, Cache):
         raise ClearheadError(
@@ -72,7 +72,7 @@ def room_of(cache: Cache) -> int | None:
 
 
 def steps_on_device(cache: Cache | None, tokens: int, windowed: bool) -> bool:
-    """True where `tokens` after this cache need not know its length on the host.
+    """True if `tokens` new tokens can be run without reading the cache's length on the host.
 
     transformers counts the tokens of windows on the host.
     """
@@ -88,8 +88,8 @@ def seen_slots(cache: Cache, attention_mask: Tensor | None, x_B1C: Tensor) -> tu
         cache: of `room_of`, with its tokens so far. attention_mask: of all its slots.
 
     Returns:
-        (length, mask): the tokens with the new one, or all slots where to read them would make a
-        GPU wait; bool [B, slots].
+        (length, mask): the number of tokens with the new one, or of all slots where reading it
+        would make a GPU wait; bool [B, slots].
     """
     past, slots = cache.get_seq_length(), room_of(cache)
     assert slots is not None
@@ -112,7 +112,7 @@ def key_positions(
     places: int,
     rows: int | None,
 ) -> Tensor:
-    """Positions of cached and new keys, [B or 1, S]: counted in the row without padding, + places.
+    """Positions of cached and new keys, [B or 1, S]: `places` plus the count in the row, unpadded.
 
     The offsets of given position_ids from this count are stored in the cache, for `rows` rows. If
     `rows` is None they are not: cached keys then have the offset of the row's first new token.
@@ -156,7 +156,7 @@ def _earlier_offsets(cache: Any, offset_BT: Tensor, past: int, rows: int) -> Ten
 
 
 def check_mask(attention_mask: Tensor) -> None:
-    """Refuse other numbers than 0 and 1."""
+    """Raise a ClearheadError for numbers other than 0 and 1."""
     if not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
         low, high = attention_mask.aminmax()
         raise ClearheadError(

@@ -1,4 +1,4 @@
-"""A class, or a number, for a whole text: the trunk, one token's state, and a small head."""
+"""Classification and regression of texts: the trunk, one token's state, and a small head."""
 
 from typing import Any, Unpack
 
@@ -34,10 +34,10 @@ class ClassificationHead(nn.Module):
 class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
     """Classifies texts, or with `num_labels=1` gives each a number.
 
-    The head reads one token's final state: of a bidirectional model the first one's, which is
-    where the crammed BERT's pooler looks ("zero_index"); of a causal model the last one's, the only
-    one that has seen everything. Padding does not count as first or last, so that the logits
-    depend neither on its amount nor on its side.
+    The head reads one token's final state: in a bidirectional model the first token's, as the
+    crammed BERT's pooler does ("zero_index"); in a causal model the last token's, the only one that
+    has seen the whole text. Padding does not count as first or last, so that the logits depend
+    neither on its amount nor on its side.
     """
 
     objective = "classification"  # what the training loop holds the batches to

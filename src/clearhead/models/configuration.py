@@ -78,12 +78,12 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
     λ_init; None is the depth-wise one. `head_norm` is its norm of each head: "affine", "plain" (no
     gain) or "none".
 
-    `sliding_window` is how many keys a token sees, the last ones with its own, in the layers that
-    `layer_types` calls "sliding_attention" (the others: "full_attention"), or in all of them where
-    it is None. `layer_overrides` has for each layer the axes on which it differs. Both may be a
+    `sliding_window` is the number of keys that a token sees, its own and those before it, in layers
+    that `layer_types` calls "sliding_attention" (the others: "full_attention"), or in all layers if
+    that is None. `layer_overrides` lists for each layer the axes on which it differs. Both may be a
     pattern that is repeated: three windows and a full layer, or [{}, {}, {}, {"position": "none"}].
 
-    `prefix_length` is how many learned keys and values stand before every text (`normalizer`
+    `prefix_length` is the number of learned keys and values before every text (`normalizer`
     "key-value"); they take as many positions.
 
     `num_value_heads` None is `num_key_value_heads`, or one for each head where a head's value is
@@ -92,11 +92,11 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
     "orthogonal" or "identity"; None is normal for linear ones and the identity for reparametrised
     ones, whose β starts at `value_gain`. `query_range` is the standard deviation of W_Q at the
     start; None is `initializer_range`, or 0 where `shaping` starts from equal scores.
-    `attention_gain`, `mlp_gain` and `mlp_skip_gain` are what the gains of the branches and of the
-    MLP's skip start with; None is no gain. `mlp_gain="depth"` is 0.1 · √(18 / layers), times the
-    full width of an MLP over this one's.
+    `attention_gain`, `mlp_gain` and `mlp_skip_gain` are initial gains of the branches and of the
+    MLP's skip; None is no gain. `mlp_gain="depth"` is 0.1 · √(18 / layers), times the full width of
+    an MLP over this one's.
 
-    `embedding_norm` is a value of `norm`, for what enters the first layer, or "none".
+    `embedding_norm` is a value of `norm`, for the first layer's input, or "none".
     `embedding_projection` puts a square matrix behind the embedding, and one before the head (OSP's
     EmbProj, arXiv 2506.19697). `dropout` applies in training to the first layer's input, to
     branches that are added to something, and before a classification head's last matrix; never to
@@ -163,7 +163,7 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
         return {key: hint for key, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
 
     def settle(self) -> None:
-        """Derive what is None, and check everything; models do so again before they are built."""
+        """Derive settings that are None, and check all; models call this before they are built."""
         for key, hint in self.settings().items():
             if (value := getattr(self, key)) is not getattr(ClearheadConfig, key):  # its default
                 plain = isinstance(value, int | float | str)
@@ -226,8 +226,8 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """transformers' hook, for other packages' classes alone: `auto_map` names the stub here,
-        and a copy of this file in every folder saved would stay as it is."""
+        """transformers' hook; without effect for clearhead's own classes, whose saved folders hold
+        a stub that imports clearhead instead of a copy of this file, which would go stale."""
         if not cls.__module__.startswith("clearhead."):
             super().register_for_auto_class(auto_class)
 
@@ -239,7 +239,7 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
         return super(ClearheadConfig, own).to_dict()
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """Write config.json, checked anew, and the stub by which transformers finds clearhead."""
+        """Check the settings again; write config.json, and the stub that imports clearhead."""
         self.settle()
         if unknown := self._unknown(vars(self)):
             warnings.warn(
@@ -251,7 +251,7 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
         Path(save_directory, STUB).write_text(stub, "utf-8")
 
     def refuse(self, key: str) -> NoReturn:
-        """Raise a ClearheadError for a key that has no effect, naming the near misses."""
+        """Raise a ClearheadError for a key that would have no effect, naming the near misses."""
         if key in _ABSENT:
             raise ClearheadError(f"{key} is not supported: {_ABSENT[key]}")
         if key in self.settings():
@@ -321,6 +321,6 @@ _check_plain = lru_cache(typed=True)(check_value)  # configurations are made ane
 
 
 def window_begin(config: Any) -> dict[str, Any]:
-    """The setting `WINDOW_BEGIN` of a configuration, which conversions keep; empty without it."""
+    """{WINDOW_BEGIN: its value} in a configuration, for conversions to keep; {} without it."""
     value = getattr(config, WINDOW_BEGIN, None)
     return {} if value is None else {WINDOW_BEGIN: value}

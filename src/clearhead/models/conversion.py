@@ -1,4 +1,4 @@
-"""A model as the same function in another library's format, and back."""
+"""Conversion of models between clearhead's format and others, with equal logits."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -38,11 +38,11 @@ _ROPE = {
 def converted(model: Any, *, share: bool = False) -> Any:
     """A model of transformers as a clearhead model, or a clearhead model as one of transformers.
 
-    The weights are copies, unless a clearhead model is to `share` those of its source.
+    The weights are copies; with `share` a clearhead model uses its source's own tensors.
 
     Raises:
-        ClearheadError: for a family that is not in `FAMILIES`, where the other format has no place
-            for this model, and where both give other logits.
+        ClearheadError: for a family that is not in `FAMILIES`, where the other format cannot
+            express this model, and where the two models' logits differ.
     """
     require_full_precision(model.config, "the model")
     _require_sound(model)
@@ -61,11 +61,11 @@ def converted(model: Any, *, share: bool = False) -> Any:
 def for_serving(model: Any) -> Any:
     """A clearhead model as one that servers load: of a family of transformers, or `served`.
 
-    A model in 16 bits stays in them unless they would move its logits: then it is in float32.
+    A 16-bit model keeps its dtype unless that would change its logits: then it becomes float32.
 
     Raises:
-        ClearheadError: for another library's model, where neither has a place for this one, and
-            where it would give other logits.
+        ClearheadError: for another library's model, where neither format can express this one, and
+            where the result would give other logits.
     """
 
     def form(model: Any) -> Any:
@@ -87,8 +87,8 @@ def for_llama_cpp(model: Any) -> Any:
     0.3.36.
 
     Raises:
-        ClearheadError: as `for_serving`, where no family of transformers has a place for this
-            model, or that llama.cpp would read as another function.
+        ClearheadError: as `for_serving`; for a model that no family of transformers can express,
+            or that llama.cpp would read as another function.
     """
 
     def form(model: Any) -> Any:
@@ -156,11 +156,11 @@ def _as_servers_load(model: Any, form: Callable[[Any], Any]) -> Any:
 def in_float32(model: Any) -> Iterator[Callable[[Any], Any]]:
     """Widen a model's 16-bit weights while it is converted and compared.
 
-    Another order of 16-bit sums may move logits as far as a wrong conversion would.
+    Summing in another order in 16 bits may change logits as much as a wrong conversion would.
 
     Yields:
-        A function that gives another model's weights the first's 16 bits, and returns it. It
-        raises a ClearheadError where a weight is beyond their range.
+        A function that casts another model's weights to the first's 16-bit dtype and returns that
+        model. It raises a ClearheadError for a weight beyond the dtype's range.
     """
     tensors = chain(model.parameters(), model.buffers())
     narrow = [(each, each.dtype) for each in tensors if each.dtype.itemsize == 2]
@@ -199,7 +199,7 @@ def with_equal_logits(model: Any, made: Any) -> Any:
 
 
 def imported(model: Any) -> ClearheadForCausalLM:
-    """A clearhead model as it is, and any other as by `converted`, which shares its weights."""
+    """A clearhead model as it is; any other by `converted`, with shared weights."""
     if not isinstance(model, ClearheadForCausalLM):
         return converted(model, share=True)
     _require_sound(model)
@@ -238,7 +238,7 @@ def _convert(model: Any, *, share: bool = False) -> Any:
 
 
 def require_convertible(name: str, *, trust_remote_code: bool = False) -> None:
-    """Refuse a folder or hub name of a model in few bits, before its weights are opened."""
+    """Refuse a folder or hub name of a quantised model, before its weights are opened."""
     name = resolved(name)
     with explained(name):
         config = load_config(name, trust_remote_code=trust_remote_code)
@@ -246,7 +246,7 @@ def require_convertible(name: str, *, trust_remote_code: bool = False) -> None:
 
 
 def require_full_precision(config: Any, name: str) -> None:
-    """Raise a ClearheadError for a model in few bits, with the way to dequantise it."""
+    """Raise a ClearheadError for a quantised model, saying how to dequantise it."""
     settings = getattr(config, "quantization_config", None)
     if settings is None:
         return
@@ -260,9 +260,9 @@ def require_full_precision(config: Any, name: str) -> None:
 
 
 def logit_difference(model: Any, made: Any) -> float:
-    """The Euclidean distance of two models' logits of random tokens, over the first's length.
+    """‖difference‖ / ‖first's‖ of two models' logits on random tokens (Euclidean norms).
 
-    The first's must be finite and not all 0.
+    The first model's logits must be finite and not all 0.
     """
     draw = torch.Generator().manual_seed(0)
     count = min(_TOKENS, model.config.max_position_embeddings)

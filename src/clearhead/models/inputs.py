@@ -1,4 +1,4 @@
-"""Inputs of a model's call, settled once: checked where they enter, in the one form layers read."""
+"""Inputs of a model's call: checked once on entry, and brought into the form that layers read."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
@@ -20,18 +20,18 @@ _WHOLE = (torch.int64, torch.int32)  # the dtypes that an embedding takes
 
 
 class Options(TypedDict, total=False):
-    """Arguments by name of every model's call, beside tokens, mask, positions and documents.
+    """Keyword arguments of every model's call, beside tokens, mask, positions and documents.
 
     Attributes:
         inputs_embeds: [B, T, C] in place of input_ids.
-        past_key_values: a transformers Cache. A lone token after a StaticCache, its mask of all the
-            room or None, reads nothing on the host: a CUDA graph can hold the step.
-        cache: the same, by its name from transformers 5.24 on.
+        past_key_values: a transformers Cache. A step of one token over a StaticCache, with a mask
+            of all slots or None, reads nothing on the host: a CUDA graph can capture it.
+        cache: the same, under its name from transformers 5.24 on.
         use_cache: whether a new cache is made and returned; by default as the configuration says.
         output_hidden_states: whether the input of each layer is returned, and the last norm's
             output.
-        output_attentions: whether the matrices [B, heads, T, S] are returned that multiply the
-            values, for differential attention the signed difference; needs
+        output_attentions: whether to return the matrices [B, heads, T, S] that multiply the values
+            (for differential attention the signed difference); needs
             attn_implementation="eager".
         return_dict: False for a tuple.
         cache_position: not read; transformers before 5.23 passes it.
@@ -65,7 +65,7 @@ class Inputs(NamedTuple):
         cache: a transformers Cache, or None.
         past: tokens in the cache.
         prefixes: where the cache keeps prepared prefixes; None where it keeps none.
-        returns_hidden, returns_maps: whether hidden states, and attention matrices, are wanted.
+        returns_hidden, returns_maps: whether to return hidden states, and attention matrices.
     """
 
     positions: Tensor
@@ -174,7 +174,7 @@ def settle(
 
 
 def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, vocabulary: int) -> Tensor:
-    """One of the two: whole numbers [B, T] below `vocabulary`, or [B, T, C]; at least one token."""
+    """Return the one that is given: integers [B, T] below `vocabulary`, or floats [B, T, C]."""
     are_ids = input_ids is not None
     if are_ids == (inputs_embeds is not None):
         raise ClearheadError("give either input_ids or inputs_embeds")
@@ -193,7 +193,7 @@ def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, vocabul
 
 
 def check_whole(numbers: Tensor, name: str, batch: int, tokens: int) -> None:
-    """Whole numbers [B, T], or [1, T] for all rows."""
+    """Require integers [B, T], or [1, T] for all rows."""
     fits = numbers.shape in ((batch, tokens), (1, tokens))
     if not fits or numbers.dtype not in _WHOLE:
         raise ClearheadError(
@@ -203,9 +203,9 @@ def check_whole(numbers: Tensor, name: str, batch: int, tokens: int) -> None:
 
 
 def read_mask(attention_mask: Tensor | None, batch: int, keys: int, cached: bool) -> Tensor | None:
-    """Mask of keys that are no padding, bool [B, S]; None for all.
+    """Mask of keys that are not padding, bool [B, S]; None if none is.
 
-    `cached`: a cache was given, so that a row's tokens may follow a whole chunk of padding.
+    `cached`: a cache was given, so that a row may be all padding in this chunk.
     """
     if attention_mask is None:
         return None
@@ -237,12 +237,12 @@ def documents_of(
 ) -> Tensor | None:
     """The document of each token, int [B, T]; None where every row is one text.
 
-    `document_ids` are taken as given. Without them a document begins where `position_ids` begin
-    anew, but not at padding. While compiling, values cannot be read: any `position_ids` then count
-    as documents.
+    `document_ids` are taken as given. Without them a document begins where `position_ids` restart,
+    but not at padding. While compiling, values cannot be read: any `position_ids` then count as
+    documents.
 
     Args:
-        key_mask: as `read_mask` has it.
+        key_mask: as `read_mask` returns it.
     """
     (batch, tokens), device = x_BTC.shape[:2], x_BTC.device
     if document_ids is not None:

@@ -1,4 +1,4 @@
-"""Any Hugging Face model seen from outside: its layers, limits, mode, and batches for it."""
+"""Helpers for any Hugging Face model: its layers, limits and mode, and batches for it."""
 
 import inspect
 import re
@@ -40,7 +40,7 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def dtype_name(model: Any) -> str:
-    """The dtype of a model's weights, in a word."""
+    """The name of the dtype of a model's weights."""
     return str(model.dtype).removeprefix("torch.")
 
 
@@ -66,7 +66,7 @@ def longest_text(model: Any) -> int | None:
 
 
 def lack_of_positions(model: Any, length: int, name: str = "the model") -> str:
-    """The reason why a text of `length` tokens cannot be read; "" if it can."""
+    """The reason why the model cannot read a text of `length` tokens; "" if it can."""
     limit = longest_text(model)
     if limit is None or length <= limit:
         return ""
@@ -82,9 +82,9 @@ def run_backbone(model: Any, ids_BT: Tensor) -> Any:
 
 
 def generating_plainly(model: Any) -> Any:
-    """The model without its own ways to generate, such as penalties or beams; its end tokens stay.
+    """The model without generation settings such as penalties or beams; its end tokens stay.
 
-    transformers takes from generation_config what a call leaves out.
+    Otherwise transformers takes from generation_config the arguments that a call leaves out.
     """
     own = model.generation_config
     tokens = {key: getattr(own, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -93,10 +93,10 @@ def generating_plainly(model: Any) -> Any:
 
 
 def finite(*arguments: Tensor) -> Tensor:
-    """The last argument, logits [..., V], as it is; for `generate` a logits processor.
+    """Return the last argument, logits [..., V], unchanged; a logits processor for `generate`.
 
     Raises:
-        NotFinite: NaN or infinity among them; −∞ forbids a token.
+        NotFinite: NaN or +∞ among them, or a row of −∞ alone; other −∞ forbid a token.
     """
     logits = arguments[-1]
     if not bool(logits.amax(-1).isfinite().all()):
@@ -123,7 +123,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def batches(model: Any, windows: Iterable[Tensor], batch_size: int) -> Iterator[Tensor]:
     """Stack windows, int64 [T] each, to [B, T] on the model's device; the last may be smaller.
 
-    Each is `opened`: it begins as the model's training windows did.
+    Each passes through `opened`, so that it begins as the model's training windows did.
 
     Raises:
         ClearheadError: no windows, windows of several lengths, more tokens than the model has
@@ -144,7 +144,7 @@ def batches(model: Any, windows: Iterable[Tensor], batch_size: int) -> Iterator[
 
 
 def begin_of_windows(model: Any) -> int | None:
-    """The token that opened every window of the model's training (`TrainConfig.begin_windows`)."""
+    """The first token of every training window (`TrainConfig.begin_windows`); None without one."""
     begin = getattr(model.config, WINDOW_BEGIN, None)
     known = model.get_input_embeddings().num_embeddings
     if begin is not None and not (type(begin) is int and 0 <= begin < known):
@@ -156,8 +156,8 @@ def begin_of_windows(model: Any) -> int | None:
 
 
 def opened(model: Any, ids: Tensor) -> Tensor:
-    """Tokens, int64 [..., T], as the model's training opened windows: as they are, or with the
-    begin token (`begin_of_windows`) in the place of each first one."""
+    """Tokens, int64 [..., T], with the first one replaced by the begin token of the model's
+    training windows (`begin_of_windows`); unchanged where there is none."""
     begin = begin_of_windows(model)
     if begin is None:
         return ids
@@ -179,7 +179,7 @@ def check_tokens(model: Any, ids: Tensor) -> None:
 
 @contextmanager
 def within_memory(advice: str) -> Iterator[None]:
-    """Turn running out of memory into one line with `advice`.
+    """Turn an out-of-memory error of the body into a one-line ClearheadError with `advice`.
 
     PyTorch's CPU allocator has no error class: it is recognised by its message.
 

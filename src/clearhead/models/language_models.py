@@ -1,4 +1,4 @@
-"""Language models: the trunk, and a head for the next token or for tokens that were hidden."""
+"""Language models: the trunk, and a head for next-token or masked-token prediction."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, Unpack
@@ -25,8 +25,8 @@ def check_labels(labels: Tensor, x_BTC: Tensor, vocabulary: int, mean_from: int 
     """Refuse labels that are not int64 [B, T], below `vocabulary` or −100 (no loss there).
 
     Args:
-        mean_from: the loss is a mean over the labels from this place on, and one must count; None
-            for a sum that is divided by a given number.
+        mean_from: index of the first label that counts in a mean loss, which needs at least one;
+            None for a sum that is divided by a given number.
     """
     if labels.shape != x_BTC.shape[:2] or labels.dtype != torch.int64:
         raise ClearheadError(
@@ -48,10 +48,10 @@ def check_labels(labels: Tensor, x_BTC: Tensor, vocabulary: int, mean_from: int 
 
 
 def read_by(head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Hidden states and the head's weight; or logits and None.
+    """(x, the head's weight) for a plain linear head; otherwise (logits, None).
 
-    Logits where a call does more than multiply by a parameter: under adapters, quantised, with a
-    bias, parametrised, pruned, with hooks, or with a `forward` of its own (accelerate's offload).
+    Otherwise: under adapters, quantised, with a bias, parametrised, pruned, with hooks, or with a
+    `forward` of its own (accelerate's offload).
     """
     weight = head._parameters.get("weight")
     plain = type(head) is nn.Linear and head.bias is None and "forward" not in vars(head)
@@ -78,7 +78,7 @@ def summed_loss(x_ND: Tensor, weight_VD: Tensor | None, target_N: Tensor) -> Ten
 
 
 class NextTokenLoss(nn.Module):
-    """The mean loss of the next token. A module, so that it can be compiled as a layer is."""
+    """Mean next-token loss; a module, so that it can be compiled like a layer."""
 
     compile_like_a_layer = True  # `clearhead.train.compiling` looks for it
 
@@ -97,7 +97,7 @@ class NextTokenLoss(nn.Module):
 def masked_loss(
     x_BTC: Tensor, weight_VC: Tensor | None, labels_BT: Tensor, count: Tensor | int | None
 ) -> Tensor:
-    """Float32 scalar as by `NextTokenLoss`, over the labelled places, gathered before the head."""
+    """Float32 scalar as by `NextTokenLoss`, over labelled places, which the head reads alone."""
     x_ND, target_N = x_BTC.flatten(0, 1), labels_BT.flatten()
     # A GPU is waited for once, to learn their number; a mask as index would cost two.
     (hidden_N,) = (target_N != IGNORED).nonzero(as_tuple=True)
@@ -107,14 +107,14 @@ def masked_loss(
 
 
 class LanguageModel(ClearheadPreTrainedModel):
-    """The trunk, and a head that is the embedding's weight unless told otherwise.
+    """The trunk and an output head, tied to the embedding unless `tie_word_embeddings` is False.
 
     Attributes:
-        objective: what the training loop holds the batches to.
-        direction, otherwise: the configuration's direction, and what is wrong with the other one.
-        first: the first place whose label counts.
-        output: the class of what a call returns.
-        loss: the mean loss, from what `read_by` gives, labels and a count to divide by.
+        objective: the `objective` that the training loop requires of batches.
+        direction, otherwise: the direction required, and the error message for the other one.
+        first: index of the first label that counts.
+        output: class of a call's result.
+        loss: the mean loss, from the result of `read_by`, labels and a count to divide by.
     """
 
     objective: ClassVar[str]
@@ -148,10 +148,10 @@ class LanguageModel(ClearheadPreTrainedModel):
         """Logits [B, T, vocabulary], and the loss where labels are given.
 
         Args:
-            labels: int64 [B, T]. Of a causal model as input_ids: the model shifts them. Of a masked
-                one the token that was at each hidden place. −100 is not counted.
-            logits_to_keep: only the last so many positions' logits, 0 for all; or int64 [K], these
-                positions'.
+            labels: int64 [B, T]. For a causal model input_ids again: the model shifts them. For a
+                masked model the original token at each hidden place. −100 is not counted.
+            logits_to_keep: how many of the last positions get logits, 0 for all; or int64 [K],
+                their indices.
             num_items_in_batch: divides the summed loss instead of the count of labels, so that
                 accumulated micro-batches weigh each token alike.
             **options: `clearhead.models.inputs.Options`; the others are those of `ClearheadModel`.
@@ -204,7 +204,7 @@ class ClearheadForCausalLM(LanguageModel, GenerationMixin):
         cache: Any = None,
         **unused: Any,
     ) -> Tensor | None:
-        """transformers' hook, by default a [B, 1, T, S] mask; here [B, S], of one shape a step."""
+        """transformers' hook: returns a mask [B, S] in place of the default [B, 1, T, S]."""
         cache = past_key_values if cache is None else cache
         tokens, windowed = inputs_embeds.shape[1], self.model.windowed
         if attention_mask is None or not steps_on_device(cache, tokens, windowed):

@@ -1,4 +1,4 @@
-"""Layers that are not all alike: sliding windows, and axes on which single layers differ."""
+"""Settings by layer: sliding windows, and axes on which single layers differ."""
 
 import copy
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Checkpoints of a user or of an earlier run: opened whole, or refused in one line.
+"""Loading of checkpoints: with every weight accounted for, or refused in one line.
 
 Everything here reads safetensors only. Python code that a folder brings runs only where
-`trust_remote_code` is true; nothing ever asks on standard input.
+`trust_remote_code` is true; there is never a prompt on standard input.
 """
 
 import difflib
@@ -74,14 +74,14 @@ def pretrained(
 ) -> Any:
     """`auto.from_pretrained(name, **options)` with every weight accounted for.
 
-    A tied weight is stored once and missing nowhere. In a folder of clearhead's no weight may be
-    left over; of another library's models one line says which are.
+    A tied weight, stored once, is not missing. In a folder of clearhead's no weight may be left
+    over; for another library's model one printed line names those that are.
 
     Args:
         auto: a model class, or one of transformers' auto classes.
-        head: "saved" is in the checkpoint; "none" opens the trunk alone, without a pooler where
-            none was saved; "new" is made anew where the checkpoint has another class's head, or
-            one of another size.
+        head: "saved" requires one in the checkpoint; "none" opens the trunk alone, without a pooler
+            where none was saved; "new" initialises one where the checkpoint has another class's
+            head, or one of another size.
 
     Raises:
         ClearheadError: naming the weights that are missing, left over or of another size; or where
@@ -186,7 +186,7 @@ def auto_class(kind: str) -> Any:
 
 @contextmanager
 def explained(name: str, what: str = "model") -> Iterator[None]:
-    """Turn errors of the body into one line: why the `what` of a checkpoint cannot be loaded."""
+    """Turn errors of the body into a one-line ClearheadError: why `what` cannot be loaded."""
     try:
         yield
     except (ClearheadError, MemoryError):
@@ -206,7 +206,7 @@ def explained(name: str, what: str = "model") -> Iterator[None]:
 
 
 def refuse_code(name: str, what: str, error: Exception, allow: str = "") -> None:
-    """Raise a ClearheadError where transformers refused because of code in the folder."""
+    """Raise a ClearheadError if transformers' `error` asks for `trust_remote_code`."""
     if "trust_remote_code=True" in str(error):
         raise ClearheadError(
             f"the {what} {name!r} brings Python code of its own, which is not run unasked: "
@@ -216,9 +216,9 @@ def refuse_code(name: str, what: str, error: Exception, allow: str = "") -> None
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Hide transformers' progress bars, which would tear through ours, and its tables of weights.
+    """Hide transformers' progress bars, which would break up ours, and its tables of weights.
 
-    The tables by a filter: where its logger's level is raised, transformers warns through another.
+    A filter hides the tables: with its logger's level raised, transformers warns through another.
     """
     logger = logging.getLogger("transformers.modeling_utils")
 
@@ -244,7 +244,7 @@ def _some(keys: Iterable[str]) -> str:
 
 
 def resolved(name: str) -> str:
-    """The finished model of a run, for the run's folder; any other name as it is."""
+    """The folder of the finished model, for a run's folder; any other name unchanged."""
     path = Path(name)
     if (path / "final").is_dir():
         return str(path / "final")

@@ -1,4 +1,4 @@
-"""The memory that work on a model takes, said before the model is loaded."""
+"""Checks that work on a model fits into memory, before the model is loaded."""
 
 import math
 import os
@@ -16,8 +16,8 @@ _GIB = 2**30
 
 
 def available(device: torch.device) -> float:
-    """Bytes that may be taken: what is free on a GPU; on the CPU, without swapping. Infinite where
-    the system does not say."""
+    """Bytes that are free on a GPU, or on the CPU without swapping; infinite where the system does
+    not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")
@@ -38,12 +38,12 @@ def require_memory(wanted: float, what: str, device: torch.device) -> None:
 
 
 def require_room(name: str, work: str, *, copies: float, wide: bool = False) -> None:
-    """Refuse work on a model on this machine before it is loaded, where its copies would not fit.
+    """Refuse to load a model for work whose copies of the weights would not fit into memory.
 
     Args:
-        work: a word for the message, such as "convert".
-        copies: of all weights that are held at once.
-        wide: they are in float32; else as they are saved.
+        work: a verb for the message, such as "convert".
+        copies: number of copies of all weights that exist at once.
+        wide: whether they are in float32; otherwise in their saved dtype.
     """
     folder = Path(resolved(name))
     if not folder.is_dir():

@@ -24,12 +24,12 @@ class Plan:
     """Costs of one model.
 
     Attributes:
-        parameters: all of them and the head's, a tied matrix once.
+        parameters: all of them, the head's included, a tied matrix once.
         non_embedding_parameters: without the token and position embeddings and the head.
         forward_flops: multiply-adds × 2 of one token's forward pass, in a sequence of `length`.
-        cache_bytes: key-value cache of a text of `length`, at two bytes a number, over its tokens:
-            a sliding layer holds no more than its window less one; 0 where there is none, as every
-            token sees the whole text.
+        cache_bytes: key-value cache of a text of `length` at two bytes a number, divided by its
+            tokens: a sliding layer holds at most its window less one; 0 for a bidirectional model,
+            which has no cache.
         length: the sequence length counted with.
     """
 
@@ -41,11 +41,11 @@ class Plan:
 
 
 def counterpart(config: Any) -> ClearheadConfig:
-    """clearhead's configuration of the same function, of one of its own or of transformers'.
+    """clearhead's configuration of the same function, for its own or a transformers configuration.
 
     Raises:
-        ClearheadError: for a family that `clearhead convert` does not read, or settings that have
-            no place here.
+        ClearheadError: for a family that `clearhead convert` does not read, or settings that
+            clearhead does not support.
     """
     if isinstance(config, ClearheadConfig):
         return config
@@ -103,7 +103,7 @@ def plan(config: Any, *, length: int | None = None) -> Plan:
 
 @contextmanager
 def without_data() -> Iterator[None]:
-    """Run the body on tensors without storage, and without the tracebacks that PyTorch logs."""
+    """Run the body on the meta device, without the tracebacks that PyTorch logs."""
     quiet = hushed("torch._subclasses.fake_tensor", logging.CRITICAL)
     with quiet, FakeTensorMode(allow_non_fake_inputs=True):
         yield

@@ -1,12 +1,12 @@
-"""A trained model in weights that few bits hold better: rotations, and rows of one size.
+"""Function-preserving changes of a model that make it easier to quantise: rotations, equal rows.
 
-Rotations leave no channel that stands out. A random orthogonal matrix Q turns the residual stream,
-x → x Q: what writes to it is multiplied by Q, what reads it by Qᵀ, and an RMSNorm between them sees
-the same length once what differs between its gains is part of the matrices behind it. A matrix R
-for each layer turns what heads average. The outliers that a few channels held are spread over all
-of them (QuaRot, arXiv 2404.00456, sections 4.1 and 4.2).
+A random orthogonal matrix Q rotates the residual stream, x → x Q: matrices that write to it are
+multiplied by Q, those that read it by Qᵀ. An RMSNorm between them is unaffected once differences
+between its gains are merged into the matrices that read it. A matrix R for each layer rotates the
+values that heads average. Outliers in a few channels are thereby spread over all of them (QuaRot,
+arXiv 2404.00456, sections 4.1 and 4.2).
 
-Nothing is computed at run time, but where a tied head E is behind a norm of gains g: E Q writes and
+Nothing is added at run time, except where a tied head E follows a norm of gains g: E Q writes and
 E diag(g) Q reads, and one table can be both only if all gains are equal. So the table stays E, with
 the matrix Q behind the embedding and diag(g) Q before the head (`embedding_projection`): 2 D²
 numbers in place of a second table.
@@ -17,12 +17,12 @@ size, that row's largest entry sets the one scale of all. There are far more rot
 entries, so one is sought that keeps them small. As in SpinQuant (arXiv 2405.16406) a Cayley
 transform keeps the matrix orthogonal; this one reads no text.
 
-Equal rows are for gated MLPs. What the up projection makes is only multiplied: by the gate, and by
+Equal rows are for gated MLPs. The up projection's output is only multiplied: by the gate, and by
 the down projection. So a row of it may be divided by a number, and the column of the down
 projection that reads it multiplied by that number; where one scale serves a whole matrix, the
-largest row no longer sets it for all. Scales pass from one matrix to the next as in arXiv
-1906.04721 (section 4.1), where each takes half. Here the down projection takes them whole: its
-rotation mixes its columns afterwards.
+largest row no longer sets it for all. In arXiv 1906.04721 (section 4.1) each of the two matrices
+takes half of the scale. Here the down projection takes all of it: its rotation mixes its columns
+afterwards.
 """
 
 from collections.abc import Iterator, Sequence
@@ -74,10 +74,10 @@ def rotated(
     """The same function in another basis, from copies of the weights in their dtype.
 
     Args:
-        parts: "residual" turns the residual stream, with `embedding_projection` where a tied head
-            is behind a norm with a gain for each channel; "values" turns each layer's values and
-            what `o_proj` reads.
-        learn: turn the residual stream once more, by a rotation learned from the weights.
+        parts: "residual" rotates the residual stream, with `embedding_projection` where a tied head
+            follows a norm with a gain for each channel; "values" rotates each layer's values and
+            the input of `o_proj`.
+        learn: rotate the residual stream once more, by a rotation learned from the weights.
 
     Raises:
         ClearheadError: as `check_rotation`; a rotation to learn without "residual".
@@ -207,7 +207,7 @@ def learned_rotation(matrices: Iterator[Tensor], turn: Tensor) -> Tensor:
     Args:
         matrices: weights [*, D] of the layers, which read the residual stream; the output head,
             which reads it too, takes no part.
-        turn: an orthogonal matrix, float64 [D, D], from which to go on.
+        turn: the starting point, an orthogonal matrix, float64 [D, D].
     """
     rows_ND = torch.cat([_long_rows(weight.float()) for weight in matrices]) @ turn.float()
     count, width = rows_ND.shape
@@ -240,8 +240,8 @@ def _cayley(half_DD: Tensor) -> Tensor:
 
 
 def equalised(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
-    """The same function with equal rows, by their largest weight, in every up projection; its other
-    weights are those of the model itself, which `check_equalised` accepts."""
+    """The same function with rows of equal largest |weight| in every up projection. Other weights
+    are shared with the model, which must pass `check_equalised`."""
     check_equalised(model)
     made = filled(ClearheadForCausalLM, model.config, model.state_dict(), model, share=True)
     with torch.no_grad():
@@ -262,7 +262,7 @@ def equalised(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
 
 
 def check_equalised(model: ClearheadForCausalLM) -> None:
-    """Refuse a model whose rows cannot be made equal; it may be one without weights."""
+    """Refuse a model whose rows cannot be made equal; it may be on the meta device."""
     for index, layer in enumerate(model.model.layers):
         mlp: Any = layer.mlp
         spec = model.config.layer(index)

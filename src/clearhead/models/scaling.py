@@ -21,7 +21,7 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
     Its weights are shared and not copied; the model itself stays as it is.
 
     Args:
-        kind: a rope_type (`clearhead.ops.rope.KINDS`), or "ntk": the base scaled once and for all,
+        kind: a rope_type (`clearhead.ops.rope.KINDS`), or "ntk": a fixed scaling of the base,
             which Hugging Face writes as "default" with another rope_theta.
         parameters: the kind's own, such as factor=4, above 1. The trained length is
             max_position_embeddings; rope_theta is the model's unless given.

@@ -50,7 +50,7 @@ class KeyMask(Tensor):
     Attributes:
         visibility: the arguments of `ops.attend`.
         keys: how many of the S keys exist; a static cache has room for more.
-        model: the model's type.
+        model: the model's `model_type`.
     """
 
     visibility: Visibility
@@ -125,11 +125,11 @@ def attend_with_sinks(
     """Attention over `ops.attend`, a function of AttentionInterface.
 
     Args:
-        attention_mask: what `visible_keys` made.
+        attention_mask: the result of `visible_keys`.
         s_aux: sink logits, H numbers; None for plain softmax.
 
     Returns:
-        [B, T, H, V], and None in place of the weights, which are never held.
+        [B, T, H, V], and None in place of the weights, which are never stored.
     """
     name = type(module).__name__
     if "visibility" in options:

@@ -1,9 +1,9 @@
-"""A trained model on another point of the axes: its weights, and how new mechanisms start.
+"""A trained model with other mechanisms: the weights it keeps, and how new ones start.
 
 Some mechanisms can start at exactly the old function: V2's second queries equal the first,
-a gate is ½ everywhere and W_O doubled, a sink's logit is too low to have an effect. Under others,
+a gate is ½ everywhere and W_O doubled, a sink's logit is too low to have an effect. With others,
 weights that both models have keep their values and new ones start as in the paper: another
-function, whose distance is to be measured (`clearhead.eval.sliding.distance`).
+function, whose distance `clearhead.eval.sliding.distance` measures.
 """
 
 import re
@@ -36,12 +36,12 @@ CHANGES -= {key for key in CHANGES if key.startswith("num_")}
 
 
 class Start(NamedTuple):
-    """A model on another point of the axes.
+    """A trained model with other mechanisms.
 
     Attributes:
         model: in evaluation mode, in the dtype and on the device of the first.
-        new: parameters that start as their paper says, "*" for the layers' numbers.
-        dropped: parameters of the first model that have no place.
+        new: names of parameters that start as their paper says, "*" for a layer's number.
+        dropped: names of the first model's parameters that were left out.
     """
 
     model: ClearheadForCausalLM
@@ -49,7 +49,7 @@ class Start(NamedTuple):
     dropped: tuple[str, ...]
 
     def in_words(self) -> list[str]:
-        """A line for each of these lists that has something."""
+        """A line for each of the lists `new` and `dropped` that is not empty."""
         lists = {"new": self.new, "dropped": self.dropped}
         return [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
 
@@ -70,8 +70,8 @@ def target(preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
 def check_baseline(
     preset: str | None, settings: Mapping[str, Any], config: ClearheadConfig
 ) -> None:
-    """Raise a ClearheadError where the preset transformer, which changes no axis, would leave a
-    model on other axes than its own."""
+    """Raise a ClearheadError if the preset "transformer", which changes no axis, is asked for but
+    would not give that baseline."""
     if preset != BASELINE:
         return
     plain = {each.name: each.default for each in fields(LayerSpec)}

@@ -1,6 +1,6 @@
-"""Parts of a model that move with training beside its weights.
+"""Annealed parts of a model: numbers that follow the progress of training, beside its weights.
 
-Such a part has `on_step_end(done)` and keeps its numbers in buffers.
+Such a part has `on_step_end(done)`, done from 0 to 1, and keeps its numbers in buffers.
 """
 
 import warnings
@@ -15,7 +15,7 @@ from clearhead.errors import ClearheadError
 
 
 def moves(trunk: nn.Module) -> bool:
-    """True if a trunk has annealed parts; transformers' Trainers then move them."""
+    """True if a trunk has annealed parts; transformers' Trainers are then made to update them."""
     if not _parts(trunk):
         return False
     _join_trainers()
@@ -25,12 +25,12 @@ def moves(trunk: nn.Module) -> bool:
 def anneal(
     model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, *, first_step: int = 0
 ) -> None:
-    """Move the annealed parts of a model after each of the optimizer's next steps.
+    """Update the annealed parts of a model after each of the optimizer's next steps.
 
     For your own training loop; clearhead's training and transformers' Trainer need no call.
 
     Args:
-        optimizer: with several for one model, one of them.
+        optimizer: any one of them, where a model has several.
         steps: optimizer steps of the whole training.
         first_step: steps already done, in a training that is resumed.
 
@@ -58,7 +58,7 @@ def anneal(
 
 
 def advance(model: nn.Module, done: float) -> None:
-    """Move the parts to their state after a share `done` of the training, from 0 to 1."""
+    """Set the parts to their state after a share `done` of the training, from 0 to 1."""
     module: Any
     for module in model.modules():
         if hasattr(module, "followed"):
@@ -68,7 +68,7 @@ def advance(model: nn.Module, done: float) -> None:
 
 
 def warn(trunk: nn.Module) -> None:
-    """Warn of annealed parts that will not move, as the training never called `anneal`."""
+    """Warn of annealed parts that stay fixed, since the training never called `anneal`."""
     if any(map(_waits, _parts(trunk))):
         warnings.warn(
             "the parts of this model that training moves (annealed_start) stay as they are: call "

@@ -32,7 +32,7 @@ Prefixes = MutableMapping[int, tuple[Tensor, Tensor]]
 
 
 class Attention(nn.Module):
-    """Projections around the mechanisms that the layer's axes name; None for one that does nothing.
+    """Projections around the mechanisms that the layer's axes name; None where one does nothing.
 
     Differential attention pairs neighbouring heads of the baseline's queries, keys and values
     instead of adding any; V2 has twice its queries. CoCA's scores have keys of half the width. The
@@ -43,8 +43,8 @@ class Attention(nn.Module):
         cache_unrotated: whether keys are cached as projected and prepared when read, by the
             positions of all keys; else they are cached as prepared, by the positions of the new
             ones.
-        combines: whether `maps` makes heads of several maps.
-        places: how many learned keys stand before the text.
+        combines: whether `maps` combines several maps into each head.
+        places: number of learned keys before the text.
         attend, weights, as_softmax: those of the normalizer.
     """
 
@@ -192,13 +192,13 @@ class Attention(nn.Module):
     def effective_weights(
         self, weights_BHRS: Tensor, lambdas: Tensor | None, alone: Callable[[], Tensor], first: int
     ) -> Tensor:
-        """The matrix [B, heads, R, S] that multiplies the values, for some of the queries.
+        """The matrix [B, heads, R, S] that multiplies the values, for R of the queries.
 
         Args:
             weights_BHRS: the queries' maps, in `attend`'s order.
             lambdas: `maps.lambdas` of these queries.
             alone: computes the maps at W_Q = 0.
-            first: the key that is the first query's own token.
+            first: index of the key at the first query's own token.
         """
         weights = self.maps.effective_weights(weights_BHRS, lambdas)
         if self.shaping is None:

@@ -156,7 +156,7 @@ class Softmax:
         return None
 
     def resting(self) -> float | Tensor | None:
-        """The sink at W_Q = 0."""
+        """The sink's logit at W_Q = 0; None without a sink."""
         return None
 
     def row_sum(self, count_BT: Tensor) -> Tensor | None:
@@ -226,7 +226,7 @@ def attention_flops(layer: LayerSpec, length: int) -> float:
 
 
 def numbers_per_group(layer: LayerSpec) -> int:
-    """Numbers in a token's keys: one vector of the head's width for each key head."""
+    """Numbers that a token's keys take in a cache: the head's width for each key head."""
     return layer.num_key_value_heads * layer.head_dim
 
 
@@ -263,7 +263,7 @@ def with_own_parameters(method: Callable[..., Any]) -> Any:
 
 
 def nothing(*of: Any) -> None:
-    """Build of the values that do nothing: there is no module for them."""
+    """The `build` of axis values that need no module: returns None."""
 
 
 PAPER = "arXiv 1706.03762"

@@ -22,8 +22,8 @@ class Block(nn.Module):
     `inputs` are the arguments of `Attention.forward`.
 
     Attributes:
-        norms: how many norms it has.
-        added: whether attention's branch, and the MLP's, are added to something.
+        norms: number of norms, 1 or 2.
+        added: whether attention's branch, and the MLP's, are added to another path.
     """
 
     norms: ClassVar[int] = 2

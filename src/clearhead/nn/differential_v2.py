@@ -33,7 +33,7 @@ class DifferentialV2(nn.Module, SingleMaps):
         return ops.differential_v2(q, k, v, lambdas, attend=attend, **options)
 
     def split(self, heads_BH: Tensor) -> tuple[Tensor, Tensor]:
-        """First and second maps, of anything that `attend` has for each of them."""
+        """Split [B, H, …], a value for each query, into those of the first and second maps."""
         return heads_BH[:, 0::2], heads_BH[:, 1::2]
 
     def effective_weights(self, weights_BHTS: Tensor, lambdas: Tensor) -> Tensor:

@@ -18,22 +18,22 @@ Start = Callable[[Tensor, float], None]
 
 
 def normal(weight: Tensor, std: float, times: float = 1.0) -> None:
-    """N(0, (std · times)²)."""
+    """Fill a matrix from N(0, (std · times)²)."""
     nn.init.normal_(weight, std=std * times)
 
 
 def fixed_normal(weight: Tensor, std: float, own: float) -> None:
-    """N(0, own²), whatever the policy's std; 0 is all zeros."""
+    """Fill a matrix from N(0, own²), whatever the policy's std; with zeros for own = 0."""
     nn.init.normal_(weight, std=own) if own else nn.init.zeros_(weight)
 
 
 def orthogonal(weight: Tensor, std: float) -> None:
-    """A random orthogonal matrix."""
+    """Fill with a random orthogonal matrix."""
     nn.init.orthogonal_(weight)
 
 
 def identity(weight: Tensor, std: float) -> None:
-    """The identity."""
+    """Fill with the identity."""
     nn.init.eye_(weight)
 
 
@@ -49,7 +49,7 @@ def starting(linear: nn.Linear, start: Start) -> nn.Linear:
 def residual_output(layer: LayerSpec, width: int, *, scaled: bool) -> nn.Linear:
     """The matrix by which a branch of `width` channels writes into the stream.
 
-    `scaled`: its start is divided by √2L, to keep the sum of 2L branches from growing.
+    `scaled`: its initial std is divided by √2L, to keep the sum of 2L branches from growing.
     """
     linear = nn.Linear(width, layer.hidden_size, bias=layer.bias)
     times = (2 * layer.depth) ** -0.5 if scaled else 1.0

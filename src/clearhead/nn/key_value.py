@@ -1,4 +1,4 @@
-"""Learned keys and values that stand before every text: a null key that has a value."""
+"""Learned keys and values before every text: null keys that have values."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Every mechanism of the house, one line each. To add one: write its file, add its line."""
+"""Every built-in mechanism, one line each. To add one: write its file, add its line."""
 
 from clearhead.nn import (
     alibi,

@@ -18,7 +18,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 def rotary_width(layer: LayerSpec) -> int:
-    """Twice the number of angles that a head's channels are turned by."""
+    """Twice the number of rotation angles of a head's channels."""
     return REGISTRY.find("scores", layer.scores).rotary_width(layer)
 
 

@@ -43,7 +43,7 @@ class SkipInit(nn.Module):
     def effective_weights(
         self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]
     ) -> Tensor:
-        """The matrix that multiplies the values, from A, rows of the identity, and C."""
+        """The matrix that multiplies the values, from A, `own` (rows of the identity), and C."""
 
         def wide(gain: Tensor) -> Tensor:
             return gain.to(weights_BHRS.dtype)[:, None, None]

@@ -31,7 +31,7 @@ class Softmax1(nn.Module, Softmax):
             nn.init.constant_(self.offset, NOTHING)
 
     def on_step_end(self, done: float) -> None:
-        """After a step: `done` of the run, from 0 to 1."""
+        """Set the offset after a step, at a share `done` of the run from 0 to 1."""
         if self.offset is not None:
             self.offset.clamp_(min=NOTHING * (1 - done) ** 2)
 

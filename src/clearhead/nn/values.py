@@ -12,7 +12,7 @@ class Reparametrised(nn.Module):
     """W = α W_init + β ΔW, from ΔW = 0 and α = 1, all three trained (arXiv 2311.01906, eq. 6).
 
     Under Adam W learns at β times the learning rate. W_init is the identity, which costs
-    no product, or a random matrix that is drawn once and kept with the checkpoint.
+    no product, or a random matrix that is drawn once and stored in checkpoints.
     """
 
     initial: Tensor

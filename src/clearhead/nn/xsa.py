@@ -44,7 +44,7 @@ class ExclusiveSelfAttention(nn.Module):
             nn.init.zeros_(self.strength)
 
     def on_step_end(self, done: float) -> None:
-        """After a step: `done` of the run, from 0 to 1."""
+        """Set the strength after a step, at a share `done` of the run from 0 to 1."""
         if self.strength is not None:
             self.strength.clamp_(min=done)
 

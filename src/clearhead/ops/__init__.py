@@ -1,4 +1,4 @@
-"""Pure functions on tensors; the oracle of each has its signature (`tests/ops/oracles.py`).
+"""Pure functions on tensors; each has an oracle of the same signature (`tests/ops/oracles.py`).
 
 Shape suffixes: B batch, H query heads, G key/value heads (groups), T queries, S keys, D width of
 queries and keys, V width of values, N rows.

@@ -1,6 +1,6 @@
-"""Biases without a T × T matrix, by a few more columns of queries and keys.
+"""Biases of the scores as a few more columns of queries and keys, without a T × T matrix.
 
-ALiBi's carry −slope · (i − j), a forget gate's Σ log f.
+ALiBi's columns add −slope · (i − j), a forget gate's Σ log f.
 """
 
 import torch
@@ -91,7 +91,7 @@ def with_columns(x_BHTD: Tensor, columns: Tensor) -> Tensor:
 
 
 def bfloat16_parts(x: Tensor, count: int) -> list[Tensor]:
-    """x as a sum of parts of 8 significant bits each; its gradient is that of the first."""
+    """x as a sum of `count` parts of 8 significant bits; only the first passes on a gradient."""
     parts = []
     for _ in range(count):
         parts.append(x.bfloat16().to(x.dtype))

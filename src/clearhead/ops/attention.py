@@ -138,7 +138,7 @@ def _after_tokens(
 def lone_kernel(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, kind: str, kernel: str | None = None
 ) -> tuple[Any, Tensor, Tensor, Visibility]:
-    """The kernel of a lone query that is not PLAIN, or None; keys, values, and what is visible."""
+    """A kernel for one query of a `kind` other than PLAIN, or None; its keys, values and mask."""
     queries = q.shape[2]
     if q.is_cuda and (first := visibility.earliest(queries, k.shape[2])):
         k, v, visibility = k[:, :, first:], v[:, :, first:], visibility.of_keys(first)

@@ -1,4 +1,4 @@
-"""PyTorch's flash kernel for CPUs, called below autograd so that its log-sum-exp is at hand.
+"""PyTorch's flash kernel for CPUs, called below autograd to obtain its log-sum-exp.
 
 Grouped queries and key padding are built in. It wants V = D, so narrower values are padded with
 zeros; its causal form aligns the first query with the first key, so it serves only T = S.
@@ -57,7 +57,7 @@ def forward(
 def backward(
     grad_BHTV: Tensor, saved: Saved, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
+    """Gradients of q, k, v: softmax-1's if `saved` holds the o and lse of softmax-1."""
     q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
     if q_BHTD.dtype in HALF and k_BGSD.shape[2] <= _FEW:
         wide = Saved(*(x.float() for x in saved))

@@ -1,6 +1,6 @@
-"""Language-model loss in chunks of rows: logits are never held, gradients computed beside it.
+"""Language-model loss by chunks of rows, its gradients computed with it; no [N, V] logits.
 
-On CUDA one operator, of chunks whose body is compiled.
+On CUDA it is one operator, whose work on each chunk is compiled.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Σ −log softmax(x Wᵀ)[target] over the rows whose target is not `ignore_index`.
 
-    The [N, V] logits are never held: each chunk's gradient is computed beside its loss and only
+    The [N, V] logits never exist at once: each chunk's gradient is computed with its loss and only
     scaled in the backward pass. Products run in the dtype of x, the softmax in float32.
 
     Args:

@@ -1,6 +1,6 @@
-"""cuDNN's attention on Hopper: whole texts, causal or not, values of a width of their own.
+"""cuDNN's attention on Hopper: full sequences (T = S), causal or not, any value width.
 
-It makes a plan for every shape, which only training repays: requests without gradients go to flash.
+It builds a plan for every shape, which pays off only in training: without gradients flash serves.
 """
 
 import torch
@@ -45,7 +45,7 @@ def forward(
 def backward(
     grad_BHTV: Tensor, saved: Saved, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
+    """Gradients of q, k, v: softmax-1's if `saved` holds the o and lse of softmax-1."""
     q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
     q, k = alike(q_BHTD, k_BGSD, multiple=8)
     grad, v, o = alike(grad_BHTV, v_BGSV, o_BHTV, multiple=8)

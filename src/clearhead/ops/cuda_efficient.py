@@ -1,8 +1,8 @@
 """Memory-efficient attention on CUDA: `aten._efficient_attention_forward` and `_backward`.
 
-It serves float32, any width, and values of a width of their own, at about half the speed of flash,
-for whole texts: on an H100 its gradients are wrong where T < S. Keys are repeated for the queries
-that share them; padded rows and documents are packed.
+It serves float32, any width of queries and any other of values, at about half the speed of flash,
+for T = S only: on an H100 its gradients are wrong where T < S. Shared keys are repeated for each
+query head; padded rows and documents are packed.
 """
 
 from typing import Any
@@ -69,7 +69,7 @@ def backward(
     visibility: Visibility,
     packing: Packing | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
+    """Gradients of q, k, v: softmax-1's if `saved` holds the o and lse of softmax-1."""
     q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
     shared, length = k_BGSD.shape[1:3]
     padded = *alike(grad_BHTV, o_BHTV, multiple=8), *_ready(q_BHTD, k_BGSD, v_BGSV)

@@ -1,9 +1,9 @@
 """Flash attention on CUDA: `aten._flash_attention_forward` and `_backward`, dense and packed.
 
 These are FlashAttention-2, or whatever the user has put in its place with
-`torch.nn.attention.activate_flash_attention_impl`. Queries are the last of their keys in the
-kernel's own causal form, and grouped queries and windows are built in. It wants V = D, a multiple
-of 8 up to 256: narrower tensors are padded with zeros.
+`torch.nn.attention.activate_flash_attention_impl`. The kernel's causal mask aligns the last query
+with the last key; grouped queries and windows are built in. It needs V = D, a multiple of 8 up to
+256: narrower tensors are padded with zeros.
 """
 
 from typing import Any
@@ -62,7 +62,7 @@ def backward(
     visibility: Visibility,
     packing: Packing | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
+    """Gradients of q, k, v: softmax-1's if `saved` holds the o and lse of softmax-1."""
     q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
     padded = alike(grad_BHTV, q_BHTD, k_BGSD, v_BGSV, o_BHTV, multiple=8)
     grad, q, k, v, o = (_tokens_first(x, packing) for x in padded)

@@ -40,7 +40,7 @@ class Kernel(NamedTuple):
     """An entry of the table.
 
     Attributes:
-        device: type of its device; None for all. serves: in words, for the documentation.
+        device: type of its device; None for all. serves: description for the documentation.
         run: has `forward` and `backward`, or `attend`; for DIFFERENTIAL, `difference`; for
             UNROTATED, `unrotated`; for PREFIXED, `prefixed`.
         refuses: reason against a request, or None.

@@ -21,7 +21,7 @@ def hadamard(size: int) -> Tensor:
 
 
 def factors(block: int) -> tuple[Tensor, Tensor]:
-    """Two matrices of nearly one size, with the Kronecker product `hadamard(block)`."""
+    """Two matrices of nearly equal size whose Kronecker product is `hadamard(block)`."""
     exponent = block.bit_length() - 1
     return hadamard(1 << exponent // 2), hadamard(1 << -(-exponent // 2))
 

@@ -7,7 +7,7 @@ from torch import Tensor
 def repeat(x_BGSN: Tensor, heads: int, together: int = 1) -> Tensor:
     """[B, G, S, N] → [B, H, S, N]: head h gets group h // (H / G).
 
-    With `together` = 2 neighbours stay beside each other, and pair h gets pair h // (H / G).
+    With `together` = 2 the heads are repeated in pairs: pair h gets pair h // (H / G).
     """
     groups = x_BGSN.shape[1]
     if groups == heads:
@@ -16,12 +16,12 @@ def repeat(x_BGSN: Tensor, heads: int, together: int = 1) -> Tensor:
 
 
 def add(x_BHSN: Tensor, groups: int) -> Tensor:
-    """[B, H, S, N] → [B, G, S, N]: the gradient of `repeat`."""
+    """[B, H, S, N] → [B, G, S, N]: sums over repeated heads, the gradient of `repeat`."""
     return x_BHSN if x_BHSN.shape[1] == groups else x_BHSN.unflatten(1, (groups, -1)).sum(2)
 
 
 def alike(*tensors: Tensor, multiple: int = 1) -> list[Tensor]:
-    """The tensors with contiguous last dimensions, zero-padded to the widest.
+    """The tensors with last dimensions made contiguous and zero-padded to the widest one's.
 
     Called below `scaled_dot_product_attention`, kernels assume contiguous rows and check nothing.
 

@@ -56,7 +56,7 @@ def unrotated(
     visibility: Visibility,
     rotation: Rotation,
 ) -> Tensor:
-    """o [B, H, 1, V] over CoCA's t, [B, G, S, D/2], turned by `rotation`."""
+    """o [B, H, 1, V] over CoCA's t, [B, G, S, D/2], rotated by `rotation`."""
     # (t cos) · q1 + (t sin) · q2: turned keys are never laid side by side.
     t = widened(t_BGSE).relu()
     cos, sin = (part[..., -t.shape[2] :, :] for part in cos_sin(rotation.table()))

@@ -1,8 +1,8 @@
-"""Attention again, in float64, straight from its formula: slow, plain, and independent.
+"""Reference attention in float64, straight from the formula: slow, plain and independent.
 
-The "eager" implementation and the kernels' test on their device read it; `tests/ops/oracles.py`
-has the other operations. An oracle has the signature of the operation it judges, but for options
-that only choose a code path, shares no line with it, and may hold whole T × T matrices.
+The "eager" implementation and the kernels' self-tests use it; `tests/ops/oracles.py` has the other
+operations. An oracle has the signature of the operation that it checks, except for options that
+only choose a code path; it shares no code with it, and may store whole T × T matrices.
 Shapes: B batch, H query heads, G key/value heads, T queries, S keys, D key width, V value width.
 """
 

@@ -19,7 +19,7 @@ _KERNELS: dict[str, Any] = {"flash": cuda_flash, "efficient": cuda_efficient}
 
 
 class Operator:
-    """`forward` and `backward` as every kernel of attention has them, by one of `_KERNELS`.
+    """The `forward` and `backward` of one of `_KERNELS`, called as those of every kernel.
 
     A hidden token sees only hidden tokens, or nothing: output 0, log-sum-exp −inf.
     """

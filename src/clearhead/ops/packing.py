@@ -1,7 +1,7 @@
 """Packed texts without padding, the input of variable-length kernels.
 
-Token order and text ends depend on the masks alone. They are computed once for all layers, and kept
-while a mask lives and is not written to.
+Token order and text ends depend on the masks alone. They are computed once for all layers, and
+cached for as long as a mask exists unmodified.
 """
 
 import weakref
@@ -24,10 +24,10 @@ class Packing(NamedTuple):
     own. A text's queries are the last of its keys.
 
     Attributes:
-        of_queries, of_keys: places of the tokens; None for all, in order.
-        places_q: each query's text, and its place in it.
+        of_queries, of_keys: indices of the tokens; None for all, in order.
+        places_q: each query's text, and its index in it.
         ends_q, ends_k: cumulative lengths of the texts, int32, from 0.
-        longest_q, longest_k: most tokens of a text.
+        longest_q, longest_k: length of the longest text in tokens.
         gapless: whether each text's tokens are neighbours in their row, so that a window sees the
             same keys.
     """
@@ -47,7 +47,7 @@ _KEPT: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def packing(key_mask: Tensor | None, segments: Tensor | None, queries: int) -> Packing:
-    """The packing of rows with the last `queries` keys as queries; needs a mask or segments."""
+    """Pack rows whose queries are their last `queries` keys; a mask or segments must be given."""
     mask, other = (segments, key_mask) if key_mask is None else (key_mask, segments)
     assert mask is not None
     if mask.is_inference() or (other is not None and other.is_inference()):

@@ -15,7 +15,7 @@ SHORT = 1024
 
 
 class Saved(NamedTuple):
-    """Tensors that a forward pass leaves for the gradients: inputs, output and log-sum-exp.
+    """Tensors saved for the backward pass: inputs, output and log-sum-exp.
 
     q [B, H, T, D], k [B, G, S, D], v [B, G, S, V], o [B, H, T, V], lse [B, H, T].
     """
@@ -32,7 +32,7 @@ class Request(NamedTuple):
 
     Attributes:
         device: its type. capability: of a CUDA device, (9, 0) for Hopper; None elsewhere.
-        ordinal: of the device, on which a kernel proves itself.
+        ordinal: index of the device, for a kernel's self-test.
         depth: D, the width of queries and keys. width: V, of values. shared: H / G.
         lone: T = 1. square: T = S > 1. short: compiled, and S ≤ SHORT.
         learning: gradients are wanted.

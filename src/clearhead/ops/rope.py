@@ -97,14 +97,14 @@ def rotate(x_BHTD: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def ntk_theta(theta: float, factor: float, width: int) -> float:
-    """The base whose slowest wave is `factor` times longer: b · s^(d/(d−2)) (NTK-aware)."""
+    """NTK-aware base, its slowest wave `factor` s times longer: θ · s^(d/(d−2)), d the width."""
     return theta * factor ** (width / (width - 2))
 
 
 def dynamic_theta(theta: float, factor: float, width: int, length: Tensor, trained: int) -> Tensor:
-    """The base for sequences of `length` tokens, float32 of its shape; b up to `trained` tokens.
+    """The base for `length` L tokens, float32 of L's shape; θ itself up to L0 = `trained` tokens.
 
-    b · (s · L / L0 − (s − 1))^(d/(d−2)), as in transformers' "dynamic".
+    θ · (s · L / L0 − (s − 1))^(d/(d−2)), s = `factor`, as in transformers' "dynamic".
     """
     beyond = length.float().clamp_min(trained) / trained
     return theta * (factor * beyond - (factor - 1)) ** (width / (width - 2))

@@ -34,9 +34,9 @@ def by_row(sink: Tensor, lse_BHT: Tensor) -> Tensor:
 def gradients(
     sink: Tensor, value_BHTV: Tensor | None, grad: Tensor, o_BHTV: Tensor, lse_BHT: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """p · rowsum(dO ∘ (value − o)), summed to the sink's shape, and p · dO, p = exp(sink − lse).
+    """Gradients of sink and value: p · rowsum(dO ∘ (value − o)), p · dO; p = exp(sink − lse).
 
-    o and lse: with the sink. Without a value the first is −p · rowsum(dO ∘ o), the second None.
+    o and lse include the sink; the first has its shape. Without a value: −p · rowsum(dO ∘ o), None.
     """
     p_BHT = torch.exp(by_row(sink, lse_BHT) - lse_BHT)
     # In the dtype of the sum, without copies of half-precision tensors: two passes, not five.

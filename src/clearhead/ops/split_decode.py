@@ -2,7 +2,7 @@
 
 The keys are split over the processors (`clearhead.ops.split_decode_kernels`). One body serves the
 dot product; differential attention V1, whose two maps share one reading of the value; and CoCA,
-whose keys stay t, half as wide, and are turned as they are read.
+whose keys are cached as t, half as wide, and rotated when read.
 """
 
 from typing import Any
@@ -28,9 +28,9 @@ backward = tiles.backward  # of the dot product alone; the others are refused wh
 
 
 def block_of(row: int, rotated: bool) -> tuple[int, int]:
-    """Keys of a block, and blocks loaded ahead, by the bytes of a row of values.
+    """Keys per block, and blocks loaded ahead, by the bytes of a row of values.
 
-    The fewest instructions a key that spill no registers.
+    Chosen for the fewest instructions per key without spilled registers.
     """
     if rotated and row <= 128:
         return 64, 3
@@ -69,7 +69,7 @@ def unrotated(
     visibility: Visibility,
     rotation: Rotation,
 ) -> Tensor:
-    """o [B, H, 1, V] over CoCA's t, [B, G, S, D/2], turned by `rotation`."""
+    """o [B, H, 1, V] over CoCA's t, [B, G, S, D/2], rotated by `rotation`."""
     # A sliding cache has dropped early keys.
     turning = rotation.indices()[:, -t_BGSE.shape[2] :], rotation.frequency
     scale *= rotation.factor
@@ -166,7 +166,7 @@ def _outputs(q: Tensor, v: Tensor, maps: int) -> tuple[Tensor, Tensor]:
 
 
 def part_of(programs: int, keys: int, block: int, processors: int) -> int:
-    """Keys of a part, in whole blocks: about four programs a processor."""
+    """Keys per part, a multiple of `block`, for about four programs on each processor."""
     wanted = min(MOST_PARTS, max(1, 4 * processors // programs))
     return -(-keys // (wanted * block)) * block
 

@@ -5,9 +5,9 @@ each text: the queries that share the head are the rows of its products, padded 
 joins the parts by their log-sum-exps. Scores and sums are float32, exponentials to base 2; a row
 that sees no key of a part has log-sum-exp −1e30 there, and output 0.
 
-q, k and v are read by their strides, with rows of neighbouring numbers. Parts lie as [parts, B, H,
-W] and [parts, B, H], W the width of a map's value. A hidden slot of a cache is not read: what lies
-in it does not matter.
+q, k and v are read by their strides; rows must be contiguous. Parts are stored as [parts, B, H, W]
+and [parts, B, H], W the width of a map's value. Hidden slots of a cache are not read: they may hold
+anything.
 """
 
 import triton
@@ -87,9 +87,9 @@ def attend(
     """Output and log-sum-exp of each map over `part` keys.
 
     MAPS = 2 is differential attention V1: both maps' keys, and the value of both read once.
-    ROTATED is CoCA: keys are t before the relu, D/2 wide, and turned here, by their positions. The
-    angles of a block are those of the one before, turned on by N positions; where padding lies
-    between the keys of a part, they are made for every block.
+    ROTATED is CoCA: keys are t before the relu, D/2 wide, and rotated here, by their positions. A
+    block's angles are the previous block's advanced by N positions; where padding lies between the
+    keys of a part, they are computed for every block.
     """
     W: tl.constexpr = MAPS * V
     E: tl.constexpr = D // 2 if ROTATED else D

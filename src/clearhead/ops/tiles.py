@@ -50,7 +50,7 @@ def forward(
 def backward(
     grad_BHTV: Tensor, saved: Saved, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
+    """Gradients of q, k, v: softmax-1's if `saved` holds the o and lse of softmax-1."""
     q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
     heads, queries = q_BHTD.shape[1:3]
     shared, keys = k_BGSD.shape[1:3]

@@ -41,7 +41,7 @@ class Visibility(NamedTuple):
         return self.key_mask is not None or self.segments is not None
 
     def settled(self, queries: int, keys: int) -> "Visibility":
-        """The same keys, in the form that most kernels accept."""
+        """The same visibility without a `causal` or `window` that hides none of these keys."""
         bites = self.window is not None and (is_exporting() or self.window < keys)
         # A condition: under torch.compile a comparison of lengths need be no constant.
         several = True if queries > 1 or bites else False  # noqa: SIM210
@@ -56,7 +56,7 @@ class Visibility(NamedTuple):
         return max(0, keys - queries - self.window + 1)
 
     def of_keys(self, first: int) -> "Visibility":
-        """The same for the keys from `first` on; the same masks where these are all."""
+        """The visibility of the keys from `first` on."""
         if first == 0:
             return self
         masks = (self.key_mask, self.segments)

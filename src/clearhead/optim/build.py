@@ -78,9 +78,9 @@ def _muon(model: nn.Module, config: Course) -> torch.optim.Optimizer:
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Steps each of its parts; state and groups are those of the parts, in their order.
+    """Several optimizers as one; its state and groups are theirs, in order.
 
-    Made for optimizers that take matrices only, with AdamW for the rest.
+    For optimizers that accept matrices only, with AdamW for the other parameters.
     """
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""Parameter groups: weight decay, options by a parameter's name, and these names."""
+"""Parameter groups: by weight decay, and by patterns of parameters' names."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -20,11 +20,11 @@ ADDED = ("*bias*", "*.normalizer.key")
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Split the trainable parameters of `model` into a group that decays and one that does not.
 
-    Matrices decay, in stacks too: projections, and embeddings, whether or not they are tied to the
-    output head (tied, they *are* the head's matrix; untied, a rule that told them apart would have
-    to know each architecture's names). Norms, gains and lambdas, which have fewer dimensions, and
-    what is `ADDED` stay where the loss puts them. A tied parameter appears once; a frozen one not
-    at all; an empty group is left out.
+    Matrices and stacks of matrices decay: projections, and embeddings, whether or not they are tied
+    to the output head (tied, they *are* the head's matrix; untied, a rule to tell them apart would
+    need each architecture's names). Parameters with fewer dimensions (norms, gains, lambdas) and
+    those in `ADDED` do not. A tied parameter appears once; frozen ones and empty groups are left
+    out.
 
     Returns:
         Groups as `torch.optim` takes them, each with "params" and "weight_decay".
@@ -44,14 +44,14 @@ def pattern_groups(
 
     Args:
         rules: (pattern, options) pairs. A pattern is a shell's, `*`, `?` and `[…]`, matched against
-            the whole name, from which the prefixes of wrappers (`module.`, `_orig_mod.`, …) are
-            taken off. What matches none keeps the optimizer's own options.
+            the whole name without the prefixes of wrappers (`module.`, `_orig_mod.`, …).
+            Parameters that match none keep the optimizer's own options.
 
     Returns:
         Groups of named parameters as `torch.optim` takes them.
 
     Raises:
-        ClearheadError: for a pattern that decides nothing.
+        ClearheadError: for a pattern without effect.
     """
     trainable = _trainable(model)
     chosen: list[list[Named]] = [[] for _ in (*rules, None)]
@@ -113,6 +113,6 @@ def _idle(pattern: str, named: Sequence[Named]) -> ClearheadError:
 
 
 def names(group: Mapping[str, Any], number: int = 0) -> list[str]:
-    """The parameters' names, or their places in the group if they were given without names."""
+    """The parameters' names, or their indices in the group if they were given without names."""
     given = group.get("param_names")
     return given or [f"parameter {i} of group {number}" for i in range(len(group["params"]))]

@@ -68,9 +68,9 @@ class OrthoAdam(torch.optim.Optimizer):
         weight_decay: decoupled, in the parameter's own basis.
         rotation: "hadamard" (O(n log n) a vector) or "haar" (dense).
         share: "parameter": each parameter has a rotation of its own, as in the paper, drawn by the
-            parameter's name, or by its place where none was given. "size": all axes of a size
+            parameter's name, or by its index where none was given. "size": all axes of a size
             share one, another method (docs/optimizers.md).
-        seed: which rotations.
+        seed: of the rotations.
         limit: longest axis that is rotated.
 
     Raises:

@@ -39,7 +39,7 @@ _READERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Optimizer settings, independent of what the batches hold.
+    """Optimizer settings, independent of the kind of batches.
 
     Raises:
         ClearheadError: naming the field, what was found and what would work.
@@ -94,7 +94,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """Token budget: windows of a stream of tokens, and their number in a step."""
+    """A token budget, spent in windows of tokens, a number of them in each step."""
 
     tokens: Count = 300_000
     """Budget of input tokens; the remainder after the last whole step is not used."""
@@ -118,7 +118,7 @@ class Windows:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that the budget pays for."""
+        """Number of optimizer steps in the budget."""
         return len(self.starts) - 1
 
     @cached_property
@@ -143,7 +143,7 @@ class Windows:
 
     @cached_property
     def plan(self) -> "Windows":
-        """The same windows over the tokens of the schedule."""
+        """The same settings with the tokens of the schedule as budget."""
         if self.schedule_tokens is None:
             return self
         return replace(self, tokens=self.schedule_tokens, schedule_tokens=None)
@@ -159,7 +159,7 @@ class Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class Course(Recipe, Windows):
-    """A recipe over a budget of tokens, and the seed of what is random in it."""
+    """A recipe over a token budget, and the random seed."""
 
     seed: Natural = 0
     """Seeds what is random during training: dropout, and OrthoAdam's rotations."""
@@ -175,7 +175,7 @@ def learning_rate(step: int, config: Course) -> float:
 
     "triangle" is the crammed BERT's triangle2 (arXiv 2212.14034), a function of the share x of the
     budget used before the step: min(1/4 + 3/4 · x / warmup, (1 − x) / (1 − warmup)), with warmup
-    3/4 there. It falls towards `final_learning_rate`, which the end of the last step would have.
+    3/4 there. It falls towards `final_learning_rate`, reached at the end of the last step.
     """
     if config.schedule == "triangle":
         return config.learning_rate * _triangle(config.used(step), config)

@@ -79,7 +79,7 @@ class Rotation:
     blocks: tuple[Block, ...]
 
     def apply(self, x: torch.Tensor, *, inverse: bool = False) -> torch.Tensor:
-        """Q (inverse: Qᵀ) times every vector along the last axis of float32 `x`; x is kept."""
+        """Q (inverse: Qᵀ) times every vector along the last axis of float32 `x`, out of place."""
         for block in reversed(self.blocks) if inverse else self.blocks:
             start, stop = block.start, block.start + block.width
             mixed = block.apply(x[..., start:stop], inverse=inverse)
@@ -188,7 +188,7 @@ def _digest(text: str) -> int:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what torch.compile, DDP, FSDP and checkpointing put before it."""
+    """A parameter's name without the prefixes of torch.compile, DDP, FSDP and checkpointing."""
     parts = [part for part in name.split(".") if part not in WRAPPERS]
     while len(parts) > 1 and parts[0] == "module":
         parts.pop(0)

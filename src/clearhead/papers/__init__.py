@@ -1,1 +1,1 @@
-"""The papers' experiments: one function each, the intervention marked; and what runs them."""
+"""The papers' experiments, one function each, their claims, and the code that runs them."""

@@ -1,7 +1,7 @@
 """Blocks without some of their parts: arXiv 2311.01906.
 
 `paper` is CodeParrot's recipe (`recipes`), one seed as there, and for encoders the crammed BERT's
-on the nearest text to be had. The other text, Languini's books, is not free: `blocks-books` reads
+on the most similar public text. The other text, Languini's books, is not free: `blocks-books` reads
 PG-19.
 """
 

@@ -59,10 +59,10 @@ class Pooled:
 
 
 def pool(contrast: Contrast, outcomes: Sequence[Outcome]) -> Pooled:
-    """The records of a contrast together.
+    """Pool the records of a contrast.
 
-    Records in which it does not apply say nothing. Those without a test, of one seed or of seeds
-    that all agree, count only where no other has one. Runs that two records share count once.
+    Records to which it does not apply are left out. Those without a test (one seed, or seeds that
+    all agree) count only if none has a test. Runs that two records share count once.
     """
     applying = [one for one in outcomes if one.applies]
     tested = [one for one in applying if one.difference.p is not None and not contrast.counted]

@@ -1,7 +1,7 @@
 """Extrapolation in length: arXiv 2309.08646, tables 1 to 3 and section 3.
 
-`tiny` and `small` learn retrieval from made documents. `paper` is the published 350M recipe (its
-two epochs of 50 B tokens) on the nearest text to be had, since theirs was not published.
+`tiny` and `small` learn retrieval from synthetic documents. `paper` is the published 350M recipe
+(two epochs of 50 B tokens) on the most similar public text, since theirs was not published.
 """
 
 from collections.abc import Iterator
@@ -85,7 +85,7 @@ def long_context(scale: str) -> Iterator[Study]:
 def memory(scale: str) -> Iterator[Study]:
     """Bytes that the forms of CoCA take beside RoPE, in two shapes at several lengths.
 
-    Nothing is trained and nothing drawn, so there are no seeds.
+    Nothing is trained and nothing is random, so there are no seeds.
     """
     for layers, width, heads in DEEP[scale]:
         table = Study(label=f"{layers} layers, {width} wide", seeds=(0,)).changed(

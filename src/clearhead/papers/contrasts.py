@@ -1,4 +1,4 @@
-"""Claims as comparisons of the numbers of two arms, and what each record says on them."""
+"""Claims as comparisons of two arms' numbers, and the verdict of each record on them."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -31,7 +31,7 @@ class Judgement(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """A number that must be reached; below it a record decides nothing, for the reason `why`."""
+    """A minimum that a number must reach; below it a record is not counted, with reason `why`."""
 
     reading: Reading
     least: float
@@ -68,7 +68,7 @@ class Contrast:
 
     @property
     def bound(self) -> float:
-        """The difference on whose other side the claim fails: 0, or the margin that it allows."""
+        """The difference beyond which the claim fails: 0, or the margin that it allows."""
         return {"not higher": self.margin, "not lower": -self.margin}.get(self.claimed, 0.0)
 
     @property
@@ -163,9 +163,9 @@ class Outcome:
 
     Attributes:
         test: the difference, tested against another number.
-        missing: why these records say nothing on the claim: the model compared with lacks the
-            defect, or one of both has not learnt the task. Empty where they count.
-        at_edge: of either side, whether some learning rate of its runs may not be the best.
+        missing: reason why these records are not counted: the reference model lacks the defect,
+            or one of the two has not learnt the task. Empty where they count.
+        at_edge: for each side, whether the learning rate of some run may not be the best.
     """
 
     contrast: Contrast
@@ -179,7 +179,7 @@ class Outcome:
 
     @property
     def applies(self) -> bool:
-        """True where these records say something on the claim."""
+        """True if these records count for the claim."""
         return not self.missing
 
     @property
@@ -221,7 +221,7 @@ class Claim:
         name: FAMILY/PLACE, such as diff/table2; `also` other places that show the same.
         published: its numbers in the paper; empty for a claim of ours.
         study: the experiment that trains and measures its models.
-        by_construction: it follows from the formulas; a record shows that the code has them.
+        by_construction: it follows from the formulas; a record shows that the code follows them.
     """
 
     name: str
@@ -238,7 +238,7 @@ class Claim:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names by which it is asked for; `all` are all claims."""
+        """The names that select it on the command line; `all` selects every claim."""
         return (self.name, *self.also, self.family, "all")
 
     @property

@@ -101,8 +101,8 @@ def differential_scaling(scale: str) -> Iterator[Study]:
 def speed(scale: str) -> Iterator[Study]:
     """Throughput on the device that the record names; the claims compare ratios.
 
-    Every seed is a round: one short run of each arm, by turns, so that what else the machine does
-    meets all arms alike.
+    Every seed is a round: one short run of each arm in turn, so that other load on the machine
+    affects all arms alike.
     """
     rows, length = {"tiny": (4, 256), "small": (16, 2048)}[scale]
     # fmt: off

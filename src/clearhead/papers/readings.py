@@ -142,8 +142,8 @@ class Side:
 
 
 def measures(*sides: Side, apart: Collection[str] = ()) -> list[Found]:
-    """Of each side by seed the measures at the places that all runs of all sides have, or their
-    difference to what is subtracted.
+    """{seed: measures} of each side, at the places that all runs of all sides have, less the
+    numbers subtracted.
 
     Args:
         apart: dimensions in which the sides may differ.

@@ -19,7 +19,7 @@ class PublishedRun(NamedTuple):
 
     Attributes:
         rates: learning rates of single presets, in place of the config's.
-        continues: the size whose checkpoint the run goes on from, if it does.
+        continues: the size whose checkpoint the run starts from, if it does.
     """
 
     paper: str

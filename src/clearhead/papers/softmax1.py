@@ -2,9 +2,9 @@
 
 `paper` is the recipe of 130M (`recipes`). All arms have one rate there, as in the paper.
 
-Ordinary text grows no sink within a day of two cores. The made text of arXiv 2410.13835, bigrams
-that copy back now and then, grows one in minutes, so `sink` and `elimination` train on it. It is
-seen in windows that open at a document's begin token: both ask for a diagnosis of such windows.
+On ordinary text no sink forms within a day on two cores. On the synthetic text of arXiv 2410.13835,
+bigrams that now and then copy back, one forms in minutes, so `sink` and `elimination` train on it.
+It shows in windows that start at a document's begin token: both diagnose such windows.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -93,7 +93,7 @@ def _arm(table: Study, *rates: float, **changes: Any) -> Study:
 
 @experiment(PAPER, "What removes a sink from a text that grows one?")
 def sink(scale: str) -> Iterator[Study]:
-    """Softmax, and everything that gives a head with nothing to do something else to look at.
+    """Softmax, and every mechanism that gives idle heads something else to attend to.
 
     The weight on no key is also read by position in documents of four training lengths.
     """

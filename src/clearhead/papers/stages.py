@@ -1,4 +1,4 @@
-"""The run of an experiment: what is missing of its models, sweeps, runs and evaluations is made."""
+"""Execution of an experiment: its missing models, sweeps, runs and evaluations."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -81,17 +81,17 @@ def known_jobs(
 def reproduce(
     arms: Sequence[Study], output: Path, *, jobs: int, work: Work | None = None
 ) -> tuple[Path, int]:
-    """Run what is missing of every arm, until nothing is known to be missing.
+    """Run the missing jobs of every arm, until none is known to be missing.
 
-    What is finished is not run again, and what fails is left out. A sweep whose best rate is the
+    Finished jobs are not run again, and failed ones are left out. A sweep whose best rate is the
     lowest or the highest goes on beyond it; where that run fails, the best of the others counts.
 
     Returns:
-        The records of all runs and evaluations, OUTPUT/records.jsonl, and how many jobs failed
-        that the same call tries again.
+        The records of all runs and evaluations, OUTPUT/records.jsonl, and the number of failed
+        jobs, which the same call would try again.
 
     Raises:
-        ClearheadError: for texts that cannot be had, and where nothing was finished.
+        ClearheadError: for texts that cannot be obtained, and where no job finished.
         Stopped: after SIGINT or SIGTERM.
     """
     for text in {one.data: None for one in arms if _reads(one)}:

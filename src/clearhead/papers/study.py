@@ -74,9 +74,9 @@ class Study(CompareConfig):
     def arm(self, preset: str, *rates: float, **changes: Any) -> "Study":
         """One arm: a preset, its learning rates, and what is changed of it (`CompareConfig.vary`).
 
-        A change takes the place of what is set for every arm. Of several rates that with the lowest
-        loss on training text which its run left out is chosen. While that is the lowest or the
-        highest, the next beyond it is tried too, `BEYOND` at most.
+        A change replaces the setting for all arms. Of several rates, the one with the lowest loss
+        on training text held out from its run is chosen. While that is the lowest or the highest,
+        the next beyond it is tried too, `BEYOND` at most.
         """
         vary = {key: (value,) for key, value in changes.items()}
         settings = {key: value for key, value in self.set.items() if key not in changes}

@@ -1,7 +1,7 @@
-"""Observation of any Transformers model: its attention and hidden states, while it runs.
+"""Observation of any transformers model's attention and hidden states while it runs.
 
-Probes ride on transformers' AttentionInterface and on forward hooks, so a model's outputs stay the
-same bit for bit. They hold a tile of attention weights at a time, never a T × T map.
+Probes use transformers' AttentionInterface and forward hooks, so a model's outputs stay the same
+bit for bit. They store one tile of attention weights at a time, never a T × T map.
 """
 
 from typing import TYPE_CHECKING

@@ -25,10 +25,10 @@ class Scores(NamedTuple):
     """Rows `start` to `start + R` of the logits, as they enter the softmax.
 
     Attributes:
-        start: the first of its queries.
-        scores: [B, H, R, S], float32 (float64 for float64 queries); hidden ones mean nothing.
+        start: index of the first of its queries.
+        scores: [B, H, R, S], float32 (float64 for float64 queries); undefined where hidden.
         visible: bool [B or 1, H or 1, R, S], True where the query may see the key.
-        clear: every row sees at least the first so many keys.
+        clear: number of first keys that every row sees.
     """
 
     start: int
@@ -44,14 +44,13 @@ class AttentionCall:
     Attributes:
         module: the attention module.
         layer: the index of the decoder layer that it is in.
-        q, k: queries [B, H, T, D] and keys [B, G, S, D] as they are compared (rotated).
+        q, k: queries [B, H, T, D] and keys [B, G, S, D], with positions applied (rotated).
         v: values [B, V, S, D], of as many heads as keys or more; None where they are not observed.
         prefix: learned keys and values before the text's, [B or 1, V, N, D] each.
-        scale: of the products.
-        visibility: the keys that each query sees, `mask` aside.
-        sink: the logit beside every row's, a number, [H] or [B, H, T]; None for plain softmax.
-        sink_value: what a weight of 1 on the sink adds to a query's output, [B, H, T, V]; None
-            for nothing.
+        scale: factor of the products q · k.
+        visibility: the keys that each query sees, apart from `mask`.
+        sink: an extra logit of every row, a number, [H] or [B, H, T]; None for plain softmax.
+        sink_value: the sink's value vector for each query, [B, H, T, V]; None for zero.
         mask: [B or 1, H or 1, T, S]: bool, True where visible, or added to the scores.
         bias: added to the scores, [B or 1, H, T, S].
         softcap: scores are c · tanh(score / c).
@@ -83,7 +82,7 @@ class AttentionCall:
 
     @property
     def before(self) -> int:
-        """The position of the first query, cached keys before it."""
+        """The index of the first query among the keys: the number of cached keys before it."""
         return self.k.shape[2] - self.q.shape[2] if self.causal else 0
 
     @property
@@ -151,7 +150,7 @@ def described(
     mask: Tensor | None,
     options: dict[str, Any],
 ) -> AttentionCall:
-    """The call that the arguments of a function of transformers' interface describe."""
+    """The AttentionCall for the arguments of a function of transformers' AttentionInterface."""
     scaling = options.get("scaling")
     common: dict[str, Any] = {"module": module, "layer": layer, "q": query, "k": key, "v": value}
     common["scale"] = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -175,8 +174,8 @@ def described(
 
 
 def shown(mask: Tensor) -> Tensor:
-    """True where a mask shows a key: models hide one by False, by the least number of their dtype
-    or by −inf."""
+    """True where a mask leaves a key visible: models hide keys by False, by their dtype's lowest
+    number or by −inf."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 

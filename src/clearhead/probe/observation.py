@@ -32,11 +32,11 @@ INPUT = -1  # the layer number of the hidden states before the first layer
 
 
 class Statistic(Protocol):
-    """Sums over everything observed.
+    """A statistic that accumulates over everything observed.
 
-    `observe` takes, as one of `attention`, an AttentionCall (within `ByTile` also a tile, which it
-    does not change); of `hidden`, a layer's number and output [B, T, C], or the first layer's input
-    as layer `INPUT`; of `gates`, a layer's number and its gates from 0 to 1.
+    Arguments of `observe`: as one of `attention`, an AttentionCall (within `ByTile` also a tile,
+    not to be changed); as one of `hidden`, a layer's index and output [B, T, C], or `INPUT` and the
+    first layer's input; as one of `gates`, a layer's index and its gates from 0 to 1.
     """
 
     def observe(self, *args: Any, **kwargs: Any) -> None: ...
@@ -59,10 +59,10 @@ def observe(
     hidden: Sequence[Statistic] = (),
     gates: Sequence[Statistic] = (),
 ) -> Iterator[None]:
-    """Feed the statistics with every forward pass of `model` in the body.
+    """Pass every forward pass of `model` in the body to the statistics.
 
-    The attention implementation that was set computes the outputs, and is set again afterwards,
-    also when an error ends the body. Attention is observed in one model at a time.
+    The model's own attention implementation computes the outputs, and is restored afterwards, also
+    after an error. Attention can be observed in one model at a time.
 
     Raises:
         ClearheadError: the model has no list of decoder layers; or `attention` is to be observed,
@@ -171,7 +171,7 @@ _entered: list[tuple[Callable[..., Any], str]] = []  # at most one: the function
 
 @contextmanager
 def overridden(model: Any, attend: Callable[..., Any], *, refusal: str) -> Iterator[None]:
-    """Call `attend` for the model's attention in the body; its own is set again afterwards.
+    """Replace the model's attention by `attend` in the body; restore its own afterwards.
 
     Args:
         attend: takes (module, query, key, value, describe, plain) and returns the output and the

@@ -61,7 +61,7 @@ class AttentionTile(NamedTuple):
 
 
 class ByTile:
-    """Statistics of scores and of weights, fed in one pass over the tiles of each layer.
+    """A group of statistics of scores and weights, updated in one pass over each layer's tiles.
 
     Softmax takes about a dozen passes over a tile, in the memory of its scores.
     """

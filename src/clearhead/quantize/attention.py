@@ -1,12 +1,12 @@
 """Attention with quantised logits, keys and values, in any model with an attention interface.
 
-A logit is what enters the softmax: scaled, capped and with a position's bias where the model has
-them, as in Figure 8 of arXiv 2410.05258. Keys that a query does not see have no logit, so they
-count for no scale; nor does the constant logit of a sink (0 under softmax-1), which is no product.
-Differential attention has the logits of both its maps quantised, each map's heads by themselves.
+Logits are the softmax's input: scaled, capped and with a position's bias where the model has them,
+as in Figure 8 of arXiv 2410.05258. Hidden keys do not count for a scale; nor does the constant
+logit of a sink (0 under softmax-1), which is not a product. In differential attention the logits of
+both maps are quantised, each map's heads separately.
 
-Keys and values are rounded where attention reads them, by the scales of a cache: a token's do not
-depend on others, a channel's and a tensor's are of all tokens of a text so far.
+Keys and values are rounded where attention reads them, with the scales of a cache: a token's scale
+does not depend on other tokens, a channel's or a tensor's is over all tokens of the text so far.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,9 +29,9 @@ _SHARED = {"token": (3,), "channel": (2,), "tensor": (1, 2, 3)}
 
 
 def rounded(x_BGSD: Tensor, how: KeysValues, *, keys: bool) -> Tensor:
-    """Keys, or values, [B, G, S, D], quantised and dequantised; of each text by itself.
+    """Keys or values [B, G, S, D], quantised and dequantised, each text by itself.
 
-    By "channel" values have a scale for each token, since they are added up over tokens.
+    With scale "channel", values get a scale for each token, since they are summed over tokens.
     """
     kept, x = x_BGSD[:, :, : how.keep], x_BGSD[:, :, how.keep :]
     if not x.shape[2]:
@@ -44,13 +44,13 @@ def rounded(x_BGSD: Tensor, how: KeysValues, *, keys: bool) -> Tensor:
 
 
 def cached_unrotated(module: nn.Module) -> bool:
-    """True of attention whose cache holds keys without their positions, whatever the scheme."""
+    """True if the module caches keys without their positions, whatever the scheme."""
     return isinstance(module, Attention) and (module.cache_unrotated or module.decay is not None)
 
 
 @contextmanager
 def keys_before_rotation(model: Any, how: KeysValues) -> Iterator[None]:
-    """In the body keys are rounded as `k_proj` gives them, where they are cached so."""
+    """While the body runs, round `k_proj`'s output under `prerope`, else where it is cached."""
     hooked = 0
     with ExitStack() as stack:
         for name, module in model.named_modules():
@@ -89,10 +89,10 @@ def _rounding(name: str, width: int, how: KeysValues) -> Callable[..., Tensor]:
 def attention(
     model: Any, logits: Rounding | None, keys_values: KeysValues | None = None
 ) -> Iterator[set[str]]:
-    """In the body every attention of `model` runs on quantised logits, or keys and values; its own
-    implementation is set again afterwards.
+    """While the body runs, quantise the logits, or keys and values, of every attention of `model`;
+    restore its implementation afterwards.
 
-    Yields the names of the attention modules that ran so.
+    Yields the names of the attention modules that have run quantised so far.
     """
     names, called = {module: name for name, module in model.named_modules()}, set[str]()
 
@@ -128,7 +128,7 @@ def without_interface(model: Any) -> str:
 
 
 def attended(call: AttentionCall, v_BGSV: Tensor, how: Rounding) -> Tensor:
-    """[B, H, T, V] in the dtype of v: attention of `call` on quantised logits, a tile at a time."""
+    """Attention of `call` with quantised logits, by tiles: [B, H, T, V] in the dtype of v."""
     top = None
     if how.scale != "row":  # a scale is of one text, not of a batch: [B, 1 or H, 1, 1]
         tops = [_shown(tile).abs().amax((2, 3), keepdim=True) for tile in call.scores()]

@@ -1,7 +1,7 @@
-"""Schemes in the format compressed-tensors, which vLLM and transformers load.
+"""Export of schemes to the compressed-tensors format, which vLLM and transformers load.
 
-A weight is stored as whole numbers (or eight-bit floats) with its scales, which are those of the
-simulation; inputs have a calibrated scale, or one a token that the server finds as it runs.
+A weight is stored as integers (or eight-bit floats) with its scales, which are those of the
+simulation; inputs have a calibrated scale, or one per token that the server computes at run time.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ _BITS = 4, 8  # of weights alone, as servers read them
 
 
 def stated(scheme: Scheme) -> dict[str, Any]:
-    """The scheme in the format's words: "weights" and "input_activations"."""
+    """The scheme in the format's terms: "weights" and "input_activations"."""
     how, inputs = scheme.weights, scheme.activations
 
     def refuse(why: str, nearest: str) -> ClearheadError:
@@ -73,8 +73,8 @@ def _of_weights(how: Rounding, refuse: Any) -> dict[str, Any]:
 
 
 def as_loaded(scheme: Scheme) -> Scheme:
-    """The scheme as transformers computes a model in this format: a token's largest number is
-    divided by 127.5 there, where vLLM and the simulation have 127."""
+    """The scheme as transformers computes it from this format: it divides a token's largest
+    number by 127.5, where vLLM and the simulation divide by 127."""
     how, inputs = scheme.weights, scheme.activations
     if how is None or how.quantizer != "absmax" or inputs is None:
         return scheme

@@ -22,8 +22,8 @@ Layers = dict[str, nn.Module]
 def linear_layers(model: Any) -> Layers:
     """The layers that schemes quantise: every `nn.Linear`, and GPT-2's `Conv1D`, by name.
 
-    Not the output matrix: where it is tied it is the embedding, which the papers keep, and an
-    untied one is kept too, so that the two kinds of model compare (as deployed models do).
+    Not the output matrix: if tied it is the embedding, which the papers leave in full precision; an
+    untied one is left so too, as in deployed models, so that both kinds of model are comparable.
 
     Raises:
         ClearheadError: a model without such layers, or quantised already.
@@ -53,7 +53,7 @@ def linear_layers(model: Any) -> Layers:
 
 
 def refuse_quantised(config: Any, model: str = "the model") -> None:
-    """Raise a ClearheadError where a configuration says that the weights are in few bits."""
+    """Raise a ClearheadError if a configuration says that the weights are already quantised."""
     method = getattr(config, "quantization_config", None)
     if method is not None:
         method = method if isinstance(method, dict) else vars(method)
@@ -65,9 +65,9 @@ def refuse_quantised(config: Any, model: str = "the model") -> None:
 
 
 def left_out(model: Any, layers: Layers) -> dict[str, int]:
-    """Matrices that multiply activations and that no scheme touches: {name: elements}.
+    """Matrices that multiply activations but are quantised by no scheme: {name: elements}.
 
-    They are neither embeddings nor of the layers, such as experts in one three-dimensional tensor.
+    They are neither embeddings nor in `layers`, such as experts in one three-dimensional tensor.
     """
     others = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     others += filter(None, [model.get_output_embeddings()])
@@ -81,8 +81,8 @@ def left_out(model: Any, layers: Layers) -> dict[str, int]:
 
 @contextmanager
 def weights(layers: Layers, how: Rounding, rotated: bool = False) -> Iterator[None]:
-    """Quantised weights, the same tensors as before afterwards; biases are kept. Where `rotated`,
-    the inputs' axis is turned by a Hadamard matrix beforehand."""
+    """Quantise weights, not biases, while the body runs; restore the same tensors afterwards.
+    Where `rotated`, the input axis is first rotated by a Hadamard matrix."""
     if how.scale == "group" and how.quantizer != "mxfp4":
         widest = max(_outputs_first(module).shape[1] for module in layers.values())
         if how.group >= widest:
@@ -108,8 +108,8 @@ def weights(layers: Layers, how: Rounding, rotated: bool = False) -> Iterator[No
 
 
 def quantise_rows(x_NI: Tensor, how: Rounding, top: Tensor | None = None) -> Tensor:
-    """Weights [outputs, inputs], or inputs [tokens, inputs], quantised and dequantised; `top` of a
-    calibrated scale broadcasts to x."""
+    """Weights [outputs, inputs], or inputs [tokens, inputs], quantised and dequantised. `top`, the
+    largest value of a calibrated scale, broadcasts to x."""
     if how.scale == "group":
         return ungrouped(_rounded(grouped(x_NI, how.group), how, (2,)), x_NI.shape[1])
     return _rounded(x_NI, how, (0, 1) if how.scale == "tensor" else (1,), top)
@@ -143,9 +143,9 @@ def inputs(
     tops: dict[str, Tensor] | None = None,
     rotated: bool = False,
 ) -> Iterator[set[str]]:
-    """Quantised inputs, or merely rotated ones; yields the names of the layers called so far.
+    """Quantise inputs (or only rotate them) while the body runs; yield names of layers called.
 
-    `tops` are those of `calibrated`, for a calibrated scale.
+    `tops`: the result of `calibrated`, for a calibrated scale.
     """
     called: set[str] = set()
 

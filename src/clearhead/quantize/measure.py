@@ -1,6 +1,6 @@
 """Cost of a scheme: perplexity with it, beside that of full precision.
 
-As a task of a sweep: a cell for full precision, and one for each scheme.
+`QuantizationTask` is a task of a sweep: a cell for full precision, and one for each scheme.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,10 +37,10 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost(Perplexity):
-    """The perplexity under a scheme, or in full precision; without one there is a reason.
+    """The perplexity under a scheme, or in full precision; or the reason why there is none.
 
     Attributes:
-        unused: quantised layers that the text never went through, such as unchosen experts.
+        unused: quantised layers that no token passed through, such as unchosen experts.
     """
 
     unused: tuple[str, ...] = ()
@@ -86,8 +86,8 @@ def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterato
 def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
     """Measure one scheme, or full precision where it is None.
 
-    Windows are run one at a time: a dynamic scale of a tensor would else depend on the rest of the
-    batch. A scheme that this model cannot run gives a result with a reason.
+    Windows are run one at a time: a tensor's dynamic scale would otherwise depend on the rest of
+    the batch. A scheme that the model cannot run gives a result with a reason.
 
     Raises:
         ClearheadError: texts that do not fit the model.

@@ -54,7 +54,7 @@ def zeropoint(x: Tensor, bits: int, dims: tuple[int, ...], *, kept: float = 1.0)
     Args:
         kept: min and max are multiplied by it beforehand; numbers outside are clipped.
 
-    Other arguments, result and errors as of `absmax`. All-equal groups are kept to rounding.
+    Other arguments, result and errors as in `absmax`. Constant groups are exact up to rounding.
     """
     levels = 2 ** checked(bits) - 1
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -77,10 +77,10 @@ def integers(
 ) -> Tensor:
     """As kernels compute: x̂ = s · clamp(round(x/s), −L − 1, L) with s = a/L and L = 2^(bits−1) − 1.
 
-    `absmax` but for rounding, and for the most negative code, which numbers below −`top` have.
+    Differs from `absmax` in rounding, and in using the most negative code for numbers below −`top`.
 
     Args:
-        levels: what a is divided by in place of L.
+        levels: divisor of a in place of L.
 
     Other arguments, result and errors as of `absmax`.
     """
@@ -134,8 +134,8 @@ def mxfp4(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 def grouped(x_OI: Tensor, group: int) -> Tensor:
-    """[O, I] → [O, groups, group] for a scale a group; the last one is filled up with zeros, which
-    change neither quantiser's range."""
+    """[O, I] → [O, groups, group], for one scale per group; the last group is padded with zeros,
+    which change neither quantiser's range."""
     return F.pad(x_OI, (0, -x_OI.shape[1] % group)).unflatten(1, (-1, group))
 
 

@@ -1,9 +1,9 @@
-"""Schemes by name: what is quantised, to how many bits, and what shares a scale.
+"""Quantisation schemes by name: tensors to quantise, bits, and granularity of the scales.
 
-docs/quantize.md has the table of names. Every number of bits from 2 to 16 may stand in one.
+docs/quantize.md has the table of names, which may contain any number of bits from 2 to 16.
 
-- `hadamard-NAME` turns inputs and weights of each linear layer by a Hadamard matrix before they are
-  quantised (QuaRot, arXiv 2404.00456), which leaves their product; `hadamard-kv4` turns each head.
+- `hadamard-NAME` rotates inputs and weights of each linear layer by a Hadamard matrix before they
+  are quantised (QuaRot, arXiv 2404.00456), which keeps their product; `hadamard-kv4` each head.
 - `A+B` is both schemes at once.
 """
 
@@ -21,13 +21,13 @@ class Rounding:
 
     Attributes:
         quantizer: a function of `quantizers`.
-        scale: what shares one. Of weights a "tensor", an output "channel", or a "group" of its
-            inputs. Of inputs a "tensor", a "token" or a "group" of its channels; calibrated
-            beforehand, an input "channel" or a "static" tensor. Of logits the "tensor" of a text, a
-            "head" or a "row"; only logits that a query sees count for it.
+        scale: granularity. For weights one per "tensor", output "channel", or "group" of its
+            inputs. For inputs one per "tensor", "token" or "group" of its channels; calibrated
+            beforehand, per input "channel" or "static" tensor. For logits one per "tensor" (of a
+            text), "head" or "row"; logits of hidden keys do not count.
         group: channels in a "group".
-        kept: share of the range, of "zeropoint"; numbers outside are clipped.
-        levels: of "integers".
+        kept: for "zeropoint", share of the range that is kept; numbers outside are clipped.
+        levels: for "integers", its argument of this name.
     """
 
     bits: int
@@ -44,12 +44,12 @@ class KeysValues:
 
     Attributes:
         bits: by zero-point; None for eight-bit floats.
-        scale: what shares one: a "token" and head; a "channel" and head (of values a token: KIVI,
-            arXiv 2402.02750); the "tensor" of a text and layer.
+        scale: one per "token" and head; per "channel" and head (for values per token: KIVI, arXiv
+            2402.02750); or per "tensor" of a text and layer.
         prerope: keys are rounded as `k_proj` gives them, before a norm and before RoPE (KVQuant,
             arXiv 2401.18079).
-        keep: so many first tokens of a text are left as they are, and count for no scale.
-        rotated: each head is turned by a Hadamard matrix beforehand, and back.
+        keep: number of first tokens of a text left unquantised, which count for no scale.
+        rotated: whether each head is rotated by a Hadamard matrix beforehand, and back.
     """
 
     bits: int | None
@@ -63,8 +63,8 @@ class KeysValues:
 class Scheme:
     """A set of settings simulated together.
 
-    `family` and `bits` are its place in a figure; bits is None where weights and activations
-    differ in it. `rotated`: inputs and weights are turned by a Hadamard matrix first.
+    `family` and `bits` place it in a figure; bits is None where weights and activations have
+    different ones. `rotated`: inputs and weights are first rotated by a Hadamard matrix.
     """
 
     name: str
@@ -78,12 +78,12 @@ class Scheme:
 
     @property
     def attends(self) -> bool:
-        """True where attention itself is changed."""
+        """True if logits, keys or values are quantised."""
         return self.logits is not None or self.keys_values is not None
 
     @property
     def calibrated(self) -> bool:
-        """True where scales of the inputs are found beforehand, on a text."""
+        """True if scales of the inputs are calibrated beforehand on text."""
         return self.activations is not None and self.activations.scale in ("channel", "static")
 
 
@@ -216,7 +216,7 @@ _OTHERS = (  # for near misses
 
 
 def every() -> list[str]:
-    """The names that `all` stands for: the papers' own bits and one step beyond."""
+    """The names that `all` stands for: the papers' numbers of bits, and one step beyond."""
     return [
         *(f"w{n}a{n}-{scale}" for scale in ("coarse", "moderate", "fine", "token") for n in _FEW),
         *(f"w{n}-{scale}" for scale in ("channel", "group") for n in (*_FEW, 3)),

@@ -1,1 +1,1 @@
-"""Files that runs leave: JSON lines, whole-file writing, checksums, locks and provenance."""
+"""Files of runs: JSON lines, atomic writing, checksums, locks and provenance."""

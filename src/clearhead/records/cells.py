@@ -21,7 +21,7 @@ def lines_of(headlines: Sequence[str], /, **result: Any) -> list[Line]:
     """The numbers of one cell as payloads of records.
 
     - A measure for each number: first the `headlines`, which tables show; then all others, marked
-      as "aside". The first has what is no number as details.
+      as "aside". Values that are not numbers become details of the first.
     - `low` and `high` are accuracy's "interval", NAME_stderr the "stderr" of NAME and NAME_by_item
       its "items", from which an interval is made where none is given.
     - `documents` are measures of their perplexities.

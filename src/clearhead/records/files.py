@@ -1,4 +1,4 @@
-"""Files and folders that are either whole or not there, whenever the process or machine dies."""
+"""Atomic files and folders: complete or absent, whenever the process or machine dies."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ _RUST_ERROR = re.compile(r"([^:]+) \(os error \d+\)")
 
 @contextmanager
 def writing(target: Path, advice: str) -> Iterator[None]:
-    """Turn a refusal of the system, such as a full disk, into one line that names `target`.
+    """Turn an error of writing, such as a full disk, into a one-line error that names `target`.
 
     Raises:
         ClearheadError: for OSError, and for what safetensors and tokenizers raise in its place.
@@ -37,7 +37,7 @@ def writing(target: Path, advice: str) -> Iterator[None]:
 
 
 def require_regular(path: Path, advice: str = "name a file") -> None:
-    """Refuse a pipe or a device: it may never end, and a whole new file would take its place.
+    """Refuse a pipe or a device: reading may never end, and writing would replace it by a file.
 
     Raises:
         ClearheadError: with `advice`; a file, a folder and a missing path pass.
@@ -56,7 +56,7 @@ def require_new(target: Path) -> None:
 def publish_folder(
     target: Path, advice: str = "make room and give the same command again"
 ) -> Iterator[Path]:
-    """Yield an empty folder beside `target`; give it that name once all it holds is on the disk.
+    """Yield an empty folder beside `target`, and rename it to `target` once it is on the disk.
 
     If the body fails the folder is removed and nothing else changes. `target` must not exist
     (`require_new`).
@@ -79,9 +79,9 @@ def publish_folder(
 
 
 def write_text(path: Path, text: str, advice: str = "make room or choose another place") -> None:
-    """Replace `path` by a file with `text`; at no moment is it missing or half written.
+    """Replace `path` atomically by a file with `text`.
 
-    Its folder is made where it is missing; a pipe or a device is refused.
+    A missing folder is created; a pipe or a device is refused.
     """
     require_regular(path)
     # With the process's number: two that write one file never share the unfinished copy.
@@ -130,7 +130,7 @@ def sha256_of(path: Path) -> str:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process was still writing directly under `folder`."""
+    """Remove temporary files that a killed process left directly under `folder`."""
     for path in folder.glob(_PREFIX + "*"):
         if path.is_dir():
             shutil.rmtree(path)

@@ -48,7 +48,7 @@ def of_numbers(numbers: Sequence[float], centre: float | None = None) -> Interva
 
 
 def on_log_scale(interval: Interval, centre: float) -> Interval:
-    """An interval around a number above 0, made anew on the scale of its logarithm."""
+    """An interval around a number above 0, recomputed on a logarithmic scale."""
     half = min(700.0, (interval[1] - interval[0]) / 2 / centre)
     return centre * math.exp(-half), centre * math.exp(half)
 

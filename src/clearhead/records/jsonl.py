@@ -1,7 +1,7 @@
-"""JSON lines: one object a line, each line handed to the system whole.
+"""JSON lines: one object per line, each line written in a single call.
 
-A kill can tear the last line of a file. Every reader skips such a line and every writer drops it;
-any other line that is no JSON object is refused by its number.
+A killed process can leave the last line incomplete. Readers skip such a line and writers remove it;
+any other line that is not a JSON object is refused, naming its number.
 """
 
 import json
@@ -18,10 +18,10 @@ Record = dict[str, Any]
 
 
 def encode(record: Record) -> str:
-    """A record as its line, newline and all.
+    """A record as a line of JSON, with its newline.
 
     Numbers that are not finite become null, with a "reason"; arrays and tensors become lists, and
-    what JSON does not know, such as a path, becomes text.
+    other types that JSON lacks, such as paths, become text.
     """
     problems: list[str] = []
     clean = _finite(record, "", problems)
@@ -78,11 +78,11 @@ def steps(path: Path, until: int | None = None) -> list[Record]:
 
 
 def each(path: Path, add: Callable[[Record], None], *, what: str = "record") -> None:
-    """Hand every record of a file to `add`.
+    """Call `add` with every record of a file.
 
     Raises:
-        ClearheadError: naming file, line and `what` a line should be, for anything that is not a
-            record, or that `add` refuses by an error of values or types.
+        ClearheadError: naming file, line and `what` (the expected kind of line), for a line that is
+            not a record, or for which `add` raises a ValueError or TypeError.
     """
     for number, line in _lines(path):
         try:

@@ -1,5 +1,5 @@
-"""Lines of records to runs and measures, and their writing: a measurement that was stopped goes on
-from the file of its results, which only grows.
+"""Reading of records as runs and measures, and their writing: a stopped measurement resumes from
+the file of its results, to which lines are only appended.
 
 A file holds, a JSON object a line, `run` headers and under each name `measure` lines, besides the
 payloads that are no single number: `step` (the training curve), `attention` (one map), `curve` (x
@@ -70,8 +70,8 @@ def load(paths: Path | Iterable[Path]) -> Records:
 
 @contextmanager
 def trusted(*paths: Path) -> Iterator[None]:
-    """Trust the types of the values in these files: what a wrong one breaks is one line. Without a
-    file nothing is caught.
+    """Turn errors of the body that wrongly typed values in these files cause into one line; without
+    files nothing is caught.
 
     Raises:
         ClearheadError: naming the files.
@@ -263,9 +263,9 @@ def _run(name: str, header: Line) -> Run:
 
 
 def goes_on(header: Line, old: Line) -> bool:
-    """True of the header of a resumed run, whose measures stay. Another model that is measured
+    """True if `header` resumes the run `old`, whose measures are then kept. Another model measured
     under the same name replaces the first one's results, and so does another text of a
-    quantisation, for what schemes add is a difference on one text."""
+    quantisation, since costs of schemes are differences on one text."""
     weights = {header.get("weights"), old.get("weights")} - {None}
     one, other = (
         ((at.get("data") or {}).get("fingerprint"), at.get("length"), at.get("tokens"))

@@ -1,7 +1,7 @@
 """One process at a time in a run folder or a file of records.
 
-A lock is a file that names its owner and that the kernel frees when the owner dies (flock); a
-forked child never holds it. At its release the file is removed.
+A lock is a file that names its owner, released by the kernel when the owner dies (flock); forked
+children do not inherit it. The file is removed on release.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ _PATIENCE = 0.2  # seconds, within which another process may be removing its loc
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Hold a folder, made where it is missing, and removed at the end if it is still empty.
+    """Lock a folder, created if missing, and removed at the end if still empty.
 
-    What a killed owner was still writing directly under it is removed.
+    Temporary files that a killed owner left directly under it are removed.
 
     Raises:
-        ClearheadError: naming the owner, where it is held already; where it cannot be made.
+        ClearheadError: naming the owner, if it is locked already; if it cannot be created.
     """
     with _hold(folder, folder / ".lock"):
         remove_leftovers(folder)

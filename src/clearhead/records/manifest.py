@@ -1,4 +1,4 @@
-"""Manifests: a SHA-256 of each file of a folder, in a JSON file that vouches for itself too."""
+"""Manifests: a JSON file with the SHA-256 of each file of a folder and of itself."""
 
 import hashlib
 import json
@@ -16,11 +16,11 @@ CHECKPOINT_FILE = "trainer.json"
 
 
 def seal(folder: Path, record: dict[str, Any] | None = None, *, name: str = FILE) -> None:
-    """Write the manifest of a folder that is complete, in place of one that it has.
+    """Write the manifest of a complete folder, replacing any present one.
 
     Args:
-        record: JSON values to keep in it, under names other than "files" and "sha256".
-        name: of the manifest.
+        record: JSON values to store in it, under names other than "files" and "sha256".
+        name: file name of the manifest.
     """
     hashes = {file: sha256_of(folder / file) for file in _files(folder) if file != name}
     # Through JSON and back, so that the digest is of what a reader will see.
@@ -60,7 +60,7 @@ def verify(folder: Path, *, name: str = FILE, advice: str) -> dict[str, Any]:
 def verify_model(folder: Path) -> None:
     """Check the files of a saved model or checkpoint before it is measured.
 
-    A folder without a manifest, of another library or an older clearhead, is taken as it is.
+    A folder without a manifest, of another library or an older clearhead, is accepted unchecked.
     """
     for name in (FILE, CHECKPOINT_FILE):
         if os.path.lexists(folder / name):

@@ -56,7 +56,7 @@ def source() -> dict[str, Any]:
 
 
 def source_of(record: Mapping[str, Any]) -> str:
-    """The source that made a record, in words; "" where it does not say."""
+    """Description of the source code that made a record; "" if it is not recorded."""
     if not record.get("commit"):
         return ""
     return f"commit {record['commit']}" + ", with changes" * bool(record.get("dirty"))

@@ -1,4 +1,4 @@
-"""The one model of records: runs, and measures with their dimensions."""
+"""Data model of records: runs, and measures with their dimensions."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -51,7 +51,7 @@ class Measure:
 
     @property
     def reason(self) -> str | None:
-        """Why there is no value, where that is known."""
+        """The reason why there is no value, if known."""
         return self.details.get("reason") if self.value is None else None
 
     @property
@@ -76,9 +76,9 @@ class Run:
     """One model: its header and everything recorded under its name.
 
     Attributes:
-        arm: what is compared, by the name a reader sees: a preset with its changes, or a model.
+        arm: the displayed name of what is compared: a preset with its changes, or a model.
         study: `COMPARISON` (evaluations included), `DIAGNOSIS` or `QUANTIZATION`.
-        payloads: lines that are no single number, by kind: attention, curve, channel, note, advice,
+        payloads: lines other than single numbers, by kind: attention, curve, channel, note, advice,
             cell.
     """
 
@@ -154,7 +154,7 @@ class Run:
 
     @property
     def budget(self) -> float | None:
-        """Tokens that the run read, or else was to read."""
+        """Tokens that the run has read; if unknown, tokens planned."""
         read = self.steps[-1].get("tokens") if self.steps else None
         return read or (self.header.get("train") or {}).get("tokens")
 
@@ -167,7 +167,7 @@ class Records:
 
     @property
     def finite(self) -> bool:
-        """True if every number is finite that was measured of models whose training stayed so."""
+        """True if all numbers measured of models that did not diverge are finite."""
         whole = (run for run in self.runs if not run.diverged)
         return not any(
             one.not_finite or (one.value and one.metric in LOST)
@@ -177,8 +177,8 @@ class Records:
 
     @property
     def given(self) -> bool:
-        """True if these models came as they are, none from a training with a seed: the text that
-        was read is the only sample."""
+        """True if the models were given, none trained here with a seed: the text that was read is
+        the only sample."""
         trained = any(run.steps or run.budget for run in self.runs)
         return not trained and len(self.runs) == len({(run.label, run.arm) for run in self.runs})
 

@@ -1,4 +1,4 @@
-"""Records to tables, figures and one page. Nothing here trains or measures."""
+"""Tables, figures and HTML pages from records. Nothing here trains or measures."""
 
 from typing import TYPE_CHECKING
 

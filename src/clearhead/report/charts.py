@@ -1,7 +1,7 @@
 """Charts by plotly, of the quantities of records: over training, over length, by layer and by head.
 
 Every figure is built in the colours of a light page; `style.LIGHT_TO_DARK` translates them. The key
-of arms stands above the figures of a section. Text from records passes through `style.plain`, and
+of arms is shown above a section's figures. Text from records passes through `style.plain`, and
 never enters a hover template.
 """
 
@@ -178,8 +178,7 @@ def lines(records: Records, variants: Variants) -> Curves:
 def loss(records: Records, looks: Looks) -> Panel | None:
     """Training loss by tokens read of one label: mean over seeds, band of ± 1 standard deviation.
 
-    The steep start of a long curve, its first 5 %, is left out: it would press all that follows
-    into a line.
+    The steep start of a long curve, its first 5 %, is left out: it would flatten the rest.
     """
     import pandas
 

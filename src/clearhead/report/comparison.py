@@ -1,5 +1,5 @@
-"""The page of records, and the sections of a comparison: cost and perplexity first, what models do
-inside folded below."""
+"""The page of records, and the sections of a comparison: cost and perplexity first, models'
+internals folded below."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""One self-contained page, which opens offline, asks nothing of the network and runs nothing from
-data; and its first table and verdict for the terminal."""
+"""A self-contained HTML page, which makes no network request and runs no code from data; and its
+first table and verdict for the terminal."""
 
 import base64
 import hashlib
@@ -33,8 +33,7 @@ _POLICY = (
 
 @dataclass(kw_only=True)
 class Panel:
-    """A figure under a heading of its own; those of one shape that follow each other stand side by
-    side.
+    """A figure with its own heading; consecutive ones of the same shape are shown side by side.
 
     Attributes:
         shape: "curve" or "cells" (a small heat-map).
@@ -56,8 +55,7 @@ class Fold(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Names and values, such as what was found of each model; a command is shown letter for
-    letter."""
+    """Names and values, such as properties of each model; a command is shown verbatim."""
 
     facts: Mapping[str, Sequence[str]]
 
@@ -67,7 +65,7 @@ Block = Pivot | Panel | Fold | Facts
 
 @dataclass
 class Section:
-    """A title, what shows the answer (None is left out), how to read it, the answer in a sentence.
+    """A title, blocks that show the answer (None is left out), a reading aid, and the answer.
 
     Attributes:
         folded: a reader opens it; title and answer are in sight.
@@ -111,7 +109,7 @@ class Page:
         return style.looks(self.records.arms())
 
     def add(self, sections: Iterable[Section]) -> None:
-        """Show the sections that have something to show."""
+        """Add the sections that are not empty."""
         self.sections += [section for section in sections if section.blocks]
 
     def blocks(self) -> Iterator[Block]:
@@ -132,12 +130,12 @@ class Page:
 
     @cached_property
     def account(self) -> str:
-        """Numbers of comparisons made and upheld, in words."""
+        """A sentence with the numbers of comparisons made and upheld."""
         return statistics.account(self.differences)
 
 
 def write_page(page: Page, path: Path) -> None:
-    """Write a page to `path`: whole or not at all.
+    """Write a page to `path` atomically.
 
     Raises:
         ClearheadError: the file cannot be written.

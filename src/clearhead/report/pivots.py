@@ -31,7 +31,7 @@ THIS = "this run"  # beside committed records, which have labels
 
 @dataclass(frozen=True)
 class Heading:
-    """A row's or a column's name; `arm` is whose colour it has."""
+    """A row's or a column's name; `arm` sets its colour."""
 
     title: str
     group: str = ""
@@ -44,9 +44,9 @@ class Entry:
     """One number of a cell.
 
     Attributes:
-        name: tells apart numbers of one cell, such as the maps of differential attention.
-        detail: shown when one points at the number.
-        note: shown under the number where no verdict is: why it is missing.
+        name: distinguishes numbers of one cell, such as the maps of differential attention.
+        detail: tooltip of the number.
+        note: shown under the number in place of a verdict: the reason why there is none.
     """
 
     text: str
@@ -100,7 +100,7 @@ class Model:
 
 
 def models(records: Records) -> list[Model]:
-    """The arms of each label. A note says what holds for all numbers of one: with one seed no
+    """The arms of each label, with a note on all of an arm's numbers, such as that with one seed no
     difference is decided."""
     found = []
     for label in records.labels():
@@ -130,8 +130,8 @@ def _hardly_learnt(run: Run) -> bool:
 
 
 def without_seeds(records: Records) -> bool:
-    """True of models whose seeds are no sample: those that came as they are, and those that were
-    diagnosed or quantised once each, whatever trained them."""
+    """True for models whose seeds are not a sample: given models, and those that were diagnosed or
+    quantised once each, however they were trained."""
     compared = any(run.study == COMPARISON or len(records.of(run.arm)) > 1 for run in records.runs)
     return records.given or not compared
 

@@ -77,7 +77,7 @@ def _cell(model: Model, scheme: str | None) -> tuple[Entry, ...]:
 
 
 def all_noise(records: Records, arm: str, scheme: str) -> bool:
-    """True if the text's own variation explains what a scheme adds in every seed: few bits help by
+    """True if in every seed sampling of the text explains what a scheme adds: quantisation helps by
     chance only."""
     costs = (run.measure("added_perplexity", scheme=scheme) for run in records.of(arm))
     ends = [(one.details.get("interval") or (one.value,))[0] for one in costs if one is not None]

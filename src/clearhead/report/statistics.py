@@ -84,8 +84,8 @@ class Difference:
 
     @property
     def decidable(self) -> float | None:
-        """The smallest effect that seeds of this spread could have decided: half the interval; None
-        of one without bounds."""
+        """The smallest effect that seeds of this spread could have decided: half the interval's
+        width; None without bounds."""
         if self.interval is None or not all(map(math.isfinite, self.interval)):
             return None
         return (self.interval[1] - self.interval[0]) / 2
@@ -142,7 +142,7 @@ def compare(
             test of the variant against 1 + `against` times the baseline, and the interval holds
             every value of `against` that this test does not reject. None of a baseline of mean 0.
         against, compared: as in `Difference`.
-        given: one number each is no draw of a seed's: the items are the only error of a difference.
+        given: whether the models were given, not drawn by a seed: items are then the only error.
     """
     if not variant or not baseline or (relative and not math.fsum(baseline)):
         return None

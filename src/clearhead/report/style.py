@@ -1,4 +1,4 @@
-"""Colours, and how text and numbers from records are written so that nothing in them is markup."""
+"""Colours, and formatting of text and numbers from records, with all markup escaped."""
 
 import math
 from collections.abc import Sequence
@@ -54,9 +54,9 @@ class Look(NamedTuple):
 
 
 def looks(arms: Sequence[str]) -> dict[str, Look]:
-    """One fixed look an arm: presets as they are always the same, the others the next that is free.
+    """A fixed look for each arm: always the same for presets, the next free one for others.
 
-    Colours come again after the twelfth arm, then with another symbol.
+    Colours repeat after the twelfth arm, with another symbol.
     """
     places = {arm: _PLACES[arm] for arm in arms if arm in _PLACES}
     free = (place for place in numbers_from() if place not in places.values())
@@ -66,7 +66,7 @@ def looks(arms: Sequence[str]) -> dict[str, Look]:
 
 
 def plain(text: object) -> str:
-    """`text` as plotly will show it letter for letter (it reads tags and entities in labels)."""
+    """`text` escaped so that plotly, which interprets tags and entities, shows it verbatim."""
     # Control characters, lone surrogates and bidirectional overrides would disturb the page.
     shown = (one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in str(text))
     return "".join(shown).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -122,7 +122,7 @@ def _minus(text: str) -> str:
 
 
 def count(value: float) -> str:
-    """A count in words of thousands and millions: 1.92 M."""
+    """A count with a suffix for thousands or millions: 1.92 M."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{number(value / size)}\u00a0{unit}"

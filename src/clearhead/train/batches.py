@@ -18,19 +18,19 @@ CLASSIFICATION = "classification"
 
 
 class BatchSource(Protocol):
-    """Batches as a pure function of their number, which makes resuming exact.
+    """A source of batches that are a pure function of their number, which makes resuming exact.
 
-    An attribute `fingerprint` (str), where there is one, names the data; a run is not resumed on
-    other data.
+    Optional attribute `fingerprint` (str) identifies the data; a run is not resumed on other data.
 
-    An attribute `begin` (int or None) is the token that stands first in every window.
+    Optional attribute `begin` (int or None) is the first token of every window.
 
-    An attribute `objective` (str), by default "next-token", says what labels mean: with "mlm" they
-    stand at the hidden tokens' own places, and the model shifts nothing; with "classification" a
-    text has one label, [B], and batches may be smaller than batch_size x sequence_length.
+    Optional attribute `objective` (str), by default "next-token", is the meaning of labels: with
+    "mlm" they are at the hidden tokens' own positions, and the model shifts nothing; with
+    "classification" a text has one label, [B], and batches may be smaller than batch_size x
+    sequence_length.
 
-    A method `tokens_before(step)` counts the tokens of earlier batches, where rows are not all of
-    the settings' sequence_length.
+    Optional method `tokens_before(step)` counts the tokens of earlier batches, where rows are not
+    all of the settings' sequence_length.
     """
 
     def batch(self, step: int) -> dict[str, torch.Tensor]:
@@ -40,7 +40,7 @@ class BatchSource(Protocol):
 
 
 def objective_of(batches: BatchSource) -> str:
-    """Objective of the batches: the meaning of their labels."""
+    """The `objective` of the batches, "next-token" by default (see `BatchSource`)."""
     return getattr(batches, "objective", NEXT_TOKEN)
 
 
@@ -53,7 +53,7 @@ def label_count(batch: dict[str, torch.Tensor], objective: str = NEXT_TOKEN) -> 
 
 
 def check(batches: BatchSource, model: "PreTrainedModel", config: TrainConfig) -> None:
-    """Refuse a first batch other than the settings say, or with a mask that would do nothing."""
+    """Refuse a first batch that contradicts the settings, or has a mask without effect."""
     batch, objective = batches.batch(0), objective_of(batches)
     learns = getattr(model, "objective", objective)  # other models than ours do not say
     if learns != objective:

@@ -39,7 +39,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class StepMetrics:
-    """One step, after the weights took it."""
+    """Metrics of one step, after the weights were updated."""
 
     step: int
     """Steps done, this one included: the first is 1."""
@@ -67,7 +67,7 @@ class DivergedError(ClearheadError):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """A run that finished, or was asked to stop and saved itself."""
+    """Result of a run that finished, or that stopped on a signal with a checkpoint."""
 
     model: "PreTrainedModel"
     """The trained model, in evaluation mode."""
@@ -93,29 +93,29 @@ class TrainResult:
 
 
 class InterruptedRun(Stopped):
-    """A signal stopped a run; its checkpoint is kept and the same command goes on from it."""
+    """A signal stopped a run; it saved a checkpoint, from which the same command resumes."""
 
 
 class Callback:
-    """Watches a run. Every method may be left as it is; none may change the weights.
+    """Base class of observers of a run: override any methods; none may change the weights.
 
-    An exception ends the run, as one of the loop's own would.
+    An exception in a method ends the run.
     """
 
     def start(self, run: Run) -> None:
-        """Before the first step, once checkpoint and settings are accepted."""
+        """Called before the first step, once checkpoint and settings are accepted."""
 
     def step(self, metrics: StepMetrics) -> None:
-        """Every `log_every` steps and after the last."""
+        """Called every `log_every` steps and after the last."""
 
     def checkpoint(self, path: Path) -> None:
-        """After the checkpoint in folder `path` is on the disk."""
+        """Called after a checkpoint was written to the folder `path`."""
 
     def end(self, result: TrainResult) -> None:
-        """After a finished or interrupted run, not after a failed one."""
+        """Called after a finished or interrupted run, not after a failed one."""
 
     def close(self) -> None:
-        """Last of all, whatever happened: release files, threads, the terminal."""
+        """Called last, even after a failure: release files, threads and the terminal."""
 
 
 class LinesFile(Callback):
@@ -161,8 +161,8 @@ class Progress(Callback):
     """Shows steps, loss, learning rate, gradient norm, tokens/s and the time left.
 
     Args:
-        stream: where to; standard error where none is given.
-        work: longer work that has the run as a unit; it shows its own time left.
+        stream: where progress is shown; standard error by default.
+        work: longer work of which the run is a unit; it shows its own time left.
     """
 
     def __init__(self, stream: TextIO | None = None, work: Work | None = None) -> None:
@@ -203,7 +203,7 @@ class Progress(Callback):
         )
 
     def close(self) -> None:
-        """Give the terminal back, where no longer work has it."""
+        """Release the terminal, unless the run is part of longer work."""
         if self._alone:
             self._work.close()
 
@@ -235,7 +235,7 @@ class WandB(Callback):
     """Logs to the Weights & Biases project "clearhead", under the run's name.
 
     Its account and mode are those of wandb's own settings, such as WANDB_MODE=offline. The run's
-    id is kept in OUTPUT/wandb-id, so that a resumed run goes on with it. Needs the extra "wandb".
+    id is stored in OUTPUT/wandb-id, for a resumed run to continue. Needs the extra "wandb".
     """
 
     def __init__(self) -> None:
@@ -269,5 +269,5 @@ _TRACKERS: dict[Tracker, type[Callback]] = {"tensorboard": TensorBoard, "wandb":
 
 
 def make_trackers(names: Iterable[Tracker]) -> list[Callback]:
-    """The trackers of these names; one whose extra is not installed is refused."""
+    """Callbacks by name; a ClearheadError for one whose extra is not installed."""
     return [_TRACKERS[name]() for name in names]

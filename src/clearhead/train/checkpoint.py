@@ -1,4 +1,4 @@
-"""Checkpoints by PyTorch's Distributed Checkpoint: published whole, every file with its SHA-256.
+"""Checkpoints by PyTorch's Distributed Checkpoint: published atomically, with SHA-256 sums.
 
 OUTPUT/checkpoints/step-00000100/
     shard-*.safetensors     a file a process: weights and optimizer state by the parameter's name,
@@ -104,8 +104,8 @@ def write_state(
     """Write named tensors; every process writes its part.
 
     Raises:
-        ClearheadError: in all processes, where one of several cannot write.
-        OSError: where the only one cannot.
+        ClearheadError: in every process, if one of several cannot write.
+        OSError: if a single process cannot write.
     """
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     group, alone = world.control, world.size == 1
@@ -143,7 +143,7 @@ def export(
     world: World,
     advice: str,
 ) -> None:
-    """Publish the whole model as an ordinary Hugging Face folder, sealed."""
+    """Publish the whole model as an ordinary Hugging Face folder with checksums."""
     weights = _gathered(model) if is_sharded(model) else None
 
     def write() -> None:
@@ -206,7 +206,7 @@ def restore(
 ) -> None:
     """Load weights, optimizer state and random state from a verified checkpoint, in place.
 
-    Random state is that of the process, or seeded anew where another number of them wrote it.
+    Each process gets its own random state, or a new seed if another number of processes saved it.
     """
     record = json.loads((folder / TRAINER_FILE).read_text(encoding="utf-8"))
     reader = HuggingFaceStorageReader(str(folder))
@@ -266,9 +266,9 @@ def _set_optimizer_state(
 
 
 def weights(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
-    """Parameters and buffers of a checkpoint, each once: tied ones share a tensor.
+    """Parameters and buffers that a checkpoint holds by name, tied ones once.
 
-    Of a model with adapters: those and the buffers.
+    For a model with adapters: the adapters' parameters, and the buffers.
     """
     held = model.state_dict(keep_vars=True)
     if has_adapters(model):

@@ -1,4 +1,4 @@
-"""Settings of training and of fine-tuning, checked when they are made; no torch."""
+"""Settings of training and of fine-tuning, checked at construction; imports no torch."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal ask the loop to stop; the loop decides when."""
+"""Signal handlers by which Ctrl-C, SIGTERM and a closed terminal stop the loop after a step."""
 
 import os
 import signal
@@ -10,12 +10,12 @@ _CLOSED = getattr(signal, "SIGHUP", None)  # Windows has none
 
 
 class StopSignals:
-    """While entered, the first SIGINT, SIGTERM or SIGHUP is only noted, in `received`.
+    """Context in which the first SIGINT, SIGTERM or SIGHUP is only recorded, in `received`.
 
-    After it, Ctrl-C means what it usually does: KeyboardInterrupt, at once. SIGHUP says that the
-    terminal is gone: what is printed from then on goes nowhere. Where it is ignored, as under
-    nohup, it stays so. Outside the main thread Python allows no handlers, so nothing is installed.
-    The handlers found are put back on exit.
+    A later Ctrl-C raises KeyboardInterrupt at once, as usual. After SIGHUP, which means that the
+    terminal is gone, output is discarded. A SIGHUP that is ignored, as under nohup, stays ignored.
+    Outside the main thread Python allows no handlers, so none are installed. The previous handlers
+    are restored on exit.
     """
 
     def __init__(self) -> None:

@@ -33,32 +33,32 @@ def train(
     callbacks: Sequence[Callback] = (),
     description: Mapping[str, Any] | None = None,
 ) -> TrainResult:
-    """Train `model` in place, on the device it is on, and keep the run in the folder `output`.
+    """Train `model` in place, on the device it is on; records and checkpoints go to `output`.
 
     Step s uses the batches from config.starts[s] to before config.starts[s + 1]. PyTorch's
-    generators are seeded with `config.seed`; weights that are not float32 become so. SIGINT,
-    SIGTERM and SIGHUP stop the run after the step at hand, with a checkpoint.
+    generators are seeded with `config.seed`; weights are cast to float32. SIGINT, SIGTERM and
+    SIGHUP stop the run after the current step, with a checkpoint.
 
     Under torchrun the processes share every step and write one folder, the same tokens in the same
-    order however many they are; each calls this function with the same arguments. Callbacks hear
-    of the run in the first process only. After a restart by torchrun the run is resumed.
+    order however many they are; each calls this function with the same arguments. Callbacks are
+    called in the first process only. After a restart by torchrun the run is resumed.
 
     Args:
         model: any Hugging Face causal language model; a masked one or a classifier with such
             batches.
         batches: see `BatchSource`.
         config: the settings; "auto" is resolved, and recorded as resolved.
-        output: the run folder; it must hold no run, or with `resume` the run to go on with. A
+        output: the run folder; it must hold no run, or with `resume` the run to continue. A
             finished one is extended by more tokens under its own schedule_tokens.
         tokenizer: saved with every checkpoint.
-        resume: go on from the newest checkpoint. `model` must be built as it was for the run.
+        resume: continue from the newest checkpoint. `model` must be built as it was for the run.
         callbacks: called at every step; metrics.jsonl is written in any case.
         description: JSON values for run.json; its "run" names the run in the records.
 
     Raises:
         ClearheadError: for settings that do not fit the model, the batches or the run resumed; for
             a damaged checkpoint; for a full disk. Checkpoints written before stay.
-        DivergedError: one of them, for a loss, a gradient or weights that are not finite.
+        DivergedError (a ClearheadError): for a loss, a gradient or weights that are not finite.
     """
     output, about = Path(output), description or {}
     with (
@@ -71,7 +71,7 @@ def train(
 
 
 def steps(run: TrainingRun) -> TrainResult:
-    """Do the steps that remain, or those until any process has a signal."""
+    """Run the remaining steps; stop early once any process receives a signal."""
     model, optimizer, config = run.model, run.optimizer, run.config
     model.train()
     advance(model, config.done(run.step))
@@ -106,11 +106,11 @@ def train_to_end(
     output: Path,
     **options: Any,
 ) -> "tuple[PreTrainedModel, TrainResult | None]":
-    """Begin the run in `output`, resume it, or open its finished model; `options` as `train`.
+    """Begin the run in `output`, resume it, or load its finished model; `options` as in `train`.
 
     Returns:
-        The trained model in evaluation mode; and the result, None where the run was finished
-        before.
+        The trained model in evaluation mode; and the result, None if the run was already
+        finished.
 
     Raises:
         ClearheadError: as `train`; for a finished run of other settings, or whose model is damaged.

@@ -12,11 +12,11 @@ _STATUS = Path("/proc/self/status")
 
 
 class PeakMemory:
-    """Measures from its construction on.
+    """Peak memory since construction.
 
-    On CUDA: the bytes that PyTorch's allocator held at most on that device. Elsewhere: the
-    process's largest resident size. Linux lets a process reset that mark; where it cannot be
-    reset, the mark since the process started is the best there is.
+    On CUDA: the most bytes that PyTorch's allocator held on that device. Elsewhere: the process's
+    peak resident size. Linux lets a process reset that peak; where it cannot be reset, it counts
+    from the start of the process.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -32,7 +32,7 @@ from clearhead.train.world import ALONE, World
 
 @dataclass(frozen=True)
 class Spread:
-    """A model on the processes of a run, and this one's part of every step."""
+    """A model spread over the processes of a run, and this process's part of every step."""
 
     model: PreTrainedModel
     forward: Callable[..., Any]
@@ -96,12 +96,12 @@ def accumulate(
 ) -> torch.Tensor:
     """Add the gradients of one step's micro-batches to the parameters; return the step's loss.
 
-    Where the model is `over` several processes: this one's micro-batches, and its part of the loss.
+    With a model spread `over` several processes: this process's micro-batches and part of the loss.
 
     The loss is that of one batch holding them all: the sum over label tokens, divided by their
     number. Each model's mean is weighted by its share of the labels, which differ where masks
-    leave some out; this asks nothing of the model beyond a mean loss, whereas an argument such as
-    `num_items_in_batch` is swallowed unread by some.
+    leave some out; this needs only a mean loss from the model, whereas some models silently ignore
+    an argument such as `num_items_in_batch`.
 
     Raises:
         ClearheadError: where no micro-batch has a label.
@@ -138,7 +138,7 @@ def recompute(model: PreTrainedModel, wanted: bool) -> None:
 
 
 def plain_class(model: nn.Module) -> type:
-    """The class of a model before FSDP2 made it one of its own."""
+    """The class of a model, without the subclass that FSDP2 gives it."""
     return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
 
 
@@ -153,7 +153,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with the parts of all processes."""
+    """The full tensor, gathered from all processes."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

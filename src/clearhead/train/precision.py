@@ -1,4 +1,4 @@
-"""The precision of matrix products: bf16 where the hardware multiplies it natively; autocast."""
+"""Precision of matrix products: bf16 where the hardware supports it natively; autocast."""
 
 from contextlib import AbstractContextManager
 from typing import Literal
@@ -9,9 +9,9 @@ Resolved = Literal["bf16", "fp32"]
 
 
 def resolve(precision: Literal["auto", "bf16", "fp32"], device: torch.device) -> Resolved:
-    """Resolve `precision` on `device`: "auto" is bf16 only where it is multiplied natively.
+    """Resolve `precision` on `device`: "auto" is bf16 only with native hardware support.
 
-    Emulated bf16 is slower than float32 and less exact, so it is never chosen unasked.
+    Emulated bf16 is slower than float32 and less exact, so "auto" never chooses it.
     """
     if precision != "auto":
         return precision

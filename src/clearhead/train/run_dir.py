@@ -40,7 +40,7 @@ def is_finished(output: Path) -> bool:
 
 
 def holds_run(output: Path) -> bool:
-    """True if a run was begun in `output`: one killed before that left nothing to go on with."""
+    """True if a run was begun in `output`, so that there is something to resume."""
     return any((output / name).exists() for name in (RUN_FILE, checkpoint.FOLDER, FINAL))
 
 
@@ -72,7 +72,7 @@ def identity(model: PreTrainedModel, batches: Any, config: TrainConfig) -> dict[
 
 
 def describe(model: PreTrainedModel, name: str, description: Mapping[str, Any]) -> dict[str, Any]:
-    """Provenance of a run: machine, date, versions, command; no path that the user did not give."""
+    """Provenance of a run: machine, date, versions and command; no paths but the user's own."""
     parameters = list(model.parameters())
     return {
         "run": name,
@@ -101,14 +101,14 @@ def require_no_run(output: Path) -> None:
 def reopen(
     output: Path, record: dict[str, Any], origin: dict[str, Any], steps: int
 ) -> dict[str, Any] | None:
-    """Check that the run in `output` may go on as `record` says, to so many `steps`.
+    """Check that the run in `output` can be resumed with the settings of `record`, up to `steps`.
 
     Its run.json then has the settings of `record`, and notes `origin`. A finished run with steps
-    left is extended: its model of before stays, as final-STEP.
+    left is extended: its present final model is kept as final-STEP.
 
     Returns:
         The record of the newest checkpoint, verified; None where the run was killed before its
-        first, and starts over.
+        first checkpoint, and starts over.
 
     Raises:
         ClearheadError: there is no run, it is finished, its newest checkpoint is damaged, or its
@@ -155,11 +155,11 @@ def _comparable(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_changes(place: Path, asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse to go on in `place` with other settings than it was `asked` for, naming each.
+    """Refuse to resume in `place` where its settings, `asked`, differ from those `wanted` now.
 
-    Both are JSON values by name; mappings are compared key by key. A "model" has its defaults for
-    what it lacks. Of other libraries' models no defaults are known: what is lacking is as wanted.
-    What no weight depends on may differ.
+    Both are JSON values by name; mappings are compared key by key, and each difference is named.
+    Keys that "model" lacks have clearhead's defaults; for other libraries' models they count as
+    equal. Settings on which no weight depends may differ.
     """
     wanted = canonical(wanted)
     usual = dict(wanted.get("model", {}))

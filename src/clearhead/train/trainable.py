@@ -23,8 +23,8 @@ ADAPTERS = "adapter"  # in the final model's
 def choose_parameters(model: PreTrainedModel, config: TrainConfig) -> None:
     """Freeze what `only` leaves out and what `freeze` names; with `lora` add the adapters.
 
-    What is frozen already stays so. Patterns without an effect are refused, and those that leave
-    nothing to train.
+    Frozen parameters stay frozen. A ClearheadError for patterns without an effect, and for those
+    that leave nothing to train.
     """
     if config.only:
         _freeze(split_named(model, config.only)[1])
@@ -97,10 +97,10 @@ def _add_adapters(model: PreTrainedModel, modules: list[str], *, rank: int, seed
 
 
 def merge_adapters(model: PreTrainedModel, folder: Path | None = None) -> None:
-    """Add the adapters to the weights, in place of them; before, write them to `folder`.
+    """Write a model's adapters to `folder`, then merge them into the weights and remove them.
 
-    Afterwards all weights can be trained, which PEFT had frozen. A model without adapters stays as
-    it is, and nothing is written.
+    Afterwards all weights are trainable, which PEFT had frozen. Without adapters nothing is changed
+    or written.
     """
     if not has_adapters(model):
         return

@@ -42,7 +42,7 @@ ORIGIN = (*provenance.KEYS, "processes")
 
 @dataclass
 class TrainingRun:
-    """A run as one process sees it. Checkpoints hold its `step`, `seconds` and `loss`."""
+    """State of a run in one process. Checkpoints hold its `step`, `seconds` and `loss`."""
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase | None"
@@ -87,10 +87,10 @@ class TrainingRun:
         return parts
 
     def finite(self, loss: torch.Tensor, norm: torch.Tensor) -> tuple[float, float]:
-        """The loss over all processes, from this one's part, and the gradient's norm, as numbers.
+        """The loss over all processes, from this process's part, and the gradient norm, as floats.
 
-        The one wait for the device in a step, before the update: a DivergedError keeps any other
-        number out.
+        The only wait for the device in a step. It precedes the update, so that the DivergedError
+        for values that are not finite leaves the weights intact.
         """
         own, total_norm = torch.stack([loss, norm]).tolist()
         losses = self.world.gather(own)
@@ -104,7 +104,7 @@ class TrainingRun:
         return total, total_norm
 
     def log_if_due(self) -> None:
-        """Tell the callbacks about the step just done, every `log_every` steps and at the end."""
+        """Call the callbacks' `step`, every `log_every` steps and at the end."""
         config = self.config
         if self.step % config.log_every and self.step != config.steps:
             return
@@ -157,7 +157,7 @@ class TrainingRun:
             callback.checkpoint(path)
 
     def must_stop(self) -> bool:
-        """True once any process has a signal."""
+        """True once any process has received a signal."""
         received = int(max(self.world.gather(self.stop.received or 0)))
         self.stopped_by = signal.Signals(received) if received else None
         return self.stopped_by is not None
@@ -188,7 +188,7 @@ class TrainingRun:
         return result
 
     def diverged(self, step: int, what: str) -> DivergedError:
-        """The error of a run that left the finite numbers at `step`, counted from 1."""
+        """The error for a value `what` that is not finite at `step`, counted from 1."""
         last = checkpoint.newest(self.report.output)
         finite = "no step before it was finite"
         if math.isfinite(self.loss):
@@ -215,7 +215,7 @@ def opened(
     callbacks: Sequence[Callback],
     description: Mapping[str, Any],
 ) -> Iterator[TrainingRun]:
-    """Check what is asked for, hold the run's folder, and place model and optimizer at its step."""
+    """Check the arguments of `train`, lock the run's folder, and restore any checkpoint resumed."""
     config = replace(config, precision=precision.resolve(config.precision, model.device))
     model.float()
     with processes.together():

@@ -1,7 +1,7 @@
-"""The processes that train one model together: their group, and decisions taken by all.
+"""The processes that train one model together: their process group, and joint decisions.
 
-torchrun starts them and numbers them in the environment. Tensors travel by nccl between GPUs and
-by gloo else; decisions always travel by gloo, so that none of them waits for a device.
+torchrun starts and numbers them in the environment. Tensors are sent by nccl between GPUs and
+otherwise by gloo; decisions always by gloo, so that none of them waits for a device.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _LOST = re.compile(
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, seen from one of them; without arguments one process, no group."""
+    """The processes of a run, seen from one of them; without arguments a single process."""
 
     rank: int = 0
     size: int = 1
@@ -46,11 +46,11 @@ class World:
 
     @property
     def first(self) -> bool:
-        """True for the process that writes records and talks to people."""
+        """True for rank 0, which writes the records and prints."""
         return self.rank == 0
 
     def gather(self, value: float) -> list[float]:
-        """The `value` of every process, in their order."""
+        """The `value` of every process, in order of rank."""
         if self.size == 1:
             return [value]
         own = torch.tensor([value], dtype=torch.float64)
@@ -59,16 +59,16 @@ class World:
         return [one.item() for one in values]
 
     def restarted(self) -> bool:
-        """True if torchrun starts these processes again, after one of them was lost.
+        """True if torchrun has restarted these processes after losing one.
 
         A machine counts only the restarts for which its own processes were the cause.
         """
         return any(self.gather(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"))
 
     def by_first(self, call: Callable[[], T]) -> T:
-        """Return in all processes what `call` returns in the first; or raise its error.
+        """Run `call` on rank 0 and return its result, or raise its error, in all processes.
 
-        What it returns is sent to the others: plain values.
+        The result is broadcast, so it must consist of plain values.
         """
         if self.size == 1:
             return call()
@@ -88,9 +88,9 @@ class World:
         return answer[0]
 
     def in_turn(self, call: Callable[[], T]) -> T:
-        """Return what `call` returns here; a machine's first process does it before the others.
+        """Run `call` in every process, on each machine in its first process before the others.
 
-        For work that is found done the second time, such as preparing text.
+        For cached work, such as preparing text, whose result the others then find.
         """
         leads = self.size == 1 or int(os.environ.get("LOCAL_RANK", 0)) == 0
         value: Any = None
@@ -120,7 +120,7 @@ class World:
             raise error
 
     def agree(self, facts: Mapping[str, Any]) -> None:
-        """Refuse, in all processes, facts that differ from the first one's."""
+        """Raise a ClearheadError in all processes if any one's facts differ from rank 0's."""
         shared = self.by_first(lambda: facts)
         with self.together():
             for name, first, own in differences(shared, facts):
@@ -131,7 +131,7 @@ class World:
 
     @contextmanager
     def losses_told(self) -> Iterator[None]:
-        """Turn the loss of another process into one line that names it."""
+        """Turn the error of losing another process into a one-line ClearheadError naming it."""
         try:
             yield
         except RuntimeError as error:
@@ -164,11 +164,11 @@ _worlds: list[World] = []  # the one joined, where one is
 
 @contextmanager
 def joined(seconds: float, *, alone: bool = True) -> Iterator[World]:
-    """Join the processes that torchrun started; leave them at the end. Within itself no-op.
+    """Join torchrun's process group for the body, and leave it afterwards. Nested, a no-op.
 
     Args:
-        seconds: that a process waits for another, here and in every step.
-        alone: whether a process that torchrun did not start does without a group.
+        seconds: timeout for waiting on another process, here and in every step.
+        alone: whether a process not started by torchrun runs without a group.
 
     Raises:
         ClearheadError: for an environment that is incomplete, processes that do not come, or more

@@ -46,9 +46,9 @@ class Lens(Statistic):
 
 
 def find_lens(model: Any, ids_BT: Tensor) -> Lens | None:
-    """The norm and the head behind the last layer of a causal language model; None without a head.
+    """The final norm and output head of a causal language model; None without a head.
 
-    The norm is the module of the backbone that is given the last layer's output, when a text runs.
+    The norm is the module of the backbone whose input is the last layer's output.
     """
     head = model.get_output_embeddings()
     if head is None or getattr(model.config, "vocab_size", 0) < BEST:

@@ -33,10 +33,10 @@ class Observation:
     """A model on a text, packed.
 
     Attributes:
-        model: tokens, statistics of heads and predictions, shown as the page opens.
+        model: tokens, statistics of heads and predictions, shown when the page opens.
         chunks: packed maps, which the page unpacks when they are shown; `model["maps"]` has the
-            place of each head's maps.
-        lost: where numbers are not finite: "after layer 3", "in the logits"; "" for nowhere.
+            location of each head's maps.
+        lost: where numbers are not finite: "after layer 3", "in the logits"; "" if all are.
     """
 
     model: dict[str, Any]
@@ -52,8 +52,8 @@ def observe_text(
     Args:
         model: a causal language model or an encoder of transformers.
         tokenizer: its own, a fast one.
-        name: for people.
-        longest: tokens that are read; the rest of the text is left out, and the page says so.
+        name: the model's name as the page shows it.
+        longest: maximum number of tokens read; the page says if the text was cut.
 
     Raises:
         ClearheadError: a text of fewer than 2 tokens, more tokens than the model has learned

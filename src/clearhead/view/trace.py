@@ -127,7 +127,7 @@ def pack(values: np.ndarray) -> str:
 
 def pack_map(weights_TT: Tensor, null_T: Tensor | None, *, causal: bool) -> dict[str, Any]:
     """One map's {"peak", "steps", "centre", "data"}, of finite float32 weights and those of a null
-    key, where there is one; `causal` leaves out what is above the diagonal."""
+    key, where there is one; `causal` leaves out the entries above the diagonal."""
     signed = bool((weights_TT < 0).any())
     steps, centre = (SIGNED_STEPS, SIGNED_STEPS) if signed else (STEPS, 0)
     columns = weights_TT.T

@@ -1,6 +1,6 @@
 """A model family of transformers that is the same function as a point of clearhead's axes.
 
-What is exported must come back as it was: a model whose import would be another layer is refused.
+An export must import back as the same model: one whose import would differ is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,17 +39,17 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family of transformers, with Llama's names for weights and settings unless told otherwise.
+    """A model family of transformers; names of weights and settings are Llama's unless stated.
 
     Attributes:
-        model: its class for language.
-        needs: settings that clearhead has no place for at another value.
-        axes: clearhead's settings, from its configuration, beside those of one name.
-        settings: its settings, from a clearhead configuration that `suits`.
-        suits: whether a clearhead configuration is to be written as one.
-        names: parts of its weights' names that are others here, replaced in turn.
-        read, write: what else an import or an export does to the weights, here by their names here.
-        but: values of a layer's settings that the export takes into the weights.
+        model: its causal language model class.
+        needs: {setting: the only value of it that clearhead supports}.
+        axes: maps its configuration to clearhead's settings, but for those with the same name.
+        settings: maps a clearhead configuration that `suits` to the family's settings.
+        suits: whether a clearhead configuration is exported to this family.
+        names: {part of its weights' names: clearhead's}, replaced in turn.
+        read, write: further changes to the weights on import and export, under clearhead's names.
+        but: {a layer's setting: values} that the export merges into the weights.
     """
 
     model: Any
@@ -69,8 +69,8 @@ class Family:
         return name.removesuffix("LMHeadModel").removesuffix("ForCausalLM")
 
     def imported(self, model: Any, *, share: bool = False) -> ClearheadForCausalLM:
-        """The same function as a clearhead model, with weights as by `filled`, or a refusal of what
-        clearhead has no place for."""
+        """The same function as a clearhead model, with weights as by `filled`; a ClearheadError for
+        settings that clearhead does not support."""
         for key, value in self.needs.items():
             if (theirs := getattr(model.config, key)) != value:
                 raise ClearheadError(
@@ -89,8 +89,8 @@ class Family:
         return filled(ClearheadForCausalLM, config, state, model, share=share)
 
     def exported(self, model: ClearheadForCausalLM) -> Any:
-        """The same function as a model of the family, with copies of the weights in their dtype, or
-        a refusal of a model on another point of the axes."""
+        """The same function as a model of the family, with copies of the weights in their dtype; a
+        ClearheadError for a model that the family cannot express."""
         model = merged(model)
         ours = model.config
         if ours.hidden_size % ours.num_attention_heads:
@@ -108,7 +108,7 @@ class Family:
         return filled(self.model, theirs, state, model)
 
     def counterpart(self, theirs: Any) -> ClearheadConfig:
-        """The configuration here of one of the family's."""
+        """clearhead's configuration for one of the family's."""
         eps = {"norm_eps": getattr(theirs, "rms_norm_eps", None)}
         return ClearheadConfig(**copied(theirs) | eps | self.axes(theirs))
 
@@ -127,7 +127,7 @@ class Family:
 
 
 def copied(config: Any) -> dict[str, Any]:
-    """The settings that have one name here and there."""
+    """The settings that have the same name in clearhead and in transformers."""
     settings = {key: deepcopy(getattr(config, key, None)) for key in _SAME} | window_begin(config)
     return settings | {"rope_parameters": rotation(config) or None}
 
@@ -135,8 +135,8 @@ def copied(config: Any) -> dict[str, Any]:
 def rotation(config: Any) -> dict[str, Any]:
     """The rotary parameters that have an effect; empty without rotation.
 
-    Cards have others beside them, which transformers leaves out: "type", the older name of
-    rope_type, and keys of other kinds or other programs, such as attn_factor.
+    Published configurations hold others too, which transformers ignores: "type", the older name
+    of rope_type, and keys of other kinds or other programs, such as attn_factor.
     """
     rope = dict(getattr(config, "rope_parameters", None) or {})
     kind = str(rope.get("rope_type"))
@@ -151,13 +151,13 @@ def rotation(config: Any) -> dict[str, Any]:
 
 
 def dropouts(theirs: Any) -> dict[str, float]:
-    """Shares that a model of transformers drops out in training: {setting: share}."""
+    """Dropout rates above 0 of a transformers configuration: {setting: rate}."""
     shares = {key: getattr(theirs, key, 0.0) for key in _DROPOUTS}
     return {key: share for key, share in shares.items() if share}
 
 
 def words_of(shares: Mapping[str, float]) -> str:
-    """Shares of `dropouts`, such as "attn_pdrop=0.1, resid_pdrop=0.1"."""
+    """Rates of `dropouts` as text, such as "attn_pdrop=0.1, resid_pdrop=0.1"."""
     return ", ".join(f"{key}={share:g}" for key, share in shares.items())
 
 
@@ -195,7 +195,7 @@ def with_all_biases(state: State) -> State:
 
 
 def filled(kind: Any, config: Any, state: State, source: Any, *, share: bool = False) -> Any:
-    """A model of `kind` with these weights, as copies or to `share`, and this configuration: on the
+    """A model of `kind` with this configuration and these weights, copied unless `share`: on the
     device, in the dtype and with the generation settings of its source, in evaluation mode."""
     # On a CPU, for buffers that no checkpoint has; of the weights no memory is touched.
     with no_init_weights(), local_torch_dtype(source.dtype):

@@ -1,6 +1,6 @@
 """GPT-2 and GPT-NeoX (Pythia): LayerNorm, biases, q, k and v in one matrix.
 
-GPT-2's matrices are written the other way round. GPT-NeoX rotates a part of each head:
+GPT-2's matrices are stored transposed. GPT-NeoX rotates a part of each head:
 transformers' rope_type "proportional" turns the first pairs (j, j + D/2) of a head, so channels of
 W_Q and W_K are put in that order, and the base raised so that frequencies stay. Where its branches
 are parallel they have two norms, whose gains and biases go into the matrices that read them: one

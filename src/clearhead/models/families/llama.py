@@ -1,12 +1,12 @@
 """Llama and the families built like it, whose weights have nearly the same names here.
 
 DiffLlama is differential attention V1 in another order of heads: it pairs head i with head i + H/2,
-here neighbours are a pair. Its per-head norm has no gain; on the way there a gain is multiplied
-into the output projection, which reads the normed heads.
+clearhead pairs neighbours. Its per-head norm has no gain; on export a gain is multiplied into the
+output projection, which reads the normed heads.
 
-GraniteSWA has a sink logit a head, windows, layers without position, and multipliers: softmax-1 (a
-logit of 0) and the learned sink are exported to it. Its multipliers are taken into the weights on
-the way here, and are 1 on the way there.
+GraniteSWA has a sink logit for each head, windows, layers without position, and multipliers:
+softmax-1 (a logit of 0) and the learned sink are exported to it. Its multipliers are merged into
+the weights on import, and are 1 on export.
 """
 
 from typing import Any

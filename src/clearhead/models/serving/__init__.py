@@ -1,7 +1,7 @@
-"""A clearhead model as servers take one: `modeling_clearhead_serving.py` and weights for it.
+"""Export of clearhead models for servers: `modeling_clearhead_serving.py` and weights for it.
 
-Weights replace what the attention call lacks: keys are repeated for each value, reparametrised
-matrices become one, and gains of branches go into the matrices or the gains that follow.
+The weights express what a standard attention call lacks: keys are repeated for each value,
+reparametrised matrices become one, and gains of branches are merged into the weights that follow.
 """
 
 from typing import Any
@@ -79,7 +79,7 @@ def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
 
 
 def turns_anew(ours: ClearheadConfig) -> str | None:
-    """The reason why no server decodes a model with a dynamic base alike; None for other models."""
+    """The reason why servers cannot decode a model with dynamic RoPE; None for other models."""
     if (ours.rope_parameters or {}).get("rope_type") == "dynamic":
         return "rope_type='dynamic' rotates cached keys anew as a text grows"
     return None

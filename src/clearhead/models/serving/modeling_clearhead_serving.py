@@ -1,4 +1,4 @@
-"""A clearhead model as servers want one: one call of the attention interface in each layer.
+"""A clearhead model for servers: one call of transformers' attention interface in each layer.
 
 `clearhead convert MODEL OUTPUT --for serving` writes this file beside the weights. It needs
 transformers and nothing of clearhead. What a mechanism adds lies before or after the call:
