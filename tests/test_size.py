@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 36_156
+LINES = 36_146
 LONGEST = 400
 
 
