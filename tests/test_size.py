@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 36_146
+LINES = 36_161
 LONGEST = 400
 
 

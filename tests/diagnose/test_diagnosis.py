@@ -10,6 +10,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from clearhead import ClearheadError
 from clearhead.diagnose import diagnose
+from clearhead.lab.measuring import require_maps
 from clearhead.models.inspection import longest_text, within_memory
 from clearhead.probe import observe
 
@@ -77,7 +78,7 @@ def test_the_batch_size_changes_nothing(name):
             assert one["value"] == pytest.approx(other["value"], rel=1e-3, abs=1e-6), one
 
 
-def test_diffllama_is_refused_until_it_is_converted(tiny):
+def test_diffllama_is_refused_until_it_is_converted(tiny, tmp_path):
     """Its attention is called twice with the same queries, and shown once."""
     calls = tiny.Calls()
     model = make("DiffLlama")
@@ -86,6 +87,9 @@ def test_diffllama_is_refused_until_it_is_converted(tiny):
     assert [call.layer for call in calls] == [0, 1, 2]
     with pytest.raises(ClearheadError, match="`clearhead convert` makes of it"):
         diagnose(model, _windows(), batch_size=3)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ClearheadError, match="`clearhead convert` makes of it"):
+        require_maps(str(tmp_path), False)
 
 
 @pytest.mark.parametrize(

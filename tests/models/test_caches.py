@@ -157,6 +157,19 @@ def test_a_cache_of_another_model_is_refused(kind):
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("window", [4, None])
+def test_a_cache_that_an_interrupted_step_left_is_refused(window):
+    model = ClearheadForCausalLM(space.config(num_hidden_layers=2, sliding_window=window)).eval()
+    cache = DynamicCache(config=model.config)
+    model(_ids(length=8), past_key_values=cache)
+    hook = model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(_ids(length=1), past_key_values=cache)
+    hook.remove()
+    with pytest.raises(ClearheadError, match="a step was interrupted; start a new one"):
+        model(_ids(length=1), past_key_values=cache)
+
+
 def test_a_full_static_cache_is_refused():
     model = ClearheadForCausalLM(preset("transformer", **space.SHAPE)).eval()
     cache = StaticCache(config=model.config, max_cache_len=8)

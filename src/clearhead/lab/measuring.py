@@ -27,6 +27,7 @@ from clearhead.models.catalogue import preset
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
 from clearhead.models.loading import best_device, explained, load_config, resolved
 from clearhead.models.memory import require_room
+from clearhead.probe.tiles import DIFFLLAMA
 from clearhead.progress import Work
 from clearhead.quantize import every, left_out, linear_layers, scheme
 from clearhead.quantize.linear import refuse_quantised
@@ -107,6 +108,14 @@ def check_models(config: QuantizeConfig) -> None:
         require_room(source, "quantize", copies=2)
 
 
+def require_maps(source: str, trust_remote_code: bool) -> None:
+    """Refuse a model whose attention maps no probe combines, before another is measured."""
+    with explained(path := resolved(source)):
+        settings = load_config(path, trust_remote_code=trust_remote_code)
+    if settings.model_type == "diffllama":
+        raise ClearheadError(DIFFLLAMA)
+
+
 def run_diagnosis(config: DiagnoseConfig, *, work: Work | None = None) -> list[Line]:
     """Diagnose the models; return their records, which are in `config.output` too."""
     if config.set and not any(one.startswith(FRESH) for one in config.models):
@@ -116,6 +125,7 @@ def run_diagnosis(config: DiagnoseConfig, *, work: Work | None = None) -> list[L
         if source.startswith(FRESH):  # a mistyped name is refused before the other is measured
             preset(source.removeprefix(FRESH), config.size or "tiny", **config.set)
         else:
+            require_maps(source, config.trust_remote_code)
             require_room(source, "diagnose", copies=1)
 
     def portion(source: str, name: str) -> Portion:

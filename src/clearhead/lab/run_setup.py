@@ -46,9 +46,10 @@ def check_length(model: Any, name: str, length: int, option: str = "sequence-len
         limit = model.base_model.position.longest()
         limit = limit and limit - model.base_model.places
     if limit is not None and length > limit:
+        more = ", or raise max_position_embeddings" * isinstance(model.config, ClearheadConfig)
         raise ClearheadError(
             f"windows of {length} tokens are more than the {limit} positions of {name}: "
-            f"give --train.{option} {limit}"
+            f"give --train.{option} {limit}{more}"
         )
 
 

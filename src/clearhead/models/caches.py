@@ -43,10 +43,14 @@ def check_cache(cache: Any, layers: int, gated: bool) -> None:
             "a quantised cache would round the gates that position='forget' sums up: give a "
             "DynamicCache"
         )
-    if cache.layers and len(cache.layers) != layers:  # some make theirs at their first update
+    fits = not cache.layers or len(cache.layers) == layers  # some make theirs at their first update
+    if fits and not torch.compiler.is_compiling() and cache.layers:
+        length = cache.get_seq_length()  # the last layer lacks tokens if a step was interrupted
+        fits = isinstance(length, Tensor) or cache.get_seq_length(layers - 1) == length
+    if not fits:
         raise ClearheadError(
             f"the cache is not of the {layers} layers of this model: "
-            "it is another model's; start a new one"
+            "it is another model's, or a step was interrupted; start a new one"
         )
 
 

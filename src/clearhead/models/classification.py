@@ -54,6 +54,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        *,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **options: Unpack[Options],

@@ -17,6 +17,10 @@ from clearhead.probe.attention_call import AttentionCall, Scores, normalised
 from clearhead.probe.observation import Statistic, measures_of
 
 TILE = 1 << 20  # scores held at once: 4 MiB, so that a tile fits into a processor's cache
+DIFFLLAMA = (
+    "the maps of a DiffLlama are not combined here: give the folder that `clearhead convert` makes "
+    "of it"
+)
 DIFFERENCE, SHAPED = "difference", "shaped"
 _HIDDEN = -1e30  # finite, so that weight × score of a hidden key is 0 and not NaN
 
@@ -73,10 +77,7 @@ class ByTile:
 
     def observe(self, call: AttentionCall) -> None:
         if type(call.module).__name__ == "DiffLlamaAttention":
-            raise ClearheadError(
-                "the maps of a DiffLlama are not combined here: give the folder that "
-                "`clearhead convert` makes of it"
-            )
+            raise ClearheadError(DIFFLLAMA)
         for scores in call.scores(TILE):
             for of_scores in self._of_scores:
                 of_scores.observe(call, scores)
