@@ -92,8 +92,8 @@ def settle(
         ClearheadError: arguments that do not fit, and any other that would have no effect.
     """
     config = trunk.config
-    for key in options.keys() - Options.__annotations__:
-        if options[key] is not None:  # type: ignore[literal-required]
+    for key, value in options.items():  # a difference of keys does not compile in torch 2.11
+        if value is not None and key not in Options.__annotations__:
             choose("argument of the model", key, _ARGUMENTS - {key})
     hidden, maps = options.get("output_hidden_states"), options.get("output_attentions")
     hidden = config.output_hidden_states if hidden is None else hidden
