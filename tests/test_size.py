@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 36_161
+LINES = 36_162
 LONGEST = 400
 
 

@@ -201,7 +201,8 @@ class Registry:
 
     def of(self, layer: LayerSpec) -> dict[str, Declaration]:
         """The declaration chosen on each axis of a layer."""
-        return {axis: self.find(axis, getattr(layer, axis)) for axis in AXES}
+        names = {axis: getattr(layer, axis) for axis in AXES}
+        return {axis: self._table[axis].get(x) or self.find(axis, x) for axis, x in names.items()}
 
     def anneals(self, layer: LayerSpec) -> bool:
         """True where `annealed_start` has an effect on a layer."""
