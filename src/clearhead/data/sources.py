@@ -180,7 +180,8 @@ def _files(spec: str) -> tuple[Path, ...]:
         return files if spec == STDLIB else files + _installed_packages()
     if synthetic.is_synthetic(spec):
         next(synthetic.texts(spec))  # refuses numbers that no document can meet
-    if synthetic.is_synthetic(spec) or hub.is_hub(spec):
+        return ()
+    if hub.is_hub(spec):
         return ()
     path = Path(os.path.expanduser(spec))
     if path.is_dir():

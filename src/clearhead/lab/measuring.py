@@ -101,19 +101,19 @@ def check_models(config: QuantizeConfig) -> None:
     """Refuse a missing path, a quantised model, and one too large for the memory, before any model
     is measured."""
     for source in config.models:
-        path = resolved(source)
-        with explained(path):
-            settings = load_config(path, trust_remote_code=config.trust_remote_code)
-        refuse_quantised(settings, source)
+        refuse_quantised(_settings(source, config.trust_remote_code), source)
         require_room(source, "quantize", copies=2)
 
 
 def require_maps(source: str, trust_remote_code: bool) -> None:
     """Refuse a model whose attention maps no probe combines, before another is measured."""
-    with explained(path := resolved(source)):
-        settings = load_config(path, trust_remote_code=trust_remote_code)
-    if settings.model_type == "diffllama":
+    if _settings(source, trust_remote_code).model_type == "diffllama":
         raise ClearheadError(DIFFLLAMA)
+
+
+def _settings(source: str, trust_remote_code: bool) -> Any:
+    with explained(path := resolved(source)):
+        return load_config(path, trust_remote_code=trust_remote_code)
 
 
 def run_diagnosis(config: DiagnoseConfig, *, work: Work | None = None) -> list[Line]:

@@ -43,8 +43,8 @@ def check_cache(cache: Any, layers: int, gated: bool) -> None:
             "a quantised cache would round the gates that position='forget' sums up: give a "
             "DynamicCache"
         )
-    fits = not cache.layers or len(cache.layers) == layers  # some make theirs at their first update
-    if fits and not torch.compiler.is_compiling() and cache.layers:
+    fits = len(cache.layers) in (0, layers)  # some make theirs at their first update
+    if fits and cache.layers and not torch.compiler.is_compiling():
         length = cache.get_seq_length()  # the last layer lacks tokens if a step was interrupted
         fits = isinstance(length, Tensor) or cache.get_seq_length(layers - 1) == length
     if not fits:
