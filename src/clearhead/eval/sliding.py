@@ -215,7 +215,8 @@ def perplexity(
         windows: int64 [length] each.
         length: if above the model's number of positions, the result has a reason and no loss.
         batch_size: windows run together.
-        tokenizer, prefix: as in `sliding`.
+        tokenizer: as in `sliding`.
+        prefix: as in `sliding`.
 
     Raises:
         ClearheadError: no windows, other lengths, or token ids unknown to the model.
