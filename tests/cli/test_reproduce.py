@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import pytest
 from transformers import LlamaConfig
 
-from clearhead.cli import VERBS
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig
 from clearhead.lab import processes
@@ -204,9 +203,7 @@ def test_published_runs_are_listed_as_commands_that_train_reads(capsys):
     commands = [shlex.split(line) for line in lines if not line.startswith("#")]
     arms = [(one, one.config, arm) for one in RUNS.values() for arm in one.config.arms]
     for (_, verb, *words), (published, config, arm) in zip(commands, arms, strict=True):
-        read = parse(
-            importlib.import_module(VERBS[verb][0]).Command, words, verb=verb, description=""
-        )
+        read = parse(importlib.import_module(f"clearhead.cli.{verb}"), words)
         assert (read.preset, read.size, read.set) == (arm.preset, config.size, arm.model)
         rate = published.rates.get(arm.preset, arm.train.learning_rate)
         train = dataclasses.replace(arm.train, learning_rate=rate)
