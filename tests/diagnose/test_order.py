@@ -77,9 +77,7 @@ def test_pairs_are_of_keys_that_the_query_sees(hidden):
         },
         "by clearhead": {"visibility": Visibility(window=window)},
     }[hidden]
-    rotary = Rotary(
-        frequency=torch.zeros(2).double(), first=torch.tensor([0, 1]), second=torch.tensor([2, 3])
-    )
+    rotary = Rotary(torch.zeros(2).double())
     call = AttentionCall(module=nn.Identity(), layer=0, q=q, k=k, scale=1.0, **options)
     h = RotaryOrder(None)._products(call, rotary)
     apart = h[0, 0, :, 0].real - h[0, 0, :, 1].real
@@ -113,10 +111,7 @@ def test_random_angles_are_anomalous_by_half_and_collinear_ones_never():
 
 def test_by_hand():
     """One pair: q and k at distance 0 with k a quarter turn ahead, so Θ = −π/2: anomalous."""
-    turn = torch.tensor(0.1)
-    rotary = Rotary(
-        frequency=turn[None].double(), first=torch.tensor([0]), second=torch.tensor([1])
-    )
+    rotary = Rotary(torch.tensor([0.1]).double())
     profile = RotaryOrder(None)
     h = torch.polar(torch.ones(5, 1), torch.full((5, 1), -torch.pi / 2))
     profile._add(0, h[None, None], rotary, torch.float32, ("before", "after"))

@@ -10,8 +10,8 @@ rotation.
 """
 
 import sys
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from clearhead.diagnose.means import Means
 from clearhead.nn import REGISTRY
 from clearhead.nn.attention import Attention
-from clearhead.nn.rotary import rotary_width
 from clearhead.probe.attention_call import AttentionCall, shown
 
 PAIRS = 64
@@ -29,18 +28,19 @@ _ROUNDING = 1e-3
 _TOLERANCE = 1e-3  # between the model's float32 and ours
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rotary:
-    """Pair j of a head is the channels (first[j], second[j]), turned by position · frequency[j]."""
+class Rotary(NamedTuple):
+    """Frequencies, float64 [pairs], by which position turns the pairs of a head's first channels:
+    neighbours, or halves."""
 
-    frequency: Tensor  # float64 [pairs]
-    first: Tensor  # int64 [pairs]
-    second: Tensor
+    frequency: Tensor
+    neighbours: bool = False
 
     def pairs(self, x: Tensor) -> Tensor:
         """[..., D] as complex numbers [..., pairs], complex64 (complex128 for float64)."""
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        return torch.complex(x[..., self.first], x[..., self.second])
+        x = x[..., : 2 * len(self.frequency)].to(torch.promote_types(x.dtype, torch.float32))
+        if self.neighbours:
+            return torch.complex(x[..., ::2], x[..., 1::2])
+        return torch.complex(*x.chunk(2, -1))
 
 
 class RotaryOrder(Means):
@@ -59,32 +59,29 @@ class RotaryOrder(Means):
         self.rotary: dict[tuple[int, int], Rotary | str] = {}  # by layer and number of keys
 
     def observe(self, call: AttentionCall) -> None:
-        place = call.layer, call.k.shape[2]
-        if place not in self.rotary:
-            self.rotary[place] = rotary_of(
-                self.model, call.module, call.layer, call.q.shape[-1], call.k.shape[2]
-            )
-        rotary = self.rotary[place]
-        if isinstance(rotary, str):
-            return
-        both = not call.causal and not getattr(call.module, "is_causal", False)
-        h = self._products(call, rotary)
-        self._add(call.layer, h, rotary, call.q.dtype, ("before", "after")[: 1 + both])
+        keys = call.k.shape[2]
+        if (call.layer, keys) not in self.rotary:
+            width = call.q.shape[-1]
+            rotary = rotary_of(self.model, call.module, call.layer, width, keys)
+            self.rotary[call.layer, keys] = rotary
+        rotary = self.rotary[call.layer, keys]
+        if isinstance(rotary, Rotary):
+            both = not call.causal and not getattr(call.module, "is_causal", False)
+            sides = ("before", "after")[: 1 + both]
+            self._add(call.layer, self._products(call, rotary), rotary, call.q.dtype, sides)
 
     def _products(self, call: AttentionCall, rotary: Rotary) -> Tensor:
         """h = q k* of sampled pairs with the rotation undone, [B, H, PAIRS, rotary pairs]."""
         queries, keys = call.q.shape[2], call.k.shape[2]
         generator = torch.Generator().manual_seed(call.layer)
-        last = keys - queries + torch.randint(queries, (PAIRS,), generator=generator)
-        one = torch.rand(PAIRS, generator=generator)
-        device = call.q.device
-        m, one = last.to(device), one.to(device)
+        m = keys - queries + torch.randint(queries, (PAIRS,), generator=generator)
+        m, one = m.to(call.q.device), torch.rand(PAIRS, generator=generator).to(call.q.device)
         # A key that the query sees, whatever the direction.
         if call.mask is None:
             first = (m + 1 - (call.visibility.window or keys)).clamp_min(0)
             n = first + ((m + 1 - first) * one).long()
         else:
-            before = torch.arange(keys, device=device) <= m[:, None]
+            before = torch.arange(keys, device=m.device) <= m[:, None]
             seen = shown(call.mask[0, 0, m - (keys - queries)]) & before
             nth = (seen.sum(-1) * one).long()
             n = (seen.cumsum(-1) > nth[:, None]).int().argmax(-1)
@@ -94,12 +91,7 @@ class RotaryOrder(Means):
         return h * torch.polar(torch.ones_like(angle), -angle).to(h.dtype)
 
     def _add(
-        self,
-        layer: int,
-        h: Tensor,
-        rotary: Rotary,
-        dtype: torch.dtype,
-        sides: tuple[str, ...] = ("before",),
+        self, layer: int, h: Tensor, rotary: Rotary, dtype: torch.dtype, sides: Sequence[str]
     ) -> None:
         h = h[h.abs().isfinite().all(-1)]  # [N, rotary pairs]
         size = h.abs()
@@ -110,10 +102,8 @@ class RotaryOrder(Means):
             self.add(layer, zone.sum(), (size > 0).sum(), metric=f"anomalous_{side}")
             weight = (size * zone).sum(dtype=torch.float64)
             self.add(layer, weight, whole, metric=f"anomalous_weight_{side}")
-        near, far = (
-            scores(h, rotary, torch.arange(low, high)).mean(-1)
-            for low, high in ((0, NEAR), (NEAR, NEAR + FAR))
-        )
+        near, far = scores(h, rotary, torch.arange(NEAR + FAR)).split([NEAR, FAR], -1)
+        near, far = near.mean(-1), far.mean(-1)
         # Equal within rounding is not broken: a pair without content has the same score everywhere.
         broken = (far - near > _ROUNDING * size.sum(-1)).sum()
         self.add(layer, broken, len(h), metric="order_broken_content")
@@ -164,17 +154,10 @@ def _ours(module: Attention, keys: int) -> Rotary | str:
         return f"the order of position={layer.position!r} is not measured"
     if layer.scores == "coca-slack":
         return "coca-slack scores are no function of the distance"
-    device = next(module.parameters()).device
-    width = rotary_width(layer)
-    places = torch.arange(keys, device=device)[None]
+    places = torch.arange(keys, device=next(module.parameters()).device)[None]
     position: Any = REGISTRY.find("position", "rope").build(layer, 1)
-    frequency = position.tables(places[:, -1:], places).keys.frequency.flatten()
-    pairs = width // 2
-    return Rotary(
-        frequency=frequency.double(),
-        first=torch.arange(pairs, device=device),
-        second=torch.arange(pairs, 2 * pairs, device=device),
-    )
+    frequency = position.tables(places[:, -1:], places).keys.frequency
+    return Rotary(frequency.flatten().double())
 
 
 def _tried(
@@ -184,27 +167,21 @@ def _tried(
 
     The text's last position keeps a table by length at this length, and is not compared.
     """
-    device, pairs = frequency.device, len(frequency)
-    if 2 * pairs > width:
+    if 2 * len(frequency) > width:
         return None
-    generator = torch.Generator().manual_seed(0)
-    q = torch.randn(1, 1, 4, width, generator=generator).to(device)
-    position = torch.tensor([[0, 1, 5, keys - 1]], device=device)
+    q = torch.randn(1, 1, 4, width, generator=torch.Generator().manual_seed(0))
+    q, position = q.to(frequency.device), torch.tensor([[0, 1, 5, keys - 1]]).to(frequency.device)
     try:
-        cos, sin = table(q, position, **options)
-        turned, _ = apply(q, q, cos, sin)
+        turned, _ = apply(q, q, *table(q, position, **options))
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError):
         return None
     if turned.shape != q.shape:
         return None
-    q, turned, position = q[:, :, :3], turned[:, :, :3], position[:, :3]
-    place = torch.arange(pairs, device=device)
-    layouts = ((place, place + pairs), (2 * place, 2 * place + 1))
-    angle = position[0, :, None] * frequency.double()
-    for first, second in layouts:
-        rotary = Rotary(frequency=frequency.double(), first=first, second=second)
-        expected = rotary.pairs(q.double()) * torch.polar(torch.ones_like(angle), angle)
-        actual = rotary.pairs(turned.double())
+    angle = position[0, :3, None] * frequency.double()
+    for neighbours in (False, True):
+        rotary = Rotary(frequency.double(), neighbours)
+        expected = rotary.pairs(q[:, :, :3].double()) * torch.polar(torch.ones_like(angle), angle)
+        actual = rotary.pairs(turned[:, :, :3].double())
         scale = actual.abs().sum() / expected.abs().sum()  # YaRN's attention factor
         if bool(((actual - scale * expected).abs() < _TOLERANCE * scale).all()):
             return rotary
