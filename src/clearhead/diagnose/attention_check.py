@@ -9,8 +9,6 @@ backward pass.
 """
 
 import copy
-import statistics
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,17 +62,11 @@ class Implementation:
         name: the value of `attn_implementation`.
         cases: empty if it does not load on this machine.
         lacks: reason why it does not load.
-        seconds: time of a forward and backward pass over one text of `timed` tokens.
-        eager_seconds: the same for eager attention.
-        peak_bytes: device memory of that pass beside the weights; None except on CUDA.
     """
 
     name: str
     cases: tuple[Case, ...] = ()
     lacks: str = ""
-    seconds: float | None = None
-    eager_seconds: float | None = None
-    peak_bytes: int | None = None
 
     @property
     def wrong(self) -> tuple[Case, ...]:
@@ -88,7 +80,6 @@ def check_attention(
     *,
     dtype: torch.dtype = torch.float32,
     compile: bool = False,
-    timed: int = 128,
     seed: int = 0,
 ) -> list[Implementation]:
     """Compare a model's attention implementations with its eager attention in float64.
@@ -99,7 +90,6 @@ def check_attention(
             By default the common ones, on a CPU without flex_attention.
         dtype: in which they run; float32, bfloat16 or float16.
         compile: whether the plain case is also run under `torch.compile`.
-        timed: length in tokens of the text for measuring time and memory; 0 leaves that out.
         seed: of the texts' random tokens and of the sinks.
 
     Raises:
@@ -113,23 +103,20 @@ def check_attention(
     on_cpu = model.device.type == "cpu"
     implementations = implementations or [x for x in USUAL if not (on_cpu and x in OF_GPUS)]
     check = _Check(_copied(model, "eager", torch.float64), dtype, seed)
-    results: dict[str, Implementation] = {}
+    results: list[Implementation] = []
     for name in dict.fromkeys(("eager", *implementations)):
         try:
             candidate = _copied(model, name, dtype)
         except (ImportError, ValueError, RuntimeError, ClearheadError) as error:
-            results[name] = Implementation(name=name, lacks=_line(error))
+            results.append(Implementation(name=name, lacks=_line(error)))
             continue
         cases = tuple(
             check.case(candidate, name, way)
             for way, how in WAYS.items()
             if check.can(how) and (compile or way != "compiled")
         )
-        seconds, peak = _timed(candidate, timed, seed) if timed else (None, None)
-        eager = seconds if name == "eager" else results["eager"].seconds
-        times: dict[str, Any] = {"seconds": seconds, "eager_seconds": eager, "peak_bytes": peak}
-        results[name] = Implementation(name=name, cases=cases, **times)
-    return [one for one in results.values() if one.name in implementations]
+        results.append(Implementation(name=name, cases=cases))
+    return [one for one in results if one.name in implementations]
 
 
 class _Check:
@@ -247,27 +234,6 @@ def _errors(answer: Answer, exact: Answer) -> tuple[float, dict[str, float]]:
     }
 
 
-def _timed(model: Any, length: int, seed: int) -> tuple[float | None, int | None]:
-    """Median seconds of a forward and backward pass of one text, and the memory that it takes."""
-    texts = Texts(model, (length,), seed)
-    device, seconds, before = torch.get_device_module(model.device), [], 0
-    try:
-        for _ in range(4):
-            device.synchronize()
-            if model.device.type == "cuda":
-                device.reset_peak_memory_stats()
-                before = device.memory_allocated()
-            start = time.perf_counter()
-            texts.alone(model).float().sum().backward()
-            device.synchronize()
-            seconds.append(time.perf_counter() - start)
-            model.zero_grad(set_to_none=True)
-    except Exception:  # the cases have said why
-        return None, None
-    peak = device.max_memory_allocated() - before if model.device.type == "cuda" else None
-    return statistics.median(seconds[1:]), peak
-
-
 def _copied(model: Any, name: str, dtype: torch.dtype) -> Any:
     if name == "clearhead" and isinstance(getattr(model, "model", None), ClearheadModel):
         raise ClearheadError("left out: a model of ours has the same attention as sdpa")
@@ -314,27 +280,18 @@ def _line(error: BaseException) -> str:
     return (first_line(error) or type(error).__name__)[:200]
 
 
-def in_words(found: Sequence[Implementation]) -> list[str]:
-    """A line for each implementation, and one for each cause of its errors."""
-    return [f"{one.name}: {_said(one)}" for one in found]
-
-
-def _said(one: Implementation) -> str:
-    if one.lacks:
-        return f"does not load here ({one.lacks})"
-    causes: dict[tuple[bool | None, str], list[str]] = {}
-    for case in one.cases:
-        causes.setdefault((case.right, case.what), []).append(case.name)
-    words = {True: "right", False: "WRONG", None: "refused"}
-    parts = [
-        f"{words[right]}: {', '.join(names)}" + (f" ({what})" if what else "")
-        for (right, what), names in causes.items()
-    ]
-    if one.seconds is not None:
-        cost = [f"{1e3 * one.seconds:.3g} ms"]
-        if one.eager_seconds is not None and one.name != "eager":
-            cost.append(f"{one.seconds / one.eager_seconds:.2f} of eager's")
-        if one.peak_bytes is not None:
-            cost.append(f"{one.peak_bytes / 2**20:.0f} MiB")
-        parts.append(", ".join(cost))
-    return "; ".join(parts)
+def in_words(implementations: Sequence[Implementation]) -> list[str]:
+    """A line for each implementation: its cases by result and cause."""
+    lines = []
+    for one in implementations:
+        causes: dict[tuple[bool | None, str], list[str]] = {}
+        for case in one.cases:
+            causes.setdefault((case.right, case.what), []).append(case.name)
+        words = {True: "right", False: "WRONG", None: "refused"}
+        parts = [
+            f"{words[right]}: {', '.join(names)}" + (f" ({what})" if what else "")
+            for (right, what), names in causes.items()
+        ]
+        lacking = f"does not load here ({one.lacks})"
+        lines.append(f"{one.name}: {lacking if one.lacks else '; '.join(parts)}")
+    return lines

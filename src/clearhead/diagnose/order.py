@@ -9,7 +9,6 @@ Queries and keys are a sample of `PAIRS` pairs a text and layer, by fixed seeds,
 rotation.
 """
 
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.diagnose.means import Means
+from clearhead.errors import ClearheadError
+from clearhead.models.planning import counterpart
 from clearhead.nn import REGISTRY
 from clearhead.nn.attention import Attention
 from clearhead.probe.attention_call import AttentionCall, shown
@@ -25,21 +26,16 @@ PAIRS = 64
 NEAR, FAR = 4, 12  # keys: the nearest, and those just beyond, by which order is judged
 # Angles this close to 0 are rounding: collinear attention starts there exactly.
 _ROUNDING = 1e-3
-_TOLERANCE = 1e-3  # between the model's float32 and ours
 
 
 class Rotary(NamedTuple):
-    """Frequencies, float64 [pairs], by which position turns the pairs of a head's first channels:
-    neighbours, or halves."""
+    """Frequencies, float64 [pairs], by which position turns the halves of a head's channels."""
 
     frequency: Tensor
-    neighbours: bool = False
 
     def pairs(self, x: Tensor) -> Tensor:
         """[..., D] as complex numbers [..., pairs], complex64 (complex128 for float64)."""
         x = x[..., : 2 * len(self.frequency)].to(torch.promote_types(x.dtype, torch.float32))
-        if self.neighbours:
-            return torch.complex(x[..., ::2], x[..., 1::2])
         return torch.complex(*x.chunk(2, -1))
 
 
@@ -61,8 +57,7 @@ class RotaryOrder(Means):
     def observe(self, call: AttentionCall) -> None:
         keys = call.k.shape[2]
         if (call.layer, keys) not in self.rotary:
-            width = call.q.shape[-1]
-            rotary = rotary_of(self.model, call.module, call.layer, width, keys)
+            rotary = rotary_of(self.model, call.module, call.layer, keys)
             self.rotary[call.layer, keys] = rotary
         rotary = self.rotary[call.layer, keys]
         if isinstance(rotary, Rotary):
@@ -121,68 +116,28 @@ def scores(h: Tensor, rotary: Rotary, distances: Tensor) -> Tensor:
     return h.real @ cos - h.imag @ sin
 
 
-# The rotary layout of any model: which channels turn together, and at which frequency. Models pair
-# the halves of a head or neighbours, may leave part of a head unturned, and may have frequencies by
-# kind of layer. A layout is accepted if it turns random queries as the model's own function does.
-def rotary_of(model: Any, module: nn.Module, layer: int, width: int, keys: int) -> Rotary | str:
-    """The rotary positions of an attention module with heads of `width` channels on a text of
-    `keys` tokens, or the reason why they are not known."""
+def rotary_of(model: Any, module: nn.Module, layer: int, keys: int) -> Rotary | str:
+    """The rotary positions of a layer's attention on a text of `keys` tokens, or the reason why
+    they are not known: of clearhead's models, and of those of transformers whose heads turn whole
+    and in halves, as `clearhead convert` reads them."""
     if isinstance(module, Attention):
-        return _ours(module, keys)
-    apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
-    if apply is None:
-        return f"{type(module).__name__} has no rotary positions (no apply_rotary_pos_emb)"
-    # Phi, StableLM and Persimmon hand their function only the first channels of a head, and say so.
-    width = getattr(module, "rotary_ndims", width)
-    kinds = getattr(model.config, "layer_types", None)
-    kind = kinds[layer] if kinds and layer < len(kinds) else None
-    for table in model.modules():
-        if "Rotary" not in type(table).__name__:
-            continue
-        for name, options in (("inv_freq", {}), (f"{kind}_inv_freq", {"layer_type": kind})):
-            frequency = getattr(table, name, None)
-            if isinstance(frequency, Tensor) and frequency.ndim == 1:
-                rotary = _tried(apply, table, frequency.detach(), options, width, keys)
-                if rotary is not None:
-                    return rotary
-    return "rotary positions in a layout that is not known here"
-
-
-def _ours(module: Attention, keys: int) -> Rotary | str:
-    layer = module.layer
-    if layer.position != "rope":
-        return f"the order of position={layer.position!r} is not measured"
-    if layer.scores == "coca-slack":
+        spec = module.layer
+    else:
+        unknown = (
+            f"the order of a {type(model).__name__} is not measured: diagnose the folder that "
+            "`clearhead convert` makes of it, if it makes one"
+        )
+        try:
+            spec = counterpart(model.config).layer(layer)
+        except ClearheadError:
+            return unknown
+        if spec.rope_parameters["rope_type"] == "proportional":  # converted in another layout
+            return unknown
+    if spec.position != "rope":
+        return f"the order of position={spec.position!r} is not measured"
+    if spec.scores == "coca-slack":
         return "coca-slack scores are no function of the distance"
     places = torch.arange(keys, device=next(module.parameters()).device)[None]
-    position: Any = REGISTRY.find("position", "rope").build(layer, 1)
+    position: Any = REGISTRY.find("position", "rope").build(spec, 1)
     frequency = position.tables(places[:, -1:], places).keys.frequency
     return Rotary(frequency.flatten().double())
-
-
-def _tried(
-    apply: Any, table: Any, frequency: Tensor, options: dict[str, Any], width: int, keys: int
-) -> Rotary | None:
-    """The layout that turns random queries as the model's function does; None if none does.
-
-    The text's last position keeps a table by length at this length, and is not compared.
-    """
-    if 2 * len(frequency) > width:
-        return None
-    q = torch.randn(1, 1, 4, width, generator=torch.Generator().manual_seed(0))
-    q, position = q.to(frequency.device), torch.tensor([[0, 1, 5, keys - 1]]).to(frequency.device)
-    try:
-        turned, _ = apply(q, q, *table(q, position, **options))
-    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError):
-        return None
-    if turned.shape != q.shape:
-        return None
-    angle = position[0, :3, None] * frequency.double()
-    for neighbours in (False, True):
-        rotary = Rotary(frequency.double(), neighbours)
-        expected = rotary.pairs(q[:, :, :3].double()) * torch.polar(torch.ones_like(angle), angle)
-        actual = rotary.pairs(turned[:, :, :3].double())
-        scale = actual.abs().sum() / expected.abs().sum()  # YaRN's attention factor
-        if bool(((actual - scale * expected).abs() < _TOLERANCE * scale).all()):
-            return rotary
-    return None
