@@ -32,8 +32,6 @@ class Command(OpensModels):
     """In which the implementations run; the flash kernels need half a float32."""
     compile: bool = False
     """Check the model under torch.compile too."""
-    timed: Natural = 128
-    """Tokens of the text by which time and memory are measured; 0 leaves that out."""
     seed: Natural = 0
     """Seed of the texts and of the sinks."""
     set: Overrides = field(default_factory=dict)
@@ -45,9 +43,10 @@ def run(command: Command) -> int:
     from clearhead.diagnose.attention_check import DTYPES, check_attention, in_words
 
     model = _opened(command)
-    how: dict[str, Any] = {"dtype": DTYPES[command.dtype], "compile": command.compile}
-    how |= {"timed": command.timed, "seed": command.seed}
-    found = check_attention(model, command.attention, **how)
+    dtype, seed = DTYPES[command.dtype], command.seed
+    found = check_attention(
+        model, command.attention, dtype=dtype, compile=command.compile, seed=seed
+    )
     if all(one.lacks for one in found):
         names = ", ".join(one.name for one in found)
         raise ClearheadError(
