@@ -69,7 +69,7 @@ def test_a_model_that_cannot_be_opened_is_refused_before_the_first_job(tmp_path,
     quantised = tmp_path / "fp8"
     LlamaConfig(quantization_config={"quant_method": "fp8"}).save_pretrained(quantised)
     words = ("reproduce", "retrofit", "--output", tmp_path / "out", "--from")
-    assert "is quantised (fp8): save a copy" in refusal(capsys, *words, quantised)
+    assert "is already quantised (fp8): give the one" in refusal(capsys, *words, quantised)
     said = refusal(capsys, *words, "nobody/nothing")
     assert "cannot load a model from 'nobody/nothing'" in said
     assert not (tmp_path / "out").exists()

@@ -46,8 +46,7 @@ def test_requests_that_cannot_be_met(llama, model, windows, tmp_path, capsys):
     pytest.importorskip("compressed_tensors")
     out = ("--save", tmp_path / "served")
     for words, said in (
-        ((llama, "--scheme", "w8a8-coarse"), "a scale of each text: choose w8a8-static"),
-        ((llama, "--scheme", "kv8"), "choose w8a8-token"),
+        ((llama, "--scheme", "w8a8-coarse"), "cannot say w8a8-coarse: choose w8a8-static"),
         ((llama,), "found 1 and none"),
         ((llama, "--scheme", "w8a8-token", "w8a8-static"), "found 1 and 2"),
         ((llama, model, "--scheme", "w8a8-token"), "found 2 and 1"),
