@@ -1,7 +1,6 @@
 """clearhead diagnose: attention and hidden states of any model."""
 
 from clearhead.cli.options import parse
-from clearhead.lab.sweep_configs import DIAGNOSIS_FILE
 from clearhead.lab.sweep_configs import DiagnoseConfig as Command
 
 
@@ -19,11 +18,9 @@ def run(words: list[str]) -> int:
         presets=True,
     )
     from clearhead.cli.publishing import publish
-    from clearhead.lab.measuring import run_diagnosis
+    from clearhead.lab.measuring import measure
     from clearhead.progress import Line
 
     with Line(unit="cell") as work:
-        lines = run_diagnosis(command, work=work)
-    return publish(
-        [command.output / DIAGNOSIS_FILE], command.output / "diagnosis.html", lines=lines
-    )
+        lines = measure(command, work=work)
+    return publish([command.records], command.output / "diagnosis.html", lines=lines)

@@ -20,14 +20,14 @@ def run(words: list[str]) -> int:
         ),
     )
     from clearhead.cli.publishing import publish
-    from clearhead.lab.measuring import run_evaluation
+    from clearhead.lab.measuring import measure
     from clearhead.progress import Line
 
     done: list[dict[str, Any]] = []
     files = [config.records] if config.records else []
     try:
         with Line(unit="cell") as work:
-            run_evaluation(config, work=work, told=done.extend)
+            measure(config, work=work, told=done.extend)
     except ClearheadError:
         if done:  # what was measured before
             publish(files, None, lines=done)

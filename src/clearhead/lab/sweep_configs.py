@@ -117,6 +117,11 @@ class DiagnoseConfig(SweepConfig):
         if len(self.models) > 2:
             raise ClearheadError(f"give one model or two side by side; found {len(self.models)}")
 
+    @property
+    def records(self) -> Path:
+        """The file of the records."""
+        return self.output / DIAGNOSIS_FILE
+
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeConfig(SweepConfig):
