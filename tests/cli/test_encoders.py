@@ -240,7 +240,7 @@ def test_refusals_of_finetune(rows, tokenizer, tmp_path, capsys):
         ([model], "give --task, one of cola"),
         ([model, "--task", "colla"], "did you mean cola"),
         ([model, "--train-file", rows["train"]], "give --task"),
-        ([model, "--task", "rte", "--train-file", "x"], "both, or neither"),
+        ([model, "--task", "rte", "--train-file", "x"], "--validation-file, both"),
         ([model, *good[:4], "--text-field", "text"], "no field 'text'"),
         ([model, *good[:4], "--text-field", "revue"], "--text-field review"),
         ([model, *changed(good, "--validation-file", str(odd))], "label 'perhaps' is outside"),

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -153,7 +152,17 @@ class CompareConfig(OpensModels):
         Raises:
             ClearheadError: for an unknown or impossible setting of the training.
         """
-        _check_keys(self.vary)
+        for key, values in self.vary.items():
+            if key.startswith(TRAIN):
+                choose("key to vary", key, _SETTINGS)
+            if key == "train.seed":
+                raise ClearheadError("train.seed cannot be varied: give several seeds")
+            words = [_in_words(key, value) for value in values]
+            if not words or len(words) != len({*words}):
+                found = ", ".join(words) or "none"
+                raise ClearheadError(
+                    f"{key} varies over one or more values, each once; found {found}"
+                )
         arms = []
         for name, values in itertools.product(self.presets, itertools.product(*self.vary.values())):
             changes = dict(zip(self.vary, values, strict=True))
@@ -164,7 +173,7 @@ class CompareConfig(OpensModels):
             try:
                 train = replace(self.train, **settings)
             except ClearheadError as error:
-                raise ClearheadError(f"{called}: {error}" if changes else str(error)) from error
+                raise ClearheadError(f"{called}: {error}") from error
             arms.append(Arm(name=called, preset=name, changes=changes, model=model, train=train))
         return tuple(arms)
 
@@ -215,10 +224,6 @@ class CompareConfig(OpensModels):
         check_distinct(self, "presets", "seeds", *(["lengths"] if self.lengths else []))
         for arm in self.arms:
             milestone_steps(self.measure_every, arm.train)
-            if arm.train.parallel == "fsdp" or arm.train.timeout != TrainConfig.timeout:
-                raise ClearheadError(
-                    "compare trains a model in one process: leave parallel and timeout out"
-                )
         if self.models and self.objective == "mlm" and self.measure_every:
             raise ClearheadError(
                 "measure_every measures the loss of the next token, and these presets predict "
@@ -243,20 +248,7 @@ class CompareConfig(OpensModels):
     @cached_property
     def documents(self) -> str:
         """Documents of a validation window: "apart" if all training does so, else "together"."""
-        apart = all(arm.train.document_masks for arm in self.arms)
-        return "apart" if apart else "together"
-
-
-def _check_keys(vary: Mapping[str, Sequence[Any]]) -> None:
-    for key, values in vary.items():
-        if key.startswith(TRAIN):
-            choose("key to vary", key, _SETTINGS)
-        if key == "train.seed":
-            raise ClearheadError("train.seed cannot be varied: give several seeds")
-        words = [_in_words(key, value) for value in values]
-        if not words or len(words) != len({*words}):
-            found = ", ".join(words) or "none"
-            raise ClearheadError(f"{key} varies over one or more values, each once; found {found}")
+        return "apart" if all(arm.train.document_masks for arm in self.arms) else "together"
 
 
 def _in_words(key: str, value: Any) -> str:
@@ -317,12 +309,12 @@ class FinetuneJob(OpensModels):
         check_distinct(self, "seeds")
         if self.task is not None:
             choose("task", self.task, TASKS)
-        elif self.train_file is None or not self.validation_file:
+        files = self.train_file, self.validation_file
+        if not (all(files) or (self.task is not None and not any(files))):
             raise ClearheadError(
-                f"give --task, one of {', '.join(TASKS)}; or --train-file and --validation-file"
+                f"give --task, one of {', '.join(TASKS)}; or --train-file and --validation-file, "
+                "both"
             )
-        if (self.train_file is None) != (not self.validation_file):
-            raise ClearheadError("give train-file and validation-file both, or neither")
 
     def resolved(self) -> Task:
         """The task with the fields and the files that are given."""
@@ -335,12 +327,8 @@ class FinetuneJob(OpensModels):
                 splits = [f"validation {n}" if n else "validation" for n in range(len(splits))]
             files = tuple(zip(splits, self.validation_file, strict=True))
             task = replace(task, train=self.train_file, validation=files)
-        given: dict[str, Any] = {
-            "text": self.text_field,
-            "pair": self.pair_field,
-            "label": self.label_field,
-        }
-        return replace(task, **{name: value for name, value in given.items() if value})
+        fields = {"text": self.text_field, "pair": self.pair_field, "label": self.label_field}
+        return replace(task, **{name: field for name, field in fields.items() if field})  # type: ignore[arg-type]
 
 
 # Fields that no result depends on; and those that name the model which the job before leaves.
