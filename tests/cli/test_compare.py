@@ -182,7 +182,7 @@ def test_a_run_trained_but_not_measured_is_measured(words, tmp_path, monkeypatch
     def broken(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(job, "measure", broken)
+    monkeypatch.setattr(job, "perplexity_by_length", broken)
     assert _call(*words) == 130
     monkeypatch.undo()
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))

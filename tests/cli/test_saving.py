@@ -95,6 +95,7 @@ def test_a_repaired_model_is_deployed_reloaded_and_generates(tokenizer, windows,
     model = saved(tmp_path / "repaired", tokenizer, **shape, **repair)
     few = tmp_path / "few"
     options = (*windows, *FORM, "--output", few)
+    capsys.readouterr()
     assert call("quantize", model, *options) == 0
     shown, said = capsys.readouterr()
     assert "Writing model shards" not in said

@@ -158,24 +158,21 @@ def _peak(model: Any, train: TrainConfig) -> dict[str, int]:
     labels_BT = ids_BT.clone()
     with tracker:
         with torch.autocast("cpu", torch.bfloat16, enabled=train.precision != "fp32"):
-            loss = _loss(model, batch, labels_BT)
+            if isinstance(model, ClearheadForMaskedLM):
+                # As its forward does with the hidden places, whose number hangs on the labels.
+                x_BTC = model.model(**batch).last_hidden_state
+                hidden_N = torch.arange(round(SHARE * labels_BT.numel()))
+                x_NC = x_BTC.flatten(0, 1).index_select(0, hidden_N)
+                labels_N = labels_BT.flatten().index_select(0, hidden_N)
+                loss = ops.linear_cross_entropy(x_NC, model.lm_head.weight, labels_N)
+            else:
+                loss = model(**batch, labels=labels_BT, use_cache=False).loss
         loss.backward()
         if train.clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
         optimizer.step()
     peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
     return {str(getattr(kind, "name", kind)): size for kind, size in peak.items()}
-
-
-def _loss(model: Any, batch: dict[str, torch.Tensor], labels_BT: torch.Tensor) -> Any:
-    if not isinstance(model, ClearheadForMaskedLM):
-        return model(**batch, labels=labels_BT, use_cache=False).loss
-    # As its forward does with the hidden places, whose number depends on the labels' values.
-    x_BTC = model.model(**batch).last_hidden_state
-    hidden_N = torch.arange(round(SHARE * labels_BT.numel()))
-    x_NC = x_BTC.flatten(0, 1).index_select(0, hidden_N)
-    labels_N = labels_BT.flatten().index_select(0, hidden_N)
-    return ops.linear_cross_entropy(x_NC, model.lm_head.weight, labels_N)
 
 
 def record_memory(config: PlanConfig, **_: object) -> list[Line]:

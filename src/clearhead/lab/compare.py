@@ -17,7 +17,7 @@ from clearhead.eval import masked_loss, perplexity
 from clearhead.lab.bases import Base, Outlined, counted, open_base, outlined
 from clearhead.lab.configs import Arm, CompareConfig, milestone_steps
 from clearhead.lab.run_setup import batches, data_of
-from clearhead.lab.runs import Trial, run_missing
+from clearhead.lab.runs import run_missing
 from clearhead.models import plan
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
@@ -113,7 +113,7 @@ def _trials(config: CompareConfig) -> list["_Trial"]:
     return [_Trial(config, corpus, base, model, seed) for seed in config.seeds for model in models]
 
 
-class _Trial(Trial):
+class _Trial:
     """An arm with a seed."""
 
     cell = "compared"
@@ -210,39 +210,20 @@ class _Trial(Trial):
             none = {"metric": "perplexity", "value": None, "reason": diverged}
             yield from ({**none, "length": length} for length in lengths)
         elif lengths:
-            options: Any = {"tokens": self.config.evaluation_tokens, "documents_apart": apart}
-            yield from measure(model, self.corpus, self.settings, lengths=lengths, **options)
+            tokens, length = self.config.evaluation_tokens, self.settings.sequence_length
+            read: Any = {"tokens": tokens, "documents_apart": apart}
+            if masked:
+                for size in lengths:
+                    yield from masked_loss(model, self.corpus, length=size, **read)
+            else:
+                yield from perplexity_by_length(model, self.corpus, lengths=lengths, **read)
+            count = min(DIAGNOSED_WINDOWS, max(1, tokens // length))
+            texts = list(windows(self.corpus, length=length, count=count))
+            batch_size = max(1, TOKENS_IN_A_BATCH // length)
+            yield from _inside(model, texts, self.settings, batch_size=batch_size)
 
 
-def measure(
-    model: Any,
-    corpus: Corpus,
-    settings: TrainConfig,
-    *,
-    lengths: Sequence[int],
-    tokens: int,
-    documents_apart: bool,
-) -> Iterator[Line]:
-    """Perplexity, or the loss at hidden tokens, on `tokens` of validation text at each length; and
-    attention and hidden states at the training length.
-
-    Args:
-        settings: those of the training.
-        documents_apart: whether tokens of a window see only their own document.
-    """
-    read: dict[str, Any] = {"tokens": tokens, "documents_apart": documents_apart}
-    if getattr(model, "objective", None) == "mlm":
-        for size in lengths:
-            yield from masked_loss(model, corpus, length=size, **read)
-    else:
-        yield from perplexity_by_length(model, corpus, lengths=lengths, **read)
-    length = settings.sequence_length
-    count = min(DIAGNOSED_WINDOWS, max(1, tokens // length))
-    texts = list(windows(corpus, length=length, count=count))
-    yield from _states(model, texts, settings, batch_size=max(1, TOKENS_IN_A_BATCH // length))
-
-
-def _states(
+def _inside(
     model: Any, texts: Sequence[torch.Tensor], settings: TrainConfig, *, batch_size: int
 ) -> list[Line]:
     """Attention and hidden states, in the model's own basis and in the one in which OrthoAdam would
@@ -293,7 +274,7 @@ class Milestones(LinesFile):
             read = perplexity(
                 model, self._texts, length=length, batch_size=size, tokenizer=self._tokenizer
             )
-            lines = _states(model, self._texts, self.settings, batch_size=size)
+            lines = _inside(model, self._texts, self.settings, batch_size=size)
         pooled = [one for one in lines if "layer" not in one and one["metric"] in _OF_MILESTONES]
         common = {"kind": "measure", "run": self._run.name, "step": metrics.step}
         loss = {"metric": "loss", "value": read.loss, "length": length}

@@ -30,7 +30,9 @@ RECORDS = "records.jsonl"
 Base = Annotated[Model | None, tyro.conf.arg(name="from")]
 BETWEEN = " · "
 TRAIN = "train."
-_SETTINGS = {TRAIN + one.name for one in fields(TrainConfig)} - {"train.parallel", "train.timeout"}
+# What may vary: one process trains an arm, and --seeds has its seeds.
+_SETTINGS = {TRAIN + one.name for one in fields(TrainConfig)}
+_SETTINGS -= {f"{TRAIN}{name}" for name in ("parallel", "timeout", "seed")}
 _Fixed = tyro.conf.Suppress[tyro.conf.Fixed[Any]]  # no option sets it
 
 
@@ -152,24 +154,20 @@ class CompareConfig(OpensModels):
         Raises:
             ClearheadError: for an unknown or impossible setting of the training.
         """
-        for key, values in self.vary.items():
+        for key in self.vary:
             if key.startswith(TRAIN):
                 choose("key to vary", key, _SETTINGS)
-            if key == "train.seed":
-                raise ClearheadError("train.seed cannot be varied: give several seeds")
-            words = [_in_words(key, value) for value in values]
-            if not words or len(words) != len({*words}):
-                found = ", ".join(words) or "none"
-                raise ClearheadError(
-                    f"{key} varies over one or more values, each once; found {found}"
-                )
         arms = []
         for name, values in itertools.product(self.presets, itertools.product(*self.vary.values())):
             changes = dict(zip(self.vary, values, strict=True))
-            called = BETWEEN.join([name, *(_in_words(*change) for change in changes.items())])
-            model, settings = dict(self.set), dict[str, Any]()
+            words, model, settings = [name], dict(self.set), dict[str, Any]()
             for key, value in changes.items():
-                (settings if key.startswith(TRAIN) else model)[key.removeprefix(TRAIN)] = value
+                text = value if isinstance(value, str) else json.dumps(value)
+                short = key.removeprefix(TRAIN)
+                # Optimizers are known by name; most other words, `none` say, need their key.
+                words.append(text if key == "train.optimizer" else f"{short} {text}")
+                (settings if key.startswith(TRAIN) else model)[short] = value
+            called = BETWEEN.join(words)
             try:
                 train = replace(self.train, **settings)
             except ClearheadError as error:
@@ -208,11 +206,12 @@ class CompareConfig(OpensModels):
                 raise ClearheadError(words) from error
             models[arm.name] = model
             same = f"{json.dumps(settings, sort_keys=True, default=str)} {arm.train}"
-            if (other := names.setdefault(same, arm.name)) != arm.name:
+            if same in names:
                 raise ClearheadError(
-                    f"{other!r} and {arm.name!r} are the same model in the same training: "
+                    f"{names[same]!r} and {arm.name!r} are the same model in the same training: "
                     "leave one of their presets or values out"
                 )
+            names[same] = arm.name
         return models
 
     def check(self) -> None:
@@ -249,13 +248,6 @@ class CompareConfig(OpensModels):
     def documents(self) -> str:
         """Documents of a validation window: "apart" if all training does so, else "together"."""
         return "apart" if all(arm.train.document_masks for arm in self.arms) else "together"
-
-
-def _in_words(key: str, value: Any) -> str:
-    """A change as part of a name: `orthoadam`, `norm layernorm`, `learning_rate 0.003`."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    # Optimizers are known by name; most other words, `none` say, need to be told of what.
-    return text if key == "train.optimizer" else f"{key.removeprefix(TRAIN)} {text}"
 
 
 def milestone_steps(every: float, settings: TrainConfig) -> int:

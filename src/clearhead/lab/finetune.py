@@ -15,17 +15,9 @@ from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
 from clearhead.lab.configs import FinetuneJob
 from clearhead.lab.run_setup import check_length
-from clearhead.lab.runs import Trial, run_missing
+from clearhead.lab.runs import run_missing
 from clearhead.measure.sweep import parameters_digest
-from clearhead.models import ClearheadConfig
-from clearhead.models.loading import (
-    best_device,
-    explained,
-    load_config,
-    load_tokenizer,
-    pretrained,
-    resolved,
-)
+from clearhead.models import ClearheadConfig, loading
 from clearhead.progress import Work
 from clearhead.records import jsonl, manifest
 from clearhead.records.identity import canonical, digest_of
@@ -74,9 +66,11 @@ class _Task:
             split: labelled.labels_of(found, self.classes, self.task)
             for split, found in rows.items()
         }
-        with explained(job.model, "tokenizer"):
-            self.path = resolved(job.model)
-            self.tokenizer = load_tokenizer(self.path, trust_remote_code=job.trust_remote_code)
+        with loading.explained(job.model, "tokenizer"):
+            self.path = loading.resolved(job.model)
+            self.tokenizer = loading.load_tokenizer(
+                self.path, trust_remote_code=job.trust_remote_code
+            )
             if self.tokenizer.pad_token_id is None:
                 self.tokenizer.pad_token = self.tokenizer.eos_token
         encode = partial(labelled.encode, tokenizer=self.tokenizer, length=job.train.max_length)
@@ -106,8 +100,8 @@ class _Task:
         path, trust = self.path, self.job.trust_remote_code
         dropout = self.job.train.dropout
         manifest.verify_model(Path(path))
-        with explained(self.job.model, "classifier"):
-            config = load_config(path, trust_remote_code=trust)
+        with loading.explained(self.job.model, "classifier"):
+            config = loading.load_config(path, trust_remote_code=trust)
             names = dict(enumerate(self.classes)) or {0: "score"}
             config.id2label = names
             config.label2id = {name: number for number, name in names.items()}
@@ -121,12 +115,14 @@ class _Task:
                     "of its own: leave it out, and set those in the checkpoint's config.json"
                 )
             options: Any = {"trust_remote_code": trust, "config": config, "dtype": torch.float32}
-            model = pretrained(AutoModelForSequenceClassification, path, head="new", **options)
+            model = loading.pretrained(
+                AutoModelForSequenceClassification, path, head="new", **options
+            )
         check_length(model, self.job.model, self.job.train.max_length, "max-length")
         return model
 
 
-class _Trial(Trial):
+class _Trial:
     """The task with a seed."""
 
     def __init__(self, task: _Task, seed: int) -> None:
@@ -138,7 +134,7 @@ class _Trial(Trial):
         arm = f"{source.name} on {task.task.name}"
         train = {name: value for name, value in asdict(job.train).items() if name not in FREE_KEYS}
         # As it will be computed: records have no "auto".
-        train["precision"] = precision.resolve(job.train.precision, best_device())
+        train["precision"] = precision.resolve(job.train.precision, loading.best_device())
         metrics = task.task.metrics
         decisive = {
             "arm": arm,
@@ -180,7 +176,7 @@ class _Trial(Trial):
         torch.manual_seed(self.seed)
         batches = task.batches("train", self.seed)
         model, _ = train_to_end(
-            task.classifier().to(best_device()),
+            task.classifier().to(loading.best_device()),
             batches,
             job.train.run(batches.per_epoch, self.seed),
             output=self.folder,

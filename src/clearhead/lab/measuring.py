@@ -1,5 +1,6 @@
 """Evaluation, diagnosis and simulated quantisation of models, as records."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -38,7 +39,7 @@ from clearhead.train import TrainConfig
 
 ALL = "all"
 LENGTH = 512  # of a diagnosis
-MASKED, HARNESS, NONE = "masked", "lm_eval", "none"
+MASKED, HARNESS = "masked", "lm_eval"
 
 Loaded = tuple[Line, Sequence[tuple[Line, Subject]], Mapping[str, Task], str]
 """Of a `Portion`: header, subjects, tasks, and advice when memory runs out."""
@@ -189,7 +190,13 @@ def _evaluation(config: Any) -> Load:
     if HARNESS in named and (theirs := tuple(parted(asked))):
         check_names(theirs, config.lm_eval.include_path, others=TASKS)
         config = replace(config, lm_eval=replace(config.lm_eval, tasks=theirs))
-    variants = _variants(config)
+    kinds = [
+        choose("rope scaling", kind, ("none", *SCALINGS)) for kind in parted(config.rope_scaling)
+    ]
+    scaled = [kind for kind in kinds if kind != "none"]
+    if scaled and not config.factors:
+        raise ClearheadError(f"rope scaling {scaled[0]} takes a factor: give --factors, say 2 4 8")
+    factors = dict.fromkeys(config.factors)
     headers = {source: _header(config, resolved(source)) for source in config.models}
     alike = len({header["run"] for header in headers.values()}) < len(headers)
 
@@ -199,7 +206,23 @@ def _evaluation(config: Any) -> Load:
             header["run"] = header["preset"] = name
         trust = config.trust_remote_code
         model, tokenizer = load_model(source, ("causal", "masked"), trust_remote_code=trust)
-        tasks = _tasks(config, source, named, model)
+        masked = "MaskedLM" in type(model).__name__
+        names = named or [MASKED if masked else "perplexity"]
+        if misfits := [task for task in names if (task == MASKED) != masked]:
+            does = "hidden tokens: its task is masked" if masked else "the next: leave masked out"
+            raise ClearheadError(f"{misfits[0]} is not for {source}, which predicts {does}")
+        tasks = {task: TASKS[task](**vars(getattr(config, task))) for task in names}
+        trained = getattr(model.config, "max_position_embeddings", None)
+        lengths = tuple(sorted({*config.lengths}))
+        if all(task in WITHOUT_LENGTH for task in tasks):
+            lengths = ()
+        elif trained is not None:
+            lengths = lengths or tuple(multiple * trained for multiple in (1, 2, 4, 8))
+        elif not lengths:
+            raise ClearheadError(
+                f"{type(model).__name__} does not say for which length it was trained: give "
+                "--lengths"
+            )
 
         def text() -> Corpus:
             read = text_of(config.data, config.models)
@@ -207,52 +230,16 @@ def _evaluation(config: Any) -> Load:
 
         texts = Texts(text, ("train",) * (config.split == "all") + ("validation",))
         sizes = {"tokens": config.tokens, "batch_tokens": config.batch_tokens}
-        lengths = _lengths(config.lengths, model, tasks)
         subject = _subject(config, model, tokenizer, texts, lengths=lengths, **sizes)
         header |= {"weights": subject.weights}  # those of a scaled variant differ
         header |= {"model": {"from": source, **model.config.to_diff_dict()}}
-        subjects = []
-        for kind, factor in variants:
-            changed = model if factor is None else with_rope_scaling(model, kind, factor=factor)
-            subjects.append(({"scaling": kind, "factor": factor}, replace(subject, model=changed)))
+        subjects = [({"scaling": "none", "factor": None}, subject)] * ("none" in kinds)
+        for kind, factor in itertools.product(scaled, factors):
+            changed = replace(subject, model=with_rope_scaling(model, kind, factor=factor))
+            subjects.append(({"scaling": kind, "factor": factor}, changed))
         return header, subjects, tasks, "give shorter --lengths or a smaller --batch-tokens"
 
     return load
-
-
-def _tasks(config: Any, source: str, named: Sequence[str], model: Any) -> dict[str, Task]:
-    """The tasks with their options, where the model can do them."""
-    masked = "MaskedLM" in type(model).__name__
-    names = named or [MASKED if masked else "perplexity"]
-    if misfits := [name for name in names if (name == MASKED) != masked]:
-        does = "hidden tokens: its task is masked" if masked else "the next token: leave masked out"
-        raise ClearheadError(f"{misfits[0]} is not for {source}, which predicts {does}")
-    return {name: TASKS[name](**vars(getattr(config, name))) for name in names}
-
-
-def _variants(config: Any) -> list[tuple[str, float | None]]:
-    """The rope scalings, each with its factor; "none" has none."""
-    kinds = [
-        choose("rope scaling", kind, (NONE, *SCALINGS)) for kind in parted(config.rope_scaling)
-    ]
-    takes = [kind for kind in kinds if kind != NONE]
-    if takes and not config.factors:
-        raise ClearheadError(f"rope scaling {takes[0]} takes a factor: for example --factors 2 4 8")
-    factors = dict.fromkeys(config.factors)
-    return [(NONE, None)] * (NONE in kinds) + [(kind, one) for kind in takes for one in factors]
-
-
-def _lengths(given: tuple[int, ...], model: Any, tasks: Mapping[str, Task]) -> tuple[int, ...]:
-    if all(name in WITHOUT_LENGTH for name in tasks):
-        return ()
-    if given:
-        return tuple(sorted(set(given)))
-    trained = getattr(model.config, "max_position_embeddings", None)
-    if trained is None:
-        raise ClearheadError(
-            f"{type(model).__name__} does not say for which length it was trained: give --lengths"
-        )
-    return tuple(multiple * trained for multiple in (1, 2, 4, 8))
 
 
 def _header(config: Any, model: str) -> Line:

@@ -4,9 +4,9 @@ OUTPUT/RUN/             a run's folder (`clearhead.train.run_dir`); its model is
 OUTPUT/records.jsonl    the records, to which each run is appended as soon as it is measured
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from clearhead.lab.configs import RECORDS
 from clearhead.progress import Work
@@ -16,27 +16,20 @@ from clearhead.terminal import say
 from clearhead.train.run_dir import is_finished
 
 
-class Trial(ABC):
-    """A configuration at a seed.
-
-    Attributes:
-        called: its name for people.
-        folder: of the run.
-        header: its line in the records; `rows` may add to it.
-        cell: identifies its result among those of the run.
-    """
+class Trial(Protocol):
+    """A configuration at a seed, under its name for people."""
 
     called: str
     folder: Path
     header: Line
+    """The run's line in the records, to which `rows` may add."""
     cell: str
+    """Identifies the result among those of the run."""
 
-    @abstractmethod
     def check(self, begun: Line | None) -> None:
-        """Refuse what would fail only hours later, and a folder of other settings than `begun`,
-        the header of an earlier result."""
+        """Refuse what would fail only hours later, and a folder whose run, of which `begun` is the
+        line in the records, has other settings."""
 
-    @abstractmethod
     def rows(self, work: Work) -> Iterable[Line]:
         """Train the model, or go on where it stopped, and measure it."""
 

@@ -60,8 +60,15 @@ def _run(job: TrainJob, world: World) -> TrainResult:
         model = begun.model
         for line in begun.in_words():
             say(line)
-        if resume:
-            _check_start(job, base.origin)
+        if resume:  # where it still reads the weights that it began with
+            first = read_record(job.output)["description"].get("from") or {}
+            reads = job.train.lora or checkpoint.newest(job.output) is None
+            reads = reads or job.base != first.get("name")
+            if reads and first.get("parameters") != base.origin["parameters"]:
+                raise ClearheadError(
+                    f"{job.base} has other weights than the run in {job.output} started from "
+                    f"({first.get('name')}): restore them, or start another run"
+                )
         elif remark := resting_sinks(model, job.train):
             say(remark)
     say(f"{job.preset or job.base or BASELINE}: {parameter_count(model):,} parameters")
@@ -134,15 +141,3 @@ def _new(job: TrainJob, name: str, began: str | None) -> tuple[Any, Any]:
     model = new_model(config)
     check_length(model, name, job.train.sequence_length)
     return model, corpus
-
-
-def _check_start(job: TrainJob, start: dict[str, str]) -> None:
-    """Refuse to go on from other weights than the run began with, where it still reads them."""
-    began = read_record(job.output)["description"].get("from") or {}
-    reads = job.train.lora or checkpoint.newest(job.output) is None
-    reads = reads or job.base != began.get("name")
-    if reads and began.get("parameters") != start["parameters"]:
-        raise ClearheadError(
-            f"{job.base} has other weights than the run in {job.output} started from "
-            f"({began.get('name')}): restore them, or start another run"
-        )
