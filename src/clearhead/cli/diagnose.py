@@ -6,17 +6,14 @@ examples:
   clearhead diagnose init:sas init:transformer --set num_hidden_layers=24 --output runs/at-the-start
 """
 
-from clearhead.lab.sweep_configs import DIAGNOSIS_FILE
 from clearhead.lab.sweep_configs import DiagnoseConfig as Command
 
 
 def run(command: Command) -> int:
     from clearhead.cli.publishing import publish
-    from clearhead.lab.measuring import run_diagnosis
+    from clearhead.lab.measuring import measure
     from clearhead.progress import Line
 
     with Line(unit="cell") as work:
-        lines = run_diagnosis(command, work=work)
-    return publish(
-        [command.output / DIAGNOSIS_FILE], command.output / "diagnosis.html", lines=lines
-    )
+        lines = measure(command, work=work)
+    return publish([command.records], command.output / "diagnosis.html", lines=lines)

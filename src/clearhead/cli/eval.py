@@ -14,14 +14,14 @@ from clearhead.lab.sweep_configs import EvaluateConfig as Command
 
 def run(command: Command) -> int:
     from clearhead.cli.publishing import publish
-    from clearhead.lab.measuring import run_evaluation
+    from clearhead.lab.measuring import measure
     from clearhead.progress import Line
 
     done: list[dict[str, Any]] = []
     files = [command.records] if command.records else []
     try:
         with Line(unit="cell") as work:
-            run_evaluation(command, work=work, told=done.extend)
+            measure(command, work=work, told=done.extend)
     except ClearheadError:
         if done:  # what was measured before
             publish(files, None, lines=done)

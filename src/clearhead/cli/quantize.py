@@ -17,11 +17,11 @@ def run(command: Command) -> int:
         (run_deployment if command.save is None else run_saving)(command)
         return 0
     from clearhead.cli.publishing import publish
-    from clearhead.lab.measuring import run_quantization
+    from clearhead.lab.measuring import measure
     from clearhead.progress import Line
 
     with Line(unit="cell") as work:
-        lines = run_quantization(command, work=work)
+        lines = measure(command, work=work)
     if command.records is None:
         return publish([], command.page, title=command.title, lines=lines)
     return publish([command.records], command.page, title=command.title)
