@@ -51,7 +51,7 @@ def _table(scale: str, layers: int, width: int, tokens: int, sweep: int, **other
 
 
 def _published(layers: int, size: str) -> Study:
-    return RUNS[size].study(label=f"{layers} layers", **MEASURED)
+    return RUNS[size].config.changed(label=f"{layers} layers", **MEASURED)
 
 
 # Layers → the table that all arms of this depth share; and the deep model's, with the rates of so
@@ -217,7 +217,7 @@ def _tasks(*tasks: str, rate: float = 1e-3, epochs: int = 5) -> dict[str, Finetu
 
 
 # fmt: off
-_BERT = RUNS["crammed"].study(seeds=(0, 1, 2), label="encoders")
+_BERT = RUNS["crammed"].config.changed(seeds=(0, 1, 2), label="encoders")
 # The crammed recipe in steps of one batch.
 _SHORT = Study(label="encoders", train=_BERT.train).changed(
     accumulation=1, ramp=0.0, compile="none", save_every=0)

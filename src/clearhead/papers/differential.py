@@ -33,7 +33,7 @@ WIDTHS = {"tiny": (64, 128, 192), "small": (256, 512, 1024)}
 TABLES = {
     "tiny": BY_WIDTH["tiny"],
     "small": BY_WIDTH["small"].changed(intermediate_size=1728),
-    "paper": RUNS["diff-1.4b"].study(),
+    "paper": RUNS["diff-1.4b"].config,
 }
 RATES = {"tiny": (1.5e-3, 3e-3), "small": (1e-3, 2e-3), "paper": (1.5e-4,)}
 # Table 1's tasks of lm-eval. At `tiny` without OpenBookQA, which states no licence, and PIQA, some
@@ -90,7 +90,7 @@ def abilities(scale: str) -> Iterator[Study]:
     first questions of each task.
     """
     tiny, rates = scale == "tiny", (3.2e-4,) if scale == "paper" else RATES[scale]
-    table = RUNS["diff-3b"].study() if scale == "paper" else TABLES[scale]
+    table = RUNS["diff-3b"].config if scale == "paper" else TABLES[scale]
     length = table.train.sequence_length
     shots = {"data": f"{BANKING}#train", "test": f"{BANKING}#test"}
     answers = evaluate(
