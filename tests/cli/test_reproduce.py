@@ -103,7 +103,7 @@ def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
             "sas", 1e-2, 1.0, mlp_gain=0.5
         ),
     )
-    toy = Experiment("toy", "", "", lambda scale: iter(trials), published=False)
+    toy = Experiment("toy", "", "", lambda scale: iter(trials))
     monkeypatch.setitem(EXPERIMENTS, "toy", toy)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
 

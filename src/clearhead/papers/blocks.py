@@ -5,23 +5,13 @@ on the most similar public text. The other text, Languini's books, is not free: 
 PG-19.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from clearhead.lab.configs import FinetuneJob
-from clearhead.papers.contrasts import (
-    LOSS,
-    Claim,
-    Contrast,
-    higher,
-    lower,
-    no_worse,
-    number,
-    ratio,
-    reaches,
-)
+from clearhead.papers.contrasts import LOSS, Claim, higher, lower, no_worse, number, ratio, reaches
 from clearhead.papers.recipes import RUNS
 from clearhead.papers.study import BOOKS, COSMOPEDIA, TRAINED, Study, diagnose, experiment, quantize
 from clearhead.train import FinetuneConfig
@@ -251,21 +241,16 @@ _TUNED = ("bert on banking77", "bert on *")
 _SIGNAL = partial(number, label="signal", layer=23)
 
 
-def _from_start(
-    words: str, metric: str, arm: str, verb: Callable[..., Contrast] = ratio, **options: Any
-) -> Contrast:
-    """A gain after training, against its start."""
-    at: dict[str, Any] = {"layer": 0} if metric.endswith("_values") else {}
+def _from_start(metric: str, arm: str, **at: Any) -> tuple[Any, str, Any]:
+    """A gain after training, its arm, and the gain at its start."""
     after, before = (number(metric, label=x, **at) for x in ("ratios", "ratios at the start"))
-    arm = f"{arm} {GAINED}"
-    return verb(words, after, arm, before.of(arm), **options)
+    return after, f"{arm} {GAINED}", before.of(f"{arm} {GAINED}")
 
 
 # fmt: off
 CLAIMS = (
     Claim("sas/propagation",
-        "Without skips, shaped attention keeps tokens apart through 24 layers.",
-        "", "signal",
+        "Without skips, shaped attention keeps tokens apart through 24 layers.", "", "signal",
         (lower("cosine of two tokens after 24 layers, SAS-P against no skip and no shaping",
             _SIGNAL("similarity"), "sas-p", "transformer · attention_skip none"),
         no_worse("cosine of two tokens after 24 layers, SAS-P against Pre-LN",
@@ -291,15 +276,15 @@ CLAIMS = (
         "identity, but for the first layer's values.",
         "β/α goes from 0.2 to 0 in 43,000 steps; in the first layer's values it stays above 0.05",
         "ratios",
-        (_from_start("all but the first layer's values: mean |β/α| as a share of its start, 0.2 "
-            "(at most 0.25)", "beta_over_alpha", "sas", at_most=0.25),
-        _from_start("the first layer's values: |β/α| as a share of its start, 0.2 (at least 0.25)",
-            "beta_over_alpha_values", "sas", at_least=0.25))),
+        (ratio("all but the first layer's values: mean |β/α| as a share of its start, 0.2 (at most "
+            "0.25)", *_from_start("beta_over_alpha", "sas"), at_most=0.25),
+        ratio("the first layer's values: |β/α| as a share of its start, 0.2 (at least 0.25)",
+            *_from_start("beta_over_alpha_values", "sas", layer=0), at_least=0.25))),
     Claim("sas/figure22",
         "With the skip (Pre-LN), trained values and projections leave the identity.",
         "β/α grows", "ratios",
-        (_from_start("mean β/α of all but the first layer's values, Pre-LN after training against "
-            "its start", "beta_over_alpha", BASE, higher),
+        (higher("mean β/α of all but the first layer's values, Pre-LN after training against its "
+            "start", *_from_start("beta_over_alpha", BASE)),
         higher("mean β/α of all but the first layer's values, Pre-LN against SAS", _BETA,
             f"{BASE} {GAINED}", f"sas {GAINED}"))),
     Claim("sas/residual", "A small gain of the MLP branch is better than a gain of 1.",
@@ -328,19 +313,16 @@ CLAIMS = (
         (no_worse("loss at hidden tokens", number("masked loss", times=1), "bert-sas-p", "bert",
             by=0.05),), also=("sas/figure7",)),
     Claim("sas/glue", "Crammed BERTs of simplified blocks keep the score after fine-tuning (GLUE; "
-        "here Banking-77).",
-        "80.0 against 80.4", "encoders",
+        "here Banking-77).", "80.0 against 80.4", "encoders",
         tuple(no_worse(f"accuracy of {arm.upper()} after fine-tuning", number("accuracy"),
             (f"bert-{arm} on banking77", f"bert-{arm} on *"), _TUNED, reaches(number("accuracy"),
             _TUNED, 0.6, "the number compared with"), by=0.02, better="higher")
-            for arm in ("sas", "sas-p")),
-        also=("sas/table2",)),
+            for arm in ("sas", "sas-p")), also=("sas/table2",)),
     Claim("sas/table1", "SAS-P trains faster than Pre-LN.",
         "1.16 × the throughput, with 15 % fewer parameters", "speed",
         (ratio("tokens a second of SAS-P against the baseline's, on the record's device",
             number("tokens_per_second", label="speed"), "sas-p", BASE),)),
-    Claim("sas/outliers", "Ours: simplified blocks have no larger outliers.",
-        "", "blocks",
+    Claim("sas/outliers", "Ours: simplified blocks have no larger outliers.", "", "blocks",
         tuple(no_worse(f"kurtosis of the hidden states, SAS-P, {layers} layers",
             number("kurtosis", label=loss.label), *DEEP_ARMS, by=1)
             for layers, loss in ((6, _SHALLOW), (24, _24_LAYERS)))),

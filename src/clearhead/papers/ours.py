@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from clearhead.data import DataConfig
@@ -14,9 +13,9 @@ from clearhead.papers.contrasts import Claim, blocked, higher, lower, no_worse, 
 from clearhead.papers.study import (
     BOOKS,
     TEXT,
-    TRAINED,
     WHOLE,
     Study,
+    convert,
     diagnose,
     evaluate,
     experiment,
@@ -31,15 +30,14 @@ TURNED_RATES = {"tiny": (1e-5, 3e-5), "small": (1e-5, 3e-5, 1e-4)}
 # differential-v2 adds 10.11 M to it, the gate 9.95 M.
 RANK = 33
 SCHEMES = ("w8a8-coarse", "w8a8-moderate", "w8a6-token", "w8a4-token", "logits4-tensor")
-_convert = partial(ConvertConfig, model=TRAINED, output=Path(), windows=4)
-PREFIX = _convert(prefix="\\n")
+PREFIX = convert(prefix="\\n")
 BOTH = replace(PREFIX, rotate=("down",))
-TURNED = _convert(rotate=("residual", "values", "down"))
+TURNED = convert(rotate=("residual", "values", "down"))
 ALL_TURNED = replace(TURNED, prefix=PREFIX.prefix)
 EQUAL = replace(ALL_TURNED, equalise=True)
 LEARNED = replace(EQUAL, learn_rotation=True)
 SEARCHED = replace(LEARNED, prefix="auto", calibrate=TEXT)
-KEYS, SINK = (_convert(to=(to,), calibrate=TEXT) for to in ("key-value", "sink"))
+KEYS, SINK = (convert(to=(to,), calibrate=TEXT) for to in ("key-value", "sink"))
 # Name, rates, and what is changed of the model: its conversion, its preset or settings.
 ARMS: tuple[tuple[str, Mapping[str, tuple[float, ...]], ConvertConfig | None, dict[str, Any]], ...]
 ARMS = (
@@ -198,19 +196,16 @@ _ADDED = number("added_perplexity", scheme="w8a8-coarse")
 # fmt: off
 CLAIMS = (
     Claim("together/loss",
-        "Each repair costs no loss, on average over the others present or absent.",
-        "", "together",
+        "Each repair costs no loss, on average over the others present or absent.", "", "together",
         tuple(blocked(no_worse(f"loss with {name}", _TOGETHER, *arms, by=0.01))
             for name, arms in REPAIRS.items())),
     Claim("together/preset",
         "The composition that wins, SAS-P's blocks and a gate, is on no measure worse than the "
-        "baseline.",
-        "", "composition",
+        "baseline.", "", "composition",
         tuple(no_worse(words, replace(one, label="composition"), "clearhead", BASE)
             for words, one in MEASURES.items())),
     Claim("together/extrapolation",
-        "Beside the other repairs, too, ALiBi extrapolates further than RoPE.",
-        "", "together",
+        "Beside the other repairs, too, ALiBi extrapolates further than RoPE.", "", "together",
         (blocked(lower("loss at 4 × the training length, ALiBi", replace(_TOGETHER, times=4),
             *ALIBI)),
         blocked(lower("loss of tokens that stood in the text before, at 4 × the training length, "
@@ -222,8 +217,7 @@ CLAIMS = (
         lower(_WIDE, _BEYOND, "alibi", BASE))),
     Claim("position/pope",
         "Polar coordinates (PoPE) read further beyond the training length than RoPE and CoCA, none "
-        "scaled, at no cost within.",
-        "arXiv 2509.10534", "long-context",
+        "scaled, at no cost within.", "arXiv 2509.10534", "long-context",
         (no_worse("perplexity at the training length, to within 0.5", _WITHIN, "pope", BASE,
             by=0.5),
         lower(_WIDE, _BEYOND, "pope", BASE),
@@ -235,14 +229,11 @@ CLAIMS = (
         (*passkeys_beyond("alibi", "ALiBi"), *passkeys_beyond("pope", "PoPE"))),
     Claim("position/forget",
         "A learned decay (FoX) reads better than ALiBi's fixed one, at the training length and 16 "
-        "times it.",
-        "", "long-context",
-        (lower(_WIDE, _BEYOND, "forget", "alibi"),
+        "times it.", "", "long-context", (lower(_WIDE, _BEYOND, "forget", "alibi"),
         lower("perplexity at the training length", _WITHIN, "forget", "alibi"))),
     Claim("retrofit/quantisation",
         "Trained repairs of SmolLM2-135M lose less at 8 bits than a prefix and a rotation "
-        "untrained.",
-        "", "retrofit",
+        "untrained.", "", "retrofit",
         tuple(lower(f"{_COST}, {words}", _ADDED, *arms) for words, *arms in (
             ("prefix and rotation, trained against untrained", _TRAINED, _ROTATED),
             ("all turned, trained against untrained", f"{_TURNED} trained", _TURNED),
@@ -254,14 +245,12 @@ CLAIMS = (
                 _ROTATED)))),
     Claim("retrofit/controls",
         "Training without a repair (all weights, attention, an adapter) does not make 8 bits as "
-        "cheap.",
-        "", "retrofit",
+        "cheap.", "", "retrofit",
         tuple(higher(f"{_COST}, {name} against prefix and rotation trained", _ADDED, arm, _TRAINED)
             for name, arm in (("dense continuation", "dense"),
                 ("attention-only training", "attention only"), ("an adapter (LoRA)", "lora")))),
     Claim("retrofit/loss",
-        "Repairs cost no perplexity against dense continuation on the same tokens.",
-        "", "retrofit",
+        "Repairs cost no perplexity against dense continuation on the same tokens.", "", "retrofit",
         tuple(no_worse(f"perplexity of code, {words}", _CODE, arm, "dense", by=0.3)
             for words, arm in (("prefix and rotation", _TRAINED),
                 ("prefix and all turned", f"{_TURNED} trained"),
@@ -285,8 +274,7 @@ CLAIMS = (
             better="higher"))),
     Claim("retrofit/basis",
         "Turning residual stream and values too makes 8 and 6 bits cheaper than a prefix and one "
-        "rotation.",
-        "", "retrofit",
+        "rotation.", "", "retrofit",
         tuple(lower(f"perplexity added by {scheme}, all turned against the down projections alone",
             number("added_perplexity", scheme=scheme), _TURNED, _ROTATED)
             for scheme in ("w8a8-coarse", "w8a6-token"))),

@@ -260,8 +260,7 @@ CLAIMS = (
         (_sink("without positions", f"{BASE} · position none", "elimination", by=0.1,
             better="higher"),
         _sink("with softmax-1", f"{BASE} · normalizer softmax1", "elimination"))),
-    Claim("softmax1/loss", "Softmax-1 costs no loss.",
-        "equal to the second digit", "outliers",
+    Claim("softmax1/loss", "Softmax-1 costs no loss.", "equal to the second digit", "outliers",
         (no_worse("loss on text", LOSS, (f"{BASE} · normalizer softmax1", "softmax1 · adamw",
             "softmax1"), ADAMW, by=0.01),)),
     Claim("softmax1/kurtosis", "OrthoAdam removes outlier activations.",
@@ -271,13 +270,11 @@ CLAIMS = (
             for which, tokens in (("first token", "first"), ("other tokens", "rest"))),
         also=("softmax1/table2",)),
     Claim("softmax1/optimizers", "Adam's per-coordinate step makes outliers; SGD does not.",
-        "", "outliers",
-        tuple(_kurtosis(f"under {name}", f"{BASE} · {name.lower()}", own_rates=True)
+        "", "outliers", tuple(_kurtosis(f"under {name}", f"{BASE} · {name.lower()}", own_rates=True)
             for name in ("SGD", "Muon"))),
     Claim("softmax1/deep",
         "Ours: OrthoAdam, or one gain a norm, removes the outliers that 24 layers of SAS-P grow, "
-        "and what they cost at few bits.",
-        "", "outliers-deep",
+        "and what they cost at few bits.", "", "outliers-deep",
         (_sick(4, "kurtosis, one rotation for each parameter", _DEEP("kurtosis"),
             "sas-p · orthoadam", "sas-p"),
         _sick(0.5, "perplexity added by w8a8-coarse", replace(_COARSE, label="deep outliers"),
@@ -295,8 +292,7 @@ CLAIMS = (
             (SHARED, "transformer+orthoadam")))),
     Claim("softmax1/rivals",
         "Ours: OrthoAdam makes few bits cheaper than rotation after training, Muon, a gate and QK "
-        "norm do.",
-        "", "outliers",
+        "norm do.", "", "outliers",
         (*(_costs("OrthoAdam against AdamW rotated after training", ORTHO,
             replace(what, at={"scheme": f"hadamard-{what.at['scheme']}"}).of(ADAMW), what)
             for what in _RIVALS),
@@ -306,22 +302,19 @@ CLAIMS = (
     Claim("softmax1/newer",
         "Softpick (arXiv 2504.20966), a headwise gate (2505.06708) and outlier-safe pre-training "
         "(2506.19697) have smaller outliers than AdamW and make few bits cheaper; the last makes "
-        "them cheaper than OrthoAdam does.",
-        "", "outliers",
+        "them cheaper than OrthoAdam does.", "", "outliers",
         (*(_kurtosis(f"of other tokens, {name}", arm, own_rates=True, tokens="rest")
             for name, arm in NEWER.items()),
         *(_costs(f"{name} against AdamW", arm, ADAMW, what)
             for name, arm in NEWER.items() for what in _SHARES),
         *(_costs("outlier-safe pre-training against OrthoAdam", SAFE, ORTHO, what)
             for what in _SHARES))),
-    Claim("softmax1/move", "Ours: outliers do not move to the rotated basis.",
-        "", "outliers",
+    Claim("softmax1/move", "Ours: outliers do not move to the rotated basis.", "", "outliers",
         tuple(no_worse(f"kurtosis in the optimizer's basis, {form}", number("kurtosis_rotated"),
             arm, ADAMW, _outliers(), by=1) for form, arm in FORMS.items())),
     Claim("softmax1/fading",
         "Ours: a fixed null key's weight fades as texts grow; a learned key's and a gate's do not.",
-        "", "sink",
-        (_fades("weight on softmax-1's null key", "null_mass", "softmax1", below=1),
+        "", "sink", (_fades("weight on softmax-1's null key", "null_mass", "softmax1", below=1),
         _fades("weight on a learned logit", "null_mass", "sink", below=1),
         _fades("weight on a learned key", "null_mass", "key-bias", at_least=0.9),
         _fades("how far a gate is closed", "gate_closed", "gated", at_least=0.9))),

@@ -214,28 +214,22 @@ class Experiment:
     paper: str
     question: str
     arms: Callable[[str], Iterator[Study]]
-    published: bool
-
-    @property
-    def scales(self) -> tuple[str, ...]:
-        """The scales that it has: "paper" only where the recipe is published."""
-        return ("tiny", "small", *(("paper",) if self.published else ()))
+    scales: tuple[str, ...] = ("tiny", "small")
 
 
 def experiment(
     paper: str, question: str, *, published: bool = False
 ) -> Callable[[Callable[[str], Iterator[Study]]], Experiment]:
-    """Make an experiment of the function that yields its arms, under the function's name."""
-    return lambda arms: Experiment(
-        arms.__name__.replace("_", "-"), paper, question, arms, published
-    )
+    """Make an experiment of the function that yields its arms, under the function's name; at the
+    scale `paper` too where the recipe is published."""
+    scales = ("tiny", "small", "paper")[: 2 + published]
+    return lambda arms: Experiment(arms.__name__.replace("_", "-"), paper, question, arms, scales)
 
 
 # Questions to the model that an arm trains, on one text for all arms; and its conversion.
 _ASKED: dict[str, Any] = {"models": (TRAINED,), "data": DataConfig()}
 diagnose, quantize = partial(DiagnoseConfig, **_ASKED), partial(QuantizeConfig, **_ASKED)
-finetune = partial(FinetuneJob, model=TRAINED)
-convert = partial(ConvertConfig, model=TRAINED, output=Path())
+convert = partial(ConvertConfig, model=TRAINED, output=Path(), windows=4)
 
 
 def evaluate(**settings: Any) -> Any:
