@@ -91,13 +91,6 @@ def test_everything_is_drawn_and_fits(fake, tmp_path, chromium, width):
     assert seen["misfits"] == 0  # also after the window changed its width
 
 
-def test_hostile_text_stays_text(fake, tmp_path, chromium):
-    write(fake, tmp_path, presets=("transformer", HOSTILE), command=HOSTILE)
-    seen = use(chromium, tmp_path, 900)
-    assert (seen["title"], seen["errors"]) == ("A comparison", "")
-    assert (seen["links"], seen["images"], seen["bold"]) == (0, 0, 0)
-
-
 def test_pages_with_little_to_show_are_quiet(fake, tmp_path, chromium):
     records = load(fake(presets=("gpt2",), steps=2))
     write_page(page_of(records), tmp_path / "page.html")
