@@ -18,7 +18,7 @@ from clearhead.eval.sliding import Perplexity
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.quantize import attention, linear
 from clearhead.quantize.schemes import Scheme
-from clearhead.records.cells import of_items, on_perplexity
+from clearhead.records.cells import errors, on_perplexity
 from clearhead.records.runs import Line
 
 
@@ -137,7 +137,8 @@ class QuantizationTask:
         if value is None or loss is None:
             return [{"metric": "perplexity", "value": None, "reason": measured.reason, **details}]
         items = on_perplexity(value, loss, measured.by_window)
-        return [of_items("perplexity", value, items, **details)]
+        found = errors("perplexity", value, items)
+        return [{"metric": "perplexity", "value": value, **found, **details}]
 
     def texts(self, subject: Subject) -> Texts:
         """Windows of the validation split and, where a scheme is calibrated, of the training split
