@@ -92,10 +92,10 @@ class Contrast:
                     yield outcome
 
     def _outcome(self, source: str, label: str, runs: Labelled) -> "Outcome | None":
-        labels = [label] if self.theirs.label == self.ours.label else runs
+        ours, alike = self.ours.side(label, runs), self.theirs.label == self.ours.label
+        labels = (label,) if alike else tuple(runs) if ours else ()
         beside = ((one, self.theirs.side(one, runs)) for one in labels)
         other, theirs = next((one for one in beside if one[1]), (label, None))
-        ours = self.ours.side(label, runs)
         if ours is None or theirs is None:
             return None
         mine, others = measures(ours, theirs, apart=self._apart)

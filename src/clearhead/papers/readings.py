@@ -9,7 +9,7 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-from clearhead.records.runs import MAPS, Key, Measure, Run, measure_key
+from clearhead.records.runs import MAPS, Key, Measure, Run
 from clearhead.report.pivots import Found, by_seed
 
 Patterns = str | tuple[str, ...]
@@ -64,10 +64,8 @@ class Reading:
 
     def side(self, label: str, runs: Labelled) -> "Side | None":
         """Its numbers under a label of one source; None where there is none."""
-        rows = self._rows(label, runs)
-        return (
-            Side(self, rows, self.minus._rows(label, runs) if self.minus else []) if rows else None
-        )
+        subtracted = self.minus._rows(label, runs) if self.minus else []
+        return Side(self, rows, subtracted) if (rows := self._rows(label, runs)) else None
 
     def _rows(self, label: str, runs: Labelled) -> Rows:
         """The runs that have the number, of the first pattern that any matches."""
@@ -140,9 +138,8 @@ def measures(*sides: Side, apart: Collection[str] = ()) -> list[Found]:
     """
 
     def key(one: Measure) -> Key:
-        return measure_key(
-            one.metric, {name: x for name, x in one.dimensions.items() if name not in apart}
-        )
+        metric, dimensions = one.key
+        return metric, frozenset(item for item in dimensions if item[0] not in apart)
 
     places: dict[int, set[Key]] = defaultdict(set)
     for run, ones in (row for side in sides for row in (*side.rows, *side.subtracted)):

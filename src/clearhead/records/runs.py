@@ -52,7 +52,7 @@ class Measure:
     details: Line = field(default_factory=dict)
     draws: Mapping[int, "Measure"] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def key(self) -> Key:
         """The identity of the measure within its run."""
         return measure_key(self.metric, self.dimensions)
