@@ -17,6 +17,10 @@ class Component(NamedTuple):
     variance: float
     degrees: float
 
+    def scaled(self, by: float) -> "Component":
+        """The error of the mean times a factor."""
+        return self._replace(variance=by**2 * self.variance)
+
 
 def wilson(successes: float, trials: int) -> Interval:
     """The 95 % interval of Wilson (1927) for a share of independent trials."""

@@ -331,7 +331,7 @@ def _item_error(mine: Found, theirs: Found, scale: float, ratio: float) -> tuple
     )
     if trials and not error.variance:
         error = alike_trials(int(error.degrees) + len(strata))
-    return (error._replace(variance=scale**2 * error.variance),)
+    return (error.scaled(scale),)
 
 
 def by_arm(
