@@ -196,15 +196,14 @@ def judge(contrast: Contrast, difference: Difference | None, threshold: float) -
     """The verdict of a difference on what a contrast claims; untested without one."""
     if difference is None:
         return Judgement.UNTESTED
-    higher = difference.verdict is Verdict.HIGHER
+    upward = contrast.claimed in ("higher", "not lower")
     if contrast.counted:
-        if difference.mean == difference.against:
-            equal_holds = contrast.claimed.startswith("not ")
-            return Judgement.HOLDS if equal_holds else Judgement.DOES_NOT_HOLD
-        higher = difference.mean > difference.against
-    elif not holds(difference, threshold):
+        beyond = difference.mean - difference.against
+        as_claimed = (beyond > 0) == upward if beyond else contrast.claimed.startswith("not ")
+    elif holds(difference, threshold):
+        as_claimed = (difference.verdict is Verdict.HIGHER) == upward
+    else:
         return Judgement.UNDECIDED
-    as_claimed = higher == (contrast.claimed in ("higher", "not lower"))
     return Judgement.HOLDS if as_claimed else Judgement.DOES_NOT_HOLD
 
 
