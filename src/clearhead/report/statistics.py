@@ -118,7 +118,8 @@ def compare(
         relative: the ratio of the means, less 1 (Fieller, 1954): the p-value is that of Welch's
             test of the variant against 1 + `against` times the baseline, and the interval holds
             every value of `against` that this test does not reject. None of a baseline of mean 0.
-        against, compared: as in `Difference`.
+        against: as in `Difference`.
+        compared: as in `Difference`.
         given: whether the models were given, not drawn by a seed: items are then the only error.
     """
     if not variant or not baseline or (relative and not math.fsum(baseline)):
