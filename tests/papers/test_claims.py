@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clearhead.papers import book, stages
-from clearhead.papers.claims import CLAIMS, Pooled, evidence, judged, pool, threshold_over
+from clearhead.papers.claims import CLAIMS, Pooled, judged, pool, threshold_over
 from clearhead.papers.contrasts import (
     LOSS,
     Contrast,
@@ -64,7 +64,7 @@ def _reached(arm: str, least: float) -> tuple[Gate]:
 )
 def test_a_contrast_is_judged_by_its_interval_and_margin(claimed, margin, values, verdict):
     records = _records({"transformer": [2.5, 2.51, 2.49], "sas": values})
-    (outcome,) = _contrast(claimed, margin).outcomes(evidence({"a": records}))
+    (outcome,) = _contrast(claimed, margin).outcomes({"a": records})
     assert outcome.ours.mean == pytest.approx(sum(values) / len(values))
     assert outcome.judgement(threshold=0.05) is verdict
     # Among many comparisons: within a margin, too.
@@ -85,10 +85,10 @@ def test_a_counted_number_needs_no_seeds(claimed, margin, value, verdict):
     """Whatever the threshold: there is no chance in it."""
     counted = replace(_contrast(claimed, margin), counted=True, relative=True)
     records = _records({"transformer": [2.0], "sas": [value]})
-    (outcome,) = counted.outcomes(evidence({"a": records}))
+    (outcome,) = counted.outcomes({"a": records})
     assert outcome.judgement(threshold=-1.0) is verdict
     healthy = replace(counted, gates=_reached("transformer", 2.1))
-    (healthy,) = healthy.outcomes(evidence({"a": records}))
+    (healthy,) = healthy.outcomes({"a": records})
     assert healthy.judgement(0.05) is Judgement.UNTESTED  # no number of its own to repair
 
 
@@ -100,7 +100,7 @@ def test_the_same_numbers_under_two_names_and_what_cannot_be_judged_count_once_o
     again = _records(arms, label="24 layers")
 
     def row(contrast: Contrast, source: str = "a", given: Records = records) -> list[Pooled]:
-        return [pool(contrast, [*contrast.outcomes(evidence({source: given}))])]
+        return [pool(contrast, [*contrast.outcomes({source: given})])]
 
     lower_, other = _contrast("lower"), _contrast("lower", arm="sas-p")
     first, weak = row(lower_), row(other)
@@ -122,7 +122,7 @@ def test_seeds_that_all_agree_hold_no_claim():
     """Not even the claim that there is no difference; the page says why."""
     records = _records({"transformer": [0.5] * 3, "sas": [0.5] * 3, "sas-p": [0.4] * 3})
     for claimed, arm in (("not higher", "sas"), ("lower", "sas-p")):
-        (outcome,) = _contrast(claimed, margin=0.02, arm=arm).outcomes(evidence({"a": records}))
+        (outcome,) = _contrast(claimed, margin=0.02, arm=arm).outcomes({"a": records})
         assert outcome.judgement(threshold=1.0) is Judgement.UNDECIDED
     assert any(
         "| undecided, all seeds alike, margin 0.02 |" in line
@@ -168,10 +168,10 @@ def test_a_skill_may_be_another_number_than_the_one_compared():
     sides = "differential", "transformer"
     learnt = (reaches(number("accuracy"), one, 0.15) for one in sides)
     contrast = lower("", number("margin"), *sides, *learnt)
-    (outcome,) = contrast.outcomes(evidence({"a": _measured(answers, "guesses")}))
+    (outcome,) = contrast.outcomes({"a": _measured(answers, "guesses")})
     assert outcome.judgement(threshold=0.05) is Judgement.UNTESTED
     answers["differential"]["accuracy"] = [0.2, 0.21, 0.22]
-    (outcome,) = contrast.outcomes(evidence({"a": _measured(answers, "answers")}))
+    (outcome,) = contrast.outcomes({"a": _measured(answers, "answers")})
     assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
 
 
@@ -182,7 +182,7 @@ def test_a_number_that_a_task_measured_aside_is_not_joined_with_the_final_one():
         arm: [{**one, "value": values}, {**one, **aside, "value": [9.0, 9.0]}]
         for arm, values in {"transformer": [2.0, 2.1], "sas": [3.0, 3.1]}.items()
     }
-    records = evidence({"a": recorded(arms, train={"sequence_length": 8})})
+    records = {"a": recorded(arms, train={"sequence_length": 8})}
     (outcome,) = _contrast("higher").outcomes(records)
     assert outcome.ours.mean == pytest.approx(3.05)
     hits = replace(LOSS, at={"task": "hits"})
@@ -200,7 +200,7 @@ def test_a_contrast_of_differences_and_one_in_shares():
 
     slopes = {"transformer": -10.0, "coca": 1.0}
     arms = {arm: [measured(slope, one) for one in (2.0, 8.0)] for arm, slope in slopes.items()}
-    records = evidence({"a": recorded(arms)})
+    records = {"a": recorded(arms)}
     two, eight = (number("perplexity", factor=factor) for factor in (2.0, 8.0))
     sides = (two.of(one, minus=eight.of(one), distance=True) for one in ("coca", "transformer"))
     (outcome,) = lower("", two, *sides).outcomes(records)
