@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from clearhead.papers.claims import Judged, Pooled, judged
 from clearhead.papers.contrasts import Contrast, Judgement, Outcome
-from clearhead.papers.requests import NOTHING, arms_of, cost
+from clearhead.papers.requests import arms_of, cost
 from clearhead.records.runs import Records
 from clearhead.report import style
 from clearhead.report.narrative import enumerate_words
@@ -59,8 +59,8 @@ def markdown(sources: Mapping[str, Records]) -> list[str]:
         rows=rows,
         worth=[*_worth(rows)],
         summary=[*map(_summary, rows)],
-        comparisons=lambda ones: [*_rows(ones)],
-        context=_context,
+        comparisons=lambda row: [*_rows(row.comparisons)],
+        bill=lambda claim: cost(arms_of(claim.study, "small", claim.arms), "small"),
         counted=_counted,
     )
     return text.splitlines()
@@ -170,20 +170,6 @@ def _untestable(contrast: Contrast, difference: Difference) -> str:
     if difference.alike:
         return "all seeds alike"
     return "" if difference.decidable else "the number compared with may be zero"
-
-
-def _context(row: Judged) -> str:
-    """The published numbers, and the command that may decide a claim."""
-    claim = row.claim
-    parts = [f"Published: {claim.published}"] * bool(claim.published)
-    parts += ["Holds by construction"] * claim.by_construction
-    if not any(one.outcomes for one in row.comparisons):
-        parts.append(f"No record yet: `clearhead reproduce {claim.name}`")
-    elif row.verdict in (Judgement.UNDECIDED, Judgement.UNTESTED):
-        bill = cost(arms_of(claim.study, "small", claim.arms), "small")
-        if bill != NOTHING:
-            parts.append(f"At `small`: `clearhead reproduce {claim.name} --scale small`, {bill}")
-    return " ".join(f"{part}." for part in parts)
 
 
 def _difference(difference: Difference | None) -> str:
