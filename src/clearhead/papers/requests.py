@@ -23,7 +23,6 @@ EXPERIMENTS = {
 }
 """The papers' experiments, by name: each is a function in the file of its paper."""
 ALL = ("*",)  # arms, or questions
-NOTHING = "no training"
 # FLOP a second in training: measured in results/passkey.jsonl on two cores (1.97 M parameters and
 # 1.5 M tokens take 300 s of one), and a tenth of an H200's dense bfloat16 peak.
 SPEEDS = {"tiny": (1.2e11, "two cores"), "small": (1e14, "one GPU"), "paper": (1e14, "one GPU")}
@@ -163,7 +162,7 @@ def cost(arms: Iterable[Study], scale: str) -> str:
         runs, tokens, beyond = runs + trained + sweep, tokens + read, beyond + BEYOND * one.is_swept
         flops += 6.0 * sizes.setdefault(one.label, parameters(one)) * read
     if not runs:
-        return NOTHING
+        return "no training"
     speed, place = SPEEDS[scale]
     hours = flops / speed / 3600
     time = f"{hours:.1f} h" if hours >= 1 else f"{max(1, round(60 * hours))} min"
