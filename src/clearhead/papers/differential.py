@@ -173,9 +173,10 @@ CLAIMS = (
             for where, times in (("the", 1), ("16 × the", 16)))),
     Claim("diff/table2", "Differential attention finds several needles among others more often.",
         "0.85 against 0.55, two of six needles at 4K", "differential",
-        tuple(higher(f"{words} found", number("accuracy", task="needles", **of), V1, BASE)
-            for words, of in (("two of six needles", {"needles": 6, "queries": 2}),
-                ("a single needle", {"needles": 1, "queries": 1}))), also=("diff/figure5",)),
+        tuple(higher(words, number("accuracy", task="needles", needles=n, queries=q), V1, BASE)
+            for words, n, q in (
+                ("two of six needles found", 6, 2), ("a single needle found", 1, 1))),
+        also=("diff/figure5",)),
     Claim("diff/table3",
         "Differential attention puts more weight on the answer and less on the rest.",
         "0.27 to 0.40 on the answer, against 0.03 to 0.09", "differential",

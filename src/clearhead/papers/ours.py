@@ -234,7 +234,7 @@ CLAIMS = (
     Claim("retrofit/quantisation",
         "Trained repairs of SmolLM2-135M lose less at 8 bits than a prefix and a rotation "
         "untrained.", "", "retrofit",
-        tuple(lower(f"{_COST}, {words}", _ADDED, *arms) for words, *arms in (
+        tuple(lower(f"{_COST}, {words}", _ADDED, arm, than) for words, arm, than in (
             ("prefix and rotation, trained against untrained", _TRAINED, _ROTATED),
             ("all turned, trained against untrained", f"{_TURNED} trained", _TURNED),
             ("all turned with equal rows, trained against untrained", f"{_TURNED} equal trained",
