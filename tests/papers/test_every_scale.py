@@ -14,7 +14,7 @@ from clearhead.lab.sweep_configs import DiagnoseConfig, PlanConfig, QuantizeConf
 from clearhead.papers.claims import CLAIMS
 from clearhead.papers.contrasts import Claim, Contrast
 from clearhead.papers.readings import Reading
-from clearhead.papers.requests import EXPERIMENTS, chosen, has_arms
+from clearhead.papers.requests import EXPERIMENTS, arms_for, chosen
 from clearhead.papers.study import Study
 
 SCALES = ("tiny", "small", "paper")
@@ -47,7 +47,7 @@ def test_an_experiment_has_arms_at_each_of_its_scales(scale):
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_claim_can_be_judged_at_a_scale_or_is_refused_there(scale):
     for claim in CLAIMS:
-        if not has_arms(claim, scale):
+        if not arms_for(claim, scale):
             with pytest.raises(ClearheadError, match=f"^{claim.name} has no arms at {scale}: "):
                 chosen([claim.name], scale)
             continue

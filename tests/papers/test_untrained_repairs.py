@@ -20,7 +20,9 @@ CHOICES = {
 
 def _check(shown: str, file: str, name: str, scheme: str) -> None:
     """Compare the "+30.7 %" that few bits add with the record."""
-    sides = (of(f"{file}.jsonl", name, one) for one in (f"added_perplexity scheme={scheme}", "full"))
+    sides = (
+        of(f"{file}.jsonl", name, one) for one in (f"added_perplexity scheme={scheme}", "full")
+    )
     ((added,), (full,)) = sides
     agree(*re.findall(r"\+([\d.]+) %", shown), 100 * added / full)
 

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from clearhead.papers.claims import Judged, Pooled, judged
 from clearhead.papers.contrasts import Contrast, Judgement, Outcome
-from clearhead.papers.requests import arms_of, cost
+from clearhead.papers.requests import arms_for, cost
 from clearhead.records.runs import Records
 from clearhead.report import style
 from clearhead.report.narrative import enumerate_words
@@ -60,7 +60,7 @@ def markdown(sources: Mapping[str, Records]) -> list[str]:
         worth=[*_worth(rows)],
         summary=[*map(_summary, rows)],
         comparisons=lambda row: [*_rows(row.comparisons)],
-        bill=lambda claim: cost(arms_of(claim.study, "small", claim.arms), "small"),
+        bill=lambda claim: cost(arms_for(claim, "small"), "small"),
         counted=_counted,
     )
     return text.splitlines()

@@ -272,9 +272,8 @@ CLAIMS = (
     Claim("softmax1/optimizers", "Adam's per-coordinate step makes outliers; SGD does not.",
         "", "outliers", tuple(_kurtosis(f"under {name}", f"{BASE} · {name.lower()}", own_rates=True)
             for name in ("SGD", "Muon"))),
-    Claim("softmax1/deep",
-        "Ours: OrthoAdam, or one gain a norm, removes the outliers that 24 layers of SAS-P grow, "
-        "and what they cost at few bits.", "", "outliers-deep",
+    Claim("softmax1/deep", "Ours: OrthoAdam, or one gain a norm, removes the outliers that 24 "
+        "layers of SAS-P grow, and what they cost at few bits.", "", "outliers-deep",
         (_sick(4, "kurtosis, one rotation for each parameter", _DEEP("kurtosis"),
             "sas-p · orthoadam", "sas-p"),
         _sick(0.5, "perplexity added by w8a8-coarse", replace(_COARSE, label="deep outliers"),
@@ -290,19 +289,17 @@ CLAIMS = (
             ("OrthoAdam alone", ORTHO))),
         _costs("OrthoAdam alone, one rotation for all axes of a size",
             (SHARED, "transformer+orthoadam")))),
-    Claim("softmax1/rivals",
-        "Ours: OrthoAdam makes few bits cheaper than rotation after training, Muon, a gate and QK "
-        "norm do.", "", "outliers",
+    Claim("softmax1/rivals", "Ours: OrthoAdam makes few bits cheaper than rotation after training, "
+        "Muon, a gate and QK norm do.", "", "outliers",
         (*(_costs("OrthoAdam against AdamW rotated after training", ORTHO,
             replace(what, at={"scheme": f"hadamard-{what.at['scheme']}"}).of(ADAMW), what)
             for what in _RIVALS),
         *(_costs("OrthoAdam against Muon", ORTHO, f"{BASE} · muon", what) for what in _RIVALS),
         *(_costs(f"OrthoAdam against {name}", ORTHO, f"{BASE} · {arm}", _RIVALS[0]) for name, arm
             in (("a gate", "epilogue gate"), ("normed queries and keys", "qk_norm rmsnorm"))))),
-    Claim("softmax1/newer",
-        "Softpick (arXiv 2504.20966), a headwise gate (2505.06708) and outlier-safe pre-training "
-        "(2506.19697) have smaller outliers than AdamW and make few bits cheaper; the last makes "
-        "them cheaper than OrthoAdam does.", "", "outliers",
+    Claim("softmax1/newer", "Softpick (arXiv 2504.20966), a headwise gate (2505.06708) and "
+        "outlier-safe pre-training (2506.19697) have smaller outliers than AdamW and make few bits "
+        "cheaper; the last makes them cheaper than OrthoAdam does.", "", "outliers",
         (*(_kurtosis(f"of other tokens, {name}", arm, own_rates=True, tokens="rest")
             for name, arm in NEWER.items()),
         *(_costs(f"{name} against AdamW", arm, ADAMW, what)
