@@ -164,22 +164,6 @@ def test_a_record_without_the_defect_neither_supports_a_claim_nor_stands_in_its_
     assert "| not counted: kurtosis of the model compared with is below 4 |" in text
 
 
-def test_a_skill_may_be_another_number_than_the_one_compared():
-    """Answers that no order of demonstrations changes may be all the same answer."""
-    answers = {
-        "transformer": {"margin": [0.2, 0.21, 0.19], "accuracy": [0.3, 0.31, 0.32]},
-        "differential": {"margin": [0.0, 0.01, 0.0], "accuracy": [0.1, 0.1, 0.1]},
-    }
-    sides = "differential", "transformer"
-    learnt = (reaches(number("accuracy"), one, 0.15) for one in sides)
-    contrast = lower("", number("margin"), *sides, *learnt)
-    guesses = _only(contrast, _measured(answers, "guesses"))
-    assert guesses.judgement(threshold=0.05) is Judgement.UNTESTED
-    answers["differential"]["accuracy"] = [0.2, 0.21, 0.22]
-    learnt = _only(contrast, _measured(answers, "answers"))
-    assert learnt.judgement(threshold=0.05) is Judgement.HOLDS
-
-
 def test_a_number_that_a_task_measured_aside_is_not_joined_with_the_final_one():
     """Both are called the loss at this length, and each is of a text of its own."""
     one, aside = {"metric": "loss", "length": 8}, {"task": "hits", "aside": True}
