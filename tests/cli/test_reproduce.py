@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from clearhead.cli import VERBS
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig
 from clearhead.lab import processes
@@ -69,7 +68,7 @@ def test_a_model_that_cannot_be_opened_is_refused_before_the_first_job(tmp_path,
     quantised = tmp_path / "fp8"
     LlamaConfig(quantization_config={"quant_method": "fp8"}).save_pretrained(quantised)
     words = ("reproduce", "retrofit", "--output", tmp_path / "out", "--from")
-    assert "is quantised (fp8): save a copy" in refusal(capsys, *words, quantised)
+    assert "is already quantised (fp8): give the one" in refusal(capsys, *words, quantised)
     said = refusal(capsys, *words, "nobody/nothing")
     assert "cannot load a model from 'nobody/nothing'" in said
     assert not (tmp_path / "out").exists()
@@ -202,9 +201,7 @@ def test_published_runs_are_listed_as_commands_that_train_reads(capsys):
     commands = [shlex.split(line) for line in lines if not line.startswith("#")]
     arms = [(one, one.config, arm) for one in RUNS.values() for arm in one.config.arms]
     for (_, verb, *words), (published, config, arm) in zip(commands, arms, strict=True):
-        read = parse(
-            importlib.import_module(VERBS[verb][0]).Command, words, verb=verb, description=""
-        )
+        read = parse(importlib.import_module(f"clearhead.cli.{verb}"), words)
         assert (read.preset, read.size, read.set) == (arm.preset, config.size, arm.model)
         rate = published.rates.get(arm.preset, arm.train.learning_rate)
         train = dataclasses.replace(arm.train, learning_rate=rate)

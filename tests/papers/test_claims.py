@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clearhead.papers import book, stages
-from clearhead.papers.claims import CLAIMS, Pooled, evidence, pool, threshold_over, verdict_of
+from clearhead.papers.claims import CLAIMS, Pooled, pool, threshold_over, verdict_of
 from clearhead.papers.contrasts import (
     LOSS,
     Contrast,
@@ -46,7 +46,7 @@ def _contrast(claimed: str, margin: float = 0.0, arm: str = "sas") -> Contrast:
 
 def _only(contrast: Contrast, records: Records) -> Outcome:
     """The only outcome of a contrast in records."""
-    (outcome,) = contrast.outcomes(evidence({"a": records}))
+    (outcome,) = contrast.outcomes({"a": records})
     return outcome
 
 
@@ -105,7 +105,7 @@ def test_the_same_numbers_under_two_names_and_what_cannot_be_judged_count_once_o
     again = _records(arms, label="24 layers")
 
     def row(contrast: Contrast, source: str = "a", given: Records = records) -> list[Pooled]:
-        return [pool(contrast, [*contrast.outcomes(evidence({source: given}))])]
+        return [pool(contrast, [*contrast.outcomes({source: given})])]
 
     lower_, other = _contrast("lower"), _contrast("lower", arm="sas-p")
     first, weak = row(lower_), row(other)
@@ -154,8 +154,8 @@ def test_a_record_without_the_defect_neither_supports_a_claim_nor_stands_in_its_
     (claim,) = (one for one in CLAIMS if one.name == "softmax1/move")
 
     def verdict(*names: str) -> Judgement:
-        numbers = evidence({name: sources[name] for name in names})
-        rows = [pool(one, [*one.outcomes(numbers)]) for one in claim.contrasts]
+        chosen = {name: sources[name] for name in names}
+        rows = [pool(one, [*one.outcomes(chosen)]) for one in claim.contrasts]
         return verdict_of([row.judgement(threshold_over([rows])) for row in rows])
 
     assert verdict("sick") is verdict("sick", "healthy") is Judgement.HOLDS

@@ -5,7 +5,6 @@ from dataclasses import replace
 from statistics import fmean
 
 from clearhead.errors import ClearheadError
-from clearhead.records.cells import add_costs
 from clearhead.records.runs import QUANTIZATION, Records, Run
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks, chart
@@ -36,7 +35,6 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
     for run in records.runs:
         if run.measure("perplexity") is None:
             raise ClearheadError(f"{run.id} has no result in full precision")
-        add_costs(run)
     yield Section("bits", "Bits against perplexity", _charts(records, looks), BITS)
     yield Section("numbers", "What schemes cost", [results(records)], f"{COSTS} {ROUNDED}")
 
@@ -70,18 +68,13 @@ def results(records: Records) -> Pivot | None:
 def _cell(model: Model, scheme: str | None) -> tuple[Entry, ...]:
     cost = cost_of(scheme)
     entries = cost.entries(model)
-    if entries and all_noise(model.records, model.arm, str(scheme)):
+    # Noise: in every seed sampling of the text explains what the scheme adds.
+    costs = (run.measure("added_perplexity", scheme=scheme) for run in model.records.of(model.arm))
+    ends = [(one.details.get("interval") or (one.value,))[0] for one in costs if one is not None]
+    if all(low is not None and low < 0 for low in ends):
         entries = tuple(replace(one, text=f"{one.text}, noise") for one in entries)
     perplexity = replace(cost, metric="perplexity", write=style.four_digits, judged=False)
     return (*entries, *(replace(one, name="perplexity") for one in perplexity.entries(model)))
-
-
-def all_noise(records: Records, arm: str, scheme: str) -> bool:
-    """True if in every seed sampling of the text explains what a scheme adds: quantisation helps by
-    chance only."""
-    costs = (run.measure("added_perplexity", scheme=scheme) for run in records.of(arm))
-    ends = [(one.details.get("interval") or (one.value,))[0] for one in costs if one is not None]
-    return all(low is not None and low < 0 for low in ends)
 
 
 def verdict(records: Records, threshold: float) -> list[str]:
