@@ -43,8 +43,8 @@ def chosen(
     an unknown name, or none.
 
     Args:
-        only, questions: patterns of the arms and of their questions; all where empty. One that
-            names nothing is refused.
+        only: patterns of the arms, all where empty; one that names nothing is refused.
+        questions: patterns of the arms' questions, in the same way.
         changes: as `changed` has them.
     """
     if not names:

@@ -68,8 +68,8 @@ def outliers(scale: str) -> Iterator[Study]:
     OrthoAdam has the paper's rotation a parameter, and once one rotation for all axes of a size.
     """
     table, (baseline,) = TABLES[scale], TABLES[scale].presets
-    bits = quantize(scheme=SCHEMES, length=table.train.sequence_length, tokens=32_768)
-    bits = replace(bits, data=_text(table))
+    length, text = table.train.sequence_length, _text(table)
+    bits = quantize(scheme=SCHEMES, length=length, tokens=32_768, data=text)
     rates = {"tiny": (3e-3, 6e-3), "small": (5e-4, 1e-3, 2e-3), "paper": (1e-3,)}[scale]
     tuned = {} if scale == "paper" else OPTIMIZERS
     others = ({"train.optimizer": name} for name in tuned if name != "muon")
@@ -90,8 +90,7 @@ def sink(scale: str) -> Iterator[Study]:
     table = _made(scale, "backcopy")
     long = DataConfig(data=("synthetic:backcopy:documents=100,characters=3200",), validation=WHOLE)
     # First, so that of what both measure the opening's counts.
-    questions = {"longer": _documents(512, long), **table.questions}
-    table = replace(table, questions=questions)
+    table = replace(table, questions={"longer": _documents(512, long), **table.questions})
     yield table.arm("transformer", *RATES)
     # The interventions: a null key, a learned one, one with a place of its own, and a gate.
     for preset in ("softmax1", "sink", "key-bias", "gated", "xsa"):
@@ -119,21 +118,20 @@ def sink_text(scale: str) -> Iterator[Study]:
 @experiment(PAPER, "Which part of the model makes the sink?")
 def elimination(scale: str) -> Iterator[Study]:
     """The baseline with one part of it changed at a time."""
-    changes: tuple[dict[str, Any], ...] = (
-        {},
-        {"position": "none"},  # the interventions
-        {"position": "learned"},
-        {"bias": True},
-        {"norm": "layernorm"},
-        {"norm": "rmsnorm-single"},
-        {"mlp": "relu"},
-        {"qk_norm": "rmsnorm"},
-        {"normalizer": "softmax1"},
-        {"train.weight_decay": 0.5},
-        {"train.optimizer": "orthoadam"},
-    )
-    for one in changes:
-        yield _made(scale, "elimination").arm("transformer", *RATES, **one)
+    changes: dict[str, tuple[Any, ...]] = {  # the interventions
+        "position": ("none", "learned"),
+        "bias": (True,),
+        "norm": ("layernorm", "rmsnorm-single"),
+        "mlp": ("relu",),
+        "qk_norm": ("rmsnorm",),
+        "normalizer": ("softmax1",),
+        "train.weight_decay": (0.5,),
+        "train.optimizer": ("orthoadam",),
+    }
+    table = _made(scale, "elimination")
+    yield table.arm("transformer", *RATES)
+    for key, value in ((key, value) for key, values in changes.items() for value in values):
+        yield table.arm("transformer", *RATES, **{key: value})
 
 
 def _text(table: Study) -> DataConfig:
