@@ -8,7 +8,6 @@ import pickle
 import shlex
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 from transformers import LlamaConfig

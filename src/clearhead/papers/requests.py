@@ -51,18 +51,18 @@ def chosen(
         raise ClearheadError("give a claim, a family, an experiment or all: --list prints them")
     patterns: dict[str, set[str]] = {name: set() for name in EXPERIMENTS}
     for name in names:
-        for study, arms in _asked(name, scale):
-            patterns[study].update(arms)
+        for study, asked in _asked(name, scale):
+            patterns[study].update(asked)
     wanted = {one: arms_of(one, scale, only or some) for one, some in patterns.items() if some}
     _require("arms", only, [arm.name for one in wanted for arm in arms_of(one, scale)])
-    asked = [name for arms in wanted.values() for arm in arms for name in arm.questions]
-    _require("questions", questions, asked)
+    named = [name for arms in wanted.values() for arm in arms for name in arm.questions]
+    _require("questions", questions, named)
     studies = dict[str, list[Study]]()
-    for one, arms in wanted.items():
-        folder = output or Path("runs") / f"{one}-{scale}"
-        folder = folder / one if output is not None and len(wanted) > 1 else folder
+    for study, arms in wanted.items():
+        folder = output or Path("runs") / f"{study}-{scale}"
+        folder = folder / study if output is not None and len(wanted) > 1 else folder
         changes |= {"questions": questions, "output": folder}
-        studies |= {one: [changed(arm, **changes) for arm in arms]} if arms else {}
+        studies |= {study: [changed(arm, **changes) for arm in arms]} if arms else {}
     return studies
 
 
