@@ -110,9 +110,8 @@ def retrofit(scale: str) -> Iterator[Study]:
     """Controls and repairs of SmolLM2-135M, untrained and trained, on the same tokens in the same
     order; the controls say what a repair adds to more training."""
     for name, rates, conversion, changes in ARMS:  # the interventions
-        preset, settings = changes.get("preset", BASE), {**changes}
-        settings.pop("preset", None)
-        one = RETROFIT[scale].arm(preset, *rates.get(scale, ()), **settings)
+        settings = {"preset": "transformer", **changes}
+        one = RETROFIT[scale].arm(settings.pop("preset"), *rates.get(scale, ()), **settings)
         yield replace(one, called=name, conversion=conversion)
 
 
