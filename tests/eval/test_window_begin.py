@@ -202,7 +202,7 @@ def _request(*words):
 
 def test_a_prompt_of_lm_eval_opens_with_the_begin_token_and_is_cut_behind_it(pair, corpus):
     plain, begun = pair
-    asked = [(TEXT[:-1], " Nobody saw it"), (TEXT * 20, " again!"), ("", " A letter")]
+    asked = [(TEXT[:-1], " Nobody saw it"), (TEXT[:-1] * 20, " again!"), ("", " A letter")]
     with _harness(begun, corpus) as lm:
         scores = lm.loglikelihood([_request(*one) for one in asked])
     for (context, answer), (score, _) in zip(asked, scores, strict=True):
