@@ -246,7 +246,7 @@ def test_an_answer_has_the_tokens_that_it_has_in_the_text(make_subject, kind):
     changes = {} if kind == "byte-level" else {"tokenizer": _spelling(kind, texts[::9])}
     subject = make_subject(lengths=(600,), **changes)
     for name in ("passkey", "landmark", "needles", "recall"):
-        for cell in TASKS[name].cells(subject):
+        for cell in TASKS[name].cells(subject)[:2]:
             _, _, oracle = _asked(subject, TASKS[name], cell)
             for prompt, answer in zip(oracle.prompts, oracle.answers, strict=True):
                 part = answer
