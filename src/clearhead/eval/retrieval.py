@@ -15,7 +15,7 @@ from clearhead.data.seeded import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval import options
 from clearhead.eval.options import parted
-from clearhead.measure.answers import Answer, Ids, Prompt
+from clearhead.measure.answers import Answer, Ids, Prompt, reset_dynamic_rope
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.models.inspection import evaluating, finite
 from clearhead.probe.attention_call import AttentionCall
@@ -275,6 +275,7 @@ def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> Tensor:
     """
     last_row = _LastRow(spans_3S)
     with evaluating(subject.model):
+        reset_dynamic_rope(subject.model)
         _, unread_BT, cache = subject.reader.read([prompt])
         with observe(subject.model, attention=[ByTile(weights=[last_row])]):
             finite(subject.reader.forward(unread_BT, cache)[0])
