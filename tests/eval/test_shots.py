@@ -4,7 +4,6 @@ import gzip
 import json
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from statistics import variance
 from types import SimpleNamespace
 
@@ -140,20 +139,6 @@ def test_labels_that_cannot_be_scored_are_refused(write, encode, labels, message
     subject = SimpleNamespace(ids=lambda *pieces: [*map(encode, pieces)], begin=(), seed=0)
     with pytest.raises(ClearheadError, match=message):
         Setting(ShotsTask(data=write(rows), queries=1), subject)
-
-
-def test_labelled_texts_of_a_data_set_are_those_of_a_file(
-    make_subject, write, monkeypatch, tmp_path
-):
-    pytest.importorskip("datasets")
-    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    file = Path(write(_rows(30), "train.jsonl"))
-    of_file, of_set = (
-        Setting(ShotsTask(data=data, queries=4), make_subject()).digest
-        for data in (str(file), f"hf:{file.parent}")
-    )
-    assert of_set == of_file
 
 
 @pytest.mark.parametrize(
