@@ -8,14 +8,13 @@ from statistics import variance
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from clearhead import ClearheadError
 from clearhead.data.seeded import SeededChoices
 from clearhead.eval.shots import Setting, ShotsTask
 from clearhead.records.intervals import wilson
 
-from .conftest import numbers
+from .conftest import log_p, numbers
 
 LABELS = ("card", "card arrival", "card arrival late", "lost")  # each starts the next
 
@@ -55,11 +54,8 @@ def _by_hand(subject, setting, context):
     for question in setting.questions:
         scores = []
         for answer in setting.answers:
-            ids = torch.tensor([(*context, *question, *answer)])
-            with torch.no_grad():
-                logp = subject.model(ids, use_cache=False).logits[0].double().log_softmax(-1)
-            start = ids.shape[1] - len(answer)
-            scores.append(sum(float(logp[start + i - 1, t]) for i, t in enumerate(answer)))
+            likely = log_p(subject.model, (*context, *question, *answer), len(answer))
+            scores.append(sum(likely))
         found.append(scores.index(max(scores)))
     return found
 
