@@ -54,10 +54,6 @@ def test_generation_with_either_cache_is_that_without(name):
     want = model.generate(ids, use_cache=False, **options).tolist()
     for kind in ("dynamic", "static"):
         assert model.generate(ids, cache_implementation=kind, **options).tolist() == want
-    other = _model(name, num_hidden_layers=4)
-    alone = {**options, "attention_mask": mask[:1]}
-    assisted = model.generate(ids[:1], assistant_model=other, **alone)
-    assert assisted.tolist() == model.generate(ids[:1], use_cache=False, **alone).tolist()
 
 
 @pytest.mark.parametrize("name", POINTS)
