@@ -1,4 +1,11 @@
-"""clearhead check: is a model's attention computed as its configuration says?"""
+"""Compare each attention implementation that loads here with the model's eager attention in
+float64: logits and all gradients of texts given alone, padded, packed, through a cache, with a
+window and with learned sinks.
+
+examples:
+  clearhead check ./gpt-oss-20b --attention clearhead flex_attention --dtype bfloat16
+  clearhead check init:sink --set sliding_window=64 --compile
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -6,7 +13,6 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from clearhead.arguments import OpensModels, Overrides
-from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 from clearhead.lab.sweep_configs import FRESH
 from clearhead.metavars import Model, Name
@@ -32,21 +38,8 @@ class Command(OpensModels):
     """Changes to the configuration of init:NAME."""
 
 
-def run(words: list[str]) -> int:
+def run(command: Command) -> int:
     """Print a line for each implementation; 1 where one is wrong, 0 where none is."""
-    command = parse(
-        Command,
-        words,
-        verb="check",
-        description="Compare each attention implementation that loads here with the model's eager "
-        "attention in float64: logits and all gradients of texts given alone, padded, packed, "
-        "through a cache, with a window and with learned sinks.",
-        examples=(
-            "./gpt-oss-20b --attention clearhead flex_attention --dtype bfloat16",
-            "init:sink --set sliding_window=64 --compile",
-        ),
-        presets=True,
-    )
     from clearhead.diagnose.attention_check import DTYPES, check_attention, in_words
 
     model = _opened(command)
