@@ -228,7 +228,7 @@ class ClearheadForCausalLM(LanguageModel, GenerationMixin):
             )
         named = {"past_key_values", "cache", "use_cache", "cache_implementation"} & options.keys()
         fixed = any(one.use_cache is False or one.cache_implementation for one in (config, own))
-        if self.model.places and not (named or fixed or config.is_assistant):
+        if self.model.prefix_length and not (named or fixed or config.is_assistant):
             options[CACHE] = PrefixCache(config=self.config)
         return super().generate(*inputs, **options)
 
