@@ -5,30 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 from clearhead.diagnose.attention_profile import LogitSizes, RowMeans
 from clearhead.ops import oracles
-from clearhead.ops.visibility import Visibility
 from clearhead.probe import AttentionCall, ByTile
 from clearhead.probe import tiles as module_under_test
 
-B, H, G, T, D = 2, 4, 2, 37, 6
-
-
-def _profile() -> ByTile:
-    return ByTile(weights=[RowMeans()], scores=[LogitSizes()])
-
-
-def _call(**changes: object) -> AttentionCall:
-    q, k = torch.randn(B, H, T, D) * 2, torch.randn(B, G, T, D) * 2
-    given = {"module": nn.Identity(), "layer": 3, "q": q, "k": k, "scale": 0.6}
-    seen = {name: changes.pop(name) for name in ("causal", "key_mask") if name in changes}
-    return AttentionCall(**{**given, **changes}, visibility=Visibility(**seen))
+SIZES = B, H, G, T, D = 2, 4, 2, 37, 6
 
 
 def _observed(call: AttentionCall) -> ByTile:
-    profile = _profile()
+    profile = ByTile(weights=[RowMeans()], scores=[LogitSizes()])
     profile.observe(call)
     return profile
 
@@ -76,7 +63,7 @@ VARIANTS = {
 @pytest.mark.parametrize("tile", [1 << 20, 700])
 def test_against_float64(tiny, name, tile, monkeypatch):
     monkeypatch.setattr(module_under_test, "TILE", tile)
-    call = _call(**VARIANTS[name])
+    call = tiny.call(*SIZES, layer=3, **VARIANTS[name])
     profile, expected = _observed(call), _oracle(call)
     lines = profile.measures()
     for metric, wanted in (
@@ -103,13 +90,13 @@ def test_the_median_of_the_logits(tiny):
     """Of one query in 16: the queries 0, 16 and 32, whose logits are known here."""
     q = torch.zeros(1, 1, T, 1)
     q[0, 0, 16], q[0, 0, 32] = 1.0, 3.0
-    lines = _observed(_call(q=q, k=torch.ones(1, 1, T, 1), scale=1.0)).measures()
+    lines = _observed(tiny.call(*SIZES, q=q, k=torch.ones(1, 1, T, 1), scale=1.0)).measures()
     # 1 zero, 17 ones, 33 threes
     assert tiny.value(lines, "logit_median") == pytest.approx(3.0, rel=3e-3)
 
 
 def test_equal_rows_are_at_chance(tiny):
-    lines = _observed(_call(q=torch.zeros(B, H, T, D))).measures()
+    lines = _observed(tiny.call(*SIZES, q=torch.zeros(B, H, T, D))).measures()
     share = tiny.value(lines, "first_token_argmax_share", map="softmax")
     assert share == pytest.approx(tiny.harmonic(T))
     assert tiny.value(lines, "chance_floor") == pytest.approx(tiny.harmonic(T))
@@ -120,7 +107,7 @@ def test_equal_rows_are_at_chance(tiny):
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_rows_that_are_not_finite_are_counted_and_left_out(tiny, value):
-    call = _call()
+    call = tiny.call(*SIZES)
     call.q[1, 2, 20] = torch.tensor([value, 0, 0, 0, 0, 0])
     clean = call.q.clone()
     profile = _observed(call)

@@ -82,12 +82,9 @@ def check_baseline(
     if preset != BASELINE:
         return
     plain = {each.name: each.default for each in fields(LayerSpec)}
-    differing = {
-        axis: value
-        for index in range(config.num_hidden_layers)
-        for axis in AXES
-        if (value := getattr(config.layer(index), axis)) != plain[axis] and axis not in settings
-    }
+    layers = [vars(config.layer(index)) for index in range(config.num_hidden_layers)]
+    axes = [axis for axis in AXES if axis not in settings]
+    differing = {axis: one[axis] for one in layers for axis in axes if one[axis] != plain[axis]}
     if differing:
         wanted = " ".join(f"{axis}={plain[axis]}" for axis in differing)
         raise ClearheadError(
