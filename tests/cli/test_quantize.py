@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clearhead.quantize import measure
-from clearhead.records.cells import added
+from clearhead.records.runs import added
 from clearhead.report import load
 
 from .conftest import call, changed, refusal, saved

@@ -208,7 +208,7 @@ def _evaluation(config: Any) -> Load:
         masked = "MaskedLM" in type(model).__name__
         names = named or [MASKED if masked else "perplexity"]
         if misfits := [task for task in names if (task == MASKED) != masked]:
-            does = "hidden tokens: its task is masked" if masked else "the next: leave masked out"
+            does = "hidden tokens: its task is masked" if masked else "the next token: leave it out"
             raise ClearheadError(f"{misfits[0]} is not for {source}, which predicts {does}")
         tasks = {task: TASKS[task](**vars(getattr(config, task))) for task in names}
         trained = getattr(model.config, "max_position_embeddings", None)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from statistics import fmean
 
 from clearhead.errors import ClearheadError
-from clearhead.records.cells import add_costs
 from clearhead.records.runs import QUANTIZATION, Records, Run
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks, chart
@@ -36,7 +35,6 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
     for run in records.runs:
         if run.measure("perplexity") is None:
             raise ClearheadError(f"{run.id} has no result in full precision")
-        add_costs(run)
     yield Section("bits", "Bits against perplexity", _charts(records, looks), BITS)
     yield Section("numbers", "What schemes cost", [results(records)], f"{COSTS} {ROUNDED}")
 
