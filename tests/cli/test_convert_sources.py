@@ -163,9 +163,9 @@ def test_too_little_memory_is_said_before_loading(
     count = sum(map(torch.numel, load_file(llama / "model.safetensors").values()))
     loads = list[object]()
     monkeypatch.setattr("clearhead.models.loading.pretrained", lambda *_, **__: loads.append(1))
-    monkeypatch.setattr("clearhead.models.memory._GIB", 1)
+    monkeypatch.setattr("clearhead.models.loading._GIB", 1)
     for free in (1, copies * count - 1):
-        monkeypatch.setattr("clearhead.models.memory.available", lambda device, free=free: free)
+        monkeypatch.setattr("clearhead.models.loading.available", lambda device, free=free: free)
         said = refusal(capsys, verb, llama, *words)
         wanted = float(said.partition("wants ")[2].partition(" GiB")[0])
         assert f"{verb} of {llama} wants " in said

@@ -39,8 +39,7 @@ from clearhead.models.conversion import (
 )
 from clearhead.models.inspection import dtype_name, longest_text, within_memory
 from clearhead.models.language_models import ClearheadForCausalLM
-from clearhead.models.loading import load_tokenizer
-from clearhead.models.memory import require_room
+from clearhead.models.loading import load_tokenizer, require_room
 from clearhead.models.rotated import check_equalised, check_rotation, equalised, rotated
 from clearhead.models.starts import Start, changed, check_baseline, started, target
 from clearhead.nn.key_value import KeyValue

@@ -43,7 +43,7 @@ class Attention(nn.Module):
             positions of all keys; else they are cached as prepared, by the positions of the new
             ones.
         combines: whether `maps` combines several maps into each head.
-        places: number of learned keys before the text.
+        prefix_length: number of learned keys before the text.
         attend, weights, as_softmax: those of the normalizer.
     """
 
@@ -80,7 +80,7 @@ class Attention(nn.Module):
             starting(self.q_proj, partial(fixed_normal, own=layer.query_range or 0.0))
         self.causal: bool = REGISTRY.find("direction", layer.direction).build()
         self.window = layer.sliding_window
-        self.places = 0 if self.normalizer is None else self.normalizer.places
+        self.prefix_length = 0 if self.normalizer is None else self.normalizer.prefix_length
         self.heads, self.groups, self.value_heads = queries, groups, layer.num_value_heads
         self.width_of_head = layer.width // maps.heads(layer)
 
@@ -135,7 +135,7 @@ class Attention(nn.Module):
         attend = self.attend
         if interface is not None:
             attend = partial(interface, self, lambdas=lambdas)
-        prefix = self._prefix(tables.prefix, v, past, prefixes) if self.places else None
+        prefix = self._prefix(tables.prefix, v, past, prefixes) if self.prefix_length else None
         if self.cache_unrotated:
             whole, rotation = self.scores.attend_unrotated, tables.keys
             alone = new == 1 and prefix is None and isinstance(rotation, Rotation)

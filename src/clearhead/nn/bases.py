@@ -133,13 +133,13 @@ class Softmax:
     Built for a layer, H, and `SingleMaps.keys_together`.
 
     Attributes:
-        places: number of the prefix's keys, which take the positions before the text.
+        prefix_length: number of the prefix's keys, which take the positions before the text.
         attend: attention by these weights, such as `ops.attend`.
         weights: their float64 oracle, called as `ops.oracles.weights`.
         as_softmax: scores and sink with the same weights under softmax; None: those as they are.
     """
 
-    places = 0
+    prefix_length = 0
     attend: Attend = staticmethod(attend)
     weights: Callable[..., Tensor] = staticmethod(oracles.weights)
     as_softmax: AsSoftmax | None = None
