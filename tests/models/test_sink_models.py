@@ -203,18 +203,6 @@ def test_what_would_get_other_numbers_is_refused_in_one_line(make, inputs, said)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "use",
-    [lambda m: m[:, :, :3], lambda m: m + 1, lambda m: torch.cat([m, m]), lambda m: m.any()],
-    ids=["index", "arithmetic", "function", "number"],
-)
-def test_no_number_of_the_mask_can_be_read(use):
-    mask = visible_keys(2, 3, 3, config=_model("llama").config)
-    assert mask.to("cpu").keys == mask.contiguous().keys == 3
-    with pytest.raises(ClearheadError, match="computes with its attention mask"):
-        use(mask)
-
-
 @pytest.mark.parametrize("keyword", ["block_indices", "sinks", "of_tomorrow"])
 def test_a_keyword_that_is_not_known_to_be_harmless_is_refused(keyword):
     mask = visible_keys(1, 3, 3, config=_model("llama").config)

@@ -23,6 +23,7 @@ from clearhead.models.inspection import batches, evaluating
 from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.nn.softmax1 import NOTHING
 from clearhead.probe import AttentionCall, measure
+from clearhead.probe.observation import Statistic
 from clearhead.terminal import say
 
 LONGEST = 64  # tokens of a prefix that is given
@@ -262,7 +263,7 @@ def _row(ids: Sequence[int], model: ClearheadForCausalLM) -> Tensor:
     return torch.tensor([list(ids)], dtype=torch.long, device=model.device)
 
 
-class _Rows:
+class _Rows(Statistic):
     """The first token's weight, and the log-sum-exp of all logits, by layer: [H, rows] each.
 
     The first query sees one token alone, which says nothing.
@@ -279,9 +280,6 @@ class _Rows:
             share_BHR = (score_BHRS[..., 0] - total_BHR).exp()
             for rows, found in ((self.shares, share_BHR), (self.totals, total_BHR)):
                 rows[call.layer].append(found.transpose(0, 1).flatten(1).double().cpu())
-
-    def measures(self) -> list[dict[str, Any]]:
-        return []
 
 
 def calibrate(
