@@ -19,7 +19,7 @@ from clearhead.models.serving.modeling_clearhead_serving import (
     ClearheadServingForCausalLM,
 )
 from clearhead.nn.registry import REGISTRY
-from clearhead.ops import layouts
+from clearhead.ops.requests import repeat
 from clearhead.spec import LayerSpec
 
 # Of axes that the form does not have whole, what it has.
@@ -183,9 +183,7 @@ def _gain(branch: Any) -> Any:
 def _shared(weight: Tensor, spec: LayerSpec) -> Tensor:
     """Keys' rows, repeated where heads share a key and have a value each."""
     by_head = weight.unflatten(0, (spec.num_key_value_heads, -1)).flatten(1)
-    return layouts.repeat(by_head[None, ..., None], spec.num_value_heads)[0].reshape(
-        -1, *weight.shape[1:]
-    )
+    return repeat(by_head[None, ..., None], spec.num_value_heads)[0].reshape(-1, *weight.shape[1:])
 
 
 def _matrix(name: str, module: Any, like: Tensor, gain: Any, bias: bool) -> State:
