@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from clearhead.lab import converting
+from clearhead.lab import prefixes
 from clearhead.lab.prefixes import sample
 from clearhead.models import rotated
 
@@ -127,7 +127,7 @@ def test_what_is_refused_is_refused_before_the_search_and_the_rotation(
     """Both take minutes on a model of any size."""
     made, short = tmp_path / "made", tmp_path / "short.txt"
     short.write_text("attention noise sink", "utf-8")
-    for module, name in ((rotated, "learned_rotation"), (converting, "searched_prefix")):
+    for module, name in ((rotated, "learned_rotation"), (prefixes, "searched_prefix")):
         monkeypatch.delattr(module, name)
     turned, long = ("--rotate", "residual", "--learn-rotation"), ("--length", "64")
     read = ("--calibrate", str(text), "--length", "16")

@@ -36,7 +36,6 @@ MASSIVE_SHARE = 0.1  # of the usual largest hidden state: a piece with more stil
 JUDGED = 256  # tokens of two windows on which perplexity is compared
 LOSS = 1.01  # of the perplexity without a prefix: no loss, by so few tokens
 GAIN = 0.95  # of the largest hidden state: a further token has to bring it below this share
-_ESCAPES = {r"\n": "\n", r"\t": "\t"}
 _CHARACTERS = 16  # of a document that are read for each token asked for
 _HALVINGS = 60  # from 200 to below float64's resolution of a logit
 _CHECKED = 64  # tokens after the prefix whose logits are compared
@@ -92,8 +91,7 @@ def given_prefix(text: str, tokenizer: Any, entries: int) -> Prefix:
     Raises:
         ClearheadError: no token, more than `LONGEST`, or one beyond the model's `entries`.
     """
-    for escape, character in _ESCAPES.items():
-        text = text.replace(escape, character)
+    text = text.replace(r"\n", "\n").replace(r"\t", "\t")
     ids = tokenizer(text, add_special_tokens=False).input_ids
     if not 1 <= len(ids) <= LONGEST:
         raise ClearheadError(
