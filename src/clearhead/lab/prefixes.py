@@ -212,7 +212,8 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
     """
     if (count := ids_BN.shape[1]) != (places := made.config.prefix_length):
         raise ClearheadError(
-            f"{count} tokens cannot fill prefix_length={places}: give {places} tokens a row"
+            f"{count} tokens cannot fill prefix_length={places}: give {places} tokens a row, as by "
+            f"--length {places}"
         )
     outputs: dict[Any, Tensor] = {}
     with ExitStack() as stack, evaluating(model):
@@ -224,8 +225,8 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
                 stack.enter_context(hook)
         model.model(ids_BN.to(model.device), use_cache=False)
     with torch.no_grad():
-        for layer, source in zip(made.model.layers, model.model.layers, strict=True):
-            own, before = layer.self_attn, source.self_attn
+        pairs: Any = zip(made.model.layers, model.model.layers, strict=True)
+        for own, before in ((layer.self_attn, source.self_attn) for layer, source in pairs):
             key_BGND = _by_head(outputs[before.k_proj], own.groups)
             key_BGND = key_BGND if own.k_norm is None else own.k_norm(key_BGND)
             value_BGND = _by_head(outputs[before.v_proj], own.value_heads)
@@ -285,10 +286,11 @@ def calibrate(
 ) -> None:
     """Set the sinks' logits (`normalizer="sink"`) of these layers so that a sink's mean weight is
     that of the first token while the logits are too low to have an effect. No training."""
-    logits = {index: model.model.layers[index].self_attn.normalizer.logit for index in layers}
+    blocks: Any = model.model.layers
+    logits = {index: blocks[index].self_attn.normalizer.logit for index in layers}
     for logit in logits.values():
         torch.nn.init.constant_(logit, NOTHING)
-    rows = _Rows(len(model.model.layers))
+    rows = _Rows(len(blocks))
     measure(model, windows, batch_size=1, attention=[rows])
     with torch.no_grad():
         for index, logit in logits.items():
