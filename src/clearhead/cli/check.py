@@ -32,6 +32,8 @@ class Command(OpensModels):
     """In which the implementations run; the flash kernels need half a float32."""
     compile: bool = False
     """Check the model under torch.compile too."""
+    timed: Natural = 128
+    """Tokens of the text by which time and memory are measured; 0 leaves that out."""
     seed: Natural = 0
     """Seed of the texts and of the sinks."""
     set: Overrides = field(default_factory=dict)
@@ -43,20 +45,19 @@ def run(command: Command) -> int:
     from clearhead.diagnose.attention_check import DTYPES, check_attention, in_words
 
     model = _opened(command)
-    dtype, seed = DTYPES[command.dtype], command.seed
-    found = check_attention(
-        model, command.attention, dtype=dtype, compile=command.compile, seed=seed
-    )
-    if all(one.lacks for one in found):
-        names = ", ".join(one.name for one in found)
+    how: dict[str, Any] = {"dtype": DTYPES[command.dtype], "compile": command.compile}
+    how |= {"timed": command.timed, "seed": command.seed}
+    results = check_attention(model, command.attention, **how)
+    if all(one.lacks for one in results):
+        names = ", ".join(one.name for one in results)
         raise ClearheadError(
-            f"none of {names} loads here ({found[0].lacks}): give --attention another, such as "
+            f"none of {names} loads here ({results[0].lacks}): give --attention another, such as "
             "eager or sdpa"
         )
     show(f"{type(model).__name__} in {command.dtype}, beside eager attention in float64")
-    for line in in_words(found):
+    for line in in_words(results):
         show(line)
-    return int(any(one.wrong for one in found))
+    return int(any(one.wrong for one in results))
 
 
 def _opened(command: Command) -> Any:

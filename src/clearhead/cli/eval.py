@@ -9,10 +9,10 @@ examples:
 from typing import Any
 
 from clearhead.errors import ClearheadError
-from clearhead.lab.sweep_configs import EvaluateConfig as Command
+from clearhead.lab.sweep_configs import EvaluateConfig as Command  # noqa: F401 (its options)
 
 
-def run(command: Command) -> int:
+def run(command: Any) -> int:
     from clearhead.cli.publishing import publish
     from clearhead.lab.measuring import measure
     from clearhead.progress import Line

@@ -9,6 +9,8 @@ backward pass.
 """
 
 import copy
+import statistics
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,11 +64,17 @@ class Implementation:
         name: the value of `attn_implementation`.
         cases: empty if it does not load on this machine.
         lacks: reason why it does not load.
+        seconds: time of a forward and backward pass over one text of `timed` tokens.
+        eager_seconds: the same for eager attention.
+        peak_bytes: device memory of that pass beside the weights; None except on CUDA.
     """
 
     name: str
     cases: tuple[Case, ...] = ()
     lacks: str = ""
+    seconds: float | None = None
+    eager_seconds: float | None = None
+    peak_bytes: int | None = None
 
     @property
     def wrong(self) -> tuple[Case, ...]:
@@ -80,6 +88,7 @@ def check_attention(
     *,
     dtype: torch.dtype = torch.float32,
     compile: bool = False,
+    timed: int = 128,
     seed: int = 0,
 ) -> list[Implementation]:
     """Compare a model's attention implementations with its eager attention in float64.
@@ -90,6 +99,7 @@ def check_attention(
             By default the common ones, on a CPU without flex_attention.
         dtype: in which they run; float32, bfloat16 or float16.
         compile: whether the plain case is also run under `torch.compile`.
+        timed: length in tokens of the text for measuring time and memory; 0 leaves that out.
         seed: of the texts' random tokens and of the sinks.
 
     Raises:
@@ -115,7 +125,10 @@ def check_attention(
             for way, how in WAYS.items()
             if check.can(how) and (compile or way != "compiled")
         )
-        results.append(Implementation(name=name, cases=cases))
+        seconds, peak = _timed(candidate, timed, seed) if timed else (None, None)
+        eager = seconds if name == "eager" else results[0].seconds
+        costs: dict[str, Any] = {"seconds": seconds, "eager_seconds": eager, "peak_bytes": peak}
+        results.append(Implementation(name=name, cases=cases, **costs))
     return [one for one in results if one.name in implementations]
 
 
@@ -234,6 +247,28 @@ def _errors(answer: Answer, exact: Answer) -> tuple[float, dict[str, float]]:
     }
 
 
+def _timed(model: Any, length: int, seed: int) -> tuple[float | None, int | None]:
+    """Median seconds of a forward and backward pass of one text, and the memory that it takes."""
+    text = Texts(model, (length,), seed)
+    on_cuda, seconds, before = model.device.type == "cuda", [], 0
+    try:
+        for _ in range(4):
+            if on_cuda:
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+            start = time.perf_counter()
+            text.alone(model).float().sum().backward()
+            if on_cuda:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+            model.zero_grad(set_to_none=True)
+    except Exception:  # the cases have said why
+        return None, None
+    peak = torch.cuda.max_memory_allocated() - before if on_cuda else None
+    return statistics.median(seconds[1:]), peak
+
+
 def _copied(model: Any, name: str, dtype: torch.dtype) -> Any:
     if name == "clearhead" and isinstance(getattr(model, "model", None), ClearheadModel):
         raise ClearheadError("left out: a model of ours has the same attention as sdpa")
@@ -292,6 +327,13 @@ def in_words(implementations: Sequence[Implementation]) -> list[str]:
             f"{words[right]}: {', '.join(names)}" + (f" ({what})" if what else "")
             for (right, what), names in causes.items()
         ]
+        if one.seconds is not None:
+            cost = [f"{1e3 * one.seconds:.3g} ms"]
+            if one.eager_seconds is not None and one.name != "eager":
+                cost.append(f"{one.seconds / one.eager_seconds:.2f} of eager's")
+            if one.peak_bytes is not None:
+                cost.append(f"{one.peak_bytes / 2**20:.0f} MiB")
+            parts.append(", ".join(cost))
         lacking = f"does not load here ({one.lacks})"
         lines.append(f"{one.name}: {lacking if one.lacks else '; '.join(parts)}")
     return lines
