@@ -25,13 +25,13 @@ from clearhead.lab.sweep_configs import (
 from clearhead.measure.sweep import Portion, Subject, Task, Texts, sweep
 from clearhead.models import SCALINGS, with_rope_scaling
 from clearhead.models.catalogue import preset
+from clearhead.models.conversion import refuse_quantised
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
 from clearhead.models.loading import best_device, explained, load_config, resolved
 from clearhead.models.memory import require_room
 from clearhead.probe.tiles import DIFFLLAMA
 from clearhead.progress import Work
 from clearhead.quantize import every, left_out, linear_layers, scheme
-from clearhead.quantize.linear import refuse_quantised
 from clearhead.quantize.measure import QuantizationTask
 from clearhead.records.runs import COMPARISON, DIAGNOSIS, QUANTIZATION, Line
 from clearhead.terminal import say
