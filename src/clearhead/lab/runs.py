@@ -13,7 +13,7 @@ from clearhead.progress import Work
 from clearhead.records.loading import Store
 from clearhead.records.runs import Line, Records
 from clearhead.terminal import say
-from clearhead.train.run_dir import is_finished
+from clearhead.train.run_dir import holds_run, is_finished
 
 
 class Trial(Protocol):
@@ -43,7 +43,8 @@ def run_missing(trials: Sequence[Trial], output: Path, task: str, work: Work) ->
     work.start(len(trials))
     for one in trials:
         diverged = store.headers.get(one.header["run"], {}).get("diverged")
-        if store.has(one.cell, one.header) and (diverged or is_finished(one.folder)):
+        there = holds_run(one.folder) if diverged else is_finished(one.folder)
+        if there and store.has(one.cell, one.header):
             work.skip()
             say(f"{one.called}: already done")
             continue
