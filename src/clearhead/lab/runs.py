@@ -1,4 +1,4 @@
-"""Runs, of which the missing ones are trained and measured, one after the other.
+"""Training and measurement of the missing runs, one after the other.
 
 OUTPUT/RUN/             a run's folder (`clearhead.train.run_dir`); its model is in RUN/final
 OUTPUT/records.jsonl    the records, to which each run is appended as soon as it is measured
@@ -27,8 +27,8 @@ class Trial(Protocol):
     """Identifies the result among those of the run."""
 
     def check(self, begun: Line | None) -> None:
-        """Refuse what would fail only hours later, and a folder whose run, of which `begun` is the
-        line in the records, has other settings."""
+        """Refuse what would fail only hours later, and settings that differ from those of the run
+        in the folder; `begun` is its line in the records."""
 
     def rows(self, work: Work) -> Iterable[Line]:
         """Train the model, or go on where it stopped, and measure it."""
