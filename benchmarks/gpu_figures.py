@@ -15,7 +15,7 @@ from benchmarks.race import Ratio, ratio_of
 from benchmarks.timing import take_turns
 from clearhead import ClearheadForCausalLM, ops, preset
 from clearhead.ops import dispatch
-from clearhead.ops.requests import PLAIN
+from clearhead.ops.requests import PLAIN, Call
 from clearhead.ops.visibility import Visibility
 from clearhead.train.compiling import compiled
 
@@ -224,7 +224,7 @@ def attention(setting: Setting) -> Iterator[Ratio]:
 
 def _others(q: Tensor, k: Tensor, v: Tensor, sink: bool) -> list[str]:
     """The kernels of this device that serve the request, but for tiles of long texts."""
-    arguments: Any = dispatch.arguments_of(q, k, v, Visibility(), sink=sink)
+    arguments: Any = dispatch.arguments_of(Call(q, k, v, 1.0, Visibility()), sink=sink)
     asked = dispatch.request(*arguments)
     long = q.shape[2] > 2048
     return [

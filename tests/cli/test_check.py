@@ -9,7 +9,7 @@ from .conftest import call, refusal
 
 def test_a_model_of_transformers_and_a_broken_implementation(llama, capsys):
     broken("no-padding", "padding")
-    words = ("--attention", "sdpa", "no-padding", "--timed", "0")
+    words = ("--attention", "sdpa", "no-padding")
     assert call("check", llama, *words) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "LlamaForCausalLM in float32, beside eager attention in float64"
@@ -19,7 +19,7 @@ def test_a_model_of_transformers_and_a_broken_implementation(llama, capsys):
 
 def test_a_preset_with_changes(capsys):
     shape = ("hidden_size=32", "num_hidden_layers=2", "num_attention_heads=4", "vocab_size=90")
-    assert call("check", "init:sink", "--set", *shape, "sliding_window=9", "--timed", 0) == 0
+    assert call("check", "init:sink", "--set", *shape, "sliding_window=9") == 0
     out = capsys.readouterr().out
     assert "sdpa: right: plain, sinks of 20, padded, packed, cached, chunks, windowed" in out
     assert "clearhead: does not load here (left out: a model of ours has the same" in out

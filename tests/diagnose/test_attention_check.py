@@ -76,23 +76,20 @@ def test_sinks_are_honoured_by_clearhead_and_by_eager():
     """And the model stays as it is."""
     model = _granite()
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    eager, ours = check_attention(model, ("eager", "clearhead"), timed=16)
+    eager, ours = check_attention(model, ("eager", "clearhead"))
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
     assert model.config.sliding_window == 8
-    (_, line), ratio = in_words([eager, ours]), ours.seconds / ours.eager_seconds
-    assert line.endswith(f"; {1e3 * ours.seconds:.3g} ms, {ratio:.2f} of eager's")
     for one in (eager, ours):
         assert [case.name for case in one.cases if case.right] == [
             *("plain", "sinks of 20", "padded", "packed", "cached", "chunks", "windowed"),
             "windowed, cached",
         ]
-        assert one.seconds > 0
         assert all(case.gradient is not None for case in one.cases if "cached" not in case.name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_dropped_sink_is_named(dtype):
-    (found,) = check_attention(_granite(), (broken("drops", "sink"),), dtype=dtype, timed=0)
+    (found,) = check_attention(_granite(), (broken("drops", "sink"),), dtype=dtype)
     cases = _by_case(found)
     assert "the sink is ignored" in cases["sinks of 20"].what
     assert cases["sinks of 20"].output > 0.2
@@ -100,7 +97,7 @@ def test_a_dropped_sink_is_named(dtype):
 
 
 def test_a_gradient_that_misses_the_log_sum_exp_is_named():
-    (found,) = check_attention(_granite(), (broken("detached", "gradient"),), timed=0)
+    (found,) = check_attention(_granite(), (broken("detached", "gradient"),))
     case = _by_case(found)["plain"]
     assert case.right is False
     assert case.output < 1e-5 < case.gradient
@@ -109,20 +106,20 @@ def test_a_gradient_that_misses_the_log_sum_exp_is_named():
 
 
 def test_padding_that_is_seen_and_an_ignored_window_are_named():
-    (found,) = check_attention(_model(LlamaConfig(**SHAPE)), (broken("sees", "padding"),), timed=0)
+    (found,) = check_attention(_model(LlamaConfig(**SHAPE)), (broken("sees", "padding"),))
     cases = _by_case(found)
     assert cases["plain"].right
     assert "tokens before a text are not hidden" in cases["padded"].what
     assert "texts see those packed before them" in cases["packed"].what
     (line,) = in_words([found])
     assert line.startswith("sees: right: plain, cached, chunks; WRONG: padded (")
-    (found,) = check_attention(_granite(), (broken("far", "padding"),), timed=0)
+    (found,) = check_attention(_granite(), (broken("far", "padding"),))
     assert "the window is ignored" in _by_case(found)["windowed"].what
 
 
 def test_sinks_in_some_layers():
     config = MiMoV2FlashConfig(**SHAPE, sliding_window=8, num_local_experts=2)
-    found = check_attention(_model(config), ("eager", "clearhead"), timed=0)
+    found = check_attention(_model(config), ("eager", "clearhead"))
     assert [one.wrong for one in found] == [(), ()]
     assert "sinks of 20" in _by_case(found[1])
 
@@ -132,14 +129,14 @@ def test_our_presets(preset):
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 90}
     torch.manual_seed(0)
     model = clearhead.ClearheadForCausalLM(clearhead.preset(preset, **shape))
-    (found,) = check_attention(model, ("sdpa",), timed=0)
+    (found,) = check_attention(model, ("sdpa",))
     assert {case.name: case.what for case in found.cases if not case.right} == {}
 
 
 def test_an_encoder_and_a_name_that_does_not_load():
     names = {key: SHAPE[key] for key in ("vocab_size", "hidden_size", "num_attention_heads")}
     model = BertForMaskedLM(BertConfig(**names, intermediate_size=48, num_hidden_layers=2))
-    sdpa, flash = check_attention(model, ("sdpa", "flash_attention_3"), timed=0)
+    sdpa, flash = check_attention(model, ("sdpa", "flash_attention_3"))
     assert [case.name for case in sdpa.cases if case.right] == ["plain", "padded"]
     assert flash.lacks
     assert "does not load here" in in_words([flash])[0]

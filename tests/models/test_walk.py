@@ -96,7 +96,7 @@ def _run(value: str) -> Iterator[str]:
         if isinstance(node, ast.ClassDef):
             if value in _bases(name):
                 yield f"{name}.forward"
-            for each in node.body:  # attend: Attend = staticmethod(attend_visible)
+            for each in node.body:  # attend: Attend = staticmethod(attend)
                 typed = isinstance(each, ast.AnnAssign) and isinstance(each.value, ast.Call)
                 if typed and _named(each.annotation, MODULE[name]) == value:
                     yield from (_named(one, MODULE[name]) for one in each.value.args)
@@ -129,7 +129,7 @@ def test_the_source_leads_to_pytorchs_attention():
         "clearhead.nn.block.PreNorm.forward",
         "clearhead.nn.block.Block.attention",
         "clearhead.nn.attention.Attention.forward",
-        "clearhead.ops.attention.attend_visible",
+        "clearhead.ops.attention.attend",
         "clearhead.ops.cuda_sdpa.attend",
         GOAL,
     ]

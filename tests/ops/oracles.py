@@ -7,9 +7,41 @@ path, and shares no line with it.
 import torch
 from torch import Tensor
 
-from clearhead.ops.oracles import attend, differential, visible, weights
+from clearhead.ops.oracles import attend, visible, weights
 
-__all__ = ["attend", "differential", "visible", "weights"]
+__all__ = ["attend", "visible", "weights"]
+
+
+def differential(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    lam: Tensor,
+    *,
+    norm_weight: Tensor | None,
+    norm_eps: float | None,
+    gain: float,
+    **options: object,
+) -> Tensor:
+    """Differential attention, float64 [B, H/2, T, 2D] (arXiv 2410.05258, eqs. 1 and 3).
+
+    Head i owns the neighbouring pair of queries (2i, 2i+1), of keys and of value halves; under
+    grouped queries head i uses the keys and value of group i // (H/G), as the authors' flash files
+    do (their naive file pairs the wrong keys).
+    """
+    pairs, shared = q_BHTD.shape[1] // 2, q_BHTD.shape[1] // k_BGSD.shape[1]
+    keys = [2 * (head // shared) + m for head in range(pairs) for m in (0, 1)]
+    prefix = options.get("prefix")
+    v = _beside(prefix, v_BGSD)
+    if prefix is not None:
+        options["prefix"] = tuple(x[:, keys] for x in prefix)
+    maps = weights(q_BHTD, k_BGSD[:, keys], **options)
+    value = torch.cat([v[:, keys[0::2]], v[:, keys[1::2]]], -1)
+    o = (maps[:, 0::2] - lam.double() * maps[:, 1::2]) @ value
+    if norm_eps is None:
+        return gain * o
+    o = o / torch.sqrt(o.pow(2).mean(-1, keepdim=True) + norm_eps)
+    return gain * (o if norm_weight is None else o * norm_weight.double())
 
 
 def differential_v2(
@@ -20,11 +52,16 @@ def differential_v2(
     With r = H/2 / G heads a group, head i reads group i // r. lam: [B, H/2, T, 1].
     """
     maps = weights(q_BHTD, k_BGSD, **options)
-    prefix = options.get("prefix")
-    v = v_BGSD.double() if prefix is None else torch.cat([prefix[1].double(), v_BGSD.double()], 2)
+    v = _beside(options.get("prefix"), v_BGSD)
     heads = q_BHTD.shape[1] // 2
     group = [head * k_BGSD.shape[1] // heads for head in range(heads)]
     return (maps[:, 0::2] - lam.double() * maps[:, 1::2]) @ v[:, group]
+
+
+def _beside(prefix: object, v_BGSD: Tensor) -> Tensor:
+    """The values, float64, after a prefix's."""
+    values = [v_BGSD] if prefix is None else [prefix[1], v_BGSD]
+    return torch.cat([x.double() for x in values], 2)
 
 
 def running_mean(

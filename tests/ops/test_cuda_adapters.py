@@ -11,6 +11,7 @@ import torch
 from benchmarks import dispatch_table
 from clearhead.ops import attend, cuda_sdpa, oracles, packed, self_test
 from clearhead.ops.packing import packing
+from clearhead.ops.requests import Call
 from clearhead.ops.visibility import Visibility
 from tests.ops.agreement import agree, compare
 from tests.ops.stand_ins import cuda_kernels  # noqa: F401 (a fixture)
@@ -102,10 +103,10 @@ def test_compiled_in_one_graph(kernel, use):
 def test_the_operators_keep_pytorch_s_contract():
     q = torch.randn(2, 4, 19, 8, dtype=torch.float64)
     mask = torch.arange(19).expand(2, -1) >= torch.tensor([[0], [5]])
-    rest = (mask, None, True, None, 0.3, "flash")
+    rest = (0.3, True, None, mask, None, "flash")
     torch.library.opcheck(packed._forward, (q, q[:, :2], q[:, :2], *rest))
     o, lse = packed._forward(q, q[:, :2], q[:, :2], *rest)
-    torch.library.opcheck(packed._backward, (q.sin(), q, q[:, :2], q[:, :2], o, lse, *rest))
+    torch.library.opcheck(packed._backward, (q.sin(), o, lse, q, q[:, :2], q[:, :2], *rest))
 
 
 def test_masks_are_read_once_for_all_layers_and_again_when_written_to():
@@ -143,7 +144,7 @@ def test_softmax_by_pytorchs_own_call(title, autocast):
     mask = torch.arange(keys) >= torch.tensor([[0], [11]]) if options.get("padded") else None
     visibility = Visibility(options["causal"], None, mask, None).settled(queries, keys)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        o = cuda_sdpa.attend(*inputs, scale=0.3, visibility=visibility)
+        o = cuda_sdpa.attend(Call(*inputs, 0.3, visibility))
     exact = [x.detach().double().requires_grad_() for x in inputs]
     want = oracles.attend(*exact, scale=0.3, **visibility._asdict())
     assert o.dtype == dtype
@@ -159,10 +160,11 @@ def test_pytorchs_own_call_is_compiled_in_one_graph_and_passes_the_test_of_a_dev
     q, k = torch.randn(2, 4, queries, 16), torch.randn(2, groups, 37, 16)
     visibility = Visibility().settled(queries, 37)
     run = torch.compile(cuda_sdpa.attend, backend="aot_eager", fullgraph=True)
-    want = cuda_sdpa.attend(q, k, k, scale=0.3, visibility=visibility)
-    assert torch.allclose(run(q, k, k, scale=0.3, visibility=visibility), want, atol=1e-5)
+    call = Call(q, k, k, 0.3, visibility)
+    want = cuda_sdpa.attend(call)
+    assert torch.allclose(run(call), want, atol=1e-5)
     asked = dispatch_table.PLAIN._replace(shared=4 // groups, lone=queries == 1, square=queries > 1)
     asked = asked._replace(causal=queries > 1)
     assert self_test.failure(cuda_sdpa, asked) is None
-    wrong = SimpleNamespace(attend=lambda *x, **options: cuda_sdpa.attend(*x, **options) * 1.01)
+    wrong = SimpleNamespace(attend=lambda call: cuda_sdpa.attend(call) * 1.01)
     assert "o is off" in self_test.failure(wrong, asked)

@@ -20,8 +20,8 @@ class _Wrong:
     backward = staticmethod(tiles.backward)
 
     @staticmethod
-    def forward(*tensors, **options):
-        o, lse = tiles.forward(*tensors, **options)
+    def forward(call):
+        o, lse = tiles.forward(call)
         return o, lse * 1.4427
 
 
@@ -47,7 +47,7 @@ def test_the_test_on_the_device_passes_what_is_right_and_catches_what_is_not(cha
 def test_a_kernel_that_raises_fails_its_test():
     class Raising:
         @staticmethod
-        def forward(*tensors, **options):
+        def forward(call):
             raise RuntimeError("no plan\nat all")
 
     assert self_test.failure(Raising, CPU) == "it failed: no plan"

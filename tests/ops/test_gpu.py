@@ -13,7 +13,7 @@ from clearhead import ClearheadForCausalLM, ops, preset
 from clearhead.models import PRESETS
 from clearhead.ops import attend, dispatch, running_mean, self_test
 from clearhead.ops.dispatch import arguments_of, request
-from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED
+from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED, Call
 from clearhead.ops.running_mean import WAYS, running_sum
 from clearhead.ops.visibility import Visibility
 from tests.ops import oracles
@@ -102,7 +102,7 @@ def test_matches_oracle(kernel, causal, shape, masks, dtype, of_sink):
 def _refusal(kernel, inputs, options, sink):
     """What the kernel says of such requests itself, before any test of it."""
     visibility = Visibility(**options).settled(inputs[0].shape[2], inputs[1].shape[2])
-    asked = request(*arguments_of(*inputs, visibility, sink=sink))
+    asked = request(*arguments_of(Call(*inputs, 1.0, visibility), sink=sink))
     return dispatch.KERNELS[kernel].refuses(asked)
 
 

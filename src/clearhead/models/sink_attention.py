@@ -23,7 +23,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
 from clearhead.errors import ClearheadError
-from clearhead.ops.attention import attend_visible
+from clearhead.ops.attention import attend
 from clearhead.ops.visibility import Span, Visibility
 
 NAME = "clearhead"
@@ -151,7 +151,7 @@ def attend_with_sinks(
     fields = attention_mask.visibility  # of another device, where layers are spread
     moved: Any = (x.to(device) if isinstance(x, Tensor) else x for x in fields)
     visibility = Visibility(*moved)
-    o_BHTV = attend_visible(
+    o_BHTV = attend(
         *(q_BHTD, k_BGSD[:, :, :keys], v_BGSV[:, :, :keys]),
         visibility=visibility,
         sink=None if s_aux is None else s_aux.flatten(),

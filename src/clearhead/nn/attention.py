@@ -21,8 +21,7 @@ from clearhead.nn.bases import (
 from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.registry import REGISTRY
 from clearhead.nn.shaping import SkipInit
-from clearhead.ops import layouts
-from clearhead.ops.attention import attend_visible
+from clearhead.ops.requests import repeat
 from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
@@ -140,12 +139,12 @@ class Attention(nn.Module):
         if self.cache_unrotated:
             whole, rotation = self.scores.attend_unrotated, tables.keys
             alone = new == 1 and prefix is None and isinstance(rotation, Rotation)
-            if alone and whole is not None and attend is attend_visible:
+            if alone and whole is not None and attend is ops.attend:
                 attend = partial(whole, attend=attend, rotation=rotation)
             else:
                 k = self.scores.keys(k, _last(tables.keys, k.shape[2]))
         if k.shape[1] != v.shape[1]:
-            k = layouts.repeat(k, v.shape[1], self.maps.keys_together)
+            k = repeat(k, v.shape[1], self.maps.keys_together)
         prepared = self.scores.queries(q, tables.queries)
         options: dict[str, Any] = {
             "visibility": visibility,
@@ -186,7 +185,7 @@ class Attention(nn.Module):
     def _own(self, own_BTC: Tensor) -> Tensor:
         """Each token's own values, repeated for the heads that share one: [B, T, H · D]."""
         value = own_BTC.unflatten(-1, (self.value_heads, -1)).transpose(1, 2)
-        value = layouts.repeat(value, self.layer.num_attention_heads, self.maps.keys_together)
+        value = repeat(value, self.layer.num_attention_heads, self.maps.keys_together)
         return value.transpose(1, 2).flatten(2)
 
     def effective_weights(
@@ -223,7 +222,7 @@ class Attention(nn.Module):
             key_GND, value_GND = (x.to(v_BGSD.dtype) for x in own)
             rows = batch if self.cache_unrotated else 1
             key_BGND = self.scores.keys(key_GND.expand(rows, -1, -1, -1), table)
-            key_BGND = layouts.repeat(key_BGND, v_BGSD.shape[1], self.maps.keys_together)
+            key_BGND = repeat(key_BGND, v_BGSD.shape[1], self.maps.keys_together)
             prefix = key_BGND, value_GND[None]
             if keeps:
                 prefixes[self.layer.index] = prefix  # type: ignore[index]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 from clearhead.ops import oracles
-from clearhead.ops.attention import attend_visible
+from clearhead.ops.attention import attend
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
@@ -23,7 +23,7 @@ Weights = dict[str, Tensor]
 
 
 class Attend(Protocol):
-    """Attention: `ops.attention.attend_visible`, or an `Interface` of a layer."""
+    """Attention: `ops.attend`, or an `Interface` of a layer."""
 
     def __call__(
         self,
@@ -134,13 +134,13 @@ class Softmax:
 
     Attributes:
         places: number of the prefix's keys, which take the positions before the text.
-        attend: attention by these weights, such as `ops.attention.attend_visible`.
+        attend: attention by these weights, such as `ops.attend`.
         weights: their float64 oracle, called as `ops.oracles.weights`.
         as_softmax: scores and sink with the same weights under softmax; None: those as they are.
     """
 
     places = 0
-    attend: Attend = staticmethod(attend_visible)
+    attend: Attend = staticmethod(attend)
     weights: Callable[..., Tensor] = staticmethod(oracles.weights)
     as_softmax: AsSoftmax | None = None
 

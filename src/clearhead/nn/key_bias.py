@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from clearhead.nn.bases import with_own_parameters
 from clearhead.nn.softmax1 import Softmax1
-from clearhead.ops import layouts
 from clearhead.ops.precision import without_autocast
+from clearhead.ops.requests import repeat
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -30,7 +30,7 @@ class KeyBias(Softmax1):
     @with_own_parameters
     def sink(self, q_BHTD: Tensor) -> Tensor:
         exact = torch.promote_types(q_BHTD.dtype, torch.float32)
-        key_BHD1 = layouts.repeat(self.key[None, :, :, None], self.heads, self.together)
+        key_BHD1 = repeat(self.key[None, :, :, None], self.heads, self.together)
         # Autocast would round the logits to bfloat16.
         with without_autocast(q_BHTD):
             logit_BHT = (q_BHTD.to(exact) @ key_BHD1.to(exact)).squeeze(-1) * self.scale

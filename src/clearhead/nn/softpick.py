@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from clearhead.nn.bases import Softmax
-from clearhead.ops import layouts, oracles
+from clearhead.ops import oracles
 from clearhead.ops.attention import check
 from clearhead.ops.precision import widened, without_autocast
+from clearhead.ops.requests import repeat
 from clearhead.ops.tiles import ROWS
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
@@ -48,7 +49,7 @@ class Softpick(Softmax):
         """
         check(q_BHTD, k_BGSD, v_BGSV, None, visibility)
         heads, queries, keys = *q_BHTD.shape[1:3], k_BGSD.shape[2]
-        k, v = layouts.repeat(widened(k_BGSD), heads), layouts.repeat(v_BGSV, heads)
+        k, v = repeat(widened(k_BGSD), heads), repeat(v_BGSV, heads)
         outputs = []
         with without_autocast(q_BHTD):
             for span in visibility.spans(queries, keys, ROWS):

@@ -1,15 +1,14 @@
 """PyTorch's flash kernel for CPUs, called below autograd to obtain its log-sum-exp.
 
 Grouped queries and key padding are built in. It wants V = D, so narrower values are padded with
-zeros; its causal form aligns the first query with the first key, so it serves only T = S.
+zeros; its causal form aligns the first query with the first key, so it serves only T = S. A row
+that sees no key has output 0 and log-sum-exp 0.
 """
 
 import torch
 from torch import Tensor
 
-from clearhead.ops.layouts import alike
-from clearhead.ops.requests import HALF, SHORT, Request, Saved
-from clearhead.ops.visibility import Visibility
+from clearhead.ops.requests import HALF, SHORT, Call, Request, alike
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -33,44 +32,26 @@ def refuses(request: Request) -> str | None:
     return None
 
 
-def forward(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
-) -> tuple[Tensor, Tensor]:
-    """Return o [B, H, T, V] and its log-sum-exp [B, H, T], float32 (float64 for float64).
-
-    A row that sees no key has output 0 and log-sum-exp 0, the kernel's own convention.
-    """
-    width, mask = v_BGSV.shape[3], visibility.key_mask
-    if (
-        width != q_BHTD.shape[3]
-        or not q_BHTD.stride(3) == k_BGSD.stride(3) == v_BGSV.stride(3) == 1
-    ):
-        q_BHTD, k_BGSD, v_BGSV = alike(q_BHTD, k_BGSD, v_BGSV)
-    o, lse = _flash(
-        *(q_BHTD, k_BGSD, v_BGSV, 0.0, visibility.causal),
-        attn_mask=None if mask is None else _padding_bias(q_BHTD, mask),
-        scale=scale,
-    )
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    q, k, v, scale, (causal, _, key_mask, _) = call
+    width = v.shape[3]
+    if width != q.shape[3] or not q.stride(3) == k.stride(3) == v.stride(3) == 1:
+        q, k, v = alike(q, k, v)
+    bias = None if key_mask is None else _padding_bias(q, key_mask)
+    o, lse = _flash(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
     return o if o.shape[3] == width else o[..., :width], lse
 
 
-def backward(
-    grad_BHTV: Tensor, saved: Saved, *, scale: float, visibility: Visibility
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v: softmax-1's if `saved` holds the o and lse of softmax-1."""
-    q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
-    if q_BHTD.dtype in HALF and k_BGSD.shape[2] <= _FEW:
-        wide = Saved(*(x.float() for x in saved))
-        dq, dk, dv = backward(grad_BHTV.float(), wide, scale=scale, visibility=visibility)
-        return dq.to(q_BHTD.dtype), dk.to(k_BGSD.dtype), dv.to(v_BGSV.dtype)
-    width = v_BGSV.shape[3]
-    q_BHTD, k_BGSD, grad_BHTD, v_BGSD, o_BHTD = alike(q_BHTD, k_BGSD, grad_BHTV, v_BGSV, o_BHTV)
-    mask = visibility.key_mask
-    dq, dk, dv = _flash_backward(
-        *(grad_BHTD, q_BHTD, k_BGSD, v_BGSD, o_BHTD, lse_BHT, 0.0, visibility.causal),
-        attn_mask=None if mask is None else _padding_bias(q_BHTD, mask),
-        scale=scale,
-    )
+def backward(call: Call, grad: Tensor, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, scale, (causal, _, key_mask, _) = call
+    if q.dtype in HALF and k.shape[2] <= _FEW:
+        wide = call._replace(q=q.float(), k=k.float(), v=v.float())
+        dq, dk, dv = backward(wide, grad.float(), o.float(), lse.float())
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+    width = v.shape[3]
+    q, k, grad, v, o = alike(q, k, grad, v, o)
+    bias = None if key_mask is None else _padding_bias(q, key_mask)
+    dq, dk, dv = _flash_backward(grad, q, k, v, o, lse, 0.0, causal, attn_mask=bias, scale=scale)
     return dq, dk, dv[..., :width]
 
 

@@ -6,9 +6,7 @@ It builds a plan for every shape, which pays off only in training: without gradi
 import torch
 from torch import Tensor
 
-from clearhead.ops.layouts import alike
-from clearhead.ops.requests import HALF, Request, Saved
-from clearhead.ops.visibility import Visibility
+from clearhead.ops.requests import HALF, Call, Request, alike
 
 _aten = torch.ops.aten
 
@@ -31,29 +29,22 @@ def refuses(request: Request) -> str | None:
     return None
 
 
-def forward(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
-) -> tuple[Tensor, Tensor]:
-    """Return o [B, H, T, V] and its log-sum-exp, float32 [B, H, T]."""
-    (q, k), (v,) = alike(q_BHTD, k_BGSD, multiple=8), alike(v_BGSV, multiple=8)
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    (q, k), (v,) = alike(call.q, call.k, multiple=8), alike(call.v, multiple=8)
     o, lse, *_ = _aten._scaled_dot_product_cudnn_attention(
-        *(q, k, v, None, True, 0.0, visibility.causal, False), scale=scale
+        *(q, k, v, None, True, 0.0, call.visibility.causal, False), scale=call.scale
     )
-    return o[..., : v_BGSV.shape[3]], lse.reshape(lse.shape[:3])
+    return o[..., : call.v.shape[3]], lse.reshape(lse.shape[:3])
 
 
-def backward(
-    grad_BHTV: Tensor, saved: Saved, *, scale: float, visibility: Visibility
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v: softmax-1's if `saved` holds the o and lse of softmax-1."""
-    q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
-    q, k = alike(q_BHTD, k_BGSD, multiple=8)
-    grad, v, o = alike(grad_BHTV, v_BGSV, o_BHTV, multiple=8)
+def backward(call: Call, grad: Tensor, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, k = alike(call.q, call.k, multiple=8)
+    grad, v, o = alike(grad, call.v, o, multiple=8)
     # A compiler may lay out the operator's inputs otherwise than traced; within it they lie still.
     run = _gradients if torch.compiler.is_compiling() else _planned
-    dq, dk, dv = run(grad, q, k, v, o, lse_BHT, scale, visibility.causal)
-    depth = q_BHTD.shape[3]
-    return dq[..., :depth], dk[..., :depth], dv[..., : v_BGSV.shape[3]]
+    dq, dk, dv = run(grad, q, k, v, o, lse, call.scale, call.visibility.causal)
+    depth = call.q.shape[3]
+    return dq[..., :depth], dk[..., :depth], dv[..., : call.v.shape[3]]
 
 
 def _planned(

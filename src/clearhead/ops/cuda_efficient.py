@@ -2,7 +2,8 @@
 
 It serves float32, any width of queries and any other of values, at about half the speed of flash,
 for T = S only: on an H100 its gradients are wrong where T < S. Shared keys are repeated for each
-query head; padded rows and documents are packed.
+query head; padded rows and documents are packed: with a `Packing` one row, B = 1, holds texts one
+after the other.
 """
 
 from typing import Any
@@ -10,11 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.ops import layouts
-from clearhead.ops.layouts import alike
 from clearhead.ops.packing import Packing
-from clearhead.ops.requests import HALF, Request, Saved
-from clearhead.ops.visibility import Visibility
+from clearhead.ops.requests import HALF, Call, Request, add, alike, repeat
 
 _aten = torch.ops.aten
 
@@ -35,60 +33,43 @@ def refuses(request: Request) -> str | None:
     return None
 
 
-def forward(
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSV: Tensor,
-    *,
-    scale: float,
-    visibility: Visibility,
-    packing: Packing | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return o [B, H, T, V] and its log-sum-exp, float32 [B, H, T].
-
-    With `packing` the one row, B = 1, holds texts one after the other.
-    """
-    q, k, v = (x.transpose(1, 2) for x in _ready(q_BHTD, k_BGSD, v_BGSV))
+def forward(call: Call, packing: Packing | None = None) -> tuple[Tensor, Tensor]:
+    q, k, v = (x.transpose(1, 2) for x in _ready(call))
     o, lse, *_ = _aten._efficient_attention_forward(
-        *(q, k, v, None, *_texts(packing, None), 0.0, _kind(visibility.causal), True),
-        scale=scale,
-        window_size=visibility.window,
+        *(q, k, v, None, *_texts(packing, None), 0.0, _kind(call), True),
+        scale=call.scale,
+        window_size=call.visibility.window,
     )
     if packing is None:
         lse = lse[:, :, : q.shape[1]]
     else:  # each text's rows, [texts, H, longest]
         lse = lse.transpose(0, 1)[:, *packing.places_q][None]
-    return o.transpose(1, 2)[..., : v_BGSV.shape[3]], lse
+    return o.transpose(1, 2)[..., : call.v.shape[3]], lse
 
 
 def backward(
-    grad_BHTV: Tensor,
-    saved: Saved,
-    *,
-    scale: float,
-    visibility: Visibility,
-    packing: Packing | None = None,
+    call: Call, grad: Tensor, o: Tensor, lse: Tensor, packing: Packing | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v: softmax-1's if `saved` holds the o and lse of softmax-1."""
-    q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
-    shared, length = k_BGSD.shape[1:3]
-    padded = *alike(grad_BHTV, o_BHTV, multiple=8), *_ready(q_BHTD, k_BGSD, v_BGSV)
+    shared, length = call.k.shape[1:3]
+    padded = *alike(grad, o, multiple=8), *_ready(call)
     grad, o, q, k, v = (x.transpose(1, 2) for x in padded)
     # Rows that are none have log-sum-exp ∞, and so weight 0.
     if packing is None:
-        lse = torch.nn.functional.pad(lse_BHT, (0, -length % _ROWS), value=torch.inf)
+        rows = torch.nn.functional.pad(lse, (0, -length % _ROWS), value=torch.inf)
     else:
-        rows = packing.longest_q + -packing.longest_q % _ROWS
-        lse = lse_BHT.new_full((len(packing.ends_q) - 1, q.shape[2], rows), torch.inf)
-        lse.transpose(0, 1)[:, *packing.places_q] = lse_BHT[0]
+        longest = packing.longest_q + -packing.longest_q % _ROWS
+        rows = lse.new_full((len(packing.ends_q) - 1, q.shape[2], longest), torch.inf)
+        rows.transpose(0, 1)[:, *packing.places_q] = lse[0]
+    # The state of random numbers, which the kernel does not read and wants to be given.
+    seed = torch.empty((), dtype=torch.int64, device=q.device)
     dq, dk, dv, _ = _aten._efficient_attention_backward(
-        *(grad, q, k, v, None, o, *_texts(packing, length), lse, 0.0, *_no_dropout(q)),
-        *(_kind(visibility.causal), False),
-        scale=scale,
-        window_size=visibility.window,
+        *(grad, q, k, v, None, o, *_texts(packing, length), rows, 0.0, seed, seed),
+        *(_kind(call), False),
+        scale=call.scale,
+        window_size=call.visibility.window,
     )
-    dk, dv = (layouts.add(x.transpose(1, 2), shared) for x in (dk, dv))
-    depth, width = q_BHTD.shape[3], v_BGSV.shape[3]
+    dk, dv = (add(x.transpose(1, 2), shared) for x in (dk, dv))
+    depth, width = call.q.shape[3], call.v.shape[3]
     return dq.transpose(1, 2)[..., :depth], dk[..., :depth], dv[..., :width]
 
 
@@ -99,17 +80,11 @@ def _texts(packing: Packing | None, length: int | None) -> tuple[Any, ...]:
     return packing.ends_q, packing.ends_k, packing.longest_q, packing.longest_k
 
 
-def _ready(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    k, v = layouts.repeat(k, q.shape[1]), layouts.repeat(v, q.shape[1])
-    (q, k), (v,) = alike(q, k, multiple=8), alike(v, multiple=8)
+def _ready(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    k, v = (repeat(x, call.q.shape[1]) for x in (call.k, call.v))
+    (q, k), (v,) = alike(call.q, k, multiple=8), alike(v, multiple=8)
     return q, k, v
 
 
-def _kind(causal: bool) -> int:
-    return _LAST if causal else _FULL
-
-
-def _no_dropout(q: Tensor) -> tuple[Tensor, Tensor]:
-    """The state of random numbers, which the kernels do not read and want to be given."""
-    seed = torch.empty((), dtype=torch.int64, device=q.device)
-    return seed, seed
+def _kind(call: Call) -> int:
+    return _LAST if call.visibility.causal else _FULL

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.ops import layouts, split_decode
+from clearhead.ops import split_decode
 from clearhead.ops.precision import without_autocast
-from clearhead.ops.requests import HALF, Request
-from clearhead.ops.visibility import Visibility
+from clearhead.ops.requests import HALF, Call, Request, repeat
 
 
 def refuses(request: Request) -> str | None:
@@ -34,21 +33,19 @@ def refuses(request: Request) -> str | None:
     return None
 
 
-def attend(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
-) -> Tensor:
+def attend(call: Call) -> Tensor:
     """Return o [B, H, T, V], differentiable; padding for T = 1 only."""
-    (batch, heads, queries, depth), groups = q_BHTD.shape, k_BGSD.shape[1]
+    q, k, v, scale, visibility = call
+    (batch, heads, queries, depth), groups = q.shape, k.shape[1]
     options: dict[str, bool] = {"is_causal": visibility.causal}
-    q, k, v = q_BHTD, k_BGSD, v_BGSV
     if heads != groups:
         if queries == 1:  # heads that share a key are rows over it
             q = q.reshape(batch, groups, -1, depth)
         elif q.dtype in HALF and depth <= 256:
             options["enable_gqa"] = True
         else:  # PyTorch's other kernels read no shared keys
-            k, v = layouts.repeat(k, heads), layouts.repeat(v, heads)
+            k, v = repeat(k, heads), repeat(v, heads)
     mask = None if visibility.key_mask is None else visibility.key_mask[:, None, None]
     with without_autocast(q):
         o = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, **options)
-    return o.reshape(batch, heads, queries, -1) if q is not q_BHTD else o
+    return o.reshape(batch, heads, queries, -1) if q is not call.q else o

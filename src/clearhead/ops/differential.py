@@ -6,9 +6,9 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.ops.attention import attend as _attend
-from clearhead.ops.attention import attend_visible, check, lone_kernel
+from clearhead.ops.attention import check, lone_kernel
 from clearhead.ops.precision import rms_norm, widened, without_autocast
-from clearhead.ops.requests import DIFFERENTIAL
+from clearhead.ops.requests import DIFFERENTIAL, Call
 from clearhead.ops.visibility import Visibility
 
 
@@ -23,8 +23,8 @@ def differential(
     gain: float | Tensor | None,
     sink: float | Tensor | None = None,
     prefix: tuple[Tensor, Tensor] | None = None,
-    attend: object = _attend,
-    **options: object,
+    attend: Any = _attend,
+    **options: Any,
 ) -> Tensor:
     """gain · RMSNorm(softmax(q1 k1ᵀ) v − λ softmax(q2 k2ᵀ) v) (arXiv 2410.05258, eqs. 1 and 3).
 
@@ -43,7 +43,7 @@ def differential(
         sink: as in `attend`; a tensor has logits for each of the H maps.
         prefix: as in `attend`, its keys and values paired as the others are.
         attend: attention function of the maps, with `ops.attend`'s signature.
-        options: causal, window, key_mask, segments, scale, kernel, as in `attend`.
+        options: causal, window, key_mask, segments or visibility; scale, kernel; as in `attend`.
 
     Returns:
         [B, H/2, T, 2D] in the dtype of v.
@@ -57,8 +57,8 @@ def differential(
             f"and {k_BGSD.shape[1]} keys: give even numbers"
         )
     difference = None
-    if prefix is None and q_BHTD.shape[2] == 1:
-        difference = _lone(q_BHTD, k_BGSD, v_BGSD, lam, attend, sink, options)
+    if prefix is None and q_BHTD.shape[2] == 1 and attend is _attend:
+        difference = _lone(q_BHTD, k_BGSD, v_BGSD, lam, sink, **options)
     if difference is None:
         q, k = _by_map(q_BHTD), _by_map(k_BGSD)
         v = _value_of_both(v_BGSD)
@@ -66,7 +66,7 @@ def differential(
             sink = _by_map(sink, dim=0 if sink.ndim == 1 else 1)
         if prefix is not None:
             prefix = _by_map(prefix[0]), _value_of_both(prefix[1])
-        o = attend(q, k, v, sink=sink, prefix=prefix, **options)  # type: ignore[operator]
+        o = attend(q, k, v, sink=sink, prefix=prefix, **options)
         first, second = widened(o).chunk(2, 1)
         difference = first - lam.to(first.dtype) * second
     difference = widened(difference)
@@ -80,26 +80,22 @@ def _lone(
     k: Tensor,
     v: Tensor,
     lam: Tensor,
-    attend: object,
     sink: float | Tensor | None,
-    options: dict[str, object],
+    *,
+    scale: float | None = None,
+    kernel: str | None = None,
+    visibility: Visibility | None = None,
+    **masks: Any,
 ) -> Tensor | None:
-    """o1 − λ o2 of a lone query, by a kernel for both maps, where `attend` is ours."""
-    if attend is not _attend and attend is not attend_visible:
-        return None
-    visibility = options.get("visibility")
-    if not isinstance(visibility, Visibility):
-        seen = {name: options[name] for name in Visibility._fields if name in options}
-        visibility = Visibility(**seen)  # type: ignore[arg-type]
+    """o1 − λ o2 of a lone query, if there is a kernel for both maps."""
+    visibility = Visibility(**masks) if visibility is None else visibility
     check(q, k, v, sink, visibility)
-    scale: Any = options.get("scale")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    named: Any = options.get("kernel")
-    run, k, v, visibility = lone_kernel(q, k, v, visibility, DIFFERENTIAL, named)
+    run, call = lone_kernel(Call(q, k, v, scale, visibility), DIFFERENTIAL, kernel)
     if run is None:
         return None
     with without_autocast(q):  # as in attend
-        o: Tensor = run.difference(q, k, v, lam, sink=sink, scale=scale, visibility=visibility)
+        o: Tensor = run.difference(call, lam, sink)
         return o
 
 
@@ -121,8 +117,8 @@ def differential_v2(
     v_BGSD: Tensor,
     lam: Tensor,
     *,
-    attend: object = _attend,
-    **options: object,
+    attend: Any = _attend,
+    **options: Any,
 ) -> Tensor:
     """softmax(q1 kᵀ) v − λ softmax(q2 kᵀ) v, λ for each token and head (Diff-Transformer-V2).
 
@@ -135,7 +131,7 @@ def differential_v2(
         v_BGSD: values.
         lam: λ, float32 [B, H/2, T, 1].
         attend: attention function of the maps, with `ops.attend`'s signature.
-        options: causal, window, sink, key_mask, segments, prefix, scale, as in `attend`.
+        options: those of `attend`.
 
     Returns:
         [B, H/2, T, D] in the dtype of v.
@@ -149,6 +145,6 @@ def differential_v2(
             f"{heads} queries of differential-v2 over {groups} key heads put a pair's two maps on "
             "different keys: give an even number of queries to each key head"
         )
-    o = attend(q_BHTD, k_BGSD, v_BGSD, **options)  # type: ignore[operator]
+    o = attend(q_BHTD, k_BGSD, v_BGSD, **options)
     o = widened(o)
     return (o[:, 0::2] - lam.to(o.dtype) * o[:, 1::2]).to(v_BGSD.dtype)

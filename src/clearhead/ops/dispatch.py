@@ -13,7 +13,6 @@ from operator import index
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.ops import (
@@ -29,8 +28,7 @@ from clearhead.ops import (
 )
 from clearhead.ops.packed import Operator
 from clearhead.ops.precision import is_exporting
-from clearhead.ops.requests import DIFFERENTIAL, KINDS, PLAIN, SHORT, UNROTATED, Request
-from clearhead.ops.visibility import Visibility
+from clearhead.ops.requests import DIFFERENTIAL, KINDS, PLAIN, SHORT, UNROTATED, Call, Request
 
 VARIABLE = "CLEARHEAD_ATTENTION_KERNEL"
 _log = logging.getLogger(__name__)
@@ -41,8 +39,8 @@ class Kernel(NamedTuple):
 
     Attributes:
         device: type of its device; None for all. serves: description for the documentation.
-        run: has `forward` and `backward`, or `attend`; for DIFFERENTIAL, `difference`; for
-            UNROTATED, `unrotated`; for PREFIXED, `prefixed`.
+        run: has `forward` and `backward` (see `Call`), or `attend`; for DIFFERENTIAL, `difference`;
+            for UNROTATED, `unrotated`; for PREFIXED, `prefixed`.
         refuses: reason against a request, or None.
         kinds: kinds of requests that it computes.
     """
@@ -104,13 +102,7 @@ class Choice(NamedTuple):
 
 
 def select_kernel(
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSV: Tensor,
-    visibility: Visibility,
-    kernel: str | None = None,
-    kind: str = PLAIN,
-    sink: bool = False,
+    call: Call, kernel: str | None = None, kind: str = PLAIN, sink: bool = False
 ) -> str:
     """The name of the kernel in `KERNELS` that computes this.
 
@@ -128,36 +120,28 @@ def select_kernel(
     if is_exporting():  # what serves any length, on any device
         if kind == PLAIN:
             return "tiles"
-        lone_query = visibility.window is None and visibility.segments is None
+        lone_query = call.visibility.window is None and call.visibility.segments is None
         return "products" if kind == DIFFERENTIAL and lone_query else ""
-    return _resolved(kernel, *arguments_of(q_BHTD, k_BGSD, v_BGSV, visibility, kind, sink))
+    return _resolved(kernel, *arguments_of(call, kind, sink))
 
 
-def arguments_of(
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSV: Tensor,
-    visibility: Visibility,
-    kind: str = PLAIN,
-    sink: bool = False,
-) -> tuple[object, ...]:
+def arguments_of(call: Call, kind: str = PLAIN, sink: bool = False) -> tuple[object, ...]:
     """Arguments of `request`, all constants under torch.compile."""
-    (_, heads, queries, depth), (_, groups, keys, _) = q_BHTD.shape, k_BGSD.shape
-    device = q_BHTD.device
+    q, k, v, _, visibility = call
+    (_, heads, queries, depth), (_, groups, keys, _) = q.shape, k.shape
     # Conditions, not comparisons: a compiler takes their outcomes for constants, and is not asked
     # about lengths that it need not know.
     lone = True if queries == 1 else False  # noqa: SIM210
     square = not lone and (True if queries == keys else False)  # noqa: SIM210
     short = torch.compiler.is_compiling() and (True if keys <= SHORT else False)  # noqa: SIM210
-    learns = q_BHTD.requires_grad or k_BGSD.requires_grad or v_BGSV.requires_grad
-    learning = torch.is_grad_enabled() and learns
+    learns = q.requires_grad or k.requires_grad or v.requires_grad
     return (
-        *(device.type, device.index, q_BHTD.dtype),
-        *(index(depth), index(v_BGSV.shape[3]), index(heads // groups)),
+        *(q.device.type, q.device.index, q.dtype),
+        *(index(depth), index(v.shape[3]), index(heads // groups)),
         *(lone, square, short),
         *(visibility.causal, visibility.window is not None),
         *(visibility.key_mask is not None, visibility.segments is not None),
-        *(learning, sink, kind),
+        *(torch.is_grad_enabled() and learns, sink, kind),
     )
 
 

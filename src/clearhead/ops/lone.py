@@ -9,9 +9,8 @@ from torch import Tensor
 
 from clearhead.ops import sinks, tiles
 from clearhead.ops.precision import widened
-from clearhead.ops.requests import HALF, PLAIN, PREFIXED, UNROTATED, Request
+from clearhead.ops.requests import HALF, PLAIN, PREFIXED, UNROTATED, Call, Request
 from clearhead.ops.rope import Rotation, cos_sin
-from clearhead.ops.visibility import Visibility
 
 backward = tiles.backward
 
@@ -30,102 +29,77 @@ def refuses(request: Request) -> str | None:
     return None
 
 
-def forward(
-    q_BH1D: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
-) -> tuple[Tensor, Tensor]:
-    """Return o [B, H, 1, V] and its log-sum-exp, float32 [B, H, 1]."""
-    score_BGRS = _scores(q_BH1D, k_BGSD, scale)
-    if visibility.key_mask is not None:
-        score_BGRS = torch.where(visibility.key_mask[:, None, None], score_BGRS, -torch.inf)
-    lse_BGR = _log_sum_exp(score_BGRS)
-    finite_BGR = lse_BGR
-    if visibility.key_mask is not None:  # a weight of 0 where no key is seen
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    key_mask = call.visibility.key_mask
+    score_BGRS = _scores(call.q, call.k, call.scale)
+    if key_mask is not None:
+        score_BGRS = torch.where(key_mask[:, None, None], score_BGRS, -torch.inf)
+    lse_BGR = finite_BGR = _log_sum_exp(score_BGRS)
+    if key_mask is not None:  # a weight of 0 where no key is seen
         finite_BGR = torch.where(lse_BGR == -torch.inf, torch.inf, lse_BGR)
     weight_BGRS = torch.exp(score_BGRS - finite_BGR[..., None])
-    o_BGRV = torch.matmul(weight_BGRS.to(v_BGSV.dtype), v_BGSV)
-    return o_BGRV.flatten(1, 2).unsqueeze(2), lse_BGR.flatten(1, 2).unsqueeze(2)
+    return _by_head(torch.matmul(weight_BGRS.to(call.v.dtype), call.v)), _by_head(lse_BGR)
 
 
-def unrotated(
-    q_BH1D: Tensor,
-    t_BGSE: Tensor,
-    v_BGSV: Tensor,
-    *,
-    sink: float | Tensor | None,
-    scale: float,
-    visibility: Visibility,
-    rotation: Rotation,
-) -> Tensor:
+def unrotated(call: Call, sink: float | Tensor | None, rotation: Rotation) -> Tensor:
     """o [B, H, 1, V] over CoCA's t, [B, G, S, D/2], rotated by `rotation`."""
     # (t cos) · q1 + (t sin) · q2: turned keys are never laid side by side.
-    t = widened(t_BGSE).relu()
+    t = widened(call.k).relu()
     cos, sin = (part[..., -t.shape[2] :, :] for part in cos_sin(rotation.table()))
-    first, second = widened(q_BH1D).chunk(2, -1)
-    score_BGRS = _scores(first, t * cos, scale)
-    score_BGRS = _scores(second, t.mul_(sin), scale, score_BGRS)
+    first, second = widened(call.q).chunk(2, -1)
+    score_BGRS = _scores(first, t * cos, call.scale)
+    score_BGRS = _scores(second, t.mul_(sin), call.scale, score_BGRS)
     if isinstance(sink, Tensor):
-        by_row = sinks.by_row(sink, score_BGRS).expand(len(score_BGRS), q_BH1D.shape[1], 1)
+        by_row = sinks.by_row(sink, score_BGRS).expand(len(score_BGRS), call.q.shape[1], 1)
         sink = by_row.reshape(score_BGRS.shape[:3])
-    weight_BGRS = _weights(score_BGRS, sink, visibility.key_mask)
-    return torch.matmul(weight_BGRS.to(v_BGSV.dtype), v_BGSV).flatten(1, 2).unsqueeze(2)
+    weight_BGRS = _weights(score_BGRS, sink, call.visibility.key_mask)
+    return _by_head(torch.matmul(weight_BGRS.to(call.v.dtype), call.v))
 
 
-def prefixed(
-    q_BH1D: Tensor,
-    k_BGSD: Tensor,
-    v_BGSV: Tensor,
-    prefix: tuple[Tensor, Tensor],
-    *,
-    scale: float,
-    visibility: Visibility,
-) -> Tensor:
+def prefixed(call: Call, prefix: tuple[Tensor, Tensor]) -> Tensor:
     """o [B, H, 1, V] with a prefix, keys [B, G, N, D] and values [B, G, N, V], as extra columns."""
-    (batch, heads, _, _), (_, groups, number, _) = q_BH1D.shape, prefix[0].shape
-    q = (widened(q_BH1D) * scale).reshape(batch * groups, -1, q_BH1D.shape[3])
-    own_k, own_v, k, v = (x.flatten(0, 1) for x in (*prefix, k_BGSD, v_BGSV))
+    (batch, heads, _, width), (_, groups, number, _) = call.q.shape, prefix[0].shape
+    q = (widened(call.q) * call.scale).reshape(batch * groups, -1, width)
+    own_k, own_v, k, v = (x.flatten(0, 1) for x in (*prefix, call.k, call.v))
     score = torch.bmm(q, k.to(q.dtype).mT)
-    if visibility.key_mask is not None:
-        hidden = ~visibility.key_mask[:, None, None]
+    if call.visibility.key_mask is not None:
+        hidden = ~call.visibility.key_mask[:, None, None]
         score.view(batch, groups, -1, hidden.shape[-1]).masked_fill_(hidden, -torch.inf)
     weight = torch.cat([torch.bmm(q, own_k.to(q.dtype).mT), score], -1).softmax(-1).to(v.dtype)
     o = torch.baddbmm(torch.bmm(weight[..., :number], own_v), weight[..., number:], v)
     return o.view(batch, heads, 1, -1)
 
 
-def difference(
-    q_BH1D: Tensor,
-    k_BGSD: Tensor,
-    v_BGSD: Tensor,
-    lam: Tensor,
-    *,
-    sink: float | Tensor | None,
-    scale: float,
-    visibility: Visibility,
-) -> Tensor:
+def difference(call: Call, lam: Tensor, sink: float | Tensor | None) -> Tensor:
     """o1 − λ o2 before any norm, [B, H/2, 1, 2D] in the dtype of v: (P1 − λ P2) V by one product.
 
-    Arguments as in `ops.differential`; differentiable.
+    q, k, v and the sink as in `ops.differential`; differentiable.
     """
-    heads, groups = q_BH1D.shape[1], k_BGSD.shape[1]
+    heads, groups = call.q.shape[1], call.k.shape[1]
     shared = heads // groups
     # The first maps of the pairs that share keys are rows over the first key, the second over the
     # second: (pair of keys, pair of queries, map) → (pair of keys, map, pair of queries).
     by_map = (groups // 2, shared, 2)
-    q = q_BH1D
+    q = call.q
     if shared > 1:
         q = q.unflatten(1, by_map).transpose(2, 3).flatten(1, 3)
-    score_BGRS = _scores(q, k_BGSD, scale)
+    score_BGRS = _scores(q, call.k, call.scale)
     if isinstance(sink, Tensor):
         by_row = sinks.by_row(sink, score_BGRS).expand(len(score_BGRS), heads, 1)
         sink = by_row.unflatten(1, by_map).transpose(2, 3).reshape(score_BGRS.shape[:3])
-    weight_BGRS = _weights(score_BGRS, sink, visibility.key_mask)
+    weight_BGRS = _weights(score_BGRS, sink, call.visibility.key_mask)
     first, second = weight_BGRS.unflatten(1, (groups // 2, 1, 2)).unbind(3)
     # The weights of both of the value's halves, written in one pass.
     second = second.expand(-1, -1, 2, -1, -1)
     difference_BP2RS = torch.addcmul(first, lam.to(first.dtype), second, value=-1)
-    v_BP2SD = v_BGSD.unflatten(1, (groups // 2, 2))
-    o_BP2RD = torch.matmul(difference_BP2RS.to(v_BGSD.dtype), v_BP2SD)
+    v_BP2SD = call.v.unflatten(1, (groups // 2, 2))
+    o_BP2RD = torch.matmul(difference_BP2RS.to(call.v.dtype), v_BP2SD)
     return o_BP2RD.transpose(2, 3).flatten(3).flatten(1, 2).unsqueeze(2)
+
+
+def _by_head(x_BGRN: Tensor) -> Tensor:
+    """[B, G, H/G, …] → [B, H, 1, …]."""
+    return x_BGRN.flatten(1, 2).unsqueeze(2)
 
 
 def _scores(

@@ -113,35 +113,3 @@ def _beside(prefix: object, index: int, x_BGSN: Tensor) -> Tensor:
     """Keys (0) or values (1), float64, after a prefix's."""
     x = x_BGSN.double()
     return torch.cat([prefix[index].double(), x], 2) if isinstance(prefix, tuple) else x
-
-
-def differential(
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSD: Tensor,
-    lam: Tensor,
-    *,
-    norm_weight: Tensor | None,
-    norm_eps: float | None,
-    gain: float,
-    **options: object,
-) -> Tensor:
-    """Differential attention, float64 [B, H/2, T, 2D] (arXiv 2410.05258, eqs. 1 and 3).
-
-    Head i owns the neighbouring pair of queries (2i, 2i+1), of keys and of value halves; under
-    grouped queries head i uses the keys and value of group i // (H/G), as the authors' flash files
-    do (their naive file pairs the wrong keys).
-    """
-    pairs, shared = q_BHTD.shape[1] // 2, q_BHTD.shape[1] // k_BGSD.shape[1]
-    keys = [2 * (head // shared) + m for head in range(pairs) for m in (0, 1)]
-    prefix = options.get("prefix")
-    v = _beside(prefix, 1, v_BGSD)
-    if isinstance(prefix, tuple):
-        options["prefix"] = tuple(x[:, keys] for x in prefix)
-    maps = weights(q_BHTD, k_BGSD[:, keys], **options)  # type: ignore[arg-type]
-    value = torch.cat([v[:, keys[0::2]], v[:, keys[1::2]]], -1)
-    o = (maps[:, 0::2] - lam.double() * maps[:, 1::2]) @ value
-    if norm_eps is None:
-        return gain * o
-    o = o / torch.sqrt(o.pow(2).mean(-1, keepdim=True) + norm_eps)
-    return gain * (o if norm_weight is None else o * norm_weight.double())

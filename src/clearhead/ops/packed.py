@@ -5,68 +5,55 @@ tokens is unknown to a compiler. The efficient kernel's backward pass cannot be 
 2.13's own description of it lacks an argument.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from clearhead.ops import cuda_efficient, cuda_flash, tiles
-from clearhead.ops.packing import Places, packing
-from clearhead.ops.requests import Saved
+from clearhead.ops.packing import Packing, Places, packing
+from clearhead.ops.requests import Call
 from clearhead.ops.visibility import Visibility
 
 _KERNELS: dict[str, Any] = {"flash": cuda_flash, "efficient": cuda_efficient}
 
 
-class Operator:
+class Operator(NamedTuple):
     """The `forward` and `backward` of one of `_KERNELS`, called as those of every kernel.
 
     A hidden token sees only hidden tokens, or nothing: output 0, log-sum-exp −inf.
     """
 
-    def __init__(self, kernel: str) -> None:
-        self.kernel = kernel
+    kernel: str
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, visibility: Visibility
-    ) -> tuple[Tensor, Tensor]:
-        masks = (visibility.key_mask, visibility.segments)
-        return _forward(q, k, v, *masks, visibility.causal, visibility.window, scale, self.kernel)
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        return _forward(*call[:4], *call.visibility, self.kernel)
 
     def backward(
-        self, grad: Tensor, saved: Saved, *, scale: float, visibility: Visibility
+        self, call: Call, grad: Tensor, o: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        masks = (visibility.key_mask, visibility.segments)
-        return _backward(
-            *(grad, *saved, *masks, visibility.causal, visibility.window, scale, self.kernel)
-        )
+        return _backward(grad, o, lse, *call[:4], *call.visibility, self.kernel)
 
 
 @torch.library.custom_op("clearhead::attend", mutates_args=())
 def _forward(
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSV: Tensor,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
     causal: bool,
     window: int | None,
-    scale: float,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
     kernel: str,
 ) -> tuple[Tensor, Tensor]:
-    batch, queries = len(q_BHTD), q_BHTD.shape[2]
-    visibility = Visibility(causal, window, key_mask, segments)
-    run = _KERNELS[kernel]
-    texts = packing(key_mask, segments, queries) if visibility.masked else None
-    if texts is None or not (window is None or texts.gapless):
-        run = run if texts is None else tiles
-        o, lse = run.forward(q_BHTD, k_BGSD, v_BGSV, scale=scale, visibility=visibility)
+    (batch, _, queries, _), visibility = q.shape, Visibility(causal, window, key_mask, segments)
+    run, texts = _serving(kernel, visibility, queries)
+    if texts is None:
+        o, lse = run.forward(Call(q, k, v, scale, visibility))
         return _tokens_first(o), _as_kept(lse, visibility.masked)
-    q, k, v = (
-        _taken(q_BHTD, texts.of_queries),
-        *(_taken(x, texts.of_keys) for x in (k_BGSD, v_BGSV)),
-    )
-    o, lse = run.forward(q, k, v, scale=scale, visibility=visibility, packing=texts)
+    q, k, v = _taken(q, texts.of_queries), *(_taken(x, texts.of_keys) for x in (k, v))
+    o, lse = run.forward(Call(q, k, v, scale, visibility), texts)
     o_BHTV, lse_HN = _put(o, texts.of_queries, batch, queries), lse[0]
     if texts.of_queries is None:
         lse_HBT = lse_HN.contiguous().unflatten(1, (batch, queries))
@@ -78,60 +65,56 @@ def _forward(
 
 @torch.library.custom_op("clearhead::attend_backward", mutates_args=())
 def _backward(
-    grad_BHTV: Tensor,
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSV: Tensor,
-    o_BHTV: Tensor,
-    lse_BHT: Tensor,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
+    grad: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
     causal: bool,
     window: int | None,
-    scale: float,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
     kernel: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, queries, keys = len(q_BHTD), q_BHTD.shape[2], k_BGSD.shape[2]
+    batch, queries, keys = len(q), q.shape[2], k.shape[2]
     visibility = Visibility(causal, window, key_mask, segments)
-    run = _KERNELS[kernel]
-    texts = packing(key_mask, segments, queries) if visibility.masked else None
-    if texts is None or not (window is None or texts.gapless):
-        run = run if texts is None else tiles
-        saved = Saved(q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT)
-        dq, dk, dv = run.backward(grad_BHTV, saved, scale=scale, visibility=visibility)
-        return _tokens_first(dq), _tokens_first(dk), _tokens_first(dv)
-    grad, q, o = (_taken(x, texts.of_queries) for x in (grad_BHTV, q_BHTD, o_BHTV))
-    lse_HBT = lse_BHT.transpose(0, 1)
-    lse = lse_HBT.flatten(1) if texts.of_queries is None else lse_HBT[:, *texts.of_queries]
-    k, v = (_taken(x, texts.of_keys) for x in (k_BGSD, v_BGSV))
-    saved = Saved(q, k, v, o, lse[None])
-    dq, dk, dv = run.backward(grad, saved, scale=scale, visibility=visibility, packing=texts)
+    run, texts = _serving(kernel, visibility, queries)
+    if texts is None:
+        gradients = run.backward(Call(q, k, v, scale, visibility), grad, o, lse)
+        dq, dk, dv = map(_tokens_first, gradients)
+        return dq, dk, dv
+    grad, q, o = (_taken(x, texts.of_queries) for x in (grad, q, o))
+    lse_HBT = lse.transpose(0, 1)
+    lse_HN = lse_HBT.flatten(1) if texts.of_queries is None else lse_HBT[:, *texts.of_queries]
+    k, v = (_taken(x, texts.of_keys) for x in (k, v))
+    dq, dk, dv = run.backward(Call(q, k, v, scale, visibility), grad, o, lse_HN[None], texts)
     dk, dv = (_put(x, texts.of_keys, batch, keys) for x in (dk, dv))
     return _put(dq, texts.of_queries, batch, queries), dk, dv
 
 
 @_forward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    *options: object,
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *options: object) -> tuple[Tensor, Tensor]:
     exact = torch.promote_types(q.dtype, torch.float32)
     o_BTHV = q.new_empty(len(q), q.shape[2], q.shape[1], v.shape[3])
-    lse_BHT = q.new_empty(q.shape[:3], dtype=exact)
-    masked = key_mask is not None or segments is not None
-    return o_BTHV.transpose(1, 2), _as_kept(lse_BHT, masked)
+    masked = any(isinstance(option, Tensor) for option in options)
+    return o_BTHV.transpose(1, 2), _as_kept(q.new_empty(q.shape[:3], dtype=exact), masked)
 
 
 @_backward.register_fake
-def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: object
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (x.new_empty(len(x), x.shape[2], x.shape[1], x.shape[3]) for x in (q, k, v))
+def _(grad: Tensor, o: Tensor, lse: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (x.new_empty(len(x), x.shape[2], x.shape[1], x.shape[3]) for x in inputs[:3])
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+def _serving(kernel: str, visibility: Visibility, queries: int) -> tuple[Any, Packing | None]:
+    """The kernel, and its texts; of texts with gaps, whose places a window counts, tiles."""
+    run = _KERNELS[kernel]
+    if not visibility.masked:
+        return run, None
+    texts = packing(visibility.key_mask, visibility.segments, queries)
+    return (run, texts) if visibility.window is None or texts.gapless else (tiles, None)
 
 
 def _taken(x_BHTD: Tensor, places: Places | None) -> Tensor:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from clearhead.errors import first_line
 from clearhead.ops import oracles, sinks
 from clearhead.ops.coca import coca_keys
-from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED, Request, Saved
+from clearhead.ops.requests import DIFFERENTIAL, PLAIN, Call, Request
 from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 
@@ -41,8 +41,8 @@ def failure(kernel: Any, request: Request) -> str | None:
             return f"it failed: {first_line(error) or type(error).__name__}"
 
 
-def _drawn(request: Request, device: torch.device) -> tuple[list[Tensor], Tensor, Visibility]:
-    """Random q, k and v, a gradient of the output, and the visibility."""
+def _attention(kernel: Any, request: Request, device: torch.device) -> str | None:
+    """The output of random numbers, and of a PLAIN request the gradients, against float64."""
     draw = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -54,71 +54,54 @@ def _drawn(request: Request, device: torch.device) -> tuple[list[Tensor], Tensor
     keys = min(_KEYS, queries + _WINDOW - 1) if request.window else _KEYS
     k, v = random(2, 2, keys, request.depth), random(2, 2, keys, request.width)
     grad = random(*q.shape[:3], request.width)
-    return [q, k, v], grad, _visibility(request, device, keys)
-
-
-def _attention(kernel: Any, request: Request, device: torch.device) -> str | None:
-    (q, k, v), grad, visibility = _drawn(request, device)
+    visibility = _visibility(request, device, keys)
+    call = Call(q, k, v, request.depth**-0.5, visibility)
     sink = torch.tensor([0.5] * q.shape[1], device=device)
-    scale = request.depth**-0.5
     if request.kind != PLAIN:
-        return _lone(kernel, request, (q, k, v), sink, scale, visibility)
+        with torch.no_grad():
+            return _compared(*_of_lone_query(kernel, request, call, sink), request)
     shown = torch.ones((), device=device)
     if visibility.key_mask is not None:  # what a hidden token itself gets is unspecified
         shown = visibility.key_mask[:, None, -q.shape[2] :, None]
         grad = grad * shown
-    options: dict[str, Any] = {"scale": scale, "visibility": visibility}
-    if hasattr(kernel, "attend"):
-        with torch.enable_grad():
+    whole = hasattr(kernel, "attend")
+    with torch.set_grad_enabled(whole):
+        if whole:
             inputs = [x.requires_grad_() for x in (q, k, v)]
-            o = kernel.attend(*inputs, **options)
+            o = kernel.attend(call)
             results = [o, *torch.autograd.grad(o, inputs, grad)]
-    else:
-        with torch.no_grad():
-            o, lse = kernel.forward(q, k, v, **options)
-            o, lse = sinks.join(o, lse, sink)
-            results = [o, *kernel.backward(grad, Saved(q, k, v, o, lse), **options)]
+        else:
+            o, lse = sinks.join(*kernel.forward(call), sink)
+            results = [o, *kernel.backward(call, grad, o, lse)]
+    options = {"scale": call.scale, "sink": None if whole else sink, **visibility._asdict()}
     with torch.enable_grad():
-        exact = [x.double().requires_grad_() for x in (q, k, v)]
-        want = oracles.attend(
-            *exact,
-            sink=None if hasattr(kernel, "attend") else sink,
-            scale=scale,
-            **visibility._asdict(),
-        )
+        exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        want = oracles.attend(*exact, **options)
     results[0] = results[0].detach() * shown
     gradients = torch.autograd.grad(want, exact, grad.double())
     return _compared(results, [want.detach() * shown, *gradients], request)
 
 
-@torch.no_grad()
-def _lone(
-    kernel: Any,
-    request: Request,
-    inputs: tuple[Tensor, Tensor, Tensor],
-    sink: Tensor,
-    scale: float,
-    visibility: Visibility,
-) -> str | None:
-    """The output alone, of a kind that is not PLAIN."""
-    q, k, v = inputs
-    q_exact, k_exact, v_exact = (x.double() for x in inputs)
-    options: dict[str, Any] = {"scale": scale, "sink": sink, **visibility._asdict()}
+def _of_lone_query(
+    kernel: Any, request: Request, call: Call, sink: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The outputs, the kernel's and the exact one, of DIFFERENTIAL and UNROTATED requests."""
+    q, k, v = (x.double() for x in call[:3])
+    options = {"scale": call.scale, "sink": sink, **call.visibility._asdict()}
     if request.kind == DIFFERENTIAL:
-        lam = torch.tensor(0.4, device=q.device)
-        o = kernel.difference(q, k, v, lam, sink=sink, scale=scale, visibility=visibility)
-        options |= {"norm_weight": None, "norm_eps": None, "gain": 1.0}
-        want = oracles.differential(q_exact, k_exact, v_exact, lam.double(), **options)
-        return _compared([o], [want], request)
-    assert request.kind == UNROTATED
-    t, keys = k[..., : request.depth // 2].contiguous(), k.shape[2]
+        lam, value = torch.tensor(0.4, device=q.device), torch.cat([v[:, 0::2], v[:, 1::2]], -1)
+        first, second = (
+            oracles.attend(q[:, m::2], k[:, m::2], value, **{**options, "sink": sink[m::2]})
+            for m in (0, 1)
+        )
+        return [kernel.difference(call, lam, sink)], [first - lam.double() * second]
+    t = call.k[..., : request.depth // 2].contiguous()
     frequency = 1e4 ** -(torch.arange(0, request.depth, 2, device=q.device) / request.depth)
-    rotation = Rotation(torch.arange(90, 90 + keys, device=q.device)[None], frequency)
-    o = kernel.unrotated(
-        *(q, t, v), sink=sink, scale=scale, visibility=visibility, rotation=rotation
-    )
+    positions = torch.arange(90, 90 + k.shape[2], device=q.device)
+    rotation = Rotation(positions[None], frequency)
+    o = kernel.unrotated(call._replace(k=t), sink, rotation)
     k_tilde = coca_keys(t.double(), rotation.table(), "exact")
-    return _compared([o], [oracles.attend(q_exact, k_tilde, v_exact, **options)], request)
+    return [o], [oracles.attend(q, k_tilde, v, **options)]
 
 
 def _compared(results: list[Tensor], exact: list[Tensor], request: Request) -> str | None:

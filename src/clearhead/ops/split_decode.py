@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from clearhead.ops import tiles
-from clearhead.ops.layouts import alike
 from clearhead.ops.precision import STARTABLE
-from clearhead.ops.requests import HALF, PLAIN, Request
+from clearhead.ops.requests import HALF, PLAIN, Call, Request, alike
 from clearhead.ops.rope import Rotation
 from clearhead.ops.sinks import by_row, join
-from clearhead.ops.visibility import Visibility
 
 WIDTHS = (32, 64, 128)
 # Parts of the keys: at most so many, for the second kernel holds all of them.
@@ -52,50 +50,29 @@ def refuses(request: Request) -> str | None:
     return None
 
 
-def forward(
-    q_BH1D: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
-) -> tuple[Tensor, Tensor]:
-    """Return o [B, H, 1, V] and its log-sum-exp, float32 [B, H, 1]."""
-    return _decode(q_BH1D, k_BGSD, v_BGSV, None, None, visibility.key_mask, None, None, scale)
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    return _decode(*call[:3], None, None, call.visibility.key_mask, None, None, call.scale)
 
 
-def unrotated(
-    q_BH1D: Tensor,
-    t_BGSE: Tensor,
-    v_BGSV: Tensor,
-    *,
-    sink: float | Tensor | None,
-    scale: float,
-    visibility: Visibility,
-    rotation: Rotation,
-) -> Tensor:
+def unrotated(call: Call, sink: float | Tensor | None, rotation: Rotation) -> Tensor:
     """o [B, H, 1, V] over CoCA's t, [B, G, S, D/2], rotated by `rotation`."""
     # A sliding cache has dropped early keys.
-    turning = rotation.indices()[:, -t_BGSE.shape[2] :], rotation.frequency
-    scale *= rotation.factor
-    o, lse = _decode(q_BH1D, t_BGSE, v_BGSV, None, None, visibility.key_mask, *turning, scale)
+    turning = rotation.indices()[:, -call.k.shape[2] :], rotation.frequency
+    scale, key_mask = call.scale * rotation.factor, call.visibility.key_mask
+    o, lse = _decode(*call[:3], None, None, key_mask, *turning, scale)
     if isinstance(sink, float | int):
-        sink = torch.full((q_BH1D.shape[1],), float(sink), device=q_BH1D.device)
+        sink = torch.full((call.q.shape[1],), float(sink), device=call.q.device)
     return o if sink is None else join(o, lse, sink)[0]
 
 
-def difference(
-    q_BH1D: Tensor,
-    k_BGSD: Tensor,
-    v_BGSD: Tensor,
-    lam: Tensor,
-    *,
-    sink: float | Tensor | None,
-    scale: float,
-    visibility: Visibility,
-) -> Tensor:
-    """o1 − λ o2 before any norm, [B, H/2, 1, 2D] in the dtype of q. Arguments as of `lone`'s."""
-    batch, heads = q_BH1D.shape[:2]
+def difference(call: Call, lam: Tensor, sink: float | Tensor | None) -> Tensor:
+    """o1 − λ o2 before any norm, [B, H/2, 1, 2D] in the dtype of q; the sink as in `lone`'s."""
+    batch, heads = call.q.shape[:2]
     if isinstance(sink, float | int):
-        sink = torch.full((batch, heads), float(sink), device=q_BH1D.device)
+        sink = torch.full((batch, heads), float(sink), device=call.q.device)
     elif sink is not None:
         sink = by_row(sink.float(), lam).expand(batch, heads, 1)
-    o, _ = _decode(q_BH1D, k_BGSD, v_BGSD, lam, sink, visibility.key_mask, None, None, scale)
+    o, _ = _decode(*call[:3], lam, sink, call.visibility.key_mask, None, None, call.scale)
     return o
 
 

@@ -12,23 +12,17 @@ Scores are made in float32 whatever the inputs: rounding them to bfloat16 would 
 import torch
 from torch import Tensor
 
-from clearhead.ops import layouts
 from clearhead.ops.precision import widened
-from clearhead.ops.requests import Saved
-from clearhead.ops.visibility import Visibility
+from clearhead.ops.requests import Call, add, repeat
 
 ROWS = 128
 
 
-def forward(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
-) -> tuple[Tensor, Tensor]:
-    """Return the output [B, H, T, V] in the inputs' dtype, and its log-sum-exp [B, H, T], float32.
-
-    A row that sees no key has output 0 and log-sum-exp −inf.
-    """
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    """A row that sees no key has output 0 and log-sum-exp −inf."""
+    q_BHTD, k_BGSD, v_BGSV, scale, visibility = call
     heads, queries, keys = *q_BHTD.shape[1:3], k_BGSD.shape[2]
-    k, v = layouts.repeat(widened(k_BGSD), heads), layouts.repeat(v_BGSV, heads)
+    k, v = repeat(widened(k_BGSD), heads), repeat(v_BGSV, heads)
     outputs, lses = [], []
     for span in visibility.spans(queries, keys, ROWS):
         start, stop, first, end = span
@@ -47,57 +41,35 @@ def forward(
     return torch.cat(outputs, 2), torch.cat(lses, 2)
 
 
-def backward(
-    grad_BHTV: Tensor, saved: Saved, *, scale: float, visibility: Visibility
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v: softmax-1's if `saved` holds the o and lse of softmax-1."""
-    q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
-    heads, queries = q_BHTD.shape[1:3]
-    shared, keys = k_BGSD.shape[1:3]
-    k, v = layouts.repeat(k_BGSD, heads), layouts.repeat(v_BGSV, heads)
+def backward(call: Call, grad: Tensor, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q_BHTD, k_BGSD, v_BGSV, scale, visibility = call
+    heads, queries, shared, keys = *q_BHTD.shape[1:3], *k_BGSD.shape[1:3]
+    k, v = repeat(k_BGSD, heads), repeat(v_BGSV, heads)
     wide_k = widened(k)
-    row_BHT1 = (widened(grad_BHTV) * widened(o_BHTV)).sum(-1, keepdim=True)
+    row_BHT1 = (widened(grad) * widened(o)).sum(-1, keepdim=True)
     dqs: list[Tensor] = []
     dks: list[Tensor] = []
     dvs: list[Tensor] = []
     for span in visibility.spans(queries, keys, ROWS):
         start, stop, first, end = span
-        q = q_BHTD[:, :, start:stop]
-        g = grad_BHTV[:, :, start:stop]
+        q, g = q_BHTD[:, :, start:stop], grad[:, :, start:stop]
         hidden = visibility.hidden(span, queries, keys, q.device)
-        weight, dscore = _differentiate(
-            *(q, g, _within(wide_k, first, end), _within(v, first, end)),
-            row_BHT1[:, :, start:stop],
-            lse_BHT[:, :, start:stop, None],
-            hidden,
-            scale,
-        )
-        _add(dvs, torch.matmul(weight.mT, g), first)
+        score = torch.matmul(widened(q), _within(wide_k, first, end).mT) * scale
+        least = lse[:, :, start:stop, None]
+        weight = torch.exp(score - torch.where(least == -torch.inf, torch.inf, least))
+        if hidden is not None:
+            # Not a product with the mask: a hidden score may overflow, and inf × 0 is NaN.
+            weight = torch.where(hidden, 0.0, weight)
+        dweight = torch.matmul(g, _within(v, first, end).mT).to(weight.dtype)
+        rounded = weight.to(q.dtype)
+        dscore = (weight * (dweight - row_BHT1[:, :, start:stop]) * scale).to(q.dtype)
+        del score, weight, dweight, hidden  # before products, and the next, larger tile
+        _add(dvs, torch.matmul(rounded.mT, g), first)
         _add(dks, torch.matmul(dscore.mT, q), first)
         dqs.append(torch.matmul(dscore, _within(k, first, end)))
-        del weight, dscore, hidden  # before the next, larger tile is made
-    dk, dv = layouts.add(torch.cat(dks, 2), shared), layouts.add(torch.cat(dvs, 2), shared)
+        del rounded, dscore
+    dk, dv = add(torch.cat(dks, 2), shared), add(torch.cat(dvs, 2), shared)
     return torch.cat(dqs, 2), dk.to(k_BGSD.dtype), dv.to(v.dtype)
-
-
-def _differentiate(
-    q: Tensor,
-    g: Tensor,
-    k: Tensor,
-    v: Tensor,
-    row: Tensor,
-    lse: Tensor,
-    hidden: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """A tile's weights, and the gradient of its scores, both in the dtype of q."""
-    score = torch.matmul(widened(q), k.mT) * scale
-    weight = torch.exp(score - torch.where(lse == -torch.inf, torch.inf, lse))
-    if hidden is not None:
-        # Not a product with the mask: a hidden score may overflow, and inf × 0 is NaN.
-        weight = torch.where(hidden, 0.0, weight)
-    dweight = torch.matmul(g, v.mT).to(weight.dtype)
-    return weight.to(q.dtype), (weight * (dweight - row) * scale).to(q.dtype)
 
 
 def _within(x_BHSN: Tensor, first: int, end: int) -> Tensor:
