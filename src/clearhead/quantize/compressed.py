@@ -30,8 +30,7 @@ def stated(scheme: Scheme) -> dict[str, Any]:
     how, inputs = scheme.weights, scheme.activations
     if not re.fullmatch(_SAID, scheme.name) or how is None:
         raise ClearheadError(
-            f"compressed-tensors cannot say {scheme.name}: choose {_nearest(scheme)}, the nearest that "
-            "it can"
+            f"compressed-tensors cannot say {scheme.name}: choose {_nearest(scheme)}"
         )
     kind: dict[str, Any] = {"num_bits": how.bits, "symmetric": True}
     kind["type"] = "float" if how.quantizer == "fp8" else "int"
@@ -46,6 +45,8 @@ def stated(scheme: Scheme) -> dict[str, Any]:
 
 
 def _nearest(scheme: Scheme) -> str:
+    if said := [part for part in scheme.name.split("+") if re.fullmatch(_SAID, part)]:
+        return said[0]
     how, inputs = scheme.weights, scheme.activations
     if how is not None and inputs is None:
         scale = f"group{how.group}" if how.scale == "group" else "channel"
