@@ -24,7 +24,7 @@ from clearhead.models.attention_interface import INTERFACES
 from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
 from clearhead.nn.attention import Attention
 from clearhead.nn.bases import Interface
-from clearhead.nn.gate import Gate
+from clearhead.nn.epilogues import Gate
 from clearhead.ops.precision import without_autocast
 from clearhead.probe.attention_call import AttentionCall, described
 
