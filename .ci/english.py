@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 FORMS = re.compile(r"\b(of which|in whose|that it is of|nothing but|is not to be had)\b", re.I)
+# The docs' build, which is strict, knows a parameter by a line of its own.
+SHARED = re.compile(r"^\s+Args:\n(?:(?!^\s+[A-Z]\w+:\n).*\n)*?\s+(\w+(?:, \w+)+): ", re.M)
 OPENINGS = re.compile(r"(What|Which|Whether|How)\b")
 LISTED = Path(__file__).with_name("english.txt")  # lines of "path count" still to be mended
 
@@ -26,6 +28,8 @@ def faults(path: Path) -> list[str]:
     for first, text in texts(path):
         if path.suffix == ".py" and (opening := OPENINGS.match(text.lstrip())):
             lines.append(f"{path}:{first}: opens with {opening[0]}: name the thing")
+        if path.suffix == ".py" and (names := SHARED.search(text)):
+            lines.append(f"{path}:{first}: {names[1]}: a line for each parameter")
         for form in FORMS.finditer(re.sub(r"\s", " ", text)):
             line = first + text[: form.start()].count("\n")
             lines.append(f'{path}:{line}: "{form[0]}": say it in two sentences')

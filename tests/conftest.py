@@ -44,7 +44,7 @@ SLOW = (
 # The longest files, to begin with: a file stays in one process, and none of these may come last.
 FIRST = (
     *("models/test_compiled.py", "attack", "train/test_processes.py", "cli/test_reproduce.py"),
-    *("cli/test_deploy.py", "papers/test_smoke.py", "cli/test_repair_tutorial.py"),
+    *("cli/test_saving.py", "papers/test_smoke.py", "cli/test_repair_tutorial.py"),
     *("cli/test_compare.py", "models/test_space.py", "models/test_conventions.py"),
     *("models/test_sink_models.py", "models/test_outside.py", "train/test_resume.py"),
     *("models/test_caches.py", "models/test_blocks.py", "ops/test_layouts.py"),

@@ -15,7 +15,6 @@ import torch
 from clearhead.data import Batches
 from clearhead.eval import perplexity
 from clearhead.lab import compare as job
-from clearhead.lab import final_measures
 from clearhead.models import PRESETS as ALL
 from clearhead.models import preset
 from clearhead.records.loading import load
@@ -88,7 +87,7 @@ def test_a_record_has_the_precision_that_was_computed(words, tmp_path, capsys, m
     native = [True]
     monkeypatch.setattr(precision, "_native_bf16", lambda _: native[0])
     assert _call(*auto) == 0
-    records = tmp_path / "out/transformer-seed0/records.jsonl"
+    records = tmp_path / "out/records.jsonl"
     assert load(records).runs[0].precision == "bf16"
     page = html.unescape((tmp_path / "out/report.html").read_text("utf-8"))
     assert '"precision": "bf16"' in page
@@ -132,19 +131,19 @@ def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, c
         read.append(perplexity(*given, **options))
         return read[-1]
 
-    monkeypatch.setattr(final_measures, "perplexity", spy)
+    monkeypatch.setattr(job, "perplexity", spy)
     words = changed(words, "--data.data", str(tmp_path / "notes.jsonl"))
     assert _call(*words) == 0
     lines = lines_of(tmp_path / "out")
     losses = [x for x in lines if x.get("metric") == "loss"]
     assert [x["value"] for x in losses if "step" in x] == [found.loss for found in read]
-    assert all(found.tokens < 15 * final_measures.WINDOWS for found in read)
+    assert all(found.tokens < 15 * job.WINDOWS for found in read)
     for line in losses:
         if "step" not in line:
             assert line["predicted_tokens"] < 64 // line["length"] * (line["length"] - 1)
     assert lines[0]["documents"] == "apart"
     assert "Documents were kept apart, as in" in (tmp_path / "out/report.html").read_text("utf-8")
-    older = tmp_path / "out/transformer-seed0/records.jsonl"
+    older = tmp_path / "out/records.jsonl"
     older.write_text(older.read_text("utf-8").replace(', "documents": "apart"', ""), "utf-8")
     assert "holds a run of other settings: documents was None" in refusal(capsys, "compare", *words)
 
@@ -183,7 +182,7 @@ def test_a_run_trained_but_not_measured_is_measured(words, tmp_path, monkeypatch
     def broken(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(job, "measure", broken)
+    monkeypatch.setattr(job, "perplexity_by_length", broken)
     assert _call(*words) == 130
     monkeypatch.undo()
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GraniteSWAForCausa
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.lab.prefixes import sample
 from clearhead.models import conversion
-from clearhead.models.families.llama import LLAMA
+from clearhead.models.families import LLAMA
 
 from .conftest import call, refusal, saved
 

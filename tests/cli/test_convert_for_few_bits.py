@@ -138,7 +138,6 @@ def test_what_is_refused_is_refused_before_the_search_and_the_rotation(
         (("--prefix", "auto"), "give --calibrate TEXT"),
         (("--sink-logit", "0"), "a model keeps its own"),
         (("--to", "xsa", *read), "stay as they are: give --to sink"),
-        (("--to", "key-value", "prefix_length=16", *read), "give --length 17 or more"),
         (("--to", "maps=differential"), "num_attention_heads=9 is odd"),
     ):
         assert said in refusal(capsys, "convert", llama, made, *words, *turned)

@@ -67,26 +67,36 @@ def test_a_comparison_leaves_no_lock_and_its_model_is_plain(output):
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda content: b"",
         lambda content: b"null\n",
         lambda content: b"{}\n",
         lambda content: b"\xff\xfe junk",
         lambda content: content.replace(b'"value": ', b'"value": [', 1),
     ],
 )
-def test_damaged_records_of_a_run_are_named_and_never_copied(output, compared, capsys, damage):
-    source, copied = output / RUN / "records.jsonl", output / "records.jsonl"
-    good = copied.read_bytes()
-    source.write_bytes(damage(source.read_bytes()))
-    said = refusal(capsys, *compared(output))
-    assert str(source) in said
-    assert "delete it to have the trained model measured again" in said
-    assert copied.read_bytes() == good
+def test_damaged_records_are_named_and_never_written_over(output, compared, capsys, damage):
+    records = output / "records.jsonl"
+    records.write_bytes(bad := damage(records.read_bytes()))
+    assert f"{records}, line" in refusal(capsys, *compared(output))
+    assert records.read_bytes() == bad
+
+
+@pytest.mark.parametrize("lost", ["all", "the end"])
+def test_records_that_are_lost_are_measured_again(output, compared, capsys, lost):
+    """Of the finished model: as after a kill while the run was appended."""
+    records = output / "records.jsonl"
+    whole = load(records).runs[0]
+    content = records.read_bytes()
+    records.write_bytes(b"" if lost == "all" else content[:-9])
+    assert call(*compared(output)) == 0
+    assert "already done" not in capsys.readouterr().err
+    (again,) = load(records).runs
+    assert again.steps == whole.steps
+    assert again.value("perplexity", length=16) == whole.value("perplexity", length=16)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"config": null, "description": 3}', "{}"])
 def test_a_damaged_run_json_is_named(output, compared, text_words, capsys, content):
-    (output / RUN / "records.jsonl").unlink()
+    (output / "records.jsonl").unlink()
     path = output / RUN / "run.json"
     path.write_text(content)
     assert f"{path} is damaged" in refusal(capsys, *compared(output))
@@ -97,7 +107,7 @@ def test_a_damaged_run_json_is_named(output, compared, text_words, capsys, conte
 def test_damaged_weights_are_measured_by_no_verb(output, compared, text_words, tmp_path, capsys):
     final = output / RUN / "final"
     _flip(final / "model.safetensors")
-    (output / RUN / "records.jsonl").unlink()
+    (output / "records.jsonl").unlink()
     named = f"{final / 'model.safetensors'} is missing, cut short or changed: restore"
     small = ("--length", "16", "--tokens", "64")
     for words in (

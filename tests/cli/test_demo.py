@@ -56,7 +56,10 @@ def _run(small: Studies, work: Work, **options) -> dict[str, Path]:
     return run_demo(small, small[0].output.parent, work=work, **asked)
 
 
-def test_the_demo_trains_measures_and_shows_every_part(found, tmp_path, capsys):
+def test_the_demo_trains_measures_and_shows_every_part(found, log, tmp_path, capsys):
+    lines = log.getvalue().splitlines()
+    assert lines[0].startswith("run 1 of 20: transformer, seed 0, ")
+    assert any(re.match(r"run 20 of 20, .* left: few bits", line) for line in lines)
     text, sinks, bits = (load(found[part]) for part in ("text", "sinks", "bits"))
     assert text.arms() == ["transformer", "sas-p", "alibi", "coca"]
     repairs = ["repaired", "softmax1", "gated", "differential", "differential-v2"]
@@ -77,12 +80,6 @@ def test_the_demo_trains_measures_and_shows_every_part(found, tmp_path, capsys):
     assert re.search(r'<p class="lead">[^<]*standard Transformer', page)
     assert page.count('<figure class="panel">') == 5
     assert "page: " in capsys.readouterr().out
-
-
-def test_a_log_says_which_run_is_at_hand(found, log):
-    lines = log.getvalue().splitlines()
-    assert lines[0].startswith("run 1 of 20: transformer, seed 0, ")
-    assert any(re.match(r"run 20 of 20, \d+ s left: few bits", line) for line in lines)
 
 
 def test_a_second_call_trains_nothing_and_counts_the_runs_as_done(small, found, capsys):

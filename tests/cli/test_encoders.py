@@ -23,7 +23,7 @@ from transformers import (
 from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.errors import ClearheadError
-from clearhead.lab import finetune
+from clearhead.lab import finetune, runs
 from clearhead.lab.configs import FinetuneJob
 from clearhead.lab.finetune import run_finetune
 from clearhead.progress import Work
@@ -201,7 +201,8 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_pat
 
     said = list[str]()
     often = replace(job, train=replace(job.train, save_every=9))  # which changes no result
-    monkeypatch.setattr(finetune, "say", said.append)
+    for module in (finetune, runs):
+        monkeypatch.setattr(module, "say", said.append)
     records = run_finetune(often)
     assert said[0] == "seed 0: already done"
     resumed = any(line.endswith("training 21 steps from step 14") for line in said)
@@ -239,7 +240,7 @@ def test_refusals_of_finetune(rows, tokenizer, tmp_path, capsys):
         ([model], "give --task, one of cola"),
         ([model, "--task", "colla"], "did you mean cola"),
         ([model, "--train-file", rows["train"]], "give --task"),
-        ([model, "--task", "rte", "--train-file", "x"], "both, or neither"),
+        ([model, "--task", "rte", "--train-file", "x"], "--validation-file, both"),
         ([model, *good[:4], "--text-field", "text"], "no field 'text'"),
         ([model, *good[:4], "--text-field", "revue"], "--text-field review"),
         ([model, *changed(good, "--validation-file", str(odd))], "label 'perhaps' is outside"),

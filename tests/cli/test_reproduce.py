@@ -9,22 +9,19 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from transformers import LlamaConfig
 
-from clearhead.cli import VERBS
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig
 from clearhead.lab import processes
 from clearhead.lab.configs import CompareConfig
 from clearhead.lab.sweep_configs import EvaluateConfig
 from clearhead.models import plan, preset
-from clearhead.papers import requests, stages
 from clearhead.papers.recipes import RUNS
 from clearhead.papers.requests import EXPERIMENTS, parameters
-from clearhead.papers.study import TRAINED, Study, written
+from clearhead.papers.study import TRAINED, Experiment, Study, written
 from clearhead.report import load
 from clearhead.train import TrainConfig
 
@@ -47,7 +44,8 @@ def test_jobs_have_places_of_their_own_and_go_to_other_processes(name, scale, tm
     if scale == "paper":  # recipes have their rates
         assert not any(one.is_swept for one in trials)
     attempts = [one.attempt(rate) for one in trials if one.is_swept for rate in one.tries]
-    runs = stages.runs(trials, {one.key: one.tries[-1] for one in trials if one.tries})
+    rates = {one.key: next(iter(one.tries), None) for one in trials}
+    runs = [job for one in trials for seed in one.seeds for job in one.runs(rates[one.key], seed)]
     starts = {job.after.name: job.after for job in (*attempts, *runs) if job.after}
     jobs = {job.name: job for job in (*attempts, *runs)} | starts
     assert len(jobs) == len({job.records for job in jobs.values()})
@@ -70,7 +68,7 @@ def test_a_model_that_cannot_be_opened_is_refused_before_the_first_job(tmp_path,
     quantised = tmp_path / "fp8"
     LlamaConfig(quantization_config={"quant_method": "fp8"}).save_pretrained(quantised)
     words = ("reproduce", "retrofit", "--output", tmp_path / "out", "--from")
-    assert "is quantised (fp8): save a copy" in refusal(capsys, *words, quantised)
+    assert "is already quantised (fp8): give the one" in refusal(capsys, *words, quantised)
     said = refusal(capsys, *words, "nobody/nothing")
     assert "cannot load a model from 'nobody/nothing'" in said
     assert not (tmp_path / "out").exists()
@@ -104,9 +102,8 @@ def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
             "sas", 1e-2, 1.0, mlp_gain=0.5
         ),
     )
-    toy = SimpleNamespace(name="toy", scales=("tiny",), arms=lambda scale: iter(trials))
+    toy = Experiment("toy", "", "", lambda scale: iter(trials))
     monkeypatch.setitem(EXPERIMENTS, "toy", toy)
-    requests._arms.cache_clear()
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
 
 
@@ -177,7 +174,7 @@ PUBLISHED = {
 @pytest.mark.parametrize(("name", "scale"), ALL)
 def test_the_parameters_of_a_cost_are_counted_without_a_model(name, scale):
     for one in {one.label: one for one in reversed([*EXPERIMENTS[name].arms(scale)])}.values():
-        if one.parameters is None:
+        if one.base is None:
             shape = {key: one.side.model[key] for key in one.set}
             counted = plan(preset(one.side.preset, one.size, **shape)).parameters
             assert parameters(one) == pytest.approx(counted, rel=0.04)
@@ -204,9 +201,7 @@ def test_published_runs_are_listed_as_commands_that_train_reads(capsys):
     commands = [shlex.split(line) for line in lines if not line.startswith("#")]
     arms = [(one, one.config, arm) for one in RUNS.values() for arm in one.config.arms]
     for (_, verb, *words), (published, config, arm) in zip(commands, arms, strict=True):
-        read = parse(
-            importlib.import_module(VERBS[verb][0]).Command, words, verb=verb, description=""
-        )
+        read = parse(importlib.import_module(f"clearhead.cli.{verb}"), words)
         assert (read.preset, read.size, read.set) == (arm.preset, config.size, arm.model)
         rate = published.rates.get(arm.preset, arm.train.learning_rate)
         train = dataclasses.replace(arm.train, learning_rate=rate)

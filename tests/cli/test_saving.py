@@ -1,12 +1,17 @@
-"""clearhead quantize --save: a folder that servers load, and how it refuses."""
+"""clearhead quantize --save and --deploy: what is saved, that it runs, and how they refuse."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
+import tests_architectures as architectures
 
 from clearhead.records import manifest
 
 from .conftest import call, refusal, saved, saved_llama
+
+FORM = ("--deploy", "int8-dynamic-tensor")
 
 
 @pytest.mark.parametrize("scheme", ["w8a8-static", "w4a16-channel"])
@@ -31,44 +36,102 @@ def test_saved_and_opened_again(llama, windows, tmp_path, capsys, scheme):
     assert call("diagnose", out, *windows[:2], "--windows", "2", "--output", tmp_path / "d") == 0
 
 
-def test_a_model_that_brings_code_is_saved(windows, tmp_path, capsys, tokenizer):
+@pytest.mark.parametrize("own", [True, False], ids=["with code", "a turned Llama"])
+def test_a_model_is_converted_for_servers_and_saved(own, windows, tmp_path, capsys, tokenizer):
+    """A preset leaves with its code, a preset and a turned Llama as a plain Llama."""
     pytest.importorskip("compressed_tensors")
-    own, served, out = (tmp_path / name for name in ("own", "served", "out"))
-    saved(own, tokenizer, epilogue="gate-headwise")
-    assert call("convert", own, served, "--for", "serving") == 0
-    words = ("quantize", served, *windows, "--scheme", "w8a8-token", "--save", out)
-    assert "--trust-remote-code" in refusal(capsys, *words)
-    assert call(*words, "--trust-remote-code") == 0
+    source, served, out = (tmp_path / name for name in ("source", "served", "out"))
+    scheme = ("--scheme", "w8a8-token" if own else "w8a8-static")
+    words = ("quantize", served, *windows, *scheme, "--save", out)
+    if own:
+        saved(source, tokenizer, epilogue="gate-headwise")
+        assert call("convert", source, served, "--for", "serving") == 0
+        assert "--trust-remote-code" in refusal(capsys, *words)
+        words += ("--trust-remote-code",)
+    else:
+        saved_llama(source, tokenizer, intermediate_size=64)
+        turned = tmp_path / "turned"
+        assert call("convert", source, turned, "--rotate", "residual", "values") == 0
+        assert call("convert", turned, served, "--for", "serving") == 0
+        assert json.loads((served / "config.json").read_text())["model_type"] == "llama"
+    capsys.readouterr()
+    assert call(*words) == 0
     assert "20 of 20 prompts" in " ".join(capsys.readouterr().out.split())
+    assert json.loads((out / "config.json").read_text())["quantization_config"]["format"]
 
 
 def test_requests_that_cannot_be_met(llama, model, windows, tmp_path, capsys):
     pytest.importorskip("compressed_tensors")
-    out = ("--save", tmp_path / "served")
-    for words, said in (
-        ((llama, "--scheme", "w8a8-coarse"), "a scale of each text: choose w8a8-static"),
-        ((llama, "--scheme", "kv8"), "choose w8a8-token"),
-        ((llama,), "found 1 and none"),
-        ((llama, "--scheme", "w8a8-token", "w8a8-static"), "found 1 and 2"),
-        ((llama, model, "--scheme", "w8a8-token"), "found 2 and 1"),
-        ((llama, "--scheme", "w8a8-token", "--page", "p.html"), "--page has no effect"),
-        ((model, "--scheme", "w8a8-token"), "--for serving` makes"),
-        ((llama, "--scheme", "w4a16-group"), "no whole groups of 128"),
-    ):
-        assert said in refusal(capsys, "quantize", *words, *windows, *out)
+    served, out = ("--save", tmp_path / "few"), ("--output", tmp_path / "few")
     short = ("--length", "100000", "--tokens", "100000", "--scheme", "w8a8-static")
-    assert "enough for one window" in refusal(capsys, "quantize", llama, *windows[:2], *short, *out)
-    assert not (tmp_path / "served").exists()
+    for words, said in (
+        ((*served, llama, "--scheme", "w8a8-coarse"), "cannot say w8a8-coarse: choose w8a8-static"),
+        ((*served, llama, "--scheme", "kv8"), "cannot say kv8: choose w8a8-static"),
+        ((*served, llama), "found 1 and none"),
+        ((*served, llama, "--scheme", "w8a8-token", "w8a8-static"), "found 1 and 2"),
+        ((*served, llama, model, "--scheme", "w8a8-token"), "found 2 and 1"),
+        ((*served, llama, "--scheme", "w8a8-token", "--page", "p"), "--page has no effect"),
+        ((*served, model, "--scheme", "w8a8-token"), "--for serving` makes"),
+        ((*served, llama, "--scheme", "w4a16-group"), "no whole groups of 128"),
+        ((*served, llama, *short), "enough for one window"),
+        ((*out, model), "--deploy and --output"),
+    ):
+        given = windows[:2] if short[0] in words else windows
+        assert said in refusal(capsys, "quantize", *words, *given)
+    assert not (tmp_path / "few").exists()
 
 
-def test_a_model_is_converted_for_servers_and_saved(windows, tmp_path, capsys, tokenizer):
-    """A preset and a turned Llama leave as a plain Llama, and that in few bits."""
-    pytest.importorskip("compressed_tensors")
-    source = saved_llama(tmp_path / "llama", tokenizer, intermediate_size=64)
-    turned, plain, out = (tmp_path / name for name in ("turned", "plain", "served"))
-    assert call("convert", source, turned, "--rotate", "residual", "values") == 0
-    assert call("convert", turned, plain, "--for", "serving") == 0
-    assert json.loads((plain / "config.json").read_text())["model_type"] == "llama"
-    words = ("quantize", plain, *windows, "--scheme", "w8a8-static", "--save", out)
-    assert call(*words) == 0
-    assert json.loads((out / "config.json").read_text())["quantization_config"]["format"]
+def _header(path: Path) -> str:
+    data = path.read_bytes()
+    return data[8 : 8 + int.from_bytes(data[:8], "little")].decode()
+
+
+def test_a_repaired_model_is_deployed_reloaded_and_generates(tokenizer, windows, tmp_path, capsys):
+    """Two at once: tests/cli/test_repair_tutorial.py."""
+    pytest.importorskip("torchao")
+    # Wide enough for int8 to save more than the file's longer header takes.
+    shape = {"hidden_size": 96, "intermediate_size": 160}
+    repair = {"normalizer": "key-value", "mlp_rotation": "hadamard"}
+    model = saved(tmp_path / "repaired", tokenizer, **shape, **repair)
+    few = tmp_path / "few"
+    options = (*windows, *FORM, "--output", few)
+    capsys.readouterr()
+    assert call("quantize", model, *options) == 0
+    shown, said = capsys.readouterr()
+    assert "Writing model shards" not in said
+    assert "loaded and run by a new process" in shown
+    shown = " ".join(shown.split())
+    figures = json.loads((few / "quantization.json").read_text("utf-8"))
+    assert figures["form"] == FORM[1]
+    assert figures["bytes"] == (few / "model.safetensors").stat().st_size
+    assert figures["bytes"] < figures["bfloat16_bytes"]
+    assert figures["tokens_per_second"] > 0
+    assert figures["perplexity"] == pytest.approx(figures["bfloat16_perplexity"], rel=0.05)
+    assert f"{figures['bytes']:,} bytes, " in shown
+    assert f"in bfloat16 {figures['bfloat16_bytes']:,} bytes, " in shown
+    suffixes = {path.suffix for path in few.iterdir()}
+    assert suffixes <= {".json", ".safetensors", ".py", ".jinja"}  # nothing pickled
+    assert "Int8Tensor" in _header(few / "model.safetensors")
+    sealed = manifest.verify(few, advice="")["files"]
+    assert {"model.safetensors", "quantization.json"} <= sealed.keys()
+    # It generates, and is not quantised again.
+    assert call("generate", few, "attention", "--tokens", "3") == 0
+    assert "already quantised (torchao)" in refusal(capsys, "quantize", few, *windows)
+    again = (*FORM, "--output", tmp_path / "again")
+    assert "already quantised" in refusal(capsys, "quantize", few, *windows, *again)
+    assert "exists" in refusal(capsys, "quantize", model, *options)
+
+
+def test_what_is_not_deployed(model, windows, tmp_path, capsys, tokenizer, monkeypatch):
+    pytest.importorskip("torchao")
+    few = (*windows, *FORM, "--output", tmp_path / "few")
+    assert "--scheme has no effect" in refusal(
+        capsys, "quantize", model, *few, "--scheme", "w4-channel"
+    )
+    folder = tmp_path / "gpt2"
+    architectures.make("GPT-2").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    assert "torchao quantises nothing" in refusal(capsys, "quantize", folder, *few)
+    assert not (tmp_path / "few").exists()
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    assert "clearhead[torchao]" in refusal(capsys, "quantize", model, *few)

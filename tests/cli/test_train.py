@@ -9,8 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from clearhead.cli.options import given
-from clearhead.cli.train import Command, _parse, _usual
+from clearhead.cli import options, train
 from clearhead.records.identity import canonical, restored
 from clearhead.records.lock import hold_folder
 
@@ -33,8 +32,8 @@ SHAPE = ("hidden_size=24", "num_hidden_layers=2", "num_attention_heads=2")
 def test_settings_come_back_from_their_json(words, monkeypatch):
     monkeypatch.setattr("clearhead.cli.options.require_extras", lambda *_: None)
     read = shlex.split(words)
-    command = _parse(read, _usual(given(read, "--from")))
-    assert restored(Command, canonical(command)) == command
+    command = options.parse(train, read, default=train.default(read))
+    assert restored(train.Command, canonical(command)) == command
 
 
 def test_resume_needs_no_other_option(going_on, tmp_path, stopping, capsys):

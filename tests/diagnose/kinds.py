@@ -5,14 +5,11 @@ from typing import Any
 import tests_architectures as architectures
 
 VOCABULARY, LONGEST = architectures.VOCABULARY, 64
+# No rotary positions, no plain ones, or in a layout that `clearhead convert` does not keep.
 UNTURNED = (
-    "GPT-2",
-    "OPT",
-    "BERT",
-    "RoBERTa",
-    "alibi",
-    "coca-slack",
-)  # no rotary positions, or no plain ones
+    *("GPT-2", "OPT", "BERT", "RoBERTa", "alibi", "coca-slack"),
+    *("Gemma2", "Gemma3", "Cohere", "Phi", "GPT-NeoX", "gpt-oss", "ModernBERT"),
+)
 UNOBSERVED = (*architectures.WITHOUT_INTERFACE, *architectures.RECURRENT)
 ENCODERS = ("ModernBERT", architectures.OUR_ENCODER, "BERT", "RoBERTa")
 ROTARY = tuple(

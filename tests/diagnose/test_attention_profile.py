@@ -41,26 +41,22 @@ def _oracle(call: AttentionCall) -> SimpleNamespace:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     mask = call.visibility.key_mask
     seen = oracles.visible(T, T, causal=call.causal, key_mask=mask).expand(scores.shape)
-    some = seen.any(-1)
-    weights = scores.masked_fill(~seen, -torch.inf).exp()
-    total = weights.sum(-1, keepdim=True)
+    shown = scores.masked_fill(~seen, -torch.inf)
+    total = shown.exp().sum(-1)
     if call.sink is not None:
-        total = total + torch.as_tensor(call.sink).double().expand(H)[:, None, None].exp()
-    weights = weights / total
-    largest = (scores == scores.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)) & seen
-    null = 1 - weights.sum(-1)
-    entropy = torch.special.entr(weights).sum(-1)
-    if call.sink is not None:
-        entropy = entropy + torch.special.entr(null.clamp_min(0))
-    found = {
+        total = total + torch.as_tensor(call.sink).double().expand(H)[:, None].exp()
+    weights = shown.exp() / total[..., None]
+    largest = (scores == shown.amax(-1, keepdim=True)) & seen
+    null = (1 - weights.sum(-1)).clamp_min(0)
+    values = {
         "argmax": largest[..., 0] / largest.sum(-1),
         "mass": weights[..., 0],
-        "entropy": entropy,
+        "entropy": torch.special.entr(weights).sum(-1) + torch.special.entr(null),
         "null": null,
         "floor": seen[..., 0] / seen.sum(-1),
     }
     return SimpleNamespace(
-        **{name: values[some].mean().item() for name, values in found.items()},
+        **{name: one[seen.any(-1)].mean().item() for name, one in values.items()},
         logits=scores[seen].abs().sort(descending=True).values.tolist(),
     )
 

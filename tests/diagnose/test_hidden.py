@@ -1,13 +1,15 @@
-"""Kurtosis and largest activations, by hand and in float64."""
+"""Kurtosis, also in OrthoAdam's basis, and largest activations, by hand and in float64."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from clearhead.diagnose import HiddenStatistics, kurtosis
-from clearhead.probe import observe
+from clearhead.diagnose import HiddenStatistics, RotatedKurtosis, kurtosis
+from clearhead.optim.rotations import make_rotation, random_signs, sign_key
+from clearhead.probe import measure, observe
 
 
 def _kurtosis64(x: Tensor) -> Tensor:
@@ -101,3 +103,26 @@ def test_layers_of_a_model_against_float64(tiny, name):
         assert excess == pytest.approx(shape.mean().item() - 3, rel=1e-4)
     by_layer = [tiny.value(lines, "kurtosis", tokens="rest", layer=layer) for layer in range(3)]
     assert tiny.value(lines, "kurtosis", tokens="rest") == pytest.approx(sum(by_layer) / 3)
+
+
+@pytest.mark.parametrize("share", ["parameter", "size"])
+@pytest.mark.parametrize("kind", ["hadamard", "haar"])
+def test_the_rotated_kurtosis_is_that_of_the_states_in_the_embeddings_basis(tiny, kind, share):
+    model, texts = tiny.make("transformer").train(), tiny.windows(3)
+    rotated = RotatedKurtosis(model, kind=kind, seed=3, share=share)
+    lines = measure(model, texts, batch_size=2, hidden=[rotated])
+    assert model.training
+    assert {line["rotation_share"] for line in lines} == {share}
+    basis = make_rotation(kind, seed=3, size=24).apply(torch.eye(24)).mT.double()
+    if share == "parameter":
+        key = sign_key(3, "model.embed_tokens.weight", -1)
+        basis = basis * random_signs([key], 24, torch.device("cpu"))
+    statistic = SimpleNamespace(observe=lambda layer, x: states.update({layer: x.double()}))
+    states: dict[int, Tensor] = {}
+    with torch.no_grad(), observe(model.eval(), hidden=[statistic]):
+        model(torch.stack(texts))
+    values = torch.stack([_kurtosis64(states[layer] @ basis.T) for layer in range(3)])
+    for tokens, part in (("first", values[..., :1]), ("rest", values[..., 1:])):
+        found = {line.get("layer"): line["value"] for line in lines if line["tokens"] == tokens}
+        wanted = {None: part.mean().item()} | dict(enumerate(part.mean((1, 2)).tolist()))
+        assert found == pytest.approx(wanted, rel=1e-5)

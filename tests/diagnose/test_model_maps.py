@@ -52,13 +52,17 @@ def _maps(lines: list[dict]) -> list[str]:
     return list(dict.fromkeys(line["map"] for line in lines if "map" in line))
 
 
-@pytest.mark.parametrize("name", ["Llama", "GPT-2", "transformer", "softmax1", "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["Llama", "GPT-2", "transformer", "gpt2", "softmax1", "gpt-oss", "Gemma2"]
+)
 def test_as_from_the_models_own_matrices(tiny, name):
-    model, ids = tiny.make(name), torch.stack(tiny.windows(4, SHORT))
+    """Of other models too: with sinks, and capped scores."""
+    wide = {"sliding_window": 64} if name in ("gpt-oss", "Gemma2") else {}
+    model, ids = tiny.make(name, **wide), torch.stack(tiny.windows(4, SHORT))
     lines, matrices = _run(model, ids), _own_attentions(model, ids)
     _check(tiny, lines, "softmax", matrices)
     assert _maps(lines) == ["softmax"]
-    if name == "softmax1":
+    if name in ("softmax1", "gpt-oss"):
         null = tiny.value(lines, "null_mass", map="softmax")
         expected = torch.stack([1 - w.sum(-1) for w in matrices]).mean().item()
         assert null == pytest.approx(expected, rel=1e-4)
@@ -67,44 +71,25 @@ def test_as_from_the_models_own_matrices(tiny, name):
         assert not [line for line in lines if line["metric"] == "null_mass"]
 
 
-def test_sinks_and_capped_scores_of_other_models(tiny):
-    ids = torch.stack(tiny.windows(3, SHORT))
-    for name in ("gpt-oss", "Gemma2"):
-        model = tiny.make(name, sliding_window=64)
-        matrices, lines = _own_attentions(model, ids), _run(model, ids)
-        _check(tiny, lines, "softmax", matrices)
-        if name == "gpt-oss":
-            expected = torch.stack([1 - w.sum(-1) for w in matrices]).mean().item()
-            null = tiny.value(lines, "null_mass", map="softmax")
-            assert null == pytest.approx(expected, rel=1e-4)
-
-
 @pytest.mark.parametrize("normalizer", ["softmax", "softmax1"])
-def test_differential_maps_and_their_difference(tiny, normalizer):
-    calls = tiny.Calls()
-    model = tiny.ours("differential", normalizer=normalizer)
+@pytest.mark.parametrize("name", ["differential", "differential-v2"])
+def test_differential_maps_and_their_signed_difference(tiny, name, normalizer):
+    calls, lambdas = tiny.Calls(), Lambdas()
+    model = tiny.ours(name, normalizer=normalizer)
     ids = torch.stack(tiny.windows(4, SHORT))
-    lines = _run(model, ids, calls)
+    lines = _run(model, ids, calls, ByTile(weights=[lambdas]))
     assert _maps(lines) == ["map 1", "map 2", "difference"]
-    sink = 0.0 if normalizer == "softmax1" else None
-    weights = [oracles.weights(call.q, call.k, sink=sink) for call in calls]
-    _check(tiny, lines, "map 1", tuple(w[:, :2] for w in weights))  # 4 heads are 2 pairs
-    _check(tiny, lines, "map 2", tuple(w[:, 2:] for w in weights))
     # The model's own signed matrices, independent of what the probe was handed.
     _check(tiny, lines, "difference", _own_attentions(model, ids))
     nulls = {line["map"] for line in lines if line["metric"] == "null_mass"}
-    assert nulls == (set() if sink is None else {"map 1", "map 2"})
-
-
-@pytest.mark.parametrize("name", ["differential", "differential-v2"])
-def test_the_signed_difference(tiny, name):
-    model, ids = tiny.ours(name), torch.stack(tiny.windows(2, SHORT))
-    lambdas = Lambdas()
-    lines = _run(model, ids, ByTile(weights=[lambdas]))
-    _check(tiny, lines, "difference", _own_attentions(model, ids))
+    assert nulls == (set() if normalizer == "softmax" else {"map 1", "map 2"})
     found = lambdas.measures()
     assert [line["layer"] for line in found] == [0, 1, 2]
     if name == "differential":
+        sink = 0.0 if normalizer == "softmax1" else None
+        weights = [oracles.weights(call.q, call.k, sink=sink) for call in calls]
+        _check(tiny, lines, "map 1", tuple(w[:, :2] for w in weights))  # 4 heads are 2 pairs
+        _check(tiny, lines, "map 2", tuple(w[:, 2:] for w in weights))
         wanted = [layer.self_attn.maps.lambdas().item() for layer in model.model.layers]
         assert [line["value"] for line in found] == pytest.approx(wanted)
 

@@ -11,7 +11,7 @@ from clearhead.ops.visibility import Visibility
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.observation import observe
 
-from .kinds import ENCODERS, LONGEST, ROTARY, UNTURNED, VOCABULARY, make
+from .kinds import LONGEST, ROTARY, UNTURNED, VOCABULARY, make
 
 T = 33
 
@@ -45,7 +45,7 @@ def test_the_rotation_found_is_the_models_own(tiny, name):
         model(input_ids=torch.full((1, length), 7))
     profile = RotaryOrder(model)
     for call in seen if name in BEYOND else seen[:1]:  # a null key tells positions apart
-        rotary = rotary_of(model, call.module, call.layer, call.q.shape[-1], call.k.shape[2])
+        rotary = rotary_of(model, call.module, call.layer, call.k.shape[2])
         assert isinstance(rotary, Rotary)
         h = profile._products(call, rotary)
         assert h.shape[2] == PAIRS
@@ -77,9 +77,7 @@ def test_pairs_are_of_keys_that_the_query_sees(hidden):
         },
         "by clearhead": {"visibility": Visibility(window=window)},
     }[hidden]
-    rotary = Rotary(
-        frequency=torch.zeros(2).double(), first=torch.tensor([0, 1]), second=torch.tensor([2, 3])
-    )
+    rotary = Rotary(torch.zeros(2).double())
     call = AttentionCall(module=nn.Identity(), layer=0, q=q, k=k, scale=1.0, **options)
     h = RotaryOrder(None)._products(call, rotary)
     apart = h[0, 0, :, 0].real - h[0, 0, :, 1].real
@@ -105,18 +103,14 @@ def test_random_angles_are_anomalous_by_half_and_collinear_ones_never():
     assert "anomalous_after" not in values
     values = _values("coca")
     assert values["anomalous_before"] == values["anomalous_weight_before"] == 0
-    for name in ENCODERS[:2]:
-        values = _values(name)
-        both = values["anomalous_before"] + values["anomalous_after"]
-        assert both == pytest.approx(1, abs=5e-3)  # but for angles of 0 and π within rounding
+    values = _values(architectures.OUR_ENCODER)
+    both = values["anomalous_before"] + values["anomalous_after"]
+    assert both == pytest.approx(1, abs=5e-3)  # but for angles of 0 and π within rounding
 
 
 def test_by_hand():
     """One pair: q and k at distance 0 with k a quarter turn ahead, so Θ = −π/2: anomalous."""
-    turn = torch.tensor(0.1)
-    rotary = Rotary(
-        frequency=turn[None].double(), first=torch.tensor([0]), second=torch.tensor([1])
-    )
+    rotary = Rotary(torch.tensor([0.1]).double())
     profile = RotaryOrder(None)
     h = torch.polar(torch.ones(5, 1), torch.full((5, 1), -torch.pi / 2))
     profile._add(0, h[None, None], rotary, torch.float32, ("before", "after"))

@@ -50,7 +50,7 @@ def _by_hand(subject, ids, new_tokens):
 def test_texts_and_measures_are_what_is_found_by_hand(subject, task):
     (cell,) = task.cells(subject)
     found = numbers(task.measure(subject, cell))
-    rows, documents, prompts = task._asked(subject, task.files[0], 192)
+    rows, documents, prompts = task.asked(subject, cell)
     written = [_by_hand(subject, prompt.ids, 9).strip() for prompt in prompts]
     assert found["texts"] == [text.partition("\n\n")[0].rstrip() for text in written]
     assert len(rows) == found["items"] == 6
@@ -65,18 +65,6 @@ def test_texts_and_measures_are_what_is_found_by_hand(subject, task):
             assert len(prompt.ids) == 192 - 9
             assert row.text.startswith(document)
     assert found["cut"] == sum(a.text != b for a, b in zip(rows, documents, strict=True)) / 6 > 0
-
-
-def test_samples_are_drawn_by_the_seed_alone(make_subject, task):
-    def asked(seed, samples):
-        subject = make_subject(lengths=(192,), seed=seed)
-        rows, _, _ = replace(task, samples=samples)._asked(subject, task.files[0], 192)
-        return [row.label for row in rows]
-
-    assert len(asked(0, 100)) == 6
-    assert len(set(asked(0, 4))) == 4
-    assert asked(0, 4) == asked(0, 4)
-    assert any(asked(0, 4) != asked(seed, 4) for seed in (1, 2, 3))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +126,7 @@ def test_a_judge_gives_the_accuracy(subject, task, judge):
     assert (found["low"], found["high"]) == wilson(4, 5)
     assert (found["undecided"], found["unjudged"], found["items"]) == (1, 0, 6)
     assert found["judge_failures"] == []
-    rows, documents, _ = task._asked(subject, task.files[0], 192)
+    rows, documents, _ = task.asked(subject, cell)
     for asked, row, document, text in zip(
         judge.prompts, rows, documents, found["texts"], strict=True
     ):

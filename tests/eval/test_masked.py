@@ -9,7 +9,7 @@ from clearhead import ClearheadError, ClearheadForMaskedLM, preset
 from clearhead.data import DataConfig, prepare, with_mask_token
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.eval.perplexity_task import MaskedTask
-from clearhead.lab.measuring import run_evaluation
+from clearhead.lab.measuring import measure
 from clearhead.lab.sweep_configs import EvaluateConfig
 from clearhead.records.jsonl import append
 
@@ -48,7 +48,7 @@ def test_the_loss_of_another_text_is_another_cell(tmp_path):
     asked = EvaluateConfig(models=(str(tmp_path / "model"),), data=data, **few)
 
     def loss(config) -> float:
-        lines = run_evaluation(config)
+        lines = measure(config)
         (value,) = (line["value"] for line in lines if line.get("metric") == "masked_loss")
         return value
 

@@ -78,8 +78,8 @@ def test_only_plain_heads_are_called_by_parts(small_parts, name, by_parts):
     head = model.get_output_embeddings()
     head.register_forward_hook(lambda module, inputs, out: rows.append(out[..., 0].numel()))
     perplexity(model, _windows(2, LONGEST), length=LONGEST, batch_size=2)
-    if by_parts:  # after the trial on 16 tokens
-        assert rows[:2] == [16, 16]
+    if by_parts:  # after the trial on two tokens
+        assert rows[:2] == [2, 2]
         assert max(rows[2:]) == 5
         assert sum(rows[2:]) == 2 * (LONGEST - 1)
     else:
@@ -163,27 +163,24 @@ def _cut(corpus: Corpus, length: int, count: int) -> Iterator[Tensor]:
     return (torch.from_numpy(tokens[i * length : (i + 1) * length]) for i in range(count))
 
 
-def test_lengths_read_the_same_text():
-    model, corpus = _make("transformer"), _corpus(205)
-    lines = lengths(model, corpus, lengths=(8, 16, 32, 64), tokens=10_000)
-    # 205 tokens hold three windows of 64: 192 tokens at every length.
-    assert [line["length"] for line in lines] == [8, 8, 16, 16, 32, 32, 64, 64]
-    for loss, power in zip(lines[0::2], lines[1::2], strict=True):
-        length = loss["length"]
-        expected = _by_hand(model, list(_cut(corpus, length, 192 // length)))
-        assert (loss["metric"], power["metric"]) == ("loss", "perplexity")
-        assert loss["value"] == pytest.approx(expected, rel=1e-6)
-        assert power["value"] == pytest.approx(math.exp(expected), rel=1e-5)
-        assert loss["predicted_tokens"] == 192 // length * (length - 1)
-        assert loss["split"] == "validation"
-        assert "reason" not in loss
-
-
-@pytest.mark.parametrize(("tokens", "windows"), [(129, 2), (128, 2), (127, 1), (64, 1)])
-def test_the_budget_of_tokens(tokens, windows):
-    lines = lengths(_make("Llama"), _corpus(500, 90), lengths=(16, 64), tokens=tokens)
-    assert lines[0]["predicted_tokens"] == 4 * windows * 15
-    assert lines[2]["predicted_tokens"] == windows * 63
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("budget", "read"), [(10_000, 192), (129, 128), (128, 128), (127, 64)])
+def test_lengths_read_the_same_text(budget, read, apart):
+    """205 tokens hold three windows of 64: 192 tokens at every length."""
+    model, tokenizer = _make("transformer"), SimpleNamespace(eos_token_id=3, bos_token_id=None)
+    corpus = replace(_corpus(205), tokenizer=tokenizer)
+    found = lengths(model, corpus, lengths=(8, 16, 64), tokens=budget, documents_apart=apart)
+    assert [line["length"] for line in found] == [8, 8, 16, 16, 64, 64]
+    for line in found:
+        length = line["length"]
+        cut = list(_cut(corpus, length, read // length))
+        told = tokenizer if apart else None
+        expected = perplexity(model, cut, length=length, batch_size=2, tokenizer=told)
+        assert line["predicted_tokens"] == expected.tokens
+        assert apart or expected.tokens == read // length * (length - 1)
+        assert line["value"] == pytest.approx(getattr(expected, line["metric"]), rel=1e-6)
+        assert line["split"] == "validation"
+        assert "reason" not in line
 
 
 @pytest.mark.parametrize("name", ["transformer", "differential", "alibi", "sas"])
@@ -214,17 +211,6 @@ def test_windows_that_foretell_nothing_have_a_reason():
     found = perplexity(_make("transformer"), windows, length=2, batch_size=2, tokenizer=tokenizer)
     assert found.loss is None
     assert found.reason == "no window holds a token that another of its document foretells"
-
-
-def test_lengths_of_documents_kept_apart():
-    model, tokenizer = _make("transformer"), SimpleNamespace(eos_token_id=3, bos_token_id=None)
-    corpus = replace(_corpus(205), tokenizer=tokenizer)
-    for line in lengths(model, corpus, lengths=(16, 64), tokens=999, documents_apart=True):
-        size = line["length"]
-        cut = list(_cut(corpus, size, 192 // size))
-        expected = perplexity(model, cut, length=size, batch_size=2, tokenizer=tokenizer)
-        assert line["predicted_tokens"] == expected.tokens < 192 // size * (size - 1)
-        assert line["value"] == pytest.approx(getattr(expected, line["metric"]), rel=1e-6)
 
 
 def test_lengths_that_cannot_be_measured():

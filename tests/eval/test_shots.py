@@ -168,12 +168,13 @@ def test_labelled_texts_of_a_data_set_are_those_of_a_file(
         ({}, [{"text": f"{n} " * 300, "label": n % 2} for n in range(8)], "fit the 0 tokens"),
         ({"counts": ("two",)}, _rows(30), "'two' is no whole number above 0, nor fill"),
         ({"data": ""}, _rows(3), "give a .jsonl"),
+        ({"counts": ()}, _rows(3), "counts are none: give at least one"),
     ],
 )
 def test_refuses_at_once_what_cannot_be_measured(make_subject, write, changes, rows, message):
-    task = ShotsTask(**{"data": write(rows), "queries": 4, **changes})
+    options = {"data": write(rows), "queries": 4, **changes}
     with pytest.raises(ClearheadError, match=message) as error:
-        task.cells(make_subject())
+        ShotsTask(**options).cells(make_subject())
     assert "\n" not in str(error.value)
 
 

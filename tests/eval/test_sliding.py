@@ -1,5 +1,7 @@
 """Sliding-window losses against one forward pass a token, in float64."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tests_architectures as architectures
@@ -94,15 +96,11 @@ def test_half_precision_models_have_losses_in_float32():
 
 
 def test_windows_predict_each_token_once():
-    for tokens in (2, 5, 30, 31):
-        for length in (2, 5, 30):
-            for stride in range(1, length):
-                found = [
-                    token
-                    for _, stop, first in windows_of(tokens, length, stride)
-                    for token in range(first, stop)
-                ]
-                assert found == list(range(1, tokens))
+    for tokens, length, stride in itertools.product((2, 5, 30, 31), (2, 5, 30), (1, 3, 29)):
+        if stride < length:
+            windows = windows_of(tokens, length, stride)
+            found = [token for _, stop, first in windows for token in range(first, stop)]
+            assert found == list(range(1, tokens))
     with pytest.raises(ClearheadError, match="stride is 9: give 1 to the window's length, 8"):
         list(windows_of(20, 8, 9))
 

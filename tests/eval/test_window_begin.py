@@ -181,51 +181,58 @@ def pair(make_subject, corpus):
     return plain, begun
 
 
+TEXT = "The ship left the harbour. "
+
+
+def _likely(plain, ids, count):
+    """log p of the last tokens of a text, by a whole forward pass of the plain model."""
+    ids = torch.tensor([ids])
+    with torch.no_grad():
+        likely = plain(ids[:, :-1]).logits.log_softmax(-1)[0, -count:]
+    return float(likely.gather(1, ids[0, -count:, None]).sum())
+
+
+def _ids(corpus, text):
+    return corpus.tokenizer(text, add_special_tokens=False).input_ids
+
+
+def _request(*words):
+    return SimpleNamespace(args=words, task_name="t")
+
+
 def test_a_prompt_of_lm_eval_opens_with_the_begin_token_and_is_cut_behind_it(pair, corpus):
-    """As by whole forward passes of the plain model, the begin token put in by hand."""
     plain, begun = pair
-    begin, text = corpus.tokenizer.bos_token_id, "The ship left the harbour."
-    asked = [(text, " Nobody saw it"), (text * 20, " again!"), ("", " A letter")]
+    asked = [(TEXT[:-1], " Nobody saw it"), (TEXT * 20, " again!"), ("", " A letter")]
     with _harness(begun, corpus) as lm:
-        scores = lm.loglikelihood([SimpleNamespace(args=one, task_name="t") for one in asked])
+        scores = lm.loglikelihood([_request(*one) for one in asked])
     for (context, answer), (score, _) in zip(asked, scores, strict=True):
-        ids = corpus.tokenizer(context + answer, add_special_tokens=False).input_ids
-        count = len(ids) - len(corpus.tokenizer(context, add_special_tokens=False).input_ids)
-        ids = torch.tensor([[begin, *ids[-min(len(ids), 64) :]]])
-        with torch.no_grad():
-            likely = plain(ids[:, :-1]).logits.log_softmax(-1)[0, -count:]
-        expected = likely.gather(1, ids[0, -count:, None]).sum()
-        assert score == pytest.approx(float(expected), rel=1e-4)
+        ids = _ids(corpus, context + answer)
+        count = len(ids) - len(_ids(corpus, context))
+        expected = _likely(plain, [corpus.tokenizer.bos_token_id, *ids[-64:]], count)
+        assert score == pytest.approx(expected, rel=1e-4)
 
 
 def test_windows_of_a_text_in_lm_eval_open_with_the_begin_token(pair, corpus):
     """`opened` in every window."""
     plain, begun = pair
-    (request,) = [SimpleNamespace(args=("The ship left the harbour. " * 20,), task_name="t")]
     with _harness(begun, corpus) as lm:
-        (score,) = lm.loglikelihood_rolling([request])
-    ids = corpus.tokenizer(request.args[0], add_special_tokens=False).input_ids
-    expected, done = 0.0, 0
-    while done < len(ids):
+        (score,) = lm.loglikelihood_rolling([_request(TEXT * 20)])
+    ids = _ids(corpus, TEXT * 20)
+    expected = 0.0
+    for done in range(0, len(ids), 64):
         rest = min(64, len(ids) - done)
-        start = max(0, done + rest - 64)
-        read = [corpus.tokenizer.bos_token_id, *ids[start : done + rest]]
-        with torch.no_grad():
-            likely = plain(torch.tensor([read[:-1]])).logits.log_softmax(-1)[0, -rest:]
-        expected += float(likely.gather(1, torch.tensor(read[-rest:])[:, None]).sum())
-        done += rest
+        window = ids[max(0, done + rest - 64) : done + rest]
+        expected += _likely(plain, [corpus.tokenizer.bos_token_id, *window], rest)
     assert score == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_prompt_to_continue_that_is_cut_opens_with_the_begin_token(pair, corpus):
     """What is written after a text that is too long is what a whole forward pass says."""
     plain, begun = pair
-    text = "The ship left the harbour. " * 20
-    request = SimpleNamespace(args=(text, {"max_gen_toks": 4, "until": []}), task_name="t")
     with _harness(begun, corpus) as lm:
-        (written,) = lm.generate_until([request])
-    ids = corpus.tokenizer(text, add_special_tokens=False).input_ids[-59:]
-    ids = [corpus.tokenizer.bos_token_id, *ids]
+        asked = _request(TEXT * 20, {"max_gen_toks": 4, "until": []})
+        (written,) = lm.generate_until([asked])
+    ids = [corpus.tokenizer.bos_token_id, *_ids(corpus, TEXT * 20)[-59:]]
     for _ in range(4):
         with torch.no_grad():
             ids.append(int(plain(torch.tensor([ids])).logits[0, -1].argmax()))

@@ -79,14 +79,24 @@ def config(**keys: Any) -> ClearheadConfig | None:
         return None
 
 
+def stirred(model: Any, by: float = 0.3) -> Any:
+    """Every number of a model, moved away from where it starts."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p += by * torch.randn_like(p)
+    return model.eval()
+
+
 def displaced(config: ClearheadConfig, by: float) -> ClearheadForCausalLM:
     """A model none of whose numbers is where its paper starts it."""
     torch.manual_seed(0)
-    model = ClearheadForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += by * torch.randn_like(parameter)
-    return model
+    return stirred(ClearheadForCausalLM(config), by)
+
+
+def uneven(**keys: Any) -> ClearheadForCausalLM:
+    """A model in float64 whose weights and gains are all different."""
+    torch.manual_seed(0)
+    return stirred(ClearheadForCausalLM(ClearheadConfig(**SHAPE | keys)).double())
 
 
 def attentions() -> list[dict[str, str]]:
@@ -107,16 +117,6 @@ def some_attentions() -> list[dict[str, str]]:
     ]
 
 
-def uneven(**keys: Any) -> ClearheadForCausalLM:
-    """A model in float64 whose weights and gains are all different."""
-    torch.manual_seed(0)
-    model = ClearheadForCausalLM(ClearheadConfig(**SHAPE | keys)).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return model
-
-
 def logits(model: ClearheadForCausalLM) -> torch.Tensor:
     """Its logits of two rows of tokens."""
     with torch.no_grad():
@@ -130,14 +130,6 @@ def stir(model: Any) -> None:
             gain = name.endswith(("shaping.alpha", "shaping.beta", "shaping.gamma", "delta"))
             if gain or (name.endswith("q_proj.weight") and not p.any()):
                 p += 0.3 * torch.randn_like(p)
-
-
-def stirred(model: torch.nn.Module) -> torch.nn.Module:
-    """Every number that starts as a constant, moved away from it."""
-    with torch.no_grad():
-        for p in model.parameters():
-            p += 0.3 * torch.randn_like(p)
-    return model.eval()
 
 
 def caches(model: Any) -> list[Any]:

@@ -10,6 +10,7 @@ from clearhead.models import ClearheadModel, plan
 from clearhead.nn import block_of, initialise
 from clearhead.nn.bases import PositionTables
 from clearhead.ops.visibility import Visibility
+from tests.ops.agreement import agree
 
 from . import space
 from .space import stirred
@@ -263,11 +264,7 @@ def test_the_paper_s_equations_in_float64(form):
     model = _form(form, position="none", num_key_value_heads=4).double()
     ids = random_ids()
     got, want = model(ids, use_cache=False).logits, _dense(model, ids)
-    assert torch.allclose(got, want, atol=1e-9 * want.abs().max().item())
-    parameters = list(model.parameters())
-    ours, theirs = (torch.autograd.grad(y.square().mean(), parameters) for y in (got, want))
-    for a, b in zip(ours, theirs, strict=True):
-        assert torch.allclose(a, b, atol=1e-8 * b.abs().max().item())
+    agree(got, want, list(model.parameters()), bound=1e-8)
 
 
 DECODED = [

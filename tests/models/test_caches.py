@@ -71,11 +71,12 @@ def test_a_static_cache_that_is_reset_starts_again():
 
 @pytest.mark.parametrize("name", KINDS)
 @torch.no_grad()
-def test_turns_padded_on_the_left_are_the_full_forward_and_each_row_alone(name):
-    """Each turn of a chat has rows of unequal length, one of nothing but padding."""
+def test_padded_turns_are_the_full_forward_and_each_row_alone(name):
+    """Each turn of a chat has rows of unequal length, padded on either side, one of nothing but
+    padding. Positions are counted from the mask, so that a gap between turns is none."""
     model = _kind(name)
     rows, mask = _ids(3, 12), torch.ones(3, 12, dtype=torch.long)
-    mask[0, :2] = mask[1, 5:8] = mask[2, 5:9] = mask[2, 9:] = 0
+    mask[0, :2] = mask[1, 5:8] = mask[2, 5:9] = mask[2, 9:] = mask[0, 4] = 0
     positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 0)  # as `generate` gives them
     alone = [row[mask[i] == 1][None] for i, row in enumerate(rows)]
     want = [model(row, use_cache=False).logits[0] for row in alone]
@@ -124,22 +125,6 @@ def test_rows_of_a_cache_whose_positions_have_gaps_may_be_repeated():
     cache.batch_repeat_interleave(2)
     with pytest.raises(ClearheadError, match="holds position_ids of 2 rows, and the batch has 4"):
         model(ids[:1].expand(4, -1), past_key_values=cache)
-
-
-def test_a_prefix_padded_on_the_right_can_be_continued():
-    """Positions are counted from the mask, so that the gap between is none."""
-    long, short, new = _ids(1, 6), _ids(1, 4), _ids(2, 3)
-    rows = torch.cat([long, torch.cat([short, _ids(1, 2)], 1)])
-    mask = torch.tensor([[1] * 9, [1] * 4 + [0] * 2 + [1] * 3])
-    for name in ("transformer", "coca", "alibi", "forget"):
-        model = ClearheadForCausalLM(preset(name, **space.SHAPE)).eval()
-        cache = DynamicCache()
-        with torch.no_grad():
-            model(rows, attention_mask=mask[:, :6], past_key_values=cache)
-            got = model(new, attention_mask=mask, past_key_values=cache).logits
-            for row, prompt in enumerate((long, short)):
-                want = model(torch.cat([prompt, new[row : row + 1]], 1)).logits[0, -3:]
-                close(got[row], want)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])

@@ -30,16 +30,6 @@ def test_no_number_leaves_float32(key, value):
         ClearheadConfig(**WITH.get(key, {}), **{key: value})
 
 
-@pytest.mark.parametrize("load", [AutoModelForCausalLM, ClearheadForCausalLM, ClearheadConfig])
-def test_a_saved_dynamic_causal_names_dynamic(load, tmp_path):
-    rope = {"rope_type": "dynamic", "factor": 2.0}
-    ClearheadForCausalLM(ClearheadConfig(**TINY, rope_parameters=rope)).save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(file.read_text().replace('"dynamic"', '"dynamic-causal"'))
-    with pytest.raises(ClearheadError, match=r"'dynamic-causal' is not supported: use 'dynamic'$"):
-        load.from_pretrained(tmp_path)
-
-
 TINY = {
     "hidden_size": 36,
     "num_attention_heads": 9,
@@ -49,7 +39,7 @@ TINY = {
 }
 OVERRIDES = [
     *({"maps": "differential"}, {"norm_eps": math.nan}, {"hiden_size": 64}),
-    *({"num_attention_heads": "9"}, {"rope_parameters": {"rope_type": "ntk"}}),
+    *({"num_attention_heads": "9"}, {"rope_parameters": {"rope_type": "dynamic-causal"}}),
     *({"shaping": "shaped", "scores": "coca"}, {"direction": "bidirectional"}),
 ]
 

@@ -234,20 +234,6 @@ def test_dropout_is_on_in_training_alone_and_its_mean_is_the_model_without():
     assert dropped == 1 + 2 * 2  # after the embedding, and after both branches of each block
 
 
-def test_any_trunk_becomes_a_classifier_with_its_weights(tmp_path):
-    for number, source in enumerate((_masked(), ClearheadForCausalLM(preset("gpt2", **SHAPE)))):
-        folder = tmp_path / str(number)
-        source.save_pretrained(folder)
-        model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=5)
-        assert isinstance(model, ClearheadForSequenceClassification)
-        theirs = source.model.state_dict()
-        for name, weight in model.model.state_dict().items():
-            assert torch.equal(weight, theirs[name]), name
-        dense = model.classifier.dense.weight  # new, and not left as it was found in memory
-        assert dense.std().item() == pytest.approx(0.3, rel=0.1)
-        assert (model.classifier.dense.bias == 0).all()
-
-
 def test_saved_and_loaded_the_logits_are_the_same_bits(tmp_path):
     ids = torch.randint(0, 60, (2, 7))
     for auto, model in (

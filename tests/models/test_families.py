@@ -9,8 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models.conversion import converted
-from clearhead.models.families import FAMILIES
-from clearhead.models.families.llama import LLAMA
+from clearhead.models.families import FAMILIES, LLAMA
 from clearhead.models.starts import started, target
 
 from .space import WHOLE
@@ -307,7 +306,7 @@ def test_what_starts_or_trains_a_layer_does_not_matter():
 def test_weights_without_a_place_and_quantised_ones_are_refused():
     theirs = _model("llama")
     theirs.config.quantization_config = {"quant_method": "fp8"}
-    with pytest.raises(ClearheadError, match=r"is quantised \(fp8\): save a copy in full"):
+    with pytest.raises(ClearheadError, match=r"is already quantised \(fp8\): give the one in full"):
         converted(theirs)
     theirs = _model("llama")
     theirs.model.layers[1].self_attn.q_norm = torch.nn.LayerNorm(8, bias=False)

@@ -175,10 +175,17 @@ def test_a_trunk_opens_without_the_head(model, trunk, save, capsys):
 )
 def test_a_classifier_takes_any_trunk_but_a_whole_one(model, save, capsys):
     folder = save(model())
-    found = pretrained(AutoModelForSequenceClassification, folder, head="new", num_labels=5)
-    assert found.config.num_labels == 5
+    opened = pretrained(AutoModelForSequenceClassification, folder, head="new", num_labels=5)
+    assert opened.config.num_labels == 5
     assert "not used" not in capsys.readouterr().err
     weights = load_file(folder / "model.safetensors")
+    if isinstance(opened, ClearheadForSequenceClassification):
+        saved = {name.removeprefix("model."): weight for name, weight in weights.items()}
+        trunk = opened.model.state_dict()
+        assert all(torch.equal(saved[name], weight) for name, weight in trunk.items())
+        dense = opened.classifier.dense  # new or saved, and not left as it was found in memory
+        assert dense.weight.std().item() == pytest.approx(0.02, rel=0.1)
+        assert not dense.bias.any()
     _rewrite(folder, _without(max(key for key in weights if ".0." in key or ".1." in key)))
     with pytest.raises(ClearheadError, match="lacks 1 weight "):
         pretrained(AutoModelForSequenceClassification, folder, head="new", num_labels=5)

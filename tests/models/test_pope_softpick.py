@@ -58,17 +58,6 @@ def _visible(kind: str, window: int | None = None) -> Tensor:
     return oracles.visible(LENGTH, LENGTH, **options)
 
 
-def _same(attention: object, x: Tensor, got: Tensor, want: Tensor, shown: Tensor, atol: float):
-    """Outputs, and the gradients of the input and of every parameter, of queries that count."""
-    assert torch.allclose(got[shown], want[shown], atol=atol)
-    inputs, grad = (x, *attention.parameters()), torch.randn_like(want) * shown[..., None]
-    found, expected = (
-        torch.autograd.grad(out, inputs, grad, retain_graph=True) for out in (got, want)
-    )
-    for one, other in zip(found, expected, strict=True):
-        assert torch.allclose(one, other, atol=atol * max(1.0, float(other.abs().max())))
-
-
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("logits", [0.01, 1.0, 20.0])
@@ -88,7 +77,8 @@ def test_pope_and_all_its_gradients_are_the_formula_s(logits, groups, kind):
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num()
     v = v.repeat_interleave(4 // groups, 1)
     want = attention.o_proj((weights @ v).transpose(1, 2).flatten(2))
-    _same(attention, x, out, want, seen.any(-1)[:, 0].expand(2, -1), 1e-5 * max(1.0, logits))
+    shown = seen.any(-1)[:, 0].expand(2, -1)[..., None]
+    agree(out, want, (x, *attention.parameters()), bound=1e-5 * max(1.0, logits), shown=shown)
 
 
 @pytest.mark.parametrize("kind", MASKS)
@@ -124,19 +114,6 @@ def test_softpick_of_low_and_high_logits_is_finite(size):
     nothing = (term <= 0).all(-1)
     assert nothing.any()
     assert not out[nothing].any()
-
-
-@pytest.mark.parametrize("keys", [POPE, SOFTPICK, POPE | SOFTPICK], ids=str)
-@pytest.mark.parametrize("maps", ["single", "differential", "differential-v2"])
-@torch.no_grad()
-def test_eager_recorded_and_fast_attention_are_one(keys, maps):
-    model, ids = _model(maps=maps, **keys), _ids()
-    mask = MASKS["padded"]
-    want = model(ids, **mask).logits
-    model.set_attn_implementation("eager")
-    assert torch.allclose(model(ids, **mask).logits, want, atol=1e-10)
-    recorded = model(ids, output_attentions=True)
-    assert torch.allclose(recorded.logits, model(ids).logits, atol=1e-10)
 
 
 def test_pope_starts_without_phases_of_its_own_and_caches_keys_as_projected():

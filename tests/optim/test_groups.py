@@ -4,7 +4,7 @@ from torch import nn
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
-from clearhead.optim import OrthoAdam, build_optimizer, decay_groups, pattern_groups
+from clearhead.optim import build_optimizer, decay_groups
 from clearhead.train import TrainConfig
 
 
@@ -67,36 +67,6 @@ def test_only_matrices_shrink_where_the_gradient_is_zero():
         torch.testing.assert_close(parameter.detach(), factor * before[name])
 
 
-def names(groups):
-    return [[name for name, _ in group["params"]] for group in groups]
-
-
-def test_the_first_pattern_that_matches_decides():
-    model = nn.ModuleDict({"module": make_model()})  # as DDP names it
-    rules = [("head*", {"rotation": "none"}), ("*.weight", {"lr": 0.5}), ("embed*", {})]
-    with pytest.raises(ClearheadError, match=r"'head\*' decides no parameter"):
-        pattern_groups(model, rules, 0.1)  # the head is the embedding, under its first name
-    with pytest.raises(ClearheadError, match=r"'embed\*' decides no parameter"):
-        pattern_groups(model, rules[1:], 0.1)
-    groups = pattern_groups(model, [("embed*", {"rotation": "none"}), ("*.weight", {"lr": 0.5})], 1)
-    assert names(groups) == [
-        ["module.embedding.weight"],
-        ["module.projection.weight"],
-        ["module.norm.weight"],
-        ["module.lambda_q", "module.projection.bias", "module.norm.bias"],
-    ]
-    options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
-    assert options == [
-        {"rotation": "none", "weight_decay": 1},
-        {"lr": 0.5, "weight_decay": 1},
-        {"lr": 0.5, "weight_decay": 0.0},
-        {"weight_decay": 0.0},
-    ]
-    optimizer = OrthoAdam(groups)
-    turned = [[turn is not None for turn in turns] for turns in optimizer._turns]
-    assert turned == [[False], [True], [False], [False] * 3]
-
-
 def kinds(optimizer):
     """What steps each parameter, by name."""
     return {
@@ -113,6 +83,8 @@ def test_orthoadam_leaves_the_vocabulary_and_what_is_named_unrotated():
     config = TrainConfig(optimizer="orthoadam", rotation="haar", adamw_patterns=("other*",), seed=3)
     optimizer = build_optimizer(model, config)
     found = kinds(optimizer)
+    wrapped = nn.ModuleDict({"module": model})  # as DDP names it
+    assert kinds(build_optimizer(wrapped, config))["module.other.weight"] == found["other.weight"]
     assert found["embedding.weight"] == ("OrthoAdam", "haar")
     assert found["projection.weight"] == ("OrthoAdam", "haar")
     assert found["other.weight"] == ("OrthoAdam", "none")

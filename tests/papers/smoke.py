@@ -47,7 +47,6 @@ def smoke(one: Study, base: str) -> Study:
             for name, question in one.questions.items()
             if not (isinstance(question, FinetuneJob) or _downloads(question))
         },
-        parameters=None,
         tries=one.tries[:1],
     )
     if one.conversion is not None and one.conversion.prefix == "auto":

@@ -14,7 +14,7 @@ from clearhead.lab.sweep_configs import DiagnoseConfig, PlanConfig, QuantizeConf
 from clearhead.papers.claims import CLAIMS
 from clearhead.papers.contrasts import Claim, Contrast
 from clearhead.papers.readings import Reading
-from clearhead.papers.requests import EXPERIMENTS, choose_studies, has_arms
+from clearhead.papers.requests import EXPERIMENTS, chosen, has_arms
 from clearhead.papers.study import Study
 
 SCALES = ("tiny", "small", "paper")
@@ -65,9 +65,9 @@ def test_a_claim_can_be_judged_at_a_scale_or_is_refused_there(scale):
     for claim in CLAIMS:
         if not has_arms(claim, scale):
             with pytest.raises(ClearheadError, match=f"^{claim.name} has no arms at {scale}: "):
-                choose_studies([claim.name], scale)
+                chosen([claim.name], scale)
             continue
-        assert choose_studies([claim.name], scale)
+        assert chosen([claim.name], scale)
         missing = [one.words for one in claim.contrasts if not _is_judged(claim, one, scale)]
         assert all((scale, claim.name, words) in ELSEWHERE for words in missing), missing
 

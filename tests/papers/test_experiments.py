@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from clearhead.papers.claims import CLAIMS
-from clearhead.papers.requests import EXPERIMENTS, changed, choose_studies
+from clearhead.papers.requests import EXPERIMENTS, changed, chosen
 from clearhead.papers.study import Study
 
 
@@ -22,7 +22,7 @@ def test_every_table_and_figure_that_a_claim_stands_for_is_a_name_of_it():
     assert len(named) == len({place for _, place in named}) > len(CLAIMS)
     for claim, place in named:
         assert place.startswith(f"{claim.family}/")
-        assert choose_studies([place], "tiny") == choose_studies([claim.name], "tiny")
+        assert chosen([place], "tiny") == chosen([claim.name], "tiny")
 
 
 def test_each_seed_starts_from_a_rotation_that_it_draws(tmp_path):

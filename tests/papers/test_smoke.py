@@ -45,15 +45,13 @@ def reproduced(base, capsys, monkeypatch):
     monkeypatch.setenv("CLEARHEAD_CACHE", str(base.with_name("cache")))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     monkeypatch.setattr(requests, "EXPERIMENTS", smoke.experiments(f"{base}/final"))
-    requests._arms.cache_clear()
 
     def run(*words, folder):
         with pytest.raises(SystemExit) as stop:
             main(["reproduce", *words, "--output", str(folder)])
         assert stop.value.code == 0, capsys.readouterr().err
 
-    yield run
-    requests._arms.cache_clear()
+    return run
 
 
 @pytest.mark.slow

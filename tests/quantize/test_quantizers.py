@@ -61,24 +61,19 @@ def test_fp8_by_its_table():
     assert fp8(torch.tensor([3.0, -1.0]), (0,), top=torch.tensor(2.0)).tolist() == [2.0, -1.0]
 
 
-def test_absmax_by_hand():
-    # Three levels a side of zero: steps of 2.
-    x = torch.tensor([[6.0, -6.0, 3.1, 1.1, 0.9, -0.4, 0.0]])
-    assert absmax(x, 3, (1,)).tolist() == [[6.0, -6.0, 4.0, 2.0, 0.0, 0.0, 0.0]]
-    # Two bits: −1, 0, 1 times the largest; a half goes to the even code.
-    assert absmax(torch.tensor([4.0, 2.0, -2.1, 1.9]), 2, (0,)).tolist() == [4.0, 0.0, -4.0, 0.0]
-    # Eight bits: 127 levels.
-    assert absmax(torch.tensor([127.0, 63.6, -0.4]), 8, (0,)).tolist() == [127.0, 64.0, 0.0]
-
-
-def test_zeropoint_by_hand():
-    # Range −1 to 2 in 3 steps of 1; zero is code 1.
-    x = torch.tensor([-1.0, 2.0, 0.4, 0.6, -0.6])
-    assert zeropoint(x, 2, (0,)).tolist() == [-1.0, 2.0, 0.0, 1.0, -1.0]
-    # All on one side: the range is stretched to zero, 0 to 15 in steps of 1.
-    x = torch.tensor([15.0, 10.2, 4.9])
-    assert zeropoint(x, 4, (0,)).tolist() == [15.0, 10.0, 5.0]
-    assert zeropoint(-x, 4, (0,)).tolist() == [-15.0, -10.0, -5.0]
+@pytest.mark.parametrize(
+    ("quantizer", "bits", "x", "wanted"),
+    [
+        # Three levels a side of zero; two bits: −1, 0, 1 times the largest, halves to even codes.
+        (absmax, 3, [6.0, -6.0, 3.1, 1.1, 0.9, -0.4, 0.0], [6.0, -6.0, 4.0, 2.0, 0.0, 0.0, 0.0]),
+        (absmax, 2, [4.0, 2.0, -2.1, 1.9], [4.0, 0.0, -4.0, 0.0]),
+        # Range −1 to 2 in 3 steps of 1; on one side it is stretched to zero.
+        (zeropoint, 2, [-1.0, 2.0, 0.4, 0.6, -0.6], [-1.0, 2.0, 0.0, 1.0, -1.0]),
+        (zeropoint, 4, [-15.0, -10.2, -4.9], [-15.0, -10.0, -5.0]),
+    ],
+)
+def test_integers_by_hand(quantizer, bits, x, wanted):
+    assert quantizer(torch.tensor(x), bits, (0,)).tolist() == wanted
 
 
 def test_mxfp4_by_hand():
@@ -118,11 +113,9 @@ def test_errors_are_at_most_half_a_step(name, dtype, bits):
     found = quantizer(x, bits, (1,))
     assert found.dtype == dtype
     wide = x.double()
-    if name == "absmax":
-        step = wide.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
-        bound = step / 2
-    else:  # zero is rounded to a code too
-        bound = (wide.amax(1, keepdim=True) - wide.amin(1, keepdim=True)) / (2**bits - 1)
+    spread = wide.amax(1, keepdim=True) - wide.amin(1, keepdim=True)
+    step = {"absmax": wide.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1) / 2}
+    bound = step.get(name, spread / (2**bits - 1))  # under zeropoint zero is rounded to a code too
     rounding = torch.finfo(dtype).eps * wide.abs().amax(1, keepdim=True)
     assert bool(((found.double() - wide).abs() <= bound * (1 + 1e-6) + rounding).all())
 

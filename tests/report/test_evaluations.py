@@ -131,30 +131,6 @@ def test_keys_that_every_seed_finds_or_misses_decide_by_their_number(right, verd
     assert known.decidable == pytest.approx(half)
 
 
-def test_one_model_from_elsewhere():
-    """Nobody knows how it was trained; its perplexity stands with how it was found."""
-    lines = [{"kind": "run", "run": "llama", "preset": "llama", "seed": 0}]
-    for scaling, factor, shift in (("none", None, 0.0), ("ntk", 2.0, 900.0)):
-        for length in (128, 256):
-            documents = [
-                {"document": name, "perplexity": None if length == much else length + shift + 0.5}
-                for name, much in ((f"book 1 {HOSTILE}", 0), ("book 2", 256))
-            ]
-            at = {"length": length, "longest": 256, "scaling": scaling, "factor": factor}
-            result = {"perplexity": 30.0, "documents": documents}
-            lines += _cell("llama", "perplexity", at, result, "perplexity")
-            made = {"dtype": "bfloat16", "seed": 7, "batch_tokens": 8192, "device": "cpu"}
-            closing = {"kind": "cell", "run": "llama", "cell": f"{len(lines)}-7", "lines": 0}
-            closing |= {"task": "perplexity", "at": at, "options": {}}
-            lines.append({**closing, "made": {**made, "versions": {"torch": "2.99"}}})
-    text = render(page_of(parse(lines)))
-    assert '<p class="lead">Perplexity at 256 tokens: llama 30.0.' in text
-    assert "was trained" not in text
-    assert HOSTILE not in text
-    assert "<dt>dtype</dt><dd>bfloat16</dd>" in text
-    assert "torch 2.99" in text
-
-
 def test_tables_of_one_model_keep_depths_apart_and_show_intervals_and_what_is_missing(path):
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     one = [line for line in lines if line["run"] == "a0"]
@@ -189,7 +165,7 @@ def test_names():
     at = {"scaling": "yarn", "factor": 4.0, "length": 5, "longest": 9, "depth": 0.25}
     at["labels"] = "HWU"
     assert scaling_name(at) == "yarn × 4"
-    assert setting(at, by_depth=True) == "yarn × 4, depth 0.25, labels HWU"
+    assert setting(at, ["depth"]) == "yarn × 4, depth 0.25, labels HWU"
     assert setting(at) == "yarn × 4, labels HWU"
     assert setting({"shots": "fill", "order": "random", "length": 8}) == "none, shots fill"
     assert setting({"order": "alternating"}) == "none, order alternating"

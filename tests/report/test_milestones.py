@@ -64,13 +64,6 @@ def test_what_was_not_measured_before_and_after_is_left_out(tmp_path):
     assert len(at_equal_loss(load(path)).rows) == 1  # type: ignore[union-attr]
 
 
-def test_records_without_arms_or_milestones_still_show(fake):
-    records = load(fake(steps=3))
-    assert records.arms() == ["transformer", "differential", "softmax1"]
-    assert at_equal_loss(records) is None
-    assert '<section id="equal-loss">' not in render(page_of(records))
-
-
 def test_many_arms_stay_apart(tmp_path):
     path = tmp_path / "r.jsonl"
     optimizers = ["adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon", "soap", "lion"]

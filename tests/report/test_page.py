@@ -1,6 +1,5 @@
 """The page as text: complete, self-contained, escaped, and whole when pieces are missing."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ from clearhead.records.jsonl import append
 from clearhead.records.loading import parse
 from clearhead.report import load, narrative, page_of, render, write_page
 from clearhead.report.comparison import comparison, verdict
-from clearhead.report.page import embed
 
 from . import test_diagnosis as diagnosis
 from . import test_quantization as quantization
@@ -97,12 +95,6 @@ def test_markup_is_escaped_by_the_template_alone():
     source = Path(narrative.__file__).parents[1]
     assert not [path for path in source.rglob("*.py") if "html.escape" in path.read_text("utf-8")]
     assert not [path for path in source.rglob("*.html") if "|safe" in path.read_text("utf-8")]
-
-
-def test_json_cannot_close_its_script():
-    text = embed({"</script>": "<!--&\u2028"})
-    assert not set("<>&\u2028") & set(text)
-    assert json.loads(text) == {"</script>": "<!--&\u2028"}
 
 
 def test_pieces_may_be_missing():

@@ -7,7 +7,7 @@ import pytest
 
 from clearhead import ClearheadError
 from clearhead.quantize import every, scheme
-from clearhead.records.loading import load, parse
+from clearhead.records.loading import parse
 from clearhead.report import page_of, render
 from clearhead.report.page import Panel
 from clearhead.report.quantization import remarks_on, schemes
@@ -59,19 +59,9 @@ def test_records_come_back():
     assert panel.figure.layout.xaxis.categoryarray == ("full", "8", "6", "4")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"kind": "step", "run": "x", "step": 1}', "no line of kind"),
-        ('{"kind": "run", "study": "quantization"}', "line 1: not a record: lacks 'run'"),
-        ('{"kind": "run", "study": "quantization", "run": "x"}', "x has no result in full prec"),
-    ],
-)
-def test_files_of_something_else(tmp_path, text, message):
-    path = tmp_path / "r.jsonl"
-    path.write_text(text + "\n")
-    with pytest.raises(ClearheadError, match=message):
-        page_of(load(path))
+def test_a_model_without_full_precision_is_refused():
+    with pytest.raises(ClearheadError, match="x has no result in full precision"):
+        page_of(parse([{"kind": "run", "study": "quantization", "run": "x"}]))
 
 
 def test_the_console_has_every_number_and_every_reason():

@@ -23,7 +23,6 @@ from clearhead.train import (
     WandB,
     precision,
 )
-from tests.test_progress import Terminal
 
 CPU = torch.device("cpu")
 
@@ -200,19 +199,6 @@ def test_progress_off_a_terminal_is_a_few_plain_lines(run):
     )
     assert lines[-1].startswith("40 steps, 400 tokens in 75 s (5 tokens/s), loss 0.1000")
     assert "\x1b" not in stream.getvalue()
-
-
-def test_progress_on_a_terminal_writes_one_line_over_and_takes_names_literally(run):
-    stream = Terminal()
-    progress = Progress(stream)
-    progress.start(run)
-    progress.step(metrics(20))
-    progress.checkpoint(run.output)
-    progress.end(RESULT)
-    shown = stream.getvalue()
-    assert "\x1b" in shown
-    assert "[bold]llama" in shown
-    assert "loss 0.1000" in shown
 
 
 def test_tensorboard_writes_the_scalars(run, tmp_path):

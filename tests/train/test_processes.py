@@ -239,7 +239,7 @@ def test_tokens_are_the_same_however_many_processes_share_a_step(tiny, accumulat
             model = torch.nn.Linear(1, 1)
             world = World(rank, size)
             dealt = dealt_among(config, size)
-            part = Spread(model, model, world, dealt).micro_batches(batches, range(accumulation))
+            part = Spread(model, world, dealt).micro_batches(batches, range(accumulation))
             parts += [row.tolist() for batch in part for row in batch["input_ids"]]
         return sorted(parts)
 

@@ -132,24 +132,6 @@ def kill_before_publishing(event, arguments):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kill_at(output, number):
-    """Die at the operation of that number, from 0, that changes files under `output`."""
-    left = number
-
-    def watch(event, arguments):
-        nonlocal left
-        if event == "open":
-            ours = isinstance(arguments[1], str) and arguments[1][:1] in "wax"
-        else:
-            ours = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
-        if ours and str(arguments[0]).startswith(output):
-            left -= 1
-            if left < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(watch)
-
-
 class KilledIn(Batches):
     """Dies while a batch is being read: in the middle of a step."""
 
@@ -169,7 +151,7 @@ def run(request):
     """Train as asked, in this process."""
     ask = SimpleNamespace(
         **{"signal": None, "kill_in_batch": None, "kill_in_save": False, "file_limit": None}
-        | {"masked": False, "gone": None, "kill_at": None}
+        | {"masked": False, "gone": None}
         | request
     )
     callbacks = [Progress()]
@@ -178,8 +160,6 @@ def run(request):
         callbacks.append(SignalAt(*ask.signal))
     if ask.gone:
         callbacks.append(GoneAt(*ask.gone))
-    if ask.kill_at is not None:
-        kill_at(ask.output, ask.kill_at)
     if ask.kill_in_batch is not None:
         batches = KilledIn(ask.kill_in_batch, ask.output)
     if ask.kill_in_save:

@@ -1,10 +1,9 @@
 """The viewer's page in a real browser: clicks and keys change what it shows, and nothing runs."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests_chromium import seen
+from tests_chromium import use
 
 from clearhead.view import Observation, observe_text, render
 
@@ -12,26 +11,7 @@ pytestmark = pytest.mark.browser
 HOSTILE = (
     "</script><img src=x onerror=\"document.title='hacked'\"><b>b</b><a href='https://x'>a</a>"
 )
-# Opens the page in a frame of a chosen width, waits until it is ready, uses it, says what it saw.
-DRIVER = """<!doctype html>
-<iframe src="page.html" style="width:WIDTHpx;height:900px"></iframe>
-<script>
-const frame = document.querySelector("iframe");
-const timer = setInterval(async () => {
-  const page = frame.contentDocument;
-  if (!page || !page.documentElement.dataset.ready) return;
-  clearInterval(timer);
-  let seen;
-  try {
-    seen = await use(page, frame.contentWindow);
-  } catch (error) {
-    seen = { error: String(error) };
-  }
-  const out = document.body.appendChild(document.createElement("pre"));
-  out.id = "seen";
-  out.textContent = JSON.stringify(seen);
-}, 100);
-const pause = () => new Promise((resolve) => setTimeout(resolve, 300));
+USE = """
 async function use(page, view) {
   const all = (selector) => [...page.querySelectorAll(selector)];
   const drawn = (selector) => all(selector).map((canvas) => canvas.toDataURL());
@@ -52,22 +32,22 @@ async function use(page, view) {
   const box = grid.getBoundingClientRect();
   const click = (target, x, y) => target.dispatchEvent(
     new view.MouseEvent("click", { clientX: x, clientY: y, bubbles: true }));
-  const cell = Math.min(48, (box.width - 24) / LAYERS);
+  const cell = Math.min(48, (box.width - 24) / 3);
   const row = Math.min(30, Math.max(9, cell));
   click(grid, box.left + 24 + cell * 2.5, box.top + row * 1.5);
-  await pause();
+  await pause(300);
   seen.head = state();
   click(page.querySelectorAll(".token")[5], 0, 0);
-  await pause();
+  await pause(300);
   seen.token = state();
   key(page.body, "t");
   seen.focus = page.activeElement.className;
   key(page.activeElement, "ArrowRight");
-  await pause();
+  await pause(300);
   seen.right = state();
   key(page.body, "h");
   key(page.activeElement, "ArrowLeft");
-  await pause();
+  await pause(300);
   seen.left = state();
   const metric = page.getElementById("metric");
   seen.metrics = [...metric.options].map((option) => option.value);
@@ -76,10 +56,10 @@ async function use(page, view) {
   seen.entropy = state().grids;
   metric.value = "maps";
   metric.dispatchEvent(new view.Event("change"));
-  await pause();
+  await pause(300);
   seen.small = state().grids;
   const named = page.querySelector(".pick");
-  if (named) { named.click(); await pause(); seen.named = state(); }
+  if (named) { named.click(); await pause(300); seen.named = state(); }
   seen.names = all(".one .pick").map((e) => e.textContent);
   const by = page.getElementById("textby");
   by.value = "surprise";
@@ -100,16 +80,7 @@ async function use(page, view) {
 const luminance = (rgb) => rgb.map((v) => v / 255)
   .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
   .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-</script>"""
-
-
-def use(chromium: str, folder: Path, width: int, *flags: str, layers: int = 3) -> dict[str, Any]:
-    driver = folder / "driver.html"
-    text = DRIVER.replace("WIDTH", str(width)).replace("LAYERS", str(layers))
-    driver.write_text(text, encoding="utf-8")
-    found = seen(chromium, folder, driver.as_uri(), *flags)
-    assert "error" not in found, found
-    return found
+"""
 
 
 def write(folder: Path, *observations: Observation, title: str = "A page") -> None:
@@ -119,7 +90,7 @@ def write(folder: Path, *observations: Observation, title: str = "A page") -> No
 @pytest.mark.parametrize("width", [420, 1900])
 def test_clicks_and_keys_change_what_is_shown(make, tokenizer, words, tmp_path, chromium, width):
     write(tmp_path, observe_text(make("Llama"), tokenizer, words, name="tiny"))
-    seen = use(chromium, tmp_path, width)
+    seen = use(chromium, tmp_path, width, "ready", USE)
     assert seen["width"] == width  # nothing sticks out sideways
     start, head, token, right, left = (
         seen[name] for name in ("start", "head", "token", "right", "left")
@@ -152,7 +123,7 @@ def test_two_models_are_linked_and_signed_maps_have_their_lambda(
     one = observe_text(make("softmax1"), tokenizer, words, name="softmax1")
     two = observe_text(make("differential"), tokenizer, words, name="differential")
     write(tmp_path, one, two)
-    seen = use(chromium, tmp_path, 1900)
+    seen = use(chromium, tmp_path, 1900, "ready", USE)
     assert seen["width"] == 1900
     assert seen["head"]["heads"] == ["Layer 2, head 1"] * 2
     assert seen["token"]["tokens"] == ["Token ·the (5)"] * 2
@@ -171,7 +142,7 @@ def test_two_models_are_linked_and_signed_maps_have_their_lambda(
 def test_hostile_text_and_names_stay_text(make, tokenizer, tmp_path, chromium):
     found = observe_text(make("Llama"), tokenizer, HOSTILE * 2, name=HOSTILE)
     write(tmp_path, found, title=HOSTILE)
-    seen = use(chromium, tmp_path, 900)
+    seen = use(chromium, tmp_path, 900, "ready", USE)
     assert seen["title"] == seen["end"] == HOSTILE
     assert seen["images"] == 0
 
@@ -179,7 +150,9 @@ def test_hostile_text_and_names_stay_text(make, tokenizer, tmp_path, chromium):
 def test_dark_is_dark_and_as_legible(make, tokenizer, words, tmp_path, chromium):
     write(tmp_path, observe_text(make("Llama"), tokenizer, words, name="tiny"))
     seen = {
-        name: use(chromium, tmp_path, 900, f"--blink-settings=preferredColorScheme={scheme}")
+        name: use(
+            chromium, tmp_path, 900, "ready", USE, f"--blink-settings=preferredColorScheme={scheme}"
+        )
         for name, scheme in (("dark", 0), ("light", 1))
     }
     assert seen["dark"]["body"] == ["rgb(221, 226, 233)", "rgb(22, 25, 30)"]

@@ -29,6 +29,13 @@ def _own(model, ids):
     return out
 
 
+def _assert_close(found, layer, head, name, own):
+    """Each packed weight within a step of the model's own; returns the null key's weights."""
+    weights, null = helpers.map_of(found, layer, head, name)
+    assert bool(((weights - own).abs() <= helpers.step(found, layer, head, name, own)).all())
+    return weights, null
+
+
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "transformer", "softmax1"])
 def test_maps_are_those_of_eager_attention(make, tokenizer, words, name):
     model = make(name)
@@ -38,10 +45,8 @@ def test_maps_are_those_of_eager_attention(make, tokenizer, words, name):
     assert found.model["causal"]
     for layer in range(LAYERS):
         for head in range(4):
-            weights, null = helpers.map_of(found, layer, head, "softmax")
             own = out.attentions[layer][0, head].double()
-            error = (weights - own).abs()
-            assert bool((error <= helpers.step(found, layer, head, "softmax", own)).all())
+            _, null = _assert_close(found, layer, head, "softmax", own)
             assert (null is not None) == (name == "softmax1")
             if null is not None:
                 beside = 1 - own.sum(-1)
@@ -65,10 +70,8 @@ def test_a_differential_head_has_both_maps_their_difference_and_lambda(
     heads = len(found.model["statistics"]["first_token_share"]["map 1"][0])
     for layer in range(LAYERS):
         for head in range(heads):
-            signed, _ = helpers.map_of(found, layer, head, "difference")
             own = out.attentions[layer][0, head].double()
-            error = (signed - own).abs()
-            assert bool((error <= helpers.step(found, layer, head, "difference", own)).all())
+            signed, _ = _assert_close(found, layer, head, "difference", own)
             assert bool((signed < 0).any())
             parts = ("map 1", "map 2")
             first, second = (helpers.map_of(found, layer, head, part)[0] for part in parts)
@@ -143,9 +146,7 @@ def test_an_encoder_reads_both_ways_and_predicts_nothing(make, tokenizer, words)
     assert not {"lens", "surprise"} & set(found.model)
     out = _own(model, _ids(found, tokenizer, words))
     for layer in range(3):
-        weights, _ = helpers.map_of(found, layer, 2, "softmax")
-        own = out.attentions[layer][0, 2].double()
-        assert bool(((weights - own).abs() <= helpers.step(found, layer, 2, "softmax", own)).all())
+        _assert_close(found, layer, 2, "softmax", out.attentions[layer][0, 2].double())
 
 
 def test_a_long_text_is_cut(make, tokenizer, words):

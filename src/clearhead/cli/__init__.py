@@ -13,23 +13,23 @@ from clearhead import extensions, terminal
 from clearhead.allocator import keep_freed_memory
 from clearhead.errors import ClearheadError, NotFinite, Stopped, choose
 
-# verb -> (module that has its `run`, one line of help)
+# verb, a module of its own -> one line of help
 VERBS = {
-    "demo": ("clearhead.cli.demo", "defects and repairs, shown in five minutes"),
-    "compare": ("clearhead.cli.compare", "train presets on the same tokens, measure, report"),
-    "train": ("clearhead.cli.train", "train one model"),
-    "reproduce": ("clearhead.cli.reproduce", "a paper's experiment, at a scale"),
-    "finetune": ("clearhead.cli.finetune", "a checkpoint on GLUE, Banking-77, or labelled texts"),
-    "eval": ("clearhead.cli.evaluate", "perplexity, retrieval, hallucination by length"),
-    "diagnose": ("clearhead.cli.diagnose", "sinks, outliers, order and rank of any model"),
-    "check": ("clearhead.cli.check", "is attention computed as a model's configuration says?"),
-    "view": ("clearhead.cli.view", "attention of one text, on a page to click through"),
-    "generate": ("clearhead.cli.generate", "continue a text"),
-    "report": ("clearhead.cli.report", "records to a page that opens offline"),
-    "quantize": ("clearhead.cli.quantize", "what few bits cost a model; models in few bits"),
-    "convert": ("clearhead.cli.convert", "models of transformers as clearhead ones, and back"),
-    "plan": ("clearhead.cli.plan", "memory, FLOPs and time of a training run"),
-    "bench": ("clearhead.cli.bench", "speed, as ratios to named peers in one run"),
+    "demo": "defects and repairs, shown in five minutes",
+    "compare": "train presets on the same tokens, measure, report",
+    "train": "train one model",
+    "reproduce": "a paper's experiment, at a scale",
+    "finetune": "a checkpoint on GLUE, Banking-77, or labelled texts",
+    "eval": "perplexity, retrieval, hallucination by length",
+    "diagnose": "sinks, outliers, order and rank of any model",
+    "check": "is attention computed as a model's configuration says?",
+    "view": "attention of one text, on a page to click through",
+    "generate": "continue a text",
+    "report": "records to a page that opens offline",
+    "quantize": "what few bits cost a model; models in few bits",
+    "convert": "models of transformers as clearhead ones, and back",
+    "plan": "memory, FLOPs and time of a training run",
+    "bench": "speed, as ratios to named peers in one run",
 }
 
 
@@ -81,16 +81,25 @@ def _run(words: list[str]) -> Any:
 
         terminal.show(f"clearhead {__version__}")
         return 0
-    module, _ = VERBS[choose("verb", words[0], VERBS)]
-    if words[0] != "train" and os.environ.get("WORLD_SIZE", "1") != "1":
+    verb = choose("verb", words[0], VERBS)
+    if verb != "train" and os.environ.get("WORLD_SIZE", "1") != "1":
         raise ClearheadError(
-            f"{words[0]} runs in one process: start it without torchrun, which serves train"
+            f"{verb} runs in one process: start it without torchrun, which serves train"
         )
     keep_freed_memory()
     try:
-        return importlib.import_module(module).run(words[1:])
+        module = importlib.import_module(f"clearhead.cli.{verb}")
+        return module.run(_command(module, words[1:]))
     except SystemExit as stop:  # of help
         return stop.code
+
+
+def _command(verb: Any, words: list[str]) -> Any:
+    from clearhead.cli.options import parse, said_once
+
+    with said_once():
+        default = verb.default(words) if hasattr(verb, "default") else None
+        return parse(verb, words, default=default)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -111,7 +120,7 @@ def _fail(message: str, *, code: int = 2) -> int:
 
 def _usage() -> str:
     width = max(map(len, VERBS))
-    lines = [f"  {verb:{width}}  {summary}" for verb, (_, summary) in VERBS.items()]
+    lines = [f"  {verb:{width}}  {summary}" for verb, summary in VERBS.items()]
     return "\n".join(
         [
             "clearhead: four repairs of the Transformer, to build, train, measure and compare",

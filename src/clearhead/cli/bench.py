@@ -1,4 +1,10 @@
-"""clearhead bench: speed, as ratios."""
+"""Time clearhead and a named peer in turns, in one process; the ratio counts. From a checkout of
+the repository only.
+
+examples:
+  clearhead bench kernel attention
+  clearhead bench training-step --rounds 5 --output results/bench.jsonl
+"""
 
 import importlib
 import sys
@@ -8,7 +14,6 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError, choose
 from clearhead.metavars import Benchmark
 from clearhead.ranges import Count
@@ -31,15 +36,7 @@ class Command:
     """Append the results to this file, one JSON line each."""
 
 
-def run(words: list[str]) -> int:
-    command = parse(
-        Command,
-        words,
-        verb="bench",
-        description="Time clearhead and a named peer in turns, in one process; the ratio counts. "
-        "From a checkout of the repository only.",
-        examples=("kernel attention", "training-step --rounds 5 --output results/bench.jsonl"),
-    )
+def run(command: Command) -> int:
     benchmarks = _benchmarks()
     names = [choose("benchmark", name, benchmarks.BENCHES) for name in command.names]
     for bench in map(benchmarks.find, names):

@@ -1,4 +1,11 @@
-"""clearhead check: is a model's attention computed as its configuration says?"""
+"""Compare each attention implementation that loads here with the model's eager attention in
+float64: logits and all gradients of texts given alone, padded, packed, through a cache, with a
+window and with learned sinks.
+
+examples:
+  clearhead check ./gpt-oss-20b --attention clearhead flex_attention --dtype bfloat16
+  clearhead check init:sink --set sliding_window=64 --compile
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -6,7 +13,6 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from clearhead.arguments import OpensModels, Overrides
-from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 from clearhead.lab.sweep_configs import FRESH
 from clearhead.metavars import Model, Name
@@ -34,37 +40,24 @@ class Command(OpensModels):
     """Changes to the configuration of init:NAME."""
 
 
-def run(words: list[str]) -> int:
+def run(command: Command) -> int:
     """Print a line for each implementation; 1 where one is wrong, 0 where none is."""
-    command = parse(
-        Command,
-        words,
-        verb="check",
-        description="Compare each attention implementation that loads here with the model's eager "
-        "attention in float64: logits and all gradients of texts given alone, padded, packed, "
-        "through a cache, with a window and with learned sinks.",
-        examples=(
-            "./gpt-oss-20b --attention clearhead flex_attention --dtype bfloat16",
-            "init:sink --set sliding_window=64 --compile",
-        ),
-        presets=True,
-    )
     from clearhead.diagnose.attention_check import DTYPES, check_attention, in_words
 
     model = _opened(command)
     how: dict[str, Any] = {"dtype": DTYPES[command.dtype], "compile": command.compile}
     how |= {"timed": command.timed, "seed": command.seed}
-    found = check_attention(model, command.attention, **how)
-    if all(one.lacks for one in found):
-        names = ", ".join(one.name for one in found)
+    results = check_attention(model, command.attention, **how)
+    if all(one.lacks for one in results):
+        names = ", ".join(one.name for one in results)
         raise ClearheadError(
-            f"none of {names} loads here ({found[0].lacks}): give --attention another, such as "
+            f"none of {names} loads here ({results[0].lacks}): give --attention another, such as "
             "eager or sdpa"
         )
     show(f"{type(model).__name__} in {command.dtype}, beside eager attention in float64")
-    for line in in_words(found):
+    for line in in_words(results):
         show(line)
-    return int(any(one.wrong for one in found))
+    return int(any(one.wrong for one in results))
 
 
 def _opened(command: Command) -> Any:

@@ -1,9 +1,16 @@
-"""clearhead compare: the main job."""
+"""Train presets, with every combination of the settings varied, on the same tokens in the same
+order. Measure them alike, print a table, and write records and a page.
+
+examples:
+  clearhead compare transformer softmax1 --seeds 0 1 2 --data.data my/texts --output runs/mine
+  clearhead compare transformer --vary train.optimizer=adamw,orthoadam --measure-every 0.05
+  clearhead compare transformer gated differential-v2 --from ./SmolLM2-135M --data.data my/texts
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from clearhead.cli.options import given, parse
+from clearhead.cli.options import given
 from clearhead.lab.configs import RECORDS, ArmConfig, CompareConfig, continued_recipe
 
 
@@ -15,22 +22,12 @@ class Command(CompareConfig):
     """Earlier records to show on the page, each under its own label."""
 
 
-def run(words: list[str]) -> int:
-    command = parse(
-        Command,
-        words,
-        verb="compare",
-        default=Command(train=continued_recipe(ArmConfig)) if given(words, "--from") else None,
-        description="Train presets, with every combination of the settings varied, on the same "
-        "tokens in the same order. Measure them alike, print a table, and write records and a "
-        "page.",
-        examples=(
-            "transformer softmax1 --seeds 0 1 2 --data.data my/texts --output runs/mine",
-            "transformer --vary train.optimizer=adamw,orthoadam --measure-every 0.05",
-            "transformer gated differential-v2 --from ./SmolLM2-135M --data.data my/texts",
-        ),
-        presets=True,
-    )
+def default(words: list[str]) -> Command | None:
+    """The defaults of training that goes on from a model."""
+    return Command(train=continued_recipe(ArmConfig)) if given(words, "--from") else None
+
+
+def run(command: Command) -> int:
     from clearhead.cli.publishing import publish
     from clearhead.lab.compare import compare
     from clearhead.progress import Line

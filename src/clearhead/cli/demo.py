@@ -1,11 +1,16 @@
-"""clearhead demo: defects and their repairs in minutes, and the diagnosis of a real model."""
+"""Train small models on Python's own library and on a generated text, in five minutes on two cores.
+Show the standard Transformer's defects, what repairs change and what they do not, on one page.
+
+examples:
+  clearhead demo
+  clearhead demo --pretrained ./SmolLM2-135M
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clearhead.arguments import OpensModels
-from clearhead.cli.options import parse
 from clearhead.metavars import Model
 from clearhead.terminal import show
 
@@ -21,16 +26,7 @@ class Command(OpensModels):
     HuggingFaceTB/SmolLM2-135M. Adds a minute for 135 M parameters."""
 
 
-def run(words: list[str]) -> int:
-    command = parse(
-        Command,
-        words,
-        verb="demo",
-        description="Train small models on Python's own library and on a generated text, in five "
-        "minutes on two cores. Show the standard Transformer's defects, what repairs change and "
-        "what they do not, on one page.",
-        examples=("", "--pretrained ./SmolLM2-135M"),
-    )
+def run(command: Command) -> int:
     from clearhead.lab.demo import run_demo, studies
     from clearhead.progress import Line
 

@@ -1,29 +1,19 @@
-"""clearhead diagnose: attention and hidden states of any model."""
+"""Measure attention sinks, outliers, order and rank of one or two Hugging Face models on held-out
+text. Print a table; write records and a page.
 
-from clearhead.cli.options import parse
-from clearhead.lab.sweep_configs import DIAGNOSIS_FILE
+examples:
+  clearhead diagnose ./SmolLM2-135M --data.data my/texts
+  clearhead diagnose init:sas init:transformer --set num_hidden_layers=24 --output runs/at-the-start
+"""
+
 from clearhead.lab.sweep_configs import DiagnoseConfig as Command
 
 
-def run(words: list[str]) -> int:
-    command = parse(
-        Command,
-        words,
-        verb="diagnose",
-        description="Measure attention sinks, outliers, order and rank of one or "
-        "two Hugging Face models on held-out text. Print a table; write records and a page.",
-        examples=(
-            "./SmolLM2-135M --data.data my/texts",
-            "init:sas init:transformer --set num_hidden_layers=24 --output runs/at-the-start",
-        ),
-        presets=True,
-    )
+def run(command: Command) -> int:
     from clearhead.cli.publishing import publish
-    from clearhead.lab.measuring import run_diagnosis
+    from clearhead.lab.measuring import measure
     from clearhead.progress import Line
 
     with Line(unit="cell") as work:
-        lines = run_diagnosis(command, work=work)
-    return publish(
-        [command.output / DIAGNOSIS_FILE], command.output / "diagnosis.html", lines=lines
-    )
+        lines = measure(command, work=work)
+    return publish([command.records], command.output / "diagnosis.html", lines=lines)

@@ -1,23 +1,17 @@
-"""clearhead finetune: a checkpoint on a task of classification."""
+"""Fine-tune a checkpoint on a GLUE task, on Banking-77 or on labelled texts of your own;
+OUTPUT/seed0/final is then an ordinary Hugging Face classifier.
 
-from clearhead.cli.options import parse
+examples:
+  clearhead finetune runs/bert/final --task wnli --output runs/wnli
+  clearhead finetune MODEL --train-file train.jsonl --validation-file test.jsonl --seeds 0 1 2
+"""
+
 from clearhead.lab.configs import RECORDS
 from clearhead.lab.configs import FinetuneJob as Command
 from clearhead.terminal import say
 
 
-def run(words: list[str]) -> int:
-    command = parse(
-        Command,
-        words,
-        verb="finetune",
-        description="Fine-tune a checkpoint on a GLUE task, on Banking-77 or on labelled texts of "
-        "your own; OUTPUT/seed0/final is then an ordinary Hugging Face classifier.",
-        examples=(
-            "runs/bert/final --task wnli --output runs/wnli",
-            "MODEL --train-file train.jsonl --validation-file test.jsonl --seeds 0 1 2",
-        ),
-    )
+def run(command: Command) -> int:
     from clearhead.cli.publishing import print_page
     from clearhead.lab.finetune import run_finetune
     from clearhead.progress import Line

@@ -1,4 +1,9 @@
-"""clearhead generate: continue a text."""
+"""Continue a text.
+
+examples:
+  clearhead generate runs/train/final "def read("
+  clearhead generate ./SmolLM2-135M "The weather today" --tokens 40 --temperature 0
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -6,7 +11,6 @@ from typing import Annotated, Any
 from tyro.conf import Positional
 
 from clearhead.arguments import OpensModels
-from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 from clearhead.metavars import Model, Text
 from clearhead.ranges import Count, Range
@@ -34,17 +38,7 @@ class Command(OpensModels):
     """Seed of the sampling."""
 
 
-def run(words: list[str]) -> int:
-    command = parse(
-        Command,
-        words,
-        verb="generate",
-        description="Continue a text.",
-        examples=(
-            'runs/train/final "def read("',
-            './SmolLM2-135M "The weather today" --tokens 40 --temperature 0',
-        ),
-    )
+def run(command: Command) -> int:
     import torch
 
     from clearhead.lab.run_setup import load_model

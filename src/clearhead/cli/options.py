@@ -11,7 +11,7 @@ from functools import reduce
 from itertools import pairwise, takewhile
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import tyro
 
@@ -20,7 +20,7 @@ from clearhead.errors import ClearheadError, require_extras
 from clearhead.metavars import called
 from clearhead.ranges import check
 
-T = TypeVar("T")
+_LISTING_PRESETS = ("train", "compare", "diagnose", "check", "convert", "plan")
 _RULES = tyro.constructors.ConstructorRegistry()
 
 
@@ -87,60 +87,49 @@ def _optional(kinds: tuple[Any, ...], markers: Any) -> Any:
     )
 
 
-def parse(
-    kind: type[T],
-    words: list[str],
-    *,
-    verb: str,
-    description: str,
-    examples: Sequence[str] = (),
-    presets: bool = False,
-    default: T | None = None,
-) -> T:
-    """Read `words` into the dataclass `kind`; tyro prints help, and its errors are one line.
+def parse(verb: Any, words: list[str], *, default: Any = None) -> Any:
+    """Read `words` into the `Command` of a verb; tyro prints help, and its errors are one line.
 
     A list follows one flag, `--seeds 0 1 2`; a nested setting has a dotted one,
-    `--train.tokens 1000000`. Numbers are held to the ranges that `kind` declares.
+    `--train.tokens 1000000`. Numbers are held to the ranges that the Command declares.
 
     Args:
-        examples: what may follow the verb, shown by the help.
-        presets: whether the help lists the presets and the sizes.
-        default: instance whose values replace the defaults of `kind`.
+        verb: module of `clearhead.cli`, whose docstring the help begins with.
+        words: words after the verb.
+        default: instance whose values replace the defaults of the Command.
     """
+    name = verb.__name__.rpartition(".")[2]
     options = list(takewhile(lambda word: word != "--", words))  # texts alone follow
     _check_once(options)
-    start: Any = tyro.MISSING_NONPROP if default is None else default
-    prog = f"clearhead {verb}"
-    blocks = {"examples": [f"{prog} {example}".strip() for example in examples]}
-    if presets:
+    about, _, examples = verb.__doc__.partition("\n\n")
+    description = [" ".join(about.split()), "", examples.rstrip()]
+    if name in _LISTING_PRESETS:
         from clearhead.named_models import PRESETS, SIZES
 
         for title, names in {"presets": PRESETS, "sizes": SIZES}.items():
-            blocks[title] = textwrap.wrap(" ".join(names), 90, break_on_hyphens=False)
-    told = [description]
-    for title, lines in blocks.items():
-        told += ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else []
+            lines = textwrap.wrap(" ".join(names), 90, break_on_hyphens=False)
+            description += ["", f"{title}:", *(f"  {line}" for line in lines)]
     if not {"-h", "--help"} & {*options}:
         extensions.load()  # settings name presets of theirs
     said = io.StringIO()
+    shown: Any = {"prog": f"clearhead {name}", "description": "\n".join(description)}
+    start = tyro.MISSING_NONPROP if default is None else default
     try:
         with _RULES, contextlib.redirect_stderr(said):
-            found = tyro.cli(
-                kind, prog=prog, description="\n".join(told), args=words, default=start
-            )
+            command: Any = tyro.cli(verb.Command, args=words, default=start, **shown)
     except SystemExit as stop:
         if not stop.code:  # help, on standard output
             raise
-        raise ClearheadError(f"{_one_line(said.getvalue())}; see {prog} --help") from None
-    check(found)
-    _check_values(options, found)
-    if verb != "plan":  # which trains nothing
-        require_extras(vars(found))
-    for field in dataclasses.fields(cast(Any, kind)):
+        raise ClearheadError(f"{_one_line(said.getvalue())}; see clearhead {name} --help") from None
+    check(command)
+    _check_values(options, command)
+    if name != "plan":  # which trains nothing
+        require_extras(vars(command))
+    for field in dataclasses.fields(verb.Command):
         needed = field.default is field.default_factory is dataclasses.MISSING
-        if needed and getattr(found, field.name) == ():
-            raise ClearheadError(f"{verb} needs one or more {field.name}: none is given")
-    return found
+        if needed and getattr(command, field.name) == ():
+            raise ClearheadError(f"{name} needs one or more {field.name}: none is given")
+    return command
 
 
 @contextlib.contextmanager

@@ -1,4 +1,11 @@
-"""clearhead plan: the bill of models that do not exist yet."""
+"""Estimate the costs of models before a weight exists: parameters, memory by part, FLOPs, the time
+of their training, and the cache of keys and values.
+
+examples:
+  clearhead plan
+  clearhead plan differential --size diff-1.4b --train.tokens 30000000000 --gpus 1 8
+  clearhead plan transformer --size diff-3b --gpus 64 --train.checkpointing blocks
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -6,7 +13,6 @@ from pathlib import Path
 from shlex import join
 from typing import Any, Literal
 
-from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError, choose
 from clearhead.lab.sweep_configs import PlanConfig
 from clearhead.ranges import Count, Length
@@ -32,21 +38,7 @@ class Command(PlanConfig):
     """Tokens of the text whose keys and values are counted; by default the model's own length."""
 
 
-def run(words: list[str]) -> int:
-    command = parse(
-        Command,
-        words,
-        verb="plan",
-        description="Estimate the costs of models before a weight exists: parameters, memory by "
-        "part, FLOPs, the time of their training, and the cache of keys and values.",
-        examples=(
-            "",
-            "differential --size diff-1.4b --train.tokens 30000000000 --train.accumulation 8 "
-            "--gpus 1 8",
-            "transformer --size diff-3b --gpus 64 --train.checkpointing blocks",
-        ),
-        presets=True,
-    )
+def run(command: Command) -> int:
     if command.recipes:
         write("\n".join(_recipes()))
         return 0

@@ -1,34 +1,27 @@
-"""clearhead quantize: the cost of quantisation, simulated; and quantised models saved."""
+"""Simulate models in few bits, and measure perplexity and accuracy by scheme. Or save models in few
+bits and measure them: with --save for servers, with --deploy by torchao.
 
-from clearhead.cli.options import parse
+examples:
+  clearhead quantize ./SmolLM2-135M --scheme w8a8-coarse w8a8-token w4-channel
+  clearhead quantize ./SmolLM2-135M --scheme w8a8-static --save served --data.data books
+  clearhead quantize MODEL --deploy int8-dynamic-tensor --output runs/int8
+"""
+
 from clearhead.lab.sweep_configs import QuantizeConfig as Command
 
 
-def run(words: list[str]) -> int:
-    command = parse(
-        Command,
-        words,
-        verb="quantize",
-        description="Simulate models in few bits, and measure perplexity and accuracy by scheme. "
-        "Or save models in few bits and measure them: with --save for servers, with --deploy by "
-        "torchao.",
-        examples=(
-            "./SmolLM2-135M --scheme w8a8-coarse w8a8-token w4-channel",
-            "./SmolLM2-135M --scheme w8a8-static --save served --data.data books",
-            "MODEL --deploy int8-dynamic-tensor --output runs/int8",
-        ),
-    )
+def run(command: Command) -> int:
     if command.save is not None or command.deploy or command.output is not None:
         from clearhead.lab.saving import run_deployment, run_saving
 
         (run_deployment if command.save is None else run_saving)(command)
         return 0
     from clearhead.cli.publishing import publish
-    from clearhead.lab.measuring import run_quantization
+    from clearhead.lab.measuring import measure
     from clearhead.progress import Line
 
     with Line(unit="cell") as work:
-        lines = run_quantization(command, work=work)
+        lines = measure(command, work=work)
     if command.records is None:
         return publish([], command.page, title=command.title, lines=lines)
     return publish([command.records], command.page, title=command.title)

@@ -1,11 +1,15 @@
-"""clearhead report: records to a table and a page."""
+"""Read records, print a table and verdict, write a page that opens offline.
+
+examples:
+  clearhead report runs/mine/records.jsonl
+  clearhead report results/passkey.jsonl results/tiny-long.jsonl --output both.html
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from tyro.conf import Positional
 
-from clearhead.cli.options import parse
 from clearhead.metavars import Text
 
 
@@ -22,17 +26,7 @@ class Command:
     """Title of the page; the models' names unless given."""
 
 
-def run(words: list[str]) -> int:
-    command = parse(
-        Command,
-        words,
-        verb="report",
-        description="Read records, print a table and verdict, write a page that opens offline.",
-        examples=(
-            "runs/mine/records.jsonl",
-            "results/passkey.jsonl results/tiny-long.jsonl --output both.html",
-        ),
-    )
+def run(command: Command) -> int:
     from clearhead.cli.publishing import publish
 
     return publish(command.records, command.output, title=command.title)

@@ -1,4 +1,10 @@
-"""clearhead reproduce: the papers' claims and the experiments that decide them, at a scale."""
+"""Decide a paper's claim by its experiment: sweep the rates of each arm, train every seed at the
+best, evaluate, and set the published number beside ours.
+
+examples:
+  clearhead reproduce --list
+  clearhead reproduce blocks --jobs 2 --only transformer "sas*"
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +12,6 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from clearhead.cli.options import parse
 from clearhead.lab.configs import Base
 from clearhead.metavars import Experiment, File, Pattern, Source
 from clearhead.ranges import Count, Natural
@@ -52,15 +57,7 @@ class Command:
     """Jobs that run at once, each with its share of the CPU's threads and on the least used GPU."""
 
 
-def run(words: list[str]) -> int:
-    command = parse(
-        Command,
-        words,
-        verb="reproduce",
-        description="Decide a paper's claim by its experiment: sweep the rates of each arm, train "
-        "every seed at the best, evaluate, and set the published number beside ours.",
-        examples=("--list", 'blocks --jobs 2 --only transformer "sas*"'),
-    )
+def run(command: Command) -> int:
     if command.list:
         _list(command.scale)
         return 0

@@ -1,9 +1,15 @@
-"""clearhead train: one model."""
+"""Train one model; OUTPUT/final is then a plain Hugging Face checkpoint.
+
+examples:
+  clearhead train sas-p --data.data my/texts --train.tokens 2000000 --output runs/sas-p
+  clearhead train --from ./SmolLM2-135M --data.data my/texts --train.only '*attn*'
+  clearhead train --resume runs/sas-p --train.tokens 4000000
+"""
 
 from dataclasses import replace
 from pathlib import Path
 
-from clearhead.cli.options import given, parse, said_once
+from clearhead.cli.options import given, said_once
 from clearhead.errors import ClearheadError
 from clearhead.lab.configs import TrainJob as Command
 from clearhead.lab.configs import continued_recipe
@@ -12,17 +18,23 @@ from clearhead.records.identity import canonical, differences
 from clearhead.terminal import say
 
 
-def run(words: list[str]) -> int:
-    with said_once():
-        begun = None
-        if (folder := given(words, "--resume")) is not None:
-            from clearhead.lab.training import recorded
-            from clearhead.records.manifest import verify_model
-            from clearhead.train.run_dir import FINAL, is_finished
+def default(words: list[str]) -> Command | None:
+    """The settings of the run that goes on; or the defaults of training from a model."""
+    if (folder := given(words, "--resume")) is not None:
+        from clearhead.lab.training import recorded
 
-            begun = recorded(Path(place(folder)))
-        command = _parse(words, begun or _usual(given(words, "--from")))
-        if begun is not None:
+        return recorded(Path(place(folder)))
+    return Command(train=continued_recipe()) if given(words, "--from") else None
+
+
+def run(command: Command) -> int:
+    from clearhead.lab.training import recorded, run_training
+    from clearhead.records.manifest import verify_model
+    from clearhead.train.run_dir import FINAL, is_finished
+
+    if command.resume is not None:
+        with said_once():
+            begun = recorded(command.resume)
             command = _extended(command, begun)
             if command.train.tokens == begun.train.tokens and is_finished(begun.output):
                 # A kill after its end leaves nothing to go on with.
@@ -33,35 +45,12 @@ def run(words: list[str]) -> int:
                     "more --train.tokens"
                 )
                 return 0
-    from clearhead.lab.training import run_training
-
     result = run_training(command)
     if result.stop_signal is not None:
         say(f"stopped and saved at step {result.steps}: go on by --resume {command.output}")
         return 128 + result.stop_signal
     say(f"loss {result.final_loss:.4f}; model: {command.output / 'final'}")
     return 0
-
-
-def _parse(words: list[str], usual: Command) -> Command:
-    return parse(
-        Command,
-        words,
-        verb="train",
-        description="Train one model; OUTPUT/final is then a plain Hugging Face checkpoint.",
-        examples=(
-            "sas-p --data.data my/texts --train.tokens 2000000 --output runs/sas-p",
-            "--from ./SmolLM2-135M --data.data my/texts --train.only '*attn*'",
-            "--resume runs/sas-p --train.tokens 4000000",
-        ),
-        presets=True,
-        default=usual,
-    )
-
-
-def _usual(base: str | None) -> Command:
-    """The defaults; going on from a model has its own."""
-    return Command() if base is None else Command(train=continued_recipe())
 
 
 def _extended(command: Command, begun: Command) -> Command:

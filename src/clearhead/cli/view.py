@@ -1,4 +1,10 @@
-"""clearhead view: one text through one or two models, on a page to click through."""
+"""Show attention maps, hidden states and predictions of one text on a page to click through, which
+needs no network.
+
+examples:
+  clearhead view ./SmolLM2-135M --text "The keys to the cabinet are on the table."
+  clearhead view runs/a/final runs/b/final --text essay.txt --output page.html
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +12,6 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from clearhead.arguments import OpensModels
-from clearhead.cli.options import parse
 from clearhead.errors import NOT_FINITE, ClearheadError
 from clearhead.lab.sweep_configs import short_names
 from clearhead.metavars import Model, Passage
@@ -37,18 +42,7 @@ class Command(OpensModels):
     """Tokens read at most, the first of the text. The page grows with their square."""
 
 
-def run(words: list[str]) -> int:
-    command = parse(
-        Command,
-        words,
-        verb="view",
-        description="Show attention maps, hidden states and predictions of one text on a page to "
-        "click through, which needs no network.",
-        examples=(
-            './SmolLM2-135M --text "The keys to the cabinet are on the table."',
-            "runs/a/final runs/b/final --text essay.txt --output page.html",
-        ),
-    )
+def run(command: Command) -> int:
     if len(command.models) > 2:
         raise ClearheadError(f"give one model or two side by side; found {len(command.models)}")
     names = short_names(command.models)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from clearhead.data.corpus import Corpus, TokenStream
+from clearhead.data.corpus import Corpus
 from clearhead.data.seeded import Feistel, permutation
 from clearhead.errors import ClearheadError
 from clearhead.records.identity import digest_of
@@ -214,7 +214,9 @@ def windows(
         ClearheadError: at the call, where the split holds no window of this length.
     """
     streams = corpus.split(split)
-    places = [_places(stream, length, at) for stream in streams]
+    places: list[Any] = [range(0, len(one) - length + 1, length) for one in streams]
+    if at == "documents":
+        places = [s.starts[np.diff(s.starts, append=len(s)) >= length] for s in streams]
     available = list(map(len, places))
     if not any(available):
         raise ClearheadError(
@@ -224,27 +226,17 @@ def windows(
         )
     if count is not None and count < sum(available):
         available = apportion(count, available)
+
+    def chosen(starts: Any, number: int) -> Any:
+        if not seed:
+            return starts[:number]
+        return np.asarray(starts)[np.sort(permutation(f"windows {seed}", len(starts))[:number])]
+
     return (
         torch.from_numpy(stream.window(start, length))
         for stream, starts, number in zip(streams, places, available, strict=True)
-        for start in _chosen(starts, number, seed)
+        for start in chosen(starts, number)
     )
-
-
-def _chosen(starts: np.ndarray | range, number: int, seed: int) -> Sequence[int] | np.ndarray:
-    """The first windows, or those drawn by a seed, in order."""
-    if not seed:
-        return starts[:number]
-    drawn = np.sort(permutation(f"windows {seed}", len(starts))[:number])
-    return np.asarray(starts)[drawn]
-
-
-def _places(stream: TokenStream, length: int, at: str) -> np.ndarray | range:
-    """Where windows begin in a stream."""
-    if at == "anywhere":
-        return range(0, len(stream) - length + 1, length)
-    lengths = np.diff(stream.starts, append=len(stream))
-    return stream.starts[lengths >= length]
 
 
 def apportion(seats: int, weights: Sequence[float]) -> list[int]:

@@ -75,15 +75,12 @@ class TokenStream:
 def map_stream(place: Path, dtype: str, spec: str, weight: float | None) -> TokenStream:
     """Open PLACE.tokens and PLACE.starts, the ids and document offsets of a source, read-only."""
     path = place.with_name(f"{place.name}.tokens")
-    starts = _map(path.with_suffix(".starts"), STARTS)
-    tokens = _map(path, dtype)
+    tokens, starts = (
+        # The operating system maps no empty file.
+        np.memmap(one, kind, mode="r") if one.stat().st_size else np.empty(0, kind)
+        for one, kind in ((path, dtype), (path.with_suffix(".starts"), STARTS))
+    )
     return TokenStream(spec=spec, weight=weight, tokens=tokens, starts=starts, file=FileIO(path))
-
-
-def _map(path: Path, dtype: str) -> np.ndarray:
-    if path.stat().st_size == 0:  # the operating system maps no empty file
-        return np.empty(0, dtype=dtype)
-    return np.memmap(path, dtype=dtype, mode="r")
 
 
 def is_order_of(began: str, corpus: str) -> bool:
@@ -141,7 +138,5 @@ def _parted(stream: TokenStream) -> tuple[TokenStream, TokenStream]:
     if place < len(stream.starts):
         cut = int(stream.starts[place])
     first = replace(stream, tokens=stream.tokens[:cut], starts=stream.starts[:place])
-    rest = replace(
-        stream, tokens=stream.tokens[cut:], starts=stream.starts[place:] - cut, file=None
-    )
-    return first, rest
+    later = stream.starts[place:] - cut
+    return first, replace(stream, tokens=stream.tokens[cut:], starts=later, file=None)

@@ -23,11 +23,7 @@ def is_hub(spec: str) -> bool:
 
 
 def parse_hub(spec: str) -> tuple[str, str | None, str]:
-    """Parse `hf:name[:config][#split]` into name, config (or None) and split ("train" if absent).
-
-    Raises:
-        ClearheadError: where there is no name.
-    """
+    """Parse `hf:name[:config][#split]` into name, config or None, and split, by default "train"."""
     body, _, split = spec.removeprefix(PREFIX).partition("#")
     name, _, config = body.partition(":")
     if not name:
@@ -39,9 +35,6 @@ def pinned_revision(spec: str, cache: Path, progress: Callable[[str], None]) -> 
     """The revision of a data set at its first use; the hub is queried only then.
 
     None if the spec names a local folder instead of a data set.
-
-    Raises:
-        ClearheadError: where the hub does not answer, or has no such data set.
     """
     name, _, _ = parse_hub(spec)
     if Path(name).is_dir():
@@ -66,9 +59,6 @@ def rows(spec: str, revision: str | None) -> Iterator[tuple[str, dict[str, Any]]
     """Yield (place, row) for every row of a data set, in order.
 
     A class is given by its name where the data set names its classes.
-
-    Raises:
-        ClearheadError: where the data set cannot be read.
     """
     import datasets
 

@@ -52,38 +52,32 @@ def read_rows(
     """The rows of a .jsonl or .jsonl.gz file, or of `hf:name[:config][#split]`.
 
     `options` is the prefix of the command's options that name fields, for error messages.
-
-    Raises:
-        ClearheadError: a file that cannot be read, that holds no row, or lacks a field.
     """
     path = Path(os.path.expanduser(source))
     if hub.is_hub(source):
         found = hub.rows(source, hub.pinned_revision(source, cache, progress))
-    elif path.is_file() and ending(path) in JSON_LINES:
+    elif path.is_file() and ending(path.name) == JSON_LINES:
         found = json_rows(path)
     else:
         raise ClearheadError(
             f"{source!r}: no such file of JSON lines; give a .jsonl(.gz) file, or hf:NAME"
         )
-    rows: list[Row] = []
-    for where, row in found:
-        text = text_of(row, task.text, where, f"{options}text-field")
-        pair = None
-        if task.pair is not None:
-            pair = text_of(row, task.pair, where, f"{options}pair-field")
-        label = value_of(row, task.label, where, f"{options}label-field")
-        rows.append(Row(text, pair, label, where))
+    rows = [
+        Row(
+            text_of(row, task.text, where, f"{options}text-field"),
+            None if task.pair is None else text_of(row, task.pair, where, f"{options}pair-field"),
+            value_of(row, task.label, where, f"{options}label-field"),
+            where,
+        )
+        for where, row in found
+    ]
     if not rows:
         raise ClearheadError(f"{source!r} holds no row: give a file with labelled rows")
     return rows
 
 
 def classes_of(rows: Sequence[Row], task: Task) -> tuple[str, ...]:
-    """The task's classes in order; those that occur in the rows, sorted, where it names none.
-
-    Raises:
-        ClearheadError: where rows are all of one class.
-    """
+    """The task's classes in order; those that occur in the rows, sorted, where it names none."""
     if task.regression or task.classes:
         return task.classes
     for row in rows:
@@ -92,8 +86,8 @@ def classes_of(rows: Sequence[Row], task: Task) -> tuple[str, ...]:
                 f"{row.where}: a label is a name or a whole number; found {row.label!r}"
             )
     labels = {row.label for row in rows}
-    whole = all(isinstance(label, int) for label in labels)
-    ordered = sorted(labels, key=None if whole else str)
+    named = any(isinstance(label, str) for label in labels)
+    ordered = sorted(labels, key=str if named else None)
     classes = tuple(dict.fromkeys(map(str, ordered)))  # 1 and "1" are one class
     if len(classes) < 2:
         raise ClearheadError(f"all {len(rows)} training rows have class {classes[0]!r}: give two")
@@ -104,9 +98,6 @@ def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[i
     """Labels as a loss takes them: class numbers, or floats for a regression.
 
     An integer label is a class's index where the task names its classes, otherwise its name.
-
-    Raises:
-        ClearheadError: a label outside the classes, naming its place.
     """
     if task.regression:
         for row in rows:
@@ -136,9 +127,6 @@ def encode(
 
     A tokenizer that adds special tokens itself, as BERT's does, adds them here too. Others, such as
     ours, give BEGIN text END, and BEGIN text END pair END; text never yields a special token.
-
-    Raises:
-        ClearheadError: a length without room for a token of each text.
     """
     parts = 1 if rows[0].pair is None else 2
     if tokenizer.num_special_tokens_to_add(pair=parts == 2):
@@ -194,7 +182,6 @@ class LabelledBatches:
         self.seed = seed
         self.fingerprint = data.fingerprint
         self._collate = DataCollatorWithPadding(tokenizer)
-        self._order = lru_cache(1)(self._epoch_order)
 
     @property
     def per_epoch(self) -> int:
@@ -219,9 +206,12 @@ class LabelledBatches:
         read = self._order(epoch)[: turn * self.batch_size]
         return epoch * sum(lengths) + sum(lengths[one] for one in read)
 
-    def _epoch_order(self, epoch: int) -> Sequence[int]:
+    def _order(self, epoch: int) -> Sequence[int]:
         if self.seed is None:
             return range(len(self.data))
-        return permutation(
-            f"seed {self.seed}, epoch {epoch} of labelled texts", len(self.data)
-        ).tolist()
+        return _permuted(f"seed {self.seed}, epoch {epoch} of labelled texts", len(self.data))
+
+
+@lru_cache(1)
+def _permuted(label: str, size: int) -> Sequence[int]:
+    return permutation(label, size).tolist()

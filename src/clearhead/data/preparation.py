@@ -127,9 +127,11 @@ class _Shard:
     """The files of one source and split, and their tokens and documents so far."""
 
     def __init__(self, folder: Path, name: str, files: ExitStack) -> None:
-        self._ids = files.enter_context((folder / f"{name}.tokens").open("wb"))
-        self._starts = files.enter_context((folder / f"{name}.starts").open("wb"))
-        self.tokens = self.documents = 0
+        self._ids, self._starts = (
+            files.enter_context((folder / f"{name}.{kind}").open("wb"))
+            for kind in ("tokens", "starts")
+        )
+        self.documents = self.tokens = 0
 
     def start(self) -> None:
         """The next token is the first of a document."""
@@ -163,7 +165,6 @@ def _build(
     Returns:
         The "dtype" of ids, and in "streams" of each source and split the documents and tokens.
     """
-    size = sum(one.size for one in scans)
     if tokenizer is None:
         say(f"training a byte-level BPE of {config.vocabulary:,} entries")
         tokenizer = tokenizers.train(sample(scans, cutoff), config.vocabulary)
@@ -173,35 +174,12 @@ def _build(
         np.asarray([] if one is None else [one], dtype=encoder.dtype)
         for one in (encoder.begin, encoder.end)
     )
-
-    def pieces() -> Iterator[_Piece]:
-        """The text of all sources, compared with the scans."""
-        done = told = 0
-        for known, sides in zip(scans, shards, strict=True):
-            digest = hashlib.sha256()
-            for document in known.source.documents(Counter()):
-                digest.update(document.digest)
-                done += document.size
-                shard = sides["validation" if document.key < cutoff else "train"]
-                parts = list(tokenizers.cut(document.text, _PIECE_CHARACTERS))
-                for place, part in enumerate(parts, start=1):
-                    yield _Piece(part, shard, place == 1, place == len(parts))
-                if (tenth := 10 * done // size) > told:
-                    told = tenth
-                    say(f"tokenising: {done / 1e6:.1f} of {size / 1e6:.1f} MB")
-            if digest.hexdigest() != known.digest:
-                for one in scans:
-                    survey(one.source, config.cache_folder).unlink(missing_ok=True)
-                raise ClearheadError(
-                    f"data {known.source.spec!r} changed while it was read; run again"
-                )
-
     with ExitStack() as files:
         shards = [
             {split: _Shard(folder, f"{number}.{split}", files) for split in SPLITS}
             for number in range(len(scans))
         ]
-        for piece, ids in _encoded(encoder, _batches(pieces())):
+        for piece, ids in _encoded(encoder, _pieces(scans, shards, cutoff, config, say)):
             if piece.opens:
                 piece.shard.start()
                 piece.shard.write(begin)
@@ -215,31 +193,52 @@ def _build(
     return {"dtype": encoder.dtype.str, "streams": counts}
 
 
+def _pieces(
+    scans: list[SourceScan],
+    shards: list[dict[str, _Shard]],
+    cutoff: int,
+    config: DataConfig,
+    say: Progress,
+) -> Iterator[_Piece]:
+    """The text of all sources, compared with the scans."""
+    size, done, told = sum(one.size for one in scans), 0, 0
+    for known, sides in zip(scans, shards, strict=True):
+        digest = hashlib.sha256()
+        for document in known.source.documents(Counter()):
+            digest.update(document.digest)
+            done += document.size
+            shard = sides["validation" if document.key < cutoff else "train"]
+            parts = list(tokenizers.cut(document.text, _PIECE_CHARACTERS))
+            for place, part in enumerate(parts, start=1):
+                yield _Piece(part, shard, place == 1, place == len(parts))
+            if (tenth := 10 * done // size) > told:
+                told = tenth
+                say(f"tokenising: {done / 1e6:.1f} of {size / 1e6:.1f} MB")
+        if digest.hexdigest() != known.digest:
+            for one in scans:
+                survey(one.source, config.cache_folder).unlink(missing_ok=True)
+            raise ClearheadError(f"data {known.source.spec!r} changed while it was read; run again")
+
+
 def _encoded(
-    encoder: tokenizers.Encoder, batches: Iterator[list[_Piece]]
+    encoder: tokenizers.Encoder, pieces: Iterator[_Piece]
 ) -> Iterator[tuple[_Piece, np.ndarray]]:
-    """Yield pieces in order with their ids; a batch is encoded while the next one is read."""
+    """Yield pieces in order with their ids; some are encoded while the next ones are read."""
+
+    def encode(batch: list[_Piece]) -> Iterator[tuple[_Piece, np.ndarray]]:
+        return zip(batch, encoder.encode([piece.text for piece in batch]), strict=True)
+
     with ThreadPoolExecutor(1) as pool:
-        before, ids = list[_Piece](), pool.submit(encoder.encode, [])
-        for batch in batches:
-            coming = pool.submit(encoder.encode, [piece.text for piece in batch])
-            yield from zip(before, ids.result(), strict=True)
-            before, ids = batch, coming
-        yield from zip(before, ids.result(), strict=True)
-
-
-def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
-    """Group pieces so that no group is above `_BATCH_CHARACTERS`."""
-    batch: list[_Piece] = []
-    length = 0
-    for piece in pieces:
-        if batch and length + len(piece.text) > _BATCH_CHARACTERS:
-            yield batch
-            batch, length = [], 0
-        batch.append(piece)
-        length += len(piece.text)
-    if batch:
-        yield batch
+        batch, length, coming = list[_Piece](), 0, pool.submit(encode, [])
+        for piece in pieces:
+            if batch and length + len(piece.text) > _BATCH_CHARACTERS:
+                before, coming = coming, pool.submit(encode, batch)
+                yield from before.result()
+                batch, length = [], 0
+            batch.append(piece)
+            length += len(piece.text)
+        yield from coming.result()
+        yield from encode(batch)
 
 
 def _open(

@@ -1,4 +1,4 @@
-"""Files to texts, one streaming reader per format, with one text and a block in memory.
+"""Files to texts: one streaming reader for each format, with one text and a block in memory.
 
 The hub's rows come through `datasets` (`hub`), files do not: its JSON reader (5.2) refuses fields
 that the first 10 MB lack, and lone surrogates, and parses texts that are all dates as dates.
@@ -7,18 +7,18 @@ that the first 10 MB lack, and lone surrogates, and parses texts that are all da
 import difflib
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, first_line
 from clearhead.records.files import SAVE, require_regular
 
+JSON_LINES, PARQUET = ".jsonl", ".parquet"
 TEXT = (".txt", ".md", ".py")
-JSON_LINES = (".jsonl",)
-PARQUET = (".parquet",)
 ENDINGS = "a .txt, .md, .py or .jsonl file (also as .gz) or a .parquet file"
 
 # A line above this is refused: a few packed bytes may hold gigabytes.
@@ -35,41 +35,26 @@ class UndecodableError(ClearheadError):
     """A text file that is not UTF-8: an error if the user named it; in a folder it is skipped."""
 
 
-def ending(path: Path) -> str:
+def ending(name: str) -> str:
     """The suffix that names the format: `.txt` for both `a.txt` and `a.TXT.gz`."""
-    return Path(path.name.lower().removesuffix(".gz")).suffix
+    return os.path.splitext(name.lower().removesuffix(".gz"))[1]
 
 
-def readable(path: Path) -> bool:
-    """True if there is a reader for the file, judged by its name."""
-    gzipped_parquet = path.name.lower().endswith(".parquet.gz")
-    return ending(path) in TEXT + JSON_LINES + PARQUET and not gzipped_parquet
+def readable(name: str) -> bool:
+    """True if there is a reader for files of this name."""
+    return ending(name) in (*TEXT, JSON_LINES) or name.lower().endswith(PARQUET)
 
 
 def read(path: Path, text_field: str, *, in_pieces: bool = False) -> Iterator[str]:
-    """Yield the texts of a file in order, the empty ones included; a text file may be cut.
-
-    Raises:
-        UndecodableError: a text file that holds a NUL byte or is not UTF-8.
-        ClearheadError: a file that cannot be read, a row that is broken or lacks the field.
-    """
-    kind = ending(path)
-    with _reading(path):
-        if kind in JSON_LINES:
-            for where, row in json_rows(path):
-                yield text_of(row, text_field, where)
-        elif kind in PARQUET:
-            yield from _parquet(path, text_field)
-        else:
-            yield from _text(path, _piece_size(path) if in_pieces else LONGEST_TEXT)
+    """Yield the texts of a file in order, the empty ones included; a text file may be cut."""
+    kind = ending(path.name)
+    if kind == JSON_LINES:
+        return (text_of(row, text_field, where) for where, row in json_rows(path))
+    return _parquet(path, text_field) if kind == PARQUET else _text(path, in_pieces)
 
 
 def value_of(row: Any, field: str, where: str, option: str = "--data.text-field") -> Any:
-    """The value of a row's field.
-
-    Raises:
-        ClearheadError: no such field; names `where`, the row's fields, and the `option` to set.
-    """
+    """The value of a row's field."""
     if not isinstance(row, dict):
         raise ClearheadError(f"{where}: expected a JSON object, found a {type(row).__name__}")
     if field not in row:
@@ -86,9 +71,6 @@ def text_of(row: Any, field: str, where: str, option: str = "--data.text-field")
     """The text in a row's field.
 
     A lone surrogate, possible in JSON but not in UTF-8, becomes U+FFFD; null is not text.
-
-    Raises:
-        ClearheadError: as `value_of`; for a value that is no text.
     """
     text = value_of(row, field, where, option)
     if text is None:
@@ -118,15 +100,17 @@ def cut_stream(stream: IO[bytes], size: int) -> Iterator[bytes]:
 
 def _character_start(data: bytes) -> int:
     """The last offset above 0 and within 4 bytes of the end at which a UTF-8 character starts."""
-    for offset in range(len(data) - 1, max(len(data) - 4, 1) - 1, -1):
-        if data[offset] & 0xC0 != 0x80:
-            return offset
-    return len(data)
+    offsets = range(len(data) - 1, max(len(data) - 4, 1) - 1, -1)
+    return next((offset for offset in offsets if data[offset] & 0xC0 != 0x80), len(data))
 
 
-def _text(path: Path, size: int) -> Iterator[str]:
-    offset = 0
-    with _open(path) as stream:
+def _text(path: Path, in_pieces: bool) -> Iterator[str]:
+    offset, size = 0, LONGEST_TEXT
+    with _opened(path) as stream:
+        if in_pieces:
+            length = len(stream.read(PIECES * LONGEST_PIECE))  # beyond it pieces grow no more
+            size = max(length // PIECES, SHORTEST_PIECE)
+            stream.seek(0)
         for piece in cut_stream(stream, size):
             if (nul := piece.find(b"\0")) >= 0:
                 raise UndecodableError(
@@ -146,12 +130,8 @@ def _text(path: Path, size: int) -> Iterator[str]:
 
 
 def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (place, row) for every line of a .jsonl or .jsonl.gz file.
-
-    Raises:
-        ClearheadError: a file that cannot be read, or a line that is no JSON.
-    """
-    with _reading(path), _open(path) as stream:
+    """Yield (place, row) for every line of a .jsonl or .jsonl.gz file."""
+    with _opened(path) as stream:
         lines = iter(lambda: stream.readline(LONGEST_LINE + 1), b"")
         for number, line in enumerate(lines, start=1):
             where = f"{path}, line {number}"
@@ -173,13 +153,11 @@ def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
 def _parquet(path: Path, text_field: str) -> Iterator[str]:
     import pyarrow.parquet
 
-    require_regular(path, SAVE)
     number = 0
+    # Without pre_buffer a row group is not loaded whole before its first batch.
+    options: Any = {"pre_buffer": False, "page_checksum_verification": True}
     try:
-        # Without pre_buffer a row group is not loaded whole before its first batch.
-        with pyarrow.parquet.ParquetFile(
-            path, pre_buffer=False, page_checksum_verification=True
-        ) as table:
+        with _opened(path) as file, pyarrow.parquet.ParquetFile(file, **options) as table:
             value_of(dict.fromkeys(table.schema_arrow.names), text_field, str(path))
             for batch in table.iter_batches(batch_size=64, columns=[text_field]):
                 for row in batch.to_pylist():
@@ -192,31 +170,17 @@ def _parquet(path: Path, text_field: str) -> Iterator[str]:
             f"{path}, rows {number + 1} to {number + 64}: a text is not UTF-8 ({error.reason})"
         ) from error
     except pyarrow.ArrowException as error:
-        line = str(error).strip().splitlines()[0]
-        raise ClearheadError(f"{path}: not a whole .parquet file ({line})") from error
-
-
-def _open(path: Path) -> IO[bytes]:
-    require_regular(path, SAVE)
-    if path.name.lower().endswith(".gz"):
-        return cast(IO[bytes], gzip.open(path, "rb"))
-    return open(path, "rb")
-
-
-def _piece_size(path: Path) -> int:
-    if path.name.lower().endswith(".gz"):
-        with _open(path) as stream:  # no further than where pieces grow no more
-            length = len(stream.read(PIECES * LONGEST_PIECE))
-    else:
-        length = path.stat().st_size
-    return min(max(length // PIECES, SHORTEST_PIECE), LONGEST_PIECE)
+        raise ClearheadError(f"{path}: not a whole .parquet file ({first_line(error)})") from error
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn errors of the operating system and of gzip for `path` into one line."""
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, unpacked if it is packed; an error of the system or of gzip is one line."""
+    require_regular(path, SAVE)
+    unpacked = gzip.open if path.name.lower().endswith(".gz") else open
     try:
-        yield
+        with cast(IO[bytes], unpacked(path, "rb")) as stream:
+            yield stream
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ClearheadError(f"{path}: not a whole gzip file ({error})") from error
     except OSError as error:

@@ -25,14 +25,8 @@ _RECENT_NS = 2_000_000_000
 
 
 class SourceScan(NamedTuple):
-    """A source and its content.
-
-    Attributes:
-        size: bytes of text.
-        digest: a hash of all texts.
-        skipped: number of files or texts left out, by reason.
-        lowest, highest: smallest and largest `Document.key`.
-    """
+    """A source and its content: bytes of text (`size`), a hash of all texts, the number of files
+    or texts left out by reason, and the smallest and largest `Document.key`."""
 
     source: Source
     documents: int
@@ -44,19 +38,23 @@ class SourceScan(NamedTuple):
 
 
 def scan(source: Source, cache: Path, progress: Callable[[str], None]) -> SourceScan:
-    """Read every document of a source, unless no file changed since it was read.
+    """Read every document of a source, unless no file changed since the scan kept in `cache`."""
 
-    Args:
-        cache: the folder in which scans are stored.
+    def read() -> list[Any]:
+        skipped: Counter[str] = Counter()
+        digest = hashlib.sha256()
+        sizes, lowest, highest = [0, 0], 1 << 64, -1
+        for document in source.documents(skipped):
+            sizes = [sizes[0] + 1, sizes[1] + document.size]
+            digest.update(document.digest)
+            lowest, highest = min(lowest, document.key), max(highest, document.key)
+        return [*sizes, digest.hexdigest(), dict(sorted(skipped.items())), lowest, highest]
 
-    Raises:
-        ClearheadError: for a source without text, and as `Source.documents`.
-    """
     files = [path.absolute() for path in source.files]
     key = [_READING, source.spec, source.text_field, source.limit, source.revision]
     # Generated text, and a folder in place of a data set, are read anew.
     kept = survey(source, cache) if files or source.revision is not None else None
-    values, known = remembered(kept, files, [*key, list(map(str, files))], lambda: _read(source))
+    values, known = remembered(kept, files, [*key, list(map(str, files))], read)
     scanned = SourceScan(source, *values)
     left_out = ", ".join(f"{number} {reason}" for reason, number in scanned.skipped.items())
     if not scanned.documents:
@@ -83,9 +81,6 @@ def threshold(scans: Sequence[SourceScan], validation: float) -> int:
 
     Where that leaves a side of the split empty, as it may with a few dozen documents, the threshold
     moves just far enough to give that side one document.
-
-    Raises:
-        ClearheadError: for a corpus with fewer than two different documents.
     """
     lowest, highest = min(one.lowest for one in scans), max(one.highest for one in scans)
     if lowest == highest:
@@ -102,10 +97,8 @@ def sample(scans: Sequence[SourceScan], cutoff: int) -> Iterator[str]:
     """Yield about `SAMPLE_BYTES` of training text, or all of it where there is less.
 
     Documents are cut into pieces, and a hash of each piece's place decides whether it is taken:
-    so the sample is spread evenly over all sources and all of each, and is always the same.
-
-    Args:
-        cutoff: the `threshold` of the split.
+    so the sample is spread evenly over all sources and all of each, and is always the same. Keys
+    of training documents are at least `cutoff`.
     """
     share = SAMPLE_BYTES / sum(one.size for one in scans)
     for one in scans:
@@ -150,17 +143,3 @@ def _state(files: Iterable[Path], key: Any) -> str | None:
     return digest_of(
         [key, [[one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino] for one in stats]]
     )
-
-
-def _read(source: Source) -> tuple[int, int, str, dict[str, int], int, int]:
-    skipped: Counter[str] = Counter()
-    digest = hashlib.sha256()
-    documents = size = 0
-    lowest, highest = 1 << 64, -1
-    for document in source.documents(skipped):
-        documents += 1
-        size += document.size
-        digest.update(document.digest)
-        lowest, highest = min(lowest, document.key), max(highest, document.key)
-    left_out = dict(sorted(skipped.items()))
-    return documents, size, digest.hexdigest(), left_out, lowest, highest

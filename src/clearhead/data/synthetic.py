@@ -23,11 +23,7 @@ def is_synthetic(spec: str) -> bool:
 
 
 def texts(spec: str) -> Iterator[str]:
-    """The documents of `synthetic:TASK[:KEY=VALUE,…]`, in order.
-
-    Raises:
-        ClearheadError: an unknown task or key, or a value that no document can meet.
-    """
+    """The documents of `synthetic:TASK[:KEY=VALUE,…]`, in order."""
     task, _, rest = spec.removeprefix(PREFIX).partition(":")
     write = _WRITERS[choose("synthetic text", task, _WRITERS)]
     values = _COMMON | (write.__kwdefaults__ or {})

@@ -61,11 +61,7 @@ def train(texts: Iterable[str], vocabulary: int) -> Any:
 
 
 def load(name: str) -> Any:
-    """Load an existing tokenizer from a folder or the hub.
-
-    Raises:
-        ClearheadError: where there is none.
-    """
+    """Load an existing tokenizer from a folder or the hub."""
     from clearhead.models.loading import load_tokenizer, refuse_code
 
     try:
@@ -79,12 +75,7 @@ def load(name: str) -> Any:
 
 
 def check(tokenizer: Any, *, closed: bool = True) -> None:
-    """Refuse a tokenizer by which documents cannot be encoded.
-
-    Raises:
-        ClearheadError: where it has no fast (Rust) form, or documents are to be `closed` and it
-            has no end token.
-    """
+    """Refuse a tokenizer by which documents cannot be encoded."""
     name = tokenizer.name_or_path
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ClearheadError(f"tokenizer {name!r} has no fast form; choose one with tokenizer.json")
@@ -177,9 +168,8 @@ def rust_threads() -> Iterator[None]:
 
     A value of TOKENIZERS_PARALLELISM that the user has set is respected.
     """
-    mine = {} if _CHOSEN is not None else {_THREADS: "true"}
-    os.environ.update(mine)
+    os.environ[_THREADS] = _CHOSEN or "true"
     try:
         yield
     finally:
-        os.environ.update(dict.fromkeys(mine, "false"))
+        os.environ[_THREADS] = _CHOSEN or "false"

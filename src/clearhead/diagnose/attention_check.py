@@ -11,27 +11,24 @@ backward pass.
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from clearhead.diagnose import attention_cases as given
-from clearhead.diagnose.attention_cases import LENGTHS, Answer, is_causal, is_ours, plain
+from clearhead.diagnose.attention_cases import LENGTHS, WAYS, Answer, Texts, Way
 from clearhead.errors import ClearheadError, first_line
+from clearhead.models.base_model import ClearheadModel
 from clearhead.nn.null_keys import Sink
 
 USUAL = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "clearhead")
 # On a CPU it has no gradients, and compiles for minutes.
 OF_GPUS = ("flex_attention",)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Shorter than every text.
-WINDOW = 6
-# A logit at which a dropped sink changes everything, and one beside which keys still count.
-HIGH, LOW = 20.0, 1.0
+LOW = 1.0  # a sink's logit beside which keys still count
 DROPPED = -1e4  # the logit of a sink that takes no weight
 # Errors, ‖error‖ / ‖exact‖, that are always rounding; and those that may be, where they are no more
 # than EAGERS times what eager attention has in the same dtype.
@@ -115,165 +112,144 @@ def check_attention(
         )
     on_cpu = model.device.type == "cpu"
     implementations = implementations or [x for x in USUAL if not (on_cpu and x in OF_GPUS)]
-    exact = _copied(model, "eager", torch.float64)
-    texts = given.drawn_texts(exact, LENGTHS, seed)
-    checked = _Checked(exact, texts, dtype, seed)
-    found: list[Implementation] = []
+    check = _Check(_copied(model, "eager", torch.float64), dtype, seed)
+    results: list[Implementation] = []
     for name in dict.fromkeys(("eager", *implementations)):
         try:
             candidate = _copied(model, name, dtype)
         except (ImportError, ValueError, RuntimeError, ClearheadError) as error:
-            found.append(Implementation(name=name, lacks=_line(error)))
+            results.append(Implementation(name=name, lacks=_line(error)))
             continue
-        cases = tuple(checked.cases(candidate, name, compile=compile))
+        cases = tuple(
+            check.case(candidate, name, way)
+            for way, how in WAYS.items()
+            if check.can(how) and (compile or way != "compiled")
+        )
         seconds, peak = _timed(candidate, timed, seed) if timed else (None, None)
-        eager = seconds if name == "eager" else found[0].seconds
-        times: dict[str, Any] = {"seconds": seconds, "eager_seconds": eager, "peak_bytes": peak}
-        found.append(Implementation(name=name, cases=cases, **times))
-    return [one for one in found if one.name in implementations]
+        eager = seconds if name == "eager" else results[0].seconds
+        costs: dict[str, Any] = {"seconds": seconds, "eager_seconds": eager, "peak_bytes": peak}
+        results.append(Implementation(name=name, cases=cases, **costs))
+    return [one for one in results if one.name in implementations]
 
 
-class _Setting(NamedTuple):
-    """The logit of every sink, and the window; None for low logits and for no window."""
-
-    sink: float | None = None
-    window: int | None = None
-
-
-class _Checked:
+class _Check:
     """Exact answers, each computed once, and the comparison with them."""
 
-    def __init__(self, exact: Any, texts: list[Tensor], dtype: torch.dtype, seed: int) -> None:
-        self.exact, self.texts, self.dtype = exact, texts, dtype
-        self.sinks = _sinks(exact)
+    def __init__(self, exact: Any, dtype: torch.dtype, seed: int) -> None:
+        self.model, self.texts, self.dtype = exact, Texts(exact, LENGTHS, seed), dtype
         draw = torch.Generator().manual_seed(seed)
-        self.low = [LOW + torch.rand(one.shape, generator=draw) for one in self.sinks]
-        self.answers: dict[_Setting, Answer] = {}
+        self.low = [LOW + torch.rand(one.shape, generator=draw) for one in _sinks(exact)]
+        self.has_window = bool(_windows(exact))
+        self.answers: dict[Way, Answer] = {}
         self.eager: dict[str, tuple[float, float]] = {}
-        self.windows = bool(_windows(exact))
-        self.causal = is_causal(exact)
 
-    def cases(self, model: Any, name: str, *, compile: bool) -> Iterator[Case]:
-        ways: dict[str, Callable[..., Answer]] = {"plain": plain}
-        if self.sinks:
-            ways["sinks of 20"] = plain
-        ways["padded"] = given.padded
-        if self.causal:
-            ways |= {"packed": given.packed, "cached": given.stepwise, "chunks": given.in_chunks}
-        if self.windows:
-            ways["windowed"] = plain
-            ways |= {"windowed, cached": given.stepwise} if self.causal else {}
-        if compile:
-            ways["compiled"] = given.compiled
-        for way, answer in ways.items():
-            yield self._case(model, name, way, answer)
+    def can(self, way: Way) -> bool:
+        """True of a way that such a model has."""
+        known = (way.sink is None or bool(self.low)) and (way.window is None or self.has_window)
+        return known and (self.texts.causal or not way.causal)
 
-    def _case(self, model: Any, name: str, way: str, answer: Callable[..., Answer]) -> Case:
-        at = _Setting(
-            sink=HIGH if way == "sinks of 20" else None,
-            window=WINDOW if way.startswith("windowed") else None,
-        )
-        lacking = ""
-        with self._set(model, at):
+    def case(self, model: Any, implementation: str, name: str) -> Case:
+        way, refusal = WAYS[name], ""
+        with self._set(model, way):
             for learning in (True, False):
                 try:
                     with torch.set_grad_enabled(learning):
-                        found = answer(model, self.texts)
+                        answer = self.texts.answer(model, way.run)
                     break
                 except Exception as error:  # kernels, compilers and models each raise their own
-                    if lacking:
-                        return Case(name=way, right=None, what=_line(error))
-                    lacking = f"no gradients: {_line(error)}"
-        output, gradients = _errors(found, self._exact(at))
+                    if refusal:
+                        return Case(name=name, right=None, what=_line(error))
+                    refusal = f"no gradients: {_line(error)}"
+        output, gradients = _errors(answer, self._exact(way))
         gradient = max(gradients.values(), default=None)
-        if name == "eager":
-            self.eager[way] = output, gradient or 0.0
+        if implementation == "eager":
+            self.eager[name] = output, gradient or 0.0
         usual, largest = ROUNDING[self.dtype], LARGEST[self.dtype]
-        own = self.eager.get(way, (0.0, 0.0))
-        bounds = [max(usual, min(EAGERS * error, largest)) for error in own]
+        bounds = [
+            max(usual, min(EAGERS * error, largest)) for error in self.eager.get(name, (0.0, 0.0))
+        ]
         what = ""
         if not output <= bounds[0]:  # NaN is not
-            cause = self._cause(found, bounds[0], at) or self._place(found, self._exact(at), way)
+            cause = self._left_out(answer, bounds[0], way) or self._place(answer, way)
             what = f"{cause}, output off by {output:.1%}" if cause else f"off by {output:.1%}"
-        elif wrong := [one for one, error in gradients.items() if not error <= bounds[1]]:
+        elif wrong := [key for key, error in gradients.items() if not error <= bounds[1]]:
             kinds = _of_last_layer(wrong)
             what = f"output right, gradient of {', '.join(kinds)} off by {gradient:.1%}"
-            if self.sinks and "v_proj" not in kinds:
+            if self.low and "v_proj" not in kinds:
                 what += ", as where a sink goes through a log-sum-exp without its gradient"
         errors: dict[str, Any] = {"output": output, "gradient": gradient}
-        return Case(name=way, right=not what, what=what or lacking, **errors)
+        return Case(name=name, right=not what, what=what or refusal, **errors)
 
-    def _exact(self, at: _Setting) -> Answer:
-        if at not in self.answers:
-            with self._set(self.exact, at):
-                self.answers[at] = plain(self.exact, self.texts)
-        return self.answers[at]
+    def _exact(self, way: Way) -> Answer:
+        """The texts alone, with the sinks and the window of a way."""
+        way = Way(sink=way.sink, window=way.window)
+        if way not in self.answers:
+            with self._set(self.model, way):
+                self.answers[way] = self.texts.answer(self.model, way.run)
+        return self.answers[way]
 
-    def _cause(self, found: Answer, bound: float, at: _Setting) -> str:
+    def _left_out(self, answer: Answer, bound: float, way: Way) -> str:
         """The part left out, where the logits are those of a model without it."""
-        without: dict[str, _Setting] = {}
-        if self.sinks:
-            without["the sink is ignored"] = at._replace(sink=DROPPED)
-        if at.window is not None:
-            without["the window is ignored"] = at._replace(window=None)
-        if self.sinks and at.window is not None:
-            without["the sink and the window are ignored"] = _Setting(sink=DROPPED)
-        near = (
-            one for one, other in without.items() if _errors(found, self._exact(other))[0] <= bound
-        )
-        return next(near, "")
+        without = {
+            "the sink is ignored": way._replace(sink=DROPPED),
+            "the window is ignored": way._replace(window=None),
+            "the sink and the window are ignored": Way(sink=DROPPED),
+        }
+        for cause, other in without.items():
+            fits = way.window is not None or "window" not in cause
+            if self.can(other) and fits and _errors(answer, self._exact(other))[0] <= bound:
+                return cause
+        return ""
 
-    def _place(self, found: Answer, exact: Answer, way: str) -> str:
+    def _place(self, answer: Answer, way: Way) -> str:
         """Where an output is wrong, when another part of it is right."""
-        usual, parts = ROUNDING[self.dtype], []
-        for one, other in zip(found.logits, exact.logits, strict=True):
-            errors_T = (one - other).norm(dim=-1) / other.norm(dim=-1)
-            parts.append((bool((errors_T[:4] <= usual).all()), bool((errors_T <= usual).all())))
-        if way == "packed" and parts[0][1]:
+        exact = self._exact(way).logits
+        errors = (answer.logits - exact).norm(dim=-1) / exact.norm(dim=-1)
+        texts = (errors <= ROUNDING[self.dtype]).split(self.texts.lengths)
+        if way == WAYS["packed"] and bool(texts[0].all()):
             return "texts see those packed before them"
-        if way == "padded" and parts[1][1]:
+        if way == WAYS["padded"] and bool(texts[1].all()):
             return "tokens before a text are not hidden"
-        if way in ("cached", "chunks") and all(first for first, _ in parts):
+        if way in (WAYS["cached"], WAYS["chunks"]) and all(bool(one[:4].all()) for one in texts):
             return "later tokens read the cache wrongly"
         return ""
 
     @contextmanager
-    def _set(self, model: Any, at: _Setting) -> Iterator[None]:
+    def _set(self, model: Any, way: Way) -> Iterator[None]:
         before = _windows(model)
-        for one, key, _ in before:
-            setattr(one, key, sum(LENGTHS) + 1 if at.window is None else at.window)
+        for owner, key, _ in before:
+            setattr(owner, key, sum(LENGTHS) + 1 if way.window is None else way.window)
         with torch.no_grad():
             for parameter, low in zip(_sinks(model), self.low, strict=True):
-                parameter.copy_(low if at.sink is None else torch.full_like(low, at.sink))
+                parameter.copy_(low if way.sink is None else torch.full_like(low, way.sink))
         try:
             yield
         finally:
-            for one, key, now in before:
-                setattr(one, key, now)
+            for owner, key, window in before:
+                setattr(owner, key, window)
 
 
-def _errors(found: Answer, exact: Answer) -> tuple[float, dict[str, float]]:
+def _errors(answer: Answer, exact: Answer) -> tuple[float, dict[str, float]]:
     """‖error‖ / ‖exact‖ of the logits, and of each parameter's gradient.
 
     A gradient that is all but nothing, such as that of a key's bias, is measured by a thousandth of
     the largest: its own size is rounding.
     """
-    pairs = list(zip(found.logits, exact.logits, strict=True))
-    size = torch.cat([one for _, one in pairs]).norm().item()
-    output = torch.cat([one - other for one, other in pairs]).norm().item() / size
-    if not found.gradients:
+    output = (answer.logits - exact.logits).norm().item() / exact.logits.norm().item()
+    if not answer.gradients:
         return output, {}
-    least = 1e-3 * max(one.norm().item() for one in exact.gradients.values())
-    zero = torch.zeros(())
+    sizes = {name: gradient.norm().item() for name, gradient in exact.gradients.items()}
+    least, zero = 1e-3 * max(sizes.values()), torch.zeros(())
     return output, {
-        name: (found.gradients.get(name, zero) - one).norm().item() / max(one.norm().item(), least)
-        for name, one in exact.gradients.items()
+        name: (answer.gradients.get(name, zero) - exact.gradients[name]).norm().item()
+        / max(size, least)
+        for name, size in sizes.items()
     }
 
 
 def _timed(model: Any, length: int, seed: int) -> tuple[float | None, int | None]:
     """Median seconds of a forward and backward pass of one text, and the memory that it takes."""
-    (ids,) = given.drawn_texts(model, (length,), seed)
+    text = Texts(model, (length,), seed)
     on_cuda, seconds, before = model.device.type == "cuda", [], 0
     try:
         for _ in range(4):
@@ -282,7 +258,7 @@ def _timed(model: Any, length: int, seed: int) -> tuple[float | None, int | None
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated()
             start = time.perf_counter()
-            given.logits(model, ids[None]).float().sum().backward()
+            text.alone(model).float().sum().backward()
             if on_cuda:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
@@ -294,7 +270,7 @@ def _timed(model: Any, length: int, seed: int) -> tuple[float | None, int | None
 
 
 def _copied(model: Any, name: str, dtype: torch.dtype) -> Any:
-    if name == "clearhead" and is_ours(model):
+    if name == "clearhead" and isinstance(getattr(model, "model", None), ClearheadModel):
         raise ClearheadError("left out: a model of ours has the same attention as sdpa")
     copied = copy.deepcopy(model).to(dtype).eval()
     if hasattr(copied, "set_experts_implementation"):  # grouped products know no float64
@@ -339,27 +315,25 @@ def _line(error: BaseException) -> str:
     return (first_line(error) or type(error).__name__)[:200]
 
 
-def in_words(found: Sequence[Implementation]) -> list[str]:
-    """A line for each implementation, and one for each cause of its errors."""
-    return [f"{one.name}: {_said(one)}" for one in found]
-
-
-def _said(one: Implementation) -> str:
-    if one.lacks:
-        return f"does not load here ({one.lacks})"
-    causes: dict[tuple[bool | None, str], list[str]] = {}
-    for case in one.cases:
-        causes.setdefault((case.right, case.what), []).append(case.name)
-    words = {True: "right", False: "WRONG", None: "refused"}
-    parts = [
-        f"{words[right]}: {', '.join(names)}" + (f" ({what})" if what else "")
-        for (right, what), names in causes.items()
-    ]
-    if one.seconds is not None:
-        cost = [f"{1e3 * one.seconds:.3g} ms"]
-        if one.eager_seconds is not None and one.name != "eager":
-            cost.append(f"{one.seconds / one.eager_seconds:.2f} of eager's")
-        if one.peak_bytes is not None:
-            cost.append(f"{one.peak_bytes / 2**20:.0f} MiB")
-        parts.append(", ".join(cost))
-    return "; ".join(parts)
+def in_words(implementations: Sequence[Implementation]) -> list[str]:
+    """A line for each implementation: its cases by result and cause."""
+    lines = []
+    for one in implementations:
+        causes: dict[tuple[bool | None, str], list[str]] = {}
+        for case in one.cases:
+            causes.setdefault((case.right, case.what), []).append(case.name)
+        words = {True: "right", False: "WRONG", None: "refused"}
+        parts = [
+            f"{words[right]}: {', '.join(names)}" + (f" ({what})" if what else "")
+            for (right, what), names in causes.items()
+        ]
+        if one.seconds is not None:
+            cost = [f"{1e3 * one.seconds:.3g} ms"]
+            if one.eager_seconds is not None and one.name != "eager":
+                cost.append(f"{one.seconds / one.eager_seconds:.2f} of eager's")
+            if one.peak_bytes is not None:
+                cost.append(f"{one.peak_bytes / 2**20:.0f} MiB")
+            parts.append(", ".join(cost))
+        lacking = f"does not load here ({one.lacks})"
+        lines.append(f"{one.name}: {lacking if one.lacks else '; '.join(parts)}")
+    return lines

@@ -81,7 +81,7 @@ class RotatedKurtosis(HiddenStatistics):
         # On the CPU it is made in float64; hidden states are float32 at most.
         table = model.get_input_embeddings().weight
         size = table.shape[-1]
-        self._rotation = make_rotation(kind, seed=seed, size=size).to(model.device)
+        self._rotation = make_rotation(kind, seed=seed, size=size, device=model.device)
         self._signs = torch.ones(size, device=model.device)
         if share == "parameter":
             name = next(name for name, p in model.named_parameters() if p is table)

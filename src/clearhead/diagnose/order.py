@@ -9,38 +9,34 @@ Queries and keys are a sample of `PAIRS` pairs a text and layer, by fixed seeds,
 rotation.
 """
 
-import sys
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.diagnose.means import Means
+from clearhead.errors import ClearheadError
+from clearhead.models.planning import counterpart
 from clearhead.nn import REGISTRY
 from clearhead.nn.attention import Attention
-from clearhead.nn.rotary import rotary_width
 from clearhead.probe.attention_call import AttentionCall, shown
 
 PAIRS = 64
 NEAR, FAR = 4, 12  # keys: the nearest, and those just beyond, by which order is judged
 # Angles this close to 0 are rounding: collinear attention starts there exactly.
 _ROUNDING = 1e-3
-_TOLERANCE = 1e-3  # between the model's float32 and ours
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rotary:
-    """Pair j of a head is the channels (first[j], second[j]), turned by position · frequency[j]."""
+class Rotary(NamedTuple):
+    """Frequencies, float64 [pairs], by which position turns the halves of a head's channels."""
 
-    frequency: Tensor  # float64 [pairs]
-    first: Tensor  # int64 [pairs]
-    second: Tensor
+    frequency: Tensor
 
     def pairs(self, x: Tensor) -> Tensor:
         """[..., D] as complex numbers [..., pairs], complex64 (complex128 for float64)."""
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        return torch.complex(x[..., self.first], x[..., self.second])
+        x = x[..., : 2 * len(self.frequency)].to(torch.promote_types(x.dtype, torch.float32))
+        return torch.complex(*x.chunk(2, -1))
 
 
 class RotaryOrder(Means):
@@ -59,32 +55,28 @@ class RotaryOrder(Means):
         self.rotary: dict[tuple[int, int], Rotary | str] = {}  # by layer and number of keys
 
     def observe(self, call: AttentionCall) -> None:
-        place = call.layer, call.k.shape[2]
-        if place not in self.rotary:
-            self.rotary[place] = rotary_of(
-                self.model, call.module, call.layer, call.q.shape[-1], call.k.shape[2]
-            )
-        rotary = self.rotary[place]
-        if isinstance(rotary, str):
-            return
-        both = not call.causal and not getattr(call.module, "is_causal", False)
-        h = self._products(call, rotary)
-        self._add(call.layer, h, rotary, call.q.dtype, ("before", "after")[: 1 + both])
+        keys = call.k.shape[2]
+        if (call.layer, keys) not in self.rotary:
+            rotary = rotary_of(self.model, call.module, call.layer, keys)
+            self.rotary[call.layer, keys] = rotary
+        rotary = self.rotary[call.layer, keys]
+        if isinstance(rotary, Rotary):
+            both = not call.causal and not getattr(call.module, "is_causal", False)
+            sides = ("before", "after")[: 1 + both]
+            self._add(call.layer, self._products(call, rotary), rotary, call.q.dtype, sides)
 
     def _products(self, call: AttentionCall, rotary: Rotary) -> Tensor:
         """h = q k* of sampled pairs with the rotation undone, [B, H, PAIRS, rotary pairs]."""
         queries, keys = call.q.shape[2], call.k.shape[2]
         generator = torch.Generator().manual_seed(call.layer)
-        last = keys - queries + torch.randint(queries, (PAIRS,), generator=generator)
-        one = torch.rand(PAIRS, generator=generator)
-        device = call.q.device
-        m, one = last.to(device), one.to(device)
+        m = keys - queries + torch.randint(queries, (PAIRS,), generator=generator)
+        m, one = m.to(call.q.device), torch.rand(PAIRS, generator=generator).to(call.q.device)
         # A key that the query sees, whatever the direction.
         if call.mask is None:
             first = (m + 1 - (call.visibility.window or keys)).clamp_min(0)
             n = first + ((m + 1 - first) * one).long()
         else:
-            before = torch.arange(keys, device=device) <= m[:, None]
+            before = torch.arange(keys, device=m.device) <= m[:, None]
             seen = shown(call.mask[0, 0, m - (keys - queries)]) & before
             nth = (seen.sum(-1) * one).long()
             n = (seen.cumsum(-1) > nth[:, None]).int().argmax(-1)
@@ -94,12 +86,7 @@ class RotaryOrder(Means):
         return h * torch.polar(torch.ones_like(angle), -angle).to(h.dtype)
 
     def _add(
-        self,
-        layer: int,
-        h: Tensor,
-        rotary: Rotary,
-        dtype: torch.dtype,
-        sides: tuple[str, ...] = ("before",),
+        self, layer: int, h: Tensor, rotary: Rotary, dtype: torch.dtype, sides: Sequence[str]
     ) -> None:
         h = h[h.abs().isfinite().all(-1)]  # [N, rotary pairs]
         size = h.abs()
@@ -110,10 +97,8 @@ class RotaryOrder(Means):
             self.add(layer, zone.sum(), (size > 0).sum(), metric=f"anomalous_{side}")
             weight = (size * zone).sum(dtype=torch.float64)
             self.add(layer, weight, whole, metric=f"anomalous_weight_{side}")
-        near, far = (
-            scores(h, rotary, torch.arange(low, high)).mean(-1)
-            for low, high in ((0, NEAR), (NEAR, NEAR + FAR))
-        )
+        near, far = scores(h, rotary, torch.arange(NEAR + FAR)).split([NEAR, FAR], -1)
+        near, far = near.mean(-1), far.mean(-1)
         # Equal within rounding is not broken: a pair without content has the same score everywhere.
         broken = (far - near > _ROUNDING * size.sum(-1)).sum()
         self.add(layer, broken, len(h), metric="order_broken_content")
@@ -131,81 +116,28 @@ def scores(h: Tensor, rotary: Rotary, distances: Tensor) -> Tensor:
     return h.real @ cos - h.imag @ sin
 
 
-# The rotary layout of any model: which channels turn together, and at which frequency. Models pair
-# the halves of a head or neighbours, may leave part of a head unturned, and may have frequencies by
-# kind of layer. A layout is accepted if it turns random queries as the model's own function does.
-def rotary_of(model: Any, module: nn.Module, layer: int, width: int, keys: int) -> Rotary | str:
-    """The rotary positions of an attention module with heads of `width` channels on a text of
-    `keys` tokens, or the reason why they are not known."""
+def rotary_of(model: Any, module: nn.Module, layer: int, keys: int) -> Rotary | str:
+    """The rotary positions of a layer's attention on a text of `keys` tokens, or the reason why
+    they are not known: of clearhead's models, and of those of transformers whose heads turn whole
+    and in halves, as `clearhead convert` reads them."""
     if isinstance(module, Attention):
-        return _ours(module, keys)
-    apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
-    if apply is None:
-        return f"{type(module).__name__} has no rotary positions (no apply_rotary_pos_emb)"
-    # Phi, StableLM and Persimmon hand their function only the first channels of a head, and say so.
-    width = getattr(module, "rotary_ndims", width)
-    kinds = getattr(model.config, "layer_types", None)
-    kind = kinds[layer] if kinds and layer < len(kinds) else None
-    for table in model.modules():
-        if "Rotary" not in type(table).__name__:
-            continue
-        for name, options in (("inv_freq", {}), (f"{kind}_inv_freq", {"layer_type": kind})):
-            frequency = getattr(table, name, None)
-            if isinstance(frequency, Tensor) and frequency.ndim == 1:
-                rotary = _tried(apply, table, frequency.detach(), options, width, keys)
-                if rotary is not None:
-                    return rotary
-    return "rotary positions in a layout that is not known here"
-
-
-def _ours(module: Attention, keys: int) -> Rotary | str:
-    layer = module.layer
-    if layer.position != "rope":
-        return f"the order of position={layer.position!r} is not measured"
-    if layer.scores == "coca-slack":
+        spec = module.layer
+    else:
+        unknown = (
+            f"the order of a {type(model).__name__} is not measured: diagnose the folder that "
+            "`clearhead convert` makes of it, if it makes one"
+        )
+        try:
+            spec = counterpart(model.config).layer(layer)
+        except ClearheadError:
+            return unknown
+        if spec.rope_parameters["rope_type"] == "proportional":  # converted in another layout
+            return unknown
+    if spec.position != "rope":
+        return f"the order of position={spec.position!r} is not measured"
+    if spec.scores == "coca-slack":
         return "coca-slack scores are no function of the distance"
-    device = next(module.parameters()).device
-    width = rotary_width(layer)
-    places = torch.arange(keys, device=device)[None]
-    position: Any = REGISTRY.find("position", "rope").build(layer, 1)
-    frequency = position.tables(places[:, -1:], places).keys.frequency.flatten()
-    pairs = width // 2
-    return Rotary(
-        frequency=frequency.double(),
-        first=torch.arange(pairs, device=device),
-        second=torch.arange(pairs, 2 * pairs, device=device),
-    )
-
-
-def _tried(
-    apply: Any, table: Any, frequency: Tensor, options: dict[str, Any], width: int, keys: int
-) -> Rotary | None:
-    """The layout that turns random queries as the model's function does; None if none does.
-
-    The text's last position keeps a table by length at this length, and is not compared.
-    """
-    device, pairs = frequency.device, len(frequency)
-    if 2 * pairs > width:
-        return None
-    generator = torch.Generator().manual_seed(0)
-    q = torch.randn(1, 1, 4, width, generator=generator).to(device)
-    position = torch.tensor([[0, 1, 5, keys - 1]], device=device)
-    try:
-        cos, sin = table(q, position, **options)
-        turned, _ = apply(q, q, cos, sin)
-    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError):
-        return None
-    if turned.shape != q.shape:
-        return None
-    q, turned, position = q[:, :, :3], turned[:, :, :3], position[:, :3]
-    place = torch.arange(pairs, device=device)
-    layouts = ((place, place + pairs), (2 * place, 2 * place + 1))
-    angle = position[0, :, None] * frequency.double()
-    for first, second in layouts:
-        rotary = Rotary(frequency=frequency.double(), first=first, second=second)
-        expected = rotary.pairs(q.double()) * torch.polar(torch.ones_like(angle), angle)
-        actual = rotary.pairs(turned.double())
-        scale = actual.abs().sum() / expected.abs().sum()  # YaRN's attention factor
-        if bool(((actual - scale * expected).abs() < _TOLERANCE * scale).all()):
-            return rotary
-    return None
+    places = torch.arange(keys, device=next(module.parameters()).device)[None]
+    position: Any = REGISTRY.find("position", "rope").build(spec, 1)
+    frequency = position.tables(places[:, -1:], places).keys.frequency
+    return Rotary(frequency.flatten().double())

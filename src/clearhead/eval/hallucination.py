@@ -61,18 +61,19 @@ class HallucinationTask(HallucinationOptions):
             raise ClearheadError("two files have one name, by which tables name them: rename one")
         self.judge.check()
         by = {"judge": self.judge.model} if self.judge.model else {}
-        cells: list[Cell] = []
-        for file in self.files:
-            of_file = {"file": Path(file).name, "digest": digest_of(self._rows(file))[:12]}
-            for length in subject.lengths:
-                subject.check_length(length)
-                self._asked(subject, file, length)
-                cells.append({**of_file, **by, "length": length})
+        cells: list[Cell] = [
+            {"file": Path(file).name, "digest": digest, **by, "length": length}
+            for file in self.files
+            for digest in [digest_of(self._rows(file))[:12]]
+            for length in subject.lengths
+        ]
+        for cell in cells:
+            subject.check_length(cell["length"])
+            self.asked(subject, cell)
         return cells
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
-        (file,) = [file for file in self.files if Path(file).name == cell["file"]]
-        rows, documents, prompts = self._asked(subject, file, cell["length"])
+        rows, documents, prompts = self.asked(subject, cell)
         unscored: list[Ids] = [()] * len(prompts)
         answers = subject.reader.ask(prompts, unscored, new_tokens=self.summary_tokens)
         # Models that only continue texts go on to the next document by themselves.
@@ -88,6 +89,28 @@ class HallucinationTask(HallucinationOptions):
             texts=texts,
         )
 
+    def asked(
+        self, subject: Subject, cell: Cell
+    ) -> tuple[list[labelled.Row], list[str], list[Prompt]]:
+        """Rows, the part of each document that fits, and prompts."""
+        (file,) = [file for file in self.files if Path(file).name == cell["file"]]
+        rows, documents, prompts = list(self._rows(file)), [], []
+        if len(rows) > self.samples:
+            rows = SeededChoices(f"hallucination {subject.seed}").sample(rows, self.samples)
+        rows.sort(key=lambda row: (len(row.text), row.text))  # like ones run together
+        for row in rows:
+            start, middle, end = subject.ids(_OPENING, row.text, "\n\nSummary:")
+            room = cell["length"] - self.summary_tokens - len(start) - len(end)
+            if room < 1:
+                raise ClearheadError(
+                    f"length {cell['length']} has no room for a document: a prompt takes "
+                    f"{len(start + end)} tokens without it, its summary {self.summary_tokens}; "
+                    "give longer lengths"
+                )
+            documents.append(row.text if len(middle) <= room else subject.decode(middle[:room]))
+            prompts.append(Prompt((*start, *middle[:room]), end))
+        return rows, documents, prompts
+
     def _rows(self, file: str) -> list[labelled.Row]:
         fields = Task(name=file, text=self.text_field, label=self.label_field)
         rows = labelled_rows(file, fields, "--hallucination.")
@@ -95,26 +118,6 @@ class HallucinationTask(HallucinationOptions):
             if not row.text.strip() or not isinstance(row.label, str):
                 raise ClearheadError(f"{row.where}: document or summary is empty: give both")
         return rows
-
-    def _asked(
-        self, subject: Subject, file: str, length: int
-    ) -> tuple[list[labelled.Row], list[str], list[Prompt]]:
-        """Rows, the part of each document that fits, and prompts."""
-        rows, documents, prompts = list(self._rows(file)), [], []
-        if len(rows) > self.samples:
-            rows = SeededChoices(f"hallucination {subject.seed}").sample(rows, self.samples)
-        rows.sort(key=lambda row: (len(row.text), row.text))  # like ones run together
-        for row in rows:
-            start, middle, end = subject.ids(_OPENING, row.text, "\n\nSummary:")
-            room = length - self.summary_tokens - len(start) - len(end)
-            if room < 1:
-                raise ClearheadError(
-                    f"length {length} has no room for a document: a prompt takes {len(start + end)}"
-                    f" tokens without it, its summary {self.summary_tokens}; give longer lengths"
-                )
-            documents.append(row.text if len(middle) <= room else subject.decode(middle[:room]))
-            prompts.append(Prompt((*start, *middle[:room]), end))
-        return rows, documents, prompts
 
 
 def grounding(texts: Sequence[str], documents: Sequence[str]) -> dict[str, float | None]:
@@ -158,26 +161,24 @@ def verdicts(config: JudgeConfig, prompts: Sequence[str]) -> dict[str, Any]:
     client = InferenceClient(base_url=config.endpoint, api_key=key, timeout=config.timeout)
     settings: dict[str, Any] = {"model": config.model, "max_tokens": config.new_tokens}
     failures: dict[str, None] = {}
+    replies: list[str | None] = []
 
     def clean(words: str) -> str:  # a server may echo its key
         return words if key == "none" else words.replace(key, "[key]")
 
-    def reply(prompt: str) -> str | None:
-        for attempt in range(TRIES):
+    for prompt in prompts:
+        replies.append(None)
+        gone = len(replies) > TRIES and replies[-1 - TRIES :].count(None) > TRIES
+        for attempt in range(0 if gone else TRIES):
             time.sleep(PAUSE * attempt)
             try:
                 message = {"role": "user", "content": prompt}
                 answer = client.chat_completion([message], temperature=0, **settings)
-                return clean(str(answer.choices[0].message.content or ""))
+                replies[-1] = clean(str(answer.choices[0].message.content or ""))
+                break
             except Exception as error:  # the client's, the network's: they share no base class
                 words = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 failures[clean(words)[:200]] = None
-        return None
-
-    replies: list[str | None] = []
-    for prompt in prompts:
-        gone = len(replies) >= TRIES and not any(one is not None for one in replies[-TRIES:])
-        replies.append(None if gone else reply(prompt))
     conclusions = [{one.lower() for one in _CONCLUSION.findall(one or "")} for one in replies]
     decided = [float("true" in one) for one in conclusions if len(one) == 1]
     if unjudged := replies.count(None):

@@ -7,7 +7,6 @@ import hashlib
 import io
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -28,12 +27,10 @@ from clearhead.records.runs import Line
 from clearhead.terminal import hushed, say
 
 EXTRA = "lm-eval"
-_CUTS = "lm_eval.models.huggingface"  # its logger warns of prompts that it cuts
 # Raised by lm-eval for a task that does not fit: the model's length, a package, a metric, its data.
 _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, ValueError)
 
 
-@dataclass(frozen=True, kw_only=True)
 class HarnessTask(HarnessOptions):
     """Tasks, groups and tags of lm-eval by its own names, one cell each."""
 
@@ -41,10 +38,8 @@ class HarnessTask(HarnessOptions):
         if not self.tasks:
             raise ClearheadError("lm_eval needs tasks: for example --tasks hellaswag arc_easy")
         check_names(self.tasks, self.include_path)
-        index, digest = (
-            _manager(self.include_path, self.tasks).task_index,
-            _digest(self.include_path),
-        )
+        index = _manager(self.include_path, self.tasks).task_index
+        digest = _digest(self.include_path)
         cells: list[Cell] = []
         for name in dict.fromkeys(self.tasks):
             config = index[name].cfg or {}
@@ -78,7 +73,7 @@ class HarnessTask(HarnessOptions):
         return lines
 
     def _evaluated(self, subject: Subject, loaded: Any, name: str) -> dict[str, Any]:
-        evaluator = require("lm_eval.evaluator", EXTRA)
+        evaluate = require("lm_eval.evaluator", EXTRA).evaluate
         with evaluating(subject.model), harness_model(subject) as lm:
             try:
                 set_seed(subject.seed)
@@ -88,9 +83,7 @@ class HarnessTask(HarnessOptions):
                     if own is None or (self.shots is not None and own != 0):
                         task.set_config(key="num_fewshot", value=self.shots or 0)
                     task.set_fewshot_seed(seed=subject.seed)
-                results: dict[str, Any] = evaluator.evaluate(
-                    lm=lm, task_dict=loaded, limit=self.limit, log_samples=True
-                )
+                results: dict[str, Any] = evaluate(lm, loaded, limit=self.limit, log_samples=True)
             except _REFUSALS as error:
                 reason = first_line(error) or "an answer that the model has no room for"
                 raise ClearheadError(f"lm-eval cannot run the task {name}: {reason}") from error
@@ -124,13 +117,12 @@ def _loaded(manager: Any, name: str) -> Any:
     try:
         return manager.load([name])
     except Exception as error:  # datasets, the hub and lm-eval each raise their own
-        refusal = f"lm-eval cannot load the task {name} ({first_line(error) or repr(error)})"
-        if isinstance(error, OSError):
-            refusal += (
-                ": where the hub cannot be reached, give --lm-eval.include-path, a folder of tasks "
-                "on local files"
-            )
-        raise ClearheadError(refusal) from error
+        advice = (
+            ": where the hub cannot be reached, give --lm-eval.include-path, a folder of tasks on "
+            "local files"
+        )
+        reason = f"({first_line(error) or repr(error)}){advice * isinstance(error, OSError)}"
+        raise ClearheadError(f"lm-eval cannot load the task {name} {reason}") from error
 
 
 def _digest(folder: str) -> str:
@@ -169,8 +161,8 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
         metric, comma, kind = str(key).partition(",")
         if comma and isinstance(value, int | float):
             plain = metric.removesuffix("_stderr")
-            end = metric[len(plain) :]
-            values[f"{plain}{'' if kind == 'none' else comma + kind}{end}"] = float(value)
+            way = "" if kind == "none" else comma + kind
+            values[plain + way + metric.removeprefix(plain)] = float(value)
     return values
 
 
@@ -254,20 +246,21 @@ def _quiet() -> Iterator[None]:
     The first prompt that is too long for the model is named: lm-eval leaves its beginning out.
     """
     tqdm = require("tqdm", EXTRA).tqdm
-    told: list[object] = []
+    start, told = tqdm.__init__, set[str]()
 
-    def bar(*words: Any, **options: Any) -> Any:
-        return tqdm(*words, **{**options, "disable": True})
+    def silent(bar: Any, *words: Any, **options: Any) -> None:
+        start(bar, *words, **{**options, "disable": True})
 
     def warn(message: object, *_: Any) -> None:
-        if "runcat" in str(message) and not told:
-            told.append(message)
+        if "runcat" in str(message) and not told:  # truncated, Truncation
+            told.add(str(message))
             say(f"lm-eval: {message}")
 
-    with contextlib.ExitStack() as stack:
-        for module in ("lm_eval.api.task", "lm_eval.api.model", "lm_eval.models.huggingface"):
-            stack.enter_context(patch(f"{module}.tqdm", bar))
-        stack.enter_context(patch.object(logging.getLogger(_CUTS), "warning", warn))
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        stack.enter_context(hushed("lm_eval"))
+    cuts = logging.getLogger("lm_eval.models.huggingface")
+    with (
+        patch.object(tqdm, "__init__", silent),
+        patch.object(cuts, "warning", warn),
+        contextlib.redirect_stdout(io.StringIO()),
+        hushed("lm_eval"),
+    ):
         yield

@@ -6,10 +6,8 @@ occurred earlier in the same window. As in arXiv 2410.05258 (table 6) all of the
 leaves out bigrams that are frequent in the training text.
 """
 
-import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
 import numpy as np
@@ -57,15 +55,11 @@ class PerplexityTask(PerplexityOptions):
             ],
         )
 
-    def scored(self, subject: Subject, chosen: list[Document], length: int) -> Iterator[Scored]:
+    def scored(self, subject: Subject, chosen: list[Document], length: int) -> list[Scored]:
         """The windows of the chosen documents."""
-        return sliding(
-            subject.model,
-            (one.ids for one in chosen),
-            length=length,
-            stride=self._stride(length),
-            batch_tokens=subject.batch_tokens,
-        )
+        ids, stride = [one.ids for one in chosen], self._stride(length)
+        batch = subject.batch_tokens
+        return sliding(subject.model, ids, length=length, stride=stride, batch_tokens=batch)
 
     def chosen(self, subject: Subject) -> list[Document]:
         """The documents that are read, the same for every length."""
@@ -88,57 +82,51 @@ class PerplexityTask(PerplexityOptions):
             each = max(longest, subject.tokens // len(documents))
         if each < longest:
             raise ClearheadError(f"document-tokens is {each}: give at least one window, {longest}")
-        selected: list[Document] = []
-        left = subject.tokens
-        for document in documents:
-            ids = document.ids[:each]
-            if selected and left < len(ids):
-                break
-            selected.append(Document(document.name, ids))
-            left -= len(ids)
-        return selected
+        cut = [Document(document.name, document.ids[:each]) for document in documents]
+        ends = accumulate(len(one.ids) for one in cut)
+        whole = takewhile(lambda pair: pair[1] <= subject.tokens, zip(cut, ends, strict=True))
+        return [document for document, _ in whole] or cut[:1]
 
     def _stride(self, length: int) -> int:
         return max(1, length // 2) if self.stride is None else self.stride
 
 
-_STREAM = PerplexityTask(text="stream")
-"""Chooses the text of AR-hits: each source as one text, as in training."""
-
-
 class HitsTask(HitsOptions):
+    """AR-hits of each source as one text, as in training; windows side by side."""
+
     drawn = False
     headlines = ("ar_hit_loss", "others_loss")
 
     def cells(self, subject: Subject) -> list[Cell]:
-        return _STREAM.cells(subject)
+        return PerplexityTask(text="stream").cells(subject)
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
-        length, chosen = cell["length"], _STREAM.chosen(subject)
-        side_by_side = replace(_STREAM, stride=length)
-        sums = {True: np.zeros(2), False: np.zeros(2)}
-        for window in side_by_side.scored(subject, chosen, length):
+        length = cell["length"]
+        reading = PerplexityTask(text="stream", stride=length)
+        chosen = reading.chosen(subject)
+        sums = np.zeros((2, 2))  # of other tokens and of hits: loss, count
+        for window in reading.scored(subject, chosen, length):
             ids = chosen[window.document].ids[window.start : window.start + length]
             read = opened(subject.model, torch.from_numpy(ids.astype(np.int64)))
-            hit = hits(read.numpy())
-            for kind, total in sums.items():
-                losses = window.loss[hit[window.position :] == kind]
-                total += losses.sum(), len(losses)
-        (hit_sum, hit_count), (other_sum, other_count) = sums[True], sums[False]
+            hit = hits(read.numpy())[window.position :]
+            for kind in (0, 1):
+                losses = window.loss[hit == kind]
+                sums[kind] += losses.sum(), len(losses)
+        (other, others), (of_hits, count) = sums
         return lines_of(
             self.headlines,
-            ar_hit_loss=hit_sum / hit_count if hit_count else None,
-            others_loss=other_sum / other_count if other_count else None,
-            loss=(hit_sum + other_sum) / (hit_count + other_count),
-            ar_hits=int(hit_count),
-            predicted_tokens=int(hit_count + other_count),
+            ar_hit_loss=of_hits / count if count else None,
+            others_loss=other / others if others else None,
+            loss=(of_hits + other) / (count + others),
+            ar_hits=int(count),
+            predicted_tokens=int(count + others),
         )
 
 
 def hits(ids: np.ndarray) -> np.ndarray:
     """Mask of tokens that end a bigram which occurred earlier in `ids`, bool [tokens]."""
     recurring, seen = [False], set[tuple[int, int]]()
-    for pair in itertools.pairwise(ids.tolist()):
+    for pair in pairwise(ids.tolist()):
         recurring.append(pair in seen)
         seen.add(pair)
     return np.array(recurring)
@@ -164,11 +152,10 @@ class MaskedTask(MaskedOptions):
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         corpus, length = with_mask_token(subject.texts.corpus), cell["length"]
-        loss, accuracy = masked_loss(subject.model, corpus, length=length, tokens=subject.tokens)
-        read = {"predicted_tokens": loss.get("predicted_tokens", 0), "reason": loss.get("reason")}
-        return lines_of(
-            self.headlines, masked_loss=loss["value"], masked_accuracy=accuracy["value"], **read
-        )
+        lines = masked_loss(subject.model, corpus, length=length, tokens=subject.tokens)
+        numbers = {line["metric"].replace(" ", "_"): line["value"] for line in lines}
+        read = {name: lines[0].get(name) for name in ("predicted_tokens", "reason")}
+        return lines_of(self.headlines, **numbers, **read)
 
 
 def masked_loss(
@@ -210,15 +197,16 @@ def masked_loss(
             right += int((logits_NV.argmax(-1) == target_N).sum())
             count += len(target_N)
     line: dict[str, Any] = {"split": "validation", "length": length}
-    values: list[float | None] = [None, None]
+    values: dict[str, float | None] = {"masked loss": None, "masked accuracy": None}
     if count:
         line["predicted_tokens"] = count
-        values = [loss / count, math.nan if math.isnan(loss) else right / count]
+        values = {"masked loss": loss / count, "masked accuracy": right / count}
+        if math.isnan(loss):
+            values["masked accuracy"] = math.nan
     else:
         nothing = "the validation text has only special tokens: nothing was hidden"
         line["reason"] = reason or nothing
-    metrics = ("masked loss", "masked accuracy")
-    return [{"metric": one, "value": x, **line} for one, x in zip(metrics, values, strict=True)]
+    return [{"metric": metric, "value": value, **line} for metric, value in values.items()]
 
 
 def _unread(model: Any, corpus: Corpus, length: int) -> str:

@@ -25,8 +25,6 @@ from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 DIGITS = 5  # of a key, and of a magic number
-
-
 WORDINGS = {"paper": PAPER, "landmark": LANDMARK}
 
 
@@ -107,10 +105,8 @@ def scores(
     `leads`: number of tokens before the number in each forced answer; `together`: how many
     consecutive answers belong to one text, which is one item.
     """
-    named = [
-        key in re.findall(r"\d+", subject.decode(answer.written))
-        for key, answer in zip(keys, found, strict=True)
-    ]
+    written = [re.findall(r"\d+", subject.decode(answer.written)) for answer in found]
+    named = [key in numbers for key, numbers in zip(keys, written, strict=True)]
     right = [answer.right[lead:] for answer, lead in zip(found, leads, strict=True)]
     items = [slice(start, start + together) for start in range(0, len(found), together)]
     return {

@@ -7,14 +7,14 @@ less where stride = length: then a window's first token is predicted by nothing,
 last window may be shorter.
 
 Two windows with different left edges share no state above the first layer's projections, so with a
-stride below the length each is computed afresh. The losses of all contexts that grow from the start
-of a document to `length` come out of its first window (`Scored.position` tells them apart).
+stride below the length each is computed afresh.
 """
 
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,12 +83,11 @@ def sliding(
     batch_tokens: int,
     prefix: Sequence[int] = (),
     tokenizer: Any = None,
-) -> Iterator[Scored]:
+) -> list[Scored]:
     """The loss of every predicted token of every document.
 
-    Windows of the same shape run together, whatever their document; results are therefore not in
-    order, and each states its document and start. The model runs in its own dtype, without
-    autocast, in evaluation mode; its mode is restored afterwards.
+    Windows of the same shape run together, whatever their document, and come in that order. The
+    model runs in its own dtype, without autocast, in evaluation mode.
 
     Args:
         documents: token ids, 1-D integers of numpy or torch.
@@ -98,36 +97,34 @@ def sliding(
             as in training with document masks: none sees another, positions restart in each, and
             its first token does not count. Only for models that take document_ids.
     """
-    losses, rows = Losses(model), max(1, batch_tokens // length)
-    waiting: dict[tuple[int, int], list[tuple[int, int, Tensor]]] = {}
-
-    def run(place: int, group: list[tuple[int, int, Tensor]]) -> Iterator[Scored]:
-        with evaluating(model):  # inside: the mode must not leak while the caller has the turn
-            (ids_BT,) = batches(model, (ids for *_, ids in group), len(group))
-            inputs: dict[str, Tensor] = {}
-            if tokenizer is not None:
-                inputs = document_inputs(ids_BT, document_starts(ids_BT, tokenizer))
-            counted_BN = inputs.pop("labels", ids_BT)[:, place:] != IGNORED
-            before_BP = ids_BT.new_tensor(prefix).expand(len(ids_BT), -1)
-            loss_BN = losses(torch.cat([before_BP, ids_BT], 1), len(prefix) + place, **inputs)
-        scored = zip(group, loss_BN.double().cpu(), counted_BN.cpu(), strict=True)
-        for (number, start, _), loss_N, counted_N in scored:
-            yield Scored(number, start, place, loss_N[counted_N].numpy())
-
-    for number, document in enumerate(documents):
-        for start, stop, first in windows_of(len(document), length, stride):
-            shape = (stop - start, first - start)
-            group = waiting.setdefault(shape, [])
-            ids = np.asarray(document[start:stop], dtype=np.int64)
-            group.append((number, start, torch.from_numpy(ids)))
-            if len(group) == rows:
-                yield from run(first - start, waiting.pop(shape))
-    for (_, place), group in waiting.items():
-        yield from run(place, group)
+    texts = list(documents)
+    cut = sorted(
+        (stop - start, first - start, number, start)
+        for number, text in enumerate(texts)
+        for start, stop, first in windows_of(len(text), length, stride)
+    )
+    scored: list[Scored] = []
+    with evaluating(model):
+        losses = Losses(model)
+        for (size, first), group in groupby(cut, key=lambda window: window[:2]):
+            places = [(number, start) for *_, number, start in group]
+            ids = (np.asarray(texts[n][at : at + size], dtype=np.int64) for n, at in places)
+            left = iter(places)
+            for ids_BT in batches(model, map(torch.from_numpy, ids), batch_tokens // length or 1):
+                inputs: dict[str, Tensor] = {}
+                if tokenizer is not None:
+                    inputs = document_inputs(ids_BT, document_starts(ids_BT, tokenizer))
+                counted_BN = inputs.pop("labels", ids_BT)[:, first:] != IGNORED
+                before_BP = ids_BT.new_tensor(prefix).expand(len(ids_BT), -1)
+                read_BS = torch.cat([before_BP, ids_BT], 1)
+                loss_BN = losses(read_BS, len(prefix) + first, **inputs).double().cpu()
+                for loss_N, counted_N in zip(loss_BN, counted_BN.cpu(), strict=True):
+                    scored.append(Scored(*next(left), first, loss_N[counted_N].numpy()))
+    return scored
 
 
 class Losses:
-    """Computes −log p of tokens by a causal language model of transformers.
+    """Computes −log p of tokens by a causal language model of transformers, in evaluation mode.
 
     The log-softmax is computed in float32 at least, whatever the model's dtype: in float16 a sum
     over a window overflows at 65,504. Where the logits are the head applied to the last hidden
@@ -136,8 +133,8 @@ class Losses:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
-        self._plain_head: Any = None
+        head = model.get_output_embeddings()
+        self._model, self._head = model, head if _is_plain(model, head) else None
 
     def __call__(self, ids_BT: Tensor, first: int = 1, **inputs: Tensor) -> Tensor:
         """The loss of the tokens from `first` on, given all before them in their row: float32
@@ -151,25 +148,24 @@ class Losses:
 
     def logits(self, ids_BT: Tensor, first: int = 1, **inputs: Tensor) -> Iterator[Tensor]:
         """Yield the logits that predict the tokens from `first` on, row by row, in parts [N, V]."""
-        if self._plain_head is None:
-            self._plain_head = self._tried_head(ids_BT[:1, :16]) or ()
         reset_dynamic_rope(self._model)
         options: dict[str, Any] = {"input_ids": ids_BT, "use_cache": False, **inputs}
-        if head := self._plain_head:
+        if self._head is not None:
             hidden_NC = self._model.base_model(**options)[0][:, first - 1 : -1].flatten(0, 1)
-            yield from map(head, hidden_NC.split(max(1, LOGITS // len(head.weight))))
+            yield from map(self._head, hidden_NC.split(LOGITS // len(self._head.weight) or 1))
             return
         for row_TV in self._model(**options).logits:
-            yield from row_TV[first - 1 : -1].split(max(1, LOGITS // row_TV.shape[-1]))
+            yield from row_TV[first - 1 : -1].split(LOGITS // row_TV.shape[-1] or 1)
 
-    def _tried_head(self, ids_BT: Tensor) -> Any:
-        """The head, where it makes the logits of the last hidden state."""
-        head = self._model.get_output_embeddings()
-        if head is None or self._model.base_model is self._model:
-            return None
-        logits = self._model(input_ids=ids_BT, use_cache=False).logits
-        hidden = self._model.base_model(input_ids=ids_BT, use_cache=False)[0]
-        return head if torch.equal(head(hidden).to(logits.dtype), logits) else None
+
+def _is_plain(model: Any, head: Any) -> bool:
+    """True if the head alone makes the logits of the last hidden state."""
+    if head is None or model.base_model is model:
+        return False
+    ids_1T = torch.arange(2, device=model.device)[None]
+    parts = (part(input_ids=ids_1T, use_cache=False)[0] for part in (model, model.base_model))
+    logits, hidden = parts
+    return torch.equal(head(hidden).to(logits.dtype), logits)
 
 
 def perplexity_of(loss: float) -> float:
@@ -222,6 +218,8 @@ def perplexity(
         ClearheadError: no windows, other lengths, or token ids unknown to the model.
     """
     texts = list(windows)
+    if not texts:
+        raise ClearheadError("no windows to measure on: give at least one")
     if other := [len(window) for window in texts if window.shape != (length,)]:
         raise ClearheadError(f"length is {length}, but the windows have {other[0]}")
     if reason := lack_of_positions(model, len(prefix) + length):
@@ -229,21 +227,18 @@ def perplexity(
     settings: dict[str, Any] = {"length": length, "stride": length, "prefix": prefix}
     settings |= {"batch_tokens": batch_size * length, "tokenizer": tokenizer}
     try:
-        parts = [one.loss for one in sliding(model, texts, **settings)]
+        parts = [one.loss for one in sliding(model, texts, **settings) if len(one.loss)]
     except (ClearheadError, IndexError) as error:  # a limit that only the model knows
         if length <= getattr(model.config, "max_position_embeddings", length):
             raise
         return Perplexity(reason=str(error))
     if not parts:
-        raise ClearheadError("no windows to measure on: give at least one")
-    sums = [(float(part.sum()), len(part)) for part in parts if len(part)]
-    if not sums:
         return Perplexity(reason="no window holds a token that another of its document foretells")
-    count = sum(tokens for _, tokens in sums)
-    loss = math.fsum(total for total, _ in sums) / count
+    sums, count = [float(part.sum()) for part in parts], sum(map(len, parts))
+    loss = math.fsum(sums) / count
     if not math.isfinite(perplexity_of(loss)):
         reason = f"the loss is {loss}, so there is no perplexity: {NOT_FINITE}"
-    means = tuple(total / tokens for total, tokens in sums)
+    means = tuple(total / len(part) for total, part in zip(sums, parts, strict=True))
     return Perplexity(tokens=count, loss=loss, reason=reason or None, by_window=means)
 
 
@@ -273,8 +268,8 @@ def distance(before: Any, after: Any, windows: Iterable[Tensor]) -> Distance:
     Windows are int64 [length]. Logits are computed in parts of a window where `Losses` can do so.
     """
     tokens, largest, sums = 0, 0.0, torch.zeros(5, dtype=torch.float64)
-    one_of, other_of = Losses(before), Losses(after)
     with evaluating(before), evaluating(after):
+        one_of, other_of = Losses(before), Losses(after)
         for ids_1T in batches(before, windows, 1):
             if ids_1T.shape[1] == 1:
                 raise ClearheadError(
@@ -333,16 +328,15 @@ def lengths(
     budget -= budget % max(fitting, default=1)
     lines: list[dict[str, Any]] = []
     for size in lengths:
+        read = f"the {min(tokens, sum(held)):,} tokens to read of the validation split's"
+        one = Perplexity(reason=f"{read} {sum(held):,} hold no window of {size:,}")
         if size in fitting:
             texts = windows(corpus, length=size, count=budget // size)
-            told_apart = corpus.tokenizer if documents_apart else None
-            batch = max(1, BATCH // size)
-            one = perplexity(model, texts, length=size, batch_size=batch, tokenizer=told_apart)
-        else:
-            read = f"the {min(tokens, sum(held)):,} tokens to read of the validation split's"
-            one = Perplexity(reason=f"{read} {sum(held):,} hold no window of {size:,}")
+            settings = {"length": size, "batch_size": max(1, BATCH // size)}
+            settings |= {"tokenizer": corpus.tokenizer if documents_apart else None}
+            one = perplexity(model, texts, **settings)
         line = {"split": "validation", "length": size, "predicted_tokens": one.tokens}
         line |= {} if one.reason is None else {"reason": one.reason}
-        lines.append({"metric": "loss", "value": one.loss, **line})
-        lines.append({"metric": "perplexity", "value": one.perplexity, **line})
+        values = {"loss": one.loss, "perplexity": one.perplexity}
+        lines += [{"metric": name, "value": value, **line} for name, value in values.items()]
     return lines

@@ -52,11 +52,11 @@ class Base:
                 too few positions, and as `imported` and `started`.
         """
         changes = target(preset, settings)
-        if changes:
-            start = started(imported(self.model), changes)
-            check_length(start.model, f"{self.name} beside learned keys", self.length)
-            return start
-        return Start(copy.deepcopy(self.model), (), ())
+        if not changes:
+            return Start(copy.deepcopy(self.model), (), ())
+        start = started(imported(self.model), changes)
+        check_length(start.model, f"{self.name} beside learned keys", self.length)
+        return start
 
     @cached_property
     def origin(self) -> dict[str, str]:
@@ -125,22 +125,20 @@ def outlined(arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None)
         ClearheadError: where it cannot be built, or made from the base.
     """
     if base is None:
-        model = fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
-        build: Callable[[], Any] = partial(new_model, model)
+        build = partial(new_model, fitted(arm.preset, config.size, corpus, arm.train, **arm.model))
         with torch.device("meta"):
             outline = build()
         check_length(outline, arm.preset, arm.train.sequence_length)
         return Outlined(arm, outline, build)
-    build = lambda: base.start(arm.preset, arm.model).model  # noqa: E731
     try:
-        outline = build()
+        outline = base.start(arm.preset, arm.model).model
     except ClearheadError as error:
         raise ClearheadError(f"{arm.name}: {error}") from error
     if remark := resting_sinks(outline, arm.train):
         say(f"{arm.name}: {remark}, in a comparison of arms with a null key or XSA")
     outline.to("meta")
     outline.tie_weights()
-    return Outlined(arm, outline, build)
+    return Outlined(arm, outline, lambda: base.start(arm.preset, arm.model).model)
 
 
 def counted(model: Any) -> dict[str, int]:
@@ -148,5 +146,5 @@ def counted(model: Any) -> dict[str, int]:
     modules = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     tables = {module.weight for module in (*modules, model.get_output_embeddings())}
     total = parameter_count(model)
-    embedding = sum(table.numel() for table in tables)
-    return {"parameters": total, "non_embedding_parameters": total - embedding}
+    other = total - sum(table.numel() for table in tables)
+    return {"parameters": total, "non_embedding_parameters": other}

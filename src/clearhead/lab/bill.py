@@ -1,5 +1,6 @@
 """Memory, FLOPs and time of a training run, counted before any weight exists."""
 
+import itertools
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.lab.run_setup import new_model
 from clearhead.lab.sweep_configs import PlanConfig
-from clearhead.models import ClearheadConfig, ClearheadForMaskedLM, Plan, plan, preset
+from clearhead.models import ClearheadForMaskedLM, Plan, plan, preset
 from clearhead.models.base_model import cache_of
 from clearhead.models.planning import counterpart, without_data
 from clearhead.optim import build_optimizer
@@ -91,15 +92,16 @@ def bill(
     for number in numbers:
         step = replace(train, batch_size=train.batch_size * dealt_among(train, number) // number)
         memory[number] = training_memory(config, step, gpus=number)
-    flops, steps = 3.0 * counts.forward_flops * train.tokens, train.tokens / train.tokens_per_step
+    flops = 3.0 * counts.forward_flops * train.tokens
     taken = flops * (4 / 3 if train.checkpointing == "blocks" else 1)
     estimates = []
-    for name in devices:
-        rate, room = device(name)
-        for number in numbers if name != "cpu" else {1}.intersection(numbers):
+    for name, number in itertools.product(devices, numbers):
+        if name != "cpu" or number == 1:
+            rate, room = device(name)
             total = taken / (number * EFFICIENCY * rate)
+            step_seconds = total * train.tokens_per_step / train.tokens
             fits = memory[number]["peak"] < 0.9 * room
-            estimates.append(Estimate(name, number, total / steps, total, fits))
+            estimates.append(Estimate(name, number, step_seconds, total, fits))
     return Bill(counts, memory, flops, estimates)
 
 
@@ -156,24 +158,21 @@ def _peak(model: Any, train: TrainConfig) -> dict[str, int]:
     labels_BT = ids_BT.clone()
     with tracker:
         with torch.autocast("cpu", torch.bfloat16, enabled=train.precision != "fp32"):
-            loss = _loss(model, batch, labels_BT)
+            if isinstance(model, ClearheadForMaskedLM):
+                # As its forward does with the hidden places, whose number hangs on the labels.
+                x_BTC = model.model(**batch).last_hidden_state
+                hidden_N = torch.arange(round(SHARE * labels_BT.numel()))
+                x_NC = x_BTC.flatten(0, 1).index_select(0, hidden_N)
+                labels_N = labels_BT.flatten().index_select(0, hidden_N)
+                loss = ops.linear_cross_entropy(x_NC, model.lm_head.weight, labels_N)
+            else:
+                loss = model(**batch, labels=labels_BT, use_cache=False).loss
         loss.backward()
         if train.clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
         optimizer.step()
     peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
     return {str(getattr(kind, "name", kind)): size for kind, size in peak.items()}
-
-
-def _loss(model: Any, batch: dict[str, torch.Tensor], labels_BT: torch.Tensor) -> Any:
-    if not isinstance(model, ClearheadForMaskedLM):
-        return model(**batch, labels=labels_BT, use_cache=False).loss
-    # As its forward does with the hidden places, whose number depends on the labels' values.
-    x_BTC = model.model(**batch).last_hidden_state
-    hidden_N = torch.arange(round(SHARE * labels_BT.numel()))
-    x_NC = x_BTC.flatten(0, 1).index_select(0, hidden_N)
-    labels_N = labels_BT.flatten().index_select(0, hidden_N)
-    return ops.linear_cross_entropy(x_NC, model.lm_head.weight, labels_N)
 
 
 def record_memory(config: PlanConfig, **_: object) -> list[Line]:
@@ -199,21 +198,18 @@ def record_memory(config: PlanConfig, **_: object) -> list[Line]:
         lines.append(head)
         for length in config.lengths:
             step = training_memory(model, replace(train, sequence_length=length))
-            keys, values = _cached(model, length)
-            counts = {"step_bytes": step["activations"], "cached_key_bytes": 2 * keys / length}
-            counts["cached_bytes"] = 2 * (keys + values) / length
+            with torch.device("meta"):
+                fresh, ids_BT = new_model(model).eval(), torch.zeros(1, length, dtype=torch.int64)
+                with torch.no_grad():
+                    layers = cache_of(fresh(ids_BT, use_cache=True)).layers
+            keys, values = (
+                2 * sum(getattr(one, part).numel() for one in layers) / length
+                for part in ("keys", "values")
+            )
+            counts = {"step_bytes": step["activations"]}
+            counts |= {"cached_key_bytes": keys, "cached_bytes": keys + values}
             of = {"kind": "measure", "run": name, "task": "memory", "length": length}
             lines += [{**of, "metric": metric, "value": one} for metric, one in counts.items()]
     assert config.records is not None
     write_text(config.records, "".join(map(encode, lines)))
     return lines
-
-
-def _cached(config: ClearheadConfig, length: int) -> tuple[int, int]:
-    """Numbers of keys and of values in the cache after one text of `length`."""
-    with torch.device("meta"):
-        model = new_model(config)
-    with without_data(), torch.no_grad():
-        ids_BT = torch.zeros(1, length, dtype=torch.int64)
-        layers = cache_of(model.to_empty(device="cpu").eval()(ids_BT, use_cache=True)).layers
-    return sum(one.keys.numel() for one in layers), sum(one.values.numel() for one in layers)

@@ -1,13 +1,8 @@
-"""A comparison: every arm is trained on the same tokens in the same order and measured alike.
-
-OUTPUT/ARM-seedN/                a run's folder (`clearhead.train.run_dir`)
-OUTPUT/ARM-seedN/records.jsonl   its records, published whole
-OUTPUT/records.jsonl             the records of all finished runs
-"""
+"""A comparison: every arm is trained on the same tokens in the same order and measured alike."""
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,35 +10,48 @@ from typing import Any
 import torch
 
 from clearhead.data import Corpus, prepare, windows, with_mask_token
+from clearhead.diagnose import HiddenStatistics, RotatedKurtosis, RowMeans
 from clearhead.errors import ClearheadError
+from clearhead.eval import lengths as perplexity_by_length
+from clearhead.eval import masked_loss, perplexity
 from clearhead.lab.bases import Base, Outlined, counted, open_base, outlined
-from clearhead.lab.configs import RECORDS, Arm, CompareConfig, milestone_steps
-from clearhead.lab.final_measures import MILESTONES, Milestones, measure
+from clearhead.lab.configs import Arm, CompareConfig, milestone_steps
 from clearhead.lab.run_setup import batches, data_of
+from clearhead.lab.runs import run_missing
 from clearhead.models import plan
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
+from clearhead.probe import ByTile
+from clearhead.probe import measure as measure_inside
 from clearhead.progress import Work
 from clearhead.records import jsonl
-from clearhead.records.files import write_text
-from clearhead.records.loading import load
 from clearhead.records.lock import hold_folder
 from clearhead.records.provenance import KEYS
-from clearhead.records.runs import Records
+from clearhead.records.runs import Line, Records
 from clearhead.terminal import say
 from clearhead.train import (
     DivergedError,
     Progress,
-    TrainResult,
+    Run,
+    StepMetrics,
+    TrainConfig,
     make_trackers,
     precision,
     train_to_end,
 )
-from clearhead.train.callbacks import METRICS
-from clearhead.train.run_dir import read_record, refuse_changes, require_no_run
+from clearhead.train.callbacks import METRICS, LinesFile
+from clearhead.train.run_dir import holds_run, read_record, refuse_changes, require_no_run
 from clearhead.train.trainable import choose_parameters
 
 UNTIMED = "the process that trained it was stopped before the measurements"
+DIAGNOSED_WINDOWS = 32
+TOKENS_IN_A_BATCH = 4096
+MILESTONES = "milestones.jsonl"
+WINDOWS = 16  # of a milestone
+_OF_MILESTONES = (
+    *("kurtosis", "kurtosis_rotated", "largest_activation"),
+    *("first_token_argmax_share", "first_token_mass", "null_mass", "prefix_mass"),
+)
 # Of a run's header: what another request must have alike to take its records.
 _SETTINGS = (
     *("size", "from", "model", "train", "lengths", "evaluation_tokens", "measure_every"),
@@ -56,23 +64,71 @@ def folder_of(config: CompareConfig, arm: Arm, seed: int) -> Path:
     return config.output / f"{arm.folder}-seed{seed}"
 
 
-class Run:
-    """One run: an arm with a seed."""
+def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
+    """Train and measure every arm with every seed, and return the records of `config.output`.
+
+    Progress is saved there: called again after a stop, it resumes the unfinished run.
+    A run that diverges is recorded as such, and the others continue: in a sweep that is a result.
+    `work` shows the current run and its progress, one unit for each run.
+
+    Raises:
+        ClearheadError: for settings or data that do not work, a folder of other settings, in use
+            or damaged, or where every run diverged.
+        InterruptedRun: after SIGINT or SIGTERM, once the current run has saved.
+    """
+    config.check()
+    require_no_run(config.output)
+    with hold_folder(config.output):
+        work = Work(say=say) if work is None else work
+        done = run_missing(_trials(config), config.output, "compare", work)
+    for one in done.runs:
+        if one.diverged:
+            say(f"{one.arm}, seed {one.seed}: {one.header['diverged']}")
+    if all(one.diverged for one in done.runs):
+        raise DivergedError(f"no run stayed finite: {done.runs[0].header['diverged']}")
+    return done
+
+
+def _trials(config: CompareConfig) -> list["_Trial"]:
+    """Every arm with every seed; one seed of all arms comes before the next."""
+    # The fingerprint of the data of a run that was begun in the output folder, if one was.
+    folders = (folder_of(config, *run) for run in itertools.product(config.arms, config.seeds))
+    began = next(filter(None, map(data_of, folders)), None)
+    base = None
+    if config.base is None:
+        corpus = prepare(config.data, progress=say, began=began)
+        corpus = with_mask_token(corpus) if config.objective == "mlm" else corpus
+    else:
+        longest = max(arm.train.sequence_length for arm in config.arms)
+        options: Any = {"trust_remote_code": config.trust_remote_code, "began": began}
+        base = open_base(config.base, config.data, longest, alike=True, **options)
+        corpus = base.corpus
+    corpus = corpus.for_tuning() if config.held_out == "training" else corpus
+    if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
+        named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
+        say(f"nothing is held out of {named}: validation text has none of it")
+    if len(config.seeds) == 1 and len(config.arms) > 1:
+        say("one seed cannot tell these models apart: give several, such as --seeds 0 1 2")
+    models = [outlined(arm, config, corpus, base) for arm in config.arms]
+    return [_Trial(config, corpus, base, model, seed) for seed in config.seeds for model in models]
+
+
+class _Trial:
+    """An arm with a seed."""
+
+    cell = "compared"
 
     def __init__(
-        self, config: CompareConfig, opened: tuple[Corpus, Base | None], model: Outlined, seed: int
+        self, config: CompareConfig, corpus: Corpus, base: Base | None, model: Outlined, seed: int
     ) -> None:
-        corpus, base = opened
         arm, self.outline, self.build = model
-        self.config, self.corpus, self.arm, self.seed = config, corpus, arm, seed
+        self.config, self.corpus = config, corpus
         # As it will be computed: the header of a record has no "auto".
         resolved = precision.resolve(arm.train.precision, best_device())
         self.settings = replace(arm.train, seed=seed, precision=resolved)
         self.folder = folder_of(config, arm, seed)
-        self.records = self.folder / RECORDS
         self.called = f"{arm.name}, seed {seed}"
-        # The run's own line of the records; the training run adds to it.
-        self.header: dict[str, Any] = {
+        self.header = {
             "kind": "run",
             "run": f"{arm.name}/seed{seed}",
             "arm": arm.name,
@@ -97,21 +153,12 @@ class Run:
             counts = plan(self.outline.config, length=arm.train.sequence_length)
             self.header["forward_flops"] = counts.forward_flops
 
-    def check(self) -> None:
-        """Refuse what training or measuring would refuse only hours later, and a folder whose
-        finished run was made with other settings."""
-        if self.records.exists():
-            try:
-                (run,) = load(self.records).runs
-            except (ClearheadError, ValueError) as error:
-                raise ClearheadError(
-                    f"{self.records} is damaged ({error}): restore it, or delete it to have the "
-                    "trained model measured again"
-                ) from error
+    def check(self, begun: Line | None) -> None:
+        if begun is not None and holds_run(self.folder):
             before, wanted = (
                 {key: one.get(key) for key in _SETTINGS}
                 | {"data": {"fingerprint": (one.get("data") or {}).get("fingerprint")}}
-                for one in (run.header, self.header)
+                for one in (begun, self.header)
             )
             refuse_changes(self.folder, before, wanted)
             return
@@ -120,21 +167,21 @@ class Run:
             choose_parameters(model, self.settings)
             build_optimizer(model, self.settings)
         except ClearheadError as error:
-            raise ClearheadError(f"{self.arm.name}: {error}") from error
+            raise ClearheadError(f"{self.header['arm']}: {error}") from error
         if self.header["lengths"] or self.header["measure_every"]:
             windows(self.corpus, length=self.settings.sequence_length, count=1)
 
-    def make(self, work: Work) -> None:
-        """Train the model, or resume it; measure it, and publish the records."""
+    def rows(self, work: Work) -> Iterator[Line]:
         work.begin(f"{self.called}, {self.header['parameters']:,} parameters")
+        every, lengths = self.header["measure_every"], self.header["lengths"]
+        apart = self.header["documents"] == "apart"
         callbacks = [Progress(work=work), *make_trackers(self.config.track)]
-        torch.manual_seed(self.seed)
-        model = self.build().to(best_device())
-        apart = self.config.documents == "apart"
-        if every := self.header["measure_every"]:
-            followed = Milestones(self.corpus, self.settings, every=every, documents_apart=apart)
-            callbacks.append(followed)
-        masked = self.config.objective == "mlm"
+        if every:
+            callbacks.append(
+                Milestones(self.corpus, self.settings, every=every, documents_apart=apart)
+            )
+        torch.manual_seed(self.settings.seed)
+        model, masked = self.build().to(best_device()), self.header["objective"] == "mlm"
         result = diverged = None
         try:
             model, result = train_to_end(
@@ -148,98 +195,87 @@ class Run:
             )
         except DivergedError as error:
             diverged = str(error)
-        lines = self._lines(model, result, diverged)
-        write_text(self.records, "".join(map(jsonl.encode, lines)))
-
-    def _lines(
-        self, model: Any, result: TrainResult | None, diverged: str | None
-    ) -> Iterator[dict[str, Any]]:
-        name, lengths = self.header["run"], self.header["lengths"]
-        measured, record = {"kind": "measure", "run": name}, read_record(self.folder)
-        origin = {key: record[key] for key in KEYS if key in record}
-        yield self.header | origin | {"diverged": diverged}
+        record = read_record(self.folder)
+        self.header |= {key: record[key] for key in KEYS if key in record} | {"diverged": diverged}
         for line in jsonl.steps(self.folder / METRICS):
-            yield line | {"kind": "step", "run": name}
-        if self.header["measure_every"]:
+            yield line | {"kind": "step"}
+        if every:
             yield from jsonl.steps(self.folder / MILESTONES)
         for metric in ("seconds", "tokens_per_second", "peak_memory_bytes"):
             value = getattr(result, metric, None)
             reason = {} if value is not None else {"reason": diverged or UNTIMED}
             metric = "train_seconds" if metric == "seconds" else metric
-            yield {**measured, "metric": metric, "value": value, **reason}
+            yield {"metric": metric, "value": value, **reason}
         if diverged is not None:
             none = {"metric": "perplexity", "value": None, "reason": diverged}
-            yield from ({**measured, **none, "length": length} for length in lengths)
+            yield from ({**none, "length": length} for length in lengths)
         elif lengths:
-            options: Any = {"lengths": lengths, "tokens": self.config.evaluation_tokens}
-            options["documents_apart"] = self.config.documents == "apart"
-            for found in measure(model, self.corpus, self.settings, **options):
-                yield {**measured, **found}
+            tokens, length = self.config.evaluation_tokens, self.settings.sequence_length
+            read: Any = {"tokens": tokens, "documents_apart": apart}
+            if masked:
+                for size in lengths:
+                    yield from masked_loss(model, self.corpus, length=size, **read)
+            else:
+                yield from perplexity_by_length(model, self.corpus, lengths=lengths, **read)
+            count = min(DIAGNOSED_WINDOWS, max(1, tokens // length))
+            texts = list(windows(self.corpus, length=length, count=count))
+            batch_size = max(1, TOKENS_IN_A_BATCH // length)
+            yield from _inside(model, texts, self.settings, batch_size=batch_size)
 
 
-def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
-    """Train and measure every arm with every seed, and return the records.
+def _inside(
+    model: Any, texts: Sequence[torch.Tensor], settings: TrainConfig, *, batch_size: int
+) -> list[Line]:
+    """Attention and hidden states, in the model's own basis and in the one in which OrthoAdam would
+    step the embedding's columns with this seed, in one pass."""
+    kind, share = settings.rotation or "hadamard", settings.rotation_share or "parameter"
+    rotated = RotatedKurtosis(model, kind=kind, share=share, seed=settings.seed)
+    parts: Any = {"attention": [ByTile(weights=[RowMeans()])]}
+    parts["hidden"] = [HiddenStatistics(), rotated]
+    return measure_inside(model, texts, batch_size=batch_size, **parts)
 
-    Progress is saved in `config.output`: called again after a stop, it resumes the unfinished run.
-    A run that diverges is recorded as such, and the others continue: in a sweep that is a result.
-    `work` shows the current run and its progress, one unit for each run.
 
-    Raises:
-        ClearheadError: for settings or data that do not work, a folder of other settings, in use
-            or damaged, or where every run diverged.
-        InterruptedRun: after SIGINT or SIGTERM, once the current run has saved.
+class Milestones(LinesFile):
+    """Measures the model every few steps, and after the last, on the same few validation windows:
+    outliers can then be read against the loss that they came with.
+
+    Writes records {"kind": "measure", "run", "metric", "value", "step", …} to
+    OUTPUT/milestones.jsonl: loss (nats a token), outliers of the hidden states and attention to the
+    first token, over all layers. Training is not affected: the random state, each module's mode and
+    compiled layers are restored.
+
+    Args:
+        settings: those of the training, whose sizes windows and batches have.
+        every: steps between measurements, a multiple of the steps between logged ones.
     """
-    config.check()
-    work = Work(say=say) if work is None else work
-    require_no_run(config.output)
-    with hold_folder(config.output):
-        runs, records = _runs(config), config.output / RECORDS
-        for run in runs:  # all before the first is trained, which may take hours
-            run.check()
-        work.start(len(runs))
-        for run in runs:
-            if run.records.exists():
-                work.skip()
-                say(f"{run.called}: already done")
-                continue
-            run.make(work)
-            _join(runs, records)
-            work.end()
-        _join(runs, records)
-        done = load(records)
-        for one in done.runs:
-            if one.diverged:
-                say(f"{one.arm}, seed {one.seed}: {one.header['diverged']}")
-        if all(one.diverged for one in done.runs):
-            raise DivergedError(f"no run stayed finite: {done.runs[0].header['diverged']}")
-        return done
 
+    file = MILESTONES
+    afterwards = "go on"
 
-def _runs(config: CompareConfig) -> list[Run]:
-    """Every arm with every seed; one seed of all arms comes before the next."""
-    # The fingerprint of the data of a run that was begun in the output folder, if one was.
-    folders = (folder_of(config, *run) for run in itertools.product(config.arms, config.seeds))
-    began = next(filter(None, map(data_of, folders)), None)
-    base = None
-    if config.base is None:
-        corpus = prepare(config.data, progress=say, began=began)
-        corpus = with_mask_token(corpus) if config.objective == "mlm" else corpus
-    else:
-        longest = max(arm.train.sequence_length for arm in config.arms)
-        options: Any = {"trust_remote_code": config.trust_remote_code, "began": began}
-        base = open_base(config.base, config.data, longest, alike=True, **options)
-        corpus = base.corpus
-    corpus = corpus.for_tuning() if config.held_out == "training" else corpus
-    if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
-        named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
-        say(f"nothing is held out of {named}: validation text has none of it")
-    if len(config.seeds) == 1 and len(config.arms) > 1:
-        say("one seed cannot tell these models apart: give several, such as --seeds 0 1 2")
-    models = [outlined(arm, config, corpus, base) for arm in config.arms]
-    return [Run(config, (corpus, base), model, seed) for seed in config.seeds for model in models]
+    def __init__(
+        self, corpus: Corpus, settings: TrainConfig, *, every: int, documents_apart: bool
+    ) -> None:
+        self.settings, self.every = settings, every
+        self._texts = list(windows(corpus, length=settings.sequence_length, count=WINDOWS))
+        self._tokenizer = corpus.tokenizer if documents_apart else None
 
+    def start(self, run: Run) -> None:
+        """Open the file."""
+        super().start(run)
+        self._run = run
 
-def _join(runs: list[Run], records: Path) -> None:
-    """Join the records of the runs that are done."""
-    done = (run.records.read_bytes().decode() for run in runs if run.records.exists())
-    write_text(records, "".join(done))
+    def step(self, metrics: StepMetrics) -> None:
+        """Measure, where it is time."""
+        if metrics.step % self.every and metrics.step != self._run.steps:
+            return
+        model: Any = self._run.model
+        length, size = self.settings.sequence_length, self.settings.batch_size
+        with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
+            read = perplexity(
+                model, self._texts, length=length, batch_size=size, tokenizer=self._tokenizer
+            )
+            lines = _inside(model, self._texts, self.settings, batch_size=size)
+        pooled = [one for one in lines if "layer" not in one and one["metric"] in _OF_MILESTONES]
+        common = {"kind": "measure", "run": self._run.name, "step": metrics.step}
+        loss = {"metric": "loss", "value": read.loss, "length": length}
+        self.write("".join(jsonl.encode({**common, **line}) for line in (loss, *pooled)))

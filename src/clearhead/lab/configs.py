@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +30,9 @@ RECORDS = "records.jsonl"
 Base = Annotated[Model | None, tyro.conf.arg(name="from")]
 BETWEEN = " · "
 TRAIN = "train."
-_SETTINGS = {TRAIN + one.name for one in fields(TrainConfig)} - {"train.parallel", "train.timeout"}
+# What may vary: one process trains an arm, and --seeds has its seeds.
+_SETTINGS = {TRAIN + one.name for one in fields(TrainConfig)}
+_SETTINGS -= {f"{TRAIN}{name}" for name in ("parallel", "timeout", "seed")}
 _Fixed = tyro.conf.Suppress[tyro.conf.Fixed[Any]]  # no option sets it
 
 
@@ -153,18 +154,24 @@ class CompareConfig(OpensModels):
         Raises:
             ClearheadError: for an unknown or impossible setting of the training.
         """
-        _check_keys(self.vary)
+        for key in self.vary:
+            if key.startswith(TRAIN):
+                choose("key to vary", key, _SETTINGS)
         arms = []
         for name, values in itertools.product(self.presets, itertools.product(*self.vary.values())):
             changes = dict(zip(self.vary, values, strict=True))
-            called = BETWEEN.join([name, *(_in_words(*change) for change in changes.items())])
-            model, settings = dict(self.set), dict[str, Any]()
+            words, model, settings = [name], dict(self.set), dict[str, Any]()
             for key, value in changes.items():
-                (settings if key.startswith(TRAIN) else model)[key.removeprefix(TRAIN)] = value
+                text = value if isinstance(value, str) else json.dumps(value)
+                short = key.removeprefix(TRAIN)
+                # Optimizers are known by name; most other words, `none` say, need their key.
+                words.append(text if key == "train.optimizer" else f"{short} {text}")
+                (settings if key.startswith(TRAIN) else model)[short] = value
+            called = BETWEEN.join(words)
             try:
                 train = replace(self.train, **settings)
             except ClearheadError as error:
-                raise ClearheadError(f"{called}: {error}" if changes else str(error)) from error
+                raise ClearheadError(f"{called}: {error}") from error
             arms.append(Arm(name=called, preset=name, changes=changes, model=model, train=train))
         return tuple(arms)
 
@@ -199,11 +206,12 @@ class CompareConfig(OpensModels):
                 raise ClearheadError(words) from error
             models[arm.name] = model
             same = f"{json.dumps(settings, sort_keys=True, default=str)} {arm.train}"
-            if (other := names.setdefault(same, arm.name)) != arm.name:
+            if same in names:
                 raise ClearheadError(
-                    f"{other!r} and {arm.name!r} are the same model in the same training: "
+                    f"{names[same]!r} and {arm.name!r} are the same model in the same training: "
                     "leave one of their presets or values out"
                 )
+            names[same] = arm.name
         return models
 
     def check(self) -> None:
@@ -215,10 +223,6 @@ class CompareConfig(OpensModels):
         check_distinct(self, "presets", "seeds", *(["lengths"] if self.lengths else []))
         for arm in self.arms:
             milestone_steps(self.measure_every, arm.train)
-            if arm.train.parallel == "fsdp" or arm.train.timeout != TrainConfig.timeout:
-                raise ClearheadError(
-                    "compare trains a model in one process: leave parallel and timeout out"
-                )
         if self.models and self.objective == "mlm" and self.measure_every:
             raise ClearheadError(
                 "measure_every measures the loss of the next token, and these presets predict "
@@ -243,27 +247,7 @@ class CompareConfig(OpensModels):
     @cached_property
     def documents(self) -> str:
         """Documents of a validation window: "apart" if all training does so, else "together"."""
-        apart = all(arm.train.document_masks for arm in self.arms)
-        return "apart" if apart else "together"
-
-
-def _check_keys(vary: Mapping[str, Sequence[Any]]) -> None:
-    for key, values in vary.items():
-        if key.startswith(TRAIN):
-            choose("key to vary", key, _SETTINGS)
-        if key == "train.seed":
-            raise ClearheadError("train.seed cannot be varied: give several seeds")
-        words = [_in_words(key, value) for value in values]
-        if not words or len(words) != len({*words}):
-            found = ", ".join(words) or "none"
-            raise ClearheadError(f"{key} varies over one or more values, each once; found {found}")
-
-
-def _in_words(key: str, value: Any) -> str:
-    """A change as part of a name: `orthoadam`, `norm layernorm`, `learning_rate 0.003`."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    # Optimizers are known by name; most other words, `none` say, need to be told of what.
-    return text if key == "train.optimizer" else f"{key.removeprefix(TRAIN)} {text}"
+        return "apart" if all(arm.train.document_masks for arm in self.arms) else "together"
 
 
 def milestone_steps(every: float, settings: TrainConfig) -> int:
@@ -317,12 +301,12 @@ class FinetuneJob(OpensModels):
         check_distinct(self, "seeds")
         if self.task is not None:
             choose("task", self.task, TASKS)
-        elif self.train_file is None or not self.validation_file:
+        files = self.train_file, self.validation_file
+        if not (all(files) or (self.task is not None and not any(files))):
             raise ClearheadError(
-                f"give --task, one of {', '.join(TASKS)}; or --train-file and --validation-file"
+                f"give --task, one of {', '.join(TASKS)}; or --train-file and --validation-file, "
+                "both"
             )
-        if (self.train_file is None) != (not self.validation_file):
-            raise ClearheadError("give train-file and validation-file both, or neither")
 
     def resolved(self) -> Task:
         """The task with the fields and the files that are given."""
@@ -335,12 +319,8 @@ class FinetuneJob(OpensModels):
                 splits = [f"validation {n}" if n else "validation" for n in range(len(splits))]
             files = tuple(zip(splits, self.validation_file, strict=True))
             task = replace(task, train=self.train_file, validation=files)
-        given: dict[str, Any] = {
-            "text": self.text_field,
-            "pair": self.pair_field,
-            "label": self.label_field,
-        }
-        return replace(task, **{name: value for name, value in given.items() if value})
+        fields = {"text": self.text_field, "pair": self.pair_field, "label": self.label_field}
+        return replace(task, **{name: field for name, field in fields.items() if field})  # type: ignore[arg-type]
 
 
 # Fields that no result depends on; and those that name the model which the job before leaves.

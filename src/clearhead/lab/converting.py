@@ -42,7 +42,7 @@ from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.models.loading import load_tokenizer
 from clearhead.models.memory import require_room
 from clearhead.models.rotated import check_equalised, check_rotation, equalised, rotated
-from clearhead.models.starts import changed, check_baseline, started, target
+from clearhead.models.starts import Start, changed, check_baseline, started, target
 from clearhead.nn.null_keys import AT_REST, KeyValue
 from clearhead.probe import measure as measure_inside
 from clearhead.probe.tiles import ByTile
@@ -56,8 +56,6 @@ from clearhead.train.checkpoint import save_pretrained, whole
 WINDOWS = 1  # of 512 tokens: enough to tell a price of 100 % from one of 1 %
 EIGHT_BITS = "w8a8-coarse"
 RECORD = "conversion.json"  # in the folder of the converted model
-Conversion = tuple[Any, dict[str, Any], list[str]]
-"""A converted model, its record, and lines about the change."""
 
 
 def run_conversion(config: ConvertConfig, **_: object) -> list[str]:
@@ -69,34 +67,38 @@ def run_conversion(config: ConvertConfig, **_: object) -> list[str]:
     """
     config.settings()  # refuses words of another form
     require_new(config.output)
-    if (joined := whole(Path(config.model))) is not None:
+    if (model := whole(folder := Path(config.model))) is not None:
         if config.changes or config.purpose:
             raise ClearheadError(
                 "--to, --prefix, --rotate, --equalise and --for take a whole model, not a run's "
                 "checkpoint: convert it without them first, then the result"
             )
-        folder = Path(config.model)
         tokenizer = load_tokenizer(folder) if (folder / "tokenizer_config.json").exists() else None
-        with publish_folder(config.output) as temporary:
-            save_pretrained(joined, tokenizer, temporary)
-            manifest.seal(temporary)
-        return [f"{type(joined).__name__} of a checkpoint: {config.output}"]
+        _write(config.output, model, tokenizer, None)
+        return [f"{type(model).__name__} of a checkpoint: {config.output}"]
     require_convertible(config.model, trust_remote_code=config.trust_remote_code)
     copies = 2.5 if config.equalise else 2  # half of a model is its MLPs' gated rows
     require_room(config.model, "convert", copies=copies, wide=True)
     model, tokenizer = load_model(config.model, trust_remote_code=config.trust_remote_code)
     require_own_tokenizer(config.model, model, tokenizer)
-    if not config.changes:
-        made, record, lines = to_the_other_format(model, config.model, config.purpose)
-    else:
+    if config.changes:
         with in_float32(model) as rounded:
-            made, record, lines = to_other_mechanisms(model, tokenizer, config, rounded=rounded)
-    with publish_folder(config.output) as folder:
-        save_pretrained(made, tokenizer, folder)
-        write_json(folder / RECORD, record)
-        manifest.seal(folder)
+            made, about, lines = to_other_mechanisms(model, tokenizer, config, rounded=rounded)
+    else:
+        made, about, lines = *to_the_other_format(model, config.purpose), list[str]()
+    kinds = {"from": type(model).__name__, "to": type(made).__name__}
+    record = {"kind": "conversion", "of": config.model, **kinds, **provenance(made.device), **about}
+    _write(config.output, made, tokenizer, record)
     outcome = _outcome(record, dtype_name(model), dtype_name(made))
-    return [*lines, f"{record['from']} → {record['to']}, {outcome}: {config.output}"]
+    return [*lines, f"{kinds['from']} → {kinds['to']}, {outcome}: {config.output}"]
+
+
+def _write(output: Path, model: Any, tokenizer: Any, record: dict[str, Any] | None) -> None:
+    with publish_folder(output) as folder:
+        save_pretrained(model, tokenizer, folder)
+        if record is not None:
+            write_json(folder / RECORD, record)
+        manifest.seal(folder)
 
 
 def _outcome(record: dict[str, Any], before: str, after: str) -> str:
@@ -117,20 +119,19 @@ def _outcome(record: dict[str, Any], before: str, after: str) -> str:
     return "with equal logits"
 
 
-def to_the_other_format(model: Any, name: str, purpose: str | None = None) -> Conversion:
-    """The same function in another library's format, or in one that servers load."""
+def to_the_other_format(model: Any, purpose: str | None = None) -> tuple[Any, dict[str, Any]]:
+    """The same function in another library's format, or in one that servers load; its distance."""
     made = {None: converted, "serving": for_serving, "llama.cpp": for_llama_cpp}[purpose](model)
-    record = _record(name, model, made)
     with in_float32(model), in_float32(made):
         relative = logit_difference(model, made)
     # Their float32 weights have been compared: what is left is what rounding does.
-    same = {"same_in_float32": True, "same_function": relative <= TOLERANCE}
-    return made, {**record, **same, "relative": relative}, []
+    same = relative <= TOLERANCE
+    return made, {"same_in_float32": True, "same_function": same, "relative": relative}
 
 
 def to_other_mechanisms(
     model: Any, tokenizer: Any, config: ConvertConfig, *, rounded: Callable[[Any], Any]
-) -> Conversion:
+) -> tuple[Any, dict[str, Any], list[str]]:
     """The same weights under other mechanisms, with the distance from the first model.
 
     Half of the calibration text's windows calibrate sinks or judge prefixes; the other half
@@ -139,78 +140,57 @@ def to_other_mechanisms(
     Args:
         model: in float32, as within `in_float32`.
         rounded: casts the new model to the first's 16-bit dtype, if it has one.
+
+    Returns:
+        The converted model, what a record says of it, and lines about the change.
     """
-    settings = config.settings()
-    changes, first = target(config.preset, settings), imported(model)
-    check_baseline(config.preset, settings, first.config)
+    first, text = imported(model), config.text or config.calibrate or STDLIB
     length = min(config.length, model.config.max_position_embeddings)
-    prefix, basis, measures = None, config.basis, list[dict[str, Any]]()
-    text = config.text or config.calibrate or STDLIB
-    if config.prefix not in (None, AUTO):
-        prefix = given_prefix(config.prefix, tokenizer, first.config.vocab_size)
-    if config.prefix is not None:
-        tokens = SEARCHED if prefix is None else len(prefix.ids)
-        check_prefix(first.config, changes, tokens)
-        changes |= {"normalizer": "key-value", "prefix_length": tokens}
-    check_rotation(first.config, basis)
-    added = _checked(config, first, changes, length)  # before the minutes of the next two steps
+    changes, prefix, added = _planned(first, tokenizer, config)  # before minutes of work
     calibrating, windows = _texts(config, text, tokenizer, length)
     if config.prefix == AUTO:
         prefix = searched_prefix(first, tokenizer, calibrating)
         changes["prefix_length"] = len(prefix.ids)
-    before = first
-    if config.learn_rotation:
-        say("learning a rotation of the residual stream: a minute at a width of 576")
-    if basis:
-        rotation: Any = {"seed": config.seed, "learn": config.learn_rotation}
-        before = with_equal_logits(first, rotated(first, basis, **rotation))
-    start = started(before, changes)
+    start, before = _changed(first, changes, prefix, config)
     made = start.model
-    if prefix is not None:
-        fill(made, before, torch.tensor([prefix.ids]))
-        before = first
-    if config.equalise:
-        made = with_equal_logits(made, equalised(made))
-        start = start._replace(model=made)
     length = min(length, longest_text(made) or length)  # learned keys may have taken positions
     windows = [window[:length] for window in windows]
+    measures, few, after = list[dict[str, Any]](), windows[:WINDOWS], 0.0
 
-    def measure(what: str) -> bool:
+    def same_after(step: str) -> bool:
         """Measure the distance from the first model; True where it is none."""
-        measures.append({"what": what, **asdict(distance(first, made, windows))})
+        measures.append({"what": step, **asdict(distance(first, made, windows))})
         return float(measures[-1]["relative"]) <= TOLERANCE
 
     with within_memory(f"give a smaller --length than {length}"):
-        if prefix is not None:
-            if not (apart := difference_after(made, first, prefix.ids)) <= TOLERANCE:
-                raise ClearheadError(
-                    "the model with a prefix gives other logits than the one after it, by "
-                    f"{apart:.2g} of their size: convert --to a mechanism of another function "
-                    "first, then the result with --prefix"
-                )
-            same = measure("with the prefix, against the model without it")
+        if prefix is None:
+            steps = _calibrated(config, made, before, calibrating, added)
+            same_in_float32 = [same_after(step) for step in steps][-1]
+        elif (apart := difference_after(made, first, prefix.ids)) <= TOLERANCE:
+            same_in_float32 = same_after("with the prefix, against the model without it")
         else:
-            for step in _calibrated(config, made, before, calibrating, added):
-                same = measure(step)
-        same_in_float32, made = same, rounded(made)
+            raise ClearheadError(
+                f"the model with a prefix gives other logits than the one after it, by {apart:.2g} "
+                "of their size: convert --to a mechanism of another function first, then the "
+                "result with --prefix"
+            )
+        same, made = same_in_float32, rounded(made)
         narrow = dtype_name(made) if made.dtype.itemsize == 2 else None
         with in_float32(made):
             if narrow is not None:
-                same = measure(f"rounded to {narrow}")
-            after = 0.0 if prefix is None else difference_after(made, first, prefix.ids)
-            few = windows[:WINDOWS]
+                same = same_after(f"rounded to {narrow}")
+            if prefix is not None:
+                after = difference_after(made, first, prefix.ids)
             numbers = {"before": three_numbers(first, few), "after": three_numbers(made, few)}
     lines = [] if prefix is None else [_prefix_line(prefix, made, after)]
     lines += [_in_words(one, text, prefix is not None) for one in measures]
     if added and not calibrating and all(sink.rests for sink in _sinks(made, added)):
         lines.append(f"{AT_REST}: give --calibrate TEXT, or --sink-logit 0 for softmax-1")
     lines += in_three_lines(**numbers, text=f"{sum(map(len, few)):,} tokens of {text}")
-    lines += start.in_words()
-    record = {
-        **_record(config.model, model, made),
+    about = {
         "changes": changes,
-        "rotated": basis,
-        "seed": config.seed if basis else None,
+        "rotated": config.basis,
+        "seed": config.seed if config.basis else None,
         "learned_rotation": config.learn_rotation,
         "equalised": config.equalise,
         "same_in_float32": same_in_float32,
@@ -226,13 +206,24 @@ def to_other_mechanisms(
         "windows": len(windows),
         "prefix": None if prefix is None else {**asdict(prefix), "relative": after},
     }
-    return made, record, lines
+    return made, about, [*lines, *start.in_words()]
 
 
-def _checked(
-    config: ConvertConfig, first: ClearheadForCausalLM, changes: dict[str, Any], length: int
-) -> tuple[int, ...]:
-    """The layers that get a learned sink, after what cannot be converted so is refused."""
+def _planned(
+    first: ClearheadForCausalLM, tokenizer: Any, config: ConvertConfig
+) -> tuple[dict[str, Any], Prefix | None, tuple[int, ...]]:
+    """The changes of the configuration, a given prefix, and the layers that get a learned sink;
+    refuses what cannot be converted so."""
+    settings, prefix = config.settings(), None
+    changes = target(config.preset, settings)
+    check_baseline(config.preset, settings, first.config)
+    if config.prefix not in (None, AUTO):
+        prefix = given_prefix(config.prefix, tokenizer, first.config.vocab_size)
+    if config.prefix is not None:
+        tokens = SEARCHED if prefix is None else len(prefix.ids)
+        check_prefix(first.config, changes, tokens)
+        changes |= {"normalizer": "key-value", "prefix_length": tokens}
+    check_rotation(first.config, config.basis)
     with torch.device("meta"):
         outline = ClearheadForCausalLM(changed(first.config, changes))
     if config.equalise:
@@ -250,29 +241,23 @@ def _checked(
             "effect without: a model keeps its own"
         )
     if config.calibrate is None or config.prefix is not None:
-        return added
-    if not _has_keys(outline):
-        if not added:
-            raise ClearheadError(
-                "--calibrate sets the sinks that a conversion adds, and a model's own stay as they "
-                "are: give --to sink, --to key-value or --prefix auto, or --text to measure on"
-            )
-        if any(after[index].maps == "differential" for index in added):
-            # Its maps reach attention in another order than their sinks.
-            raise ClearheadError(
-                "--calibrate is not for maps='differential': choose maps=single or differential-v2"
-            )
-    elif _has_keys(first):
+        return changes, prefix, added
+    if _has_keys(first) and _has_keys(outline):
         raise ClearheadError(
             "--calibrate would replace the keys and values that this model has: give --text "
             "to measure on, or convert the model that it was made from"
         )
-    elif (places := outline.config.prefix_length) >= length:
+    if not added and not _has_keys(outline):
         raise ClearheadError(
-            f"prefix_length={places} takes the first tokens of longer windows than --length "
-            f"{length}: give --length {places + 1} or more"
+            "--calibrate sets the sinks that a conversion adds, and a model's own stay as they "
+            "are: give --to sink, --to key-value or --prefix auto, or --text to measure on"
         )
-    return added
+    # Its maps reach attention in another order than their sinks.
+    if any(after[index].maps == "differential" for index in added) and not _has_keys(outline):
+        raise ClearheadError(
+            "--calibrate is not for maps='differential': choose maps=single or differential-v2"
+        )
+    return changes, prefix, added
 
 
 def _texts(
@@ -287,6 +272,28 @@ def _texts(
     if not windows or config.text is not None:
         windows = sample(text, tokenizer, length=length, count=count)
     return calibrating, windows
+
+
+def _changed(
+    first: ClearheadForCausalLM,
+    changes: dict[str, Any],
+    prefix: Prefix | None,
+    config: ConvertConfig,
+) -> tuple[Start, ClearheadForCausalLM]:
+    """The model with other mechanisms, and the one whose keys calibrate it."""
+    before = first
+    if config.learn_rotation:
+        say("learning a rotation of the residual stream: a minute at a width of 576")
+    if config.basis:
+        rotation: Any = {"seed": config.seed, "learn": config.learn_rotation}
+        before = with_equal_logits(first, rotated(first, config.basis, **rotation))
+    start = started(before, changes)
+    if prefix is not None:
+        fill(start.model, before, torch.tensor([prefix.ids]))
+        before = first  # the rotated one would be another model's memory
+    if config.equalise:
+        start = start._replace(model=with_equal_logits(start.model, equalised(start.model)))
+    return start, before
 
 
 def _calibrated(
@@ -313,6 +320,11 @@ def _sinks(model: Any, layers: tuple[int, ...]) -> list[Any]:
     return [model.model.layers[index].self_attn.normalizer for index in layers]
 
 
+def _has_keys(model: ClearheadForCausalLM) -> bool:
+    """True for learned keys and values."""
+    return any(isinstance(module, KeyValue) for module in model.modules())
+
+
 def _in_words(found: dict[str, Any], text: str, prefixed: bool) -> str:
     """The line of a distance on `text`; after a prefix logits differ by intent."""
     largest = "" if prefixed else f", largest difference of a logit {found['largest']:.2g}"
@@ -325,28 +337,17 @@ def _in_words(found: dict[str, Any], text: str, prefixed: bool) -> str:
 
 def _prefix_line(prefix: Prefix, made: ClearheadForCausalLM, after: float) -> str:
     """The line that compares the logits with the first model's after the prefix."""
+    narrow = f" as rounded to {dtype_name(made)}" if made.dtype.itemsize == 2 else ""
     line = (
         f"prefix {prefix.text!r}, {len(prefix.ids)} tokens: logits are those of the first model "
-        f"after it, to {after:.1g} of their size"
+        f"after it, to {after:.1g} of their size{narrow}"
     )
-    if made.dtype.itemsize == 2:
-        line += f" as rounded to {dtype_name(made)}"
     if (window := made.config.sliding_window) is not None:
         line += (
             f", within the sliding window of {window} tokens; beyond it every token still sees the "
             "prefix, and the first model's would not"
         )
     return line
-
-
-def _has_keys(model: ClearheadForCausalLM) -> bool:
-    """True for learned keys and values."""
-    return any(isinstance(module, KeyValue) for module in model.modules())
-
-
-def _record(name: str, model: Any, made: Any) -> dict[str, Any]:
-    kinds = {"from": type(model).__name__, "to": type(made).__name__}
-    return {"kind": "conversion", "of": name, **kinds, **provenance(made.device)}
 
 
 def three_numbers(model: Any, windows: list[Tensor]) -> dict[str, float | None]:
@@ -377,14 +378,14 @@ def in_three_lines(
     before: dict[str, float | None], after: dict[str, float | None], text: str
 ) -> list[str]:
     """Before → after, for people; `text` names what was read."""
-    forms = {
-        "sink": ("sink", "{:.1%}", "of queries look most at the first token"),
-        "largest_state": ("largest state", "{:,.0f}", "times the median hidden state"),
-        "eight_bits": ("8 bits", "{:+.1%}", f"perplexity with {EIGHT_BITS}"),
+    lines = {
+        "sink": ("sink: {} → {} of queries look most at the first token", "{:.1%}"),
+        "largest_state": ("largest state: {} → {} times the median hidden state", "{:,.0f}"),
+        "eight_bits": (f"8 bits: {{}} → {{}} perplexity with {EIGHT_BITS}", "{:+.1%}"),
     }
-    lines = []
-    for number, (name, form, what) in forms.items():
-        found = (numbers[number] for numbers in (before, after))
-        ways = " → ".join("not measured" if one is None else form.format(one) for one in found)
-        lines.append(f"{name}: {ways} {what} ({text})")
-    return lines
+    return [
+        line.format(*("not measured" if one is None else form.format(one) for one in pair))
+        + f" ({text})"
+        for key, (line, form) in lines.items()
+        for pair in [(before[key], after[key])]
+    ]

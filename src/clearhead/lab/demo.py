@@ -1,5 +1,6 @@
 """The demo: small models that show defects and what repairs do to them, in minutes on two cores."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,14 +16,9 @@ from clearhead.diagnose.means import Means
 from clearhead.lab.compare import compare, folder_of
 from clearhead.lab.configs import RECORDS, CompareConfig
 from clearhead.lab.converting import run_conversion
-from clearhead.lab.measuring import require_maps, run_diagnosis, run_quantization
+from clearhead.lab.measuring import measure, require_maps
 from clearhead.lab.run_setup import load_model
-from clearhead.lab.sweep_configs import (
-    DIAGNOSIS_FILE,
-    ConvertConfig,
-    DiagnoseConfig,
-    QuantizeConfig,
-)
+from clearhead.lab.sweep_configs import ConvertConfig, DiagnoseConfig, QuantizeConfig
 from clearhead.models.loading import kind_of, resolved
 from clearhead.named_models import BASELINE
 from clearhead.probe import AttentionCall, AttentionTile, ByTile
@@ -30,6 +26,7 @@ from clearhead.probe import measure as measure_inside
 from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
+from clearhead.records.runs import Line
 from clearhead.train import TrainConfig
 from clearhead.train.run_dir import FINAL
 
@@ -37,7 +34,6 @@ REPAIRED = "repaired"
 SCHEMES = ("w8a8-coarse", "w6a6-coarse", "w4a4-coarse")  # a scale for each whole tensor
 _SEEDS = (0, 1, 2)
 _READ = 64  # beginnings of documents
-
 
 Studies = tuple[CompareConfig, CompareConfig]
 
@@ -106,62 +102,63 @@ def run_demo(
     if models := [one["path"] for one in lines if one.get("arm") in (BASELINE, REPAIRED)]:
         data = replace(sinks.data, vocabulary=DataConfig.vocabulary)  # each has its tokenizer
         length = 3 * sinks.train.sequence_length // 4  # room for the prefix
-        run_quantization(
-            bits(models=tuple(models), data=data, length=length, records=records["bits"])
-        )
+        measure(bits(models=tuple(models), data=data, length=length, records=records["bits"]))
     work.end()
     if pretrained is not None:
         work.begin(pretrained)
         data = DataConfig(limit=1_000_000, validation=0.2)
         given: Any = {"models": (pretrained,), "data": data, "trust_remote_code": trust_remote_code}
-        folder = output / "pretrained"
-        run_diagnosis(DiagnoseConfig(output=folder, windows=8, **given))
-        run_quantization(bits(length=256, records=folder / "bits.jsonl", **given))
-        records["diagnosis"] = folder / DIAGNOSIS_FILE
-        records["pretrained bits"] = folder / "bits.jsonl"
+        inside = DiagnoseConfig(output=output / "pretrained", windows=8, **given)
+        rounded = bits(length=256, records=inside.output / "bits.jsonl", **given)
+        for name, config in {"diagnosis": inside, "pretrained bits": rounded}.items():
+            measure(config)
+            records[name] = config.records
         work.end()
     return records
 
 
-def _attention(config: CompareConfig) -> Iterator[dict[str, Any]]:
+def _attention(config: CompareConfig) -> Iterator[Line]:
     """Attention at the beginnings of documents, where the begin token is: `compare` reads windows
     that begin anywhere. Of each baseline also that of its repair."""
     corpus = prepare(config.data)
     read = list(windows(corpus, length=config.train.sequence_length, count=_READ, at="documents"))
-    for seed in config.seeds:
-        for arm in config.arms:
-            folder = folder_of(config, arm, seed)
-            if not (folder / FINAL).is_dir():  # its training did not stay finite
-                continue
-            header, *lines = jsonl.read(folder / RECORDS)
-            header["path"] = str(folder / FINAL)
-            yield dict(header)
-            yield from (line for line in lines if line.get("metric") == "perplexity")
-            yield from _measured(header, read)
-            if arm.preset != BASELINE:
-                continue
-            repair = ConvertConfig(  # the same function, without training
-                model=header["path"],
-                output=config.output / f"{REPAIRED}-seed{seed}",
-                prefix=corpus.tokenizer.bos_token,
-                rotate=("residual", "values", "down"),
-                text=config.data.data[0],
-                length=len(read[0]) // 2,
-            )
-            if not repair.output.is_dir():
-                run_conversion(repair)
-            header |= {"run": f"{REPAIRED}/seed{seed}", "arm": REPAIRED, "preset": REPAIRED}
-            header["path"] = str(repair.output)
-            yield header
-            # The prefix stands in the place of the begin token.
-            yield from _measured(header, [one[1:] for one in read])
+    lines = jsonl.read(config.output / RECORDS)
+    headers = {line["run"]: line for line in lines if line["kind"] == "run"}
+    for seed, arm in itertools.product(config.seeds, config.arms):
+        header = headers[f"{arm.name}/seed{seed}"]
+        final = folder_of(config, arm, seed) / FINAL
+        if header["diverged"]:
+            continue
+        header["path"] = str(final)
+        yield dict(header)
+        for line in lines:
+            if line["run"] == header["run"] and line.get("metric") == "perplexity":
+                yield {key: value for key, value in line.items() if key != "cell"}
+        yield from _measured(header, read)
+        if arm.preset != BASELINE:
+            continue
+        repair = ConvertConfig(  # the same function, without training
+            model=header["path"],
+            output=config.output / f"{REPAIRED}-seed{seed}",
+            prefix=corpus.tokenizer.bos_token,
+            rotate=("residual", "values", "down"),
+            text=config.data.data[0],
+            length=len(read[0]) // 2,
+        )
+        if not repair.output.is_dir():
+            run_conversion(repair)
+        header |= {"run": f"{REPAIRED}/seed{seed}", "arm": REPAIRED, "preset": REPAIRED}
+        header["path"] = str(repair.output)
+        yield header
+        # The prefix stands in the place of the begin token.
+        yield from _measured(header, [one[1:] for one in read])
 
 
-def _measured(made: dict[str, Any], read: Sequence[Tensor]) -> Iterator[dict[str, Any]]:
-    model, _ = load_model(made["path"], trust_remote_code=False)
+def _measured(header: Line, read: Sequence[Tensor]) -> Iterator[Line]:
+    model, _ = load_model(header["path"], trust_remote_code=False)
     attention = [ByTile(weights=[RowMeans(), CopiedShare(torch.stack([*read]))])]
     for line in measure_inside(model, read, batch_size=len(read), attention=attention):
-        yield {"kind": "measure", "run": made["run"], **line}
+        yield {"kind": "measure", "run": header["run"], **line}
 
 
 class CopiedShare(Means):

@@ -1,8 +1,4 @@
-"""Fine-tuning one checkpoint on one task with every seed, and its validation.
-
-OUTPUT/seedN/           a seed's run folder (`clearhead.train.run_dir`); its model is in seedN/final
-OUTPUT/records.jsonl    the records of all finished seeds
-"""
+"""Fine-tuning one checkpoint on one task with every seed, and its validation."""
 
 import shutil
 from collections.abc import Iterator
@@ -17,32 +13,23 @@ import torch
 from clearhead.data import DataConfig, LabelledBatches, hub, labelled
 from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
-from clearhead.lab.configs import RECORDS, FinetuneJob
+from clearhead.lab.configs import FinetuneJob
 from clearhead.lab.run_setup import check_length
+from clearhead.lab.runs import run_missing
 from clearhead.measure.sweep import parameters_digest
-from clearhead.models import ClearheadConfig
-from clearhead.models.loading import (
-    best_device,
-    explained,
-    load_config,
-    load_tokenizer,
-    pretrained,
-    resolved,
-)
+from clearhead.models import ClearheadConfig, loading
 from clearhead.progress import Work
 from clearhead.records import jsonl, manifest
 from clearhead.records.identity import canonical, digest_of
-from clearhead.records.loading import Store
 from clearhead.records.lock import hold_folder
-from clearhead.records.runs import Records
+from clearhead.records.runs import Line, Records
 from clearhead.terminal import say
 from clearhead.train import Progress, holds_run, make_trackers, precision, train_to_end
 from clearhead.train.callbacks import METRICS as STEPS
 from clearhead.train.checkpoint import FOLDER
-from clearhead.train.run_dir import FREE_KEYS, describe, is_finished, read_record, refuse_changes
+from clearhead.train.run_dir import FREE_KEYS, describe, read_record, refuse_changes
 
 DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
-_DECISIVE = ("arm", "task", "train", "data", "from")  # of a header: what decides the results
 
 
 def run_finetune(job: FinetuneJob, *, work: Work | None = None) -> Records:
@@ -55,33 +42,18 @@ def run_finetune(job: FinetuneJob, *, work: Work | None = None) -> Records:
         ClearheadError: for a model, rows, labels or settings that do not work.
         InterruptedRun: after SIGINT or SIGTERM, once the current seed has saved.
     """
-    work = Work(say=say) if work is None else work
-    task = _Task(job, work)
+    task = _Task(job)
     with hold_folder(job.output):
-        store = Store(job.output / RECORDS)
-        work.start(len(job.seeds))
-        for seed in job.seeds:
-            header, folder = task.header(seed), job.output / f"seed{seed}"
-            cell = digest_of(canonical([header[key] for key in _DECISIVE]))[:16]
-            if store.has(cell, header) and is_finished(folder):
-                work.skip()
-                say(f"seed {seed}: already done")
-                continue
-            work.begin(f"seed {seed}")
-            model = task.trained(seed, header, folder)
-            rows = [*task.steps(folder), *task.measures(model, seed)]
-            header |= describe(model, header["run"], {}) | {"model": model.config.to_diff_dict()}
-            store.add(cell, header, rows, task="finetune")
-            shutil.rmtree(folder / FOLDER, ignore_errors=True)
-            work.end()
-        return store.records()
+        trials = [_Trial(task, seed) for seed in job.seeds]
+        work = Work(say=say) if work is None else work
+        return run_missing(trials, job.output, "finetune", work)
 
 
 class _Task:
-    """A task's texts as the model reads them, its classifier, and its measures."""
+    """A task's texts as the model reads them, and its classifier."""
 
-    def __init__(self, job: FinetuneJob, work: Work) -> None:
-        self.job, self.work, self.task = job, work, job.resolved()
+    def __init__(self, job: FinetuneJob) -> None:
+        self.job, self.task = job, job.resolved()
         cache = DataConfig(cache=job.cache).cache_folder
         sources: dict[str, Any] = {"train": self.task.train, **dict(self.task.validation)}
         hubs = filter(hub.is_hub, sources.values())
@@ -94,9 +66,11 @@ class _Task:
             split: labelled.labels_of(found, self.classes, self.task)
             for split, found in rows.items()
         }
-        with explained(job.model, "tokenizer"):
-            self.path = resolved(job.model)
-            self.tokenizer = load_tokenizer(self.path, trust_remote_code=job.trust_remote_code)
+        with loading.explained(job.model, "tokenizer"):
+            self.path = loading.resolved(job.model)
+            self.tokenizer = loading.load_tokenizer(
+                self.path, trust_remote_code=job.trust_remote_code
+            )
             if self.tokenizer.pad_token_id is None:
                 self.tokenizer.pad_token = self.tokenizer.eos_token
         encode = partial(labelled.encode, tokenizer=self.tokenizer, length=job.train.max_length)
@@ -126,8 +100,8 @@ class _Task:
         path, trust = self.path, self.job.trust_remote_code
         dropout = self.job.train.dropout
         manifest.verify_model(Path(path))
-        with explained(self.job.model, "classifier"):
-            config = load_config(path, trust_remote_code=trust)
+        with loading.explained(self.job.model, "classifier"):
+            config = loading.load_config(path, trust_remote_code=trust)
             names = dict(enumerate(self.classes)) or {0: "score"}
             config.id2label = names
             config.label2id = {name: number for number, name in names.items()}
@@ -141,79 +115,90 @@ class _Task:
                     "of its own: leave it out, and set those in the checkpoint's config.json"
                 )
             options: Any = {"trust_remote_code": trust, "config": config, "dtype": torch.float32}
-            model = pretrained(AutoModelForSequenceClassification, path, head="new", **options)
+            model = loading.pretrained(
+                AutoModelForSequenceClassification, path, head="new", **options
+            )
         check_length(model, self.job.model, self.job.train.max_length, "max-length")
         return model
 
-    def measures(self, model: Any, seed: int) -> Iterator[dict[str, Any]]:
-        """The task's metrics, and what always answering with the commonest training label gives.
 
-        For a regression the mean takes its place, which has no correlation with anything.
-        """
-        kinds, counts = np.unique(self.texts["train"].labels, return_counts=True)
-        for split, _ in self.task.validation:
-            labels = self.texts[split].labels
-            answers = {"": predict(model, self.batches(split).epoch())}
-            if not self.task.regression:
-                answers[", commonest class"] = np.full(len(labels), kinds[counts.argmax()])
-            for name in self.task.metrics:
-                for whose, given in answers.items():
-                    value = METRICS[name](given, labels)
-                    say(f"seed {seed}, {split}: {name}{whose} {value:.4f}")
-                    yield {"split": split, "metric": name + whose, "value": value}
+class _Trial:
+    """The task with a seed."""
 
-    def header(self, seed: int) -> dict[str, Any]:
-        """The line of a seed's run."""
-        job, folder = self.job, Path(self.path)
-        if folder.name == "final" and folder.parent.name:
-            folder = folder.parent
-        preset = folder.name
-        arm = f"{preset} on {self.task.name}"
-        task = {"name": self.task.name, "classes": self.classes, "metrics": self.task.metrics}
+    def __init__(self, task: _Task, seed: int) -> None:
+        self.task, self.seed, job = task, seed, task.job
+        self.called, self.folder = f"seed {seed}", job.output / f"seed{seed}"
+        source = Path(task.path)
+        if source.name == "final" and source.parent.name:
+            source = source.parent
+        arm = f"{source.name} on {task.task.name}"
         train = {name: value for name, value in asdict(job.train).items() if name not in FREE_KEYS}
         # As it will be computed: records have no "auto".
-        train["precision"] = precision.resolve(job.train.precision, best_device())
-        return {
-            "run": f"{arm}/seed{seed}",
+        train["precision"] = precision.resolve(job.train.precision, loading.best_device())
+        metrics = task.task.metrics
+        decisive = {
             "arm": arm,
-            "preset": preset,
+            "task": {"name": task.task.name, "classes": task.classes, "metrics": metrics},
+            "train": train,
+            "data": {
+                split: {"texts": len(texts), "fingerprint": texts.fingerprint}
+                for split, texts in task.texts.items()
+            },
+            "from": task.start,
+        }
+        self.cell = digest_of(canonical([*decisive.values()]))[:16]
+        self.header = {
+            "run": f"{arm}/seed{seed}",
+            "preset": source.name,
             "size": "",
             "seed": seed,
             "label": job.label,
-            "task": task,
-            "from": self.start,
-            "train": train,
-            "data": {
-                split: {"texts": len(found), "fingerprint": found.fingerprint}
-                for split, found in self.texts.items()
-            },
-            **({"revisions": self.revisions} if self.revisions else {}),
+            **decisive,
+            **({"revisions": task.revisions} if task.revisions else {}),
         }
 
-    def trained(self, seed: int, header: dict[str, Any], folder: Path) -> Any:
-        """The model of a seed after all steps; raises InterruptedRun after SIGINT or SIGTERM."""
-        if holds_run(folder):
-            begun = read_record(folder)["description"]
-            refuse_changes(folder, begun, {key: header[key] for key in ("task", "train", "from")})
-        count, kinds = len(self.texts["train"]), len(self.classes) or "a number"
-        say(f"seed {seed}: {count:,} texts, {kinds} classes")
-        torch.manual_seed(seed)
-        batches = self.batches("train", seed)
-        model, _ = train_to_end(
-            self.classifier().to(best_device()),
-            batches,
-            self.job.train.run(batches.per_epoch, seed),
-            output=folder,
-            tokenizer=self.tokenizer,
-            callbacks=[Progress(work=self.work), *make_trackers(self.job.track)],
-            description=header,
-        )
-        return model
+    def check(self, begun: Line | None) -> None:
+        if holds_run(self.folder):
+            begun = read_record(self.folder)["description"]
+            now = {key: self.header[key] for key in ("task", "train", "from")}
+            refuse_changes(self.folder, begun, now)
 
-    def steps(self, folder: Path) -> Iterator[dict[str, Any]]:
-        """The lines of a training, with their epoch, and how long it took."""
-        per_epoch = self.batches("train").per_epoch
-        line: dict[str, Any] = {}
-        for line in jsonl.steps(folder / STEPS):
-            yield {**line, "epoch": (line["step"] - 1) // per_epoch + 1}
+    def rows(self, work: Work) -> Iterator[Line]:
+        """The lines of the training, with their epoch, its time, and the task's metrics; beside
+        them what always answering with the commonest training label gives.
+
+        For a regression the mean takes its place, which has no correlation with anything.
+        """
+        work.begin(self.called)
+        task, job, texts = self.task, self.task.job, self.task.texts
+        count, kinds = len(texts["train"]), len(task.classes) or "a number"
+        say(f"{self.called}: {count:,} texts, {kinds} classes")
+        torch.manual_seed(self.seed)
+        batches = task.batches("train", self.seed)
+        model, _ = train_to_end(
+            task.classifier().to(loading.best_device()),
+            batches,
+            job.train.run(batches.per_epoch, self.seed),
+            output=self.folder,
+            tokenizer=task.tokenizer,
+            callbacks=[Progress(work=work), *make_trackers(job.track)],
+            description=self.header,
+        )
+        line: Line = {}
+        for line in jsonl.steps(self.folder / STEPS):
+            yield {**line, "epoch": (line["step"] - 1) // batches.per_epoch + 1}
         yield {"metric": "train_seconds", "value": line.get("seconds")}
+        values, counts = np.unique(texts["train"].labels, return_counts=True)
+        for split, _ in task.task.validation:
+            labels = texts[split].labels
+            answers = {"": predict(model, task.batches(split).epoch())}
+            if not task.task.regression:
+                answers[", commonest class"] = np.full(len(labels), values[counts.argmax()])
+            for name in task.task.metrics:
+                for whose, given in answers.items():
+                    value = METRICS[name](given, labels)
+                    say(f"{self.called}, {split}: {name}{whose} {value:.4f}")
+                    yield {"split": split, "metric": name + whose, "value": value}
+        self.header |= describe(model, self.header["run"], {})
+        self.header["model"] = model.config.to_diff_dict()
+        shutil.rmtree(self.folder / FOLDER, ignore_errors=True)

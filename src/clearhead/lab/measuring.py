@@ -1,5 +1,6 @@
 """Evaluation, diagnosis and simulated quantisation of models, as records."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -15,58 +16,84 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, check_names, parted
 from clearhead.lab.run_setup import fitted, load_model, new_model, own_text, run_of, text_of
 from clearhead.lab.sweep_configs import (
-    DIAGNOSIS_FILE,
     FRESH,
     DiagnoseConfig,
     QuantizeConfig,
+    SweepConfig,
     short_names,
 )
 from clearhead.measure.sweep import Portion, Subject, Task, Texts, sweep
 from clearhead.models import SCALINGS, with_rope_scaling
 from clearhead.models.catalogue import preset
+from clearhead.models.conversion import refuse_quantised
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
 from clearhead.models.loading import best_device, explained, load_config, resolved
 from clearhead.models.memory import require_room
 from clearhead.probe.tiles import DIFFLLAMA
 from clearhead.progress import Work
 from clearhead.quantize import every, left_out, linear_layers, scheme
-from clearhead.quantize.linear import refuse_quantised
 from clearhead.quantize.measure import QuantizationTask
-from clearhead.records.runs import DIAGNOSIS, QUANTIZATION, Line
+from clearhead.records.runs import COMPARISON, DIAGNOSIS, QUANTIZATION, Line
 from clearhead.terminal import say
 from clearhead.train import TrainConfig
 
 ALL = "all"
 LENGTH = 512  # of a diagnosis
-MASKED, HARNESS, NONE = "masked", "lm_eval", "none"
+MASKED, HARNESS = "masked", "lm_eval"
+
+Loaded = tuple[Line, Sequence[tuple[Line, Subject]], Mapping[str, Task], str]
+"""Of a `Portion`: header, subjects, tasks, and advice when memory runs out."""
+Load = Callable[[str, str], Loaded]
+"""Loads a model by its source, and its name in records."""
 
 
-def run_quantization(config: QuantizeConfig, *, work: Work | None = None) -> list[Line]:
-    """Measure the models in full precision and under each scheme; return their records.
+def measure(
+    config: Any, *, work: Work | None = None, told: Callable[[list[Line]], object] | None = None
+) -> list[Line]:
+    """Evaluate, diagnose or quantise the models of a configuration; return the records (`told`: see
+    `sweep`), which are in its file too, if it names one.
 
     Raises:
         ClearheadError: for a model, a text or options that do not work; a perplexity in full
             precision that cannot be measured.
     """
-    config = replace(config, data=text_of(config.data, config.models))
-    names = [name for word in config.scheme for name in (every() if word == ALL else [word])]
-    task = QuantizationTask(schemes=tuple(map(scheme, dict.fromkeys(names))), length=config.length)
-    check_models(config)
+    if isinstance(config, DiagnoseConfig):
+        study, load = DIAGNOSIS, _diagnosis(config)
+    elif isinstance(config, QuantizeConfig):
+        study, load = QUANTIZATION, _quantization(config)
+    else:
+        study, load = COMPARISON, _evaluation(config)
 
     def portion(source: str, name: str) -> Portion:
+        header, subjects, tasks, less = load(source, name)
+        return Portion(header=header, subjects=subjects, tasks=tasks, seeds=config.seeds, less=less)
+
+    named = zip(config.models, short_names(config.models), strict=True)
+    portions = [partial(portion, *one) for one in named]
+    return sweep(portions, records=config.records, study=study, work=work, told=told)
+
+
+def _subject(
+    config: SweepConfig, model: Any, tokenizer: Any, texts: Texts, **sizes: Any
+) -> Subject:
+    first = config.seeds[0]
+    return Subject(model=model, tokenizer=tokenizer, texts=texts, seed=first, **sizes)
+
+
+def _quantization(config: QuantizeConfig) -> Load:
+    names = [name for word in config.scheme for name in (every() if word == ALL else [word])]
+    task = QuantizationTask(schemes=tuple(map(scheme, dict.fromkeys(names))), length=config.length)
+    data = text_of(config.data, config.models)
+    check_models(config)
+
+    def load(source: str, name: str) -> Loaded:
         model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
         # What transformers warns of from here on, as of attention out of reach, is a result.
         logging.set_verbosity_error()
-        text = partial(prepare, config.data, tokenizer=tokenizer, progress=say)
-        subject = Subject(
-            model=model,
-            tokenizer=tokenizer,
-            texts=Texts(text, ("validation",)),
-            lengths=(config.length,),
-            tokens=config.tokens,
-            batch_tokens=config.length,  # a scale of a batch would be no one text's
-            seed=config.seeds[0],
-        )
+        texts = Texts(lambda: prepare(data, tokenizer=tokenizer, progress=say), ("validation",))
+        # In batches of one window: a scale of a batch would be no one text's.
+        sizes = {"lengths": (config.length,), "batch_tokens": config.length}
+        subject = _subject(config, model, tokenizer, texts, tokens=config.tokens, **sizes)
         layers, read = linear_layers(model), task.texts(subject)
         weights = {one.get_parameter("weight") for one in layers.values()}  # shared ones once
         found = len(read.calibration)
@@ -83,18 +110,9 @@ def run_quantization(config: QuantizeConfig, *, work: Work | None = None) -> lis
             "calibration": f"{found} windows of the training split" if found else None,
         }
         less = f"give a smaller --length than {config.length}"
-        return _portion(header, subject, {"quantization": task}, config.seeds, less)
+        return header, [({}, subject)], {"quantization": task}, less
 
-    named = zip(config.models, short_names(config.models), strict=True)
-    portions = [partial(portion, *one) for one in named]
-    return sweep(portions, records=config.records, study=QUANTIZATION, work=work)
-
-
-def _portion(
-    header: Line, subject: Subject, tasks: Mapping[str, Task], seeds: Sequence[int], less: str
-) -> Portion:
-    """The part of a sweep that a model is, as it stands."""
-    return Portion(header=header, subjects=[({}, subject)], tasks=tasks, seeds=seeds, less=less)
+    return load
 
 
 def check_models(config: QuantizeConfig) -> None:
@@ -116,11 +134,10 @@ def _settings(source: str, trust_remote_code: bool) -> Any:
         return load_config(path, trust_remote_code=trust_remote_code)
 
 
-def run_diagnosis(config: DiagnoseConfig, *, work: Work | None = None) -> list[Line]:
-    """Diagnose the models; return their records, which are in `config.output` too."""
+def _diagnosis(config: DiagnoseConfig) -> Load:
     if config.set and not any(one.startswith(FRESH) for one in config.models):
         raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
-    config = replace(config, data=text_of(config.data, config.models))
+    data = text_of(config.data, config.models)
     for source in config.models:
         if source.startswith(FRESH):  # a mistyped name is refused before the other is measured
             preset(source.removeprefix(FRESH), config.size or "tiny", **config.set)
@@ -128,21 +145,26 @@ def run_diagnosis(config: DiagnoseConfig, *, work: Work | None = None) -> list[L
             require_maps(source, config.trust_remote_code)
             require_room(source, "diagnose", copies=1)
 
-    def portion(source: str, name: str) -> Portion:
+    def opened(source: str) -> tuple[Any, Corpus]:
+        if source.startswith(FRESH):
+            torch.manual_seed(config.seeds[0])
+            corpus = prepare(data, progress=say)
+            name, size = source.removeprefix(FRESH), config.size or "tiny"
+            model = new_model(fitted(name, size, corpus, TrainConfig(), **config.set))
+            return model.to(best_device()).eval(), corpus
+        kinds, trust = ("causal", "masked", "bare"), config.trust_remote_code
+        model, tokenizer = load_model(source, kinds, trust_remote_code=trust)
+        return model, own_text(data, tokenizer)
+
+    def load(source: str, name: str) -> Loaded:
         with within_memory(LESS_MEMORY):
-            model, corpus = _loaded(source, config)
+            model, corpus = opened(source)
         limits = longest_text(model), getattr(model.config, "max_position_embeddings", None)
         length = config.length or min(LENGTH, next(filter(None, limits), LENGTH))
         task = DiagnosisTask(length=length, windows=config.windows, at=config.at)
-        subject = Subject(
-            model=model,
-            tokenizer=corpus.tokenizer,
-            texts=Texts(lambda: corpus, ("validation",)),
-            lengths=(length,),
-            tokens=length * config.windows,
-            batch_tokens=config.batch_tokens,
-            seed=config.seeds[0],
-        )
+        texts = Texts(lambda: corpus, ("validation",))
+        sizes = {"tokens": length * config.windows, "batch_tokens": config.batch_tokens}
+        subject = _subject(config, model, corpus.tokenizer, texts, lengths=(length,), **sizes)
         windows = len(task.texts(subject))
         say(f"{name}: {windows} windows")
         header = {
@@ -155,114 +177,69 @@ def run_diagnosis(config: DiagnoseConfig, *, work: Work | None = None) -> list[L
             "length": length,
             "batch_size": max(1, config.batch_tokens // length),
         }
-        return _portion(header, subject, {"diagnosis": task}, config.seeds, LESS_MEMORY)
+        return header, [({}, subject)], {"diagnosis": task}, LESS_MEMORY
 
-    named = zip(config.models, short_names(config.models), strict=True)
-    portions = [partial(portion, *one) for one in named]
-    return sweep(portions, records=config.output / DIAGNOSIS_FILE, study=DIAGNOSIS, work=work)
+    return load
 
 
-def _loaded(source: str, config: DiagnoseConfig) -> tuple[Any, Corpus]:
-    if source.startswith(FRESH):
-        torch.manual_seed(config.seeds[0])
-        corpus = prepare(config.data, progress=say)
-        name, size = source.removeprefix(FRESH), config.size or "tiny"
-        model = new_model(fitted(name, size, corpus, TrainConfig(), **config.set))
-        return model.to(best_device()).eval(), corpus
-    model, tokenizer = load_model(
-        source, kinds=("causal", "masked", "bare"), trust_remote_code=config.trust_remote_code
-    )
-    return model, own_text(config.data, tokenizer)
-
-
-def run_evaluation(
-    config: Any, *, work: Work | None = None, told: Callable[[list[Line]], object] | None = None
-) -> list[Line]:
-    """Measure every cell that the configuration names; return the records (`told`: see `sweep`)."""
-    named, config = _named(config)
-    variants = _variants(config)
-    runs = [_header(config, model) for model in map(resolved, config.models)]
-    names = [run["run"] for run in runs]
-    if len(set(names)) < len(names):
-        for run, name in zip(runs, short_names(config.models), strict=True):
-            run["run"] = run["preset"] = name
-
-    def portion(source: str, run: Line) -> Portion:
-        model, tokenizer = load_model(
-            source, kinds=("causal", "masked"), trust_remote_code=config.trust_remote_code
-        )
-        tasks = _tasks(config, source, named, model)
-        text = partial(text_of, config.data, config.models)
-        subject = Subject(
-            model=model,
-            tokenizer=tokenizer,
-            texts=Texts(
-                lambda: prepare(text(), tokenizer=tokenizer, progress=say),
-                ("train", "validation") if config.split == "all" else ("validation",),
-            ),
-            lengths=_lengths(config.lengths, model, tasks),
-            tokens=config.tokens,
-            batch_tokens=config.batch_tokens,
-            seed=config.seeds[0],
-        )
-        run |= {"weights": subject.weights}  # those of a scaled variant differ
-        run |= {"model": {"from": source, **model.config.to_diff_dict()}}
-        subjects = []
-        for kind, factor in variants:
-            changed = model if factor is None else with_rope_scaling(model, kind, factor=factor)
-            subjects.append(({"scaling": kind, "factor": factor}, replace(subject, model=changed)))
-        less = "give shorter --lengths or a smaller --batch-tokens"
-        return Portion(header=run, subjects=subjects, tasks=tasks, seeds=config.seeds, less=less)
-
-    portions = [partial(portion, *one) for one in zip(config.models, runs, strict=True)]
-    return sweep(portions, records=config.records, work=work, told=told)
-
-
-def _named(config: Any) -> tuple[list[str], Any]:
-    """The tasks by name, each once; those that are not clearhead's own are given to lm_eval."""
+def _evaluation(config: Any) -> Load:
     words = parted(config.tasks)
+    # Each once; those that are not clearhead's own are given to lm_eval.
     named = list(dict.fromkeys(word if word in TASKS else HARNESS for word in words))
-    theirs = [word for word in words if word not in TASKS]
-    tasks = tuple(parted((*config.lm_eval.tasks, *theirs)))
-    if HARNESS in named and tasks:
-        check_names(tasks, config.lm_eval.include_path, others=TASKS)
-        config = replace(config, lm_eval=replace(config.lm_eval, tasks=tasks))
-    return named, config
-
-
-def _tasks(config: Any, source: str, named: list[str], model: Any) -> dict[str, Task]:
-    """The tasks with their options, where the model can do them."""
-    masked = "MaskedLM" in type(model).__name__
-    names = named or [MASKED if masked else "perplexity"]
-    if misfits := [name for name in names if (name == MASKED) != masked]:
-        does = "hidden tokens: its task is masked" if masked else "the next token: leave masked out"
-        raise ClearheadError(f"{misfits[0]} is not for {source}, which predicts {does}")
-    return {name: TASKS[name](**vars(getattr(config, name))) for name in names}
-
-
-def _variants(config: Any) -> list[tuple[str, float | None]]:
-    """The rope scalings, each with its factor; "none" has none."""
+    asked = (*config.lm_eval.tasks, *(word for word in words if word not in TASKS))
+    if HARNESS in named and (theirs := tuple(parted(asked))):
+        check_names(theirs, config.lm_eval.include_path, others=TASKS)
+        config = replace(config, lm_eval=replace(config.lm_eval, tasks=theirs))
     kinds = [
-        choose("rope scaling", kind, (NONE, *SCALINGS)) for kind in parted(config.rope_scaling)
+        choose("rope scaling", kind, ("none", *SCALINGS)) for kind in parted(config.rope_scaling)
     ]
-    takes = [kind for kind in kinds if kind != NONE]
-    if takes and not config.factors:
-        raise ClearheadError(f"rope scaling {takes[0]} takes a factor: for example --factors 2 4 8")
+    scaled = [kind for kind in kinds if kind != "none"]
+    if scaled and not config.factors:
+        raise ClearheadError(f"rope scaling {scaled[0]} takes a factor: give --factors, say 2 4 8")
     factors = dict.fromkeys(config.factors)
-    return [(NONE, None)] * (NONE in kinds) + [(kind, one) for kind in takes for one in factors]
+    headers = {source: _header(config, resolved(source)) for source in config.models}
+    alike = len({header["run"] for header in headers.values()}) < len(headers)
 
+    def load(source: str, name: str) -> Loaded:
+        header = headers[source]
+        if alike:
+            header["run"] = header["preset"] = name
+        trust = config.trust_remote_code
+        model, tokenizer = load_model(source, ("causal", "masked"), trust_remote_code=trust)
+        masked = "MaskedLM" in type(model).__name__
+        names = named or [MASKED if masked else "perplexity"]
+        if misfits := [task for task in names if (task == MASKED) != masked]:
+            does = "hidden tokens: its task is masked" if masked else "the next: leave masked out"
+            raise ClearheadError(f"{misfits[0]} is not for {source}, which predicts {does}")
+        tasks = {task: TASKS[task](**vars(getattr(config, task))) for task in names}
+        trained = getattr(model.config, "max_position_embeddings", None)
+        lengths = tuple(sorted({*config.lengths}))
+        if all(task in WITHOUT_LENGTH for task in tasks):
+            lengths = ()
+        elif trained is not None:
+            lengths = lengths or tuple(multiple * trained for multiple in (1, 2, 4, 8))
+        elif not lengths:
+            raise ClearheadError(
+                f"{type(model).__name__} does not say for which length it was trained: give "
+                "--lengths"
+            )
 
-def _lengths(given: tuple[int, ...], model: Any, tasks: Mapping[str, Task]) -> tuple[int, ...]:
-    if all(name in WITHOUT_LENGTH for name in tasks):
-        return ()
-    if given:
-        return tuple(sorted(set(given)))
-    trained = getattr(model.config, "max_position_embeddings", None)
-    if trained is None:
-        raise ClearheadError(
-            f"{type(model).__name__} does not say for which length it was trained: give --lengths"
-        )
-    return tuple(multiple * trained for multiple in (1, 2, 4, 8))
+        def text() -> Corpus:
+            read = text_of(config.data, config.models)
+            return prepare(read, tokenizer=tokenizer, progress=say)
+
+        texts = Texts(text, ("train",) * (config.split == "all") + ("validation",))
+        sizes = {"tokens": config.tokens, "batch_tokens": config.batch_tokens}
+        subject = _subject(config, model, tokenizer, texts, lengths=lengths, **sizes)
+        header |= {"weights": subject.weights}  # those of a scaled variant differ
+        header |= {"model": {"from": source, **model.config.to_diff_dict()}}
+        subjects = [({"scaling": "none", "factor": None}, subject)] * ("none" in kinds)
+        for kind, factor in itertools.product(scaled, factors):
+            changed = replace(subject, model=with_rope_scaling(model, kind, factor=factor))
+            subjects.append(({"scaling": kind, "factor": factor}, changed))
+        return header, subjects, tasks, "give shorter --lengths or a smaller --batch-tokens"
+
+    return load
 
 
 def _header(config: Any, model: str) -> Line:

@@ -7,6 +7,7 @@ role, and no state of the text grows so large (PrefixQuant, arXiv 2410.05265).
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
@@ -53,17 +54,15 @@ def sample(
     """
     found: list[tuple[int, int, Tensor]] = []
     tokens, documents, wanted = 0, 0, _CHARACTERS * length * count
+    # As in training, a text yields no special token.
+    plain = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     for document in passages(text, say):
         start = max(0, (len(document) - wanted) // 2)
-        # As in training, a text yields no special token.
-        plain = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         ids = tokenizer(document[start : start + wanted], **plain).input_ids
         tokens = max(tokens, len(ids))
-        pieces = torch.tensor(ids, dtype=torch.int64).split(length)
-        whole = [piece for piece in pieces if len(piece) == length]
-        middle = len(whole) // 2
-        found += [(abs(at - middle), documents, piece) for at, piece in enumerate(whole)]
-        documents += bool(whole)
+        pieces = torch.tensor(ids, dtype=torch.int64).split(length)[: len(ids) // length]
+        found += [(abs(at - len(pieces) // 2), documents, one) for at, one in enumerate(pieces)]
+        documents += bool(pieces)
         if documents == count:
             break
     if len(found) < least:
@@ -72,8 +71,7 @@ def sample(
             f"the longest document of {text} has {tokens:,} tokens, too few for {needed} of "
             f"{length}: give more text, or a smaller --length"
         )
-    found.sort(key=lambda entry: entry[:2])
-    return [piece for _, _, piece in found[:count]]
+    return [piece for *_, piece in sorted(found, key=lambda entry: entry[:2])[:count]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,39 +126,39 @@ def searched_prefix(
     pieces = [pieces[index * len(pieces) // count] for index in range(count)]
     usual = median(largest_states(model, pieces, ()))
 
-    def measured(ids: tuple[int, ...]) -> dict[str, Any]:
+    def measured(ids: list[int]) -> dict[str, Any]:
         largest = largest_states(model, pieces, ids)
         fails = sum(one > MASSIVE_SHARE * usual for one in largest)
         measures = {"largest": max(largest), "fails": fails, "pieces": count, "perplexity": None}
-        return {"tokens": list(ids), "text": tokenizer.decode(list(ids)), **measures}
+        return {"tokens": ids, "text": tokenizer.decode(ids), **measures}
 
     def rank(one: dict[str, Any]) -> tuple[int, float]:
         return one["fails"], one["largest"]
 
     def judge(one: dict[str, Any]) -> float:
-        judged, ids = [window[:JUDGED] for window in windows[:2]], tuple(one["tokens"])
-        options: Any = {"length": len(judged[0]), "batch_size": BATCH_SIZE, "prefix": ids}
-        one["perplexity"] = perplexity(model, judged, **options).perplexity
+        judged = [window[:JUDGED] for window in windows[:2]]
+        options: Any = {"length": len(judged[0]), "batch_size": BATCH_SIZE}
+        one["perplexity"] = perplexity(
+            model, judged, prefix=tuple(one["tokens"]), **options
+        ).perplexity
         return float(one["perplexity"])
 
     newline = tokenizer("\n", add_special_tokens=False).input_ids
     counts = Counter(token for window in windows for token in window.tolist())
-    special = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    usable = [*(newline if len(newline) == 1 else ()), *special]
-    usable += [token for token, _ in counts.most_common(FREQUENT)]
+    usable = [*(newline if len(newline) == 1 else ()), tokenizer.bos_token_id]
+    usable += [tokenizer.eos_token_id, *(token for token, _ in counts.most_common(FREQUENT))]
     candidates = [token for token in dict.fromkeys(usable) if token is not None]
-    best = plain = measured(())
+    best = plain = measured([])
     tried, without = [plain], judge(plain)
     for number in range(1, SEARCHED + 1):
-        longer = sorted((measured((*best["tokens"], token)) for token in candidates), key=rank)
+        longer = sorted((measured([*best["tokens"], token]) for token in candidates), key=rank)
         tried += longer
         limit = LOSS * min(without, best["perplexity"])
         # Fewer failures than the best so far, or as many with much smaller states.
-        bar = best["fails"], GAIN * best["largest"]
-        better = (one for one in longer if rank(one) < bar)
-        best, before = next((one for one in better if judge(one) <= limit), best), best
-        if best is before:
+        better = (one for one in longer if rank(one) < (best["fails"], GAIN * best["largest"]))
+        if (found := next((one for one in better if judge(one) <= limit), None)) is None:
             break
+        best = found
         say(
             f"prefix of {number}: {best['text']!r}, largest hidden state {best['largest']:,.0f}; "
             f"it fails on {best['fails']} of {best['pieces']} pieces of text"
@@ -217,28 +215,27 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
         raise ClearheadError(
             f"{count} tokens cannot fill prefix_length={places}: give {places} tokens a row"
         )
-    keys, values = list[Tensor](), list[Tensor]()
-    attentions: list[Any] = [layer.self_attn for layer in model.model.layers]
-    hooks = [
-        part.register_forward_hook(lambda module, given, out, into=into: into.append(out))
-        for attention in attentions
-        for part, into in ((attention.k_proj, keys), (attention.v_proj, values))
-    ]
-    try:
-        with evaluating(model):
-            model.model(ids_BN.to(model.device), use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    outputs: dict[Any, Tensor] = {}
+    with ExitStack() as stack, evaluating(model):
+        for layer in model.model.layers:
+            for projection in (layer.self_attn.k_proj, layer.self_attn.v_proj):
+                hook = projection.register_forward_hook(
+                    lambda module, given, out: outputs.update({module: out})
+                )
+                stack.enter_context(hook)
+        model.model(ids_BN.to(model.device), use_cache=False)
     with torch.no_grad():
-        for layer, key_BNC, value_BNC in zip(made.model.layers, keys, values, strict=True):
-            attention: Any = layer.self_attn
-            key_BGND = key_BNC.unflatten(-1, (attention.groups, -1)).transpose(1, 2)
-            value_BGND = value_BNC.unflatten(-1, (attention.value_heads, -1)).transpose(1, 2)
-            if attention.k_norm is not None:
-                key_BGND = attention.k_norm(key_BGND)
-            attention.normalizer.key_bias.copy_(key_BGND.double().mean(0))
-            attention.normalizer.value_bias.copy_(value_BGND.double().mean(0))
+        for layer, source in zip(made.model.layers, model.model.layers, strict=True):
+            own, before = layer.self_attn, source.self_attn
+            key_BGND = _by_head(outputs[before.k_proj], own.groups)
+            key_BGND = key_BGND if own.k_norm is None else own.k_norm(key_BGND)
+            value_BGND = _by_head(outputs[before.v_proj], own.value_heads)
+            own.normalizer.key_bias.copy_(key_BGND.double().mean(0))
+            own.normalizer.value_bias.copy_(value_BGND.double().mean(0))
+
+
+def _by_head(x_BNC: Tensor, heads: int) -> Tensor:
+    return x_BNC.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def difference_after(
@@ -272,8 +269,7 @@ class _Rows:
     """
 
     def __init__(self, layers: int) -> None:
-        self.shares = [list[Tensor]() for _ in range(layers)]
-        self.totals = [list[Tensor]() for _ in range(layers)]
+        self.shares, self.totals = ([list[Tensor]() for _ in range(layers)] for _ in range(2))
 
     def observe(self, call: AttentionCall) -> None:
         for tile in call.scores():
@@ -293,16 +289,15 @@ def calibrate(
 ) -> None:
     """Set the sinks' logits (`normalizer="sink"`) of these layers so that a sink's mean weight is
     that of the first token while the logits are too low to have an effect. No training."""
-    blocks: Any = model.model.layers
-    for layer in layers:
-        torch.nn.init.constant_(blocks[layer].self_attn.normalizer.logit, NOTHING)
-    rows = _Rows(len(blocks))
+    logits = {index: model.model.layers[index].self_attn.normalizer.logit for index in layers}
+    for logit in logits.values():
+        torch.nn.init.constant_(logit, NOTHING)
+    rows = _Rows(len(model.model.layers))
     measure(model, windows, batch_size=1, attention=[rows])
-    for layer in layers:
-        share_H = torch.cat(rows.shares[layer], 1).mean(1)
-        logits = _balanced(torch.cat(rows.totals[layer], 1), share_H)
-        with torch.no_grad():
-            blocks[layer].self_attn.normalizer.logit.copy_(logits)
+    with torch.no_grad():
+        for index, logit in logits.items():
+            share_H = torch.cat(rows.shares[index], 1).mean(1)
+            logit.copy_(_balanced(torch.cat(rows.totals[index], 1), share_H))
 
 
 def _balanced(totals_HN: Tensor, shares_H: Tensor) -> Tensor:

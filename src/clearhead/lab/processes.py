@@ -41,9 +41,9 @@ RUN = {
     FinetuneJob: ("finetune", "run_finetune", "seed"),
     ConvertConfig: ("converting", "run_conversion", "model"),
     PlanConfig: ("bill", "record_memory", "model"),
-    DiagnoseConfig: ("measuring", "run_diagnosis", "cell"),
-    QuantizeConfig: ("measuring", "run_quantization", "cell"),
-    EvaluateConfig: ("measuring", "run_evaluation", "cell"),
+    DiagnoseConfig: ("measuring", "measure", "cell"),
+    QuantizeConfig: ("measuring", "measure", "cell"),
+    EvaluateConfig: ("measuring", "measure", "cell"),
 }
 _MODULES = dict.fromkeys(f"{__package__}.{module}" for module, _, _ in RUN.values())
 _POLL_SECONDS = 0.2

@@ -41,12 +41,12 @@ def fitted(
 
 def check_length(model: Any, name: str, length: int, option: str = "sequence-length") -> None:
     """Refuse texts longer than the model can tell positions apart; `option` sets their length."""
-    limit = longest_text(model)
-    if limit is None and isinstance(model.config, ClearheadConfig):
+    limit, ours = longest_text(model), isinstance(model.config, ClearheadConfig)
+    if limit is None and ours:
         limit = model.base_model.position.longest()
         limit = limit and limit - model.base_model.places
     if limit is not None and length > limit:
-        more = ", or raise max_position_embeddings" * isinstance(model.config, ClearheadConfig)
+        more = ", or raise max_position_embeddings" * ours
         raise ClearheadError(
             f"windows of {length} tokens are more than the {limit} positions of {name}: "
             f"give --train.{option} {limit}{more}"
@@ -151,11 +151,10 @@ def require_own_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
     entries = model.get_input_embeddings().num_embeddings
     if vocabulary_size(tokenizer) <= entries:
         return
-    words = yielded(tokenizer)
-    words |= {getattr(tokenizer, f"{end}_token_id"): f"{end}_token" for end in ("bos", "eos")}
-    if beyond := [id for id in words if id is not None and id >= entries]:
+    ids = {*yielded(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id} - {None}
+    if max(ids) >= entries:
         raise ClearheadError(
-            f"the tokenizer of {name} reads texts into ids beyond the {entries} "
-            f"embeddings of its model, such as {beyond[0]} for {words[beyond[0]]!r}: restore the "
-            "one it was trained with, or give the model rows by resize_token_embeddings"
+            f"the tokenizer of {name} reads texts into ids up to {max(ids)}, beyond the {entries} "
+            "embeddings of its model: restore the one it was trained with, or give the model rows "
+            "by resize_token_embeddings"
         )

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stderr
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.data import prepare, windows
+from clearhead.data import Corpus, prepare, windows
 from clearhead.errors import ClearheadError, require
 from clearhead.lab.measuring import check_models
 from clearhead.lab.run_setup import load_model, refuse_tokenizer, text_of
@@ -49,19 +48,16 @@ UNTIMED, ROUNDS = 2, 5  # of timing: the first calls compile
 def run_saving(config: QuantizeConfig) -> None:
     """Save a model under a scheme, open it by transformers and compare it with the simulation;
     raises a ClearheadError for what the format cannot hold, and where the two differ."""
-    refuse_tokenizer(config.data)
-    if idle := config.given("deploy", "output", "seeds", "records", "page", "title"):
-        raise ClearheadError(f"a model to save takes --scheme; {', '.join(idle)} has no effect")
+    _refuse_idle(config, "deploy", "output", "seeds")
     if len(config.models) != 1 or len(config.scheme) != 1 or not config.given("scheme"):
         raise ClearheadError(
             f"--save takes one model and one --scheme, such as w8a8-static; found "
             f"{len(config.models)} and {len(config.scheme) if config.given('scheme') else 'none'}"
         )
-    how, folder = scheme(config.scheme[0]), config.save
+    how, folder, (source,) = scheme(config.scheme[0]), config.save, config.models
     stated(how)  # refuses what the format cannot say
     assert folder is not None
     require_new(folder)
-    source = config.models[0]
     check_models(config)
     model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
     if model.config.model_type == "clearhead":
@@ -70,15 +66,16 @@ def run_saving(config: QuantizeConfig) -> None:
             f"`clearhead convert {source} FOLDER --for serving` makes"
         )
     check_widths(linear_layers(model), how)
-    corpus, held_out = _read(config, tokenizer)
-    cut = partial(windows, corpus, length=config.length, split="train", count=CALIBRATION)
-    texts = Texts(windows=held_out, calibration=list(cut() if how.calibrated else ()))
+    corpus, texts = _read(config, tokenizer)
+    if how.calibrated:
+        read = windows(corpus, length=config.length, split="train", count=CALIBRATION)
+        texts = Texts(windows=texts.windows, calibration=list(read))
     tokens = min(TOKENS, (longest_text(model) or 2 * TOKENS) // 2)
     prompts = torch.stack(list(windows(corpus, length=tokens, count=PROMPTS, seed=1)))
     figures: dict[str, Any] = {"scheme": how.name, "of": source, "class": type(model).__name__}
     figures |= {"parameters": parameter_count(model), "length": config.length}
-    figures["full_perplexity"] = _perplexity(model, texts)
-    figures["simulated_perplexity"] = _perplexity(model, texts, how)
+    figures["full_perplexity"] = full = _perplexity(model, texts)
+    figures["simulated_perplexity"] = simulated = _perplexity(model, texts, how)
     with quantized(model, as_loaded(how), texts):
         predicted = continuations(model, prompts, tokens)
     with publish_folder(folder) as temporary, _quietly():
@@ -91,49 +88,27 @@ def run_saving(config: QuantizeConfig) -> None:
     with _quietly():
         model, _ = load_model(str(folder), trust_remote_code=config.trust_remote_code)
         again = continuations(model, prompts, tokens)
-        figures["saved_perplexity"] = _perplexity(model, texts)
+        figures["saved_perplexity"] = saved = _perplexity(model, texts)
     equal = sum(a == b for a, b in zip(again, predicted, strict=True))
     figures |= {"prompts": len(prompts), "equal_continuations": equal}
     _keep(folder, figures, torch.device("cpu"), "compressed-tensors")
-    saved, simulated, full = (
-        figures[f"{one}_perplexity"] for one in ("saved", "simulated", "full")
-    )
     if abs(saved - simulated) > FAR * simulated:
         raise ClearheadError(
             f"{folder} was saved, but its perplexity is {saved:.2f} where {simulated:.2f} was "
             "simulated: do not use it"
         )
-    costs = [f"{one / full - 1:+.2%}" for one in (saved, simulated)]
     show(
-        f"{how.name}: {figures['bytes']:,} bytes; perplexity {saved:.2f} ({costs[0]}), simulated "
-        f"{simulated:.2f} ({costs[1]}), in full precision {full:.2f}; "
+        f"{how.name}: {figures['bytes']:,} bytes; perplexity {saved:.2f} ({saved / full - 1:+.2%}),"
+        f" simulated {simulated:.2f} ({simulated / full - 1:+.2%}), in full precision {full:.2f}; "
         f"{equal} of {len(prompts)} prompts continued as simulated"
     )
 
 
-def _perplexity(model: Any, texts: Texts, how: Scheme | None = None) -> float:
-    found = cost(model, how, texts)
-    if found.perplexity is None:
-        raise ClearheadError(f"no perplexity: {found.reason}")
-    return found.perplexity
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the progress bars of compressed-tensors and transformers."""
-    with without_bars(), redirect_stderr(io.StringIO()):
-        yield
-
-
 def run_deployment(config: QuantizeConfig) -> None:
     """Save models by torchao; a new process loads and measures each beside the one in bfloat16."""
-    refuse_tokenizer(config.data)
-    idle = config.given("scheme", "seeds", "records", "page", "title")
-    if config.deploy is None or config.output is None or idle:
-        raise ClearheadError(
-            "a model to keep takes --deploy and --output"
-            + (f"; {', '.join(idle)} would have no effect" if idle else "")
-        )
+    if config.deploy is None or config.output is None:
+        raise ClearheadError("a model to keep takes --deploy and --output")
+    _refuse_idle(config, "scheme", "seeds")
     require_new(config.output)
     check_models(config)
     for source, name in zip(config.models, short_names(config.models), strict=True):
@@ -156,9 +131,7 @@ def run_deployment(config: QuantizeConfig) -> None:
         show(f"saved: {folder}; loaded and run by a new process")
 
 
-def _deploy(
-    source: str, folder: Path, config: QuantizeConfig
-) -> tuple[list[Tensor], dict[str, Any]]:
+def _deploy(source: str, folder: Path, config: QuantizeConfig) -> tuple[Texts, dict[str, Any]]:
     """Save a model in few bits to a new folder; return the windows to measure, and options to open
     either model by from_pretrained."""
     torchao = require("torchao", "torchao").quantization
@@ -186,9 +159,7 @@ def _deploy(
     return texts, load
 
 
-def _beside(
-    folder: Path, source: str, windows: list[Tensor], load: dict[str, Any]
-) -> dict[str, Any]:
+def _beside(folder: Path, source: str, texts: Texts, load: dict[str, Any]) -> dict[str, Any]:
     """Bytes, tokens a second (in turns, one text at a time) and perplexity of the saved model, and
     of the one it was made from in bfloat16; in a new process."""
     from transformers import AutoModelForCausalLM
@@ -199,7 +170,7 @@ def _beside(
     extensions.load()
     model, peer = (pretrained(AutoModelForCausalLM, one, **load).eval() for one in (folder, source))
     tokens = min(DEPLOYED, (longest_text(peer) or 2 * DEPLOYED) // 2)
-    prompt, sides = windows[0][None, :tokens], {"": model, "bfloat16_": peer}
+    prompt, sides = texts.windows[0][None, :tokens], {"": model, "bfloat16_": peer}
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(UNTIMED + ROUNDS):
         for side, one in sides.items():
@@ -208,10 +179,10 @@ def _beside(
             seconds[side].append(time.perf_counter() - started)
     stored = {tensor.data_ptr(): tensor.nbytes for tensor in peer.state_dict().values()}
     figures: dict[str, Any] = {"class": type(peer).__name__, "parameters": parameter_count(peer)}
-    figures |= {"length": len(windows[0]), "tokens": sum(map(len, windows))}
+    figures |= {"length": len(texts.windows[0]), "tokens": sum(map(len, texts.windows))}
     figures["bfloat16_bytes"] = sum(stored.values())
     for side, one in sides.items():
-        figures[f"{side}perplexity"] = _perplexity(one, Texts(windows=windows))
+        figures[f"{side}perplexity"] = _perplexity(one, texts)
         figures[f"{side}tokens_per_second"] = tokens / median(seconds[side][UNTIMED:])
     return figures
 
@@ -230,11 +201,32 @@ def continuations(model: Any, prompts_BT: Tensor, tokens: int) -> list[list[int]
     return out[:, prompts_BT.shape[1] :].tolist()
 
 
-def _read(config: QuantizeConfig, tokenizer: Any) -> tuple[Any, list[Tensor]]:
+def _refuse_idle(config: QuantizeConfig, *names: str) -> None:
+    """Refuse options that have no effect on what is saved."""
+    refuse_tokenizer(config.data)
+    if idle := config.given(*names, "records", "page", "title"):
+        raise ClearheadError(f"{', '.join(idle)} has no effect on a model that is saved")
+
+
+def _read(config: QuantizeConfig, tokenizer: Any) -> tuple[Corpus, Texts]:
     """The corpus, and the windows of its held-out part that are measured."""
     corpus = prepare(text_of(config.data, config.models), tokenizer=tokenizer, progress=say)
     count = max(1, config.tokens // config.length)
-    return corpus, list(windows(corpus, length=config.length, count=count))
+    return corpus, Texts(windows=list(windows(corpus, length=config.length, count=count)))
+
+
+def _perplexity(model: Any, texts: Texts, how: Scheme | None = None) -> float:
+    found = cost(model, how, texts)
+    if found.perplexity is None:
+        raise ClearheadError(f"no perplexity: {found.reason}")
+    return found.perplexity
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the progress bars of compressed-tensors and transformers."""
+    with without_bars(), redirect_stderr(io.StringIO()):
+        yield
 
 
 def _keep(folder: Path, figures: dict[str, Any], device: torch.device, package: str) -> None:

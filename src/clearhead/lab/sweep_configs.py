@@ -117,6 +117,11 @@ class DiagnoseConfig(SweepConfig):
         if len(self.models) > 2:
             raise ClearheadError(f"give one model or two side by side; found {len(self.models)}")
 
+    @property
+    def records(self) -> Path:
+        """The file of the records."""
+        return self.output / DIAGNOSIS_FILE
+
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeConfig(SweepConfig):
@@ -277,8 +282,8 @@ def short_names(sources: Sequence[str]) -> list[str]:
         path = Path(source.removeprefix(FRESH))
         if path.name in ("", ".."):  # the current folder, or one above: by its own name
             path = path.resolve()
-        parts = path.parts[:-1] if path.name == "final" and len(path.parts) > 1 else path.parts
-        short.append((FRESH if source.startswith(FRESH) else "") + parts[-1])
+        path = path.parent if path.name == "final" and path.parent.name else path
+        short.append(FRESH * source.startswith(FRESH) + path.name)
     if len(set(short)) == len(short):
         return short
     if len(set(sources)) == len(sources):

@@ -44,27 +44,33 @@ def _run(job: TrainJob, world: World) -> TrainResult:
     resume = job.resume is not None
     resumes = resume or world.restarted()  # in which all processes take part
     world.by_first(lambda: _check_folder(job.output, resumes))
+    name, began = job.preset or BASELINE, data_of(job.output) if resume else None
     start: dict[str, Any] = {"preset": job.preset, "from": None}
-    began = data_of(job.output) if resume else None
     if job.base is None:
-        model, corpus = world.in_turn(lambda: _new(job, began))
-        start |= {"preset": job.preset or BASELINE, "size": job.size}
+        model, corpus = world.in_turn(lambda: _new(job, name, began))
+        start = {"preset": name, "from": None, "size": job.size}
     else:
         named: Any = (job.base, job.data, job.train.sequence_length)
         trust = job.trust_remote_code
         base = world.in_turn(lambda: open_base(*named, trust_remote_code=trust, began=began))
-        corpus = base.corpus
+        corpus, start["from"] = base.corpus, base.origin
         if isinstance(base.model, ClearheadForCausalLM):
             check_baseline(job.preset, job.set, base.model.config)
         begun = base.start(job.preset, job.set)
         model = begun.model
         for line in begun.in_words():
             say(line)
-        if not resume and (remark := resting_sinks(model, job.train)):
+        if resume:  # where it still reads the weights that it began with
+            first = read_record(job.output)["description"].get("from") or {}
+            reads = job.train.lora or checkpoint.newest(job.output) is None
+            reads = reads or job.base != first.get("name")
+            if reads and first.get("parameters") != base.origin["parameters"]:
+                raise ClearheadError(
+                    f"{job.base} has other weights than the run in {job.output} started from "
+                    f"({first.get('name')}): restore them, or start another run"
+                )
+        elif remark := resting_sinks(model, job.train):
             say(remark)
-        start["from"] = base.origin
-        if resume:
-            _check_start(job, start["from"])
     say(f"{job.preset or job.base or BASELINE}: {parameter_count(model):,} parameters")
     planned = job.train.schedule_tokens
     if resume and planned is not None and planned < job.train.tokens:
@@ -74,8 +80,8 @@ def _run(job: TrainJob, world: World) -> TrainResult:
             f"learning rate stays at {rate:g} (for another warmup: train --from {job.output})"
         )
     torch.manual_seed(job.train.seed)
+    masked = getattr(model, "objective", "") == "mlm"
     with world.together():
-        masked = getattr(model, "objective", "") == "mlm"
         read = batches(corpus, job.train, job.output, masked=masked)
     return train(
         model.to(best_device()),
@@ -124,9 +130,8 @@ def recorded(output: Path) -> TrainJob:
         ) from None
 
 
-def _new(job: TrainJob, began: str | None) -> tuple[Any, Any]:
+def _new(job: TrainJob, name: str, began: str | None) -> tuple[Any, Any]:
     """A preset with fresh weights, and its text, with which a run may have begun."""
-    name = job.preset or BASELINE
     config = preset(name, job.size, **job.set)  # refuses before anything is read
     corpus = prepare(job.data, progress=say, began=began)
     if objective_of(config) == "mlm":
@@ -136,15 +141,3 @@ def _new(job: TrainJob, began: str | None) -> tuple[Any, Any]:
     model = new_model(config)
     check_length(model, name, job.train.sequence_length)
     return model, corpus
-
-
-def _check_start(job: TrainJob, start: dict[str, str]) -> None:
-    """Refuse to go on from other weights than the run began with, where it still reads them."""
-    began = read_record(job.output)["description"].get("from") or {}
-    reads = job.train.lora or checkpoint.newest(job.output) is None
-    reads = reads or job.base != began.get("name")
-    if reads and began.get("parameters") != start["parameters"]:
-        raise ClearheadError(
-            f"{job.base} has other weights than the run in {job.output} started from "
-            f"({began.get('name')}): restore them, or start another run"
-        )

@@ -9,8 +9,8 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -38,8 +38,7 @@ class Prompt(NamedTuple):
         return self.context + self.tail
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(NamedTuple):
     """The answer to one prompt.
 
     Attributes:
@@ -89,7 +88,7 @@ class Reader:
 
         `answers`, the right ones, are scored, and may be empty; `new_tokens` are decoded greedily.
         """
-        asked = list(zip(prompts, answers, strict=True))
+        asked = zip(prompts, answers, strict=True)
         lengths = [len(prompt.ids) + max(new_tokens, len(answer)) for prompt, answer in asked]
         check_length(self.model, max(lengths))
         answered: dict[int, Answer] = {}
@@ -99,7 +98,7 @@ class Reader:
                 forced = self._forced(batch, [answers[index] for index in group])
                 written = self._greedy(batch, new_tokens)
             for index, tokens, (loss, right) in zip(group, written, forced, strict=True):
-                answered[index] = Answer(written=tokens, loss=loss, right=right)
+                answered[index] = Answer(tokens, loss, right)
         return [answered[index] for index in range(len(prompts))]
 
     def weigh(self, prompt: Prompt, answers: Sequence[Ids]) -> list[float]:
@@ -199,20 +198,17 @@ class Reader:
         config = GenerationConfig(
             max_new_tokens=new_tokens, eos_token_id=self._ends or None, pad_token_id=0
         )
-        own = self.model.generation_config  # transformers takes from it what a call leaves out
-        self.model.generation_config = GenerationConfig()
-        try:
-            # The trained length, of which transformers reminds, is exceeded on purpose.
-            with hushed("transformers.generation.stopping_criteria"):
-                written = self.model.generate(
-                    ids_BS,
-                    attention_mask=torch.ones_like(ids_BS),
-                    generation_config=config,
-                    logits_processor=LogitsProcessorList([finite]),
-                    **({} if cache is None else {CACHE: cache}),
-                )[:, ids_BS.shape[1] :].tolist()
-        finally:
-            self.model.generation_config = own
+        # transformers takes from the model's own settings what a call leaves out, and reminds of
+        # the trained length, which is exceeded on purpose.
+        plainly = patch.object(self.model, "generation_config", GenerationConfig())
+        with plainly, hushed("transformers.generation.stopping_criteria"):
+            written = self.model.generate(
+                ids_BS,
+                attention_mask=torch.ones_like(ids_BS),
+                generation_config=config,
+                logits_processor=LogitsProcessorList([finite]),
+                **({} if cache is None else {CACHE: cache}),
+            )[:, ids_BS.shape[1] :].tolist()
         ends = [[*map(self._ends.__contains__, row), True].index(True) for row in written]
         return [tuple(row[:end]) for row, end in zip(written, ends, strict=True)]
 

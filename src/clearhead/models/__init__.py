@@ -11,12 +11,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from clearhead.lazy import lazily
 from clearhead.models import sink_attention  # noqa: F401 (registers an attn_implementation)
 from clearhead.models.base_model import ClearheadModel as ClearheadModel
-from clearhead.models.classification import (
-    ClearheadForSequenceClassification as ClearheadForSequenceClassification,
-)
 from clearhead.models.configuration import ClearheadConfig as ClearheadConfig
 from clearhead.models.language_models import ClearheadForCausalLM as ClearheadForCausalLM
 from clearhead.models.language_models import ClearheadForMaskedLM as ClearheadForMaskedLM
+from clearhead.models.language_models import (
+    ClearheadForSequenceClassification as ClearheadForSequenceClassification,
+)
 
 if TYPE_CHECKING:
     from clearhead.models.catalogue import preset as preset

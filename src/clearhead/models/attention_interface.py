@@ -1,6 +1,7 @@
 """Values of `attn_implementation`: sdpa, eager, or a function of transformers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,67 +15,67 @@ from clearhead.ops.attention import at_zero_queries
 
 
 def _sdpa(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, /, *, lambdas: Any, **options: Any
-) -> Tensor:
-    return module.attend(q, k, v, **options)
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: None, scaling: float, **options: Any
+) -> tuple[Tensor, None]:
+    del options["lambdas"]
+    return module.attend(q, k, v, scale=scaling, **options).transpose(1, 2), None
 
 
-def _exact(maps: list[Tensor] | None) -> Interface:
-    """The oracle; each layer's matrix is put into `maps` where they are given."""
+def _eager(
+    module: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: None,
+    scaling: float,
+    maps: list[Tensor] | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The oracle; a layer's matrix is put into `maps` where they are given."""
+    lambdas = options.pop("lambdas")
+    options |= options.pop("visibility")._asdict() | {"scale": scaling}
 
-    def attend(
-        module: Any, q: Tensor, k: Tensor, v: Tensor, /, *, lambdas: Any, **options: Any
-    ) -> Tensor:
-        options |= options.pop("visibility")._asdict()
+    def alone() -> Tensor:
+        resting = options | {"sink": at_zero_queries(options["sink"])}
+        return oracles.weights(torch.zeros_like(q), torch.zeros_like(k), **resting)
 
-        def alone() -> Tensor:
-            resting = options | {"sink": at_zero_queries(options["sink"])}
-            return oracles.weights(torch.zeros_like(q), torch.zeros_like(k), **resting)
-
-        if maps is not None:
-            weights = module.weights(q, k, **options)[..., -k.shape[2] :]
-            matrix = module.effective_weights(weights, lambdas, alone, k.shape[2] - q.shape[2])
-            maps.append(matrix.to(q.dtype))
-        return oracles.attend(q, k, v, by=module.weights, **options).to(v.dtype)
-
-    return attend
+    if maps is not None:
+        weights = module.weights(q, k, **options)[..., -k.shape[2] :]
+        matrix = module.effective_weights(weights, lambdas, alone, k.shape[2] - q.shape[2])
+        maps.append(matrix.to(q.dtype))
+    out = oracles.attend(q, k, v, by=module.weights, **options).to(v.dtype)
+    return out.transpose(1, 2), None
 
 
-INTERFACES: Mapping[str, Interface] = {"sdpa": _sdpa, "eager": _exact(None)}
+# Called as transformers calls those of its AttentionInterface.
+OWN: dict[str, Callable[..., Any]] = {"sdpa": _sdpa, "eager": _eager}
 
 
 def interface_of(implementation: str, maps: list[Tensor] | None) -> Interface:
     """The function that `attn_implementation` puts in place of `Attention.attend`.
 
+    One registered with transformers' AttentionInterface is called as transformers does. It gets
+    ours beside the usual arguments: sink and prefix (see `ops.attend`), visibility, the keys that
+    each query sees (`ops.visibility`), and lambdas, by which `module.maps.effective_weights`
+    combines the maps. For differential attention V1 it gets all first maps and then all second,
+    with values of twice the width; for V2 the two maps of a head in turn.
+
     Args:
         maps: list to which each layer's matrix is appended; refused unless "eager".
     """
-    if maps is not None:
-        if implementation != "eager":
-            raise ClearheadError(
-                "output_attentions needs attn_implementation='eager'; "
-                f"found {implementation!r}: call model.set_attn_implementation('eager')"
-            )
-        return _exact(maps)
-    if implementation in INTERFACES:
-        return INTERFACES[implementation]
+    if maps is not None and implementation != "eager":
+        raise ClearheadError(
+            "output_attentions needs attn_implementation='eager'; "
+            f"found {implementation!r}: call model.set_attn_implementation('eager')"
+        )
     if implementation.startswith("paged|"):  # it knows neither sinks nor windows
         raise ClearheadError(
             f"{implementation!r} is for continuous batching, which clearhead's own classes do not "
             "support: call model.set_attn_implementation('sdpa')"
         )
-    return _adapted(ALL_ATTENTION_FUNCTIONS[implementation])
-
-
-def _adapted(function: Callable[..., Any]) -> Interface:
-    """A function registered with transformers' AttentionInterface, called as transformers does.
-
-    It gets ours beside the usual arguments: sink and prefix (see `ops.attend`), visibility, the
-    keys that each query sees (`ops.visibility`), and lambdas, by which
-    `module.maps.effective_weights` combines the maps. For differential attention V1 it gets all
-    first maps and then all second, with values of twice the width; for V2 the two maps of a head in
-    turn.
-    """
+    function = OWN.get(implementation) or ALL_ATTENTION_FUNCTIONS[implementation]
+    if maps is not None:
+        function = partial(_eager, maps=maps)
 
     def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, /, **options: Any) -> Tensor:
         out, _ = function(module, q, k, v, None, scaling=options.pop("scale"), **options)

@@ -1,7 +1,7 @@
 """The base class of every model, and the trunk: embedding, blocks, final norm."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, Unpack
 
@@ -23,9 +23,7 @@ from clearhead.ops.rope import Rotation
 from clearhead.spec import LayerSpec
 
 # The keyword of a key-value cache in calls and outputs: `cache` from transformers 5.24 on.
-CACHE = "past_key_values"
-if any(each.name == "cache" for each in fields(BaseModelOutputWithPast)):
-    CACHE = "cache"
+CACHE = "cache" if hasattr(BaseModelOutputWithPast, "cache") else "past_key_values"
 
 
 def cache_of(output: Any) -> Any:
@@ -75,7 +73,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
     Attributes:
         places: positions before every text, which belong to learned keys.
         longest: number of positions that the position embedding has; None for no limit.
-        limits: the same, by name, for every kind of position with a limit.
+        limits: the same for every kind of position with a limit, by its name.
         windowed, gated, prepares_late: whether a layer has a window; caches gates beside keys;
             prepares keys when they are read.
         followed: False if it has annealed parts and no training has moved them yet.
@@ -87,8 +85,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         projection = EmbeddingProjection if config.embedding_projection else nn.Identity
         self.project_in = projection(config.hidden_size)
-        own = replace(specs[0], position=config.position)
-        self.position: Any = _position(own)
+        first = replace(specs[0], position=config.position)
+        self.position: Any = _position(first)
         self._adds_position = type(self.position).embed is not NoPosition.embed
         self.embedding_norm: nn.Module = nn.Identity()
         if config.embedding_norm != "none":
@@ -99,14 +97,13 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.layers: Sequence[Block] = nn.ModuleList(layers)  # type: ignore[assignment]
         attentions = [layer.self_attn for layer in self.layers]
         # Of layers that tell order in another way, or to another number of heads.
-        self.other_positions = nn.ModuleDict()
-        positions: dict[str, NoPosition] = {_position_key(own): self.position}
-        for spec in specs:
-            if (key := _position_key(spec)) not in positions:
-                positions[key] = self.other_positions[key] = _position(spec)
         self._position_keys = [_position_key(spec) for spec in specs]
-        limits = [(each.layer.position, each.longest()) for each in positions.values()]
-        self.limits = [(name, limit) for name, limit in limits if limit is not None]
+        others = dict(zip(self._position_keys, specs, strict=True))
+        others.pop(_position_key(first), None)
+        self.other_positions = nn.ModuleDict({key: _position(one) for key, one in others.items()})
+        positions: Any = [self.position, *self.other_positions.values()]
+        limits = {each.layer.position: each.longest() for each in positions}
+        self.limits = {name: limit for name, limit in limits.items() if limit is not None}
         self.longest: int | None = self.position.longest()
         self.places = max([each.places for each in attentions])
         self.windowed = {each.window for each in attentions} != {None}
@@ -183,17 +180,16 @@ class ClearheadModel(ClearheadPreTrainedModel):
         """Each layer's tables; layers with equal positions share theirs."""
         positions_BT, keys_BS = inputs.positions, inputs.key_positions
         prepared = inputs.past and inputs.prefixes and not torch.is_grad_enabled()
-        shared: dict[tuple[NoPosition, bool, int], PositionTables] = {}
+        shared: dict[tuple[str, bool, int], PositionTables] = {}
         tables = []
         for layer, name in zip(self.layers, self._position_keys, strict=True):
-            own = name not in self.other_positions
-            position: Any = self.position if own else self.other_positions[name]
-            attention, places = layer.self_attn, layer.self_attn.places
-            key = position, attention.cache_unrotated, places
+            unrotated, places = layer.self_attn.cache_unrotated, layer.self_attn.places
+            key = name, unrotated, places
             if key not in shared:
-                keys = keys_BS if attention.cache_unrotated else positions_BT
-                shared[key] = position.tables(positions_BT, keys)
-                if places and (attention.cache_unrotated or not prepared):
+                own = name not in self.other_positions
+                position: Any = self.position if own else self.other_positions[name]
+                shared[key] = position.tables(positions_BT, keys_BS if unrotated else positions_BT)
+                if places and (unrotated or not prepared):
                     first = torch.arange(places, device=positions_BT.device)[None]
                     prefix = position.tables(positions_BT, first).keys
                     prefix = prefix.table() if isinstance(prefix, Rotation) else prefix
@@ -202,16 +198,13 @@ class ClearheadModel(ClearheadPreTrainedModel):
         return tables
 
 
-def _position(layer: LayerSpec) -> NoPosition:
-    position: NoPosition = REGISTRY.find("position", layer.position).build(layer, _heads(layer))
-    return position
-
-
-def _heads(layer: LayerSpec) -> int:
-    return REGISTRY.find("maps", layer.maps).heads(layer)
+def _position(layer: LayerSpec) -> Any:
+    heads = REGISTRY.find("maps", layer.maps).heads(layer)
+    return REGISTRY.find("position", layer.position).build(layer, heads)
 
 
 def _position_key(layer: LayerSpec) -> str:
     """Layers of the same key share one position module."""
+    heads = REGISTRY.find("maps", layer.maps).heads(layer)
     wide = REGISTRY.find("scores", layer.scores).rotary_width(layer)
-    return f"{layer.position} of {_heads(layer)} heads, {wide} wide"
+    return f"{layer.position} of {heads} heads, {wide} wide"

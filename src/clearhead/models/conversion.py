@@ -44,7 +44,7 @@ def converted(model: Any, *, share: bool = False) -> Any:
         ClearheadError: for a family that is not in `FAMILIES`, where the other format cannot
             express this model, and where the two models' logits differ.
     """
-    require_full_precision(model.config, "the model")
+    refuse_quantised(model.config)
     _require_sound(model)
     with in_float32(model) as rounded:
         made = rounded(with_equal_logits(model, _convert(model, share=share)))
@@ -242,20 +242,19 @@ def require_convertible(name: str, *, trust_remote_code: bool = False) -> None:
     name = resolved(name)
     with explained(name):
         config = load_config(name, trust_remote_code=trust_remote_code)
-    require_full_precision(config, name)
+    refuse_quantised(config, name)
 
 
-def require_full_precision(config: Any, name: str) -> None:
+def refuse_quantised(config: Any, name: str = "the model") -> None:
     """Raise a ClearheadError for a quantised model, saying how to dequantise it."""
     settings = getattr(config, "quantization_config", None)
     if settings is None:
         return
-    method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
-    method = getattr(method, "value", method)
+    method = (settings if isinstance(settings, dict) else vars(settings)).get("quant_method")
     raise ClearheadError(
-        f"{name} is quantised ({method}): save a copy in full precision by the program "
-        '"Dequantise a model" of docs/howto.md, and give that; or give the one that it was made '
-        "from"
+        f"{name} is already quantised ({getattr(method, 'value', method)}): give the one in full "
+        'precision that it was made from, or a copy saved by the program "Dequantise a model" of '
+        "docs/howto.md"
     )
 
 

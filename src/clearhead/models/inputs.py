@@ -155,8 +155,8 @@ def settle(
     if trunk.longest is not None and (packed or given):
         what = "the positions that the model tells apart"
         check_below(trunk.longest - places, positions, "position_ids", what)
-    for position, limit in () if packed else trunk.limits:  # packed, a row is many texts
-        if places + length > limit:
+    for position, limit in trunk.limits.items():
+        if places + length > limit and not packed:  # else a row is many texts
             raise ClearheadError(
                 f"{places + length} tokens are more than the {limit} positions that this model can "
                 f"tell apart (position={position!r}): shorten the text, or train with "

@@ -1,13 +1,18 @@
-"""Language models: the trunk, and a head for next-token or masked-token prediction."""
+"""Models with a head: for the next token, for hidden tokens, and for classes of texts."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from transformers import GenerationMixin
-from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
+from transformers.modeling_outputs import (
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+)
 from transformers.utils import can_return_tuple
 
 from clearhead import ops
@@ -15,10 +20,12 @@ from clearhead.errors import ClearheadError
 from clearhead.models.base_model import CACHE, ClearheadModel, ClearheadPreTrainedModel
 from clearhead.models.caches import PrefixCache, steps_on_device
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.inputs import Options
-from clearhead.ops.precision import readable
+from clearhead.models.inputs import Options, check_below
+from clearhead.ops.precision import has_numbers, readable
 
 IGNORED = -100  # a label that no loss is taken of
+WIDTH = 1024  # of a classifier's hidden layer, whatever the trunk's, as in the crammed BERT
+REGRESSION, CLASSES = "regression", "single_label_classification"
 
 
 def check_labels(labels: Tensor, x_BTC: Tensor, vocabulary: int, mean_from: int | None) -> None:
@@ -47,7 +54,7 @@ def check_labels(labels: Tensor, x_BTC: Tensor, vocabulary: int, mean_from: int 
             )
 
 
-def read_by(head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+def loss_inputs(head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """(x, the head's weight) for a plain linear head; otherwise (logits, None).
 
     Otherwise: under adapters, quantised, with a bias, parametrised, pruned, with hooks, or with a
@@ -62,36 +69,37 @@ def read_by(head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     return head(x), None
 
 
-def summed_loss(x_ND: Tensor, weight_VD: Tensor | None, target_N: Tensor) -> Tensor:
-    """Σ −log p(target), float32 at least, over the rows whose target counts.
+def mean_loss(
+    x_ND: Tensor, weight_VD: Tensor | None, target_N: Tensor, count: Tensor | int | None
+) -> Tensor:
+    """Σ −log p(target), float32 at least, over the rows whose target counts, by their number.
 
     Args:
-        x_ND, weight_VD: as `read_by` gives them.
+        x_ND: with `weight_VD`, as `loss_inputs` gives them.
+        weight_VD: None where x are logits.
+        target_N: int64; `IGNORED` where no loss is taken.
+        count: divides the sum instead of the number of rows that count.
     """
     if weight_VD is not None:
-        return ops.linear_cross_entropy(x_ND, weight_VD, target_N, ignore_index=IGNORED)
-    exact = torch.promote_types(x_ND.dtype, torch.float32)
-    target_N = target_N.to(x_ND.device)
-    return nn.functional.cross_entropy(
-        x_ND.to(exact), target_N, ignore_index=IGNORED, reduction="sum"
-    )
+        total = ops.linear_cross_entropy(x_ND, weight_VD, target_N, ignore_index=IGNORED)
+    else:
+        x_ND = x_ND.to(torch.promote_types(x_ND.dtype, torch.float32))
+        target_N = target_N.to(x_ND.device)
+        total = F.cross_entropy(x_ND, target_N, ignore_index=IGNORED, reduction="sum")
+    return total / ((target_N != IGNORED).sum() if count is None else count)
 
 
 class NextTokenLoss(nn.Module):
-    """Mean next-token loss; a module, so that it can be compiled like a layer."""
+    """Mean loss of each token's successor; a module, so that it can be compiled like a layer."""
 
     compile_like_a_layer = True  # `clearhead.train.compiling` looks for it
 
     def forward(
         self, x_BTC: Tensor, weight_VC: Tensor | None, labels_BT: Tensor, count: Tensor | int | None
     ) -> Tensor:
-        """Float32 scalar: the sum over labelled tokens, divided by `count` or by their number.
-
-        x and weight are as `read_by` gives them.
-        """
-        target = nn.functional.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
-        total = summed_loss(x_BTC.flatten(0, 1), weight_VC, target.flatten())
-        return total / ((target != IGNORED).sum() if count is None else count)
+        """Float32 scalar, of arguments as `mean_loss` takes them."""
+        target = F.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
+        return mean_loss(x_BTC.flatten(0, 1), weight_VC, target.flatten(), count)
 
 
 def masked_loss(
@@ -100,10 +108,9 @@ def masked_loss(
     """Float32 scalar as by `NextTokenLoss`, over labelled places, which the head reads alone."""
     x_ND, target_N = x_BTC.flatten(0, 1), labels_BT.flatten()
     # A GPU is waited for once, to learn their number; a mask as index would cost two.
-    (hidden_N,) = (target_N != IGNORED).nonzero(as_tuple=True)
-    x_ND, target_N = (each.index_select(0, hidden_N) for each in (x_ND, target_N))
-    count = (target_N != IGNORED).sum() if count is None else count
-    return summed_loss(x_ND, weight_VC, target_N) / count
+    (labelled_N,) = (target_N != IGNORED).nonzero(as_tuple=True)
+    x_ND, target_N = (each.index_select(0, labelled_N) for each in (x_ND, target_N))
+    return mean_loss(x_ND, weight_VC, target_N, count)
 
 
 class LanguageModel(ClearheadPreTrainedModel):
@@ -114,7 +121,7 @@ class LanguageModel(ClearheadPreTrainedModel):
         direction, otherwise: the direction required, and the error message for the other one.
         first: index of the first label that counts.
         output: class of a call's result.
-        loss: the mean loss, from the result of `read_by`, labels and a count to divide by.
+        loss: the mean loss, from the result of `loss_inputs`, labels and a count to divide by.
     """
 
     objective: ClassVar[str]
@@ -162,18 +169,17 @@ class LanguageModel(ClearheadPreTrainedModel):
         options["return_dict"] = True
         out = self.model(input_ids, attention_mask, position_ids, document_ids, **options)
         x = out.last_hidden_state
-        loss, called = None, False
+        loss, logits, has_logits = None, None, False
         if labels is not None:
             mean_from = self.first if num_items_in_batch is None else None
             check_labels(labels, x, self.config.vocab_size, mean_from)
-            x, weight = read_by(self.lm_head, x)
-            called = weight is None
+            x, weight = loss_inputs(self.lm_head, x)
+            has_logits = weight is None
             loss = self.loss(x, weight, labels, num_items_in_batch)
-        logits = None
         if labels is None or not self.training:
-            kept = logits_to_keep
-            x = x[:, kept if isinstance(kept, Tensor) else slice(-kept, None)]
-            logits = x if called else self.lm_head(x)
+            last = logits_to_keep
+            x = x[:, last if isinstance(last, Tensor) else slice(-last, None)]
+            logits = x if has_logits else self.lm_head(x)
         return self.output(
             loss=loss,
             logits=logits,
@@ -210,7 +216,7 @@ class ClearheadForCausalLM(LanguageModel, GenerationMixin):
         if attention_mask is None or not steps_on_device(cache, tokens, windowed):
             return attention_mask
         spare = cache.get_max_length() - attention_mask.shape[1]
-        return nn.functional.pad(attention_mask, (0, max(spare, 0)))
+        return F.pad(attention_mask, (0, max(spare, 0)))
 
     def generate(self, *inputs: Any, **options: Any) -> Any:
         """transformers' `generate`. A model with a prefix makes its own cache if none is named."""
@@ -244,3 +250,105 @@ class ClearheadForMaskedLM(LanguageModel):
         "direction='bidirectional', or ClearheadForCausalLM"
     )
     loss = staticmethod(masked_loss)
+
+
+class ClassificationHead(nn.Module):
+    """tanh(x W + b), dropout, one more matrix with bias: [B, C] → [B, num_labels]."""
+
+    def __init__(self, config: ClearheadConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, WIDTH)
+        self.dropout = nn.Dropout(config.dropout)
+        self.out_proj = nn.Linear(WIDTH, config.num_labels)
+
+    def forward(self, x_BC: Tensor) -> Tensor:
+        return self.out_proj(self.dropout(torch.tanh(self.dense(x_BC))))
+
+
+class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
+    """Classifies texts, or with `num_labels=1` gives each a number.
+
+    The head reads one token's final state: in a bidirectional model the first token's, as the
+    crammed BERT's pooler does ("zero_index"); in a causal model the last token's, the only one that
+    has seen the whole text. Padding does not count as first or last, so that the logits depend
+    neither on its amount nor on its side.
+    """
+
+    objective = "classification"  # what the training loop holds the batches to
+
+    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
+        super().__init__(config, **unknown)
+        self.problem = _problem(config)
+        self.model = ClearheadModel(config)
+        self.classifier = ClassificationHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **options: Unpack[Options],
+    ) -> SequenceClassifierOutput:
+        """Logits [B, num_labels], and the mean loss where labels are given.
+
+        Args:
+            attention_mask: [B, T], 0 for padding on either side; needed where there is any.
+            labels: int64 [B], classes from 0; for regression float [B], its loss the squared error.
+            num_items_in_batch: divides the summed loss instead of the number of texts.
+            **options: `clearhead.models.inputs.Options`. A row is one text.
+
+        Raises:
+            ClearheadError: a label outside the classes; padding without an attention_mask.
+        """
+        given: Any = options
+        if any(given.get(key) is not None for key in ("position_ids", "document_ids")):
+            raise ClearheadError("a row is one text: leave out position_ids and document_ids")
+        pad, ids = self.config.pad_token_id, input_ids
+        reads = attention_mask is None and ids is not None and has_numbers(ids)
+        if reads and pad is not None and bool((ids == pad).any()):  # type: ignore[union-attr]
+            raise ClearheadError(
+                f"there are pad tokens ({pad}) but no attention_mask: give the mask that the "
+                "tokenizer returned, so that padding is left out"
+            )
+        options["use_cache"], options["return_dict"] = options.get("use_cache") or False, True
+        out = self.model(input_ids, attention_mask, **options)
+        x_BTC = out.last_hidden_state
+        (batch, length), causal = x_BTC.shape[:2], self.config.direction == "causal"
+        place_BT = torch.arange(length, device=x_BTC.device).expand(batch, -1)
+        if attention_mask is not None:  # padding is neither first nor last
+            place_BT = place_BT.where(attention_mask.bool(), 0 if causal else length - 1)
+        read_B = place_BT.amax(-1) if causal else place_BT.amin(-1)
+        row_B = torch.arange(batch, device=x_BTC.device)
+        logits_BN = self.classifier(x_BTC[row_B, read_B])
+        loss = None
+        if labels is not None:
+            total = self._summed_loss(logits_BN, labels)
+            loss = total / (batch if num_items_in_batch is None else num_items_in_batch)
+        return SequenceClassifierOutput(
+            loss=loss,  # type: ignore[arg-type]
+            logits=logits_BN,
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
+        )
+
+    def _summed_loss(self, logits_BN: Tensor, labels: Tensor) -> Tensor:
+        logits_BN = logits_BN.float()
+        if self.problem == REGRESSION:
+            return F.mse_loss(logits_BN, labels.float().view_as(logits_BN), reduction="sum")
+        check_below(logits_BN.shape[-1], labels, "labels", "the classes")
+        return F.cross_entropy(logits_BN, labels.flatten(), reduction="sum")
+
+
+def _problem(config: ClearheadConfig) -> str:
+    """Kind of labels; by default a number where there is one label, else a class."""
+    kind = config.problem_type or (REGRESSION if config.num_labels == 1 else CLASSES)
+    if kind not in (REGRESSION, CLASSES) or (kind == REGRESSION and config.num_labels != 1):
+        raise ClearheadError(
+            f"problem_type is {kind!r}, with num_labels={config.num_labels}: choose {CLASSES}, or "
+            f"{REGRESSION} with num_labels=1"
+        )
+    return kind

@@ -12,17 +12,16 @@ the matrix Q behind the embedding and diag(g) Q before the head (`embedding_proj
 numbers in place of a second table.
 
 A rotation may also be learned. A random one evens out the columns of the matrices that read the
-stream, and leaves their rows as long as they were: in a matrix with a row of six times the usual
-size, that row's largest entry sets the one scale of all. There are far more rotations than such
-entries, so one is sought that keeps them small. As in SpinQuant (arXiv 2405.16406) a Cayley
-transform keeps the matrix orthogonal; this one reads no text.
+stream, and leaves their rows as long as they were: a row of six times the usual size has the
+largest entry, which sets the one scale of all. There are far more rotations than such entries, so
+one is sought that keeps them small. As in SpinQuant (arXiv 2405.16406) a Cayley transform keeps the
+matrix orthogonal; this one reads no text.
 
-Equal rows are for gated MLPs. The up projection's output is only multiplied: by the gate, and by
-the down projection. So a row of it may be divided by a number, and the column of the down
-projection that reads it multiplied by that number; where one scale serves a whole matrix, the
-largest row no longer sets it for all. In arXiv 1906.04721 (section 4.1) each of the two matrices
-takes half of the scale. Here the down projection takes all of it: its rotation mixes its columns
-afterwards.
+Equal rows are for gated MLPs, whose up projection's output is only multiplied: by the gate, and by
+the down projection. A row of it may be divided by a number that multiplies the down projection's
+column: where one scale serves a whole matrix, the largest row no longer sets it for all. In arXiv
+1906.04721 (section 4.1) each matrix takes half of the scale; here the down projection takes all of
+it, since its rotation mixes its columns afterwards.
 """
 
 from collections.abc import Iterator, Sequence
@@ -85,13 +84,13 @@ def rotated(
     if learn and "residual" not in parts:
         raise ClearheadError("only the rotation of the residual stream can be learned")
     check_rotation(model.config, parts)
-    made = model
-    if "residual" in parts and not model.config.tie_word_embeddings:
-        made = merged(model)
-    elif "residual" in parts and model.model.norm.weight.numel() > 1:
+    untied = not model.config.tie_word_embeddings
+    if "residual" in parts and not untied and model.model.norm.weight.numel() > 1:
         made = started(model, {"embedding_projection": True}).model
-    if made is model:  # a second copy would be another model's memory
-        made = filled(ClearheadForCausalLM, deepcopy(model.config), model.state_dict(), model)
+    else:  # `merged` copies where there is something to merge
+        made = merged(model) if "residual" in parts and untied else model
+        if made is model:
+            made = filled(ClearheadForCausalLM, deepcopy(model.config), model.state_dict(), model)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         size = made.config.hidden_size if "residual" in parts else 0
@@ -142,27 +141,24 @@ def _orthogonal(size: int, draw: torch.Generator) -> Tensor:
 
 def _turn_residual(model: ClearheadForCausalLM, turn: Tensor) -> None:
     trunk: Any = model.model
+    readers = list(chain.from_iterable(map(_readers, trunk.layers)))
+    writers = [
+        one for layer in trunk.layers for one in (layer.self_attn.o_proj, layer.mlp.down_proj)
+    ]
     if model.config.embedding_projection:
-        _read(trunk.project_out, trunk.norm, turn)
-        first = trunk.project_in.weight
-        first.copy_(turn.mT @ first.double())
+        readers.append((trunk.project_out, trunk.norm))
+        writers.append(trunk.project_in)
     else:
         if not model.config.tie_word_embeddings:
-            _read(model.lm_head, trunk.norm, turn)
-        table = trunk.embed_tokens.weight
-        table.copy_(table.double() @ turn)
-    if model.config.embedding_projection or not model.config.tie_word_embeddings:
-        _settle(trunk.norm)
-    for layer in trunk.layers:
-        readers = list(_readers(layer))
-        for linear, norm in readers:
-            _read(linear, norm, turn)
-        for norm in {norm for _, norm in readers}:  # of parallel branches it is one
-            _settle(norm)
-        for writer in (layer.self_attn.o_proj, layer.mlp.down_proj):
-            for weight in (writer.weight, writer.bias):
-                if weight is not None:
-                    weight.copy_(turn.mT @ weight.double())
+            readers.append((model.lm_head, trunk.norm))
+        trunk.embed_tokens.weight.copy_(trunk.embed_tokens.weight.double() @ turn)
+    for linear, norm in readers:
+        gain = norm.weight.double() / _scale(norm)
+        linear.weight.copy_((linear.weight.double() * gain) @ turn)
+    for norm in {norm for _, norm in readers}:  # whose gains' differences the matrices now have
+        norm.weight.fill_(_scale(norm))
+    for weight in chain.from_iterable(writer.parameters() for writer in writers):
+        weight.copy_(turn.mT @ weight.double())
 
 
 def _readers(layer: Any) -> Iterator[tuple[nn.Linear, Any]]:
@@ -172,16 +168,6 @@ def _readers(layer: Any) -> Iterator[tuple[nn.Linear, Any]]:
         for name, module in branch.named_modules():
             if isinstance(module, nn.Linear) and name not in ("o_proj", "down_proj"):
                 yield module, norm
-
-
-def _read(linear: Any, norm: RMSNorm, turn: Tensor) -> None:
-    gain = norm.weight.double() / _scale(norm)
-    linear.weight.copy_((linear.weight.double() * gain) @ turn)
-
-
-def _settle(norm: RMSNorm) -> None:
-    """Leave the size of its gains, now that their differences are part of the matrices."""
-    norm.weight.fill_(_scale(norm))
 
 
 def _scale(norm: RMSNorm) -> float:

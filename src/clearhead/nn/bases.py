@@ -98,7 +98,7 @@ class NoPosition(nn.Module):
 
     @staticmethod
     def decay(layer: LayerSpec, heads: int) -> Any:
-        """A module that makes tables of a layer's tokens, as `alibi_forget.ForgetGates`, or None."""
+        """The module that makes a layer's tables from its tokens (`alibi_forget.ForgetGates`)."""
         return None
 
     @staticmethod

@@ -146,15 +146,10 @@ class OrthoAdam(torch.optim.Optimizer):
                     stacks.setdefault(key, []).append((parameter, turn))
             for members in stacks.values():
                 first, turn = members[0]
-                if turn is None:
-                    parameters = [parameter for parameter, _ in members]
-                    values = [_local(parameter) for parameter in parameters]
-                    gradients = [_local(parameter.grad) for parameter in parameters]
-                    self._adam(group, parameters, values, gradients, group["weight_decay"])
-                    continue
                 size = max(1, CHUNK.get(first.device.type, CHUNK["cuda"]) // first.numel())
+                size = len(members) if turn is None else size
                 for start in range(0, len(members), size):
-                    self._rotated(group, members[start : start + size])
+                    self._step(group, members[start : start + size])
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -182,11 +177,21 @@ class OrthoAdam(torch.optim.Optimizer):
                 )
             state["step"] = state["step"].to(parameter.device)
 
-    def _rotated(self, group: Mapping[str, Any], members: list[Member]) -> None:
-        """One stack of parameters of equal shape: rotate, let Adam step from zero, rotate back."""
-        parameters = [parameter for parameter, _ in members]
-        rotation = self._rotation(members[0][1], parameters[0].device)
+    def _step(self, group: Mapping[str, Any], members: list[Member]) -> None:
+        """Plain Adam for parameters without a rotation; for a stack of equal shape and rotation:
+        rotate, let Adam step from zero, rotate back."""
+        parameters, turn = [parameter for parameter, _ in members], members[0][1]
+        values = [_local(parameter) for parameter in parameters]
         gradients = [_local(parameter.grad) for parameter in parameters]
+        if turn is None:
+            self._adam(group, parameters, values, gradients, group["weight_decay"])
+            return
+        kind, seed, size, _ = turn
+        key = kind, seed, size, str(parameters[0].device)
+        if key not in self._rotations:
+            device = parameters[0].device
+            self._rotations[key] = make_rotation(kind, seed=seed, size=size, device=device)
+        rotation = self._rotations[key]
         stack = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
         signs = None  # the parameters' own; None where all share Q
         keys = [turn.key for _, turn in members if turn.key is not None]
@@ -199,16 +204,8 @@ class OrthoAdam(torch.optim.Optimizer):
         update = rotation.apply(update, inverse=True)
         if signs is not None:
             update = update * signs
-        values = [_local(parameter) for parameter in parameters]
         torch._foreach_mul_(values, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(values, list(update.unbind()))
-
-    def _rotation(self, turn: Turn, device: torch.device) -> Rotation:
-        key = turn[:3], str(device)
-        if key not in self._rotations:
-            rotation = make_rotation(turn.kind, seed=turn.seed, size=turn.size)
-            self._rotations[key] = rotation.to(device)
-        return self._rotations[key]
 
     def _adam(
         self,

@@ -67,10 +67,6 @@ class Block:
         x = x.reshape(shape)  # fresh from the last product
         return x.mul_(self.signs) if self.signs is not None and inverse else x
 
-    def to(self, device: torch.device) -> "Block":
-        signs = None if self.signs is None else self.signs.to(device)
-        return Block(self.start, signs, tuple(factor.to(device) for factor in self.factors))
-
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
@@ -88,10 +84,6 @@ class Rotation:
             x = mixed
         return x
 
-    def to(self, device: torch.device) -> "Rotation":
-        """The same matrix on `device`."""
-        return Rotation(tuple(block.to(device) for block in self.blocks))
-
 
 def haar(size: int, generator: torch.Generator) -> torch.Tensor:
     """A Haar orthogonal matrix [size, size] in float64."""
@@ -100,32 +92,25 @@ def haar(size: int, generator: torch.Generator) -> torch.Tensor:
     return (q * torch.where(r.diagonal() < 0, -1.0, 1.0)).contiguous()
 
 
-def _hadamard(size: int, generator: torch.Generator) -> Rotation:
+def _hadamard(size: int, generator: torch.Generator, device: torch.device) -> Rotation:
     # The smallest shift that leaves a small enough quotient; of an odd part below 64 it loses none.
-    twos = (size & -size).bit_length() - 1
-    if size >> twos >= LARGEST_FACTOR:
-        twos = 0
-        while size >> twos >= LARGEST_FACTOR:
-            twos += 1
+    twos = max((size & -size).bit_length() - 1, size.bit_length() - 6)
     width = size >> twos << twos
     starts = (0,) if width == size else (0, size - width)
-    return Rotation(tuple(_block(start, width, generator) for start in starts))
+    return Rotation(tuple(_block(start, width, generator, device) for start in starts))
 
 
-def _block(start: int, width: int, generator: torch.Generator) -> Block:
+def _block(start: int, width: int, generator: torch.Generator, device: torch.device) -> Block:
     twos = (width & -width).bit_length() - 1
     signs = torch.randint(0, 2, (width,), generator=generator) * 2.0 - 1.0
     odd = haar(width >> twos, generator)
-    factors = [
-        torch.kron(odd if i == 0 else torch.ones(1, 1, dtype=torch.float64), _scaled(power))
-        for i, power in enumerate(_split(odd.shape[0], twos))
-    ]
-    return Block(start, signs, tuple(factor.float() for factor in factors))
-
-
-def _scaled(power: int) -> torch.Tensor:
-    """Sylvester's matrix of size 2^power as an orthogonal one, float64."""
-    return hadamard(1 << power).double() / math.sqrt(2**power)
+    factors = []
+    for power in _split(odd.shape[0], twos):
+        # Sylvester's matrix of size 2^power as an orthogonal one; the first factor holds `odd`.
+        sylvester = hadamard(1 << power).double() / math.sqrt(2**power)
+        factors.append(torch.kron(odd, sylvester).float().to(device))
+        odd = torch.ones(1, 1, dtype=torch.float64)
+    return Block(start, signs.to(device), tuple(factors))
 
 
 def _split(odd: int, twos: int) -> list[int]:
@@ -143,25 +128,29 @@ def _split(odd: int, twos: int) -> list[int]:
         count += 1
 
 
-KINDS: dict[str, Callable[[int, torch.Generator], Rotation]] = {
+def _haar(size: int, generator: torch.Generator, device: torch.device) -> Rotation:
+    return Rotation((Block(0, None, (haar(size, generator).float().to(device),)),))
+
+
+KINDS: dict[str, Callable[[int, torch.Generator, torch.device], Rotation]] = {
     "hadamard": _hadamard,
-    "haar": lambda size, generator: Rotation((Block(0, None, (haar(size, generator).float(),)),)),
+    "haar": _haar,
 }
 
 
-def make_rotation(kind: str, *, seed: int, size: int) -> Rotation:
-    """The rotation of all axes of a size, on the CPU.
+def make_rotation(
+    kind: str, *, seed: int, size: int, device: torch.device | str = "cpu"
+) -> Rotation:
+    """The rotation of all axes of a size, drawn on the CPU.
 
     Args:
         kind: "hadamard" or "haar".
         seed: any whole number.
         size: of the axis, at least 2.
-
-    Raises:
-        ClearheadError: for an unknown kind.
+        device: where it is applied.
     """
     generator = torch.Generator().manual_seed(_digest(f"{seed}/{size}/") >> 1)
-    return KINDS[choose("rotation", kind, KINDS)](size, generator)
+    return KINDS[choose("rotation", kind, KINDS)](size, generator, torch.device(device))
 
 
 def sign_key(seed: int, name: str, dim: int) -> int:

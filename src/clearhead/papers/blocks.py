@@ -5,56 +5,66 @@ on the most similar public text. The other text, Languini's books, is not free: 
 PG-19.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from clearhead.lab.configs import FinetuneJob
-from clearhead.papers.contrasts import (
-    LOSS,
-    Claim,
-    Contrast,
-    higher,
-    lower,
-    no_worse,
-    number,
-    ratio,
-    reaches,
-)
-from clearhead.papers.readings import Reading
+from clearhead.papers.contrasts import LOSS, Claim, higher, lower, no_worse, number, ratio, reaches
 from clearhead.papers.recipes import RUNS
 from clearhead.papers.study import BOOKS, COSMOPEDIA, TRAINED, Study, diagnose, experiment, quantize
 from clearhead.train import FinetuneConfig
 
 PAPER = "arXiv 2311.01906"
-
 # Layers → rates.
-PRE_LN = {
-    **dict.fromkeys((4, 6), (2e-3, 4e-3, 8e-3)),
-    **dict.fromkeys((12, 24), (1e-3, 2e-3, 4e-3)),
-    **dict.fromkeys((18, 72), (1e-3,)),
-}
-SKIPLESS = {6: (1e-3, 2e-3, 4e-3), 24: (5e-4, 1e-3, 2e-3), 18: (3e-4,), 72: (1e-4,)}
-SAS = {
-    **PRE_LN,
-    **dict.fromkeys((4, 6), (4e-3, 8e-3, 1.6e-2)),
-    **dict.fromkeys((12, 24), (2e-3, 4e-3, 8e-3)),
-}
+LOW, MIDDLE, HIGH = (1e-3, 2e-3, 4e-3), (2e-3, 4e-3, 8e-3), (4e-3, 8e-3, 1.6e-2)
+PRE_LN = {4: MIDDLE, 6: MIDDLE, 12: LOW, 24: LOW, 18: (1e-3,), 72: (1e-3,)}
+SAS = {4: HIGH, 6: HIGH, 12: MIDDLE, 24: MIDDLE, 18: (1e-3,), 72: (1e-3,)}
 NO_NORM = SAS | {24: (1e-3, 2e-3, 4e-3, 8e-3)}
+SKIPLESS = {6: LOW, 24: (5e-4, 1e-3, 2e-3), 18: (3e-4,), 72: (1e-4,)}
 VALUES = {"values": "reparametrised", "projections": "reparametrised"}
 MATRICES: dict[str, Any] = {**VALUES, "value_gain": 0.2}
 ORTHOADAM = {"train.optimizer": "orthoadam"}
-MEASURED: dict[str, Any] = {"lengths": (1,), "evaluation_tokens": 131_072, "measure_every": 0.1}
-WIDTHS = {"tiny": (64, 128, 192), "small": (128, 256, 512)}
-NARROW = {"tiny": 102_400, "small": 2_048_000}  # tokens of the narrowest
-GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
-BERT_RATES = (1e-3, 2e-3, 4e-3)
+MEASURED: dict[str, Any] = {"evaluation_tokens": 131_072, "measure_every": 0.1}
+_STUDY = Study(**MEASURED).changed(heads=4, mlp="relu", length=128)
+_BASES = {
+    # With fewer words, half of whose cost would else be the readout's.
+    "tiny": _STUDY.changed(batch_size=8, vocabulary=1024, evaluation_tokens=65_536),
+    "small": _STUDY.changed(batch_size=64, compile="blocks"),
+}
+
+
+def _table(scale: str, layers: int, width: int, tokens: int, sweep: int, **others: Any) -> Study:
+    given = {"label": f"{layers} layers", "sweep_tokens": sweep, **others}
+    return _BASES[scale].changed(layers=layers, width=width, tokens=tokens, **given)
+
+
+def _published(layers: int, size: str) -> Study:
+    return RUNS[size].config.changed(label=f"{layers} layers", **MEASURED)
+
+
+# Layers → the table that all arms of this depth share; and the deep model's, with the rates of so
+# many layers.
+TABLES = {
+    "tiny": {6: _table("tiny", 6, 128, 307_200, 102_400)},
+    "small": {
+        6: _table("small", 6, 256, 8_192_000, 4_096_000),
+        24: _table("small", 24, 256, 4_915_200, 2_048_000),
+    },
+    "paper": {18: _published(18, "codeparrot"), 72: _published(72, "codeparrot-72")},
+}
+DEEP = {
+    "tiny": (24, _table("tiny", 24, 64, 256_000, 64_000)),
+    "small": (24, _table("small", 72, 256, 4_915_200, 2_048_000)),
+    "paper": (72, TABLES["paper"][72]),
+}
 
 
 @experiment(PAPER, "Which parts of a block can go?", published=True)
 def blocks(scale: str) -> Iterator[Study]:
     """Figures 3, 6 and 13: every block at the depths of a scale, variants of SAS at the smaller."""
-    for layers, table in tables(scale).items():
+    for layers, table in TABLES[scale].items():
         yield table.arm("transformer", *PRE_LN[layers])
         # The interventions: parts of the block that are left out, put side by side or reweighed.
         yield table.arm("parallel", *PRE_LN[layers])
@@ -77,14 +87,9 @@ def blocks(scale: str) -> Iterator[Study]:
 )
 def depth(scale: str) -> Iterator[Study]:
     """SAS-P against Pre-LN in deep models, and after three times the tokens of `blocks`."""
-    deep, rates, layers = {
-        "tiny": (_small_table(24, 256_000, 64_000, width=64), 24, 6),
-        "small": (_table(72, 4_915_200, 2_048_000, **_wide(256)), 24, 6),
-        "paper": (_published(72, "codeparrot-72"), 72, 18),
-    }[scale]
-    short = tables(scale)[layers]
+    layers, short = next(iter(TABLES[scale].items()))
     long = short.changed(tokens=3 * short.train.tokens, label=f"{short.label} for longer")
-    for table, place in ((deep, rates), (long, layers)):
+    for place, table in (DEEP[scale], (layers, long)):
         yield table.arm("transformer", *PRE_LN[place])
         yield table.arm("sas-p", *SAS[place])  # the intervention
 
@@ -92,17 +97,16 @@ def depth(scale: str) -> Iterator[Study]:
 @experiment(PAPER, "Does the lead of simplified blocks survive ten and twenty tokens a parameter?")
 def blocks_longer(scale: str) -> Iterator[Study]:
     """SAS against Pre-LN on text that is read once."""
+    many: dict[str, Any] = {"label": "ten tokens a parameter"}
     if scale == "tiny":
-        layers, table = 4, _small_table(4, 2_600_000, 400_000, width=64)
+        tables = {4: _table("tiny", 4, 64, 2_600_000, 400_000, **many)}
     else:
-        layers, table = 12, _table(12, 250_000_000, 10_000_000, **_wide(384, 128))
-        table = table.changed(data=(COSMOPEDIA,), limit=1_200_000_000)
-    longer = {layers: table.changed(label="ten tokens a parameter")}
-    if scale == "small":
-        table = _table(6, 26_214_400, 2_621_440, **_wide(128, 128), vocabulary=1024)
-        table = table.changed(data=("python-packages",), limit=60_000_000)
-        longer[6] = table.changed(label="twenty tokens a parameter")
-    for layers, table in longer.items():
+        many |= {"batch_size": 128, "data": (COSMOPEDIA,), "limit": 1_200_000_000}
+        tables = {12: _table("small", 12, 384, 250_000_000, 10_000_000, **many)}
+        many |= {"label": "twenty tokens a parameter", "data": ("python-packages",)}
+        many |= {"limit": 60_000_000, "vocabulary": 1024}
+        tables[6] = _table("small", 6, 128, 26_214_400, 2_621_440, **many)
+    for layers, table in tables.items():
         yield table.arm("transformer", *PRE_LN[layers])
         yield table.arm("sas", *SAS[layers])  # the intervention
 
@@ -115,10 +119,10 @@ def outliers_deep(scale: str) -> Iterator[Study]:
     each channel, too, with which its outliers have been seen. OrthoAdam's rotation is a parameter's
     own (the paper's), and one for all axes of a size.
     """
-    table = _small_table(24, 256_000, 64_000, width=64) if scale == "tiny" else tables(scale)[24]
     few = ("w6a6-coarse", "w4a4-coarse", "hadamard-w6a6-coarse", "hadamard-w4a4-coarse")
     schemes = ("w8a8-coarse", "w8a8-token", "w4-channel", "w3-channel")
     bits = quantize(scheme=schemes + few, length=128, tokens=32_768)
+    table = TABLES["small"][24] if scale == "small" else DEEP["tiny"][1]
     table = table.changed(norm="rmsnorm-single", label="deep outliers", questions={"bits": bits})
     for preset, rates in (("transformer", PRE_LN[24]), ("sas-p", SAS[24])):
         yield table.arm(preset, *rates)
@@ -131,7 +135,7 @@ def outliers_deep(scale: str) -> Iterator[Study]:
 @experiment(PAPER, "Do simplified blocks match on books, too?")
 def blocks_books(scale: str) -> Iterator[Study]:
     """SAS and SAS-P against Pre-LN on books in place of code."""
-    table = tables(scale)[6].changed(data=(BOOKS,), limit=100_000_000, label="6 layers, books")
+    table = TABLES[scale][6].changed(data=(BOOKS,), limit=100_000_000, label="6 layers, books")
     yield table.arm("transformer", *PRE_LN[6])
     yield table.arm("sas", *SAS[6])  # the interventions
     yield table.arm("sas-p", *SAS[6])
@@ -140,14 +144,10 @@ def blocks_books(scale: str) -> Iterator[Study]:
 @experiment(PAPER, "Does the lead of simplified blocks shrink as models and tokens grow?")
 def blocks_scaling(scale: str) -> Iterator[Study]:
     """SAS-P against Pre-LN at three widths, with tokens in proportion to the parameters."""
-    smallest = WIDTHS[scale][0]
-    for name, width in zip(("narrow", "middle", "wide"), WIDTHS[scale], strict=True):
-        tokens = NARROW[scale] * width**2 // smallest**2
-        if scale == "tiny":
-            table = _small_table(6, tokens, tokens // 4, width=width)
-        else:
-            table = _table(6, tokens, tokens // 4, **_wide(width))
-        table = table.changed(label=f"{name}, {width}")
+    least, *widths = {"tiny": (102_400, 64, 128, 192), "small": (2_048_000, 128, 256, 512)}[scale]
+    for name, width in zip(("narrow", "middle", "wide"), widths, strict=True):
+        tokens = least * width**2 // widths[0] ** 2
+        table = _table(scale, 6, width, tokens, tokens // 4, label=f"{name}, {width}")
         yield table.arm("transformer", *PRE_LN[6])
         yield table.arm("sas-p", *SAS[6])  # the intervention
 
@@ -155,9 +155,9 @@ def blocks_scaling(scale: str) -> Iterator[Study]:
 @experiment(PAPER, "Do tokens stay apart in a deep block before any training?")
 def signal(scale: str) -> Iterator[Study]:
     """Similarity of two tokens after 24 layers with fresh weights."""
-    table = _table(24, 1024, 0, hidden_size=256, batch_size=8)
     questions = {"signal": diagnose(length=128, windows=4)}
-    table = table.changed(seeds=tuple(range(5)), label="signal", questions=questions)
+    table = _STUDY.changed(layers=24, width=256, label="signal", questions=questions)
+    table = replace(table, seeds=tuple(range(5)))
     yield table.arm("transformer", attention_skip="none")
     for preset in ("transformer", "skipless", "sas", "sas-p"):  # the interventions
         yield table.arm(preset)
@@ -168,17 +168,17 @@ def ratios(scale: str) -> Iterator[Study]:
     """Blocks without and with the skip around attention, trained and at their start: figures 4, 22.
 
     W = α I + β ΔW in every layer, from β = 0.2 as in the authors' script of figure 4. The start of
-    figure 22 is not published: the same is taken.
-
-    `clearhead diagnose` measures β/α, which is of the weights alone: a little text will do.
+    figure 22 is not published: the same is taken. `clearhead diagnose` measures β/α, which is of
+    the weights alone: a little text will do.
     """
-    layers, table = next(iter(tables(scale).items()))  # the least deep
-    questions = {"ratios": diagnose(length=128, windows=4)}
-    for label, trained in (("ratios", True), ("ratios at the start", False)):
-        pre_ln, sas = (PRE_LN[layers], SAS[layers]) if trained else ((), ())
-        one = table.changed(label=label, questions=questions)
-        yield one.arm("transformer", *pre_ln, **MATRICES)
-        yield one.arm("sas", *sas, **MATRICES)  # the intervention
+    layers, table = next(iter(TABLES[scale].items()))  # the least deep
+    table = replace(table, questions={"ratios": diagnose(length=128, windows=4)})
+    for label, pre_ln, sas in (
+        ("ratios", PRE_LN[layers], SAS[layers]),
+        ("ratios at the start", (), ()),
+    ):
+        yield replace(table, label=label).arm("transformer", *pre_ln, **MATRICES)
+        yield replace(table, label=label).arm("sas", *sas, **MATRICES)  # the intervention
 
 
 @experiment(
@@ -191,7 +191,7 @@ def encoders(scale: str) -> Iterator[Study]:
     fine-tuned at one rate. The baseline's rate at `paper` is arXiv 2212.14034's.
     """
     table = ENCODERS[scale]
-    baseline, simplified = ((1e-3,), (3e-3,)) if scale == "paper" else (BERT_RATES, BERT_RATES)
+    baseline, simplified = ((1e-3,), (3e-3,)) if scale == "paper" else (LOW, LOW)
     yield table.arm("bert", *baseline)
     yield table.arm("bert-sas", *simplified)  # the interventions: neither skips nor values,
     yield table.arm("bert-sas-p", *simplified)  # and both halves of a block side by side
@@ -201,49 +201,15 @@ def encoders(scale: str) -> Iterator[Study]:
         yield table.arm("bert", *baseline, position="rope", scores="coca")
 
 
-def tables(scale: str) -> dict[int, Study]:
-    """Layers → the table that all arms of this depth share."""
-    if scale == "tiny":
-        return {6: _small_table(6, 307_200, 102_400, width=128)}
-    if scale == "small":
-        return {
-            6: _table(6, 8_192_000, 4_096_000, **_wide(256)),
-            24: _table(24, 4_915_200, 2_048_000, **_wide(256)),
-        }
-    return {18: _published(18, "codeparrot"), 72: _published(72, "codeparrot-72")}
-
-
-def _table(layers: int, tokens: int, sweep_tokens: int, **others: Any) -> Study:
-    # fmt: off
-    return Study(label=f"{layers} layers", **MEASURED).changed(
-        num_hidden_layers=layers, num_attention_heads=4, mlp="relu", max_position_embeddings=128,
-        tokens=tokens, sweep_tokens=sweep_tokens, sequence_length=128, log_every=20, **others)
-    # fmt: on
-
-
-def _small_table(layers: int, tokens: int, sweep_tokens: int, *, width: int) -> Study:
-    """A table of `tiny`: with fewer words, half of whose cost would else be the readout's."""
-    few = {"hidden_size": width, "batch_size": 8, "vocabulary": 1024, "evaluation_tokens": 65_536}
-    return _table(layers, tokens, sweep_tokens, **few)
-
-
-def _wide(width: int, windows: int = 64) -> dict[str, Any]:
-    return {"hidden_size": width, "batch_size": windows, "compile": "blocks"}
-
-
-def _published(layers: int, size: str) -> Study:
-    return RUNS[size].study(presets=("transformer",), label=f"{layers} layers", **MEASURED)
-
-
 def _tasks(*tasks: str, rate: float = 1e-3, epochs: int = 5) -> dict[str, FinetuneJob]:
     train = FinetuneConfig(learning_rate=rate, epochs=epochs)
     return {task: FinetuneJob(model=TRAINED, task=task, train=train) for task in tasks}
 
 
 # fmt: off
-_BERT = RUNS["crammed"].study(presets=("bert",), seeds=(0, 1, 2), label="encoders")
+_BERT = RUNS["crammed"].config.changed(seeds=(0, 1, 2), label="encoders")
 # The crammed recipe in steps of one batch.
-_SHORT = Study(presets=("bert",), label="encoders", train=_BERT.train).changed(
+_SHORT = Study(label="encoders", train=_BERT.train).changed(
     accumulation=1, ramp=0.0, compile="none", save_every=0)
 ENCODERS = {
     "tiny": _SHORT.changed(
@@ -254,108 +220,90 @@ ENCODERS = {
         tokens=20_000_000, sweep_tokens=5_000_000,
         data=("hf:Salesforce/wikitext:wikitext-103-raw-v1",),
         questions=_tasks("rte", "mrpc", "cola", "qnli", "banking77")),
-    "paper": replace(_BERT, questions=_tasks(*GLUE, rate=1.5e-4)),
+    "paper": replace(_BERT, questions=_tasks(
+        "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", rate=1.5e-4)),
 }
 # fmt: on
 
 
 # The claims
 
-BASE = "transformer"
-DEEP, DEEP_BASE = ("sas-p", "sas-p, 24 layers"), (BASE, "transformer, 24 layers")
-_MATRICES = "· values reparametrised · projections reparametrised"
-_GAINED = f"{_MATRICES} · value_gain 0.2"
-_MARGIN = 0.02  # nats
-_SHALLOW = replace(LOSS, label="*[68] layers")
-_24_LAYERS = replace(LOSS, label="[27][42] layers")
-_BOOKS = replace(LOSS, label="*books")
-_SIGNAL: dict[str, Any] = {"label": "signal", "layer": 23}
+BASE, MARGIN = "transformer", 0.02  # nats
+DEEP_ARMS = ("sas-p", "sas-p, 24 layers"), (BASE, "transformer, 24 layers")
+GAINED = "· values reparametrised · projections reparametrised · value_gain 0.2"
+_SHALLOW, _24_LAYERS = replace(LOSS, label="*[68] layers"), replace(LOSS, label="[27][42] layers")
+_WIDE, _NARROW = (
+    loss.of(BASE, minus=loss.of("sas-p"))  # the lead of SAS-P
+    for loss in (replace(LOSS, label=label) for label in ("wide, *", "narrow, *"))
+)
+_BETA = number("beta_over_alpha", label="ratios")
+_TUNED = ("bert on banking77", "bert on *")
+_SIGNAL = partial(number, label="signal", layer=23)
 
 
-def _from_start(
-    words: str,
-    metric: str,
-    verb: Callable[..., Contrast] = ratio,
-    *,
-    model: str = "sas",
-    **options: Any,
-) -> Contrast:
-    """A gain after training, against its start."""
-    at: dict[str, Any] = {"layer": 0} if metric.endswith("_values") else {}
-    before = number(metric, label="ratios at the start", **at)
-    arm = f"{model} {_GAINED}"
-    return verb(words, number(metric, label="ratios", **at), arm, before.of(arm), **options)
-
-
-def _lead(label: str) -> Reading:
-    """The lead of SAS-P over Pre-LN."""
-    loss = replace(LOSS, label=label)
-    return loss.of(BASE, minus=loss.of("sas-p"))
-
-
-def _tuned(preset: str) -> tuple[str, str]:
-    return f"{preset} on banking77", f"{preset} on *"
+def _from_start(metric: str, arm: str, **at: Any) -> tuple[Any, str, Any]:
+    """A gain after training, its arm, and the gain at its start."""
+    after, before = (number(metric, label=x, **at) for x in ("ratios", "ratios at the start"))
+    return after, f"{arm} {GAINED}", before.of(f"{arm} {GAINED}")
 
 
 # fmt: off
 CLAIMS = (
     Claim("sas/propagation",
-        "Without skips, shaped attention keeps tokens apart through 24 layers.",
-        "", "signal",
+        "Without skips, shaped attention keeps tokens apart through 24 layers.", "", "signal",
         (lower("cosine of two tokens after 24 layers, SAS-P against no skip and no shaping",
-            number("similarity", **_SIGNAL), "sas-p", "transformer · attention_skip none"),
-        no_worse("cosine of two tokens after 24 layers, SAS-P against Pre-LN", number("similarity",
-            **_SIGNAL), "sas-p", BASE),
+            _SIGNAL("similarity"), "sas-p", "transformer · attention_skip none"),
+        no_worse("cosine of two tokens after 24 layers, SAS-P against Pre-LN",
+            _SIGNAL("similarity"), "sas-p", BASE),
         higher("effective rank of a text's tokens after 24 layers, SAS-P against no skip and no "
-            "shaping", number("effective_rank", **_SIGNAL), "sas-p",
-            "transformer · attention_skip none")), by_construction=True),
+            "shaping", _SIGNAL("effective_rank"), "sas-p", "transformer · attention_skip none")),
+        by_construction=True),
     Claim("sas/figure2", "Blocks without skips, as first published, train worse than Pre-LN.",
         "a gap at every step", "blocks",
         (higher("loss of V-SkipInit, 6 layers", _SHALLOW, ("skipless · shaping skipinit",
-            "skipless, 2023", "skipless, 2023, 24 layers"), DEEP_BASE),)),
+            "skipless, 2023", "skipless, 2023, 24 layers"), DEEP_ARMS[1]),)),
     Claim("sas/figure5", "SAS and SAS-P reach Pre-LN's loss in as many steps.",
         "1.178 (SAS) against 1.191", "blocks",
-        (no_worse("loss of SAS, 6 layers", _SHALLOW, "sas", BASE, by=_MARGIN),
-        no_worse("loss of SAS-P, 6 layers", _SHALLOW, "sas-p", BASE, by=_MARGIN),
-        no_worse("loss of SAS-P, 24 layers", _24_LAYERS, DEEP, DEEP_BASE, by=_MARGIN))),
+        (no_worse("loss of SAS, 6 layers", _SHALLOW, "sas", BASE, by=MARGIN),
+        no_worse("loss of SAS-P, 6 layers", _SHALLOW, "sas-p", BASE, by=MARGIN),
+        no_worse("loss of SAS-P, 24 layers", _24_LAYERS, *DEEP_ARMS, by=MARGIN))),
     Claim("sas/identity", "Identity values are no worse than trained ones.",
         "1.178 against 1.194", "blocks",
         (no_worse("loss with identity values against trained ones", _SHALLOW, "sas",
-            (f"sas {_MATRICES}", "sas, trained values, β 1"), by=_MARGIN),), also=("sas/figure3",)),
-    Claim("sas/figure4",
-        "Without attention's skip, trained values and projections return to the identity, but for "
-        "the first layer's values.",
+            ("sas · values reparametrised · projections reparametrised",
+            "sas, trained values, β 1"), by=MARGIN),), also=("sas/figure3",)),
+    Claim("sas/figure4", "Without attention's skip, trained values and projections return to the "
+        "identity, but for the first layer's values.",
         "β/α goes from 0.2 to 0 in 43,000 steps; in the first layer's values it stays above 0.05",
-            "ratios",
-        (_from_start("all but the first layer's values: mean |β/α| as a share of its start, 0.2 "
-            "(at most 0.25)", "beta_over_alpha", at_most=0.25),
-        _from_start("the first layer's values: |β/α| as a share of its start, 0.2 (at least 0.25)",
-            "beta_over_alpha_values", at_least=0.25))),
+        "ratios",
+        (ratio("all but the first layer's values: mean |β/α| as a share of its start, 0.2 (at most "
+            "0.25)", *_from_start("beta_over_alpha", "sas"), at_most=0.25),
+        ratio("the first layer's values: |β/α| as a share of its start, 0.2 (at least 0.25)",
+            *_from_start("beta_over_alpha_values", "sas", layer=0), at_least=0.25))),
     Claim("sas/figure22",
         "With the skip (Pre-LN), trained values and projections leave the identity.",
         "β/α grows", "ratios",
-        (_from_start("mean β/α of all but the first layer's values, Pre-LN after training against "
-            "its start", "beta_over_alpha", higher, model=BASE),
-        higher("mean β/α of all but the first layer's values, Pre-LN against SAS",
-            number("beta_over_alpha", label="ratios"), f"{BASE} {_GAINED}", f"sas {_GAINED}"))),
+        (higher("mean β/α of all but the first layer's values, Pre-LN after training against its "
+            "start", *_from_start("beta_over_alpha", BASE)),
+        higher("mean β/α of all but the first layer's values, Pre-LN against SAS", _BETA,
+            f"{BASE} {GAINED}", f"sas {GAINED}"))),
     Claim("sas/residual", "A small gain of the MLP branch is better than a gain of 1.",
         "0.1 better than 0.3 and 1", "blocks",
-        (lower("loss with the gain by depth against gain 1", _SHALLOW, "sas", ("sas · mlp_gain 1.0",
-            "sas, β_FF 1")),), also=("sas/figure13",)),
+        (lower("loss with the gain by depth against gain 1", _SHALLOW, "sas",
+            ("sas · mlp_gain 1.0", "sas, β_FF 1")),), also=("sas/figure13",)),
     Claim("sas/depth", "Shaped blocks train in deep models, and lead after three times the tokens.",
         "Pre-LN, SAS and SAS-P level at 72 layers", "depth",
-        (no_worse("loss of SAS-P in the deep model", _24_LAYERS, DEEP, DEEP_BASE, by=_MARGIN),
+        (no_worse("loss of SAS-P in the deep model", _24_LAYERS, *DEEP_ARMS, by=MARGIN),
         lower("loss of SAS-P after the long run", replace(LOSS, label="* layers for longer"),
             "sas-p", BASE)), also=("sas/figure6", "sas/figure8")),
     Claim("sas/languini", "Simplified blocks keep up with Pre-LN on other text (Languini books).",
         "", "blocks-books",
-        tuple(no_worse(f"loss of {arm.upper()} on books", _BOOKS, arm, BASE, by=_MARGIN)
-            for arm in ("sas", "sas-p"))),
+        tuple(no_worse(f"loss of {arm.upper()} on books", replace(LOSS, label="*books"), arm, BASE,
+            by=MARGIN) for arm in ("sas", "sas-p"))),
     Claim("sas/scaling", "The lead of simplified blocks shrinks as models and tokens grow.",
         "", "blocks-scaling",
         (lower("loss of Pre-LN less SAS-P's, the widest model against the narrowest", LOSS,
-            _lead("wide, *"), _lead("narrow, *"), reaches(_lead("narrow, *"), BASE, 0.02,
-            "the lead compared with")),)),
+            _WIDE, _NARROW, reaches(_NARROW, BASE, 0.02, "the lead compared with")),)),
     Claim("sas/longer", "Ours: the lead of SAS survives ten and twenty tokens a parameter.",
         "", "blocks-longer",
         tuple(lower(f"loss after {many} tokens a parameter", replace(LOSS, label=f"{many} tokens*"),
@@ -364,22 +312,19 @@ CLAIMS = (
         "80.0 against 80.4 on GLUE after a day", "encoders",
         (no_worse("loss at hidden tokens", number("masked loss", times=1), "bert-sas-p", "bert",
             by=0.05),), also=("sas/figure7",)),
-    Claim("sas/glue",
-        "Crammed BERTs of simplified blocks keep the score after fine-tuning (GLUE; here "
-        "Banking-77).",
-        "80.0 against 80.4", "encoders",
+    Claim("sas/glue", "Crammed BERTs of simplified blocks keep the score after fine-tuning (GLUE; "
+        "here Banking-77).", "80.0 against 80.4", "encoders",
         tuple(no_worse(f"accuracy of {arm.upper()} after fine-tuning", number("accuracy"),
-            _tuned(f"bert-{arm}"), _tuned("bert"), reaches(number("accuracy"), _tuned("bert"), 0.6,
-            "the number compared with"), by=0.02, better="higher") for arm in ("sas", "sas-p")),
-            also=("sas/table2",)),
+            (f"bert-{arm} on banking77", f"bert-{arm} on *"), _TUNED, reaches(number("accuracy"),
+            _TUNED, 0.6, "the number compared with"), by=0.02, better="higher")
+            for arm in ("sas", "sas-p")), also=("sas/table2",)),
     Claim("sas/table1", "SAS-P trains faster than Pre-LN.",
         "1.16 × the throughput, with 15 % fewer parameters", "speed",
         (ratio("tokens a second of SAS-P against the baseline's, on the record's device",
             number("tokens_per_second", label="speed"), "sas-p", BASE),)),
-    Claim("sas/outliers", "Ours: simplified blocks have no larger outliers.",
-        "", "blocks",
+    Claim("sas/outliers", "Ours: simplified blocks have no larger outliers.", "", "blocks",
         tuple(no_worse(f"kurtosis of the hidden states, SAS-P, {layers} layers",
-            number("kurtosis", label=label), DEEP, DEEP_BASE, by=1)
-            for layers, label in ((6, "*[68] layers"), (24, "[27][42] layers")))),
+            number("kurtosis", label=loss.label), *DEEP_ARMS, by=1)
+            for layers, loss in ((6, _SHALLOW), (24, _24_LAYERS)))),
 )
 # fmt: on

@@ -9,8 +9,8 @@ reject.
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from clearhead.papers import blocks, coca, differential, ours, softmax1
 from clearhead.papers.contrasts import Claim, Contrast, Judgement, Outcome, judge
@@ -22,22 +22,21 @@ from clearhead.report.statistics import LEVEL, Difference, threshold_of
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-CLAIMS: tuple[Claim, ...] = (
-    *(*differential.CLAIMS, *coca.CLAIMS, *blocks.CLAIMS),
-    *(*softmax1.CLAIMS, *ours.CLAIMS),
-)
+PAPERS = (differential, coca, blocks, softmax1, ours)
+CLAIMS: tuple[Claim, ...] = tuple(claim for paper in PAPERS for claim in paper.CLAIMS)
 """All claims, in the order of the book. Arms have the names of `clearhead reproduce`, then those of
 the committed records."""
 _Z = 1.959963984540054
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Pooled:
     """One comparison of a claim over all records.
 
     Attributes:
         difference: over the records that are `counted`; None where there is none.
         agreement: p-value of the hypothesis that all of them have the same (Cochran's Q).
+        threshold: the largest p that holds among all comparisons of the book.
     """
 
     contrast: Contrast
@@ -45,13 +44,18 @@ class Pooled:
     counted: tuple[Outcome, ...]
     difference: Difference | None
     agreement: float | None = None
+    threshold: float = -1.0
 
     @property
     def records_differ(self) -> bool:
         return self.agreement is not None and self.agreement <= LEVEL
 
+    @property
+    def verdict(self) -> Judgement:
+        return self.judgement(self.threshold)
+
     def judgement(self, threshold: float) -> Judgement:
-        """The verdict, where `threshold` is the largest p that holds among all of the book."""
+        """The verdict under another threshold."""
         if self.contrast.counted and self.counted:  # no chance in it: all records must agree
             verdicts = {one.judgement(threshold) for one in self.counted}
             return verdicts.pop() if len(verdicts) == 1 else Judgement.DOES_NOT_HOLD
@@ -73,13 +77,7 @@ def pool(contrast: Contrast, outcomes: Sequence[Outcome]) -> Pooled:
     difference, agreement = counted[0].difference if counted else None, None
     if len(counted) > 1 and difference is not None and difference.p and not contrast.counted:
         difference, agreement = _pooled(counted, contrast.bound)
-    return Pooled(
-        contrast=contrast,
-        outcomes=tuple(outcomes),
-        counted=tuple(counted),
-        difference=difference,
-        agreement=agreement,
-    )
+    return Pooled(contrast, tuple(outcomes), tuple(counted), difference, agreement)
 
 
 def _pooled(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, float]:
@@ -89,15 +87,13 @@ def _pooled(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, floa
     weights = [math.sqrt(one.weight) for one in outcomes]
 
     def scores(against: float) -> list[float]:
-        tests = [test for one in outcomes if (test := one.test(against)) is not None]
-        return [
-            math.copysign(norm.isf(max(one.p or 1e-300, 1e-300) / 2), one.mean - against)
-            for one in tests
-        ]
+        tests = (test for one in outcomes if (test := one.test(against)) is not None)
+        tails = ((max(one.p or 1e-300, 1e-300) / 2, one.mean - against) for one in tests)
+        return [math.copysign(norm.isf(tail), apart) for tail, apart in tails]
 
     def z(against: float, less: float = 0.0) -> float:
-        weighted = math.fsum(map(operator.mul, weights, scores(against)))
-        return weighted / math.hypot(*weights) - less
+        weighted = map(operator.mul, weights, scores(against))
+        return math.fsum(weighted) / math.hypot(*weights) - less
 
     means = [one.difference.mean for one in outcomes]
     reach = max(one.difference.decidable or 0.0 for one in outcomes) + 1e-12
@@ -114,7 +110,12 @@ def _pooled(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, floa
     return difference, float(chi2.sf(q, len(outcomes) - 1))
 
 
-Judged = tuple[Claim, tuple[Pooled, ...], Judgement]
+class Judged(NamedTuple):
+    """A claim, its comparisons, each over all records, and its verdict."""
+
+    claim: Claim
+    comparisons: tuple[Pooled, ...]
+    verdict: Judgement
 
 
 def evidence(sources: Mapping[str, Records]) -> "DataFrame":
@@ -138,10 +139,11 @@ def judged(sources: Mapping[str, Records]) -> list[Judged]:
     untested where no record counts for any of them.
     """
     numbers = evidence(sources)
-    rows = [tuple(pool(x, [*x.outcomes(numbers)]) for x in claim.contrasts) for claim in CLAIMS]
+    rows = [[pool(x, [*x.outcomes(numbers)]) for x in claim.contrasts] for claim in CLAIMS]
     threshold = threshold_over(rows)
+    rows = [[replace(one, threshold=threshold) for one in ones] for ones in rows]
     return [
-        (claim, ones, verdict_of([one.judgement(threshold) for one in ones]))
+        Judged(claim, tuple(ones), verdict_of([one.verdict for one in ones]))
         for claim, ones in zip(CLAIMS, rows, strict=True)
     ]
 

@@ -1,21 +1,21 @@
 """Experiments of ours: the repairs together, and repairs of a trained model."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from clearhead.data import DataConfig
 from clearhead.lab.sweep_configs import ConvertConfig
-from clearhead.papers.coca import passkeys, passkeys_beyond
-from clearhead.papers.contrasts import Claim, Contrast, blocked, higher, lower, no_worse, number
+from clearhead.papers.coca import PERPLEXITY, passkeys, passkeys_beyond
+from clearhead.papers.contrasts import Claim, blocked, higher, lower, no_worse, number
 from clearhead.papers.study import (
     BOOKS,
     TEXT,
-    TRAINED,
     WHOLE,
     Study,
+    convert,
     diagnose,
     evaluate,
     experiment,
@@ -29,56 +29,47 @@ TURNED_RATES = {"tiny": (1e-5, 3e-5), "small": (1e-5, 3e-5, 1e-4)}
 # Adapters of this rank at all linear layers of SmolLM2-135M have 10.07 M parameters;
 # differential-v2 adds 10.11 M to it, the gate 9.95 M.
 RANK = 33
-PREFIX = {"prefix": "\\n"}
 SCHEMES = ("w8a8-coarse", "w8a8-moderate", "w8a6-token", "w8a4-token", "logits4-tensor")
-CONVERSION = {"to", "prefix", "rotate", "calibrate", "equalise", "learn_rotation"}
-BOTH = {**PREFIX, "rotate": ("down",)}
-TURNED = {"rotate": ("residual", "values", "down")}
-ALL_TURNED = {**PREFIX, **TURNED}
-EQUAL = {**ALL_TURNED, "equalise": True}
-LEARNED = {**EQUAL, "learn_rotation": True}
-SEARCHED = {**LEARNED, "prefix": "auto", "calibrate": TEXT}
-KEYS = {"to": ("key-value",), "calibrate": TEXT}
-SINK = {"to": ("sink",), "calibrate": TEXT}
-# Name, rates, and what is changed of the model, by a preset, settings or a conversion.
-ARMS: tuple[tuple[str, Mapping[str, tuple[float, ...]], dict[str, Any]], ...] = (
+PREFIX = convert(prefix="\\n")
+BOTH = replace(PREFIX, rotate=("down",))
+TURNED = convert(rotate=("residual", "values", "down"))
+ALL_TURNED = replace(TURNED, prefix=PREFIX.prefix)
+EQUAL = replace(ALL_TURNED, equalise=True)
+LEARNED = replace(EQUAL, learn_rotation=True)
+SEARCHED = replace(LEARNED, prefix="auto", calibrate=TEXT)
+KEYS, SINK = (convert(to=(to,), calibrate=TEXT) for to in ("key-value", "sink"))
+# Name, rates, and what is changed of the model: its conversion, its preset or settings.
+ARMS: tuple[tuple[str, Mapping[str, tuple[float, ...]], ConvertConfig | None, dict[str, Any]], ...]
+ARMS = (
     # The controls: nothing, more text, the attention or an adapter alone, and a sink that no row
     # notices and nothing trains.
-    ("as it is", {}, {}),
-    ("dense", RATES, {}),
+    ("as it is", {}, None, {}),
+    ("dense", RATES, None, {}),
     # Repairs without training, and the interventions.
-    ("prefix rotated", {}, BOTH),
-    ("prefix rotated trained", RATES, BOTH),
-    ("turned", {}, TURNED),
-    ("prefix turned", {}, ALL_TURNED),
-    ("prefix turned trained", TURNED_RATES, ALL_TURNED),
-    ("prefix turned equal", {}, EQUAL),
-    ("prefix turned equal trained", TURNED_RATES, EQUAL),
-    ("prefix turned learned", {}, LEARNED),
-    ("searched turned learned", {}, SEARCHED),
-    ("searched turned learned trained", TURNED_RATES, SEARCHED),
-    ("attention only", RATES, {"train.only": ["*attn*"]}),
-    ("lora", LORA_RATES, {"train.lora": RANK}),
-    ("key-value", {}, KEYS),
-    ("key-value trained", RATES, KEYS),
-    ("sink calibrated", {}, SINK),
-    ("softmax1 annealed", RATES, {"preset": "softmax1", "annealed_start": True}),
-    ("differential-v2", RATES, {"preset": "differential-v2"}),
-    ("gated", RATES, {"preset": "gated"}),
-    ("prefix turned orthoadam", TURNED_RATES, {**ALL_TURNED, "train.optimizer": "orthoadam"}),
-    ("mirror", RATES, {"preset": "sink", "train.freeze": ["*.normalizer.*"]}),
-    ("sink calibrated trained", RATES, SINK),
-    ("prefix", {}, PREFIX),
+    ("prefix rotated", {}, BOTH, {}),
+    ("prefix rotated trained", RATES, BOTH, {}),
+    ("turned", {}, TURNED, {}),
+    ("prefix turned", {}, ALL_TURNED, {}),
+    ("prefix turned trained", TURNED_RATES, ALL_TURNED, {}),
+    ("prefix turned equal", {}, EQUAL, {}),
+    ("prefix turned equal trained", TURNED_RATES, EQUAL, {}),
+    ("prefix turned learned", {}, LEARNED, {}),
+    ("searched turned learned", {}, SEARCHED, {}),
+    ("searched turned learned trained", TURNED_RATES, SEARCHED, {}),
+    ("attention only", RATES, None, {"train.only": ["*attn*"]}),
+    ("lora", LORA_RATES, None, {"train.lora": RANK}),
+    ("key-value", {}, KEYS, {}),
+    ("key-value trained", RATES, KEYS, {}),
+    ("sink calibrated", {}, SINK, {}),
+    ("softmax1 annealed", RATES, None, {"preset": "softmax1", "annealed_start": True}),
+    ("differential-v2", RATES, None, {"preset": "differential-v2"}),
+    ("gated", RATES, None, {"preset": "gated"}),
+    ("prefix turned orthoadam", TURNED_RATES, ALL_TURNED, {"train.optimizer": "orthoadam"}),
+    ("mirror", RATES, None, {"preset": "sink", "train.freeze": ["*.normalizer.*"]}),
+    ("sink calibrated trained", RATES, SINK, {}),
+    ("prefix", {}, PREFIX, {}),
 )
-CONFIRMED_ON = (3, 4, 5)  # seeds that did not choose the composition
-TOKENS = {"tiny": 256_000, "small": 50_000_000}
-SWEEPS = {"tiny": 102_400, "small": 10_000_000}
 TOGETHER_RATES = {"tiny": (3e-3, 6e-3), "small": (1e-3, 2e-3)}
-SHAPES: Mapping[str, dict[str, Any]] = {
-    "tiny": {"num_hidden_layers": 4, "hidden_size": 96, "num_attention_heads": 4},
-    "small": {},
-}
-PASSKEY = "synthetic:passkey:landmark=1,documents=20000"
 
 
 @experiment("ours", "Do the repairs add up?")
@@ -89,10 +80,9 @@ def together(scale: str) -> Iterator[Study]:
     normalizer × block × optimizer) keep main effects apart from every pair, and most pairs from
     each other. Shaped blocks have 16 % fewer parameters, which is part of what they claim.
     """
-    table = _table(scale)
     for maps, normalizer, block, optimizer in product((False, True), repeat=4):
         position, gate = maps ^ normalizer ^ block, normalizer ^ block ^ optimizer
-        yield table.arm(
+        yield TOGETHER[scale].arm(
             "sas-p" if block else "transformer",
             *TOGETHER_RATES[scale],
             **{  # the interventions
@@ -108,7 +98,7 @@ def together(scale: str) -> Iterator[Study]:
 @experiment("ours", "Is the composition of the repairs that win better than the baseline?")
 def composition(scale: str) -> Iterator[Study]:
     """The composition that `together` chose and the baseline, under seeds that did not choose."""
-    table = _table(scale).changed(seeds=CONFIRMED_ON, label="composition")
+    table = replace(TOGETHER[scale], seeds=(3, 4, 5), label="composition")
     for preset in ("transformer", "clearhead"):  # the intervention
         yield table.arm(preset, *TOGETHER_RATES[scale])
 
@@ -119,37 +109,30 @@ def composition(scale: str) -> Iterator[Study]:
 def retrofit(scale: str) -> Iterator[Study]:
     """Controls and repairs of SmolLM2-135M, untrained and trained, on the same tokens in the same
     order; the controls say what a repair adds to more training."""
-    for name, rates, changes in ARMS:  # the interventions
-        settings = {"preset": "transformer", **changes}
-        conversion = {key: settings.pop(key) for key in CONVERSION & settings.keys()}
-        preset = settings.pop("preset")
-        one = replace(RETROFIT[scale].arm(preset, *rates.get(scale, ()), **settings), called=name)
-        if conversion:
-            by = ConvertConfig(model=TRAINED, output=Path(), windows=4, **conversion)
-            one = replace(one, conversion=by)
-        yield one
+    for name, rates, conversion, changes in ARMS:  # the interventions
+        preset, settings = changes.get("preset", BASE), {**changes}
+        settings.pop("preset", None)
+        one = RETROFIT[scale].arm(preset, *rates.get(scale, ()), **settings)
+        yield replace(one, called=name, conversion=conversion)
 
 
-def _table(scale: str) -> Study:
-    tiny, length = scale == "tiny", {"tiny": 128, "small": 512}[scale]
-    questions = {
-        "text": evaluate(
+# fmt: off
+_TABLE = Study(label="together", lengths=(1, 4)).changed(document_masks=True, vocabulary=1024)
+_BITS = partial(quantize, scheme=("w8a8-coarse", "w4-channel"), tokens=16_384)
+TOGETHER = {
+    "tiny": _TABLE.changed(
+        layers=4, width=96, heads=4, length=128, evaluation_tokens=32_768, tokens=256_000,
+        sweep_tokens=102_400, batch_size=8, questions={
             # Passkeys take more tokens to learn than `tiny` has.
-            tasks=("hits",) if tiny else ("hits", "passkey"),
-            lengths=(length, 4 * length),
-            tokens=16_384,
-        ),
-        "bits": quantize(scheme=("w8a8-coarse", "w4-channel"), length=length, tokens=16_384),
-    }
-    # fmt: off
-    return Study(label="together", size=scale, questions=questions).changed(
-        **SHAPES[scale], max_position_embeddings=length, lengths=(1, 4),
-        evaluation_tokens=32_768 if tiny else 65_536,
-        tokens=TOKENS[scale], sweep_tokens=SWEEPS[scale],
-        sequence_length=length, batch_size=8 if tiny else 32, document_masks=True,
-        compile="none" if tiny else "blocks", log_every=20,
-        data=("python-stdlib",) if tiny else ("python-stdlib", f"{PASSKEY}@0.3"), vocabulary=1024)
-    # fmt: on
+            "text": evaluate(tasks=("hits",), lengths=(128, 512), tokens=16_384),
+            "bits": _BITS(length=128)}),
+    "small": _TABLE.changed(
+        size="small", length=512, tokens=50_000_000, sweep_tokens=10_000_000, batch_size=32,
+        compile="blocks",
+        data=("python-stdlib", "synthetic:passkey:landmark=1,documents=20000@0.3"), questions={
+            "text": evaluate(tasks=("hits", "passkey"), lengths=(512, 2048), tokens=16_384),
+            "bits": _BITS(length=512)}),
+}
 
 
 def _questions(tokens: int) -> dict[str, Any]:
@@ -158,22 +141,20 @@ def _questions(tokens: int) -> dict[str, Any]:
     return {
         "bits": quantize(scheme=SCHEMES, tokens=tokens, length=512, data=text),
         "inside": diagnose(windows=min(64, tokens // 512), length=512, data=text),
-        "code": evaluate(tasks=("perplexity",), lengths=(512,), tokens=tokens),
-    }
+        "code": evaluate(tasks=("perplexity",), lengths=(512,), tokens=tokens)}
 
 
-# fmt: off
 UNREAD = (f"{BOOKS}#test",)
-_TINY = Study(label="retrofit", base=MODEL, parameters=PARAMETERS, seeds=(0,)).changed(
-    evaluation_tokens=4096, tokens=250_000,
-    sweep_tokens=62_500,  # of 16,384 they chose rates too high for 250,000 (docs/log.md)
-    sequence_length=128, batch_size=4, log_every=4,
-    data=(BOOKS,), limit=20_000_000, questions=_questions(4096))
+_SMOLLM = Study(label="retrofit", base=MODEL)
 RETROFIT = {
-    "tiny": _TINY,
-    "small": _TINY.changed(
-        seeds=(0, 1, 2), evaluation_tokens=131_072, tokens=50_000_000, sweep_tokens=5_000_000,
-        sequence_length=1024, batch_size=32, log_every=20,
+    "tiny": _SMOLLM.changed(
+        seeds=(0,), evaluation_tokens=4096, tokens=250_000,
+        sweep_tokens=62_500,  # of 16,384 they chose rates too high for 250,000 (docs/log.md)
+        sequence_length=128, batch_size=4, log_every=4,
+        data=(BOOKS,), limit=20_000_000, questions=_questions(4096)),
+    "small": _SMOLLM.changed(
+        evaluation_tokens=131_072, tokens=50_000_000, sweep_tokens=5_000_000,
+        sequence_length=1024, batch_size=32,
         data=(BOOKS, "python-packages"), limit=400_000_000,
         questions=_questions(131_072) | {"passkeys": evaluate(
             tasks=("passkey",), passkey={"trials": 20}, lengths=(1024, 4096),
@@ -184,12 +165,13 @@ RETROFIT = {
 
 # The claims
 
+BASE, ALIBI = "transformer", ("*position alibi*", "*position rope*")
 # Repair → patterns of the arms with it and without it.
 REPAIRS = {
     "differential maps (V2)": ("*maps differential-v2*", "*maps single*"),
     "softmax-1": ("*normalizer softmax1*", "*normalizer softmax ·*"),
     "SAS-P's blocks": ("sas-p · *", "transformer · *"),
-    "ALiBi": ("*position alibi*", "*position rope*"),
+    "ALiBi": ALIBI,
     "a gate": ("*epilogue gate*", "*epilogue none*"),
     "OrthoAdam": ("* orthoadam", "* adamw"),
 }
@@ -200,45 +182,30 @@ MEASURES = {
     "loss of recalled tokens at 4 × the length": number("ar_hit_loss", times=4),
     "kurtosis": number("kurtosis"),
     "queries with a first-token sink": number("first_token_argmax_share"),
-    **{
-        f"cost of {one}": number("added_perplexity", scheme=one)
-        for one in ("w8a8-coarse", "w4-channel")
-    },
+    "cost of w8a8-coarse": number("added_perplexity", scheme="w8a8-coarse"),
+    "cost of w4-channel": number("added_perplexity", scheme="w4-channel"),
 }
-_CODE = number("perplexity", task="perplexity")
-_SINK = number("first_token_argmax_share")
-_ROTATED, _TRAINED, _TURNED = "prefix rotated", "prefix rotated trained", "prefix turned"
-ALIBI = REPAIRS["ALiBi"]
-_WITHIN, _BEYOND = (
-    number("perplexity", times=times, task="perplexity", scaling="none") for times in (1, 16)
-)
 _TOGETHER = number("loss", times=1, label="together")
-
-
-def _added(
-    verb: Callable[..., Contrast], words: str, arm: str, than: str, scheme: str = "w8a8-coarse"
-) -> Contrast:
-    """Perplexity that a scheme adds."""
-    what = number("added_perplexity", scheme=scheme)
-    return verb(f"perplexity added by {scheme}, {words}", what, arm, than)
-
+_WITHIN, _BEYOND = (PERPLEXITY(times=times, scaling="none") for times in (1, 16))
+_WIDE = "perplexity at 16 × the training length"
+_CODE, _SINK = number("perplexity", task="perplexity"), number("first_token_argmax_share")
+_ROTATED, _TURNED, _TRAINED = "prefix rotated", "prefix turned", "prefix rotated trained"
+_COST = "perplexity added by w8a8-coarse"
+_ADDED = number("added_perplexity", scheme="w8a8-coarse")
 
 # fmt: off
 CLAIMS = (
     Claim("together/loss",
-        "Each repair costs no loss, on average over the others present or absent.",
-        "", "together",
-        tuple(blocked(no_worse(f"loss with {name}", _TOGETHER, *arms, by=0.01)) for name, arms in
-            REPAIRS.items())),
+        "Each repair costs no loss, on average over the others present or absent.", "", "together",
+        tuple(blocked(no_worse(f"loss with {name}", _TOGETHER, *arms, by=0.01))
+            for name, arms in REPAIRS.items())),
     Claim("together/preset",
         "The composition that wins, SAS-P's blocks and a gate, is on no measure worse than the "
-        "baseline.",
-        "", "composition",
-        tuple(no_worse(words, replace(one, label="composition"), "clearhead", "transformer")
+        "baseline.", "", "composition",
+        tuple(no_worse(words, replace(one, label="composition"), "clearhead", BASE)
             for words, one in MEASURES.items())),
     Claim("together/extrapolation",
-        "Beside the other repairs, too, ALiBi extrapolates further than RoPE.",
-        "", "together",
+        "Beside the other repairs, too, ALiBi extrapolates further than RoPE.", "", "together",
         (blocked(lower("loss at 4 × the training length, ALiBi", replace(_TOGETHER, times=4),
             *ALIBI)),
         blocked(lower("loss of tokens that stood in the text before, at 4 × the training length, "
@@ -246,18 +213,15 @@ CLAIMS = (
     Claim("position/alibi",
         "ALiBi reads far beyond the training length, where RoPE does not, at a small cost within.",
         "arXiv 2108.12409", "long-context",
-        (no_worse("perplexity at the training length, to within 4", _WITHIN, "alibi", "transformer",
-            by=4),
-        lower("perplexity at 16 × the training length", _BEYOND, "alibi", "transformer"))),
+        (no_worse("perplexity at the training length, to within 4", _WITHIN, "alibi", BASE, by=4),
+        lower(_WIDE, _BEYOND, "alibi", BASE))),
     Claim("position/pope",
         "Polar coordinates (PoPE) read further beyond the training length than RoPE and CoCA, none "
-        "scaled, at no cost within.",
-        "arXiv 2509.10534", "long-context",
-        (no_worse("perplexity at the training length, to within 0.5", _WITHIN, "pope",
-            "transformer", by=0.5),
-        lower("perplexity at 16 × the training length", _BEYOND, "pope", "transformer"),
-        lower("perplexity at 16 × the training length, against exact CoCA", _BEYOND, "pope",
-            "coca"),
+        "scaled, at no cost within.", "arXiv 2509.10534", "long-context",
+        (no_worse("perplexity at the training length, to within 0.5", _WITHIN, "pope", BASE,
+            by=0.5),
+        lower(_WIDE, _BEYOND, "pope", BASE),
+        lower(f"{_WIDE}, against exact CoCA", _BEYOND, "pope", "coca"),
         passkeys("passkeys at 16 ×", "pope", 16, scaling="none"))),
     Claim("position/passkeys",
         "Where only distance is new, ALiBi and PoPE find passkeys further than RoPE.",
@@ -265,41 +229,37 @@ CLAIMS = (
         (*passkeys_beyond("alibi", "ALiBi"), *passkeys_beyond("pope", "PoPE"))),
     Claim("position/forget",
         "A learned decay (FoX) reads better than ALiBi's fixed one, at the training length and 16 "
-        "times it.",
-        "", "long-context",
-        (lower("perplexity at 16 × the training length", _BEYOND, "forget", "alibi"),
+        "times it.", "", "long-context", (lower(_WIDE, _BEYOND, "forget", "alibi"),
         lower("perplexity at the training length", _WITHIN, "forget", "alibi"))),
     Claim("retrofit/quantisation",
         "Trained repairs of SmolLM2-135M lose less at 8 bits than a prefix and a rotation "
-        "untrained.",
-        "", "retrofit",
-        tuple(_added(lower, words, arm, than) for words, arm,
-            than in (("prefix and rotation, trained against untrained", _TRAINED, _ROTATED),
+        "untrained.", "", "retrofit",
+        tuple(lower(f"{_COST}, {words}", _ADDED, *arms) for words, *arms in (
+            ("prefix and rotation, trained against untrained", _TRAINED, _ROTATED),
             ("all turned, trained against untrained", f"{_TURNED} trained", _TURNED),
-            ("all turned with equal rows, trained against untrained", *(f"{_TURNED} equal trained",
-            f"{_TURNED} equal")),
+            ("all turned with equal rows, trained against untrained", f"{_TURNED} equal trained",
+                f"{_TURNED} equal"),
             ("learned keys and values, trained, against prefix and rotation untrained",
-            *("key-value trained", _ROTATED)),
-            ("softmax-1 annealed against prefix and rotation untrained", *("softmax1 annealed",
-            _ROTATED))))),
+                "key-value trained", _ROTATED),
+            ("softmax-1 annealed against prefix and rotation untrained", "softmax1 annealed",
+                _ROTATED)))),
     Claim("retrofit/controls",
         "Training without a repair (all weights, attention, an adapter) does not make 8 bits as "
-        "cheap.",
-        "", "retrofit",
-        tuple(_added(higher, f"{name} against prefix and rotation trained", arm, _TRAINED) for name,
-            arm in (("dense continuation", "dense"), ("attention-only training", "attention only"),
-            ("an adapter (LoRA)", "lora")))),
+        "cheap.", "", "retrofit",
+        tuple(higher(f"{_COST}, {name} against prefix and rotation trained", _ADDED, arm, _TRAINED)
+            for name, arm in (("dense continuation", "dense"),
+                ("attention-only training", "attention only"), ("an adapter (LoRA)", "lora")))),
     Claim("retrofit/loss",
-        "Repairs cost no perplexity against dense continuation on the same tokens.",
-        "", "retrofit",
-        tuple(no_worse(f"perplexity of code, {words}", _CODE, arm, "dense", by=0.3) for words,
-            arm in (("prefix and rotation", _TRAINED), ("prefix and all turned",
-            f"{_TURNED} trained"), ("differential-v2", "differential-v2"), ("gated", "gated"),
-            ("prefix, all turned and learned scales", "searched turned learned trained")))),
+        "Repairs cost no perplexity against dense continuation on the same tokens.", "", "retrofit",
+        tuple(no_worse(f"perplexity of code, {words}", _CODE, arm, "dense", by=0.3)
+            for words, arm in (("prefix and rotation", _TRAINED),
+                ("prefix and all turned", f"{_TURNED} trained"),
+                ("differential-v2", "differential-v2"), ("gated", "gated"),
+                ("prefix, all turned and learned scales", "searched turned learned trained")))),
     Claim("retrofit/attention",
         "Differential maps put on a trained model gain more than training its attention alone.",
         "F1 0.2910 with DEX, 0.2933 with the attention's own matrices alone (Qwen3-4B, arXiv "
-            "2505.16333)", "retrofit",
+        "2505.16333)", "retrofit",
         (lower("perplexity of code, differential-v2 against attention-only training", _CODE,
             "differential-v2", "attention only"),)),
     Claim("retrofit/sink",
@@ -314,9 +274,9 @@ CLAIMS = (
             better="higher"))),
     Claim("retrofit/basis",
         "Turning residual stream and values too makes 8 and 6 bits cheaper than a prefix and one "
-        "rotation.",
-        "", "retrofit",
-        tuple(_added(lower, "all turned against the down projections alone", _TURNED, _ROTATED,
-            scheme) for scheme in ("w8a8-coarse", "w8a6-token"))),
+        "rotation.", "", "retrofit",
+        tuple(lower(f"perplexity added by {scheme}, all turned against the down projections alone",
+            number("added_perplexity", scheme=scheme), _TURNED, _ROTATED)
+            for scheme in ("w8a8-coarse", "w8a6-token"))),
 )
 # fmt: on

@@ -1,4 +1,4 @@
-"""The experiments, those that names ask for, their costs, and what options change of their arms."""
+"""The experiments, those that names ask for, what options change of their arms, and their costs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -29,35 +29,65 @@ NOTHING = "no training"
 SPEEDS = {"tiny": (1.2e11, "two cores"), "small": (1e14, "one GPU"), "paper": (1e14, "one GPU")}
 
 
-def choose_studies(names: Sequence[str], scale: str) -> dict[str, set[str]]:
-    """Each experiment asked for, in the book's order, with the patterns of its arms to run.
+def chosen(
+    names: Sequence[str],
+    scale: str,
+    output: Path | None = None,
+    *,
+    only: Sequence[str] = (),
+    questions: Sequence[str] = (),
+    **changes: Any,
+) -> dict[str, list[Study]]:
+    """The arms of each experiment asked for, in the book's order, with the experiment's folder.
 
     Of several claims those without arms at the scale are left out; a single one is refused, as is
     an unknown name, or none.
+
+    Args:
+        only, questions: patterns of the arms and of their questions; all where empty. One that
+            names nothing is refused.
+        changes: as `changed` has them.
     """
     if not names:
         raise ClearheadError("give a claim, a family, an experiment or all: --list prints them")
-    wanted: dict[str, set[str]] = {name: set() for name in EXPERIMENTS}
+    patterns: dict[str, set[str]] = {name: set() for name in EXPERIMENTS}
     for name in names:
         if name in EXPERIMENTS:
             choose(f"scale of {name}", scale, EXPERIMENTS[name].scales)
-            wanted[name].update(ALL)
-            continue
-        claims = [claim for claim in CLAIMS if name in claim.names]
-        if not claims:
-            known = dict.fromkeys(name for claim in CLAIMS for name in claim.names)
-            choose("experiment or claim", name, [*EXPERIMENTS, *known])
-        there = [claim for claim in claims if has_arms(claim, scale)]
-        if not there:
-            study = claims[0].study
-            scales = [one for one in EXPERIMENTS[study].scales if has_arms(claims[0], one)]
-            raise ClearheadError(
-                f"{name} has no arms at {scale}: its experiment, {study}, has them at "
-                f"{', '.join(scales)}"
-            )
-        for claim in there:
-            wanted[claim.study] |= claim.arms
-    return {name: patterns for name, patterns in wanted.items() if patterns}
+            patterns[name].update(ALL)
+        else:
+            for claim in _claims(name, scale):
+                patterns[claim.study] |= claim.arms
+    wanted = [name for name in EXPERIMENTS if patterns[name]]
+    studies = dict[str, list[Study]]()
+    for name in wanted:
+        folder = output or Path("runs") / f"{name}-{scale}"
+        folder = folder / name if output is not None and len(wanted) > 1 else folder
+        if arms := arms_of(name, scale, only or patterns[name]):
+            studies[name] = [replace(one, output=folder) for one in arms]
+    _require("arms", only, [one.name for name in wanted for one in arms_of(name, scale)])
+    asked = [name for arms in studies.values() for one in arms for name in one.questions]
+    _require("questions", questions, asked)
+    return {
+        name: [changed(one, questions=questions, **changes) for one in arms]
+        for name, arms in studies.items()
+    }
+
+
+def _claims(name: str, scale: str) -> list[Claim]:
+    """The claims of a name that have arms at the scale."""
+    claims = [claim for claim in CLAIMS if name in claim.names]
+    if not claims:
+        known = (name for claim in CLAIMS for name in claim.names)
+        choose("experiment or claim", name, [*EXPERIMENTS, *known])
+    there = [claim for claim in claims if has_arms(claim, scale)]
+    if not there:
+        study = claims[0].study
+        scales = ", ".join(one for one in EXPERIMENTS[study].scales if has_arms(claims[0], one))
+        raise ClearheadError(
+            f"{name} has no arms at {scale}: its experiment, {study}, has them at {scales}"
+        )
+    return there
 
 
 def has_arms(claim: Claim, scale: str) -> bool:
@@ -70,48 +100,16 @@ def has_arms(claim: Claim, scale: str) -> bool:
 
 def arms_of(study: str, scale: str, patterns: Iterable[str] = ALL) -> list[Study]:
     """The arms of an experiment that a pattern names; none where it has not that scale."""
-    return [one for one in _arms(study, scale) if _is_named(one.name, patterns)]
+    return [one for one in _arms(EXPERIMENTS[study], scale) if _is_named(one.name, patterns)]
 
 
 @cache
-def _arms(study: str, scale: str) -> tuple[Study, ...]:
-    experiment = EXPERIMENTS[study]
+def _arms(experiment: Experiment, scale: str) -> tuple[Study, ...]:
     return tuple(experiment.arms(scale)) if scale in experiment.scales else ()
 
 
 def _is_named(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def chosen(
-    names: Sequence[str],
-    scale: str,
-    output: Path | None = None,
-    *,
-    only: Sequence[str] = (),
-    questions: Sequence[str] = (),
-    **changes: Any,
-) -> dict[str, list[Study]]:
-    """The arms of each experiment asked for, changed, each with the experiment's folder.
-
-    Args:
-        only, questions: patterns of the arms and of their questions; all where empty. One that
-            names nothing is refused.
-        changes: as `changed` has them.
-    """
-    wanted, studies = choose_studies(names, scale), dict[str, list[Study]]()
-    for study, patterns in wanted.items():
-        folder = output or Path("runs") / f"{study}-{scale}"
-        folder = folder / study if output is not None and len(wanted) > 1 else folder
-        if arms := arms_of(study, scale, only or patterns):
-            studies[study] = [replace(one, output=folder) for one in arms]
-    _require("arms", only, [one.name for study in wanted for one in arms_of(study, scale)])
-    asked = [name for arms in studies.values() for one in arms for name in one.questions]
-    _require("questions", questions, asked)
-    return {
-        study: [changed(one, questions=questions, **changes) for one in arms]
-        for study, arms in studies.items()
-    }
 
 
 def _require(kind: str, patterns: Iterable[str], names: Iterable[str]) -> None:
@@ -125,12 +123,11 @@ def _require(kind: str, patterns: Iterable[str], names: Iterable[str]) -> None:
 def changed(
     one: Study,
     *,
-    seeds: tuple[int, ...] = (),
     tokens: int | None = None,
     questions: Sequence[str] = (),
     base: str | None = None,
-    data: tuple[str, ...] = (),
     test_data: tuple[str, ...] = (),
+    **changes: Any,
 ) -> Study:
     """An arm with a command's seeds, texts and questions; a model to start from is refused by an
     arm that begins anew."""
@@ -141,8 +138,7 @@ def changed(
         for name in hub or texts:
             text = replace(texts[name].data, data=test_data, validation=WHOLE)
             selected[name] = replace(texts[name], data=text)
-    settings: dict[str, Any] = {"questions": selected, "seeds": seeds or one.seeds}
-    settings["data"] = data or one.data.data
+    settings = {name: value for name, value in changes.items() if value} | {"questions": selected}
     if tokens is not None:
         settings |= {"tokens": tokens, "sweep_tokens": min(one.sweep_tokens, tokens)}
     if base is not None:
@@ -162,8 +158,7 @@ def cost(arms: Iterable[Study], scale: str) -> str:
     flops = 0.0
     sizes: dict[str, int] = {}  # by label
     for one in arms:
-        sweep = len(one.tries) * one.is_swept
-        trained = len(one.seeds) * bool(one.tries)
+        sweep, trained = len(one.tries) * one.is_swept, len(one.seeds) * bool(one.tries)
         read = trained * one.train.tokens + sweep * one.sweep_tokens
         runs, tokens, beyond = runs + trained + sweep, tokens + read, beyond + BEYOND * one.is_swept
         flops += 6.0 * sizes.setdefault(one.label, parameters(one)) * read
@@ -184,8 +179,8 @@ def parameters(one: Study) -> int:
 
     By arithmetic: a list of all experiments would make hundreds of models.
     """
-    if one.parameters:
-        return one.parameters
+    if one.base:
+        return ours.PARAMETERS
     shape = {**SIZES[one.size], **PRESETS[one.presets[0]], **one.set}
     width, heads = shape["hidden_size"], shape["num_attention_heads"]
     attention = 4 * width * heads * shape.get("head_dim", width // heads)

@@ -1,8 +1,7 @@
 """Execution of an experiment: its missing models, sweeps, runs and evaluations."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from clearhead.data import prepare
@@ -31,57 +30,41 @@ def check_models(arms: Sequence[Study]) -> None:
         require_convertible(name)
 
 
-def runs(
-    arms: Sequence[Study],
-    rates: Mapping[str, float],
-    swept: Mapping[str, tuple[float, ...]] = MappingProxyType({}),
-) -> list[Job]:
-    """Trainings, each followed by its evaluations, of every arm whose rate is known or that is not
-    trained, with every seed; one seed of all arms comes before the next."""
-    return [
-        job
-        for seed in sorted({seed for one in arms for seed in one.seeds})
-        for one in arms
-        if seed in one.seeds and (one.key in rates or not one.tries)
-        for job in one.runs(rates.get(one.key), seed, swept.get(one.key, ()))
-    ]
-
-
 def known_jobs(
-    arms: Sequence[Study], logs: Path, tried: Container[str]
-) -> tuple[dict[str, float], list[Job]]:
-    """The rates, {label/arm: rate}, and the jobs that are known by what is finished.
+    one: Study, logs: Path, tried: Container[str] = ()
+) -> tuple[float | None, list[Job], list[Job]]:
+    """An arm's rate, the jobs of its sweep, and its trainings, each followed by its evaluations, as
+    far as they are known by what is finished.
 
     A sweep is over where its best lies inside, the next rate failed (it is among the jobs that this
     command has `tried`), or a run at its best is there.
     """
-    sweeps, swept = list[Job](), dict[str, tuple[float, ...]]()
 
     def known(job: Job) -> float | None:
         return loss(job.records) if is_finished(job, logs) else None
 
-    rates = {one.key: one.tries[0] for one in arms if len(one.tries) == 1}
-    for one in (one for one in arms if one.is_swept):
+    rate, sweep, swept = next(iter(one.tries), None), list[Job](), tuple[float, ...]()
+    if one.is_swept:
         losses = one.sweep(known)
         finished = {rate: value for rate, value in losses.items() if value is not None}
-        swept[one.key] = tuple(sorted(finished))
+        swept = tuple(sorted(finished))
         rate = best(finished) if finished.keys() >= {*one.tries} else None
-        if rate is None or not any(
-            is_finished(one.training(rate, seed), logs) for seed in one.seeds
-        ):
+        runs = [] if rate is None else [one.runs(rate, seed)[0] for seed in one.seeds]
+        if not any(is_finished(job, logs) for job in runs):
             attempts = {at: one.attempt(at) for at in losses}
-            sweeps += attempts.values()
+            sweep = [*attempts.values()]
             if any(job.name not in tried for at, job in attempts.items() if at not in finished):
-                continue
-        if rate is not None:
-            rates[one.key] = rate
-    return rates, [*sweeps, *runs(arms, rates, swept)]
+                rate = None
+    if one.tries and rate is None:
+        return None, sweep, []
+    return rate, sweep, [job for seed in one.seeds for job in one.runs(rate, seed, swept)]
 
 
 def reproduce(
     arms: Sequence[Study], output: Path, *, jobs: int, work: Work | None = None
 ) -> tuple[Path, int]:
-    """Run the missing jobs of every arm, until none is known to be missing.
+    """Run the missing jobs of every arm, until none is known to be missing: sweeps first, then one
+    seed of all arms after the other.
 
     Finished jobs are not run again, and failed ones are left out. A sweep whose best rate is the
     lowest or the highest goes on beyond it; where that run fails, the best of the others counts.
@@ -99,30 +82,30 @@ def reproduce(
     work, logs = work or Work("job"), output / "logs"
     work.start(0)
     with hold_folder(output):
-        tried, failed = dict[str, Job](), list[Job]()
+        tried, failed = set[str](), list[Job]()
         while True:
-            rates, jobs_known = known_jobs(arms, logs, tried)
-            every = {job.name: job for one in jobs_known for job in one.chain}
-            new = {name: job for name, job in every.items() if name not in tried}
+            known = {one.key: known_jobs(one, logs, tried) for one in arms}
+            sweeps = [job for _, sweep, _ in known.values() for job in sweep]
+            runs = [job for _, _, some in known.values() for job in some]
+            runs.sort(key=lambda job: job.seed)
+            every = {job.name: job for one in (*sweeps, *runs) for job in one.chain}
+            new = [job for name, job in every.items() if name not in tried]
             if not new:
                 break
             say(f"{len(new)} jobs")
             work.extend(len(new))
-            tried |= new
-            failed += run([*new.values()], logs=logs, jobs=jobs, work=work)
+            tried |= every.keys()
+            failed += run(new, logs=logs, jobs=jobs, work=work)
+        rates = {key: rate for key, (rate, _, _) in known.items() if rate is not None}
         for one in arms:
             if one.tries and one.key not in rates:
                 say(f"{one.key}: left out, since its sweep gave no rate")
-        overcome = [job for job in failed if _is_attempt(job) and job.key in rates]
+        overcome = [job for job in failed if job.name.startswith("sweeps/") and job.key in rates]
         for job in overcome:
             rate = written(rates[job.key])
             say(f"{job.key}: goes on at {rate}, since {job.name} did not finish")
-        counted = (job for job in jobs_known if not _is_attempt(job) and is_finished(job, logs))
-        return collect(counted, output / RECORDS), len(failed) - len(overcome)
-
-
-def _is_attempt(job: Job) -> bool:
-    return job.name.startswith("sweeps/")
+        finished = (job for job in runs if is_finished(job, logs))
+        return collect(finished, output / RECORDS), len(failed) - len(overcome)
 
 
 def _reads(one: Study) -> bool:

@@ -11,11 +11,10 @@ from typing import Any
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS
-from clearhead.lab.configs import RECORDS, Arm, CompareConfig, FinetuneJob, Job
+from clearhead.lab.configs import RECORDS, Arm, ArmConfig, CompareConfig, FinetuneJob, Job
 from clearhead.lab.sweep_configs import (
     DIAGNOSIS_FILE,
     FRESH,
-    OWN,
     ConvertConfig,
     DiagnoseConfig,
     EvaluateConfig,
@@ -31,8 +30,7 @@ Question = SweepConfig | FinetuneJob | PlanConfig
 SWEEP_SEED = 1000
 SWEPT_ROTATION = 0
 """The seed of random rotations that sweeps start from, whatever seeds count. It is seed 0's too,
-which the rate may therefore suit a little better than it suits the others; the text and the order
-that chose the rate do not count again. The sweeps of `results/` started from it."""
+which the rate may therefore suit a little better than it suits the others."""
 TRAINED = ""
 """The model of a question: the one that the arm trains."""
 TEXT = ""
@@ -44,6 +42,7 @@ WHOLE = 0.999
 """The share held out of a text that is only measured on."""
 BEYOND = 3
 """Rates that a sweep tries beyond those it was given, at most."""
+SHAPE = {"layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads"}
 
 Losses = Mapping[float, float | None]
 """{rate: held-out loss}: inf where the run diverged, None where the loss is not known yet."""
@@ -57,12 +56,11 @@ class Study(CompareConfig):
     presets: tuple[str, ...] = ("transformer",)
     seeds: tuple[int, ...] = (0, 1, 2)
     lengths: tuple[int, ...] = (1,)
+    train: TrainConfig = field(default_factory=lambda: ArmConfig(log_every=20))
     sweep_tokens: int = 0
     """Tokens of a run that helps to choose a learning rate; it measures nothing while it trains."""
     questions: Mapping[str, Question] = field(default_factory=dict)
     """Evaluations of each seed's model beside compare's own measures, by file name."""
-    parameters: int | None = None
-    """Parameters of the trained model to start from, where there is one."""
     tries: tuple[float, ...] = ()
     """Learning rates to choose from; none where the model is measured as it is, or untrained."""
     called: str = ""
@@ -80,18 +78,24 @@ class Study(CompareConfig):
         """
         vary = {key: (value,) for key, value in changes.items()}
         settings = {key: value for key, value in self.set.items() if key not in changes}
-        return replace(self, presets=(preset,), set=settings, vary=vary, tries=rates, called="")
+        return replace(self, presets=(preset,), set=settings, vary=vary, tries=rates)
 
-    def changed(self, **settings: Any) -> "Study":
+    def changed(self, *, length: int | None = None, **settings: Any) -> "Study":
         """The study with other settings, by their names in a study, its training or its text
-        (`data` is its sources); any other name is a key of every model's configuration."""
-        parts: dict[str, dict[str, Any]] = {"study": {}, "train": {}, "data": {}, "model": {}}
+        (`data` is its sources); any other name is a key of every model's configuration, or short
+        for one (`SHAPE`).
+
+        Args:
+            length: tokens of a sequence in training, and positions of the model.
+        """
+        if length is not None:
+            whole = {"sequence_length": length, "max_position_embeddings": length}
+            settings = whole | settings
+        parts: dict[str, dict[str, Any]] = {"study": {}, "train": {}, "data": {}, "set": {}}
         for name, value in settings.items():
-            parts[_PARTS.get(name, "model")][name] = value
-        study = {"set": self.set, **parts["study"]}
-        study["set"] = {**study["set"], **parts["model"]}
+            parts[_PARTS.get(name, "set")][SHAPE.get(name, name)] = value
         train, data = replace(self.train, **parts["train"]), replace(self.data, **parts["data"])
-        return replace(self, train=train, data=data, **study)
+        return replace(self, train=train, data=data, set=self.set | parts["set"], **parts["study"])
 
     @cached_property
     def side(self) -> Arm:
@@ -124,31 +128,26 @@ class Study(CompareConfig):
 
     def attempt(self, rate: float) -> Job:
         """The run that tries a rate, with a seed and a text of its own."""
-        train = replace(self.train, tokens=self.sweep_tokens)
-        short = replace(self, measure_every=0, train=train, held_out="training")
+        short = self.changed(measure_every=0, tokens=self.sweep_tokens, held_out="training")
         start = self._conversion(SWEPT_ROTATION)
         return short._run(f"sweeps/{self._place}-{written(rate)}", rate, SWEEP_SEED, start)
-
-    def training(self, rate: float, seed: int) -> Job:
-        """The run that counts."""
-        start = self._conversion(seed)
-        job = self._run(f"runs/{self._place}-seed{seed}", rate, seed, start)
-        return replace(job, model=job.records.with_name(f"{self.side.folder}-seed{seed}") / "final")
 
     def runs(self, rate: float | None, seed: int, swept: tuple[float, ...] = ()) -> list[Job]:
         """The run that counts, of an arm that is trained, and the questions to its model; a job's
         `after` makes the model that it starts from."""
+        start = self._conversion(seed)
         if rate is None:
-            return [*self._evaluations(seed, self._conversion(seed))]
-        job = replace(self.training(rate, seed), swept=swept)
+            return [*self._evaluations(seed, start)]
+        job = self._run(f"runs/{self._place}-seed{seed}", rate, seed, start)
+        model = job.records.with_name(f"{self.side.folder}-seed{seed}") / "final"
+        job = replace(job, model=model, swept=swept)
         return [job, *self._evaluations(seed, job)]
 
     def _conversion(self, seed: int) -> Job | None:
         """The job that converts the model to start from, where it is to be converted."""
-        by = self.conversion
-        if by is None:
+        if (by := self.conversion) is None:
             return None
-        by = replace(by, seed=seed) if by.is_drawn else by
+        by = replace(by, seed=seed if by.is_drawn else 0)
         changes = {"rotate": ",".join(by.rotate), "prefix": by.prefix, "seed": by.seed}
         words = [*by.to, *(f"{key}={value}" for key, value in changes.items() if value)]
         words += ["learned"] * by.learn_rotation + ["equal"] * by.equalise
@@ -158,38 +157,31 @@ class Study(CompareConfig):
         config = replace(by, calibrate=text, model=self.base or "", output=output)
         return self._job(name, config, output / "conversion.json", model=output)
 
-    def _start(self, after: Job | None) -> str:
-        """The model that a job leaves, or else the experiment's; none of an arm that begins
-        anew."""
-        return self.base or "" if after is None else str(after.model)
+    def _model(self, after: Job | None) -> str | None:
+        """The model that a job leaves, or else the arm's base."""
+        return self.base if after is None else str(after.model)
 
     def _evaluations(self, seed: int, after: Job | None) -> Iterator[Job]:
         """The questions to the model that a job leaves, or to the experiment's."""
-        model, preset = self._start(after), self.side.preset
+        model, preset = self._model(after) or TRAINED, self.side.preset
         fresh: dict[str, Any] = {"size": self.size, "set": self.side.model}
         for name, question in self.questions.items():
-            job = f"evaluations/{self._place}-seed{seed}/{name}"
-            folder, arm = self.output / job, self.name
+            job, arm = f"evaluations/{self._place}-seed{seed}/{name}", self.name
+            folder = self.output / job
             records = folder.with_name(f"{name}.jsonl")
-            given: dict[str, Any] = {"records": records}
-            if isinstance(question, SweepConfig):
-                given["models"] = (model,)
-                if question.data.data == OWN:  # one text for all arms
-                    given["data"] = replace(question.data, data=DataConfig.data)
+            given: dict[str, Any] = {"models": (model,), "records": records}
             if isinstance(question, FinetuneJob):
                 arm, records = f"{arm} on {name}", folder / RECORDS
                 given = {"model": model, "seeds": (seed,), "output": folder}
             elif isinstance(question, PlanConfig):
                 given |= {"models": (preset,), **fresh}
             elif isinstance(question, DiagnoseConfig):
-                given["output"], records = folder, folder / DIAGNOSIS_FILE
-                del given["records"]
+                records, given = folder / DIAGNOSIS_FILE, {"models": (model,), "output": folder}
                 if not model:  # fresh weights, drawn with the seed
                     given |= {"models": (f"{FRESH}{preset}",), "seeds": (seed,), **fresh}
                     given["data"] = self.data
-            yield self._job(
-                job, replace(question, **given), records, arm=arm, seed=seed, after=after
-            )
+            config = replace(question, **given)
+            yield self._job(job, config, records, arm=arm, seed=seed, after=after)
 
     @property
     def _place(self) -> str:
@@ -197,11 +189,9 @@ class Study(CompareConfig):
 
     def _run(self, name: str, rate: float, seed: int, start: Job | None) -> Job:
         """One run in a folder of its own, so that runs go side by side."""
-        settings = self.settings() | {"seeds": (seed,), "output": self.output / name}
-        settings |= {"base": self._start(start) or None}
-        settings |= {"train": replace(self.train, learning_rate=rate)}
-        config = CompareConfig(**settings)
-        return self._job(name, config, config.output / RECORDS, seed=seed, after=start)
+        one = self.changed(learning_rate=rate, seeds=(seed,), output=self.output / name)
+        config = CompareConfig(**one.settings() | {"base": self._model(start)})
+        return self._job(name, config, one.output / RECORDS, seed=seed, after=start)
 
     def _job(self, name: str, config: Any, records: Path, **others: Any) -> Job:
         names = {"arm": self.name, "label": self.label}
@@ -224,32 +214,28 @@ class Experiment:
     paper: str
     question: str
     arms: Callable[[str], Iterator[Study]]
-    published: bool
-
-    @property
-    def scales(self) -> tuple[str, ...]:
-        """The scales that it has: "paper" only where the recipe is published."""
-        return ("tiny", "small", *(("paper",) if self.published else ()))
+    scales: tuple[str, ...] = ("tiny", "small")
 
 
 def experiment(
     paper: str, question: str, *, published: bool = False
 ) -> Callable[[Callable[[str], Iterator[Study]]], Experiment]:
-    """Make an experiment of the function that yields its arms, under the function's name."""
-    return lambda arms: Experiment(
-        arms.__name__.replace("_", "-"), paper, question, arms, published
-    )
+    """Make an experiment of the function that yields its arms, under the function's name; at the
+    scale `paper` too where the recipe is published."""
+    scales = ("tiny", "small", "paper")[: 2 + published]
+    return lambda arms: Experiment(arms.__name__.replace("_", "-"), paper, question, arms, scales)
 
 
-# Questions to the model that an arm trains.
-diagnose = partial(DiagnoseConfig, models=(TRAINED,))
-quantize = partial(QuantizeConfig, models=(TRAINED,))
+# Questions to the model that an arm trains, on one text for all arms; and its conversion.
+_ASKED: dict[str, Any] = {"models": (TRAINED,), "data": DataConfig()}
+diagnose, quantize = partial(DiagnoseConfig, **_ASKED), partial(QuantizeConfig, **_ASKED)
+convert = partial(ConvertConfig, model=TRAINED, output=Path(), windows=4)
 
 
 def evaluate(**settings: Any) -> Any:
     """An evaluation, with the options of a task as a mapping under its name."""
     options = {name: kind(**settings.pop(name, {})) for name, kind in OPTIONS.items()}
-    return EvaluateConfig(models=(TRAINED,), **options, **settings)
+    return EvaluateConfig(**_ASKED | options | settings)
 
 
 def as_folder(words: str) -> str:

@@ -10,7 +10,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,10 +19,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from clearhead.errors import ClearheadError
-from clearhead.models.attention_interface import INTERFACES
+from clearhead.models.attention_interface import OWN
 from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
 from clearhead.nn.attention import Attention
-from clearhead.nn.bases import Interface
 from clearhead.nn.epilogues import Gate
 from clearhead.ops.precision import without_autocast
 from clearhead.probe.attention_call import AttentionCall, described
@@ -235,8 +233,8 @@ AttentionMaskInterface.register(NAME, _mask)
 
 def _own_attention(module: nn.Module, implementation: str) -> Callable[..., Any]:
     """The attention function that `implementation` names for this module."""
-    if isinstance(module, Attention) and implementation in INTERFACES:
-        return partial(_of_interface, INTERFACES[implementation])
+    if isinstance(module, Attention) and implementation in OWN:
+        return OWN[implementation]
     if implementation in ALL_ATTENTION_FUNCTIONS:
         return ALL_ATTENTION_FUNCTIONS[implementation]
     for kind in type(module).__mro__:  # "eager" is each model's own, in its file
@@ -247,10 +245,3 @@ def _own_attention(module: nn.Module, implementation: str) -> Callable[..., Any]
         f"{type(module).__name__} has no attention implementation {implementation!r} to call: "
         "call model.set_attn_implementation('sdpa')"
     )
-
-
-def _of_interface(
-    attend: Interface, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: None, **options: Any
-) -> tuple[Tensor, None]:
-    out = attend(module, q, k, v, scale=options.pop("scaling"), **options)
-    return out.transpose(1, 2), None

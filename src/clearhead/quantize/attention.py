@@ -43,28 +43,58 @@ def rounded(x_BGSD: Tensor, how: KeysValues, *, keys: bool) -> Tensor:
     return cat([kept, x], 2)
 
 
-def cached_unrotated(module: nn.Module) -> bool:
-    """True if the module caches keys without their positions, whatever the scheme."""
-    return isinstance(module, Attention) and (module.cache_unrotated or module.decay is not None)
-
-
 @contextmanager
-def keys_before_rotation(model: Any, how: KeysValues) -> Iterator[None]:
-    """While the body runs, round `k_proj`'s output under `prerope`, else where it is cached."""
-    hooked = 0
+def attention(
+    model: Any, logits: Rounding | None, keys_values: KeysValues | None = None
+) -> Iterator[set[str]]:
+    """While the body runs, quantise the logits, or keys and values, of every attention of `model`;
+    restore its implementation afterwards.
+
+    Yields the names of the attention modules that have run quantised so far.
+    """
+    names, called = {module: name for name, module in model.named_modules()}, set[str]()
+    early = [] if keys_values is None else _rounded_early(model, keys_values)
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, describe: Any, plain: Any
+    ) -> Any:
+        name = names.get(module, type(module).__name__)
+        called.add(name)
+        if keys_values is not None:
+            if not (keys_values.prerope or module in early):
+                with naming(f"the keys of {name}"):
+                    key = rounded(key, keys_values, keys=True)
+            with naming(f"the values of {name}"):
+                value = rounded(value, keys_values, keys=False)
+        if logits is None:
+            return plain(query, key, value)
+        with naming(f"the logits of {name}"):
+            return attended(describe(0, key), value, logits).transpose(1, 2).contiguous(), None
+
     with ExitStack() as stack:
-        for name, module in model.named_modules():
-            projection = getattr(module, "k_proj", None)
-            if isinstance(projection, nn.Module) and (how.prerope or cached_unrotated(module)):
-                hook = _rounding(f"{name}.k_proj", _width(module, model), how)
-                stack.enter_context(projection.register_forward_hook(hook))
-                hooked += 1
-        if how.prerope and not hooked:
-            raise ClearheadError(
-                f"{type(model).__name__} has no k_proj, so its keys before RoPE are out of reach: "
-                "leave -prerope out"
-            )
-        yield
+        for module in early:
+            hook = _rounding(f"{names[module]}.k_proj", _width(module, model), keys_values)
+            stack.enter_context(module.k_proj.register_forward_hook(hook))
+        stack.enter_context(overridden(model, attend, refusal=without_interface(model)))
+        yield called
+
+
+def _rounded_early(model: Any, how: KeysValues) -> list[Any]:
+    """The modules whose keys are rounded as `k_proj` gives them: all under `prerope`, else those
+    that cache keys without their positions."""
+    early = [
+        module
+        for module in model.modules()
+        if how.prerope
+        or (isinstance(module, Attention) and (module.cache_unrotated or module.decay is not None))
+    ]
+    early = [module for module in early if isinstance(getattr(module, "k_proj", None), nn.Module)]
+    if how.prerope and not early:
+        raise ClearheadError(
+            f"{type(model).__name__} has no k_proj, so its keys before RoPE are out of reach: "
+            "leave -prerope out"
+        )
+    return early
 
 
 def _width(module: Any, model: Any) -> int:
@@ -76,47 +106,15 @@ def _width(module: Any, model: Any) -> int:
     return int(getattr(module, "head_dim", None) or usual)
 
 
-def _rounding(name: str, width: int, how: KeysValues) -> Callable[..., Tensor]:
+def _rounding(name: str, width: int, how: Any) -> Callable[..., Tensor]:
+    """The hook that rounds the keys that a projection gives."""
+
     def hook(module: nn.Module, inputs: Any, k_BTC: Tensor) -> Tensor:
         k_BGTD = k_BTC.unflatten(-1, (-1, width)).transpose(1, 2)
         with naming(f"the output of {name}"):
             return rounded(k_BGTD, how, keys=True).transpose(1, 2).flatten(2)
 
     return hook
-
-
-@contextmanager
-def attention(
-    model: Any, logits: Rounding | None, keys_values: KeysValues | None = None
-) -> Iterator[set[str]]:
-    """While the body runs, quantise the logits, or keys and values, of every attention of `model`;
-    restore its implementation afterwards.
-
-    Yields the names of the attention modules that have run quantised so far.
-    """
-    names, called = {module: name for name, module in model.named_modules()}, set[str]()
-
-    def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, describe: Any, plain: Any
-    ) -> Any:
-        name = names.get(module, type(module).__name__)
-        called.add(name)
-        if keys_values is not None:
-            if not (keys_values.prerope or cached_unrotated(module)):
-                with naming(f"the keys of {name}"):
-                    key = rounded(key, keys_values, keys=True)
-            with naming(f"the values of {name}"):
-                value = rounded(value, keys_values, keys=False)
-        if logits is None:
-            return plain(query, key, value)
-        with naming(f"the logits of {name}"):
-            return attended(describe(0, key), value, logits).transpose(1, 2).contiguous(), None
-
-    with ExitStack() as stack:
-        if keys_values is not None:
-            stack.enter_context(keys_before_rotation(model, keys_values))
-        stack.enter_context(overridden(model, attend, refusal=without_interface(model)))
-        yield called
 
 
 def without_interface(model: Any) -> str:

@@ -4,6 +4,7 @@ A weight is stored as integers (or eight-bit floats) with its scales, which are 
 simulation; inputs have a calibrated scale, or one per token that the server computes at run time.
 """
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,65 +12,36 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError, require
-from clearhead.quantize.linear import Layers, calibrated, linear_layers, naming, tops_of
+from clearhead.quantize.linear import Layers, calibrated, linear_layers, naming
 from clearhead.quantize.measure import Texts
-from clearhead.quantize.quantizers import FP8_TOP
-from clearhead.quantize.schemes import ROTATED, Rounding, Scheme
+from clearhead.quantize.quantizers import FP8_TOP, grouped, largest_of
+from clearhead.quantize.schemes import Scheme
 
 LIBRARY = ("compressed_tensors", "compressed-tensors")  # the module and the extra
-_BITS = 4, 8  # of weights alone, as servers read them
+_SAID = r"(w8a8|fp8)-(static|token)|w[48]a16-(channel|group\d*)"
 
 
 def stated(scheme: Scheme) -> dict[str, Any]:
-    """The scheme in the format's terms: "weights" and "input_activations"."""
+    """The scheme in the format's terms: "weights" and "input_activations".
+
+    Raises:
+        ClearheadError: a scheme that the format, or a server that reads it, has no words for.
+    """
     how, inputs = scheme.weights, scheme.activations
-
-    def refuse(why: str, nearest: str) -> ClearheadError:
-        return ClearheadError(
-            f"compressed-tensors cannot say {scheme.name}: {why}: choose {nearest}"
+    if not re.fullmatch(_SAID, scheme.name) or how is None:
+        raise ClearheadError(
+            f"compressed-tensors cannot say {scheme.name}: choose w8a8-static, w8a8-token, "
+            "fp8-static, fp8-token, or weights alone, as w4a16-channel, w4a16-group64 or w8a16-…"
         )
-
-    if scheme.attends:
-        parts = [one.removeprefix(ROTATED) for one in scheme.name.split("+")]
-        plain = [one for one in parts if not one.startswith(("kv", "logits"))]
-        why = "attention is the server's own (vLLM rounds its cache by --kv-cache-dtype fp8)"
-        raise refuse(why, plain[0] if plain else "w8a8-token")
-    if scheme.rotated:
-        why = "no server turns inputs; clearhead convert --rotate turns what can be turned for good"
-        raise refuse(why, scheme.name.removeprefix(ROTATED))
-    if how is None or (inputs is not None and inputs.quantizer == "zeropoint"):
-        raise refuse("servers round activations without a zero-point", "w8a8-token")
-    if inputs is None:
-        return {"weights": _of_weights(how, refuse)}
-    if inputs.scale in ("tensor", "channel"):
-        scales = {"tensor": "a scale of each text", "channel": "a scale an input channel"}
-        raise refuse(f"activations have {scales[inputs.scale]}", "w8a8-static")
-    if (how.bits, inputs.bits) != (8, 8):
-        raise refuse("servers multiply in 8 bits", f"w8a8-{inputs.scale}")
-    kind = {"num_bits": 8, "type": "float" if how.quantizer == "fp8" else "int", "symmetric": True}
-    static = {"strategy": "tensor", "dynamic": False}
-    return {
-        "weights": {**kind, "strategy": "channel", "dynamic": False},
-        "input_activations": {
-            **kind,
-            **(static if scheme.calibrated else {"strategy": "token", "dynamic": True}),
-        },
-    }
-
-
-def _of_weights(how: Rounding, refuse: Any) -> dict[str, Any]:
-    scale = "channel" if how.scale == "tensor" else how.scale
-    bits = min(_BITS, key=lambda bits: abs(bits - how.bits))
-    nearest = f"w{bits}a16-{scale}{how.group if scale == 'group' else ''}"
-    if how.quantizer == "mxfp4":
-        raise refuse("clearhead writes no floats of four bits", nearest)
-    if how.quantizer == "zeropoint":
-        raise refuse("transformers cannot open its packed zero-points", nearest)
-    if how.bits != bits:
-        raise refuse("servers read weights of 4 and 8 bits", nearest)
+    kind = {"num_bits": how.bits, "type": "float" if how.quantizer == "fp8" else "int"}
     group = {"group_size": how.group} if how.scale == "group" else {}
-    kind = {"num_bits": how.bits, "type": "int", "symmetric": True, "dynamic": False}
-    return {**kind, "strategy": how.scale, **group}
+    stated = {"weights": {**kind, "symmetric": True, "dynamic": False, "strategy": how.scale}}
+    stated["weights"] |= group
+    if inputs is not None:
+        static = {"strategy": "tensor", "dynamic": False}
+        scale = static if scheme.calibrated else {"strategy": "token", "dynamic": True}
+        stated["input_activations"] = {**kind, "symmetric": True, **scale}
+    return stated
 
 
 def as_loaded(scheme: Scheme) -> Scheme:
@@ -95,13 +67,10 @@ def check_widths(layers: Layers, scheme: Scheme) -> None:
                 f"{name} is a {type(layer).__name__}: compressed-tensors holds nn.Linear alone"
             )
         if how.scale == "group" and layer.in_features % how.group:
-            widths = [one.in_features for one in layers.values() if isinstance(one, nn.Linear)]
-            powers = (1 << n for n in range(how.group.bit_length() - 1, 4, -1))
-            group = next((g for g in powers if not any(width % g for width in widths)), None)
-            nearest = f"w{how.bits}a16-group{group}" if group else f"w{how.bits}a16-channel"
             raise ClearheadError(
                 f"compressed-tensors cannot say {scheme.name}: the {layer.in_features} inputs of "
-                f"{name} are no whole groups of {how.group}: choose {nearest}"
+                f"{name} are no whole groups of {how.group}: choose a group that divides them, or "
+                f"w{how.bits}a16-channel"
             )
 
 
@@ -129,9 +98,12 @@ def compress(model: Any, scheme: Scheme, texts: Texts) -> Any:
     levels = FP8_TOP if how.quantizer == "fp8" else 2 ** (how.bits - 1) - 1
     for name, layer in layers.items():
         with naming(f"{name}.weight"):
-            _set(layer, "weight_scale", tops_of(layer.get_parameter("weight").data, how), levels)
+            weight_OI = layer.get_parameter("weight").data
+            group = how.group if how.scale == "group" else weight_OI.shape[1]
+            _, top_OG1 = largest_of(grouped(weight_OI, group), (2,))
+            _set(layer, "weight_scale", top_OG1, levels)
         if name in tops:
-            _set(layer, "input_scale", tops[name].amax().reshape(1), levels)
+            _set(layer, "input_scale", tops[name].amax(), levels)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
     for name, parameter in model.named_parameters():

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from clearhead.errors import ClearheadError
+from clearhead.models.conversion import refuse_quantised
 from clearhead.models.inspection import batches, evaluating, run_backbone
 from clearhead.ops.hadamard import rotate_channels
 from clearhead.quantize import quantizers
@@ -36,32 +37,23 @@ def linear_layers(model: Any) -> Layers:
                 f"{name} is a {kind}, so the model is already quantised: give the one in full "
                 "precision that it was made from"
             )
-    kept = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    head = model.get_output_embeddings()
-    found = {
+    unquantised = {id(module.weight) for module in _tables(model)}
+    layers = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D)
-        and module is not head
-        and id(module.weight) not in kept
+        if isinstance(module, nn.Linear | Conv1D) and id(module.weight) not in unquantised
     }
-    if not found:
+    if not layers:
         raise ClearheadError(
             f"{type(model).__name__} has no linear layers (nn.Linear or Conv1D) to quantise"
         )
-    return found
+    return layers
 
 
-def refuse_quantised(config: Any, model: str = "the model") -> None:
-    """Raise a ClearheadError if a configuration says that the weights are already quantised."""
-    method = getattr(config, "quantization_config", None)
-    if method is not None:
-        method = method if isinstance(method, dict) else vars(method)
-        name = method.get("quant_method", "some method")
-        raise ClearheadError(
-            f"{model} is already quantised ({getattr(name, 'value', name)}): "
-            "give the one in full precision that it was made from"
-        )
+def _tables(model: Any) -> list[Any]:
+    """The embeddings, and the output matrix if the model has one."""
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    return [*embeddings, *filter(None, [model.get_output_embeddings()])]
 
 
 def left_out(model: Any, layers: Layers) -> dict[str, int]:
@@ -69,9 +61,7 @@ def left_out(model: Any, layers: Layers) -> dict[str, int]:
 
     They are neither embeddings nor in `layers`, such as experts in one three-dimensional tensor.
     """
-    others = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    others += filter(None, [model.get_output_embeddings()])
-    known = {id(module.weight) for module in [*layers.values(), *others]}
+    known = {id(module.weight) for module in [*layers.values(), *_tables(model)]}
     return {
         name: parameter.numel()
         for name, parameter in model.named_parameters()
@@ -126,14 +116,6 @@ def _rounded(x: Tensor, how: Rounding, dims: tuple[int, ...], top: Tensor | None
         case "integers":
             return quantizers.integers(x, how.bits, dims, top=top, levels=how.levels)
     return quantizers.absmax(x, how.bits, dims, top=top)
-
-
-def tops_of(weight_OI: Tensor, how: Rounding) -> Tensor:
-    """The largest |w| of each row, or of each group of a row, in float32 at least: [O, groups]."""
-    wide = weight_OI.to(torch.promote_types(weight_OI.dtype, torch.float32))
-    if not bool(wide.isfinite().all()):
-        raise ClearheadError("nothing to quantise: NaN or infinity in it")
-    return grouped(wide, how.group if how.scale == "group" else wide.shape[1]).abs().amax(2)
 
 
 @contextmanager
@@ -208,14 +190,16 @@ def naming(what: str) -> Iterator[None]:
 def _hooked(layers: Layers, change: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
     """In the body `change` is shown each layer's name and input, and may give another input."""
 
-    def before(name: str, given: tuple[Tensor, ...]) -> Any:
-        x = change(name, given[0])
-        return None if x is None else (x, *given[1:])
+    def hook_of(name: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, given: tuple[Tensor, ...]) -> Any:
+            x = change(name, given[0])
+            return None if x is None else (x, *given[1:])
+
+        return hook
 
     with ExitStack() as stack:
         for name, module in layers.items():
-            hook = module.register_forward_pre_hook(lambda _, given, name=name: before(name, given))
-            stack.enter_context(hook)
+            stack.enter_context(module.register_forward_pre_hook(hook_of(name)))
         yield
 
 

@@ -6,6 +6,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -65,22 +66,20 @@ def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterato
     Raises:
         ClearheadError: what `linear` and `attention` refuse; a calibrated scheme without texts.
     """
-    layers = linear.linear_layers(model)
+    layers, called, tops = linear.linear_layers(model), Called(set(), set()), None
+    if scheme.calibrated:
+        windows = () if texts is None else texts.calibration
+        tops = linear.calibrated(model, layers, windows, scheme.rotated)
     with ExitStack() as stack:
-        of_layers, of_attention = set[str](), set[str]()
-        tops = None
-        if scheme.calibrated:
-            windows = () if texts is None else texts.calibration
-            tops = linear.calibrated(model, layers, windows, scheme.rotated)
         if scheme.activations is not None or scheme.rotated:
             inputs = linear.inputs(layers, scheme.activations, tops, scheme.rotated)
-            of_layers = stack.enter_context(inputs)
+            called = called._replace(layers=stack.enter_context(inputs))
         if scheme.weights is not None:
             stack.enter_context(linear.weights(layers, scheme.weights, scheme.rotated))
         if scheme.attends:
             rounded = attention.attention(model, scheme.logits, scheme.keys_values)
-            of_attention = stack.enter_context(rounded)
-        yield Called(of_layers, of_attention)
+            called = called._replace(attention=stack.enter_context(rounded))
+        yield called
 
 
 def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
@@ -96,20 +95,17 @@ def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
         return _measured(model, texts)
     try:
         with quantized(model, scheme, texts) as called:
-            measured = _measured(model, texts)
-            if scheme.attends and not called.attention:  # accepted the name, never asked for it
-                raise ClearheadError(attention.without_interface(model))
+            cost = _measured(model, texts)
     except ClearheadError as error:
         return Cost(reason=str(error))
-    if scheme.activations is None:
-        return measured
-    unused = tuple(name for name in linear.linear_layers(model) if name not in called.layers)
-    return replace(measured, unused=unused)
+    if scheme.attends and not called.attention:  # accepted the name, never asked for it
+        return Cost(reason=attention.without_interface(model))
+    layers = () if scheme.activations is None else linear.linear_layers(model)
+    return replace(cost, unused=tuple(one for one in layers if one not in called.layers))
 
 
 def _measured(model: Any, texts: Texts) -> Cost:
-    length = len(texts.windows[0])
-    measured = perplexity(model, texts.windows, length=length, batch_size=1)
+    measured = perplexity(model, texts.windows, length=len(texts.windows[0]), batch_size=1)
     return Cost(**{**vars(measured), **({"loss": None} if measured.reason else {})})
 
 
@@ -133,20 +129,16 @@ class QuantizationTask:
             raise ClearheadError(f"in full precision: {measured.reason}")
         family = {} if scheme is None else {"family": scheme.family, "bits": scheme.bits}
         details = {**family, "predicted_tokens": measured.tokens, "unused": list(measured.unused)}
-        value, loss = measured.perplexity, measured.loss
-        if value is None or loss is None:
+        if measured.perplexity is None or measured.loss is None:
             return [{"metric": "perplexity", "value": None, "reason": measured.reason, **details}]
-        items = on_perplexity(value, loss, measured.by_window)
-        return [of_items("perplexity", value, items, **details)]
+        items = on_perplexity(measured.perplexity, measured.loss, measured.by_window)
+        return [of_items("perplexity", measured.perplexity, items, **details)]
 
     def texts(self, subject: Subject) -> Texts:
         """Windows of the validation split and, where a scheme is calibrated, of the training split
         for its scales."""
-        corpus, count = subject.texts.corpus, max(1, subject.tokens // self.length)
-        held_out = windows(corpus, length=self.length, count=count, seed=subject.seed)
-        calibration: Iterable[Tensor] = ()
-        if any(one.calibrated for one in self.schemes):
-            calibration = windows(
-                corpus, split="train", length=self.length, count=linear.CALIBRATION
-            )
+        cut = partial(windows, subject.texts.corpus, length=self.length)
+        held_out = cut(count=max(1, subject.tokens // self.length), seed=subject.seed)
+        calibrated = any(one.calibrated for one in self.schemes)
+        calibration = cut(split="train", count=linear.CALIBRATION) if calibrated else ()
         return Texts(windows=list(held_out), calibration=list(calibration))

@@ -37,10 +37,7 @@ def absmax(x: Tensor, bits: int, dims: tuple[int, ...], *, top: Tensor | None = 
         ClearheadError: bits outside 2 to 16; NaN or infinity in x, with their number.
     """
     levels = 2 ** (checked(bits) - 1) - 1
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    found = wide.abs().amax(dims, keepdim=True)
-    _finite(found, x)
-    a = found if top is None else top.to(wide.dtype)
+    wide, a = largest_of(x, dims, top)
     steps = (wide / torch.where(a == 0, 1.0, a)).clamp_(-1, 1).mul_(levels).round_()
     return steps.div_(levels).mul_(a).to(x.dtype)
 
@@ -60,7 +57,7 @@ def zeropoint(x: Tensor, bits: int, dims: tuple[int, ...], *, kept: float = 1.0)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     low = wide.amin(dims, keepdim=True).clamp_max(0) * kept
     spread = wide.amax(dims, keepdim=True).clamp_min(0) * kept - low
-    _finite(spread, x)
+    _check_finite(spread, x)
     safe = torch.where(spread == 0, 1.0, spread)
     zero = (low / safe).mul_(-levels).round_()
     codes = (wide / safe).mul_(levels).round_().add_(zero).clamp_(0, levels)
@@ -85,7 +82,8 @@ def integers(
     Other arguments, result and errors as of `absmax`.
     """
     largest = 2 ** (checked(bits) - 1) - 1
-    wide, scale = _scaled(x, dims, top, levels or largest)
+    wide, a = largest_of(x, dims, top)
+    scale = torch.where(a == 0, 1.0, a / (levels or largest))
     codes = (wide / scale).round_().clamp_(-largest - 1, largest)
     return codes.mul_(scale).to(x.dtype)
 
@@ -97,20 +95,20 @@ def fp8(x: Tensor, dims: tuple[int, ...], *, top: Tensor | None = None) -> Tenso
 
     Arguments, result and errors as of `absmax`.
     """
-    wide, scale = _scaled(x, dims, top, FP8_TOP)
+    wide, a = largest_of(x, dims, top)
+    scale = torch.where(a == 0, 1.0, a / FP8_TOP)
     codes = (wide / scale).clamp_(-FP8_TOP, FP8_TOP).to(torch.float8_e4m3fn)
     return codes.to(wide.dtype).mul_(scale).to(x.dtype)
 
 
-def _scaled(
-    x: Tensor, dims: tuple[int, ...], top: Tensor | None, levels: float
+def largest_of(
+    x: Tensor, dims: tuple[int, ...], top: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x in float32 at least, and the scale a/levels, 1 where a is 0."""
+    """x in float32 at least, and the largest |x| over `dims`, or `top` in its place."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     found = wide.abs().amax(dims, keepdim=True)
-    _finite(found, x)
-    a = found if top is None else top.to(wide.dtype)
-    return wide, torch.where(a == 0, 1.0, a / levels)
+    _check_finite(found, x)
+    return wide, found if top is None else top.to(wide.dtype)
 
 
 def mxfp4(x: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -122,9 +120,7 @@ def mxfp4(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
     Arguments, result and errors as of `absmax`.
     """
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    top = wide.abs().amax(dims, keepdim=True)
-    _finite(top, x)
+    wide, top = largest_of(x, dims)
     exponent = torch.frexp(top).exponent - 3  # frexp's mantissa is below 1: floor(log2) + 1
     scaled = torch.ldexp(wide, -exponent)
     size = scaled.abs()
@@ -151,7 +147,7 @@ def checked(bits: int) -> int:
     return bits
 
 
-def _finite(ranges: Tensor, x: Tensor) -> None:
+def _check_finite(ranges: Tensor, x: Tensor) -> None:
     # A NaN or an infinity anywhere shows in its group's range, which is far smaller than x.
     if bool(ranges.isfinite().all()):
         return

@@ -8,7 +8,7 @@ docs/quantize.md has the table of names, which may contain any number of bits fr
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from clearhead.errors import ClearheadError, choose
@@ -63,18 +63,24 @@ class KeysValues:
 class Scheme:
     """A set of settings simulated together.
 
-    `family` and `bits` place it in a figure; bits is None where weights and activations have
-    different ones. `rotated`: inputs and weights are first rotated by a Hadamard matrix.
+    `family` and `bits` place it in a figure. `rotated`: inputs and weights are first rotated by a
+    Hadamard matrix.
     """
 
     name: str
     family: str
-    bits: int | None
     weights: Rounding | None = None
     activations: Rounding | None = None
     logits: Rounding | None = None
     keys_values: KeysValues | None = None
     rotated: bool = False
+
+    @property
+    def bits(self) -> int | None:
+        """The number of bits; None where tensors have different ones."""
+        rounded = (self.weights, self.activations, self.logits, self.keys_values)
+        bits = {how.bits or 8 for how in rounded if how is not None}
+        return bits.pop() if len(bits) == 1 else None
 
     @property
     def attends(self) -> bool:
@@ -87,9 +93,13 @@ class Scheme:
         return self.activations is not None and self.activations.scale in ("channel", "static")
 
 
-ROTATED = "hadamard-"
+_ROTATED = "hadamard-"
 _BITS, _GROUP = r"(?P<bits>\d+)", r"group(?:[2-9]|[1-9]\d+)?"
 _WA = rf"w{_BITS}a(?P<inputs>\d+)"
+_CACHE = (
+    rf"kv({_BITS}|(?P<fp8>-fp8))(-(?P<kind>token|channel|tensor))?(?P<prerope>-prerope)?"
+    r"(?P<keep>-keep[1-9]\d*)?"
+)
 # A pattern of names; the family, which is the name without its bits; what is rounded, and how.
 _GRAMMAR = (
     (rf"{_WA}-(?P<kind>coarse|moderate|fine|token)", "wa-{kind}", "both", "absmax"),
@@ -105,15 +115,9 @@ _GRAMMAR = (
         "zeropoint",
     ),
     (rf"logits{_BITS}-(?P<kind>tensor|head|row)", "logits-{kind}", "logits", "absmax"),
-    (
-        rf"kv({_BITS}|(?P<fp8>-fp8))(-(?P<kind>token|channel|tensor))?(?P<prerope>-prerope)?"
-        r"(?P<keep>-keep[1-9]\d*)?",
-        "kv{fp8}-{kind}{prerope}{keep}",
-        "keys_values",
-        "",
-    ),
+    (_CACHE, "kv{fp8}-{kind}{prerope}{keep}", "keys_values", ""),
 )
-# Of weights and of their inputs, a scale each; where none is named, a channel and the same.
+# Scales of weights and of their inputs, where "channel" and the name's own word do not say them.
 _OF_WEIGHTS = {"coarse": "tensor"}
 _OF_INPUTS = {"coarse": "tensor", "moderate": "tensor", "fine": "channel"}
 
@@ -124,30 +128,25 @@ def scheme(name: str) -> Scheme:
     Raises:
         ClearheadError: no such scheme, or bits outside 2 to 16.
     """
-    names = name.split("+")
+    names, families, settings = name.split("+"), list[str](), dict[str, Any]()
     if len(names) > 1 and "" in names:
         raise ClearheadError(
             f"scheme {name!r} lacks a name beside its +: give one, such as w8a8-token+kv8"
         )
-    parts = [_alone(one) for one in names]
-    if len(parts) == 1:
-        return parts[0]
-    rounded: dict[str, Any] = {"rotated": any(part.rotated for part in parts)}
-    for key in ("weights", "activations", "logits", "keys_values"):
-        several = [value for part in parts if (value := getattr(part, key)) is not None]
-        if len(several) > 1:
+    for family, added in map(_alone, names):
+        if twice := next((key for key in added if key in settings and key != "rotated"), None):
             raise ClearheadError(
-                f"scheme {name!r} rounds {key.replace('_', ' and ')} twice: name schemes of "
+                f"scheme {name!r} rounds {twice.replace('_', ' and ')} twice: name schemes of "
                 "other tensors, such as w8a8-token+kv8"
             )
-        rounded[key] = several[0] if several else None
-    bits = {part.bits for part in parts}
-    family = "+".join(part.family for part in parts)
-    return Scheme(name=name, family=family, bits=_one_of(bits), **rounded)
+        families.append(family)
+        settings |= added
+    return Scheme(name=name, family="+".join(families), **settings)
 
 
-def _alone(name: str) -> Scheme:
-    plain = name.removeprefix(ROTATED)
+def _alone(name: str) -> tuple[str, dict[str, Any]]:
+    """The family of a name without +, and the settings of its scheme."""
+    plain = name.removeprefix(_ROTATED)
     rows = ((re.fullmatch(row[0], plain), *row[1:]) for row in _GRAMMAR)
     match, family, part, quantizer = next((row for row in rows if row[0]), (None, "", "", ""))
     if match is None:
@@ -155,33 +154,33 @@ def _alone(name: str) -> Scheme:
     assert match is not None
     words = match.groupdict("")
     kind = words["kind"] = words.get("kind") or {"mxfp4": f"group{MX_BLOCK}"}.get(plain, "token")
-    rounded: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if part == "keys_values":
-        rounded[part] = _cache(**words)
+        settings[part] = KeysValues(
+            bits=None if words["fp8"] else checked(int(words["bits"])),
+            scale=kind,
+            prerope=bool(words["prerope"]),
+            keep=int(words["keep"].removeprefix("-keep") or 0),
+            rotated=plain != name,
+        )
     elif part == "both":
-        of_weights = _OF_WEIGHTS.get(kind, "channel")
-        rounded["weights"] = _rounding(words["bits"], of_weights, quantizer)
+        of_weights, of_inputs = _OF_WEIGHTS.get(kind, "channel"), _OF_INPUTS.get(kind, kind)
         inputs = words.get("inputs", words["bits"])
-        rounded["activations"] = _rounding(inputs, _OF_INPUTS.get(kind, kind), quantizer)
+        settings["weights"] = _rounding(words["bits"], of_weights, quantizer)
+        settings["activations"] = _rounding(inputs, of_inputs, quantizer)
     else:
-        rounded[part] = _rounding(words["bits"], kind, quantizer, words.get("clip", ""))
-    found = Scheme(
-        name=name,
-        family=family.format(**words),
-        bits=_one_of({part.bits or 8 for part in rounded.values()}),
-        **rounded,
-    )
+        settings[part] = _rounding(words["bits"], kind, quantizer, words.get("clip", ""))
+    family = family.format(**words)
     if plain == name:
-        return found
-    found = replace(found, family=ROTATED + found.family)
-    if found.keys_values is not None:
-        return replace(found, keys_values=replace(found.keys_values, rotated=True))
-    if found.weights is not None:
-        return replace(found, rotated=True)
-    raise ClearheadError(
-        f"scheme {name!r}: {ROTATED} turns the inputs of linear layers with their weights, or keys "
-        f"and values: choose {ROTATED}w8a8-coarse"
-    )
+        return family, settings
+    if "weights" in settings:
+        settings["rotated"] = True
+    elif part != "keys_values":
+        raise ClearheadError(
+            f"scheme {name!r}: {_ROTATED} turns the inputs of linear layers with their weights, or "
+            f"keys and values: choose {_ROTATED}w8a8-coarse"
+        )
+    return _ROTATED + family, settings
 
 
 def _rounding(bits: str, kind: str, quantizer: Any, clip: str = "") -> Rounding:
@@ -193,19 +192,6 @@ def _rounding(bits: str, kind: str, quantizer: Any, clip: str = "") -> Rounding:
         group=int(group or GROUP),
         kept=int(clip.removeprefix("-clip") or 100) / 100,
     )
-
-
-def _cache(bits: str, fp8: str, kind: str, prerope: str, keep: str) -> KeysValues:
-    return KeysValues(
-        bits=None if fp8 else checked(int(bits)),
-        scale=kind,
-        prerope=bool(prerope),
-        keep=int(keep.removeprefix("-keep") or 0),
-    )
-
-
-def _one_of(bits: set[Any]) -> int | None:
-    return bits.pop() if len(bits) == 1 else None
 
 
 _FEW = (8, 6, 4)

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -327,6 +327,11 @@ class Store:
                 for line in self._reader.counting(run):
                     if "cell" in line:
                         self._rows.setdefault((run, str(line["cell"])), []).append(line)
+
+    @property
+    def headers(self) -> Mapping[str, Line]:
+        """The latest line of each run, by its name."""
+        return self._reader.headers
 
     def has(self, cell: str, header: Line) -> bool:
         """True if the result of a cell is there, and counts beside others of the run's `header`."""

@@ -95,19 +95,19 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
 def numbers(records: Records) -> Pivot | None:
     """A row a number, a column a model."""
     rows = (
-        _quantity(metric, group, at)
+        Quantity(
+            ", ".join([metric.replace("_", " "), *(f"{one} {name}" for name, one in at.items())]),
+            group,
+            metric=metric,
+            at=at,
+            write=style.percent if metric in SHARES else None,
+            by_map=metric in (*SHARES[:5], "entropy"),
+        )
         for group, metrics in NUMBERS.items()
         for metric, places in metrics
         for at in places or ({},)
     )
     return by_arm(records, "all numbers", rows, arms_across=True)
-
-
-def _quantity(metric: str, group: str, at: Mapping[str, str]) -> Quantity:
-    title = ", ".join([metric.replace("_", " "), *(f"{one} {name}" for name, one in at.items())])
-    write = style.percent if metric in SHARES else None
-    by_map = metric in (*SHARES[:5], "entropy")
-    return Quantity(title, group, metric=metric, at=at, write=write, by_map=by_map)
 
 
 def _by_layer(records: Records, looks: Looks) -> Iterator[Panel | None]:
@@ -175,11 +175,12 @@ def _findings(records: Records) -> Facts | None:
     for run in records.runs:
         texts = []
         for line in run.payload("advice"):
-            side = "at most" if line["value"] <= line["threshold"] else "at least"
-            support = (
-                f"{line['metric']} {style.number(line['value'])}: {side} {line['threshold']:g}"
+            said = " ".join(
+                f"{one[:1].upper()}{one[1:]}." for one in (line["finding"], line["advice"])
             )
-            texts.append(f"{_sentence(line['finding'])} {_sentence(line['advice'])} [{support}]")
+            side = "at most" if line["value"] <= line["threshold"] else "at least"
+            support = f"{line['metric']} {style.number(line['value'])}: {side}"
+            texts.append(f"{said} [{support} {line['threshold']:g}]")
         texts += [f"Not measured: {line['part']}: {line['reason']}" for line in run.payload("note")]
         if texts:
             facts[run.id] = texts
@@ -187,10 +188,6 @@ def _findings(records: Records) -> Facts | None:
             title = f"{run.id}: {lines[0]['of']:,} outlier channels, the largest first"
             facts[title] = [*map(_channel, lines)]
     return Facts(facts) if facts else None
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _channel(line: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ A number is the mean over seeds, and over depths where several models stand side
 standard deviation over seeds.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from clearhead.records.runs import DIMENSIONS, Records
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks
 from clearhead.report.page import Panel, Section
-from clearhead.report.pivots import Heading, Pivot, Quantity, models, pivot
+from clearhead.report.pivots import Entry, Heading, Model, Pivot, Quantity, models, pivot
 from clearhead.report.statistics import LEVEL
 
 PLAIN = "none"  # the scaling that a curve shows
@@ -27,32 +27,31 @@ SEEDS = (" and seeds", ", by Welch’s t over seeds")
 _READ = ("perplexity", "hits", "masked")  # tasks whose number is one of the text
 # Dimensions that name no row: the column, and what only decides which text is read.
 _SILENT = ("task", "scaling", "factor", "length", "longest", "digest", "depth")
-Place = tuple[str, int]  # a setting in words, and a length
+_BY_LENGTH = ("task", "scaling", "factor", "length")  # told apart by a curve
+Places = dict[tuple[str, int], Quantity]  # by setting in words, and length
 
 
 def tasks(records: Records) -> dict[str, list[str]]:
     """The metrics of each task that any run has measured, in order."""
     metrics: dict[str, dict[str, None]] = {}
-    for run in records.runs:
-        for one in run.measures.values():
-            task = one.dimensions.get("task")
-            shown = one.metric != DOCUMENTS and not one.details.get("aside")
-            if task is not None and (one.value is not None or one.not_finite) and shown:
-                metrics.setdefault(str(task), {})[one.metric] = None
+    for one in (one for run in records.runs for one in run.measures.values()):
+        task = one.dimensions.get("task")
+        shown = one.metric != DOCUMENTS and not one.details.get("aside")
+        if task is not None and (one.value is not None or one.not_finite) and shown:
+            metrics.setdefault(str(task), {})[one.metric] = None
     return {task: list(names) for task, names in metrics.items()}
 
 
-def _places(records: Records, task: str, metric: str, *, by_depth: bool) -> dict[Place, Quantity]:
-    """The numbers of a task's metric by setting and length; its note is the accuracy of a guess."""
-    texts = len(records.dimension(metric, "longest", task=task)) > 1
-    told = {"depth": by_depth, "longest": texts}
-    named = [name for name in DIMENSIONS if told.get(name, True)]
-    places: dict[Place, Quantity] = {}
+def _places(records: Records, task: str, metric: str, *apart: str) -> Places:
+    """The numbers of a task's metric by setting and length, `apart` and by text where there are
+    several; a number's note is the accuracy of a guess."""
+    places: Places = {}
+    told = (*apart, *["longest"] * (len(records.dimension(metric, "longest", task=task)) > 1))
+    names = [one for one in DIMENSIONS if one in told or one not in ("depth", "longest")]
     for one in (one for run in records.runs for one in run.select(metric, task=task)):
-        words = setting(one.dimensions, by_depth=by_depth, longest=texts)
-        at = {name: one.dimensions.get(name) for name in named}
-        number = Quantity("", words, metric=metric, at=at, pooled=True)
-        places.setdefault((words, one.dimensions.get("length", 0)), number)
+        place = setting(one.dimensions, told), one.dimensions.get("length", 0)
+        at = {name: one.dimensions.get(name) for name in names}
+        places.setdefault(place, Quantity("", metric=metric, at=at, pooled=True))
     for place, number in places.items() if metric == "accuracy" else ():
         guess = replace(number, metric="chance", write=style.percent)
         cells = [one for model in models(records) for one in guess.entries(model)]
@@ -62,46 +61,50 @@ def _places(records: Records, task: str, metric: str, *, by_depth: bool) -> dict
 
 def table(records: Records, task: str, metric: str) -> Pivot | None:
     """A row a model, a column a setting and length."""
-    places = _places(records, task, metric, by_depth=False)
+    places = _places(records, task, metric)
     lengths = sorted({length for _, length in places})
-    by = " by length in tokens" if any(lengths) else ""
-    words = metric.replace("_", " ")
+    words = metric.replace("_", " ") + " by length in tokens" * any(lengths)
     settings = {setting: number.note for (setting, _), number in places.items()}
-    columns = [
-        (Heading(f"{length:,}" if length else "", one, note), places.get((one, length)))
+    cells = (
+        (model.heading, Heading(_tokens(length), one, note), places[one, length].entries(model))
+        for model in models(records)
         for one, note in settings.items()
         for length in lengths
-    ]
-    cells = (
-        (model.heading, heading, number.entries(model) if number else ())
-        for model in models(records)
-        for heading, number in columns
+        if (one, length) in places
     )
-    title = f"{task}, {words}{by}{_of_text(records, task)}"
-    return pivot(title, cells, f"{words}{by}")
+    return pivot(f"{task}, {words}{_of_text(records, task)}", cells, words)
 
 
 def one_model(records: Records) -> Pivot | None:
     """All numbers of one model in a table, depths apart: a row a setting, a column a length."""
-    numbers = {}
-    for task, metrics in tasks(records).items():
-        group = f"{task}{_of_text(records, task)}"
-        for metric in metrics:
-            for (words, length), one in _places(records, task, metric, by_depth=True).items():
-                row = Heading(f"{metric.replace('_', ' ')}, {words}", group, one.note)
-                numbers[row, length] = one
+    numbers = {
+        (Heading(f"{metric.replace('_', ' ')}, {words}", task + text, one.note), length): one
+        for task, metrics in tasks(records).items()
+        for text in [_of_text(records, task)]
+        for metric in metrics
+        for (words, length), one in _places(records, task, metric, "depth").items()
+    }
+    rows = dict.fromkeys(row for row, _ in numbers)
     lengths = sorted({length for _, length in numbers})
     cells = (
         (
             row,
-            Heading(f"{length:,}" if length else "", model.heading.group),
-            numbers[row, length].entries(model) if (row, length) in numbers else (),
+            Heading(_tokens(length), model.heading.group),
+            _entries(numbers.get((row, length)), model),
         )
         for model in models(records)
-        for row, _ in numbers
+        for row in rows
         for length in lengths
     )
     return pivot(records.arms()[0], cells, "by length" if any(lengths) else "")
+
+
+def _entries(number: Quantity | None, model: Model) -> tuple[Entry, ...]:
+    return () if number is None else number.entries(model)
+
+
+def _tokens(length: int) -> str:
+    return f"{length:,}" if length else ""
 
 
 def sections(records: Records, looks: Looks) -> Iterator[Section]:
@@ -140,13 +143,12 @@ def _of_text(records: Records, task: str) -> str:
     return narrative.text_in_words(records) if task in _READ else ""
 
 
-def setting(dimensions: Mapping[str, Any], *, by_depth: bool = False, longest: bool = False) -> str:
-    """All dimensions of a cell in words but its length and, unless asked for, these two."""
-    told = {"depth": by_depth, "longest": longest}
+def setting(dimensions: Mapping[str, Any], apart: Sequence[str] = ()) -> str:
+    """All dimensions of a cell in words but its length and, unless `apart`, depth and longest."""
     words = [
         f"{name} {value:g}" if isinstance(value, float | int) else f"{name} {value}"
         for name, value in dimensions.items()
-        if told.get(name, name not in _SILENT) and (name, value) != ("order", "random")
+        if (name in apart or name not in _SILENT) and (name, value) != ("order", "random")
     ]
     return ", ".join([scaling_name(dimensions), *words])
 
@@ -167,12 +169,11 @@ def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel 
     few = len(records.arms()) <= FEW
     variants: dict[str, dict[int, Quantity]] = {}
     for one in (one for run in records.runs for one in run.select(metric, task=task, **of_text)):
-        line = scaling_name(one.dimensions)
-        if "length" in one.dimensions and (few or line == PLAIN):
-            names = ("task", "scaling", "factor", "length")
-            at = {name: one.dimensions.get(name) for name in names} | of_text
+        line, length = scaling_name(one.dimensions), one.dimensions.get("length")
+        if length is not None and (few or line == PLAIN):
+            at = {name: one.dimensions.get(name) for name in _BY_LENGTH} | of_text
             number = Quantity("", metric=metric, at=at, pooled=True)
-            variants.setdefault(line, {})[one.dimensions["length"]] = number
+            variants.setdefault(line, {})[length] = number
     ordered = {line: dict(sorted(numbers.items())) for line, numbers in variants.items()}
     words = metric.replace("_", " ")
     title = f"{words[:1].upper()}{words[1:]} by length of text"

@@ -144,7 +144,7 @@ def write_page(page: Page, path: Path) -> None:
 
 
 def render(page: Page) -> str:
-    """The page as HTML text."""
+    """The page as HTML text; the template escapes all but our own parts and JSON without markup."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
@@ -153,7 +153,6 @@ def render(page: Page) -> str:
     for panel in (block for block in page.blocks() if isinstance(block, Panel)):
         panel.id = f"figure-{len(figures) + 1}"
         figures[panel.id] = json.loads(panel.figure.to_json())
-    data = {"figures": figures, "dark": style.LIGHT_TO_DARK, **page.data}
     scripts = [_script(_part("page.js") + page.script)]
     if figures:
         scripts.insert(0, _script(get_plotlyjs()))  # 5 MB
@@ -164,24 +163,16 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    compact = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
+    environment.policies["json.dumps_kwargs"] = compact  # of `tojson`
     environment.globals.update(verdict_in_words=statistics.verdict_in_words, holds=statistics.holds)
     return environment.get_template("page.html").render(
         page=page,
         policy=_POLICY.format(scripts=" ".join(map(_hash, scripts))),
-        # Ours, or made safe: everything else is escaped by the template.
         css=Markup(_part("page.css")),
-        data=Markup(embed(data)),
-        late=None if page.late is None else Markup(embed(page.late)),
-        scripts=[Markup(script) for script in scripts],
+        data={"figures": figures, "dark": style.LIGHT_TO_DARK, **page.data},
+        scripts=list(map(Markup, scripts)),
     )
-
-
-def embed(data: object) -> str:
-    """JSON that is safe between script tags: nothing in it can close or open one."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for letter in "<>&\u2028\u2029":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return text
 
 
 def _part(name: str) -> str:

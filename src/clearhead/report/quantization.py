@@ -70,18 +70,13 @@ def results(records: Records) -> Pivot | None:
 def _cell(model: Model, scheme: str | None) -> tuple[Entry, ...]:
     cost = cost_of(scheme)
     entries = cost.entries(model)
-    if entries and all_noise(model.records, model.arm, str(scheme)):
+    # Noise: in every seed sampling of the text explains what the scheme adds.
+    costs = (run.measure("added_perplexity", scheme=scheme) for run in model.records.of(model.arm))
+    ends = [(one.details.get("interval") or (one.value,))[0] for one in costs if one is not None]
+    if all(low is not None and low < 0 for low in ends):
         entries = tuple(replace(one, text=f"{one.text}, noise") for one in entries)
     perplexity = replace(cost, metric="perplexity", write=style.four_digits, judged=False)
     return (*entries, *(replace(one, name="perplexity") for one in perplexity.entries(model)))
-
-
-def all_noise(records: Records, arm: str, scheme: str) -> bool:
-    """True if in every seed sampling of the text explains what a scheme adds: quantisation helps by
-    chance only."""
-    costs = (run.measure("added_perplexity", scheme=scheme) for run in records.of(arm))
-    ends = [(one.details.get("interval") or (one.value,))[0] for one in costs if one is not None]
-    return all(low is not None and low < 0 for low in ends)
 
 
 def verdict(records: Records, threshold: float) -> list[str]:

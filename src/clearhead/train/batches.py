@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from clearhead.data.batches import IGNORED
 from clearhead.errors import ClearheadError
 from clearhead.models.configuration import WINDOW_BEGIN
 from clearhead.train.config import TrainConfig
@@ -12,7 +13,6 @@ from clearhead.train.config import TrainConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-IGNORED = -100  # the label that Hugging Face's losses leave out
 NEXT_TOKEN = "next-token"
 CLASSIFICATION = "classification"
 

@@ -11,7 +11,6 @@ One process or many write the same format, and any number of them reads it. No p
 read.
 """
 
-import json
 import re
 import shutil
 import warnings
@@ -75,11 +74,7 @@ def save(
     keep: int,
     world: World = ALONE,
 ) -> Path:
-    """Publish the checkpoint of step `record["step"]`, then delete all but the `keep` newest.
-
-    Raises:
-        ClearheadError: it cannot be written, as on a full disk; earlier ones stay intact.
-    """
+    """Publish the checkpoint of step `record["step"]`, then delete all but the `keep` newest."""
     target = output / FOLDER / f"step-{record['step']:08d}"
     previous = newest(output)
     safe = f"the one before, {previous}, is whole" if previous else "there is none before it"
@@ -88,9 +83,21 @@ def save(
         # Written by all, published by the first.
         folder = world.by_first(lambda: stack.enter_context(publish_folder(target, advice)))
         state = weights(model) | _optimizer_state(model, optimizer)
-        write_state(folder, state | _random_state(model.device, world), world, advice)
+        state |= _random_state(model.device, world)
+        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        alone = world.size == 1
+        try:
+            dcp.save(state, storage_writer=writer, process_group=world.control, no_dist=alone)
+        except CheckpointException as error:
+            rank, (failure, _) = next(iter(error.failures.items()))
+            if alone:
+                raise failure from None
+            reason = first_line(failure) or type(failure).__name__
+            raise ClearheadError(
+                f"process {rank} cannot write {folder} ({reason}): {advice}"
+            ) from error
         if world.first:
-            save_config(model, tokenizer, folder)
+            _save_config(model, tokenizer, folder)
             manifest.seal(folder, record, name=TRAINER_FILE)
     for old in folders(output)[:-keep] if world.first else ():
         if old.is_dir() and not old.is_symlink():
@@ -98,30 +105,7 @@ def save(
     return target
 
 
-def write_state(
-    folder: Path, state: dict[str, torch.Tensor], world: World = ALONE, advice: str = "make room"
-) -> None:
-    """Write named tensors; every process writes its part.
-
-    Raises:
-        ClearheadError: in every process, if one of several cannot write.
-        OSError: if a single process cannot write.
-    """
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    group, alone = world.control, world.size == 1
-    try:
-        dcp.save(state, storage_writer=writer, process_group=group, no_dist=alone)
-    except CheckpointException as error:
-        rank, (failure, _) = next(iter(error.failures.items()))
-        if alone:
-            raise failure from None
-        reason = first_line(failure) or type(failure).__name__
-        raise ClearheadError(
-            f"process {rank} cannot write {folder} ({reason}): {advice}"
-        ) from error
-
-
-def save_config(
+def _save_config(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: Path
 ) -> None:
     """Write the files of a Hugging Face folder beside the weights: configuration, tokenizer."""
@@ -197,7 +181,7 @@ def whole(folder: Path) -> "PreTrainedModel | None":
     name = str(folder)
     with explained(name):
         model = auto_class(kind_of(name)).from_config(load_config(name), dtype=torch.float32)
-    _read(weights(model), HuggingFaceStorageReader(str(folder)), ALONE)
+    _read(weights(model), folder)
     return model.eval()
 
 
@@ -208,9 +192,7 @@ def restore(
 
     Each process gets its own random state, or a new seed if another number of processes saved it.
     """
-    record = json.loads((folder / TRAINER_FILE).read_text(encoding="utf-8"))
-    reader = HuggingFaceStorageReader(str(folder))
-    stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    stored: Any = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     if is_sharded(model):
         get_optimizer_state_dict(model, optimizer)  # an empty state, placed as the parameters
         tensors = _optimizer_state(model, optimizer)
@@ -220,22 +202,23 @@ def restore(
             for key, tensor in stored.items()
             if key.startswith(OPTIMIZER)
         }
-    random = _random_state(model.device, world)
-    if record.get("processes", 1) != world.size:
-        random.clear()
-    state = {key: tensor for key, tensor in (tensors | random).items() if key in stored}
-    _read(state | weights(model), reader, world)
+    alike = sum(key.startswith("random/cpu/") for key in stored) == world.size
+    random = _random_state(model.device, world) if alike else {}
+    random = {key: tensor for key, tensor in random.items() if key in stored}
+    held = {key: tensor for key, tensor in tensors.items() if key in stored}
+    _read(held | random | weights(model), folder, world)
     _set_optimizer_state(model, optimizer, tensors)
-    for key in state.keys() & random.keys():
+    for key, tensor in random.items():
         if "cuda" in key:
-            torch.cuda.set_rng_state(random[key], model.device)
+            torch.cuda.set_rng_state(tensor, model.device)
         else:
-            torch.set_rng_state(random[key])
+            torch.set_rng_state(tensor)
 
 
-def _read(state: dict[str, torch.Tensor], reader: HuggingFaceStorageReader, world: World) -> None:
+def _read(state: dict[str, torch.Tensor], folder: Path, world: World = ALONE) -> None:
     """Fill tensors in place, each process its part."""
-    dcp.load(state, storage_reader=reader, process_group=world.control, no_dist=world.size == 1)
+    reader, alone = HuggingFaceStorageReader(str(folder)), world.size == 1
+    dcp.load(state, storage_reader=reader, process_group=world.control, no_dist=alone)
 
 
 def _optimizer_state(
@@ -258,11 +241,9 @@ def _set_optimizer_state(
         name, _, key = place.removeprefix(OPTIMIZER).rpartition("/")
         by_name[name][key] = tensor
     names = {parameter: name for name, parameter in model.named_parameters()}
-    saved = optimizer.state_dict()
-    numbers = [number for group in saved["param_groups"] for number in group["params"]]
     held = [names[one] for group in optimizer.param_groups for one in group["params"]]
-    state = {n: by_name[name] for n, name in zip(numbers, held, strict=True) if name in by_name}
-    optimizer.load_state_dict({**saved, "state": state})
+    state = {number: by_name[name] for number, name in enumerate(held) if name in by_name}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
 def weights(model: "PreTrainedModel") -> dict[str, torch.Tensor]:

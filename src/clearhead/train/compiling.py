@@ -24,9 +24,6 @@ def compiled(model: nn.Module, mode: Literal["none", "blocks"]) -> Iterator[None
     all. A module that sets `compile_like_a_layer`, as clearhead's loss does, joins them. Modules
     are not wrapped, so parameter names stay; afterwards they are eager again, so that hooks and
     other lengths cost no recompilation.
-
-    Raises:
-        ClearheadError: where the compiler does not work.
     """
     if mode == "none":
         yield

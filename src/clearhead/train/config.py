@@ -50,26 +50,21 @@ class TrainConfig(Course):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tokens < self.tokens_per_step:
-            raise ClearheadError(
-                f"tokens is {self.tokens}, less than one step of {self.tokens_per_step} "
-                f"(sequence_length {self.sequence_length} x batch_size {self.batch_size} x "
-                f"accumulation {self.accumulation}): raise tokens, or lower one of those"
-            )
+        for name in ("tokens", "schedule_tokens"):
+            budget = getattr(self, name)
+            if budget is not None and budget < self.tokens_per_step:
+                raise ClearheadError(
+                    f"{name} is {budget}, less than one step of {self.tokens_per_step} "
+                    f"(sequence_length {self.sequence_length} x batch_size {self.batch_size} x "
+                    f"accumulation {self.accumulation}): raise {name}, or lower one of those"
+                )
         if self.ramp and self.accumulation == 1:
             raise ClearheadError(
                 f"ramp is {self.ramp}, but accumulation is 1, so that nothing can grow: raise "
                 "accumulation, or leave ramp out"
             )
-        planned = self.schedule_tokens
-        if planned is None:
-            return
-        if planned < self.tokens_per_step:
-            raise ClearheadError(
-                f"schedule_tokens is {planned}, less than one step of {self.tokens_per_step}: "
-                "raise it, or leave it out"
-            )
-        if planned < self.tokens and self.schedule != "constant" and not self.final_learning_rate:
+        planned, falls = self.schedule_tokens or self.tokens, self.schedule != "constant"
+        if planned < self.tokens and falls and not self.final_learning_rate:
             raise ClearheadError(
                 f"the {self.schedule} schedule ends after {planned} tokens at learning rate 0, so "
                 f"that the rest of {self.tokens} would teach nothing: start another run from this "

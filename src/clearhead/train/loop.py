@@ -1,6 +1,8 @@
 """The training loop."""
 
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ from clearhead.train.batches import BatchSource
 from clearhead.train.callbacks import Callback, InterruptedRun, TrainResult
 from clearhead.train.config import TrainConfig
 from clearhead.train.parallel import accumulate, is_sharded, whole
-from clearhead.train.training_run import TrainingRun, opened
+from clearhead.train.training_run import TrainingRun
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -60,42 +62,35 @@ def train(
             a damaged checkpoint; for a full disk. Checkpoints written before stay.
         DivergedError (a ClearheadError): for a loss, a gradient or weights that are not finite.
     """
-    output, about = Path(output), description or {}
     with (
         world.joined(config.timeout, alone=config.parallel != "fsdp") as processes,
-        opened(
-            model, batches, config, processes, output, tokenizer, resume, callbacks, about
-        ) as run,
+        ExitStack() as stack,
     ):
-        return steps(run)
-
-
-def steps(run: TrainingRun) -> TrainResult:
-    """Run the remaining steps; stop early once any process receives a signal."""
-    model, optimizer, config = run.model, run.optimizer, run.config
-    model.train()
-    advance(model, config.done(run.step))
-    while run.step < config.steps:
-        with run.timed():
-            for group in optimizer.param_groups:
+        about = (Path(output), tokenizer, resume, callbacks, description or {})
+        run = TrainingRun(stack, processes, model, batches, config, *about)
+        config = run.config
+        model.train()
+        advance(model, config.done(run.step))
+        while run.step < config.steps and run.stopped_by is None:
+            started = time.perf_counter()
+            for group in run.optimizer.param_groups:
                 group["lr"] = learning_rate(run.step, config)
-            optimizer.zero_grad(set_to_none=True)
-            batches = run.micro_batches()
-            loss = accumulate(model, batches, run.precision, run.objective, run.spread)
+            run.optimizer.zero_grad(set_to_none=True)
+            loss = accumulate(model, run.micro_batches(), run.precision, run.objective, run.spread)
             parameters = [p for p in model.parameters() if p.grad is not None]
             norm = whole(get_total_norm([p.grad for p in parameters]))
             run.loss, run.gradient_norm = run.finite(loss, norm)
             if config.clip:
                 clip_grads_with_norm_(parameters, config.clip, norm)
             advance(model, config.done(run.step + 1))
-            optimizer.step()
-        run.step += 1
-        run.log_if_due()
-        if run.step % (config.save_every or config.steps) == 0:
-            run.save()
-        if run.must_stop():
-            break
-    return run.end()
+            run.optimizer.step()
+            run.seconds += time.perf_counter() - started
+            run.step += 1
+            run.log_if_due()
+            if run.step % (config.save_every or config.steps) == 0:
+                run.save()
+            run.hear_signals()
+        return run.end()
 
 
 def train_to_end(
@@ -121,7 +116,8 @@ def train_to_end(
         finished = processes.by_first(lambda: run_dir.is_finished(output))
         if finished:
             config = replace(config, precision=precision.resolve(config.precision, device))
-            run_dir.check_same(output, run_dir.identity(model, batches, config))
+            asked = run_dir.comparable(run_dir.identity(model, batches, config))
+            run_dir.refuse_changes(output, run_dir.comparable(run_dir.read_record(output)), asked)
             verify_model(final)
             return pretrained(kind, final).to(device), None
         resume = processes.by_first(lambda: run_dir.holds_run(output))

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -34,11 +34,10 @@ from clearhead.train.world import ALONE, World
 class Spread:
     """A model spread over the processes of a run, and this process's part of every step."""
 
-    model: PreTrainedModel
     forward: Callable[..., Any]
     """Runs the model: the model itself, or DDP around it."""
-    world: World
-    dealt: int
+    world: World = ALONE
+    dealt: int = 1
     """The processes among which a step's batches are dealt out."""
 
     def micro_batches(
@@ -48,16 +47,7 @@ class Spread:
         sharing = self.world.size // self.dealt  # the rows of one batch
         place, part = divmod(self.world.rank, sharing)
         own = [batches.batch(number) for number in numbers[place :: self.dealt]]
-        return [{key: _rows(t, part, sharing) for key, t in batch.items()} for batch in own]
-
-    def unsynced(self, *, last: bool) -> AbstractContextManager[Any]:
-        """The context of a micro-batch: DDP adds up gradients at the last one.
-
-        FSDP2 does at each, since unreduced gradients take a whole model's memory.
-        """
-        if isinstance(self.forward, DistributedDataParallel) and not last:
-            return self.forward.no_sync()
-        return nullcontext()
+        return [{key: t.chunk(sharing)[part] for key, t in batch.items()} for batch in own]
 
 
 def spread(
@@ -80,11 +70,11 @@ def spread(
             raise ClearheadError(f"{error}: train it with checkpointing none") from error
     forward: Callable[..., Any] = model
     if config.parallel == "fsdp":
-        _shard(model, config, init_device_mesh(model.device.type, (world.size,)))
+        _shard(model, config, world.size)
     elif world.size > 1:
         # Gradients lie where they are exchanged: a third less of the exchange's CPU time.
         forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return Spread(model, forward, world, dealt)
+    return Spread(forward, world, dealt)
 
 
 def accumulate(
@@ -102,11 +92,8 @@ def accumulate(
     number. Each model's mean is weighted by its share of the labels, which differ where masks
     leave some out; this needs only a mean loss from the model, whereas some models silently ignore
     an argument such as `num_items_in_batch`.
-
-    Raises:
-        ClearheadError: where no micro-batch has a label.
     """
-    over = over or Spread(model, model, ALONE, 1)
+    over = over or Spread(model)
     size = over.world.size
     counts = [label_count(dict(batch), objective) for batch in micro_batches]
     labels = sum(over.world.gather(sum(counts)))
@@ -118,11 +105,13 @@ def accumulate(
     for number, (batch, count) in enumerate(zip(micro_batches, counts, strict=True), 1):
         if count == 0 and size == 1:
             continue  # its mean would be 0 / 0
-        inputs = {
-            key: tensor.to(device, non_blocking=True)
-            for key, tensor in _with_loss(batch, count).items()
-        }
-        with over.unsynced(last=number == len(counts)):
+        # A process that left a batch without labels out would take no part in the exchange of
+        # gradients: its loss is multiplied by 0.
+        batch = dict(batch) if count else {**batch, "labels": batch["input_ids"]}
+        inputs = {key: tensor.to(device, non_blocking=True) for key, tensor in batch.items()}
+        # FSDP2 adds up at each, since unreduced gradients take a whole model's memory.
+        waits = number < len(counts) and isinstance(over.forward, DistributedDataParallel)
+        with over.forward.no_sync() if waits else nullcontext():
             with precision.autocast(mode, device):
                 loss = over.forward(**inputs, **extra).loss * (count / labels)
             (loss * size if size > 1 else loss).backward()  # gradients are averaged over processes
@@ -174,14 +163,9 @@ def dealt_among(config: TrainConfig, size: int) -> int:
     return math.gcd(size, *steps)
 
 
-def _rows(tensor: torch.Tensor, part: int, sharing: int) -> torch.Tensor:
-    size = len(tensor) // sharing
-    return tensor[part * size : (part + 1) * size]
-
-
-def _shard(model: PreTrainedModel, config: TrainConfig, mesh: DeviceMesh) -> None:
+def _shard(model: PreTrainedModel, config: TrainConfig, size: int) -> None:
     """FSDP2 on every decoder layer, and on what is left as one."""
-    options: dict[str, Any] = {"mesh": mesh}
+    options: dict[str, Any] = {"mesh": init_device_mesh(model.device.type, (size,))}
     if config.precision == "bf16":
         # Gathered in half the bytes; gradients are added up in float32.
         options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
@@ -192,11 +176,3 @@ def _shard(model: PreTrainedModel, config: TrainConfig, mesh: DeviceMesh) -> Non
     for layer in layers:
         fully_shard(layer, reshard_after_forward=True, **options)
     fully_shard(model, **options)
-
-
-def _with_loss(batch: Mapping[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """A batch whose loss can be taken even where no label counts: it is multiplied by 0 then.
-
-    A process that left its batch out would not take part in the exchange of gradients.
-    """
-    return dict(batch) if count else {**batch, "labels": batch["input_ids"]}

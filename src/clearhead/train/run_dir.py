@@ -83,12 +83,6 @@ def describe(model: PreTrainedModel, name: str, description: Mapping[str, Any]) 
     }
 
 
-def begin(output: Path, record: dict[str, Any]) -> None:
-    """Write the run.json of a new run into its folder, which this process holds."""
-    require_no_run(output)
-    write_json(output / RUN_FILE, record)
-
-
 def require_no_run(output: Path) -> None:
     """Raise a ClearheadError where a folder holds a run already."""
     if holds_run(output):
@@ -109,10 +103,6 @@ def reopen(
     Returns:
         The record of the newest checkpoint, verified; None where the run was killed before its
         first checkpoint, and starts over.
-
-    Raises:
-        ClearheadError: there is no run, it is finished, its newest checkpoint is damaged, or its
-            settings differ, naming each difference.
     """
     require_run(output)
     before = read_record(output)
@@ -129,7 +119,7 @@ def reopen(
         raise ClearheadError(
             f"{output} has done {done} steps, more than the {steps} that tokens pays for: raise it"
         )
-    refuse_changes(output, _comparable(saved or before), _comparable(record))
+    refuse_changes(output, comparable(saved or before), comparable(record))
     remove_leftovers(output / checkpoint.FOLDER)
     # A caller that describes nothing leaves what is known of the run as it was.
     keys = ("config", "description") if record["description"] else ("config",)
@@ -141,12 +131,7 @@ def reopen(
     return saved
 
 
-def check_same(output: Path, identity: Mapping[str, Any]) -> None:
-    """Refuse a run whose settings differ from `identity`, naming each difference."""
-    refuse_changes(output, _comparable(read_record(output)), _comparable(identity))
-
-
-def _comparable(record: Mapping[str, Any]) -> dict[str, Any]:
+def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that shape the result of a run, by section; its length does not, its plan does."""
     config = dict(record["config"])
     tokens = config.pop("tokens")

@@ -1,11 +1,11 @@
-"""A training run between its steps: model and optimizer, progress, checkpoints."""
+"""A training run between its steps: how it is opened, its measures, its checkpoints, its end."""
 
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import torch
 from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer, learning_rate
 from clearhead.records import provenance
+from clearhead.records.files import write_json
 from clearhead.records.lock import hold_folder
 from clearhead.train import checkpoint, precision, run_dir
 from clearhead.train.batches import BatchSource, check, keep_begin, objective_of
@@ -29,7 +30,7 @@ from clearhead.train.compiling import compiled
 from clearhead.train.config import TrainConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
-from clearhead.train.parallel import Spread, local, recompute, spread
+from clearhead.train.parallel import local, recompute, spread
 from clearhead.train.trainable import choose_parameters
 from clearhead.train.world import World
 
@@ -38,45 +39,98 @@ if TYPE_CHECKING:
 
 # The provenance of the process that began a run, and of those that resumed it, in run.json.
 ORIGIN = (*provenance.KEYS, "processes")
+# What a checkpoint records of run.json beside how far the run is.
+_KEPT = ("seed", "processes", "config", "model", "data")
 
 
-@dataclass
 class TrainingRun:
-    """State of a run in one process. Checkpoints hold its `step`, `seconds` and `loss`."""
+    """State of a run in one process. Checkpoints hold its `step`, `seconds` and `loss`.
 
-    model: "PreTrainedModel"
-    tokenizer: "PreTrainedTokenizerBase | None"
-    optimizer: torch.optim.Optimizer
-    config: TrainConfig
-    batches: BatchSource
-    spread: Spread
-    report: Run
-    identity: dict[str, Any]
-    """Everything that a resumed run must share with this one."""
-    callbacks: Sequence[Callback]
-    stop: StopSignals
-    step: int = 0
-    seconds: float = 0.0
-    loss: float = math.nan
-    gradient_norm: float = math.nan
-    stopped_by: signal.Signals | None = None
+    Making it checks the arguments of `clearhead.train.train`, locks the run's folder until `stack`
+    is closed, and restores the checkpoint that is resumed.
+    """
 
-    def __post_init__(self) -> None:
-        self.world = self.spread.world
-        self.objective = objective_of(self.batches)
-        self.tokens_before = getattr(self.batches, "tokens_before", self.config.tokens_before)
-        self.precision = precision.resolve(self.config.precision, self.model.device)
-        self.memory = PeakMemory(self.model.device)
-        self.saved_step = self.first_step = self.logged_step = self.step
-        self.first_seconds = self.logged_seconds = self.seconds
+    def __init__(
+        self,
+        stack: ExitStack,
+        world: World,
+        model: "PreTrainedModel",
+        batches: BatchSource,
+        config: TrainConfig,
+        output: Path,
+        tokenizer: "PreTrainedTokenizerBase | None",
+        resume: bool,
+        callbacks: Sequence[Callback],
+        description: Mapping[str, Any],
+    ) -> None:
+        self.precision = precision.resolve(config.precision, model.device)
+        self.config = config = replace(config, precision=self.precision)
+        self.world, self.model, self.batches, self.tokenizer = world, model, batches, tokenizer
+        self.objective = objective_of(batches)
+        self.tokens_before = getattr(batches, "tokens_before", config.tokens_before)
+        model.float()
+        with world.together():
+            choose_parameters(model, config)
+            check(batches, model, config)
+        keep_begin(batches, model)
+        name = str(description.get("run", output.resolve().name))
+        identity = run_dir.identity(model, batches, config)
+        about = {**run_dir.describe(model, name, description), "seed": config.seed}
+        record = {**about, **identity, "processes": world.size}
+        world.agree({"versions": record["versions"], **identity})
+        with world.together():
+            self.spread = spread(model, batches, config, world)
+            self.optimizer = build_optimizer(model, config)  # refuses before anything is written
+        if config.checkpointing == "blocks":
+            stack.callback(recompute, model, False)
+        restarted = world.restarted()
+
+        def hold() -> tuple[dict[str, Any] | None, Path | None]:
+            """The record and folder of the checkpoint to go on from, in a folder that is held."""
+            stack.enter_context(hold_folder(output))
+            if resume or (restarted and run_dir.holds_run(output)):
+                origin = {key: record[key] for key in ORIGIN if key in record}
+                saved = run_dir.reopen(output, record, origin, config.steps)
+                return saved, saved and checkpoint.newest(output)
+            run_dir.require_no_run(output)
+            write_json(output / run_dir.RUN_FILE, record)
+            return None, None
+
+        saved, newest = world.by_first(hold)
+        with world.together():
+            if not run_dir.holds_run(output):
+                raise ClearheadError(
+                    f"{output} is not the same folder for every process: choose one on a file "
+                    "system that all machines share"
+                )
+        done = saved or {"step": 0, "seconds": 0.0, "loss": math.nan}
+        self.step: int = done["step"]
+        self.seconds: float = done["seconds"]
+        self.loss: float = done["loss"]
+        # Every process has a dropout of its own.
+        torch.manual_seed((config.seed + 1_000_003 * world.rank + 7_919 * self.step) % 2**63)
+        if newest is not None:
+            checkpoint.restore(newest, model, self.optimizer, world)
+        self.report = Run(
+            name=name,
+            output=output,
+            model=model,
+            steps=config.steps,
+            first_step=self.step,
+            record=record,
+        )
+        self.callbacks = [MetricsFile(), *callbacks] if world.first else []
+        for callback in self.callbacks:
+            stack.callback(callback.close)
+            callback.start(self.report)
+        stack.enter_context(compiled(model, config.compile))
+        self.stop = stack.enter_context(StopSignals())
+        self.stopped_by: signal.Signals | None = None
+        self.memory = PeakMemory(model.device)
+        self.saved_step = self.step
+        self.gradient_norm = math.nan
         self.waited = 0.0
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Count the seconds of a step."""
-        started = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - started
+        self.first = self.logged = (self.step, self.seconds)
 
     def micro_batches(self) -> list[dict[str, torch.Tensor]]:
         """This process's part of the next step; the time that it takes is counted as waiting."""
@@ -108,9 +162,9 @@ class TrainingRun:
         config = self.config
         if self.step % config.log_every and self.step != config.steps:
             return
-        pace = (self.seconds - self.first_seconds) / (self.step - self.first_step)
-        tokens = self.tokens_before(self.step)
-        seconds = self.seconds - self.logged_seconds
+        (first_step, first_seconds), (logged_step, logged_seconds) = self.first, self.logged
+        pace = (self.seconds - first_seconds) / (self.step - first_step)
+        tokens, seconds = self.tokens_before(self.step), self.seconds - logged_seconds
         metrics = StepMetrics(
             step=self.step,
             tokens=tokens,
@@ -118,13 +172,13 @@ class TrainingRun:
             loss=self.loss,
             learning_rate=learning_rate(self.step - 1, config),
             gradient_norm=self.gradient_norm,
-            tokens_per_second=(tokens - self.tokens_before(self.logged_step)) / seconds,
+            tokens_per_second=(tokens - self.tokens_before(logged_step)) / seconds,
             batch_stall=self.waited / seconds,
             seconds_left=(config.steps - self.step) * pace,
         )
         for callback in self.callbacks:
             callback.step(metrics)
-        self.logged_step, self.logged_seconds, self.waited = self.step, self.seconds, 0.0
+        self.logged, self.waited = (self.step, self.seconds), 0.0
 
     def save(self) -> None:
         """Save a checkpoint, unless this step has one, and tell the callbacks."""
@@ -136,31 +190,24 @@ class TrainingRun:
         finite = all(bool(two.isfinite().all()) for two in ends)
         if not all(self.world.gather(finite)):
             raise self.diverged(self.step, "some weights are no longer finite")
+        progress = {"step": self.step, "seconds": self.seconds, "loss": self.loss}
         path = checkpoint.save(
             self.report.output,
             world=self.world,
             model=self.model,
             tokenizer=self.tokenizer,
             optimizer=self.optimizer,
-            record={
-                "step": self.step,
-                "seconds": self.seconds,
-                "loss": self.loss,
-                "seed": self.config.seed,
-                "processes": self.world.size,
-                **self.identity,
-            },
+            record=progress | {key: self.report.record[key] for key in _KEPT},
             keep=self.config.keep,
         )
         self.saved_step = self.step
         for callback in self.callbacks:
             callback.checkpoint(path)
 
-    def must_stop(self) -> bool:
-        """True once any process has received a signal."""
-        received = int(max(self.world.gather(self.stop.received or 0)))
-        self.stopped_by = signal.Signals(received) if received else None
-        return self.stopped_by is not None
+    def hear_signals(self) -> None:
+        """Set `stopped_by` once any process has received a signal."""
+        if received := int(max(self.world.gather(self.stop.received or 0))):
+            self.stopped_by = signal.Signals(received)
 
     def end(self) -> TrainResult:
         """Save the last step, and the final model of a run that did all its steps."""
@@ -201,90 +248,3 @@ class TrainingRun:
         )
         error.printed_elsewhere = not self.world.first
         return error
-
-
-@contextmanager
-def opened(
-    model: "PreTrainedModel",
-    batches: BatchSource,
-    config: TrainConfig,
-    processes: World,
-    output: Path,
-    tokenizer: "PreTrainedTokenizerBase | None",
-    resume: bool,
-    callbacks: Sequence[Callback],
-    description: Mapping[str, Any],
-) -> Iterator[TrainingRun]:
-    """Check the arguments of `train`, lock the run's folder, and restore any checkpoint resumed."""
-    config = replace(config, precision=precision.resolve(config.precision, model.device))
-    model.float()
-    with processes.together():
-        choose_parameters(model, config)
-        check(batches, model, config)
-    keep_begin(batches, model)
-    name = str(description.get("run", output.resolve().name))
-    identity = run_dir.identity(model, batches, config)
-    record = {**run_dir.describe(model, name, description), "seed": config.seed, **identity}
-    record["processes"] = processes.size
-    processes.agree({"versions": record["versions"], **identity})
-    with processes.together():
-        model_spread = spread(model, batches, config, processes)
-        optimizer = build_optimizer(model, config)  # refuses before anything is written
-    with ExitStack() as stack:
-        restarted = processes.restarted()
-
-        def hold() -> tuple[dict[str, Any] | None, Path | None]:
-            """The record and folder of the checkpoint to go on from, in a folder that is held."""
-            stack.enter_context(hold_folder(output))
-            if resume or (restarted and run_dir.holds_run(output)):
-                origin = {key: record[key] for key in ORIGIN if key in record}
-                saved = run_dir.reopen(output, record, origin, config.steps)
-                return saved, None if saved is None else checkpoint.newest(output)
-            run_dir.begin(output, record)
-            return None, None
-
-        saved, newest = processes.by_first(hold)
-        with processes.together():
-            if not run_dir.holds_run(output):
-                raise ClearheadError(
-                    f"{output} is not the same folder for every process: choose one on a file "
-                    "system that all machines share"
-                )
-        first_step = saved["step"] if saved else 0
-        _seed(config.seed, processes, first_step)
-        if saved is not None and newest is not None:
-            checkpoint.restore(newest, model, optimizer, processes)
-
-        report = Run(
-            name=name,
-            output=output,
-            model=model,
-            steps=config.steps,
-            first_step=first_step,
-            record=record,
-        )
-        heard = [MetricsFile(), *callbacks] if processes.first else []
-        for callback in heard:
-            stack.callback(callback.close)
-            callback.start(report)
-        stack.enter_context(compiled(model, config.compile))
-        yield TrainingRun(
-            model=model,
-            tokenizer=tokenizer,
-            optimizer=optimizer,
-            config=config,
-            batches=batches,
-            spread=model_spread,
-            report=report,
-            identity=identity,
-            callbacks=heard,
-            stop=stack.enter_context(StopSignals()),
-            **({key: saved[key] for key in ("step", "seconds", "loss")} if saved else {}),
-        )
-    if config.checkpointing == "blocks":
-        recompute(model, False)
-
-
-def _seed(seed: int, processes: World, step: int = 0) -> None:
-    """Seed PyTorch's generators, so that every process has a dropout of its own."""
-    torch.manual_seed((seed + 1_000_003 * processes.rank + 7_919 * step) % 2**63)

@@ -4,14 +4,13 @@ torchrun starts and numbers them in the environment. Tensors are sent by nccl be
 otherwise by gloo; decisions always by gloo, so that none of them waits for a device.
 """
 
-import contextlib
 import os
 import re
 import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -70,21 +69,12 @@ class World:
 
         The result is broadcast, so it must consist of plain values.
         """
-        if self.size == 1:
-            return call()
-        answer: list[Any] = [None, None]
-        try:
+        answer: list[Any] = [None]
+        with self.together(BaseException):  # the others must not wait
             if self.first:
                 answer[0] = call()
-        except BaseException as error:  # the others must not wait
-            answer[1] = str(error) or type(error).__name__
-            raise
-        finally:
+        if self.size > 1:
             dist.broadcast_object_list(answer, src=0, group=self.control)
-        if answer[1] is not None:
-            shared = ClearheadError(answer[1])
-            shared.printed_elsewhere = True
-            raise shared
         return answer[0]
 
     def in_turn(self, call: Callable[[], T]) -> T:
@@ -101,20 +91,21 @@ class World:
         return value
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Run a body whose error in any process is raised in all of them; the first prints it."""
-        error: ClearheadError | None = None
+    def together(self, errors: type[BaseException] = ClearheadError) -> Iterator[None]:
+        """Run a body whose `errors` in any process are raised in all; the first prints them."""
+        error: BaseException | None = None
         try:
             yield
-        except ClearheadError as own:
+        except errors as own:
             error = own
         if self.size > 1:
             lines: list[Any] = [None] * self.size
-            dist.all_gather_object(lines, error and str(error), group=self.control)
-            failed = [rank for rank, line in enumerate(lines) if line is not None]
-            if failed and (error is None or failed[0] != self.rank):
-                error = ClearheadError(lines[failed[0]])
-            if error is not None:
+            line = error and (str(error) or type(error).__name__)
+            dist.all_gather_object(lines, line, group=self.control)
+            failed = [rank for rank, one in enumerate(lines) if one is not None]
+            if failed and isinstance(error, ClearheadError | None):
+                if error is None or failed[0] != self.rank:
+                    error = ClearheadError(lines[failed[0]])
                 error.printed_elsewhere = not self.first
         if error is not None:
             raise error
@@ -145,7 +136,7 @@ class World:
     def _silent(self) -> str:
         """The processes that do not answer, in words."""
         silent = list(range(self.size))
-        with contextlib.suppress(RuntimeError, AttributeError):  # the store is gone, or none is
+        with suppress(RuntimeError, AttributeError):  # the store is gone, or none is
             self.store.set(f"alive {self.rank}", "")
             end = time.monotonic() + _ANSWER_SECONDS
             while silent and time.monotonic() < end:
@@ -157,8 +148,6 @@ class World:
 
 
 ALONE = World()
-
-
 _worlds: list[World] = []  # the one joined, where one is
 
 
@@ -169,33 +158,24 @@ def joined(seconds: float, *, alone: bool = True) -> Iterator[World]:
     Args:
         seconds: timeout for waiting on another process, here and in every step.
         alone: whether a process not started by torchrun runs without a group.
-
-    Raises:
-        ClearheadError: for an environment that is incomplete, processes that do not come, or more
-            of them on a machine than it has GPUs.
     """
     if _worlds:
         yield _worlds[-1]
         return
-    started = not dist.is_initialized()  # else by the caller, who ends it too
-    store = None
-    if started:
-        given = [name for name in _NAMES[:2] if name in os.environ]
-        if not given and alone:
-            yield World()
-            return
-        store = _start(timedelta(seconds=seconds), alone=not given)
-    try:
+    torchrun = any(name in os.environ for name in _NAMES[:2])
+    with ExitStack() as stack:
+        store = None
+        if not dist.is_initialized():  # else by the caller, who ends it too
+            if not torchrun and alone:
+                yield World()
+                return
+            store = _start(timedelta(seconds=seconds), alone=not torchrun)
+            stack.callback(dist.destroy_process_group)
         control = dist.new_group(backend="gloo", timeout=_PATIENCE)
         _worlds.append(World(dist.get_rank(), dist.get_world_size(), control, store))
-        try:
-            with _worlds[-1].losses_told():
-                yield _worlds[-1]
-        finally:
-            _worlds.pop()
-    finally:
-        if started:
-            dist.destroy_process_group()
+        stack.callback(_worlds.pop)
+        with _worlds[-1].losses_told():
+            yield _worlds[-1]
 
 
 def _start(limit: timedelta, *, alone: bool) -> dist.Store:
@@ -238,11 +218,7 @@ def _start(limit: timedelta, *, alone: bool) -> dist.Store:
 
 
 def _reach(host: str, port: int, seconds: float) -> None:
-    """Wait until the first process listens; PyTorch's own client prints its stack while it waits.
-
-    Raises:
-        RuntimeError: where it does not within `seconds`, with the system's reason.
-    """
+    """Wait until the first process listens; PyTorch's own client prints stacks while it waits."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -260,9 +236,6 @@ def _store_of_start(store: dist.Store, rank: int, size: int, seconds: float) -> 
     before its peers would connect to the addresses that the killed ones left there. The count of
     restarts is no name for a start, since it differs between machines. So each process leaves a
     word of its own, the first repeats them in a list, and each answers to a list with its word.
-
-    Raises:
-        RuntimeError: naming the processes that did not come within `seconds`.
     """
     word, end = uuid.uuid4().hex, time.monotonic() + seconds
     store.set(f"came {rank}", word)

@@ -16,8 +16,7 @@ from clearhead.probe.observation import Statistic, observe
 from clearhead.probe.tiles import ByTile
 from clearhead.report.page import Page, Section
 from clearhead.report.page import render as render_page
-from clearhead.view.lens import BEST, Lens, find_lens, surprises
-from clearhead.view.trace import AttentionTrace, HiddenTrace, pack, pack_map
+from clearhead.view.trace import BEST, AttentionTrace, HiddenTrace, Lens, pack, pack_map, surprises
 
 LONGEST = 256  # tokens, of which the maps of 270 heads take 3 MB
 SCRIPTS = ("unpack.js", "colours.js", "heads.js", "maps.js", "text.js", "layers.js", "page.js")
@@ -75,7 +74,10 @@ def _observed(
     model: Any, tokenizer: Any, ids_BT: Tensor, tokens: list[Any], total: int, name: str
 ) -> Observation:
     trace, hidden = AttentionTrace(ids_BT.shape[1]), HiddenTrace()
-    lens = find_lens(model, ids_BT[:, :2])
+    predicts = (
+        model.get_output_embeddings() is not None and getattr(model.config, "vocab_size", 0) >= BEST
+    )
+    lens = Lens(model, ids_BT[:, :2]) if predicts else None
     states: list[Statistic] = [hidden] if lens is None else [hidden, lens]
     with observe(model, attention=[ByTile(weights=[trace])], hidden=states):
         out = inspection.run_backbone(model, ids_BT) if lens is None else model(input_ids=ids_BT)
@@ -90,30 +92,28 @@ def _observed(
         "names": [list(trace.names.get(layer, ())) for layer in range(max(trace.names) + 1)],
         "statistics": trace.statistics(),
         "lambdas": {n: _rounded(x, 3 if x.ndim else 4) for n, x in trace.lambdas.items()},
-        "hidden": _hidden(hidden),
+        "hidden": {"rows": len(hidden.channels)},
     }
+    for part, kind in (("norms", "<f4"), ("largest", "<f4"), ("channels", "<u4")):
+        table = [values for _, values in sorted(getattr(hidden, part).items())]
+        data["hidden"][part] = pack(np.asarray(torch.stack(table).nan_to_num(0, 0, 0), dtype=kind))
     if lens is not None and trace.causal:
         logits_TV = out.logits[0]
         data["surprise"] = [None, *_rounded(surprises(logits_TV, ids_BT[0]))]
         if lens.agrees(logits_TV):
             data["lens"] = _lens(lens, tokenizer)
-    lost = hidden.lost() or ("in the logits" if None in data.get("surprise", ())[1:] else "")
-    data["lost"] = lost
-    chunks, data["maps"] = _packed(trace)
-    return Observation(model=data, chunks=chunks, lost=lost)
-
-
-def _packed(trace: AttentionTrace) -> tuple[list[str], dict[str, Any]]:
-    """Chunks, and "layer.head" → map → the chunk's place."""
+    data["lost"] = hidden.lost()
+    if not data["lost"] and None in data.get("surprise", ())[1:]:
+        data["lost"] = "in the logits"
     chunks: list[str] = []
-    places: dict[str, Any] = {}
-    for (head, map), weights in trace.maps.items():
-        null_T = trace.nulls.get((head, map))
+    data["maps"] = {}
+    for (layer, head, map), weights in trace.maps.items():
+        null_T = trace.nulls.get((layer, head, map))
         packed = pack_map(weights, null_T, causal=trace.causal)
         chunks.append(packed.pop("data"))
-        where = {**packed, "chunk": len(chunks) - 1, "null": null_T is not None}
-        places.setdefault(f"{head.layer}.{head.head}", {})[map] = where
-    return chunks, places
+        place = {**packed, "chunk": len(chunks) - 1, "null": null_T is not None}
+        data["maps"].setdefault(f"{layer}.{head}", {})[map] = place
+    return Observation(model=data, chunks=chunks, lost=data["lost"])
 
 
 def _tokens(tokenizer: Any, text: str) -> list[tuple[int, str, tuple[int, int]]]:
@@ -138,20 +138,6 @@ def _tokens(tokenizer: Any, text: str) -> list[tuple[int, str, tuple[int, int]]]
             shown = str(tokenizer.convert_ids_to_tokens(token))
         out.append((token, shown, (int(start), int(stop))))
     return out
-
-
-def _hidden(hidden: HiddenTrace) -> dict[str, Any]:
-    """Tables of layers and tokens; 0 where a number is not finite."""
-
-    def stacked(table: dict[int, Tensor]) -> Any:
-        return torch.stack([table[i] for i in sorted(table)]).nan_to_num(0.0, 0.0, 0.0).numpy()
-
-    return {
-        "rows": len(hidden.channels),
-        "norms": pack(stacked(hidden.norms)),
-        "largest": pack(stacked(hidden.largest)),
-        "channels": pack(stacked(hidden.channels).astype(np.uint32)),
-    }
 
 
 def _lens(lens: Lens, tokenizer: Any) -> dict[str, Any]:

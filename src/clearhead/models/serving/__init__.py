@@ -19,7 +19,6 @@ from clearhead.models.serving.modeling_clearhead_serving import (
     ClearheadServingForCausalLM,
 )
 from clearhead.nn.registry import REGISTRY
-from clearhead.nn.values import Reparametrised
 from clearhead.ops.requests import repeat
 from clearhead.spec import LayerSpec
 
@@ -59,7 +58,7 @@ def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
     """The same function in the form for servers, with copies of the weights in their dtype."""
     model = merged(model)
     ours = model.config
-    if reason := _refusal(ours) or _unfinished(model):
+    if reason := _refusal(model):
         raise ClearheadError(f"this model has no form for servers: {reason}")
     config = _config(ours)
     state = {
@@ -85,10 +84,12 @@ def turns_anew(ours: ClearheadConfig) -> str | None:
     return None
 
 
-def _refusal(ours: ClearheadConfig) -> str | None:
+def _refusal(model: ClearheadForCausalLM) -> str | None:
+    """The reason why the form cannot hold a model, or None."""
+    ours = model.config
     layers = [ours.layer(index) for index in range(ours.num_hidden_layers)]
-    if REGISTRY.packages(layers):
-        return f"it needs the packages {', '.join(sorted(REGISTRY.packages(layers)))}"
+    if packages := REGISTRY.packages(layers):
+        return f"it needs the packages {', '.join(sorted(packages))}"
     for axis, names in _HAS.items():
         for name in {getattr(layer, axis) for layer in layers} - {*names}:
             why = _REASONS.get(name, f"it has {' or '.join(map(repr, names))}")
@@ -99,12 +100,7 @@ def _refusal(ours: ClearheadConfig) -> str | None:
     for key, value in plain.items():
         if (own := getattr(ours, key)) != value:
             return f"{key}={own!r} does not fit: only {value!r} does"
-    return None
-
-
-def _unfinished(model: ClearheadForCausalLM) -> str | None:
-    """Why a mechanism whose strength is a number of the training run is not written."""
-    for layer in model.model.layers:
+    for layer in model.model.layers:  # a mechanism whose strength is a number of the training run
         strength = getattr(layer.self_attn.epilogue, "strength", None)
         if strength is not None and float(strength) != 1:
             return f"its XSA has come in by {float(strength):.0%} only; train it to the end"
@@ -194,10 +190,7 @@ def _matrix(name: str, module: Any, like: Tensor, gain: Any, bias: bool) -> Stat
     """A projection as one matrix, times `gain`, beside `like`, whose inputs are the stream."""
     if isinstance(module, torch.nn.Linear):
         return {f"{name}.{key}": weight * gain for key, weight in module.state_dict().items()}
-    matrix = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
-    if isinstance(module, Reparametrised):
-        initial = matrix if module.kind == "identity" else module.initial
-        matrix = module.alpha * initial + module.beta * module.delta
-    state = {f"{name}.weight": matrix * gain}
+    eye = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
+    state = {f"{name}.weight": module(eye).mT * gain}
     # The form has a bias beside each matrix or none, and reparametrised ones have none.
     return with_all_biases(state) if bias else state

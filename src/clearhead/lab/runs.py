@@ -1,0 +1,53 @@
+"""Runs, of which the missing ones are trained and measured, one after the other.
+
+OUTPUT/RUN/             a run's folder (`clearhead.train.run_dir`); its model is in RUN/final
+OUTPUT/records.jsonl    the records, to which each run is appended as soon as it is measured
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from clearhead.lab.configs import RECORDS
+from clearhead.progress import Work
+from clearhead.records.loading import Store
+from clearhead.records.runs import Line, Records
+from clearhead.terminal import say
+from clearhead.train.run_dir import is_finished
+
+
+class Trial(Protocol):
+    """A configuration at a seed, under its name for people."""
+
+    called: str
+    folder: Path
+    header: Line
+    """The run's line in the records, to which `rows` may add."""
+    cell: str
+    """Identifies the result among those of the run."""
+
+    def check(self, begun: Line | None) -> None:
+        """Refuse what would fail only hours later, and a folder whose run, of which `begun` is the
+        line in the records, has other settings."""
+
+    def rows(self, work: Work) -> Iterable[Line]:
+        """Train the model, or go on where it stopped, and measure it."""
+
+
+def run_missing(trials: Sequence[Trial], output: Path, task: str, work: Work) -> Records:
+    """Train and measure the trials that `output`, a folder that this process holds, lacks; return
+    all of its records."""
+    store = Store(output / RECORDS)
+    for one in trials:  # all before the first is trained, which may take hours
+        one.check(store.headers.get(one.header["run"]))
+    work.start(len(trials))
+    for one in trials:
+        diverged = store.headers.get(one.header["run"], {}).get("diverged")
+        if store.has(one.cell, one.header) and (diverged or is_finished(one.folder)):
+            work.skip()
+            say(f"{one.called}: already done")
+            continue
+        rows = [*one.rows(work)]
+        store.add(one.cell, one.header, rows, task=task)
+        work.end()
+    return store.records()
