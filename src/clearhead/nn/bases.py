@@ -102,7 +102,7 @@ class NoPosition(nn.Module):
         return None
 
     @staticmethod
-    def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
+    def prepare(x_BHTD: Tensor, table: Any, /) -> Tensor:
         """Apply position to queries or keys."""
         return x_BHTD
 
