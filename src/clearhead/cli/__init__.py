@@ -33,7 +33,7 @@ VERBS = {
 }
 
 
-# transformers imports torchao where it is installed, and that tells what the machine lacks.
+# transformers imports torchao where it is installed, and torchao logs what the machine lacks.
 for _chatty in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_chatty).setLevel(logging.ERROR)
 

@@ -1,5 +1,5 @@
-"""Time clearhead and a named peer in turns, in one process; the ratio counts. From a checkout of
-the repository only.
+"""Time clearhead and a named peer in turns, in one process, and print the ratio. Needs a checkout
+of the repository.
 
 examples:
   clearhead bench kernel attention

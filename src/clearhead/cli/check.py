@@ -1,6 +1,6 @@
-"""Compare each attention implementation that loads here with the model's eager attention in
-float64: logits and all gradients of texts given alone, padded, packed, through a cache, with a
-window and with learned sinks.
+"""Compare every attention implementation that can run on this machine with the model's eager
+attention in float64: logits and all gradients, with texts alone, padded, packed, through a cache,
+with a window and with learned sinks.
 
 examples:
   clearhead check ./gpt-oss-20b --attention clearhead flex_attention --dtype bfloat16
@@ -41,7 +41,7 @@ class Command(OpensModels):
 
 
 def run(command: Command) -> int:
-    """Print a line for each implementation; 1 where one is wrong, 0 where none is."""
+    """Print a line for each implementation; return 1 if any is wrong, else 0."""
     from clearhead.diagnose.attention_check import DTYPES, check_attention, in_words
 
     model = _opened(command)

@@ -1,5 +1,5 @@
-"""Train presets, with every combination of the settings varied, on the same tokens in the same
-order. Measure them alike, print a table, and write records and a page.
+"""Train presets, in every combination of the varied settings, on the same tokens in the same order.
+Measure them alike, print a table, and write records and a page.
 
 examples:
   clearhead compare transformer softmax1 --seeds 0 1 2 --data.data my/texts --output runs/mine
@@ -23,7 +23,7 @@ class Command(CompareConfig):
 
 
 def default(words: list[str]) -> Command | None:
-    """The defaults of training that goes on from a model."""
+    """The defaults of a comparison that starts from a trained model."""
     return Command(train=continued_recipe(ArmConfig)) if given(words, "--from") else None
 
 

@@ -1,6 +1,6 @@
-"""Write a model of transformers as a clearhead model, or back, after both gave the same logits; or
-with --to on other mechanisms, and print its distance from the original. A run's checkpoint becomes
-an ordinary folder of the same model.
+"""Convert a model of transformers to a clearhead model, or back, and check that the logits are the
+same. Or give it other mechanisms (--to), and print its distance from the original. A run's
+checkpoint becomes an ordinary folder of the same model.
 
 examples:
   clearhead convert ./SmolLM2-135M ./smollm2-clearhead

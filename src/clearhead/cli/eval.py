@@ -1,4 +1,4 @@
-"""Evaluate models by length, depth and rope scaling. Losses are taken in float32. Lists of names
+"""Evaluate models by length, depth and rope scaling. Losses are computed in float32. Lists of names
 may also be separated by commas.
 
 examples:

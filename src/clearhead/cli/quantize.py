@@ -1,5 +1,5 @@
 """Simulate models in few bits, and measure perplexity and accuracy by scheme. Or save models in few
-bits and measure them: with --save for servers, with --deploy by torchao.
+bits and measure those: --save for servers, --deploy for torchao.
 
 examples:
   clearhead quantize ./SmolLM2-135M --scheme w8a8-coarse w8a8-token w4-channel

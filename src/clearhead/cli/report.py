@@ -1,4 +1,4 @@
-"""Read records, print a table and verdict, write a page that opens offline.
+"""Read records, print a table and a verdict, and write a page that opens offline.
 
 examples:
   clearhead report runs/mine/records.jsonl

@@ -1,5 +1,5 @@
-"""Decide a paper's claim by its experiment: sweep the rates of each arm, train every seed at the
-best, evaluate, and set the published number beside ours.
+"""Decide a paper's claim by its experiment: sweep the learning rates of each arm, train every seed
+at the best, evaluate, and print the published number beside ours.
 
 examples:
   clearhead reproduce --list

@@ -19,7 +19,7 @@ from clearhead.terminal import say
 
 
 def default(words: list[str]) -> Command | None:
-    """The settings of the run that goes on; or the defaults of training from a model."""
+    """The settings of the run to resume, or the defaults of training from a model."""
     if (folder := given(words, "--resume")) is not None:
         from clearhead.lab.training import recorded
 

@@ -1,4 +1,4 @@
-"""Show attention maps, hidden states and predictions of one text on a page to click through, which
+"""Show attention maps, hidden states and predictions of one text, on a page to click through that
 needs no network.
 
 examples:

@@ -23,8 +23,8 @@ class DataConfig:
         data: sources, each "SPEC" or "SPEC@WEIGHT", where SPEC is `python-stdlib`,
             `python-packages`, a file, a folder, `hf:name[:config][#split]` or
             `synthetic:task[:key=value,…]` (passkey, needle, recall, backcopy). Without weights
-            every token of every source counts alike. Otherwise all have one, but for at most one
-            source, which takes what the others leave of 1.
+            every token of every source counts alike. With weights, which are shares of the tokens,
+            at most one source may be without: it gets the rest of 1.
         tokenizer: folder or hub name of an existing tokenizer; None trains a byte-level BPE.
         vocabulary: entries of the trained tokenizer, the 256 bytes and 3 special ones included.
         text_field: the field of a .jsonl, .parquet or hub row that holds its text.

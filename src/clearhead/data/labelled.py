@@ -77,7 +77,7 @@ def read_rows(
 
 
 def classes_of(rows: Sequence[Row], task: Task) -> tuple[str, ...]:
-    """The task's classes in order; those that occur in the rows, sorted, where it names none."""
+    """The task's classes in order or, if it names none, those that occur in the rows, sorted."""
     if task.regression or task.classes:
         return task.classes
     for row in rows:

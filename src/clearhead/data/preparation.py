@@ -156,7 +156,7 @@ class _Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class _Build:
-    """The tokens of a corpus, to be made in a folder or opened there.
+    """A corpus that is tokenised into a folder, or opened from it.
 
     Without a `tokenizer` one is trained; `cutoff` is the `threshold` of the split.
     """
@@ -171,7 +171,7 @@ class _Build:
         """Tokenise everything into `folder`, the tokenizer beside it.
 
         Returns:
-            The "dtype" of ids, and in "streams" of each source and split the documents and tokens.
+            "dtype" of the ids; "streams": documents and tokens of each source and split.
         """
         tokenizer, vocabulary = self.tokenizer, self.config.vocabulary
         if tokenizer is None:
@@ -224,7 +224,7 @@ class _Build:
                 )
 
     def open(self, folder: Path, index: dict[str, Any], fingerprint: str) -> Corpus:
-        """Map what `make` wrote into `folder` and said in `index`."""
+        """Map the streams that `make` wrote into `folder`; `index` is what it returned."""
         from clearhead.models.loading import load_tokenizer
 
         # A tokenizer that was given is not read again: a copy of one with code would need it.

@@ -1,7 +1,7 @@
-"""Files to texts: one streaming reader for each format, with one text and a block in memory.
+"""Streaming readers of texts, one for each file format, with one text and a block in memory.
 
-The hub's rows come through `datasets` (`hub`), files do not: its JSON reader (5.2) refuses fields
-that the first 10 MB lack, and lone surrogates, and parses texts that are all dates as dates.
+`datasets` reads the hub's rows (`hub`) but no files: its JSON reader (5.2) refuses fields that the
+first 10 MB lack, and lone surrogates, and parses texts that are all dates as dates.
 """
 
 import difflib
@@ -46,7 +46,7 @@ def readable(name: str) -> bool:
 
 
 def read(path: Path, text_field: str, *, in_pieces: bool = False) -> Iterator[str]:
-    """Yield the texts of a file in order, the empty ones included; a text file may be cut."""
+    """Yield the texts of a file in order, empty ones too; a long text file comes `in_pieces`."""
     kind = ending(path.name)
     if kind == JSON_LINES:
         return (text_of(row, text_field, where) for where, row in json_rows(path))
@@ -54,7 +54,7 @@ def read(path: Path, text_field: str, *, in_pieces: bool = False) -> Iterator[st
 
 
 def value_of(row: Any, field: str, where: str, option: str = "--data.text-field") -> Any:
-    """The value of a row's field."""
+    """The value of a row's field; errors name the place, `where`, and the `option` to give."""
     if not isinstance(row, dict):
         raise ClearheadError(f"{where}: expected a JSON object, found a {type(row).__name__}")
     if field not in row:

@@ -75,7 +75,7 @@ def load(name: str) -> Any:
 
 
 def check(tokenizer: Any, *, closed: bool = True) -> None:
-    """Refuse a tokenizer by which documents cannot be encoded."""
+    """Refuse a tokenizer without a fast form or, if documents are `closed`, an end token."""
     name = tokenizer.name_or_path
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ClearheadError(f"tokenizer {name!r} has no fast form; choose one with tokenizer.json")

@@ -60,7 +60,7 @@ class Texts:
         return self.alone(torch.compile(model))
 
     def padded(self, model: Any) -> Tensor:
-        """In one batch: of a causal model all but the second are padded before they begin."""
+        """In one batch; for a causal model all but the second are padded on the left."""
         longest = max(self.lengths)
         ids_BT = self.ids[0].new_zeros(len(self.ids), longest)
         mask_BT = torch.zeros_like(ids_BT)
@@ -99,7 +99,7 @@ class Texts:
         return torch.cat(logits)
 
     def answer(self, model: Any, run: Callable[["Texts", Any], Tensor]) -> Answer:
-        """Float64 logits of a way of running the texts, their loss's gradients by parameter."""
+        """Float64 logits of the texts, run in one way, and gradients of their loss by parameter."""
         logits = run(self, model).double()
         loss = cross_entropy(logits, self.labels)
         gradients: dict[str, Tensor] = {}

@@ -144,7 +144,7 @@ class _Check:
         self.eager: dict[str, tuple[float, float]] = {}
 
     def can(self, way: Way) -> bool:
-        """True of a way that such a model has."""
+        """True if the model has the sinks, the window and the direction that `way` needs."""
         known = (way.sink is None or bool(self.low)) and (way.window is None or self.has_window)
         return known and (self.texts.causal or not way.causal)
 
@@ -189,7 +189,7 @@ class _Check:
         return self.answers[way]
 
     def _left_out(self, answer: Answer, bound: float, way: Way) -> str:
-        """The part left out, where the logits are those of a model without it."""
+        """The part that is ignored, if the logits are exact without it; else ""."""
         without = {
             "the sink is ignored": way._replace(sink=DROPPED),
             "the window is ignored": way._replace(window=None),
@@ -202,7 +202,7 @@ class _Check:
         return ""
 
     def _place(self, answer: Answer, way: Way) -> str:
-        """Where an output is wrong, when another part of it is right."""
+        """The place of an error, if the rest of the output is right; else ""."""
         exact = self._exact(way).logits
         errors = (answer.logits - exact).norm(dim=-1) / exact.norm(dim=-1)
         texts = (errors <= ROUNDING[self.dtype]).split(self.texts.lengths)

@@ -29,7 +29,7 @@ _ROUNDING = 1e-3
 
 
 class Rotary(NamedTuple):
-    """Frequencies, float64 [pairs], by which position turns the halves of a head's channels."""
+    """Frequencies, float64 [pairs]: pair j is channels j and j + pairs of a head."""
 
     frequency: Tensor
 
@@ -117,9 +117,9 @@ def scores(h: Tensor, rotary: Rotary, distances: Tensor) -> Tensor:
 
 
 def rotary_of(model: Any, module: nn.Module, layer: int, keys: int) -> Rotary | str:
-    """The rotary positions of a layer's attention on a text of `keys` tokens, or the reason why
-    they are not known: of clearhead's models, and of those of transformers whose heads turn whole
-    and in halves, as `clearhead convert` reads them."""
+    """Rotary positions of a layer on a text of `keys` tokens, or the reason why they are unknown:
+    known are those of clearhead's models, and of models that `clearhead convert` reads without
+    reordering a head's channels."""
     if isinstance(module, Attention):
         spec = module.layer
     else:

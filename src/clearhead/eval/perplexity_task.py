@@ -92,7 +92,7 @@ class PerplexityTask(PerplexityOptions):
 
 
 class HitsTask(HitsOptions):
-    """AR-hits of each source as one text, as in training; windows side by side."""
+    """AR-hits over each source as one text, as in training, in adjacent windows."""
 
     drawn = False
     headlines = ("ar_hit_loss", "others_loss")

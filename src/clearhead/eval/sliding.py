@@ -3,7 +3,7 @@
 A window of `length` tokens moves on by `stride` (Press et al., arXiv 2108.12409, appendix B). The
 first window of a document predicts all its tokens but the first; each later one predicts the tokens
 that no window before it has, at most `stride`, with at least length − stride tokens of context (one
-less where stride = length: then a window's first token is predicted by nothing, and left out). The
+less where stride = length: a window's first token then has no context, and is left out). The
 last window may be shorter.
 
 Two windows with different left edges share no state above the first layer's projections, so with a

@@ -236,8 +236,8 @@ def _inside(
 
 
 class Milestones(LinesFile):
-    """Measures the model every few steps, and after the last, on the same few validation windows:
-    outliers can then be read against the loss that they came with.
+    """Measures the model every few steps, and after the last, on the same few validation windows,
+    so that outliers can be compared at equal loss.
 
     Writes records {"kind": "measure", "run", "metric", "value", "step", …} to
     OUTPUT/milestones.jsonl: loss (nats a token), outliers of the hidden states and attention to the
@@ -245,8 +245,8 @@ class Milestones(LinesFile):
     compiled layers are restored.
 
     Args:
-        settings: those of the training, whose sizes windows and batches have.
-        every: steps between measurements, a multiple of the steps between logged ones.
+        settings: of the training; windows and batches have its sizes.
+        every: steps between measurements, a multiple of the training's `log_every`.
     """
 
     file = MILESTONES
@@ -265,7 +265,7 @@ class Milestones(LinesFile):
         self._run = run
 
     def step(self, metrics: StepMetrics) -> None:
-        """Measure, where it is time."""
+        """Measure at every `every`-th step, and at the last."""
         if metrics.step % self.every and metrics.step != self._run.steps:
             return
         model: Any = self._run.model

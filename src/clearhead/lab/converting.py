@@ -101,7 +101,7 @@ def _outcome(record: dict[str, Any], before: str, after: str) -> str:
 
 
 def to_the_other_format(model: Any, purpose: str | None = None) -> tuple[Any, dict[str, Any]]:
-    """The same function in another library's format, or in one that servers load; its distance."""
+    """The model in another library's format, or in a server's; and how far its logits differ."""
     made = {
         None: conversion.converted,
         "serving": conversion.for_serving,
@@ -143,7 +143,7 @@ def to_other_mechanisms(
     measures, few, after = list[dict[str, Any]](), windows[:WINDOWS], 0.0
 
     def measure(step: str) -> bool:
-        """Measure the distance from the first model; True where it is none."""
+        """Measure the distance from the first model; True if it is zero."""
         measures.append({"what": step, **asdict(distance(first, made, windows))})
         return float(measures[-1]["relative"]) <= TOLERANCE
 

@@ -164,10 +164,10 @@ class _Trial:
             refuse_changes(self.folder, begun, now)
 
     def rows(self, work: Work) -> Iterator[Line]:
-        """The lines of the training, with their epoch, its time, and the task's metrics; beside
-        them what always answering with the commonest training label gives.
+        """The lines of the training with their epoch, its time, and the task's metrics, each beside
+        that of always answering with the commonest training label.
 
-        For a regression the mean takes its place, which has no correlation with anything.
+        A regression has none: a constant answer correlates with nothing.
         """
         work.begin(self.called)
         task, job, texts = self.task, self.task.job, self.task.texts

@@ -43,8 +43,11 @@ Load = Callable[[str, str], Loaded]
 def measure(
     config: Any, *, work: Work | None = None, told: Callable[[list[Line]], object] | None = None
 ) -> list[Line]:
-    """Evaluate, diagnose or quantise the models of a configuration; return the records (`told`: see
-    `sweep`), which are in its file too, if it names one.
+    """Evaluate, diagnose or quantise the models of a configuration; return the records.
+
+    Args:
+        config: an EvaluateConfig, DiagnoseConfig or QuantizeConfig; its file gets the records too.
+        told: as in `sweep`.
 
     Raises:
         ClearheadError: for a model, a text or options that do not work; a perplexity in full

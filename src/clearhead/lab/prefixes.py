@@ -265,7 +265,7 @@ def _row(ids: Sequence[int], model: ClearheadForCausalLM) -> Tensor:
 class _Rows(Statistic):
     """The first token's weight, and the log-sum-exp of all logits, by layer: [H, rows] each.
 
-    The first query sees one token alone, which says nothing.
+    The first query is left out: it sees one token alone.
     """
 
     def __init__(self, layers: int) -> None:

@@ -17,7 +17,7 @@ from clearhead.train.run_dir import holds_run, is_finished
 
 
 class Trial(Protocol):
-    """A configuration at a seed, under its name for people."""
+    """A configuration with a seed, and its displayed name."""
 
     called: str
     folder: Path
@@ -35,8 +35,7 @@ class Trial(Protocol):
 
 
 def run_missing(trials: Sequence[Trial], output: Path, task: str, work: Work) -> Records:
-    """Train and measure the trials that `output`, a folder that this process holds, lacks; return
-    all of its records."""
+    """Train and measure the trials that `output` lacks, a locked folder; return its records."""
     store = Store(output / RECORDS)
     for one in trials:  # all before the first is trained, which may take hours
         one.check(store.headers.get(one.header["run"]))

@@ -131,7 +131,7 @@ def recorded(output: Path) -> TrainJob:
 
 
 def _new(job: TrainJob, name: str, began: str | None) -> tuple[Any, Any]:
-    """A preset with fresh weights, and its text, with which a run may have begun."""
+    """A preset with fresh weights, and its text; `began`: the text that a run began with."""
     config = preset(name, job.size, **job.set)  # refuses before anything is read
     corpus = prepare(job.data, progress=say, began=began)
     if objective_of(config) == "mlm":

@@ -54,9 +54,9 @@ OWN: dict[str, Callable[..., Any]] = {"sdpa": _sdpa, "eager": _eager}
 def interface_of(implementation: str, maps: list[Tensor] | None) -> Interface:
     """The function that `attn_implementation` puts in place of `Attention.attend`.
 
-    One registered with transformers' AttentionInterface is called as transformers does. It gets
-    ours beside the usual arguments: sink and prefix (see `ops.attend`), visibility, the keys that
-    each query sees (`ops.visibility`), and lambdas, by which `module.maps.effective_weights`
+    One registered with transformers' AttentionInterface is called as transformers does. It also
+    gets clearhead's arguments: sink and prefix (see `ops.attend`), visibility, the keys that each
+    query sees (`ops.visibility`), and lambdas, by which `module.maps.effective_weights`
     combines the maps. For differential attention V1 it gets all first maps and then all second,
     with values of twice the width; for V2 the two maps of a head in turn.
 

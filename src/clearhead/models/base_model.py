@@ -74,8 +74,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
         prefix_length: positions before every text, which belong to learned keys.
         longest: number of positions that the position embedding has; None for no limit.
         limits: the same for every kind of position with a limit, by its name.
-        windowed, gated, prepares_late: whether a layer has a window; caches gates beside keys;
-            prepares keys when they are read.
+        windowed: whether a layer has a window.
+        gated: whether a layer caches gates beside keys.
+        prepares_late: whether a layer prepares keys when they are read.
         followed: False if it has annealed parts and no training has moved them yet.
     """
 

@@ -363,7 +363,7 @@ def _settle_layers(config: Any) -> None:
 
 
 def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of settings that an earlier version may have written, by their present names."""
+    """A copy of settings, those of earlier versions under their present names."""
     now = copy.deepcopy(dict(settings))
     for each in (now, *(now.get("layer_overrides") or ())):
         if str(each.get("scores")).startswith("collinear"):

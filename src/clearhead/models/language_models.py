@@ -72,13 +72,13 @@ def loss_inputs(head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
 def mean_loss(
     x_ND: Tensor, weight_VD: Tensor | None, target_N: Tensor, count: Tensor | int | None
 ) -> Tensor:
-    """Σ −log p(target), float32 at least, over the rows whose target counts, by their number.
+    """Mean of −log p(target) over the rows whose target is not `IGNORED`, float32 at least.
 
     Args:
         x_ND: with `weight_VD`, as `loss_inputs` gives them.
         weight_VD: None where x are logits.
         target_N: int64; `IGNORED` where no loss is taken.
-        count: divides the sum instead of the number of rows that count.
+        count: divides the sum, in place of the number of these rows.
     """
     if weight_VD is not None:
         total = ops.linear_cross_entropy(x_ND, weight_VD, target_N, ignore_index=IGNORED)

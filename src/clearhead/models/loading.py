@@ -1,5 +1,5 @@
-"""Loading of checkpoints: with every weight accounted for, or refused in one line; also where
-memory does not suffice.
+"""Loading of checkpoints, refused in one line if a weight is missing or left over, or if memory
+does not suffice.
 
 Everything here reads safetensors only. Python code that a folder brings runs only where
 `trust_remote_code` is true; there is never a prompt on standard input.

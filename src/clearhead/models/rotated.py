@@ -18,8 +18,8 @@ one is sought that keeps them small. As in SpinQuant (arXiv 2405.16406) a Cayley
 matrix orthogonal; this one reads no text.
 
 Equal rows are for gated MLPs, whose up projection's output is only multiplied: by the gate, and by
-the down projection. A row of it may be divided by a number that multiplies the down projection's
-column: where one scale serves a whole matrix, the largest row no longer sets it for all. In arXiv
+the down projection. A row of the up projection may be divided by a number that multiplies the down
+projection's column: where one scale serves a matrix, the largest row no longer sets it. In arXiv
 1906.04721 (section 4.1) each matrix takes half of the scale; here the down projection takes all of
 it, since its rotation mixes its columns afterwards.
 """

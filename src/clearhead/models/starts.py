@@ -186,8 +186,8 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
 
     Raises:
         ClearheadError: another kind or factor; a model without rotary positions, or with
-            frequencies that are scaled already or of several kinds; of clearhead's, parameters that
-            do not fit the kind.
+            frequencies that are scaled already or of several kinds; parameters that do not fit the
+            kind of a clearhead model.
     """
     choose("rope scaling", kind, ("ntk", *KINDS, "longrope"))  # the last of transformers' models
     if not (parameters.get("factor") or 2) > 1:

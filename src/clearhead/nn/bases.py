@@ -98,7 +98,7 @@ class NoPosition(nn.Module):
 
     @staticmethod
     def decay(layer: LayerSpec, heads: int) -> Any:
-        """The module that makes a layer's tables from its tokens (`forget.ForgetGates`)."""
+        """The module that computes a layer's tables from its tokens (`forget.ForgetGates`)."""
         return None
 
     @staticmethod
@@ -108,7 +108,7 @@ class NoPosition(nn.Module):
 
 
 class Scores:
-    """The dot product, of queries and keys as the position prepares them; the interface of others.
+    """The dot product of queries and keys as the position prepares them; other scores' interface.
 
     Built for a layer and the position's `prepare`.
 
@@ -116,8 +116,8 @@ class Scores:
         cache_unrotated: whether keys are cached as projected and prepared when read.
         attend_unrotated: attention of a lone query over such keys, called as `Attend` with the
             keys' `rotation` and a fallback `attend`; None: keys are prepared first.
-        queries: function of projected queries [B, H, T, D] and their table; as the product takes
-            them.
+        queries: function of projected queries [B, H, T, D] and their table; returns the factors
+            of the product.
         keys: the same for keys.
     """
 
@@ -139,7 +139,7 @@ class Softmax:
         prefix_length: number of the prefix's keys, which take the positions before the text.
         attend: attention by these weights, such as `ops.attend`.
         weights: their float64 oracle, called as `ops.oracles.weights`.
-        as_softmax: scores and sink with the same weights under softmax; None: those as they are.
+        as_softmax: scores and sink with the same weights under softmax; None: they already are.
     """
 
     prefix_length = 0

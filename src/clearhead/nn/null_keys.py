@@ -94,7 +94,7 @@ class KeyValue(nn.Module, Softmax):
 
     They take the positions 0 to N − 1, and the text begins at N: filled with the keys and values of
     tokens, they act as these tokens before the text. Every query sees them: no window, padding or
-    document hides them. From 0 they start as softmax-1 with a logit of log N.
+    document hides them. Started from 0, they are softmax-1 with a logit of log N.
     """
 
     def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:

@@ -43,13 +43,13 @@ def attend(
         q_BHTD: queries, float64, float32, bfloat16 or float16.
         k_BGSD: keys, G dividing H; query head h reads group h // (H / G).
         v_BGSV: values, of any width V.
-        causal: query i of T sees the keys up to S − T + i (the queries are the last of the keys).
+        causal: query i of T sees keys up to S − T + i: the queries are those of the last T keys.
         window: a query sees only the keys less than `window` places away; time and memory grow with
             T · window.
         sink: None for softmax; 0.0 for softmax-1 (arXiv 2410.17174); a tensor [H], a logit a head,
             or [B, H, T], a logit a query, which receives its gradient.
-        key_mask: bool [B, S], False for keys that nobody sees (padding). The output of their own
-            queries is unspecified.
+        key_mask: bool [B, S], False for padding, which no query sees. The output of its own queries
+            is unspecified.
         segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
         prefix: keys [B, G, N, D] and values [B, G, N, V] that every query sees as well.
         scale: 1/√D unless given; of any sign.

@@ -38,7 +38,8 @@ class Kernel(NamedTuple):
     """An entry of the table.
 
     Attributes:
-        device: type of its device; None for all. serves: description for the documentation.
+        device: type of its device; None for all.
+        serves: description for the documentation.
         run: has `forward` and `backward` (see `Call`), or `attend`; for DIFFERENTIAL, `difference`;
             for UNROTATED, `unrotated`; for PREFIXED, `prefixed`.
         refuses: reason against a request, or None.

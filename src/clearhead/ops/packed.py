@@ -21,7 +21,7 @@ _KERNELS: dict[str, Any] = {"flash": cuda_flash, "efficient": cuda_efficient}
 class Operator(NamedTuple):
     """The `forward` and `backward` of one of `_KERNELS`, called as those of every kernel.
 
-    A hidden token sees only hidden tokens, or nothing: output 0, log-sum-exp −inf.
+    Padding sees only padding, or nothing: output 0, log-sum-exp −inf.
     """
 
     kernel: str
@@ -109,7 +109,7 @@ def _(grad: Tensor, o: Tensor, lse: Tensor, *inputs: Any) -> tuple[Tensor, Tenso
 
 
 def _serving(kernel: str, visibility: Visibility, queries: int) -> tuple[Any, Packing | None]:
-    """The kernel, and its texts; of texts with gaps, whose places a window counts, tiles."""
+    """The kernel, and its texts; `tiles` for a window over texts with gaps, which it counts."""
     run = _KERNELS[kernel]
     if not visibility.masked:
         return run, None

@@ -19,7 +19,7 @@ ROWS = 128
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """A row that sees no key has output 0 and log-sum-exp −inf."""
+    """Output and log-sum-exp; 0 and −inf for a row that sees no key."""
     q_BHTD, k_BGSD, v_BGSV, scale, visibility = call
     heads, queries, keys = *q_BHTD.shape[1:3], k_BGSD.shape[2]
     k, v = repeat(widened(k_BGSD), heads), repeat(v_BGSV, heads)

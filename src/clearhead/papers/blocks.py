@@ -167,8 +167,8 @@ def ratios(scale: str) -> Iterator[Study]:
     """Blocks without and with the skip around attention, trained and at their start: figures 4, 22.
 
     W = α I + β ΔW in every layer, from β = 0.2 as in the authors' script of figure 4. The start of
-    figure 22 is not published: the same is taken. `clearhead diagnose` measures β/α, which is of
-    the weights alone: a little text will do.
+    figure 22 is not published: the same is used. `clearhead diagnose` measures β/α from the weights
+    alone, so a little text suffices.
     """
     layers, table = next(iter(TABLES[scale].items()))  # the least deep
     table = replace(table, questions={"ratios": diagnose(length=128, windows=4)})

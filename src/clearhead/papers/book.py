@@ -47,8 +47,8 @@ def markdown(sources: Mapping[str, Records]) -> list[str]:
 
 
 def _worth(rows: Iterable[Judged], repairs: Iterable[Sequence[Any]]) -> Iterator[Sequence[str]]:
-    """The table of repairs: name, what is changed; words, claim and place there of the comparisons
-    of its price and its gain."""
+    """The table of repairs. A repair is a name, its changes, and words, claim and index of the
+    comparisons of its price and of its gain."""
     comparisons = {claim.name: ones for claim, ones, _ in rows}
     for name, changes, *places in repairs:
         costs, buys = ones = [comparisons[claim][place] for _, claim, place in places]

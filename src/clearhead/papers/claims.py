@@ -30,7 +30,7 @@ class Pooled:
 
     Attributes:
         difference: over the records that are `counted`; None where there is none.
-        agreement: p-value of the hypothesis that all of them have the same (Cochran's Q).
+        agreement: p-value of the hypothesis that all have the same difference (Cochran's Q).
         threshold: the largest p that holds among all comparisons of the book.
     """
 

@@ -35,7 +35,7 @@ class Gate:
     why: str
 
     def is_met(self, runs: Labelled, labels: Sequence[str]) -> bool:
-        """True if the mean under the first of these labels that it reads is high enough."""
+        """True if the mean under the first of these labels that has one is high enough."""
         fitting = (label for label in labels if fnmatchcase(label, self.reading.label))
         side = self.reading.side(next(fitting, labels[0]), runs)
         level = None if side is None else side.level

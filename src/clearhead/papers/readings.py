@@ -77,11 +77,11 @@ class Reading:
         return by_rank[min(by_rank)] if by_rank else []
 
     def _measures(self, run: Run) -> list[Measure]:
-        """The final measures of a run: milestones of its training and missing values are none.
+        """The final measures of a run, without milestones of its training and missing values.
 
-        A number that a task measured aside has the name of another text's: it counts where it is
-        alone. So does one of windows that open documents (`at`), unless it is asked for. Of several
-        maps the one that multiplies the values counts, which is the last.
+        A number that a task measured aside has the name of another text's, so it counts only where
+        there is no other. So does one of windows that open documents, unless the reading names
+        `at`. Of several maps the last counts, which multiplies the values.
         """
         at = {"step": None, **self.at}
         if self.times is not None:
@@ -147,7 +147,7 @@ def measures(*sides: Side, apart: Collection[str] = ()) -> list[Found]:
     shared = set.intersection(*places.values()) if places else set()
 
     def at_shared(rows: Rows) -> Found:
-        """A seed that lacks one of the pattern's arms is left out: its mean would be another."""
+        """Rows of the seeds that have all of the pattern's arms: other means would not compare."""
         arms, values = {run.arm for run, _ in rows}, Found()
         for seed in dict.fromkeys(run.seed for run, _ in rows):
             of_seed = [row for row in rows if row[0].seed == seed]

@@ -1,4 +1,4 @@
-"""The experiments, those that names ask for, what options change of their arms, and their costs."""
+"""Selection of experiments and arms by name, changes of arms by options, and costs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ def chosen(
     questions: Sequence[str] = (),
     **changes: Any,
 ) -> dict[str, list[Study]]:
-    """The arms of each experiment asked for, in the book's order, with the experiment's folder.
+    """The arms of each requested experiment, in the book's order, with the experiment's folder.
 
     Of several claims those without arms at the scale are left out; a single one is refused, as is
     an unknown name, or none.
@@ -45,7 +45,7 @@ def chosen(
     Args:
         only: patterns of the arms, all where empty; one that names nothing is refused.
         questions: patterns of the arms' questions, in the same way.
-        changes: as `changed` has them.
+        changes: as in `changed`.
     """
     if not names:
         raise ClearheadError("give a claim, a family, an experiment or all: --list prints them")
@@ -88,7 +88,7 @@ def _asked(name: str, scale: str) -> Iterator[tuple[str, Iterable[str]]]:
 
 
 def arms_for(claim: Claim, scale: str) -> list[Study]:
-    """The arms that a claim compares; none where the scale has both of no comparison."""
+    """The arms that a claim compares; none if no comparison has both arms at the scale."""
     sides = ((trained_arms(one.ours.arm), trained_arms(one.theirs.arm)) for one in claim.contrasts)
     both = (all(arms_of(claim.study, scale, side) for side in two) for two in sides)
     return arms_of(claim.study, scale, claim.arms) if any(both) else []
@@ -125,8 +125,7 @@ def changed(
     test_data: tuple[str, ...] = (),
     **changes: Any,
 ) -> Study:
-    """An arm with a command's seeds, texts and questions; a model to start from is refused by an
-    arm that begins anew."""
+    """An arm with a command's seeds, texts and questions; refuses `base` if weights are fresh."""
     selected = {name: x for name, x in one.questions.items() if _is_named(name, questions or ALL)}
     if test_data:  # where some questions read the hub's text, in place of those alone
         texts = {name: x for name, x in selected.items() if isinstance(x, SweepConfig)}

@@ -201,8 +201,7 @@ _DEEP = partial(number, label="deep outliers")
 def _sick(
     least: float, words: str, what: Reading, arm: Patterns, than: Patterns, **options: Any
 ) -> Contrast:
-    """A number that is lower where that of the model compared with is a defect; or not, by
-    `options`."""
+    """Lower than a compared number of at least `least`, a defect; with `options`, no worse."""
     gate = reaches(what, than, least, "the number compared with")
     verb = no_worse if options else lower
     return verb(words, what, arm, than, gate, **options)

@@ -36,8 +36,8 @@ def known_jobs(
     """An arm's rate, the jobs of its sweep, and its trainings, each followed by its evaluations, as
     far as they are known by what is finished.
 
-    A sweep is over where its best lies inside, the next rate failed (it is among the jobs that this
-    command has `tried`), or a run at its best is there.
+    A sweep is over if its best rate lies inside, the next rate failed (it is among the jobs that
+    this command has `tried`), or a run at its best rate exists.
     """
 
     def known(job: Job) -> float | None:

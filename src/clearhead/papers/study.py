@@ -220,8 +220,7 @@ class Experiment:
 def experiment(
     paper: str, question: str, *, published: bool = False
 ) -> Callable[[Callable[[str], Iterator[Study]]], Experiment]:
-    """Make an experiment of the function that yields its arms, under the function's name; at the
-    scale `paper` too where the recipe is published."""
+    """Decorator of a function that yields arms; `published`: at the scale `paper` too."""
     scales = ("tiny", "small", "paper")[: 2 + published]
     return lambda arms: Experiment(arms.__name__.replace("_", "-"), paper, question, arms, scales)
 
@@ -256,7 +255,7 @@ def beyond(losses: Losses) -> float | None:
     """The next rate to try, in two digits, where the best of several is the lowest or the highest;
     None until all losses are known.
 
-    That edge is the geometric mean of it and of the edge's neighbour.
+    The edge is the geometric mean of that rate and of the edge's neighbour.
     """
     ordered, chosen = sorted(losses), best(losses)
     for edge, inner in () if None in losses.values() else (ordered[:2], ordered[:-3:-1]):

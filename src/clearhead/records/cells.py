@@ -51,7 +51,7 @@ def on_perplexity(perplexity: float, loss: float, losses: Sequence[float]) -> li
 
 
 def errors(metric: str, value: float, items: Sequence[float]) -> Line:
-    """The "items" of a number, a text's or a question's each, and its "interval"."""
+    """The "items" of a number, one for each text or question, and its "interval"."""
     interval = intervals.of_metric(metric, items, value)
     lines = {"items": list(items)} if items else {}
     return lines | ({} if interval is None else {"interval": interval})

@@ -11,8 +11,7 @@ Interval = tuple[float, float]
 
 
 class Component(NamedTuple):
-    """An independent source of a mean's error: its variance, and that estimate's degrees of
-    freedom."""
+    """An independent source of a mean's error: its variance, and degrees of freedom."""
 
     variance: float
     degrees: float
@@ -68,8 +67,8 @@ def component(values: Sequence[float]) -> Component:
 
 
 def of_metric(metric: str, items: Sequence[float], centre: float) -> Interval | None:
-    """The interval of a metric by its items: a perplexity's is made on the scale of the loss, of
-    `FEWEST` items, that of a share ends at 0 and 1, and items of a difference are no trials."""
+    """The interval of a metric by its items: of a perplexity on the scale of the loss, from at
+    least `FEWEST` items; of a share within 0 and 1. Items of a difference are no trials."""
     if metric.startswith("added"):
         return of_numbers(items, centre)
     interval = of_items(items, centre)

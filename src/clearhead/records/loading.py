@@ -1,7 +1,7 @@
 """Reading of records as runs and measures, and their writing: a stopped measurement resumes from
 the file of its results, to which lines are only appended.
 
-A file holds, a JSON object a line, `run` headers and under each name `measure` lines, besides the
+A file holds, one JSON object a line, `run` headers and under each name `measure` lines, besides the
 payloads that are no single number: `step` (the training curve), `attention` (one map), `curve` (x
 and y), `channel` (an outlier), `note` (a part that could not be measured) and `advice`. Lines of a
 sweep name their "cell", and count once the line of kind `cell` that closes it is there: the latest
@@ -174,7 +174,7 @@ class Reader:
         self._unclosed: dict[tuple[str, str], list[Entry]] = defaultdict(list)
 
     def read(self, line: Line) -> None:
-        """Take a line in."""
+        """Add a line."""
         kind = choose("kind", str(line["kind"]), KINDS)
         run, cell = str(line["run"]), str(line.get("cell", ""))
         known = self.headers.get(run)
@@ -217,7 +217,7 @@ class Reader:
         return runs
 
     def records(self) -> Records:
-        """All that counts."""
+        """Records of all lines that count."""
         return joined(self.runs())
 
 
@@ -288,7 +288,7 @@ class Store(Reader):
     that line, as a kill leaves it, the rows do not count. Another process must not append.
 
     Args:
-        path: of the file, which is made with the first result; None keeps results in memory.
+        path: of the file, created with the first result; None keeps results in memory.
 
     Raises:
         ClearheadError: naming file and line, for what is no record; for records of another study.

@@ -123,8 +123,8 @@ def added(one: Measure, full: Measure) -> Measure | None:
 
 
 def costs(known: Mapping[Key, Measure]) -> Iterator[Measure]:
-    """The perplexity that each scheme adds, as `added_perplexity` unless it is `known`, and as
-    `cost` in shares of that in full precision."""
+    """The perplexity that each scheme adds: `added_perplexity`, the recorded one if there is one,
+    and `cost`, as a share of the perplexity in full precision."""
     if (full := known.get(measure_key("perplexity", {}))) is None:
         return
     for one in known.values():
@@ -154,7 +154,7 @@ class Run:
     Attributes:
         arm: the displayed name of what is compared: a preset with its changes, or a model.
         study: `COMPARISON` (evaluations included), `DIAGNOSIS` or `QUANTIZATION`.
-        measures: the recorded ones, which are not changed once any was asked for.
+        measures: the recorded ones, not to be changed once any has been read.
         payloads: lines other than single numbers, by kind: attention, curve, channel, note, advice,
             cell.
     """
@@ -205,7 +205,7 @@ class Run:
 
     @property
     def train(self) -> Line:
-        """Settings of its training; empty of a model that was given."""
+        """Settings of its training; empty for a model that no run trained."""
         return self.header.get("train") or {}
 
     @property

@@ -43,8 +43,8 @@ def tasks(records: Records) -> dict[str, list[str]]:
 
 
 def _places(records: Records, task: str, metric: str, *apart: str) -> Places:
-    """The numbers of a task's metric by setting and length, `apart` and by text where there are
-    several; a number's note is the accuracy of a guess."""
+    """The numbers of a task's metric by setting (with the dimensions `apart`), length and, if there
+    are several, text; a number's note is the accuracy of a guess."""
     places: Places = {}
     told = (*apart, *["longest"] * (len(records.dimension(metric, "longest", task=task)) > 1))
     names = [one for one in DIMENSIONS if one in told or one not in ("depth", "longest")]
@@ -144,7 +144,7 @@ def _of_text(records: Records, task: str) -> str:
 
 
 def setting(dimensions: Mapping[str, Any], apart: Sequence[str] = ()) -> str:
-    """All dimensions of a cell in words but its length and, unless `apart`, depth and longest."""
+    """A cell's dimensions in words, without length and, unless in `apart`, depth and longest."""
     words = [
         f"{name} {value:g}" if isinstance(value, float | int) else f"{name} {value}"
         for name, value in dimensions.items()

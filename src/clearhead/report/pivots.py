@@ -287,8 +287,8 @@ def entry(mine: Found, theirs: Found, quantity: Quantity, model: Model) -> Entry
 def difference_of(
     mine: Found, theirs: Found, scale: float = 1.0, **options: Any
 ) -> Difference | None:
-    """The difference of two arms over their seeds, its error that of drawn items included; None
-    where an arm has no number. `options` are those of `compare`."""
+    """The difference of two arms over their seeds, with the error of drawn items; None if an arm
+    has no number. `options` are those of `compare`."""
     compared = frozenset(
         frozenset((seed, one.key, one.value) for seed, ones in side.items() for one in ones)
         for side in (mine, theirs)

@@ -168,7 +168,7 @@ def dealt_among(config: TrainConfig, size: int) -> int:
 
 
 def _shard(model: PreTrainedModel, config: TrainConfig, size: int) -> None:
-    """FSDP2 on every decoder layer, and on what is left as one."""
+    """FSDP2 on every decoder layer, and on all other modules as one."""
     options: dict[str, Any] = {"mesh": init_device_mesh(model.device.type, (size,))}
     if config.precision == "bf16":
         # Gathered in half the bytes; gradients are added up in float32.

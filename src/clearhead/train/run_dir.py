@@ -131,7 +131,7 @@ def reopen(
 
 
 def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that shape the result of a run, by section; its length does not, its plan does."""
+    """Settings that determine a run's weights, by section: its schedule, but not its length."""
     config = dict(record["config"])
     tokens = config.pop("tokens")
     config["schedule_tokens"] = config.get("schedule_tokens") or tokens

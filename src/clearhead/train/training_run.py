@@ -46,8 +46,8 @@ _KEPT = ("seed", "processes", "config", "model", "data")
 class TrainingRun:
     """State of a run in one process. Checkpoints hold its `step`, `seconds` and `loss`.
 
-    Making it checks the arguments of `clearhead.train.train`, locks the run's folder until `stack`
-    is closed, and restores the checkpoint that is resumed.
+    The constructor checks the arguments of `clearhead.train.train`, locks the run's folder until
+    `stack` is closed, and restores the checkpoint that is resumed.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class TrainingRun:
         restarted = world.restarted()
 
         def hold() -> tuple[dict[str, Any] | None, Path | None]:
-            """The record and folder of the checkpoint to go on from, in a folder that is held."""
+            """Lock the run's folder; the record and folder of the checkpoint to go on from."""
             stack.enter_context(hold_folder(output))
             if resume or (restarted and run_dir.holds_run(output)):
                 origin = {key: record[key] for key in ORIGIN if key in record}

@@ -152,7 +152,7 @@ def _qwen_settings(ours: ClearheadConfig) -> dict[str, Any]:
 
 
 def _qwen_state(state: State, ours: ClearheadConfig) -> State:
-    """The weights without those biases of MLPs that are 0, as in what was a Qwen3."""
+    """The weights without MLP biases that are 0: a model converted from Qwen3 has them."""
     unread = {name for name in state if name.endswith(".bias") and ".mlp." in name}
     return {name: each for name, each in state.items() if name not in unread or bool(each.any())}
 
@@ -287,7 +287,7 @@ def _activation(family: str, name: str) -> str:
 
 
 def _rotation(theirs: Any) -> tuple[dict[str, Any], int, int]:
-    """Rotary parameters, channels of a head, and those of them that are turned."""
+    """Rotary parameters, channels of a head, and the number of them that are rotated."""
     rope, width = theirs.rope_parameters, theirs.hidden_size // theirs.num_attention_heads
     return rope, width, int(width * rope["partial_rotary_factor"])
 

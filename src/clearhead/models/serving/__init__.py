@@ -84,7 +84,7 @@ def turns_anew(ours: ClearheadConfig) -> str | None:
 
 
 def _refusal(model: ClearheadForCausalLM) -> str | None:
-    """The reason why the form cannot hold a model, or None."""
+    """The reason why the serving form cannot hold a model, or None."""
     ours = model.config
     layers = [ours.layer(index) for index in range(ours.num_hidden_layers)]
     if packages := REGISTRY.packages(layers):
