@@ -27,9 +27,9 @@ class Command(OpensModels):
     model: Positional[Model]
     """A folder, a run or a hub name; init:NAME for a preset with fresh weights."""
     attention: tuple[Name, ...] = ()
-    """Values of attn_implementation to check; those usual in the field where none is given."""
+    """Values of attn_implementation to check; by default those in common use."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """In which the implementations run; the flash kernels need half a float32."""
+    """Precision of the implementations; the flash kernels need one of the 16-bit types."""
     compile: bool = False
     """Check the model under torch.compile too."""
     timed: Natural = 128
