@@ -33,7 +33,7 @@ class Command(OpensModels):
     compile: bool = False
     """Check the model under torch.compile too."""
     timed: Natural = 128
-    """Tokens of the text by which time and memory are measured; 0 leaves that out."""
+    """Tokens of the text on which time and memory are measured; 0 measures neither."""
     seed: Natural = 0
     """Seed of the texts and of the sinks."""
     set: Overrides = field(default_factory=dict)

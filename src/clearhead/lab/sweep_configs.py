@@ -128,8 +128,8 @@ class QuantizeConfig(SweepConfig):
     """A quantisation: models, schemes and text."""
 
     scheme: tuple[SchemeName, ...] = ("w8a8-coarse", "w8a8-token", "w4-channel", "w4-group")
-    """Schemes such as w8a8-fine, w3-group64, logits6-row, kv4-channel, w8a8-token+kv8; "all" stands
-    for those of docs/quantize.md."""
+    """Schemes such as w8a8-fine, w3-group64, logits6-row, kv4-channel, w8a8-token+kv8; "all": every
+    scheme of docs/quantize.md."""
     deploy: Literal["int8-dynamic-tensor"] | None = None
     """Instead of simulating, save the models in int8 by torchao (its extra) to --output, and show
     size, speed and perplexity beside bfloat16."""
@@ -139,8 +139,8 @@ class QuantizeConfig(SweepConfig):
     format: Literal["compressed-tensors"] = "compressed-tensors"
     """The format of --save: what vLLM and transformers load."""
     output: Path | None = None
-    """The folder of the saved model; of several models that of MODEL-FORM folders. It must not
-    exist yet."""
+    """Folder of the saved model, or parent of the folders MODEL-FORM of several models. It must
+    not exist yet."""
     length: Length = 256
     """Tokens in a window of text."""
     tokens: int = 32_768
@@ -175,7 +175,7 @@ class ConvertConfig(OpensModels):
     normalizer=sink"; weights that both models have are kept. Without --to a model of transformers
     becomes a clearhead model, and a clearhead model one of transformers."""
     prefix: Text | None = None
-    """Tokens to stand before every text, as learned keys and values (normalizer=key-value): a text
+    """Tokens before every text, as learned keys and values (normalizer=key-value): a text
     such as \\n, or auto, to search for one on the text of --calibrate."""
     rotate: tuple[Literal["residual", "values", "down"], ...] = ()
     """Rotate activations that hold outliers, for few bits; the function stays the same. residual
