@@ -159,7 +159,7 @@ def _peak(model: Any, train: TrainConfig) -> dict[str, int]:
     with tracker:
         with torch.autocast("cpu", torch.bfloat16, enabled=train.precision != "fp32"):
             if isinstance(model, ClearheadForMaskedLM):
-                # As its forward does with the hidden places, whose number hangs on the labels.
+                # As its forward, with a fixed number of hidden tokens: fake labels hold no values.
                 x_BTC = model.model(**batch).last_hidden_state
                 hidden_N = torch.arange(round(SHARE * labels_BT.numel()))
                 x_NC = x_BTC.flatten(0, 1).index_select(0, hidden_N)

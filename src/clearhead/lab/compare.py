@@ -91,7 +91,7 @@ def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
 
 def _trials(config: CompareConfig) -> list["_Trial"]:
     """Every arm with every seed; one seed of all arms comes before the next."""
-    # The fingerprint of the data of a run that was begun in the output folder, if one was.
+    # The fingerprint of the data of a run that has begun in the output folder, or None.
     folders = (folder_of(config, *run) for run in itertools.product(config.arms, config.seeds))
     began = next(filter(None, map(data_of, folders)), None)
     base = None

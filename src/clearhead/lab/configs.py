@@ -30,7 +30,7 @@ RECORDS = "records.jsonl"
 Base = Annotated[Model | None, tyro.conf.arg(name="from")]
 BETWEEN = " · "
 TRAIN = "train."
-# What may vary: one process trains an arm, and --seeds has its seeds.
+# Settings that may vary: one process trains an arm, and --seeds has the seeds.
 _SETTINGS = {TRAIN + one.name for one in fields(TrainConfig)}
 _SETTINGS -= {f"{TRAIN}{name}" for name in ("parallel", "timeout", "seed")}
 _Fixed = tyro.conf.Suppress[tyro.conf.Fixed[Any]]  # no option sets it

@@ -128,8 +128,8 @@ class QuantizeConfig(SweepConfig):
     """A quantisation: models, schemes and text."""
 
     scheme: tuple[SchemeName, ...] = ("w8a8-coarse", "w8a8-token", "w4-channel", "w4-group")
-    """Schemes such as w8a8-fine, w3-group64, logits6-row, kv4-channel, w8a8-token+kv8; "all": every
-    scheme of docs/quantize.md."""
+    """Schemes such as w8a8-fine, w3-group64, logits6-row, kv4-channel, w8a8-token+kv8; or
+    "all", whose bits docs/quantize.md lists."""
     deploy: Literal["int8-dynamic-tensor"] | None = None
     """Instead of simulating, save the models in int8 by torchao (its extra) to --output, and show
     size, speed and perplexity beside bfloat16."""

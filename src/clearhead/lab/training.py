@@ -131,7 +131,7 @@ def recorded(output: Path) -> TrainJob:
 
 
 def _new(job: TrainJob, name: str, began: str | None) -> tuple[Any, Any]:
-    """A preset with fresh weights, and its text; `began`: the text that a run began with."""
+    """A preset with fresh weights, and its text; `began`: fingerprint of a begun run's text."""
     config = preset(name, job.size, **job.set)  # refuses before anything is read
     corpus = prepare(job.data, progress=say, began=began)
     if objective_of(config) == "mlm":

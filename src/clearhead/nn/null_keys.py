@@ -12,7 +12,7 @@ from clearhead.spec import Declaration, LayerSpec
 
 # Beside a row's log-sum-exp of −20 or more, less than float32 resolves.
 NOTHING = -40.0
-# Said beside a remedy, where `Sink.rests`.
+# Part of the advice given where `Sink.rests`.
 AT_REST = f"the sinks rest at {NOTHING:g}, where training hardly moves them"
 
 

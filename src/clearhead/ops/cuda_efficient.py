@@ -60,7 +60,7 @@ def backward(
         longest = packing.longest_q + -packing.longest_q % _ROWS
         rows = lse.new_full((len(packing.ends_q) - 1, q.shape[2], longest), torch.inf)
         rows.transpose(0, 1)[:, *packing.places_q] = lse[0]
-    # The state of random numbers, which the kernel does not read and wants to be given.
+    # The random state of dropout: a required argument, not read without dropout.
     seed = torch.empty((), dtype=torch.int64, device=q.device)
     dq, dk, dv, _ = _aten._efficient_attention_backward(
         *(grad, q, k, v, None, o, *_texts(packing, length), rows, 0.0, seed, seed),

@@ -45,7 +45,7 @@ def backward(
     padded = alike(grad, *call[:3], o, multiple=8)
     grad, q, k, v, o = (_tokens_first(x, packing) for x in padded)
     lse = (lse if packing is None else lse[0]).contiguous()
-    # The state of random numbers, which the kernel does not read and wants to be given.
+    # The random state of dropout: a required argument, not read without dropout.
     seed = torch.empty((2,), dtype=torch.uint64, device=q.device)
     gradients = _aten._flash_attention_backward(
         *(grad, q, k, v, o, lse, *_texts(q, k, packing), 0.0, call.visibility.causal),

@@ -111,7 +111,7 @@ def alike(*tensors: Tensor, multiple: int = 1) -> list[Tensor]:
 def _ready(x: Tensor, width: int, multiple: int) -> Tensor:
     if x.shape[-1] != width:
         x = torch.nn.functional.pad(x, (0, width - x.shape[-1]))
-    # A compiler aligns what it is given, and cannot trace the question.
+    # torch.compile aligns its inputs, and cannot trace storage_offset.
     first = 0 if torch.compiler.is_compiling() else x.storage_offset()
     starts = (first, *x.stride()[:-1])
     if x.stride(-1) == 1 and all(start % multiple == 0 for start in starts):

@@ -29,7 +29,7 @@ ORTHOADAM = {"train.optimizer": "orthoadam"}
 MEASURED: dict[str, Any] = {"evaluation_tokens": 131_072, "measure_every": 0.1}
 _STUDY = Study(**MEASURED).changed(heads=4, mlp="relu", length=128)
 _BASES = {
-    # With fewer words, half of whose cost would else be the readout's.
+    # A small vocabulary: otherwise the output head takes half of the time.
     "tiny": _STUDY.changed(batch_size=8, vocabulary=1024, evaluation_tokens=65_536),
     "small": _STUDY.changed(batch_size=64, compile="blocks"),
 }

@@ -54,7 +54,7 @@ def long_context(scale: str) -> Iterator[Study]:
         "pope",
         "differential",
     ):
-        # The scores of some have nothing to scale, or need no scaling.
+        # ALiBi and forget gates have no frequencies to scale; PoPE needs no scaling.
         scaled = preset not in ("alibi", "forget", "pope")
         rates = TUNED.get(preset, RATES[scale]) if scale == "tiny" else RATES[scale]
         table = replace(TABLES[scale], questions=_questions(scale, scaled))

@@ -36,7 +36,7 @@ SCHEMES = (
     *("hadamard-w8a8-coarse", "hadamard-w4-channel", "hadamard-mxfp4"),
     *(f"hadamard-{one}" for one in FEWER),
 )
-# Of the ablation of optimizers, for which the paper gives no rates.
+# Rates of the ablation of optimizers; the paper gives none.
 OPTIMIZERS = {
     "muon": (1e-2, 2e-2),
     "sgd": (0.1, 0.3, 1.0),

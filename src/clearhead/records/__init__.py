@@ -1,1 +1,1 @@
-"""Files of runs: JSON lines, atomic writing, checksums, locks and provenance."""
+"""Records of runs: JSON lines, atomic writing, checksums, locks and provenance."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # The provenance of the process that began a run, and of those that resumed it, in run.json.
 ORIGIN = (*provenance.KEYS, "processes")
-# What a checkpoint records of run.json beside how far the run is.
+# Keys of run.json that a checkpoint records beside its progress.
 _KEPT = ("seed", "processes", "config", "model", "data")
 
 

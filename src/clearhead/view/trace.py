@@ -142,7 +142,7 @@ class Lens(Statistic):
         def watch(module: nn.Module, arguments: Any, result: Any) -> None:
             if module is last:
                 output.append(result[0] if isinstance(result, tuple) else result)
-            # A pooler is given it, too, and makes one vector of it.
+            # A pooler has the same input, but returns one vector.
             elif output and arguments and arguments[0] is output[-1] and isinstance(result, Tensor):
                 norms.extend([module] * (result.shape == output[-1].shape))
 

@@ -95,7 +95,7 @@ def _granite_settings(ours: Any) -> dict[str, Any]:
         "attention_bias": ours.bias,
         "mlp_bias": ours.bias,
         "attention_multiplier": ours.head_dim**-0.5,
-        # It makes a sliding mask even where no layer slides.
+        # transformers makes a sliding mask even if no layer has a window.
         "sliding_window": ours.sliding_window or ours.max_position_embeddings,
         "layer_types": [FULL if layer.sliding_window is None else SLIDING for layer in layers],
         "layer_rope_theta": [theta if layer.position == "rope" else 0 for layer in layers],
@@ -167,7 +167,7 @@ def _flint_axes(theirs: Any) -> dict[str, Any]:
     }
 
 
-# Of what no other family suits: Llama says what it lacks.
+# The last resort: its refusal names the axes that Llama lacks.
 LLAMA = Family(
     model=transformers.LlamaForCausalLM,
     axes=lambda theirs: {"bias": theirs.attention_bias or theirs.mlp_bias},
