@@ -14,7 +14,7 @@ from clearhead.models import plan
 from clearhead.nn import REGISTRY
 from clearhead.spec import AXES
 
-from .cases import TEXTS, withstands
+from .conftest import TEXTS, withstands
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 16,

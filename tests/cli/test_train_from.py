@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests_architectures import takes_adapters
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM
 
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.report import load
 
-from .conftest import call, changed, lines_of, record_of, refusal, weights_of
+from .conftest import call, changed, lines_of, record_of, refusal, saved, weights_of
 
 
 @pytest.mark.parametrize(
@@ -151,15 +151,12 @@ def test_sinks_too_low_to_be_trained_are_said(source, going_on, tmp_path, capsys
 def test_what_cannot_go_on_is_refused_in_a_line(
     source, going_on, tmp_path, tokenizer, text, capsys
 ):
-    gpt2 = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=300, n_positions=8)
-    short, full = tmp_path / "short", tmp_path / "full"
-    for folder, positions in ((short, 8), (full, 16)):
-        gpt2.n_positions = positions
-        GPT2LMHeadModel(gpt2).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    short, full = (
+        saved(tmp_path / f"{positions}", tokenizer, "GPT-2", max_position_embeddings=positions)
+        for positions in (8, 16)
+    )
+    larger = shutil.copytree(source, tmp_path / "larger")
     many = train_tokenizer([path.read_text("utf-8") for path in text.iterdir()] * 9, 340)
-    larger = tmp_path / "larger"
-    shutil.copytree(source, larger)
     many.save_pretrained(larger)
     out = ["--output", str(tmp_path / "run")]
     for words, said in (
@@ -177,13 +174,8 @@ def test_what_cannot_go_on_is_refused_in_a_line(
 
 
 def test_only_a_lone_run_has_the_dropout_of_its_class(going_on, tokenizer, tmp_path, capsys):
-    source = tmp_path / "source"
-    shape = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 64, "attn_pdrop": 0.5}
-    torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **shape)).save_pretrained(source)
-    tokenizer.save_pretrained(source)
-    words = ["--from", source, *going_on]
-
+    own = {"attn_pdrop": 0.5, "initializer_range": 0.02}
+    words = ["--from", saved(tmp_path / "source", tokenizer, "GPT-2", **own), *going_on]
     small = ["--lengths", "1", "--evaluation-tokens", "64", "--output", tmp_path / "arms"]
     assert call("compare", "transformer", "differential-v2", *words, *small) == 0
     said = capsys.readouterr().err
