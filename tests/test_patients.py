@@ -71,8 +71,8 @@ def test_a_type_without_a_reader_and_a_file_cut_short_are_refused(tensors, tmp_p
 
 def test_too_little_memory_is_said_with_the_number_before_loading(tensors, tmp_path, monkeypatch):
     tensors.append(SimpleNamespace(tensor_type=Kind["Q4_K"], n_elements=1 << 30))
-    monkeypatch.setattr("clearhead.models.memory.available", lambda device: 7 << 30)
+    monkeypatch.setattr("clearhead.models.loading.available", lambda device: 7 << 30)
     with pytest.raises(SystemExit, match=r"wants 8\.0 GiB of memory, and 7\.0 GiB are available"):
         MADE["check"](tmp_path)
-    monkeypatch.setattr("clearhead.models.memory.available", lambda device: 8 << 30)
+    monkeypatch.setattr("clearhead.models.loading.available", lambda device: 8 << 30)
     MADE["check"](tmp_path)

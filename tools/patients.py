@@ -142,7 +142,7 @@ def check(file: Path) -> None:
     from gguf.quants import _type_traits
 
     from clearhead.errors import ClearheadError
-    from clearhead.models.memory import require_memory
+    from clearhead.models.loading import require_memory
 
     try:
         tensors = GGUFReader(file).tensors

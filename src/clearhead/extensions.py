@@ -12,11 +12,7 @@ _OPTION = "--import"
 
 
 def taken_from(line: list[str]) -> list[str]:
-    """Remove `--import PACKAGE` from a command line, and store PACKAGE in the environment.
-
-    Raises:
-        ClearheadError: where no package follows.
-    """
+    """Remove `--import PACKAGE` from a command line, and store PACKAGE in the environment."""
     end = line.index("--") if "--" in line else len(line)
     options, others = iter(line[:end]), list[str]()
     packages = [name for name in os.environ.get(VARIABLE, "").split(",") if name]
@@ -35,11 +31,7 @@ def taken_from(line: list[str]) -> list[str]:
 
 
 def load() -> None:
-    """Import the packages of `--import` and CLEARHEAD_IMPORT, and the installed extensions.
-
-    Raises:
-        ClearheadError: where one cannot be imported, or refuses to be.
-    """
+    """Import the packages of `--import` and CLEARHEAD_IMPORT, and the installed extensions."""
     from importlib.metadata import entry_points  # quick help needs none
 
     for name in filter(None, os.environ.get(VARIABLE, "").split(",")):

@@ -151,25 +151,6 @@ def test_a_sink_is_calibrated_on_what_the_first_token_takes(llama, text, tmp_pat
     assert len(record["measures"]) == 2
 
 
-def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_path, capsys):
-    made, short, long = tmp_path / "made", tmp_path / "short.txt", ("--length", "64")
-    short.write_text("attention noise sink", "utf-8")
-    for words, said in (
-        (("--to", "gated", "sink"), "the presets gated and sink: give one"),
-        (("--to", "gated", "--calibrate", str(text)), "as they are: give --to sink"),
-        (("--rotate", "down", "--learn-rotation"), "no effect without --rotate residual"),
-        (("--equalise",), "which only a rotation evens out: give --rotate down too"),
-        (("--to", "hidden_size=12"), "hidden_size is a size"),
-        (("--to", "sink", "--calibrate", str(tmp_path / "no")), "no such file"),
-        (("--prefix", ""), "the prefix '' has 0 tokens: give 1 to 64"),
-        (("--to", "sink", "--calibrate", short, *long), "too few for two windows of 64: give"),
-        (("--to", "gated", "--text", short, *long), "too few for a window of 64: give more text"),
-    ):
-        length = () if "--length" in words else ("--length", "16")
-        assert said in refusal(capsys, "convert", llama, made, *words, *length)
-    assert not made.exists()
-
-
 def test_the_plain_preset_takes_no_mechanism_away(llama, going_on, tmp_path, capsys):
     """It changes no axis, so that a sink would stay and be called the transformer."""
     sink, made = tmp_path / "sink", tmp_path / "made"

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from clearhead.lab import converting
+from clearhead.lab import prefixes
 from clearhead.lab.prefixes import sample
 from clearhead.models import rotated
 
@@ -125,13 +125,19 @@ def test_what_is_refused_is_refused_before_the_search_and_the_rotation(
     llama, text, tmp_path, capsys, monkeypatch
 ):
     """Both take minutes on a model of any size."""
-    made = tmp_path / "made"
-    for module, name in ((rotated, "learned_rotation"), (converting, "searched_prefix")):
+    made, short = tmp_path / "made", tmp_path / "short.txt"
+    short.write_text("attention noise sink", "utf-8")
+    for module, name in ((rotated, "learned_rotation"), (prefixes, "searched_prefix")):
         monkeypatch.delattr(module, name)
-    turned = ("--rotate", "residual", "--learn-rotation")
+    turned, long = ("--rotate", "residual", "--learn-rotation"), ("--length", "64")
     read = ("--calibrate", str(text), "--length", "16")
+    said = refusal(capsys, "convert", llama, made, "--rotate", "down", "--learn-rotation")
+    assert "no effect without --rotate residual" in said
     for words, said in (
+        (("--to", "gated", "sink"), "the presets gated and sink: give one"),
+        (("--to", "hidden_size=12"), "hidden_size is a size"),
         (("--to", "sink", "--prefix", "a"), "--to asks for 'sink': give one"),
+        (("--prefix", ""), "the prefix '' has 0 tokens: give 1 to 64"),
         (("--prefix", "attention " * 70), "tokens: give 1 to 64"),
         (("--prefix", "zq" * 32), "leaves no room for a text within 64 positions"),
         (("--prefix", "auto", "--equalise", *read), "give --rotate down too"),
@@ -139,6 +145,9 @@ def test_what_is_refused_is_refused_before_the_search_and_the_rotation(
         (("--sink-logit", "0"), "a model keeps its own"),
         (("--to", "xsa", *read), "stay as they are: give --to sink"),
         (("--to", "maps=differential"), "num_attention_heads=9 is odd"),
+        (("--to", "sink", "--calibrate", str(tmp_path / "no")), "no such file"),
+        (("--to", "sink", "--calibrate", short, *long), "too few for two windows of 64: give"),
+        (("--to", "gated", "--text", short, *long), "too few for a window of 64: give more text"),
     ):
         assert said in refusal(capsys, "convert", llama, made, *words, *turned)
     assert call("convert", llama, tmp_path / "normed", "--to", "norm=layernorm") == 0

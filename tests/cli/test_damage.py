@@ -80,17 +80,19 @@ def test_damaged_records_are_named_and_never_written_over(output, compared, caps
     assert records.read_bytes() == bad
 
 
-@pytest.mark.parametrize("lost", ["all", "the end"])
-def test_records_that_are_lost_are_measured_again(output, compared, capsys, lost):
-    """Of the finished model: as after a kill while the run was appended."""
+@pytest.mark.parametrize("lost", ["all", "the end", "the run"])
+def test_what_is_lost_is_made_again(output, compared, capsys, lost):
+    """The end of the records, as after a kill while a run was appended; or the run itself."""
     records = output / "records.jsonl"
     whole = load(records).runs[0]
-    content = records.read_bytes()
-    records.write_bytes(b"" if lost == "all" else content[:-9])
+    if lost == "the run":
+        shutil.rmtree(output / RUN)
+    else:
+        records.write_bytes(b"" if lost == "all" else records.read_bytes()[:-9])
     assert call(*compared(output)) == 0
     assert "already done" not in capsys.readouterr().err
     (again,) = load(records).runs
-    assert again.steps == whole.steps
+    assert [line["loss"] for line in again.steps] == [line["loss"] for line in whole.steps]
     assert again.value("perplexity", length=16) == whole.value("perplexity", length=16)
 
 

@@ -1,4 +1,4 @@
-"""The papers' experiments: jobs that are also commands, run, stopped, resumed, reported."""
+"""The papers' experiments: what is asked for, refused, run, stopped, resumed, reported."""
 
 import dataclasses
 import importlib
@@ -8,7 +8,6 @@ import pickle
 import shlex
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 from transformers import LlamaConfig
@@ -17,13 +16,12 @@ from clearhead.cli.options import parse
 from clearhead.data import DataConfig
 from clearhead.lab import processes
 from clearhead.lab.configs import CompareConfig
-from clearhead.lab.sweep_configs import EvaluateConfig
 from clearhead.models import plan, preset
+from clearhead.papers.claims import CLAIMS
 from clearhead.papers.recipes import RUNS
-from clearhead.papers.requests import EXPERIMENTS, parameters
-from clearhead.papers.study import TRAINED, Experiment, Study, written
+from clearhead.papers.requests import EXPERIMENTS, chosen, parameters
+from clearhead.papers.study import Experiment, Study, evaluate, written
 from clearhead.report import load
-from clearhead.train import TrainConfig
 
 from .conftest import call, refusal
 
@@ -33,19 +31,14 @@ ALL = [(one.name, scale) for one in EXPERIMENTS.values() for scale in one.scales
 _call = partial(call, "reproduce")
 
 
-def _trials(name: str, scale: str, output: Path) -> list[Study]:
-    trials = EXPERIMENTS[name].arms(scale)
-    return [dataclasses.replace(one, output=output) for one in trials]
-
-
 @pytest.mark.parametrize(("name", "scale"), ALL)
 def test_jobs_have_places_of_their_own_and_go_to_other_processes(name, scale, tmp_path):
-    trials = _trials(name, scale, tmp_path)
+    trials = [dataclasses.replace(one, output=tmp_path) for one in EXPERIMENTS[name].arms(scale)]
     if scale == "paper":  # recipes have their rates
         assert not any(one.is_swept for one in trials)
     attempts = [one.attempt(rate) for one in trials if one.is_swept for rate in one.tries]
-    rates = {one.key: next(iter(one.tries), None) for one in trials}
-    runs = [job for one in trials for seed in one.seeds for job in one.runs(rates[one.key], seed)]
+    rated = [(one, next(iter(one.tries), None)) for one in trials]
+    runs = [job for one, rate in rated for seed in one.seeds for job in one.runs(rate, seed)]
     starts = {job.after.name: job.after for job in (*attempts, *runs) if job.after}
     jobs = {job.name: job for job in (*attempts, *runs)} | starts
     assert len(jobs) == len({job.records for job in jobs.values()})
@@ -74,40 +67,74 @@ def test_a_model_that_cannot_be_opened_is_refused_before_the_first_job(tmp_path,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "give a claim, a family, an experiment or all"),
+        (("encodes",), "did you mean encoders"),
+        (("blocks", "--only", "sass"), "'sass' names none of the arms, which are transformer, "),
+        (("encoders", "--questions", "rta"), "none of the questions, which are rte, banking77"),
+        (("encoders", "--only", "*rope*", "--questions", "rte"), "questions, which are none"),
+        (("blocks", "--jobs", "0"), "jobs is 0: give a whole number of at least 1"),
+        (("blocks", "--from", "my-model"), "no effect on transformer, which begins anew"),
+        (("retrofit", "--scale", "paper"), "unknown scale of retrofit 'paper'"),
+        (("diff/table22",), "did you mean diff/table2"),
+        (
+            ("coca/bidirectional", "--scale", "paper"),
+            "coca/bidirectional has no arms at paper: its experiment, encoders, has them at tiny, "
+            "small",
+        ),
+    ],
+)
+def test_requests_that_nothing_decides_are_refused(words, said, capsys):
+    assert said in refusal(capsys, "reproduce", *words)
+
+
+def test_the_list_says_what_each_experiment_asks(capsys):
+    assert _call("--list") == 0
+    out = capsys.readouterr().out.splitlines()
+    asked = "blocks: Which parts of a block can go? arXiv 2311.01906; tiny, small, paper; "
+    cost = "at tiny 72 runs, 14.7 M tokens, about 21 min of training on two cores"
+    cost += ", sweeps may add up to 36 runs"
+    assert asked + cost in out
+    own = "blocks, at tiny 12 runs, 2.46 M tokens, about 3 min of training on two cores"
+    own += ", sweeps may add up to 6 runs"
+    says = "A small gain of the MLP branch is better than a gain of 1."
+    assert f"sas/residual, sas/figure13: {says} [{own}]" in out
+    assert len(out) == len(EXPERIMENTS) + len(CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("claim", "arms"),
+    [
+        ("sas/glue", ["encoders/bert", "encoders/bert-sas", "encoders/bert-sas-p"]),
+        ("sas/residual", ["6 layers/sas", "6 layers/sas · mlp_gain 1.0"]),
+    ],
+)
+def test_a_claim_asks_for_its_own_arms_only(claim, arms, tmp_path):
+    ((_, studies),) = chosen([claim], "tiny", tmp_path).items()
+    assert [one.key for one in studies] == arms
+    assert {one.output for one in studies} == {tmp_path}
+
+
 # The whole of it
 
 
-@pytest.fixture
-def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An experiment of two arms, two rates and one seed: three steps a run.
+def test_a_killed_command_is_told_and_made_up_for(text, tmp_path, capsys, monkeypatch):
+    """Of an experiment of two arms, one of them with two rates: three steps a run.
 
     The lower rate is better than 1, and than the next beyond it, 1e-4.
     """
-
-    study = Study(
-        presets=("transformer",),
-        set={"num_hidden_layers": 1, "hidden_size": 48},
-        seeds=(0,),
-        evaluation_tokens=64,
-        train=TrainConfig(tokens=96, sequence_length=16, batch_size=2, precision="fp32"),
-        data=DataConfig(data=(str(text),), vocabulary=300, validation=0.1),
-        label="toy blocks",
+    study = Study(seeds=(0,), evaluation_tokens=64, label="toy blocks").changed(
+        **{"layers": 1, "width": 48, "tokens": 96, "sweep_tokens": 96, "sequence_length": 16},
+        **{"batch_size": 2, "log_every": 1, "precision": "fp32"},
+        **{"data": (str(text),), "vocabulary": 300, "validation": 0.1},
     )
-    asked = EvaluateConfig(
-        models=(TRAINED,), lengths=(16,), tokens=64, data=DataConfig(data=(str(text),))
-    )
-    trials = (
-        study.arm("transformer", 1e-2),
-        dataclasses.replace(study, sweep_tokens=96, questions={"text": asked}).arm(
-            "sas", 1e-2, 1.0, mlp_gain=0.5
-        ),
-    )
-    toy = Experiment("toy", "", "", lambda scale: iter(trials))
-    monkeypatch.setitem(EXPERIMENTS, "toy", toy)
+    asked = evaluate(lengths=(16,), tokens=64, data=DataConfig(data=(str(text),)))
+    swept = study.changed(questions={"text": asked}).arm("sas", 1e-2, 1.0, mlp_gain=0.5)
+    arms = (study.arm("transformer", 1e-2), swept)
+    monkeypatch.setitem(EXPERIMENTS, "toy", Experiment("toy", "", "", lambda scale: iter(arms)))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-
-
-def test_a_killed_command_is_told_and_made_up_for(toy, tmp_path, capsys, monkeypatch):
     started = []
     start = processes.starting(2)
 

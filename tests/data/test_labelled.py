@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from clearhead.data import GLUE, TASKS, LabelledBatches, Task, labelled
+from clearhead.data import GLUE, LabelledBatches, Task, labelled
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.errors import ClearheadError
 
@@ -189,20 +189,4 @@ def test_every_epoch_has_all_texts_in_an_order_of_its_own(tokenizer):
     read = [int(batches.batch(step)["attention_mask"].sum()) for step in range(9)]
     assert [batches.tokens_before(step) for step in range(9)] == [
         sum(read[:step]) for step in range(9)
-    ]
-
-
-def test_a_folder_takes_the_place_of_a_task_of_the_hub(write, tmp_path, monkeypatch):
-    pytest.importorskip("datasets")
-    task = TASKS["banking77"]
-    folder = tmp_path / "legacy-datasets/banking77"
-    folder.mkdir(parents=True)
-    for split, label in (("train", "card_arrival"), ("test", "age_limit")):
-        row = {"text": f"a question of {split}", "label": label}
-        write(row, name=f"{folder.relative_to(tmp_path)}/{split}.jsonl.gz")
-    monkeypatch.chdir(tmp_path)
-    sources = (task.train, dict(task.validation)["test"])
-    assert [[row[:3] for row in _read(source, task)] for source in sources] == [
-        [("a question of train", None, "card_arrival")],
-        [("a question of test", None, "age_limit")],
     ]

@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 import tests_architectures as architectures
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from clearhead.ops.visibility import Visibility
+from clearhead.probe.attention_call import AttentionCall
 
 VOCABULARY = architectures.VOCABULARY
 
@@ -37,6 +40,23 @@ def _value(lines: list[dict[str, Any]], metric: str, **dimensions: object) -> fl
     return found
 
 
+def _call(
+    batch: int,
+    heads: int,
+    groups: int,
+    keys: int,
+    width: int,
+    queries: int | None = None,
+    **more: Any,
+) -> AttentionCall:
+    """Of random numbers; `more` replaces them, and says which keys are seen."""
+    seen = {name: more.pop(name) for name in Visibility._fields if name in more}
+    q = torch.randn(batch, heads, queries or keys, width) * 2
+    k = torch.randn(batch, groups, keys, width) * 2
+    given = {"module": nn.Identity(), "layer": 0, "q": q, "k": k, "scale": 0.6}
+    return AttentionCall(**given | more, visibility=Visibility(**seen))
+
+
 class _Calls(list):
     """A statistic that keeps what it is shown."""
 
@@ -47,7 +67,6 @@ class _Calls(list):
 def tiny() -> SimpleNamespace:
     """`make(name)`, a model of 3 layers with 4 heads; `ours(preset, **overrides)`; `windows(…)`;
     `harmonic(T)`, which is H_T / T; `value(lines, metric, **dimensions)`; `Calls()`, a statistic
-    that keeps what it is shown."""
-    return SimpleNamespace(
-        make=_make, ours=_make, windows=_windows, harmonic=_harmonic, value=_value, Calls=_Calls
-    )
+    that keeps what it is shown; `call(B, H, G, S, D, …)`, a layer's attention."""
+    names = {"make": _make, "ours": _make, "windows": _windows, "harmonic": _harmonic}
+    return SimpleNamespace(**names, value=_value, call=_call, Calls=_Calls)

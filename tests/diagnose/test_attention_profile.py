@@ -1,34 +1,24 @@
-"""Statistics of attention: by hand, and in float64."""
+"""Statistics of attention, by hand and in float64; the largest keys and values, and where."""
 
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
+from clearhead.diagnose import diagnose
 from clearhead.diagnose.attention_profile import LogitSizes, RowMeans
 from clearhead.ops import oracles
-from clearhead.ops.visibility import Visibility
 from clearhead.probe import AttentionCall, ByTile
 from clearhead.probe import tiles as module_under_test
 
-B, H, G, T, D = 2, 4, 2, 37, 6
+from .kinds import VOCABULARY, make
 
-
-def _profile() -> ByTile:
-    return ByTile(weights=[RowMeans()], scores=[LogitSizes()])
-
-
-def _call(**changes: object) -> AttentionCall:
-    q, k = torch.randn(B, H, T, D) * 2, torch.randn(B, G, T, D) * 2
-    given = {"module": nn.Identity(), "layer": 3, "q": q, "k": k, "scale": 0.6}
-    seen = {name: changes.pop(name) for name in ("causal", "key_mask") if name in changes}
-    return AttentionCall(**{**given, **changes}, visibility=Visibility(**seen))
+SIZES = B, H, G, T, D = 2, 4, 2, 37, 6
 
 
 def _observed(call: AttentionCall) -> ByTile:
-    profile = _profile()
+    profile = ByTile(weights=[RowMeans()], scores=[LogitSizes()])
     profile.observe(call)
     return profile
 
@@ -76,7 +66,7 @@ VARIANTS = {
 @pytest.mark.parametrize("tile", [1 << 20, 700])
 def test_against_float64(tiny, name, tile, monkeypatch):
     monkeypatch.setattr(module_under_test, "TILE", tile)
-    call = _call(**VARIANTS[name])
+    call = tiny.call(*SIZES, layer=3, **VARIANTS[name])
     profile, expected = _observed(call), _oracle(call)
     lines = profile.measures()
     for metric, wanted in (
@@ -103,13 +93,13 @@ def test_the_median_of_the_logits(tiny):
     """Of one query in 16: the queries 0, 16 and 32, whose logits are known here."""
     q = torch.zeros(1, 1, T, 1)
     q[0, 0, 16], q[0, 0, 32] = 1.0, 3.0
-    lines = _observed(_call(q=q, k=torch.ones(1, 1, T, 1), scale=1.0)).measures()
+    lines = _observed(tiny.call(*SIZES, q=q, k=torch.ones(1, 1, T, 1), scale=1.0)).measures()
     # 1 zero, 17 ones, 33 threes
     assert tiny.value(lines, "logit_median") == pytest.approx(3.0, rel=3e-3)
 
 
 def test_equal_rows_are_at_chance(tiny):
-    lines = _observed(_call(q=torch.zeros(B, H, T, D))).measures()
+    lines = _observed(tiny.call(*SIZES, q=torch.zeros(B, H, T, D))).measures()
     share = tiny.value(lines, "first_token_argmax_share", map="softmax")
     assert share == pytest.approx(tiny.harmonic(T))
     assert tiny.value(lines, "chance_floor") == pytest.approx(tiny.harmonic(T))
@@ -120,10 +110,58 @@ def test_equal_rows_are_at_chance(tiny):
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_rows_that_are_not_finite_are_counted_and_left_out(tiny, value):
-    call = _call()
+    call = tiny.call(*SIZES)
     call.q[1, 2, 20] = torch.tensor([value, 0, 0, 0, 0, 0])
     clean = call.q.clone()
     profile = _observed(call)
     assert tiny.value(profile.measures(), "non_finite_rows") == 1
     assert all(math.isfinite(line["value"]) for line in profile.measures())
     assert torch.equal(call.q.nan_to_num(), clean.nan_to_num())
+
+
+def _sizes(model, ids):
+    found = diagnose(model, list(ids), batch_size=2).measures
+    return [line for line in found if line["metric"] in ("largest_key", "largest_value")]
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "softmax1"])
+def test_against_a_cache(name):
+    """Keys and values as the model's own cache has them."""
+    model, ids = make(name), torch.randint(2, VOCABULARY, (3, 17))
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).past_key_values
+    lines = {(x["metric"], x["tokens"], x["layer"]): x for x in _sizes(model, ids) if "layer" in x}
+    assert len(lines) == 4 * len(cache.layers)
+    for layer, kept in enumerate(cache.layers):
+        for metric, x in (("largest_key", kept.keys), ("largest_value", kept.values)):
+            for tokens, part, first in (("first", x[:, :, :1], 0), ("rest", x[:, :, 1:], 1)):
+                line = lines[metric, tokens, layer]
+                assert line["value"] == pytest.approx(part.abs().max().item(), rel=1e-5)
+                top = part.abs().amax(0).transpose(0, 1)
+                token, head, channel = (top > top.max() * 0.9999).nonzero()[0].tolist()
+                assert line["where"] == f"head {head}, channel {channel}, token {token + first}"
+
+
+def test_the_whole_names_the_layer():
+    lines = _sizes(make("Llama"), torch.randint(2, VOCABULARY, (2, 9)))
+    of_rest = [x for x in lines if (x["metric"], x["tokens"]) == ("largest_key", "rest")]
+    whole, *layers = of_rest
+    top = max(layers, key=lambda x: x["value"])
+    assert whole["value"] == top["value"]
+    assert whole["where"] == f"layer {top['layer']}, {top['where']}"
+
+
+def test_a_prefix_is_kept_apart_and_alibis_columns_do_not_count(tiny):
+    model = tiny.make("key-value")
+    for name, parameter in model.named_parameters():
+        if "normalizer" in name:
+            torch.nn.init.normal_(parameter, std=50)
+    lines = _sizes(model, torch.randint(2, VOCABULARY, (2, 9)))
+    values = {(x["metric"], x["tokens"]): x["value"] for x in lines if x.get("layer") == 0}
+    parts = ("first", "rest", "prefix")
+    assert set(values) == {(f"largest_{kind}", part) for kind in ("key", "value") for part in parts}
+    assert values["largest_key", "prefix"] > 3 * values["largest_key", "rest"]
+    lines = _sizes(
+        tiny.make("alibi", initializer_range=0.02), torch.randint(2, VOCABULARY, (1, 40))
+    )
+    assert max(x["value"] for x in lines if x["metric"] == "largest_key") < 10

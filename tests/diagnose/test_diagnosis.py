@@ -1,4 +1,4 @@
-"""The whole of diagnose on each architecture, and what it must leave as it was."""
+"""The whole of diagnose on each architecture, what it leaves as it was, its gains and advice."""
 
 import math
 from typing import Any
@@ -10,11 +10,12 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from clearhead import ClearheadError
 from clearhead.diagnose import diagnose
+from clearhead.diagnose.diagnosis import advise, gain_ratios
 from clearhead.lab.measuring import require_maps
 from clearhead.models.inspection import longest_text, within_memory
 from clearhead.probe import observe
 
-from .kinds import ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
+from .kinds import ENCODERS, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
 
 T = 33
 HIDDEN = (
@@ -145,3 +146,90 @@ def test_an_encoder_decoder_is_refused_and_only_memory_is_taken_for_memory():
         diagnose(t5, _windows(), batch_size=1)
     with pytest.raises(RuntimeError, match="something else"), within_memory("less"):
         raise RuntimeError("something else")
+
+
+def _measures(share: float, **more: float) -> list[dict]:
+    lines = [
+        {"metric": "first_token_argmax_share", "map": "softmax", "value": share},
+        {"metric": "chance_floor", "value": 0.05},
+        # Of a layer and of a head: no whole, and no ground for advice.
+        {"metric": "first_token_argmax_share", "map": "softmax", "layer": 1, "value": 0.9},
+        {"metric": "first_token_argmax_share", "map": "softmax", "head": 0, "value": 0.9},
+    ]
+    return lines + [{"metric": name, "map": "softmax", "value": v} for name, v in more.items()]
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.3, True), (0.29, False)])
+def test_a_sink(share, said):
+    found = advise(_measures(share), width=64, length=512)
+    assert bool(found) == said
+    if said:
+        assert found[0]["finding"].startswith("the first token is a sink: 30% of all queries")
+        assert "preset softmax1" in found[0]["advice"]
+        assert found[0]["threshold"] == share
+    lines = _measures(0.4)
+    lines[1]["value"] = 0.09  # by chance: five times that is more
+    assert advise(lines, width=64, length=512) == []
+
+
+def test_a_rank_is_judged_by_what_its_texts_allow():
+    """Texts of 65 tokens have a rank of 64 without their first, however wide the model is."""
+    for rank, said in ((12.0, False), (1.0, True)):
+        lines = [{"metric": "effective_rank_without_first", "layer": 3, "value": rank}]
+        found = advise(lines, width=1024, length=65)
+        assert bool(found) == said
+        assert all("rank collapse" in one["finding"] for one in found)
+    assert advise([{**lines[0], "value": 12.0}], width=1024, length=2048)
+
+
+def test_a_model_with_a_null_key_is_not_told_to_take_one():
+    first, floor, *_ = _measures(0.5)  # a null key of either map of a difference is one
+    null = {"metric": "null_mass", "map": "map 1", "value": 0.2}
+    difference = [first | {"map": "difference"}, floor, null]
+    for lines in (_measures(0.46, null_mass=0.17), _measures(0.46, prefix_mass=0.17), difference):
+        (found,) = advise(lines, width=64, length=512)
+        assert "beside the null key" in found["finding"]
+        assert "softmax1" not in found["advice"]
+
+
+REPARAMETRISED = {"values": "reparametrised", "projections": "reparametrised", "value_gain": 0.2}
+# {layer: (α, β) of the values, (α, β) of the projections}
+GAINS = {0: ((2.0, -1.0), (1.0, 0.25)), 1: ((-4.0, 0.5), (0.5, 0.5)), 2: ((1.0, 0.0), (-1.0, -3.0))}
+
+
+def _set_gains(model, gains) -> None:
+    state = {name.removeprefix("model."): one for name, one in model.state_dict().items()}
+    for layer, pairs in gains.items():
+        for part, (alpha, beta) in zip(("v_proj", "o_proj"), pairs, strict=True):
+            state[f"layers.{layer}.self_attn.{part}.alpha"].fill_(alpha)
+            state[f"layers.{layer}.self_attn.{part}.beta"].fill_(beta)
+
+
+@pytest.mark.parametrize("preset", ["sas", "transformer", ENCODERS[1]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gain_ratios_by_hand(tiny, preset, dtype):
+    model = tiny.ours(preset, **REPARAMETRISED, num_key_value_heads=4).to(dtype)
+    _set_gains(model, GAINS)
+    lines = gain_ratios(model)
+    of_values = [tiny.value(lines, "beta_over_alpha_values", layer=n) for n in range(3)]
+    of_projections = [tiny.value(lines, "beta_over_alpha_projections", layer=n) for n in range(3)]
+    assert of_values == [0.5, 0.125, 0.0]
+    assert of_projections == [0.25, 1.0, 3.0]
+    # All but the first layer's values.
+    assert tiny.value(lines, "beta_over_alpha") == (0.125 + 0.0 + 0.25 + 1.0 + 3.0) / 5
+    assert len(lines) == 7
+
+
+def test_a_diagnosis_has_them_beside_its_other_measures(tiny):
+    model = tiny.ours("sas", **REPARAMETRISED)
+    _set_gains(model, GAINS)
+    found = diagnose(model, tiny.windows(), batch_size=3).measures
+    assert tiny.value(found, "beta_over_alpha_values", layer=1) == 0.125
+    assert tiny.value(found, "similarity", layer=2) is not None
+
+
+def test_other_models_have_no_such_number_and_sas_only_the_first_layers_values(tiny):
+    (line,) = gain_ratios(tiny.ours("sas"))
+    assert line == {"metric": "beta_over_alpha_values", "layer": 0, "value": 1.0}
+    for name in ("transformer", "skipless", "Llama", "Mamba", "BERT"):
+        assert gain_ratios(make(name)) == []

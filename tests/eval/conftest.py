@@ -1,7 +1,7 @@
 """A tiny model with a tokenizer, and a corpus of a few documents: what evaluations run on."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,25 @@ def numbers(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
             found["low"], found["high"] = interval
         found |= details
     return found
+
+
+def log_p(model: Any, ids: Sequence[int], count: int) -> list[float]:
+    """log p of the last tokens of a text, each given all before it: one pass without a cache."""
+    text = torch.tensor([list(ids)])
+    with torch.no_grad():
+        logits = model(text[:, :-1], use_cache=False).logits[0].double()
+    start = len(ids) - count
+    return logits[start - 1 :].log_softmax(-1).gather(1, text[0, start:, None])[:, 0].tolist()
+
+
+def greedy(model: Any, ids: Sequence[int], count: int) -> tuple[int, ...]:
+    """The likeliest next tokens, each by a pass over the whole text."""
+    text = list(ids)
+    with torch.no_grad():
+        for _ in range(count):
+            logits = model(torch.tensor([text]), use_cache=False).logits
+            text.append(int(logits[0, -1].argmax()))
+    return tuple(text[len(ids) :])
 
 
 LINES = (

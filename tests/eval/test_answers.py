@@ -9,6 +9,8 @@ from clearhead import ClearheadError
 from clearhead.measure.answers import Prompt, Reader
 from clearhead.models import with_rope_scaling
 
+from .conftest import greedy, log_p
+
 VOCABULARY, TRAINED = architectures.VOCABULARY, 16
 CLEARHEAD = (
     *("transformer", "differential", "differential-v2", "softmax1", "sink"),
@@ -46,21 +48,6 @@ def _prompts() -> list[Prompt]:
     return found
 
 
-def _by_hand(model, prompt: Prompt, answer: tuple[int, ...], new: int):
-    """Whole forward passes of whole texts, no cache, no padding, no neighbour."""
-    with torch.no_grad():
-        ids, losses = list(prompt.ids), []
-        for token in answer:
-            logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
-            losses.append(-float(logits.log_softmax(-1)[token]))
-            ids.append(token)
-        ids = list(prompt.ids)
-        for _ in range(new):
-            logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
-            ids.append(int(logits.argmax()))
-    return losses, tuple(ids[len(prompt.ids) :])
-
-
 BATCHES = [(name, 70) for name in (*CLEARHEAD, "coca linear", "Llama", "GPT-2")]
 BATCHES += [(name, size) for name in ("differential", "Llama") for size in (1, 10_000)]
 
@@ -74,11 +61,9 @@ def test_equals_whole_forward_passes_one_by_one(name, batch_tokens):
     answers = [tuple(torch.randint(0, VOCABULARY, (n,)).tolist()) for n in (3, 1, 0, 2, 4, 2)]
     found = reader.ask(prompts, answers, new_tokens=5)
     for prompt, answer, mine in zip(prompts, answers, found, strict=True):
-        loss, written = _by_hand(model, prompt, answer, 5)
-        torch.testing.assert_close(
-            torch.tensor(mine.loss), torch.tensor(loss), rtol=2e-6, atol=2e-6
-        )
-        assert mine.written == written
+        likely = log_p(model, [*prompt.ids, *answer], len(answer))
+        assert mine.loss == pytest.approx([-one for one in likely], rel=2e-6, abs=2e-6)
+        assert mine.written == greedy(model, prompt.ids, 5)
     # What was kept of one batch serves the next.
     again = reader.ask(prompts, answers, new_tokens=5)
     assert [a.written for a in again] == [a.written for a in found]
@@ -112,8 +97,8 @@ def test_several_answers_to_one_prompt_weigh_as_in_whole_forward_passes(name, ba
     for prompt in _prompts():
         found = reader.weigh(prompt, answers)
         for answer, mine in zip(answers, found, strict=True):
-            loss, _ = _by_hand(model, prompt, answer, 0)
-            assert mine == pytest.approx(-sum(loss), rel=2e-6)
+            likely = log_p(model, [*prompt.ids, *answer], len(answer))
+            assert mine == pytest.approx(sum(likely), rel=2e-6)
 
 
 def test_all_forced_tokens_are_right_exactly_where_greedy_starts_with_the_answer():

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 import tests_judge_server as served
-import torch
 
 from clearhead import ClearheadError
 from clearhead.eval.hallucination import HallucinationTask, grounding, names, verdicts
 from clearhead.eval.options import JudgeConfig
 from clearhead.records.intervals import wilson
 
-from .conftest import numbers
+from .conftest import greedy, numbers
 
 
 @pytest.fixture
@@ -35,23 +34,13 @@ def subject(make_subject):
     return subject
 
 
-def _by_hand(subject, ids, new_tokens):
-    """Greedy decoding of one prompt by whole forward passes."""
-    ids, start = list(ids), len(ids)
-    for _ in range(new_tokens):
-        with torch.no_grad():
-            token = int(subject.model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
-        if token == subject.tokenizer.eos_token_id:
-            break
-        ids.append(token)
-    return subject.decode(ids[start:])
-
-
 def test_texts_and_measures_are_what_is_found_by_hand(subject, task):
     (cell,) = task.cells(subject)
     found = numbers(task.measure(subject, cell))
     rows, documents, prompts = task.asked(subject, cell)
-    written = [_by_hand(subject, prompt.ids, 9).strip() for prompt in prompts]
+    ids = [greedy(subject.model, prompt.ids, 9) for prompt in prompts]
+    end = subject.tokenizer.eos_token_id
+    written = [subject.decode([*one, end][: [*one, end].index(end)]).strip() for one in ids]
     assert found["texts"] == [text.partition("\n\n")[0].rstrip() for text in written]
     assert len(rows) == found["items"] == 6
     counts = grounding(found["texts"], documents)

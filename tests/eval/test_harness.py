@@ -14,7 +14,7 @@ from clearhead import ClearheadError
 from clearhead.eval import check_names
 from clearhead.eval.harness import HarnessTask
 
-from .conftest import numbers
+from .conftest import log_p, numbers
 
 evaluator = pytest.importorskip("lm_eval.evaluator")
 huggingface = pytest.importorskip("lm_eval.models.huggingface")
@@ -86,11 +86,7 @@ def _by_hand(subject: Any) -> list[tuple[bool, bool]]:
         for choice in row["choices"]:
             context = subject.tokenizer(f"Question: {row['question']}\nAnswer:")["input_ids"]
             ids = subject.tokenizer(f"Question: {row['question']}\nAnswer: {choice}")["input_ids"]
-            with torch.no_grad():
-                logits = subject.model(torch.tensor([ids[:-1]]), use_cache=False).logits[0]
-            count = len(ids) - len(context)
-            target = torch.tensor(ids[-count:])[:, None]
-            scores.append(float(logits.double().log_softmax(-1)[-count:].gather(1, target).sum()))
+            scores.append(sum(log_p(subject.model, ids, len(ids) - len(context))))
         by_length = [s / len(c) for s, c in zip(scores, row["choices"], strict=True)]
         label = row["label"]
         found.append(tuple(x.index(max(x)) == label for x in (scores, by_length)))

@@ -4,19 +4,17 @@ import gzip
 import json
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from statistics import variance
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from clearhead import ClearheadError
 from clearhead.data.seeded import SeededChoices
 from clearhead.eval.shots import Setting, ShotsTask
 from clearhead.records.intervals import wilson
 
-from .conftest import numbers
+from .conftest import log_p, numbers
 
 LABELS = ("card", "card arrival", "card arrival late", "lost")  # each starts the next
 
@@ -56,11 +54,8 @@ def _by_hand(subject, setting, context):
     for question in setting.questions:
         scores = []
         for answer in setting.answers:
-            ids = torch.tensor([(*context, *question, *answer)])
-            with torch.no_grad():
-                logp = subject.model(ids, use_cache=False).logits[0].double().log_softmax(-1)
-            start = ids.shape[1] - len(answer)
-            scores.append(sum(float(logp[start + i - 1, t]) for i, t in enumerate(answer)))
+            likely = log_p(subject.model, (*context, *question, *answer), len(answer))
+            scores.append(sum(likely))
         found.append(scores.index(max(scores)))
     return found
 
@@ -140,20 +135,6 @@ def test_labels_that_cannot_be_scored_are_refused(write, encode, labels, message
     subject = SimpleNamespace(ids=lambda *pieces: [*map(encode, pieces)], begin=(), seed=0)
     with pytest.raises(ClearheadError, match=message):
         Setting(ShotsTask(data=write(rows), queries=1), subject)
-
-
-def test_labelled_texts_of_a_data_set_are_those_of_a_file(
-    make_subject, write, monkeypatch, tmp_path
-):
-    pytest.importorskip("datasets")
-    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    file = Path(write(_rows(30), "train.jsonl"))
-    of_file, of_set = (
-        Setting(ShotsTask(data=data, queries=4), make_subject()).digest
-        for data in (str(file), f"hf:{file.parent}")
-    )
-    assert of_set == of_file
 
 
 @pytest.mark.parametrize(

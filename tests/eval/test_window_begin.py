@@ -24,7 +24,7 @@ from clearhead.models.starts import started
 from clearhead.quantize.measure import Texts, cost
 from clearhead.train import TrainConfig, train
 
-from .conftest import numbers
+from .conftest import greedy, log_p, numbers
 
 BEGIN = 3
 
@@ -184,14 +184,6 @@ def pair(make_subject, corpus):
 TEXT = "The ship left the harbour. "
 
 
-def _likely(plain, ids, count):
-    """log p of the last tokens of a text, by a whole forward pass of the plain model."""
-    ids = torch.tensor([ids])
-    with torch.no_grad():
-        likely = plain(ids[:, :-1]).logits.log_softmax(-1)[0, -count:]
-    return float(likely.gather(1, ids[0, -count:, None]).sum())
-
-
 def _ids(corpus, text):
     return corpus.tokenizer(text, add_special_tokens=False).input_ids
 
@@ -202,13 +194,13 @@ def _request(*words):
 
 def test_a_prompt_of_lm_eval_opens_with_the_begin_token_and_is_cut_behind_it(pair, corpus):
     plain, begun = pair
-    asked = [(TEXT[:-1], " Nobody saw it"), (TEXT * 20, " again!"), ("", " A letter")]
+    asked = [(TEXT[:-1], " Nobody saw it"), (TEXT[:-1] * 20, " again!"), ("", " A letter")]
     with _harness(begun, corpus) as lm:
         scores = lm.loglikelihood([_request(*one) for one in asked])
     for (context, answer), (score, _) in zip(asked, scores, strict=True):
         ids = _ids(corpus, context + answer)
         count = len(ids) - len(_ids(corpus, context))
-        expected = _likely(plain, [corpus.tokenizer.bos_token_id, *ids[-64:]], count)
+        expected = sum(log_p(plain, [corpus.tokenizer.bos_token_id, *ids[-64:]], count))
         assert score == pytest.approx(expected, rel=1e-4)
 
 
@@ -222,7 +214,7 @@ def test_windows_of_a_text_in_lm_eval_open_with_the_begin_token(pair, corpus):
     for done in range(0, len(ids), 64):
         rest = min(64, len(ids) - done)
         window = ids[max(0, done + rest - 64) : done + rest]
-        expected += _likely(plain, [corpus.tokenizer.bos_token_id, *window], rest)
+        expected += sum(log_p(plain, [corpus.tokenizer.bos_token_id, *window], rest))
     assert score == pytest.approx(expected, rel=1e-4)
 
 
@@ -233,7 +225,5 @@ def test_a_prompt_to_continue_that_is_cut_opens_with_the_begin_token(pair, corpu
         asked = _request(TEXT * 20, {"max_gen_toks": 4, "until": []})
         (written,) = lm.generate_until([asked])
     ids = [corpus.tokenizer.bos_token_id, *_ids(corpus, TEXT * 20)[-59:]]
-    for _ in range(4):
-        with torch.no_grad():
-            ids.append(int(plain(torch.tensor([ids])).logits[0, -1].argmax()))
-    assert written == corpus.tokenizer.decode(ids[60:], skip_special_tokens=True)
+    found = greedy(plain, ids, 4)
+    assert written == corpus.tokenizer.decode(found, skip_special_tokens=True)

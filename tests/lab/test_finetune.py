@@ -1,7 +1,7 @@
 """Fine-tuning: what a finished seed is kept for, and the texts of a batch."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,38 +17,30 @@ from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.errors import ClearheadError
 from clearhead.lab.configs import FinetuneJob
 from clearhead.lab.finetune import run_finetune
+from clearhead.records.jsonl import append
 from clearhead.train import FinetuneConfig, precision
 
 
-def _saved(folder: Path) -> str:
-    """A masked model of one layer, and its tokenizer."""
+def _job(folder: Path, model: Any, side: str, lines: list[dict[str, str]]) -> FinetuneJob:
+    """An epoch of a model of 290 entries on rows, padded on a side."""
     tokenizer = train_tokenizer(["good bad film plot"] * 30, 290)
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    keys = {"vocab_size": max(tokenizer.get_vocab().values()) + 1, **shape}
-    config = preset("bert", pad_token_id=tokenizer.pad_token_id, **keys)
-    ClearheadForMaskedLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    tokenizer.padding_side = side
+    for one in (model, tokenizer):
+        one.save_pretrained(folder / "model")
+    append(folder / "rows.jsonl", *lines)
+    return FinetuneJob(
+        model=str(folder / "model"),
+        train_file=str(folder / "rows.jsonl"),
+        validation_file=(str(folder / "rows.jsonl"),),
+        output=folder / "out",
+        train=FinetuneConfig(epochs=1, batch_size=2, max_length=32),
+    )
 
 
 def test_an_answer_does_not_depend_on_the_other_texts_of_its_batch(tmp_path):
-    tokenizer = train_tokenizer(["good bad film plot"] * 30, 290)
-    tokenizer.padding_side = "left"
-    tokenizer.save_pretrained(tmp_path / "model")
     sizes = {"vocab_size": 320, "n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
-    torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path / "model")
-    rows = tmp_path / "rows.jsonl"
     lines = [{"text": text, "label": text[-1]} for text in ("film a", "good bad film plot b")]
-    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    job = FinetuneJob(
-        model=str(tmp_path / "model"),
-        train_file=str(rows),
-        validation_file=(str(rows),),
-        output=tmp_path / "out",
-        train=FinetuneConfig(epochs=1, batch_size=2, max_length=32),
-    )
-    run_finetune(job)
+    run_finetune(_job(tmp_path, GPT2LMHeadModel(GPT2Config(**sizes)), "left", lines))
     made = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out/seed0/final").eval()
     read = AutoTokenizer.from_pretrained(tmp_path / "out/seed0/final")
     encoded = [{"input_ids": read(line["text"]).input_ids} for line in lines]
@@ -59,16 +51,10 @@ def test_an_answer_does_not_depend_on_the_other_texts_of_its_batch(tmp_path):
 
 
 def test_a_seed_belongs_to_the_precision_it_was_made_with(tmp_path, monkeypatch):
-    rows = tmp_path / "rows.jsonl"
     lines = [{"text": f"{word} film", "label": word} for word in ("good", "bad") * 4]
-    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    job = FinetuneJob(
-        model=_saved(tmp_path / "model"),
-        train_file=str(rows),
-        validation_file=(str(rows),),
-        output=tmp_path / "out",
-        train=FinetuneConfig(epochs=1, batch_size=4, max_length=16),
-    )
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = preset("bert", vocab_size=320, **shape)
+    job = _job(tmp_path, ClearheadForMaskedLM(config), "right", lines)
     native = [True]
     monkeypatch.setattr(precision, "_native_bf16", lambda _: native[0])
     (run,) = run_finetune(job).runs

@@ -15,7 +15,6 @@ from clearhead.lab import processes as runner
 from clearhead.lab.configs import Job
 from clearhead.lab.processes import Stopped, run
 from clearhead.lab.sweep_configs import DiagnoseConfig
-from clearhead.papers.claims import evidence
 from clearhead.papers.contrasts import lower, number
 from clearhead.papers.stages import collect
 from clearhead.papers.study import loss
@@ -260,6 +259,6 @@ def test_a_diagnosis_and_a_quantisation_are_joined_to_the_run_of_their_model(tmp
     added = lower("", number("added_perplexity", scheme="w8a8-coarse"), "dense", "as it is")
     (costs,) = [one for one in page_of(records).sections if one.title == "What few bits cost"]
     assert "scheme" in {getattr(block, "corner", "") for block in costs.blocks}
-    (outcome,) = added.outcomes(evidence({"a": records}))
+    (outcome,) = added.outcomes({"a": records})
     assert outcome.ours.mean == 10.0
     assert outcome.difference.mean == 0.0

@@ -5,7 +5,7 @@ import torch
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.diagnose import diagnose
-from clearhead.lab.converting import in_three_lines, three_numbers
+from clearhead.lab.converting import three_numbers
 from clearhead.quantize import Texts, cost, scheme
 
 
@@ -30,13 +30,3 @@ def test_the_three_numbers_are_those_of_the_other_verbs(name):
     assert full
     assert rounded
     assert numbers["eight_bits"] == pytest.approx(rounded / full - 1)
-
-
-def test_the_lines_say_before_and_after_and_what_has_no_number():
-    before = {"sink": 0.881, "largest_state": 24165.0, "eight_bits": 1.129}
-    after = {"sink": 0.02, "largest_state": 31.0, "eight_bits": None}
-    assert in_three_lines(before, after, "1,024 tokens of books") == [
-        "sink: 88.1% → 2.0% of queries look most at the first token (1,024 tokens of books)",
-        "largest state: 24,165 → 31 times the median hidden state (1,024 tokens of books)",
-        "8 bits: +112.9% → not measured perplexity with w8a8-coarse (1,024 tokens of books)",
-    ]

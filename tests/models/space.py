@@ -138,6 +138,24 @@ def caches(model: Any) -> list[Any]:
     return [DynamicCache(), *windows, StaticCache(config=model.config, max_cache_len=24)]
 
 
+def eager_agrees(model: Any, ids: torch.Tensor) -> None:
+    """Assert that eager attention, the oracle, has the same logits and gradients, none of them 0.
+
+    The model is left eager.
+    """
+    parameters, both = dict(model.named_parameters()), []
+    for implementation in ("sdpa", "eager"):
+        model.set_attn_implementation(implementation)
+        logits = model(ids, use_cache=False).logits
+        loss = (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum()
+        both.append([logits, *torch.autograd.grad(loss, list(parameters.values()))])
+    for name, fast, exact in zip(["logits", *parameters], *both, strict=True):
+        if name.endswith("k_proj.bias"):
+            continue  # the same for every key of a row: softmax does not see it
+        assert (fast != 0).any(), name
+        assert (fast - exact).abs().max() < 1e-4 * exact.abs().max(), name
+
+
 def close(got: torch.Tensor, want: torch.Tensor) -> None:
     """Assert equal logits, to the rounding of float32, and equal greedy tokens."""
     assert (got - want).abs().max() / want.abs().max() < 1e-5

@@ -8,7 +8,12 @@ import torch
 from safetensors.torch import load_file
 
 import clearhead
-from clearhead import ClearheadForCausalLM, preset
+from clearhead import (
+    ClearheadForCausalLM,
+    ClearheadForMaskedLM,
+    ClearheadForSequenceClassification,
+    preset,
+)
 
 from .space import stirred
 
@@ -21,38 +26,62 @@ ENVIRONMENT = {"PATH": "", "HF_HUB_OFFLINE": "1", "PYTHONPATH": SOURCE}
 READ = """
 import sys, torch
 {first}
-from transformers import AutoModelForCausalLM
+import transformers
 from safetensors.torch import save_file
 torch.set_num_threads(1)
 for folder in sys.argv[1:]:
-    model = AutoModelForCausalLM.from_pretrained(folder, {options})
+    auto = getattr(transformers, folder.rpartition("-")[2])
+    try:
+        model = auto.from_pretrained(folder, {options})
+    except ImportError as error:
+        print("pip install clearhead" in str(error))
+        continue
     with torch.no_grad():
         logits = model.eval()(torch.arange(18).view(2, 9)).logits
     save_file({{"logits": logits}}, folder + "/logits.safetensors")
 """
+HIDE = """
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "clearhead":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+REMOTE = "trust_remote_code=True"
 
 
 @pytest.mark.parametrize(
     ("first", "options"),
-    [("import clearhead.models", ""), ("", "trust_remote_code=True")],
-    ids=["clearhead", "remote-code"],
+    [("import clearhead.models", ""), ("", REMOTE), (HIDE, REMOTE)],
+    ids=["clearhead", "remote-code", "not-installed"],
 )
-def test_a_clean_process_gives_the_same_bits(first, options, tmp_path, warm):
+def test_a_clean_process_gives_the_same_bits_or_says_what_to_install(
+    first, options, tmp_path, warm
+):
     """Also of matrices that are drawn once and never trained: they are in the checkpoint."""
+    kinds = [
+        (ClearheadForMaskedLM, "bert", "AutoModelForMaskedLM"),
+        (ClearheadForSequenceClassification, "bert", "AutoModelForSequenceClassification"),
+    ]
+    for name in ("differential", "gpt2", "key-value", "skipless", "sas", "sas-p-nonorm"):
+        kinds.append((ClearheadForCausalLM, name, "AutoModelForCausalLM"))
     models = {
-        name: stirred(ClearheadForCausalLM(preset(name, **SHAPE)))
-        for name in ("differential", "gpt2", "key-value", "skipless", "sas", "sas-p-nonorm")
+        tmp_path / f"{name}-{auto}": stirred(kind(preset(name, **SHAPE)))
+        for kind, name, auto in kinds
     }
-    for name, model in models.items():
-        model.save_pretrained(tmp_path / name)
+    for folder, model in models.items():
+        model.save_pretrained(folder)
     code = READ.format(first=first, options=options)
     environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), **ENVIRONMENT}
-    done = warm.run("-c", code, *(tmp_path / name for name in models), env=environment)
+    done = warm.run("-c", code, *models, env=environment)
     assert done.returncode == 0, done.stderr
-    for name, model in models.items():
+    if first == HIDE:
+        assert done.stdout.split() == ["True"] * len(models)
+        return
+    for folder, model in models.items():
         with torch.no_grad():
             want = model(torch.arange(18).view(2, 9)).logits
-        assert torch.equal(load_file(tmp_path / name / "logits.safetensors")["logits"], want)
+        assert torch.equal(load_file(folder / "logits.safetensors")["logits"], want)
 
 
 AGAIN = """

@@ -8,7 +8,6 @@ import torch
 from clearhead import ClearheadError, ClearheadForCausalLM
 from clearhead.models import rotated as module
 from clearhead.models.rotated import LIMIT, equalised, learned_rotation, rotated
-from clearhead.nn.positionwise import RMSNorm
 
 from . import space
 
@@ -52,15 +51,6 @@ def test_a_rotated_model_is_the_same_function_in_other_weights(keys, parts, lear
         name = "model.layers.0.self_attn.q_proj.weight"
         drawn = rotated(model, parts).state_dict()[name].abs().max()
         assert own[name].abs().max() < 0.95 * drawn
-
-
-def test_each_seed_draws_a_rotation_of_its_own():
-    model = space.uneven()
-    first, again, other = (rotated(model, ("residual",), seed=seed) for seed in (0, 0, 1))
-    weights = [one.model.layers[0].self_attn.q_proj.weight for one in (first, again, other)]
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.allclose(weights[0], weights[2])
-    torch.testing.assert_close(space.logits(other), space.logits(model), rtol=1e-9, atol=1e-9)
 
 
 def test_a_tied_head_stays_tied_behind_a_square_matrix_or_none():
@@ -108,19 +98,6 @@ def test_a_channel_that_stands_out_is_spread_over_all():
 def test_mechanisms_that_tell_channels_apart_are_refused(parts, keys, named):
     with pytest.raises(ClearheadError, match=named):
         rotated(space.uneven(**keys), parts)
-
-
-def test_norms_keep_the_size_of_their_gains_and_no_gain_of_a_channel():
-    model = space.uneven()
-    made = rotated(model, ("residual",))
-    gains, before = (
-        [module.weight for module in one.modules() if isinstance(module, RMSNorm)]
-        for one in (made, model)
-    )
-    assert len(gains) == 5
-    assert all(bool((gain == gain[0]).all()) for gain in gains)
-    for gain, old in zip(gains, before, strict=True):
-        torch.testing.assert_close(gain[0], old.square().mean().sqrt())
 
 
 WIDTH = 64
@@ -193,21 +170,14 @@ def test_rows_of_one_size_are_the_same_function(keys):
 
 
 @pytest.mark.parametrize("zeros", [1, 40, None], ids=["one", "most", "all"])
-def test_rows_of_zeros_stay_zeros(zeros):
-    model = _uneven_rows(**TURNED)
-    with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[:zeros] = 0
-    made = equalised(model)
-    assert not made.model.layers[1].mlp.up_proj.weight[:zeros].any()
-    torch.testing.assert_close(space.logits(made), space.logits(model), rtol=1e-9, atol=1e-9)
-
-
-def test_the_bias_of_a_row_of_hardly_any_weight_stays_finite():
-    """Such a row is enlarged a thousandfold at most, and its bias with it."""
+def test_rows_of_zeros_stay_zeros_and_a_bias_finite(zeros):
+    """A row of hardly any weight is enlarged a thousandfold at most, and its bias with it."""
     model = _uneven_rows(**TURNED, bias=True)
     with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[:zeros] = 0
         model.model.layers[0].mlp.up_proj.weight[2] *= 1e-30
     made = equalised(model)
+    assert not made.model.layers[1].mlp.up_proj.weight[:zeros].any()
     biases = [one.model.layers[0].mlp.up_proj.bias[2] for one in (made, model)]
     torch.testing.assert_close(biases[0], 1000 * biases[1])
     torch.testing.assert_close(space.logits(made), space.logits(model), rtol=1e-9, atol=1e-9)

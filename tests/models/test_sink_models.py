@@ -146,8 +146,7 @@ def test_cross_attention_reads_the_whole_text(family, read, written):
     _close(outputs[1], outputs[0])
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("family", TRANSLATORS)
+@pytest.mark.parametrize(("family", "beams"), [("bart", 1), ("pegasus", 3), ("nllb-moe", 3)])
 def test_cached_translations_are_those_of_the_eager_form(family, beams):
     model, source = _translator(family), _ids(length=11)
     mask = torch.ones_like(source)
@@ -201,18 +200,6 @@ def test_what_would_get_other_numbers_is_refused_in_one_line(make, inputs, said)
     with pytest.raises(ClearheadError, match=said) as error:
         model(_ids(), **inputs)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "use",
-    [lambda m: m[:, :, :3], lambda m: m + 1, lambda m: torch.cat([m, m]), lambda m: m.any()],
-    ids=["index", "arithmetic", "function", "number"],
-)
-def test_no_number_of_the_mask_can_be_read(use):
-    mask = visible_keys(2, 3, 3, config=_model("llama").config)
-    assert mask.to("cpu").keys == mask.contiguous().keys == 3
-    with pytest.raises(ClearheadError, match="computes with its attention mask"):
-        use(mask)
 
 
 @pytest.mark.parametrize("keyword", ["block_indices", "sinks", "of_tomorrow"])

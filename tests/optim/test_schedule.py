@@ -28,12 +28,6 @@ def test_half_way_through_the_decay_and_in_the_last_step(schedule, half, last):
     assert [learning_rate(step, config) for step in (29, 49)] == pytest.approx([half, last])
 
 
-def test_cosine_lies_above_linear_at_first_and_below_at_last():
-    cosine, linear = (make_config(50, schedule=name) for name in ("cosine", "linear"))
-    assert learning_rate(15, cosine) > learning_rate(15, linear)
-    assert learning_rate(43, cosine) < learning_rate(43, linear)
-
-
 @pytest.mark.parametrize("warmup", [0.0, 1.0])
 def test_no_warmup_and_nothing_but_warmup(warmup):
     config = make_config(4, warmup=warmup, schedule="linear", final_learning_rate=0.0)

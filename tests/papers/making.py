@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from clearhead.papers.claims import CLAIMS, evidence
+from clearhead.papers.claims import CLAIMS
 from clearhead.papers.contrasts import Outcome
 from clearhead.records.loading import parse
 from clearhead.records.runs import Records
@@ -38,5 +38,4 @@ def recorded(
 def outcomes(name: str, records: Records) -> list[Outcome]:
     """What records say on each comparison of a claim."""
     (claim,) = (one for one in CLAIMS if one.name == name)
-    numbers = evidence({"r": records})
-    return [outcome for one in claim.contrasts for outcome in one.outcomes(numbers)]
+    return [outcome for one in claim.contrasts for outcome in one.outcomes({"r": records})]

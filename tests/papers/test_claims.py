@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from clearhead.papers import book, stages
-from clearhead.papers.claims import CLAIMS, Pooled, evidence, judged, pool, threshold_over
+from clearhead.papers.claims import CLAIMS, Pooled, pool, threshold_over, verdict_of
 from clearhead.papers.contrasts import (
     LOSS,
     Contrast,
     Gate,
     Judgement,
+    Outcome,
     higher,
     lower,
     number,
@@ -43,6 +44,12 @@ def _contrast(claimed: str, margin: float = 0.0, arm: str = "sas") -> Contrast:
     return Contrast(**sides, claimed=claimed, words="", margin=margin)
 
 
+def _only(contrast: Contrast, records: Records) -> Outcome:
+    """The only outcome of a contrast in records."""
+    (outcome,) = contrast.outcomes({"a": records})
+    return outcome
+
+
 def _reached(arm: str, least: float) -> tuple[Gate]:
     return (reaches(LOSS, arm, least),)
 
@@ -64,7 +71,7 @@ def _reached(arm: str, least: float) -> tuple[Gate]:
 )
 def test_a_contrast_is_judged_by_its_interval_and_margin(claimed, margin, values, verdict):
     records = _records({"transformer": [2.5, 2.51, 2.49], "sas": values})
-    (outcome,) = _contrast(claimed, margin).outcomes(evidence({"a": records}))
+    outcome = _only(_contrast(claimed, margin), records)
     assert outcome.ours.mean == pytest.approx(sum(values) / len(values))
     assert outcome.judgement(threshold=0.05) is verdict
     # Among many comparisons: within a margin, too.
@@ -85,11 +92,9 @@ def test_a_counted_number_needs_no_seeds(claimed, margin, value, verdict):
     """Whatever the threshold: there is no chance in it."""
     counted = replace(_contrast(claimed, margin), counted=True, relative=True)
     records = _records({"transformer": [2.0], "sas": [value]})
-    (outcome,) = counted.outcomes(evidence({"a": records}))
-    assert outcome.judgement(threshold=-1.0) is verdict
+    assert _only(counted, records).judgement(threshold=-1.0) is verdict
     healthy = replace(counted, gates=_reached("transformer", 2.1))
-    (healthy,) = healthy.outcomes(evidence({"a": records}))
-    assert healthy.judgement(0.05) is Judgement.UNTESTED  # no number of its own to repair
+    assert _only(healthy, records).judgement(0.05) is Judgement.UNTESTED  # nothing to repair
 
 
 def test_the_same_numbers_under_two_names_and_what_cannot_be_judged_count_once_or_not():
@@ -100,7 +105,7 @@ def test_the_same_numbers_under_two_names_and_what_cannot_be_judged_count_once_o
     again = _records(arms, label="24 layers")
 
     def row(contrast: Contrast, source: str = "a", given: Records = records) -> list[Pooled]:
-        return [pool(contrast, [*contrast.outcomes(evidence({source: given}))])]
+        return [pool(contrast, [*contrast.outcomes({source: given})])]
 
     lower_, other = _contrast("lower"), _contrast("lower", arm="sas-p")
     first, weak = row(lower_), row(other)
@@ -122,12 +127,10 @@ def test_seeds_that_all_agree_hold_no_claim():
     """Not even the claim that there is no difference; the page says why."""
     records = _records({"transformer": [0.5] * 3, "sas": [0.5] * 3, "sas-p": [0.4] * 3})
     for claimed, arm in (("not higher", "sas"), ("lower", "sas-p")):
-        (outcome,) = _contrast(claimed, margin=0.02, arm=arm).outcomes(evidence({"a": records}))
+        outcome = _only(_contrast(claimed, margin=0.02, arm=arm), records)
         assert outcome.judgement(threshold=1.0) is Judgement.UNDECIDED
-    assert any(
-        "| undecided, all seeds alike, margin 0.02 |" in line
-        for line in book.markdown({"r": records})
-    )
+    row = pool(_contrast("not higher", margin=0.02), [outcome])
+    assert [*book._remarks(row)] == ["all seeds alike", "margin 0.02"]
 
 
 def _measured(arms: dict[str, dict[str, list[float]]], label: str) -> Records:
@@ -148,31 +151,17 @@ def test_a_record_without_the_defect_neither_supports_a_claim_nor_stands_in_its_
     for name, kurtosis, rotated in (("sick", [10.0] * 3, same), ("healthy", [3.0] * 3, noisy)):
         arms = {arm: {"kurtosis": kurtosis, "kurtosis_rotated": x} for arm, x in rotated.items()}
         sources[name] = _measured(arms, name)
+    (claim,) = (one for one in CLAIMS if one.name == "softmax1/move")
 
     def verdict(*names: str) -> Judgement:
-        chosen = judged({name: sources[name] for name in names})
-        return next(found for claim, _, found in chosen if claim.name == "softmax1/move")
+        chosen = {name: sources[name] for name in names}
+        rows = [pool(one, [*one.outcomes(chosen)]) for one in claim.contrasts]
+        return verdict_of([row.judgement(threshold_over([rows])) for row in rows])
 
     assert verdict("sick") is verdict("sick", "healthy") is Judgement.HOLDS
     assert verdict("healthy") is Judgement.UNTESTED
     text = "\n".join(book.markdown(sources))
     assert "| not counted: kurtosis of the model compared with is below 4 |" in text
-
-
-def test_a_skill_may_be_another_number_than_the_one_compared():
-    """Answers that no order of demonstrations changes may be all the same answer."""
-    answers = {
-        "transformer": {"margin": [0.2, 0.21, 0.19], "accuracy": [0.3, 0.31, 0.32]},
-        "differential": {"margin": [0.0, 0.01, 0.0], "accuracy": [0.1, 0.1, 0.1]},
-    }
-    sides = "differential", "transformer"
-    learnt = (reaches(number("accuracy"), one, 0.15) for one in sides)
-    contrast = lower("", number("margin"), *sides, *learnt)
-    (outcome,) = contrast.outcomes(evidence({"a": _measured(answers, "guesses")}))
-    assert outcome.judgement(threshold=0.05) is Judgement.UNTESTED
-    answers["differential"]["accuracy"] = [0.2, 0.21, 0.22]
-    (outcome,) = contrast.outcomes(evidence({"a": _measured(answers, "answers")}))
-    assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
 
 
 def test_a_number_that_a_task_measured_aside_is_not_joined_with_the_final_one():
@@ -182,12 +171,10 @@ def test_a_number_that_a_task_measured_aside_is_not_joined_with_the_final_one():
         arm: [{**one, "value": values}, {**one, **aside, "value": [9.0, 9.0]}]
         for arm, values in {"transformer": [2.0, 2.1], "sas": [3.0, 3.1]}.items()
     }
-    records = evidence({"a": recorded(arms, train={"sequence_length": 8})})
-    (outcome,) = _contrast("higher").outcomes(records)
-    assert outcome.ours.mean == pytest.approx(3.05)
+    records = recorded(arms, train={"sequence_length": 8})
+    assert _only(_contrast("higher"), records).ours.mean == pytest.approx(3.05)
     hits = replace(LOSS, at={"task": "hits"})
-    (alone,) = higher("", hits, "sas", "transformer").outcomes(records)
-    assert alone.ours.mean == 9.0
+    assert _only(higher("", hits, "sas", "transformer"), records).ours.mean == 9.0
 
 
 def test_a_contrast_of_differences_and_one_in_shares():
@@ -200,15 +187,14 @@ def test_a_contrast_of_differences_and_one_in_shares():
 
     slopes = {"transformer": -10.0, "coca": 1.0}
     arms = {arm: [measured(slope, one) for one in (2.0, 8.0)] for arm, slope in slopes.items()}
-    records = evidence({"a": recorded(arms)})
+    records = recorded(arms)
     two, eight = (number("perplexity", factor=factor) for factor in (2.0, 8.0))
     sides = (two.of(one, minus=eight.of(one), distance=True) for one in ("coca", "transformer"))
-    (outcome,) = lower("", two, *sides).outcomes(records)
+    outcome = _only(lower("", two, *sides), records)
     assert outcome.ours.mean == pytest.approx(6 - 0.06)
     assert outcome.theirs.mean == pytest.approx(60 - 0.6)
     assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
-    share = ratio("", eight, "coca", two.of("transformer"))
-    (outcome,) = share.outcomes(records)
+    outcome = _only(ratio("", eight, "coca", two.of("transformer")), records)
     assert outcome.theirs.mean == pytest.approx(1)
     assert outcome.ours.mean == pytest.approx((92 + 1.08) / (120 + 0.8))
 
@@ -240,9 +226,8 @@ def test_a_rate_at_the_edge_of_those_tried_is_marked(rate, edge, tmp_path):
         job.records.write_text("".join(json.dumps(line) + "\n" for line in (run, measure)))
     records = load([stages.collect(jobs, tmp_path / "records.jsonl")])
     assert [run.at_edge for run in records.runs] == [edge] * 6
-    start = "| queries that look most at the first token, on a text that grows a sink | r"
-    (line,) = (one for one in book.markdown({"r": records}) if one.startswith(start))
-    assert line.count(book.EDGE) == 2 * edge
+    (outcome,) = outcomes("softmax1/share", records)
+    assert "".join(book._numbers(outcome)).count(book.EDGE) == 2 * edge
     notes = [model.heading.note for model in models(records)]
     assert notes == [f"{who}3 seeds{', rate at the edge' * edge}" for who in ("reference, ", "")]
 
@@ -264,8 +249,7 @@ def test_a_lead_is_compared_across_labels():
         assert outcomes("sas/scaling", records.labelled("wide, 192")) == []
         assert outcome.theirs.mean == pytest.approx(lead)
         assert outcome.judgement(threshold=0.05) is verdict
-    text = "".join(book.markdown({"r": records}))
-    assert "| not counted: the lead compared with is below 0.02 |" in text
+    assert outcome.missing == "the lead compared with is below 0.02"
 
 
 def test_the_joined_record_of_an_untrained_model_names_its_configuration(tmp_path):

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from clearhead.papers import book
-from clearhead.papers.claims import evidence
 from clearhead.papers.contrasts import Judgement, lower, number
 from clearhead.records.loading import parse
 from clearhead.records.runs import Records
@@ -95,7 +94,7 @@ def test_a_number_is_marked_by_the_rates_of_the_runs_that_it_is_of(edge, marks):
             lines.append({"kind": "measure", "run": arm, "metric": "loss", "value": 2.0})
     what = replace(number("loss"), minus=number("loss").of("lead"))
     contrast = lower("", what, ("unmeasured", "*best", "second"), "transformer")
-    (outcome,) = contrast.outcomes(evidence({"r": parse(lines)}))
+    (outcome,) = contrast.outcomes({"r": parse(lines)})
     assert outcome.at_edge == marks
 
 
@@ -120,7 +119,7 @@ def test_windows_that_open_documents_are_not_joined_with_those_anywhere_in_a_tex
     sides = {name: replace(getattr(first.contrast, name), at=at) for name in ("ours", "theirs")}
     gates = (replace(gate, reading=replace(gate.reading, at=at)),)
     asked = replace(first.contrast, **sides, gates=gates)
-    (opening,) = asked.outcomes(evidence({"r": records}))
+    (opening,) = asked.outcomes({"r": records})
     assert (opening.ours.mean, opening.theirs.mean) == (pytest.approx(3.45), pytest.approx(11.05))
     assert opening.applies
 
@@ -152,7 +151,7 @@ def _trained(arms: Mapping[str, tuple[float, float]], metric: str = "loss") -> R
 @pytest.mark.parametrize(("loss", "learnt"), [(2.0, True), (2.1, False)])
 def test_a_loss_counts_where_both_perplexities_are_below_the_root_of_the_vocabulary(loss, learnt):
     """exp(2.08) is 8; wherever in a text the loss is read."""
-    records = evidence({"r": _trained({"sas": (1.9, 1e-3), "transformer": (loss, 2e-3)})})
+    records = {"r": _trained({"sas": (1.9, 1e-3), "transformer": (loss, 2e-3)})}
     for times in (1, 4):
         what = number("loss", times=times)
         (one,) = lower("", what, "sas", "transformer").outcomes(records)
@@ -164,9 +163,9 @@ def test_a_loss_counts_where_both_perplexities_are_below_the_root_of_the_vocabul
 def test_outliers_are_compared_at_one_rate(metric):
     equal, other = ({"sas": (3.0, 1e-3), "transformer": (9.0, rate)} for rate in (1e-3, 2e-3))
     contrast = lower("", number(metric), "sas", "transformer")
-    (one,) = contrast.outcomes(evidence({"r": _trained(equal, metric)}))
+    (one,) = contrast.outcomes({"r": _trained(equal, metric)})
     assert one.applies
-    records = evidence({"r": _trained(other, metric)})
+    records = {"r": _trained(other, metric)}
     (one,) = contrast.outcomes(records)
     differ = "" if metric.startswith("first") else "the rates differ (0.001, 0.002)"
     assert one.missing == differ

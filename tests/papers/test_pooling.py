@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from clearhead.papers.claims import Pooled, evidence, pool, verdict_of
+from clearhead.papers.claims import Pooled, pool, verdict_of
 from clearhead.papers.contrasts import (
     LOSS,
     Contrast,
@@ -40,7 +40,7 @@ def _pooled(
         str(n): _records({"sas": values, "transformer": [one + n for one in base]})
         for n, values in enumerate(records)
     }
-    return pool(of, [*of.outcomes(evidence(sources))])
+    return pool(of, [*of.outcomes(sources)])
 
 
 def test_one_record_keeps_its_own_test():
@@ -79,7 +79,7 @@ def test_a_record_of_more_runs_weighs_more():
         "a": _records({"sas": many * 2, "transformer": BASE * 2}),
         "b": _records({"sas": [3.6, 3.62, 3.58], "transformer": [one + 1 for one in BASE]}),
     }
-    row = pool(contrast, [*contrast.outcomes(evidence(sources))])
+    row = pool(contrast, [*contrast.outcomes(sources)])
     assert [one.weight for one in row.counted] == [6, 3]
     assert row.difference.mean < -0.01
 
@@ -87,7 +87,7 @@ def test_a_record_of_more_runs_weighs_more():
 def test_runs_of_two_records_count_once():
     values = [2.44, 2.47, 2.455]
     sources = {name: _records({"sas": values, "transformer": BASE}) for name in "ab"}
-    row = pool(LOWER, [*LOWER.outcomes(evidence(sources))])
+    row = pool(LOWER, [*LOWER.outcomes(sources)])
     assert [one.source for one in row.counted] == ["a"]
     assert len(row.outcomes) == 2
     assert row.difference == row.counted[0].difference
@@ -98,9 +98,9 @@ def test_one_seed_counts_only_where_nothing_else_does():
         "one": _records({"sas": [9.0], "transformer": [2.5]}),
         "three": _records({"sas": [2.3, 2.31, 2.29], "transformer": BASE}),
     }
-    row = pool(LOWER, [*LOWER.outcomes(evidence(sources))])
+    row = pool(LOWER, [*LOWER.outcomes(sources)])
     assert [one.source for one in row.counted] == ["three"]
-    row = pool(LOWER, [*LOWER.outcomes(evidence({"one": sources["one"]}))])
+    row = pool(LOWER, [*LOWER.outcomes({"one": sources["one"]})])
     assert row.judgement(1.0) is UNDECIDED
     assert pool(LOWER, []).judgement(1.0) is Judgement.UNTESTED
 
@@ -108,8 +108,8 @@ def test_one_seed_counts_only_where_nothing_else_does():
 def test_main_effects_are_compared_within_a_seed():
     """Differences of 0.03, 0.05 and 0.04: t = 0.04 / (0.01 / sqrt 3) with two degrees."""
     records = _records({"sas": [2.03, 3.05, 4.04], "transformer": [2.0, 3.0, 4.0]})
-    (plain,) = LOWER.outcomes(evidence({"r": records}))
-    (within,) = blocked(LOWER).outcomes(evidence({"r": records}))
+    (plain,) = LOWER.outcomes({"r": records})
+    (within,) = blocked(LOWER).outcomes({"r": records})
     assert plain.difference.p > 0.9
     assert within.difference.p == pytest.approx(0.0202, abs=1e-4)
     assert within.difference.interval == pytest.approx((0.0152, 0.0648), abs=1e-4)
@@ -156,14 +156,14 @@ def test_a_length_that_some_seeds_lack_counts_in_none():
             ("differential", 1): {64: 0.4, 256: 0.8},
         }
     )
-    (outcome,) = CONTRAST.outcomes(evidence({"": records}))
+    (outcome,) = CONTRAST.outcomes({"": records})
     assert outcome.theirs.mean == pytest.approx(0.15)
     assert outcome.ours.mean == pytest.approx(0.35)
 
 
 def test_without_a_length_that_all_share_there_is_no_comparison():
     runs = {("transformer", 0): {64: 0.1}, ("differential", 0): {128: 0.3}}
-    assert not [*CONTRAST.outcomes(evidence({"": _parsed(runs)}))]
+    assert not [*CONTRAST.outcomes({"": _parsed(runs)})]
 
 
 def test_a_main_effect_leaves_out_a_seed_that_lacks_one_of_its_arms():
@@ -175,6 +175,6 @@ def test_a_main_effect_leaves_out_a_seed_that_lacks_one_of_its_arms():
     }
     del runs["differential · rope", 1]
     contrast = higher("", number("m"), "differential*", "transformer*")
-    (outcome,) = contrast.outcomes(evidence({"": _parsed(runs)}))
+    (outcome,) = contrast.outcomes({"": _parsed(runs)})
     assert (outcome.ours.n, outcome.ours.mean) == (1, pytest.approx(0.4))
     assert (outcome.theirs.n, outcome.theirs.mean) == (2, pytest.approx(0.4))

@@ -4,7 +4,6 @@ import pytest
 import tests_architectures as architectures
 import torch
 
-from clearhead import ClearheadError
 from clearhead.ops import oracles
 from clearhead.ops.visibility import Visibility
 from clearhead.probe import attention_call as tiles
@@ -80,26 +79,3 @@ def test_differential_quantises_both_maps(monkeypatch):
     with torch.no_grad(), attention.attention(model, how):
         model(torch.randint(0, architectures.VOCABULARY, (1, 9)))
     assert heads == [4, 4]
-
-
-def test_the_implementation_comes_back():
-    model = architectures.make("Llama")
-    ids = torch.randint(0, architectures.VOCABULARY, (1, 9))
-    how = Rounding(bits=8, scale="row")
-    for implementation in ("sdpa", "eager"):
-        model.set_attn_implementation(implementation)
-        with torch.no_grad():
-            plain = model(ids).logits
-            with attention.attention(model, how):
-                assert not torch.equal(model(ids).logits, plain)
-            assert model.config._attn_implementation == implementation
-            assert torch.equal(model(ids).logits, plain)
-
-
-def test_a_model_that_computes_its_own_attention_is_refused():
-    model = architectures.make("Bloom")
-    with (
-        pytest.raises(ClearheadError, match="the other schemes work"),
-        attention.attention(model, Rounding(bits=8, scale="row")),
-    ):
-        pass

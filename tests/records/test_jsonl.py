@@ -45,6 +45,8 @@ def test_a_strict_reader_names_file_and_line(tmp_path):
     path.write_text('{"a": 1}\n\n{"b"\n{"c": 3}\n')
     with pytest.raises(ClearheadError, match=r"records\.jsonl, line 3: not a record: Expecting"):
         jsonl.read(path)
+    with pytest.raises(ClearheadError, match="cannot read"):
+        jsonl.read(tmp_path / "missing")
     path.write_bytes(b'{"a": 1}\n' + b"[" * 100_000 + b"\n{}\n")
     with pytest.raises(ClearheadError, match="line 2: not a record"):
         jsonl.read(path)

@@ -93,16 +93,6 @@ def test_what_a_killed_owner_was_writing_is_removed(tmp_path):
         assert {path.name for path in tmp_path.iterdir()} == {".lock", "records.jsonl"}
 
 
-def test_a_lock_that_names_no_owner_is_another_processs(holder, tmp_path):
-    """As in the moment before its owner has written its name."""
-    (tmp_path / "run" / ".lock").write_text("")
-    with (
-        pytest.raises(ClearheadError, match="in use by another process: wait"),
-        hold_folder(tmp_path / "run"),
-    ):
-        pass
-
-
 def test_the_process_itself_holds_a_folder_once(tmp_path):
     with (
         hold_folder(tmp_path / "a"),

@@ -77,10 +77,3 @@ def test_a_source_in_words():
     assert source_of({"commit": "abc", "dirty": True}) == "commit abc, with changes"
     assert source_of({"commit": "abc"}) == "commit abc"
     assert source_of({"versions": {}}) == ""
-
-
-def test_the_ground_floor_needs_no_torch():
-    modules = "files, jsonl, lock, manifest, provenance"
-    ask = f"import sys; from clearhead.records import {modules}; print('torch' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
-    assert ran.stdout == "False\n"

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from clearhead.errors import ClearheadError
-from clearhead.records.cells import added
-from clearhead.records.frame import COLUMNS, frame
 from clearhead.records.jsonl import append
 from clearhead.records.loading import load, parse
-from clearhead.records.runs import DIMENSIONS, Measure
+from clearhead.records.runs import DIMENSIONS, Measure, Records, added
 
 
 def test_a_dimension_that_is_absent_pools_and_validation_is_the_split_of_default():
@@ -30,17 +28,31 @@ def test_a_dimension_that_is_absent_pools_and_validation_is_the_split_of_default
     assert run.value("m", layer=2) is None
 
 
-def test_a_model_quantised_again_replaces_its_results_and_a_resumed_run_keeps_its_own():
-    full = {"kind": "measure", "run": "a-seed3", "metric": "perplexity", "value": 9.0}
-    other = {**full, "scheme": "w8", "value": None, "reason": "no"}
-    header = {"kind": "run", "study": "quantization", "run": "a-seed3", "weights": "w"}
-    (run,) = parse([header, full, other, {**header, "weights": "v"}, full]).runs
-    assert (run.arm, run.seed, run.study) == ("a", 3, "quantization")
-    assert len(run.measures) == 1
-    trained = {"kind": "run", "run": "b", "preset": "b", "seed": 1}
-    measure = {"kind": "measure", "run": "b", "metric": "m", "value": 1}
-    (run,) = parse([trained, measure, trained]).runs
-    assert run.value("m") == 1
+TRAINED = {"preset": "a", "seed": 0}
+EVALUATED = {**TRAINED, "weights": "w"}
+TEXT = {"length": 8, "tokens": 64, "data": {"fingerprint": "x"}}
+QUANTIZED = {"study": "quantization", "weights": "w", **TEXT}
+
+
+@pytest.mark.parametrize(
+    ("header", "changes", "kept"),
+    [
+        *((header, {"date": "later"}, True) for header in (TRAINED, EVALUATED, QUANTIZED)),
+        (EVALUATED, {"weights": None}, True),
+        *((header, {"weights": "v"}, False) for header in (EVALUATED, QUANTIZED)),
+        (QUANTIZED, {"tokens": 128}, False),  # what schemes add is a difference on one text
+        (QUANTIZED, {"length": 16}, False),
+        (QUANTIZED, {"data": {"fingerprint": "y"}}, False),
+    ],
+)
+def test_a_resumed_run_keeps_its_numbers_and_another_model_or_text_replaces_them(
+    header, changes, kept
+):
+    first = {"kind": "run", "run": "a-seed3", **header}
+    measure = {"kind": "measure", "run": "a-seed3", "metric": "m", "value": 1}
+    (run,) = parse([first, measure, {**first, **changes}]).runs
+    assert run.value("m") == (1.0 if kept else None)
+    assert (run.arm, run.seed) == ("a", header.get("seed", 3))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
@@ -60,18 +72,6 @@ def test_a_scheme_that_changes_nothing_adds_nothing_in_every_window():
     for scheme, other in ((full, full), drawn):
         found = added(scheme, other)
         assert (found.value, found.details.get("interval")) == (0.0, None)
-
-
-def test_what_schemes_add_is_never_taken_from_another_text():
-    run = {"run": "a", "study": "quantization", "weights": "w"}
-    header = {"kind": "run", **run, "length": 8, "tokens": 64, "data": {"fingerprint": "x"}}
-    full = {"kind": "measure", "run": "a", "metric": "perplexity", "value": 9.0}
-    coarse = {**full, "scheme": "w8", "value": 10.0}
-    (run_,) = parse([header, full, coarse, {**header, "date": "later"}]).runs
-    assert run_.value("perplexity", scheme="w8") == 10.0
-    for other in ({"tokens": 128}, {"length": 16}, {"data": {"fingerprint": "y"}}):
-        (run_,) = parse([header, full, coarse, {**header, **other}, full]).runs
-        assert run_.measure("perplexity", scheme="w8") is None
 
 
 def test_the_arm_of_an_evaluated_run_is_its_name_without_its_seed():
@@ -130,18 +130,6 @@ def test_two_evaluations_of_one_name_add_up_or_are_told_apart(tmp_path, setting)
     assert (run.value("m"), run.value("k")) == (1.0, 1.0)
 
 
-def test_another_model_evaluated_under_the_same_name_replaces_the_first_ones_results():
-    def header(weights: str | None) -> dict[str, Any]:
-        return {"kind": "run", "run": "final", "preset": "final", "seed": 0, "weights": weights}
-
-    measure = {"kind": "measure", "run": "final", "metric": "m", "value": 1}
-    for again in (header("a"), header(None)):
-        (run,) = parse([header("a"), measure, again]).runs
-        assert run.value("m") == 1
-    (run,) = parse([header("a"), measure, header("b")]).runs
-    assert run.value("m") is None
-
-
 def test_two_diagnoses_of_one_name_are_refused(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).write_text('{"kind": "run", "study": "diagnosis", "run": "x"}\n')
@@ -149,7 +137,7 @@ def test_two_diagnoses_of_one_name_are_refused(tmp_path):
         load([tmp_path / "one", tmp_path / "two"])
 
 
-@pytest.mark.parametrize("details", [{"interval": [1]}, {"interval": 3}, {"items": [[1]]}])
+@pytest.mark.parametrize("details", [{"interval": 3}, {"items": [[1]]}])
 def test_errors_of_a_measure_that_are_no_numbers_are_refused(details):
     header = {"kind": "run", "run": "a", "preset": "a", "seed": 0}
     line = {"kind": "measure", "run": "a", "metric": "m", "value": 1.0}
@@ -161,21 +149,13 @@ def test_errors_of_a_measure_that_are_no_numbers_are_refused(details):
 
 
 def test_each_number_is_a_row_with_its_run_and_dimensions():
-    head = {"preset": "sas", "seed": 1, "label": "6 layers"}
-    train = {"sequence_length": 8, "learning_rate": 2e-3}
-    lines = [
-        {"kind": "run", "run": "sas/seed1", "arm": "sas", **head, "train": train},
-        {"kind": "measure", "run": "sas/seed1", "metric": "loss", "length": 8, "value": 2.5},
-        {"kind": "measure", "run": "sas/seed1", "metric": "loss", "step": 5, "value": None},
-    ]
-    table = frame({"r": parse([{**lines[0], "model": {"vocab_size": 64}}, *lines[1:]])})
-    assert [*table.columns] == [*COLUMNS]
-    assert {*DIMENSIONS} < {*COLUMNS}
+    head = {"run": "sas/seed1", "arm": "sas", "preset": "sas", "seed": 1, "label": "6 layers"}
+    one = {"kind": "measure", "run": "sas/seed1", "metric": "loss"}
+    lines = [{**one, "length": 8, "value": 2.5}, {**one, "step": 5, "value": None}]
+    table = parse([{"kind": "run", **head}, *lines]).frame()
+    assert [*table.columns[-len(DIMENSIONS) :]] == [*DIMENSIONS]
     first, second = (row for _, row in table.iterrows())
-    named = ["source", "label", "run", "arm", "seed", "metric", "value", "length"]
-    assert [*first[named]] == ["r", "6 layers", "sas/seed1", "sas", 1, "loss", 2.5, 8]
-    facts = first[["sequence_length", "vocabulary", "learning_rate", "at_edge"]]
-    assert [*facts] == [8, 64, 2e-3, False]
-    assert first["measure"].value == 2.5
+    named = ["label", "run", "arm", "seed", "metric", "value", "length"]
+    assert [*first[named]] == ["6 layers", "sas/seed1", "sas", 1, "loss", 2.5, 8]
     assert (second["step"], second.isna()["value"], second.isna()["length"]) == (5, True, True)
-    assert len(frame({})) == 0
+    assert len(Records(runs=()).frame()) == 0

@@ -1,7 +1,9 @@
-"""Seed summaries and differences of every committed record, frozen as sums over keyed weights.
+"""Seed summaries and differences of every committed record, frozen as sums over keyed weights, and
+the numbers that pages show of some.
 
 A sum weighs each number by a hash of its key, so that no two errors cancel. Where other numbers are
-meant, `python tests/report/frozen_numbers.py` writes frozen/numbers.json again.
+meant, `python tests/report/frozen_numbers.py` writes frozen/numbers.json and page-numbers.json
+again.
 """
 
 import hashlib
@@ -14,11 +16,14 @@ from typing import Any
 
 from clearhead.records.loading import load
 from clearhead.records.runs import Measure, Records, Run
-from clearhead.report.pivots import Quantity, difference_of
+from clearhead.report import Page, page_of
+from clearhead.report.pivots import Pivot, Quantity, difference_of
 from clearhead.report.statistics import summarize
 
 ROOT = Path(__file__).parents[2]
 FROZEN = Path(__file__).with_name("frozen") / "numbers.json"
+FROZEN_PAGES = Path(__file__).with_name("page-numbers.json")
+PAGES = json.loads(FROZEN_PAGES.read_text("utf-8"))
 OTHERS = ("bench", "gpu", "gpu-check", "learning-rates")  # of other formats
 FILES = [path for path in sorted((ROOT / "results").glob("*.jsonl")) if path.stem not in OTHERS]
 WORDS = ("family", "bits", "reason", "aside")
@@ -130,10 +135,23 @@ def differing(stem: str, records: Records) -> list[object]:
     return found
 
 
+def shown(page: Page) -> dict[str, list[str]]:
+    """The numbers in each section's tables, sorted: a table may be turned, not its numbers."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for section in page.sections:
+        for table in (one for one in section.blocks if isinstance(one, Pivot)):
+            cells = (entry for row in table.cells for cell in row for entry in cell)
+            found[section.name] = sorted([*found[section.name], *(one.text for one in cells)])
+    return dict(found)
+
+
 def _freeze() -> None:
-    lines = []
+    lines, pages = [], []
     for path in FILES:
         records = load(path)
+        if path.stem in PAGES:
+            line = json.dumps(shown(page_of(records)), ensure_ascii=False)
+            pages.append(f"{json.dumps(path.stem)}: {line}")
         numbers: dict[str, Any] = {"runs": identity(records)}
         for metric, sums in sorted(sums_of(records).items()):
             numbers[metric] = {
@@ -142,8 +160,8 @@ def _freeze() -> None:
             }
         line = json.dumps(numbers, separators=(",", ":"))
         lines.append(f"{json.dumps(path.stem)}: {line}")
-    FROZEN.parent.mkdir(exist_ok=True)
-    FROZEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    for target, ones in ((FROZEN, lines), (FROZEN_PAGES, pages)):
+        target.write_text("{\n" + ",\n".join(ones) + "\n}\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -100,15 +100,6 @@ def test_many_models_are_told_apart_and_a_terminal_shows_as_many_as_fit():
 def test_the_table(two):
     page = page_of(load(two))
     table = numbers(page.records)
-    rows = {
-        heading.title: tuple(cell[0].text.replace("\u00a0", " ") if cell else "–" for cell in cells)
-        for heading, cells in zip(table.rows, table.cells, strict=True)
-    }
-    assert rows["first token mass"] == ("10.0 %", "10.0 %")
-    assert rows["kurtosis, first tokens"] == ("30.0", "30.0")
-    assert rows["hidden top 100"] == ("9.00", "9.00")
-    assert rows["norm rest, last layer"] == ("5.00", "5.00")
-    assert rows["outlier channels"] == ("3.00", "3.00")
     masses = next(
         cells
         for row, cells in zip(table.rows, table.cells, strict=True)

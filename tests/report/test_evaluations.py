@@ -11,7 +11,7 @@ from clearhead.records.cells import lines_of
 from clearhead.records.jsonl import append
 from clearhead.records.loading import parse
 from clearhead.report import load, page_of, render
-from clearhead.report.evaluation import numbers, one_model, scaling_name, setting
+from clearhead.report.evaluation import numbers, one_model
 from clearhead.report.statistics import Verdict
 
 from .conftest import own, payload, printed, shown
@@ -159,16 +159,6 @@ def test_the_accuracy_of_a_guess_stands_beside_the_row_and_has_no_table():
     page = page_of(parse(lines))
     assert "shots 4 (chance 12.5\u00a0%)" in printed(page, width=200)
     assert not any("chance" in block.title for block in page.blocks() if hasattr(block, "title"))
-
-
-def test_names():
-    at = {"scaling": "yarn", "factor": 4.0, "length": 5, "longest": 9, "depth": 0.25}
-    at["labels"] = "HWU"
-    assert scaling_name(at) == "yarn × 4"
-    assert setting(at, ["depth"]) == "yarn × 4, depth 0.25, labels HWU"
-    assert setting(at) == "yarn × 4, labels HWU"
-    assert setting({"shots": "fill", "order": "random", "length": 8}) == "none, shots fill"
-    assert setting({"order": "alternating"}) == "none, order alternating"
 
 
 def _given(losses: dict[str, list[float]], **header: object) -> list[dict]:

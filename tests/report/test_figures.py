@@ -23,13 +23,6 @@ def _changed(line: dict[str, Any], *, device: str = DEVICE, precision: str = "bf
     return json.dumps(line)
 
 
-def test_every_preset_has_one_look():
-    looks = style.looks(["transformer", "coca", "sas", "softmax1", "differential", "gpt2", "x"])
-    assert len({look.colour for look in looks.values()}) == len(looks)
-    assert all(style.LIGHT_TO_DARK[look.colour] == look.dark for look in looks.values())
-    assert looks["softmax1"] == style.looks(["softmax1"])["softmax1"]
-
-
 def test_loss_is_smoothed_by_blocks(fake):
     records = load(fake(steps=160, presets=("transformer",)))
     panel = charts.loss(records, style.looks(["transformer"]))

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from clearhead.records.cells import add_costs
 from clearhead.records.loading import load
 from clearhead.records.runs import Records
 from clearhead.report import page_of
@@ -25,11 +24,7 @@ TABLE = Path(__file__).with_name("log.txt").read_text("utf-8")
 
 @cache
 def read(name: str) -> Records:
-    """A record, with what each scheme adds to the perplexity."""
-    records = load(ROOT / "results" / f"{name}.jsonl")
-    for run in records.runs:
-        add_costs(run)
-    return records
+    return load(ROOT / "results" / f"{name}.jsonl")
 
 
 def table() -> Iterator[tuple[str, str, dict[str, Any], dict[str, str]]]:

@@ -78,6 +78,7 @@ def test_many_arms_stay_apart(tmp_path):
     assert len(looks) == 16
     assert len({(look.colour, look.symbol) for look in looks.values()}) == 16
     assert len({look.colour for look in list(looks.values())[:12]}) == 12
+    assert all(style.LIGHT_TO_DARK[look.colour] == look.dark for look in looks.values())
     page = own(render(page_of(records)))
     key = page.split('<ul class="key">')[1].split("</ul>")[0]
     assert key.count("<li>") == 16

@@ -47,28 +47,6 @@ def test_arrays_and_paths_are_written_as_json(tmp_path):
     assert json.loads(path.read_text())["train"] == {"cache": "x", "betas": [0.9, 0.95]}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"not json",
-        b'{"kind": "measure"}',
-        b'{"run": "a/seed0"}',
-        b'{"kind": "run", "run": "x", "study": "diagnoses"}',
-        b'{"kind": "mesure", "run": "a/seed0"}',
-        b'{"kind": "step", "run": "other/seed0", "step": 1}',
-    ],
-)
-def test_garbage_in_the_middle_names_file_and_line(tmp_path, line):
-    path = tmp_path / "records.jsonl"
-    append(path, RUN)
-    path.write_bytes(path.read_bytes() + line + b"\n" + json.dumps(measure(1.0)).encode() + b"\n")
-    with pytest.raises(ClearheadError, match=r"records\.jsonl, line 2") as caught:
-        load(path)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(ClearheadError, match="cannot read"):
-        load(tmp_path / "missing")
-
-
 def test_a_resumed_run_overwrites_the_steps_it_repeats():
     step = {"kind": "step", "run": "a/seed0"}
     losses = (RUN, (1, 9.0), (2, 8.0), (3, 7.0), RUN, (2, 8.5), (3, 7.5))

@@ -7,19 +7,16 @@ from fractions import Fraction
 import pytest
 import scipy.stats
 
-from clearhead.records.intervals import of_items
+from clearhead.records.intervals import Component, component, of_items
 from clearhead.report.statistics import (
-    Component,
     Difference,
     Verdict,
     account,
     alike_trials,
     compare,
-    component,
     false_discovery_threshold,
     family,
     summarize,
-    t_quantile,
     threshold_of,
 )
 
@@ -34,11 +31,6 @@ def test_a_summary_by_hand():
     one = summarize([5.0])
     assert (one.n, one.mean, one.deviation, one.interval) == (1, 5.0, None, None)
     assert summarize([]) is None
-
-
-@pytest.mark.parametrize("degrees", [1, 1.3, 2, 2.5, 4, 30, 120, 1e5])
-def test_quantiles_of_t_are_scipys(degrees):
-    assert t_quantile(degrees) == pytest.approx(scipy.stats.t.ppf(0.975, degrees), abs=1e-8)
 
 
 def test_a_difference_is_welchs():

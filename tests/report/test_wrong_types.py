@@ -66,8 +66,13 @@ def test_a_header_of_wrong_types_is_refused_in_a_line_or_makes_a_page(tmp_path, 
 LINES = (
     {"kind": "measure", "metric": "perplexity", "value": "many", "length": 8},
     {"kind": "measure", "metric": "perplexity", "value": 1, "length": [8]},
+    {"kind": "measure"},
+    {"kind": "mesure"},
     {"kind": "step", "step": "1", "loss": 2.0},
+    {"kind": "step", "run": "other", "step": 1},
     {"kind": "cell", "cell": "a-0", "lines": "1", "task": "passkey", "at": {}},
+    {"kind": "run", "study": "diagnoses"},
+    {"kind": None},
 )
 
 

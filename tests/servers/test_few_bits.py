@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.servers_agreement import PROGRAMS, Side, as_served, by_layer
 from clearhead.data.tokenizer import train
 from clearhead.quantize import Texts, quantized, scheme
-from tests.servers.test_servers import BUILT, HERE, PROMPTS, SHAPE, TOKENS, needs_servers
+from tests.servers.test_servers import BUILT, HERE, PROMPTS, SHAPE, TOKENS, needs_servers, own
 
 RECORD = HERE.parents[1] / "results" / "servers-few-bits.json"
 PAGE = HERE.parents[1] / "docs" / "quantize.md"
@@ -28,19 +28,6 @@ BOUND = 0.2
 EXACT, ONE_OVER = 1e-6, 1e-3
 # Of continued tokens: of a random model many are nearly as likely.
 SAME = 0.9
-
-
-def _logprobs(model, ids):
-    with torch.no_grad():
-        return model(torch.tensor([ids])).logits.double().log_softmax(-1)[0, :-1]
-
-
-def _continued(model, ids):
-    row = torch.tensor([ids])
-    options = {"attention_mask": torch.ones_like(row), "max_new_tokens": TOKENS, "pad_token_id": 0}
-    return model.generate(row, do_sample=False, eos_token_id=None, **options)[
-        0, len(ids) :
-    ].tolist()
 
 
 def _model_and_texts():
@@ -66,10 +53,9 @@ def _save(name, folder):
 @pytest.mark.parametrize("name", DTYPES)
 def test_vllm_computes_what_was_simulated(name, tmp_path):
     model, texts = _model_and_texts()
-    full = [_logprobs(model, ids) for ids in PROMPTS]
+    full = [own(model, ids)[0] for ids in PROMPTS]
     with quantized(model, scheme(name), texts):
-        simulated = [_logprobs(model, ids) for ids in PROMPTS]
-        tokens = [_continued(model, ids) for ids in PROMPTS]
+        simulated, tokens = zip(*(own(model, ids) for ids in PROMPTS), strict=True)
     folder = tmp_path / name
     _save(name, folder)
     asked = {"prompts": PROMPTS, "tokens": TOKENS, "vocabulary": SHAPE["vocab_size"]}

@@ -90,12 +90,13 @@ def _model(name: str, changes: dict[str, Any]) -> ClearheadForCausalLM:
     return displaced(preset(name, **SHAPE | changes), 0.1)
 
 
-def _own(model: ClearheadForCausalLM, ids: list[int]) -> tuple[torch.Tensor, list[int]]:
+def own(model: Any, ids: list[int]) -> tuple[torch.Tensor, list[int]]:
     """Log-probabilities [T − 1, V] of the next tokens, and the greedy continuation."""
     row = torch.tensor([ids])
     with torch.no_grad():
         logprobs = model(row).logits.double().log_softmax(-1)[0, :-1]
-    longer = model.generate(row, do_sample=False, max_new_tokens=TOKENS, eos_token_id=None)
+    options = {"attention_mask": torch.ones_like(row), "pad_token_id": 0, "eos_token_id": None}
+    longer = model.generate(row, do_sample=False, max_new_tokens=TOKENS, **options)
     return logprobs, longer[0, len(ids) :].tolist()
 
 
@@ -124,7 +125,7 @@ def _answers(server: str, folder: Path) -> list[dict[str, Any]]:
         if "refused" in answer:
             rows.append({**row, "refused": answer["refused"]})
             continue
-        own = [_own(model, ids) for ids in PROMPTS]
+        own = [own(model, ids) for ids in PROMPTS]
         pairs = zip(own, answer["logprobs"], strict=True)
         gaps = [(mine - torch.tensor(theirs)).abs().max() for (mine, _), theirs in pairs]
         same = [tokens for _, tokens in own] == answer["tokens"]

@@ -6,9 +6,10 @@ examples:
   clearhead reproduce blocks --jobs 2 --only transformer "sas*"
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
@@ -91,17 +92,17 @@ def run(command: Command) -> int:
 
 def _list(scale: str) -> None:
     from clearhead.papers.claims import CLAIMS
-    from clearhead.papers.requests import EXPERIMENTS, arms_of, cost, has_arms
+    from clearhead.papers.requests import EXPERIMENTS, arms_for, arms_of, cost
+
+    def bill(arms: Sequence[Any]) -> str:
+        return f"at {scale} {cost(arms, scale)}" if arms else f"not at {scale}"
 
     for one in CLAIMS:
-        bill = f"not at {scale}"
-        if has_arms(one, scale):
-            bill = f"at {scale} {cost(arms_of(one.study, scale, one.arms), scale)}"
-        write(f"{', '.join((one.name, *one.also))}: {one.says} [{one.study}, {bill}]")
+        costs = bill(arms_for(one, scale))
+        write(f"{', '.join((one.name, *one.also))}: {one.says} [{one.study}, {costs}]")
     for each in EXPERIMENTS.values():
-        arms = arms_of(each.name, scale)
-        bill = f"at {scale} {cost(arms, scale)}" if arms else f"not at {scale}"
-        write(f"{each.name}: {each.question} {each.paper}; {', '.join(each.scales)}; {bill}")
+        where = f"{each.paper}; {', '.join(each.scales)}; {bill(arms_of(each.name, scale))}"
+        write(f"{each.name}: {each.question} {where}")
 
 
 def _publish_book(sources: dict[str, Path], output: Path) -> int:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,6 +84,7 @@ def prepare(
             f"data {names}: the text or the tokenizer changed since the run began: put back what "
             "it was, or start another run, for which tokens are made of what it is now"
         )
+    build = _Build(config, tokenizer, scans, cutoff, say)
     target = config.cache_folder / "corpora" / content[:32]
     index = _verified(target, lambda line: None)
     with _lock(target, say) if index is None else nullcontext():
@@ -91,9 +93,9 @@ def prepare(
         else:
             shutil.rmtree(target, ignore_errors=True)
             with publish_folder(target, _ADVICE) as folder:
-                index = _build(folder, tokenizer, config, scans, cutoff, say)
+                index = build.make(folder)
                 manifest.seal(folder, index, name=_INDEX)
-        return _open(target, index, fingerprint, config, tokenizer, scans)
+        return build.open(target, index, fingerprint)
 
 
 def _verified(target: Path, say: Progress) -> dict[str, Any] | None:
@@ -152,72 +154,125 @@ class _Piece(NamedTuple):
     closes: bool
 
 
-def _build(
-    folder: Path,
-    tokenizer: Any,
-    config: DataConfig,
-    scans: list[SourceScan],
-    cutoff: int,
-    say: Progress,
-) -> dict[str, Any]:
-    """Tokenise everything into `folder`, the tokenizer beside it; None as tokenizer trains one.
+@dataclass(frozen=True)
+class _Build:
+    """The tokens of a corpus, to be made in a folder or opened there.
 
-    Returns:
-        The "dtype" of ids, and in "streams" of each source and split the documents and tokens.
+    Without a `tokenizer` one is trained; `cutoff` is the `threshold` of the split.
     """
-    if tokenizer is None:
-        say(f"training a byte-level BPE of {config.vocabulary:,} entries")
-        tokenizer = tokenizers.train(sample(scans, cutoff), config.vocabulary)
-    tokenizer.save_pretrained(folder / "tokenizer")
-    encoder = tokenizers.Encoder(tokenizer)
-    begin, end = (
-        np.asarray([] if one is None else [one], dtype=encoder.dtype)
-        for one in (encoder.begin, encoder.end)
-    )
-    with ExitStack() as files:
-        shards = [
-            {split: _Shard(folder, f"{number}.{split}", files) for split in SPLITS}
-            for number in range(len(scans))
+
+    config: DataConfig
+    tokenizer: Any
+    scans: list[SourceScan]
+    cutoff: int
+    say: Progress
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        """Tokenise everything into `folder`, the tokenizer beside it.
+
+        Returns:
+            The "dtype" of ids, and in "streams" of each source and split the documents and tokens.
+        """
+        tokenizer, vocabulary = self.tokenizer, self.config.vocabulary
+        if tokenizer is None:
+            self.say(f"training a byte-level BPE of {vocabulary:,} entries")
+            tokenizer = tokenizers.train(sample(self.scans, self.cutoff), vocabulary)
+        tokenizer.save_pretrained(folder / "tokenizer")
+        encoder = tokenizers.Encoder(tokenizer)
+        begin, end = (
+            np.asarray([] if one is None else [one], dtype=encoder.dtype)
+            for one in (encoder.begin, encoder.end)
+        )
+        with ExitStack() as files:
+            shards = [
+                {split: _Shard(folder, f"{number}.{split}", files) for split in SPLITS}
+                for number in range(len(self.scans))
+            ]
+            for piece, ids in _encoded(encoder, self._pieces(shards)):
+                if piece.opens:
+                    piece.shard.start()
+                    piece.shard.write(begin)
+                piece.shard.write(ids)
+                if piece.closes:
+                    piece.shard.write(end)
+        counts = [
+            {split: {"documents": x.documents, "tokens": x.tokens} for split, x in sides.items()}
+            for sides in shards
         ]
-        for piece, ids in _encoded(encoder, _pieces(scans, shards, cutoff, config, say)):
-            if piece.opens:
-                piece.shard.start()
-                piece.shard.write(begin)
-            piece.shard.write(ids)
-            if piece.closes:
-                piece.shard.write(end)
-    counts = [
-        {split: {"documents": one.documents, "tokens": one.tokens} for split, one in sides.items()}
-        for sides in shards
-    ]
-    return {"dtype": encoder.dtype.str, "streams": counts}
+        return {"dtype": encoder.dtype.str, "streams": counts}
 
+    def _pieces(self, shards: list[dict[str, _Shard]]) -> Iterator[_Piece]:
+        """The text of all sources, compared with the scans."""
+        size, done, told = sum(one.size for one in self.scans), 0, 0
+        for known, sides in zip(self.scans, shards, strict=True):
+            digest = hashlib.sha256()
+            for document in known.source.documents(Counter()):
+                digest.update(document.digest)
+                done += document.size
+                shard = sides["validation" if document.key < self.cutoff else "train"]
+                parts = list(tokenizers.cut(document.text, _PIECE_CHARACTERS))
+                for place, part in enumerate(parts, start=1):
+                    yield _Piece(part, shard, place == 1, place == len(parts))
+                if (tenth := 10 * done // size) > told:
+                    told = tenth
+                    self.say(f"tokenising: {done / 1e6:.1f} of {size / 1e6:.1f} MB")
+            if digest.hexdigest() != known.digest:
+                for one in self.scans:
+                    survey(one.source, self.config.cache_folder).unlink(missing_ok=True)
+                raise ClearheadError(
+                    f"data {known.source.spec!r} changed while it was read; run again"
+                )
 
-def _pieces(
-    scans: list[SourceScan],
-    shards: list[dict[str, _Shard]],
-    cutoff: int,
-    config: DataConfig,
-    say: Progress,
-) -> Iterator[_Piece]:
-    """The text of all sources, compared with the scans."""
-    size, done, told = sum(one.size for one in scans), 0, 0
-    for known, sides in zip(scans, shards, strict=True):
-        digest = hashlib.sha256()
-        for document in known.source.documents(Counter()):
-            digest.update(document.digest)
-            done += document.size
-            shard = sides["validation" if document.key < cutoff else "train"]
-            parts = list(tokenizers.cut(document.text, _PIECE_CHARACTERS))
-            for place, part in enumerate(parts, start=1):
-                yield _Piece(part, shard, place == 1, place == len(parts))
-            if (tenth := 10 * done // size) > told:
-                told = tenth
-                say(f"tokenising: {done / 1e6:.1f} of {size / 1e6:.1f} MB")
-        if digest.hexdigest() != known.digest:
-            for one in scans:
-                survey(one.source, config.cache_folder).unlink(missing_ok=True)
-            raise ClearheadError(f"data {known.source.spec!r} changed while it was read; run again")
+    def open(self, folder: Path, index: dict[str, Any], fingerprint: str) -> Corpus:
+        """Map what `make` wrote into `folder` and said in `index`."""
+        from clearhead.models.loading import load_tokenizer
+
+        # A tokenizer that was given is not read again: a copy of one with code would need it.
+        tokenizer, name = self.tokenizer, _TRAINED
+        if tokenizer is None:
+            tokenizer = load_tokenizer(folder / "tokenizer")
+        else:
+            name = tokenizer.name_or_path
+        sources = [one.source for one in self.scans]
+        streams = {
+            split: tuple(
+                map_stream(folder / f"{n}.{split}", index["dtype"], one.spec, one.weight)
+                for n, one in enumerate(sources)
+            )
+            for split in SPLITS
+        }
+        size = tokenizers.vocabulary_size(tokenizer)
+        description = {
+            "sources": [
+                {
+                    "spec": one.source.spec,
+                    "weight": one.source.weight,
+                    "documents": one.documents,
+                    "bytes": one.size,
+                    "skipped": one.skipped,
+                    **({"revision": one.source.revision} if one.source.revision else {}),
+                    **counts,
+                }
+                for one, counts in zip(self.scans, index["streams"], strict=True)
+            ],
+            "documents": sum(one.documents for one in self.scans),
+            "bytes": sum(one.size for one in self.scans),
+            "tokens": {split: sum(map(len, streams[split])) for split in SPLITS},
+            **{key: getattr(self.config, key) for key in ("validation", "limit", "text_field")},
+            "tokenizer": {
+                "name": name,
+                "vocabulary": size,
+                "begin": tokenizer.bos_token,
+                "end": tokenizer.eos_token,
+            },
+        }
+        return Corpus(
+            tokenizer=tokenizer,
+            vocabulary_size=size,
+            fingerprint=fingerprint,
+            streams=streams,
+            description=description,
+        )
 
 
 def _encoded(
@@ -239,61 +294,3 @@ def _encoded(
             length += len(piece.text)
         yield from coming.result()
         yield from encode(batch)
-
-
-def _open(
-    folder: Path,
-    index: dict[str, Any],
-    fingerprint: str,
-    config: DataConfig,
-    given: Any,
-    scans: list[SourceScan],
-) -> Corpus:
-    """Map a build."""
-    from clearhead.models.loading import load_tokenizer
-
-    # A tokenizer that was given is not read again: a copy of one with code would need it.
-    tokenizer = load_tokenizer(folder / "tokenizer") if given is None else given
-    streams = {
-        split: tuple(
-            map_stream(
-                folder / f"{number}.{split}", index["dtype"], one.source.spec, one.source.weight
-            )
-            for number, one in enumerate(scans)
-        )
-        for split in SPLITS
-    }
-    size = tokenizers.vocabulary_size(tokenizer)
-    described = [
-        {
-            "spec": one.source.spec,
-            "weight": one.source.weight,
-            "documents": one.documents,
-            "bytes": one.size,
-            "skipped": one.skipped,
-            **({"revision": one.source.revision} if one.source.revision is not None else {}),
-            **counts,
-        }
-        for one, counts in zip(scans, index["streams"], strict=True)
-    ]
-    return Corpus(
-        tokenizer=tokenizer,
-        vocabulary_size=size,
-        fingerprint=fingerprint,
-        streams=streams,
-        description={
-            "sources": described,
-            "documents": sum(known.documents for known in scans),
-            "bytes": sum(known.size for known in scans),
-            "tokens": {split: sum(map(len, streams[split])) for split in SPLITS},
-            "validation": config.validation,
-            "limit": config.limit,
-            "text_field": config.text_field,
-            "tokenizer": {
-                "name": _TRAINED if given is None else given.name_or_path,
-                "vocabulary": size,
-                "begin": tokenizer.bos_token,
-                "end": tokenizer.eos_token,
-            },
-        },
-    )

@@ -15,7 +15,7 @@ from clearhead.data.seeded import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval import options
 from clearhead.eval.options import parted
-from clearhead.measure.answers import Answer, Ids, Prompt
+from clearhead.measure.answers import Answer, Ids, Prompt, reset_dynamic_rope
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.models.inspection import evaluating, finite
 from clearhead.probe.attention_call import AttentionCall
@@ -144,7 +144,7 @@ class NeedlesTask(options.NeedlesOptions):
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         stacks = [self._haystack(subject, cell, sample) for sample in range(self.samples)]
         numbers = [fact.number for stack in stacks for fact in stack.asked]
-        answers = [answer for stack in stacks for _, answer in stack.questions]
+        answers = [answer for stack in stacks for answer in stack.answers]
         prompts = [prompt for stack in stacks for prompt in stack.prompts]
         found = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens)
         by_query = scores(subject, found, numbers, [0] * len(found), cell["queries"])
@@ -200,19 +200,17 @@ class Haystack:
 
     Attributes:
         context: token ids, the begin token first where there is one.
-        asked: the facts asked for. questions: for each, its question and answer as tokens.
+        asked: the facts asked for.
+        prompts: one for each of these facts.
+        answers: the tokens of their numbers.
         spans: position of each needle in the context, (start, stop), by city.
     """
 
     context: Ids
     asked: tuple[Fact, ...]
-    questions: tuple[tuple[Ids, Ids], ...]
+    prompts: tuple[Prompt, ...]
+    answers: tuple[Ids, ...]
     spans: dict[str, tuple[int, int]]
-
-    @property
-    def prompts(self) -> list[Prompt]:
-        """One prompt for each fact asked for."""
-        return [Prompt(self.context, question) for question, _ in self.questions]
 
 
 def haystack(
@@ -226,10 +224,9 @@ def haystack(
     hidden = facts(draws, needles, DIGITS, evaluation=True)
     asked = tuple(hidden[:queries])
     pieces = [subject.ids("a", f"\n{one.question}", f" {one.number}") for one in asked]
-    questions = tuple((question, answer) for _, question, answer in pieces)
+    _, questions, answers = zip(*pieces, strict=True)
     statements = {fact.city: _sentence(subject, fact.statement) for fact in hidden}
-    tail = max(len(question) for question, _ in questions)
-    needed = len(subject.begin) + sum(map(len, statements.values())) + tail
+    needed = len(subject.begin) + sum(map(len, statements.values())) + max(map(len, questions))
     room = length - needed
     if room < 0:
         raise ClearheadError(
@@ -251,7 +248,9 @@ def haystack(
             spans[fact.city] = (len(context), len(context) + len(ids))
             context += ids
         context += chunk
-    return Haystack(context=tuple(context), asked=asked, questions=questions, spans=spans)
+    read = tuple(context)
+    prompts = tuple(Prompt(read, question) for question in questions)
+    return Haystack(context=read, asked=asked, prompts=prompts, answers=answers, spans=spans)
 
 
 def _sentence(subject: Subject, sentence: str) -> Ids:
@@ -275,6 +274,7 @@ def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> Tensor:
     """
     last_row = _LastRow(spans_3S)
     with evaluating(subject.model):
+        reset_dynamic_rope(subject.model)
         _, unread_BT, cache = subject.reader.read([prompt])
         with observe(subject.model, attention=[ByTile(weights=[last_row])]):
             finite(subject.reader.forward(unread_BT, cache)[0])

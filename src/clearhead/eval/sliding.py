@@ -332,7 +332,7 @@ def lengths(
         one = Perplexity(reason=f"{read} {sum(held):,} hold no window of {size:,}")
         if size in fitting:
             texts = windows(corpus, length=size, count=budget // size)
-            settings = {"length": size, "batch_size": max(1, BATCH // size)}
+            settings: dict[str, Any] = {"length": size, "batch_size": max(1, BATCH // size)}
             settings |= {"tokenizer": corpus.tokenizer if documents_apart else None}
             one = perplexity(model, texts, **settings)
         line = {"split": "validation", "length": size, "predicted_tokens": one.tokens}

@@ -128,7 +128,7 @@ class _Trial:
         self.settings = replace(arm.train, seed=seed, precision=resolved)
         self.folder = folder_of(config, arm, seed)
         self.called = f"{arm.name}, seed {seed}"
-        self.header = {
+        self.header: Line = {
             "kind": "run",
             "run": f"{arm.name}/seed{seed}",
             "arm": arm.name,

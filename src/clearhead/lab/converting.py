@@ -13,38 +13,18 @@ from clearhead.diagnose import RowMeans
 from clearhead.diagnose.hidden import ResidualStream
 from clearhead.errors import ClearheadError
 from clearhead.eval.sliding import distance
-from clearhead.lab.prefixes import (
-    SEARCHED,
-    Prefix,
-    calibrate,
-    check_prefix,
-    difference_after,
-    fill,
-    given_prefix,
-    sample,
-    searched_prefix,
-)
+from clearhead.lab import prefixes
+from clearhead.lab.prefixes import Prefix
 from clearhead.lab.run_setup import load_model, require_own_tokenizer
 from clearhead.lab.sweep_configs import AUTO, ConvertConfig
-from clearhead.models.conversion import (
-    TOLERANCE,
-    converted,
-    for_llama_cpp,
-    for_serving,
-    imported,
-    in_float32,
-    logit_difference,
-    require_convertible,
-    with_equal_logits,
-)
+from clearhead.models import conversion
+from clearhead.models.conversion import TOLERANCE, in_float32, with_equal_logits
 from clearhead.models.inspection import dtype_name, longest_text, within_memory
 from clearhead.models.language_models import ClearheadForCausalLM
-from clearhead.models.loading import load_tokenizer
-from clearhead.models.memory import require_room
+from clearhead.models.loading import load_tokenizer, require_room
 from clearhead.models.rotated import check_equalised, check_rotation, equalised, rotated
 from clearhead.models.starts import Start, changed, check_baseline, started, target
-from clearhead.nn.key_value import KeyValue
-from clearhead.nn.sink import AT_REST
+from clearhead.nn.null_keys import AT_REST, KeyValue
 from clearhead.probe import measure as measure_inside
 from clearhead.probe.tiles import ByTile
 from clearhead.quantize import Texts, cost, scheme
@@ -77,7 +57,7 @@ def run_conversion(config: ConvertConfig, **_: object) -> list[str]:
         tokenizer = load_tokenizer(folder) if (folder / "tokenizer_config.json").exists() else None
         _write(config.output, model, tokenizer, None)
         return [f"{type(model).__name__} of a checkpoint: {config.output}"]
-    require_convertible(config.model, trust_remote_code=config.trust_remote_code)
+    conversion.require_convertible(config.model, trust_remote_code=config.trust_remote_code)
     copies = 2.5 if config.equalise else 2  # half of a model is its MLPs' gated rows
     require_room(config.model, "convert", copies=copies, wide=True)
     model, tokenizer = load_model(config.model, trust_remote_code=config.trust_remote_code)
@@ -122,9 +102,13 @@ def _outcome(record: dict[str, Any], before: str, after: str) -> str:
 
 def to_the_other_format(model: Any, purpose: str | None = None) -> tuple[Any, dict[str, Any]]:
     """The same function in another library's format, or in one that servers load; its distance."""
-    made = {None: converted, "serving": for_serving, "llama.cpp": for_llama_cpp}[purpose](model)
+    made = {
+        None: conversion.converted,
+        "serving": conversion.for_serving,
+        "llama.cpp": conversion.for_llama_cpp,
+    }[purpose](model)
     with in_float32(model), in_float32(made):
-        relative = logit_difference(model, made)
+        relative = conversion.logit_difference(model, made)
     # Their float32 weights have been compared: what is left is what rounding does.
     same = relative <= TOLERANCE
     return made, {"same_in_float32": True, "same_function": same, "relative": relative}
@@ -145,12 +129,12 @@ def to_other_mechanisms(
     Returns:
         The converted model, what a record says of it, and lines about the change.
     """
-    first, text = imported(model), config.text or config.calibrate or STDLIB
+    first, text = conversion.imported(model), config.text or config.calibrate or STDLIB
     length = min(config.length, model.config.max_position_embeddings)
     changes, prefix, added = _planned(first, tokenizer, config)  # before minutes of work
     calibrating, windows = _texts(config, text, tokenizer, length)
     if config.prefix == AUTO:
-        prefix = searched_prefix(first, tokenizer, calibrating)
+        prefix = prefixes.searched_prefix(first, tokenizer, calibrating)
         changes["prefix_length"] = len(prefix.ids)
     start, before = _changed(first, changes, prefix, config)
     made = start.model
@@ -158,7 +142,7 @@ def to_other_mechanisms(
     windows = [window[:length] for window in windows]
     measures, few, after = list[dict[str, Any]](), windows[:WINDOWS], 0.0
 
-    def same_after(step: str) -> bool:
+    def measure(step: str) -> bool:
         """Measure the distance from the first model; True where it is none."""
         measures.append({"what": step, **asdict(distance(first, made, windows))})
         return float(measures[-1]["relative"]) <= TOLERANCE
@@ -166,9 +150,9 @@ def to_other_mechanisms(
     with within_memory(f"give a smaller --length than {length}"):
         if prefix is None:
             steps = _calibrated(config, made, before, calibrating, added)
-            same_in_float32 = [same_after(step) for step in steps][-1]
-        elif (apart := difference_after(made, first, prefix.ids)) <= TOLERANCE:
-            same_in_float32 = same_after("with the prefix, against the model without it")
+            same_in_float32 = [measure(step) for step in steps][-1]
+        elif (apart := prefixes.difference_after(made, first, prefix.ids)) <= TOLERANCE:
+            same_in_float32 = measure("with the prefix, against the model without it")
         else:
             raise ClearheadError(
                 f"the model with a prefix gives other logits than the one after it, by {apart:.2g} "
@@ -179,9 +163,9 @@ def to_other_mechanisms(
         narrow = dtype_name(made) if made.dtype.itemsize == 2 else None
         with in_float32(made):
             if narrow is not None:
-                same = same_after(f"rounded to {narrow}")
+                same = measure(f"rounded to {narrow}")
             if prefix is not None:
-                after = difference_after(made, first, prefix.ids)
+                after = prefixes.difference_after(made, first, prefix.ids)
             numbers = {"before": three_numbers(first, few), "after": three_numbers(made, few)}
     lines = [] if prefix is None else [_prefix_line(prefix, made, after)]
     lines += [_in_words(one, text, prefix is not None) for one in measures]
@@ -219,10 +203,10 @@ def _planned(
     changes = target(config.preset, settings)
     check_baseline(config.preset, settings, first.config)
     if config.prefix not in (None, AUTO):
-        prefix = given_prefix(config.prefix, tokenizer, first.config.vocab_size)
+        prefix = prefixes.given_prefix(config.prefix, tokenizer, first.config.vocab_size)
     if config.prefix is not None:
-        tokens = SEARCHED if prefix is None else len(prefix.ids)
-        check_prefix(first.config, changes, tokens)
+        tokens = prefixes.SEARCHED if prefix is None else len(prefix.ids)
+        prefixes.check_prefix(first.config, changes, tokens)
         changes |= {"normalizer": "key-value", "prefix_length": tokens}
     check_rotation(first.config, config.basis)
     with torch.device("meta"):
@@ -268,10 +252,12 @@ def _texts(
     calibrating, windows, count = list[Tensor](), list[Tensor](), config.windows
     if config.calibrate is not None:
         twice: Literal[1, 2] = 1 if config.text else 2
-        read = sample(config.calibrate, tokenizer, length=length, count=twice * count, least=twice)
+        read = prefixes.sample(
+            config.calibrate, tokenizer, length=length, count=twice * count, least=twice
+        )
         calibrating, windows = read[::twice], read[1::2]
     if not windows or config.text is not None:
-        windows = sample(text, tokenizer, length=length, count=count)
+        windows = prefixes.sample(text, tokenizer, length=length, count=count)
     return calibrating, windows
 
 
@@ -290,7 +276,7 @@ def _changed(
         before = with_equal_logits(first, rotated(first, config.basis, **rotation))
     start = started(before, changes)
     if prefix is not None:
-        fill(start.model, before, torch.tensor([prefix.ids]))
+        prefixes.fill(start.model, before, torch.tensor([prefix.ids]))
         before = first  # the rotated one would be another model's memory
     if config.equalise:
         start = start._replace(model=with_equal_logits(start.model, equalised(start.model)))
@@ -310,10 +296,10 @@ def _calibrated(
             nn.init.constant_(sink.logit, config.sink_logit)
     yield "start"
     if windows and _has_keys(made):
-        fill(made, before, torch.stack(windows)[:, : made.config.prefix_length])
+        prefixes.fill(made, before, torch.stack(windows)[:, : made.config.prefix_length])
         yield "keys and values of first tokens"
     elif windows:
-        calibrate(made, windows, added)
+        prefixes.calibrate(made, windows, added)
         yield "calibrated beside the first token"
 
 

@@ -109,10 +109,10 @@ def run_demo(
         data = DataConfig(limit=1_000_000, validation=0.2)
         given: Any = {"models": (pretrained,), "data": data, "trust_remote_code": trust_remote_code}
         inside = DiagnoseConfig(output=output / "pretrained", windows=8, **given)
-        rounded = bits(length=256, records=inside.output / "bits.jsonl", **given)
-        for name, config in {"diagnosis": inside, "pretrained bits": rounded}.items():
-            measure(config)
-            records[name] = config.records
+        records["diagnosis"] = inside.records
+        records["pretrained bits"] = inside.output / "bits.jsonl"
+        measure(inside)
+        measure(bits(length=256, records=records["pretrained bits"], **given))
         work.end()
     return records
 

@@ -147,7 +147,7 @@ class _Trial:
             "from": task.start,
         }
         self.cell = digest_of(canonical([*decisive.values()]))[:16]
-        self.header = {
+        self.header: Line = {
             "run": f"{arm}/seed{seed}",
             "preset": source.name,
             "size": "",

@@ -15,20 +15,13 @@ from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, check_names, parted
 from clearhead.lab.run_setup import fitted, load_model, new_model, own_text, run_of, text_of
-from clearhead.lab.sweep_configs import (
-    FRESH,
-    DiagnoseConfig,
-    QuantizeConfig,
-    SweepConfig,
-    short_names,
-)
+from clearhead.lab.sweep_configs import FRESH, DiagnoseConfig, QuantizeConfig, short_names
 from clearhead.measure.sweep import Portion, Subject, Task, Texts, sweep
 from clearhead.models import SCALINGS, with_rope_scaling
 from clearhead.models.catalogue import preset
 from clearhead.models.conversion import refuse_quantised
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
-from clearhead.models.loading import best_device, explained, load_config, resolved
-from clearhead.models.memory import require_room
+from clearhead.models.loading import best_device, explained, load_config, require_room, resolved
 from clearhead.probe.tiles import DIFFLLAMA
 from clearhead.progress import Work
 from clearhead.quantize import every, left_out, linear_layers, scheme
@@ -73,9 +66,7 @@ def measure(
     return sweep(portions, records=config.records, study=study, work=work, told=told)
 
 
-def _subject(
-    config: SweepConfig, model: Any, tokenizer: Any, texts: Texts, **sizes: Any
-) -> Subject:
+def _subject(config: Any, model: Any, tokenizer: Any, texts: Texts, **sizes: Any) -> Subject:
     first = config.seeds[0]
     return Subject(model=model, tokenizer=tokenizer, texts=texts, seed=first, **sizes)
 

@@ -21,8 +21,9 @@ from clearhead.eval import perplexity
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inspection import batches, evaluating
 from clearhead.models.language_models import ClearheadForCausalLM
-from clearhead.nn.softmax1 import NOTHING
+from clearhead.nn.null_keys import NOTHING
 from clearhead.probe import AttentionCall, measure
+from clearhead.probe.observation import Statistic
 from clearhead.terminal import say
 
 LONGEST = 64  # tokens of a prefix that is given
@@ -35,7 +36,6 @@ MASSIVE_SHARE = 0.1  # of the usual largest hidden state: a piece with more stil
 JUDGED = 256  # tokens of two windows on which perplexity is compared
 LOSS = 1.01  # of the perplexity without a prefix: no loss, by so few tokens
 GAIN = 0.95  # of the largest hidden state: a further token has to bring it below this share
-_ESCAPES = {r"\n": "\n", r"\t": "\t"}
 _CHARACTERS = 16  # of a document that are read for each token asked for
 _HALVINGS = 60  # from 200 to below float64's resolution of a logit
 _CHECKED = 64  # tokens after the prefix whose logits are compared
@@ -91,8 +91,7 @@ def given_prefix(text: str, tokenizer: Any, entries: int) -> Prefix:
     Raises:
         ClearheadError: no token, more than `LONGEST`, or one beyond the model's `entries`.
     """
-    for escape, character in _ESCAPES.items():
-        text = text.replace(escape, character)
+    text = text.replace(r"\n", "\n").replace(r"\t", "\t")
     ids = tokenizer(text, add_special_tokens=False).input_ids
     if not 1 <= len(ids) <= LONGEST:
         raise ClearheadError(
@@ -213,7 +212,8 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
     """
     if (count := ids_BN.shape[1]) != (places := made.config.prefix_length):
         raise ClearheadError(
-            f"{count} tokens cannot fill prefix_length={places}: give {places} tokens a row"
+            f"{count} tokens cannot fill prefix_length={places}: give {places} tokens a row, as by "
+            f"--length {places}"
         )
     outputs: dict[Any, Tensor] = {}
     with ExitStack() as stack, evaluating(model):
@@ -225,8 +225,8 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
                 stack.enter_context(hook)
         model.model(ids_BN.to(model.device), use_cache=False)
     with torch.no_grad():
-        for layer, source in zip(made.model.layers, model.model.layers, strict=True):
-            own, before = layer.self_attn, source.self_attn
+        pairs: Any = zip(made.model.layers, model.model.layers, strict=True)
+        for own, before in ((layer.self_attn, source.self_attn) for layer, source in pairs):
             key_BGND = _by_head(outputs[before.k_proj], own.groups)
             key_BGND = key_BGND if own.k_norm is None else own.k_norm(key_BGND)
             value_BGND = _by_head(outputs[before.v_proj], own.value_heads)
@@ -262,7 +262,7 @@ def _row(ids: Sequence[int], model: ClearheadForCausalLM) -> Tensor:
     return torch.tensor([list(ids)], dtype=torch.long, device=model.device)
 
 
-class _Rows:
+class _Rows(Statistic):
     """The first token's weight, and the log-sum-exp of all logits, by layer: [H, rows] each.
 
     The first query sees one token alone, which says nothing.
@@ -280,19 +280,17 @@ class _Rows:
             for rows, found in ((self.shares, share_BHR), (self.totals, total_BHR)):
                 rows[call.layer].append(found.transpose(0, 1).flatten(1).double().cpu())
 
-    def measures(self) -> list[dict[str, Any]]:
-        return []
-
 
 def calibrate(
     model: ClearheadForCausalLM, windows: Iterable[Tensor], layers: Collection[int]
 ) -> None:
     """Set the sinks' logits (`normalizer="sink"`) of these layers so that a sink's mean weight is
     that of the first token while the logits are too low to have an effect. No training."""
-    logits = {index: model.model.layers[index].self_attn.normalizer.logit for index in layers}
+    blocks: Any = model.model.layers
+    logits = {index: blocks[index].self_attn.normalizer.logit for index in layers}
     for logit in logits.values():
         torch.nn.init.constant_(logit, NOTHING)
-    rows = _Rows(len(model.model.layers))
+    rows = _Rows(len(blocks))
     measure(model, windows, batch_size=1, attention=[rows])
     with torch.no_grad():
         for index, logit in logits.items():

@@ -44,7 +44,7 @@ def check_length(model: Any, name: str, length: int, option: str = "sequence-len
     limit, ours = longest_text(model), isinstance(model.config, ClearheadConfig)
     if limit is None and ours:
         limit = model.base_model.position.longest()
-        limit = limit and limit - model.base_model.places
+        limit = limit and limit - model.base_model.prefix_length
     if limit is not None and length > limit:
         more = ", or raise max_position_embeddings" * ours
         raise ClearheadError(

@@ -1,4 +1,4 @@
-"""Runs, of which the missing ones are trained and measured, one after the other.
+"""Training and measurement of the missing runs, one after the other.
 
 OUTPUT/RUN/             a run's folder (`clearhead.train.run_dir`); its model is in RUN/final
 OUTPUT/records.jsonl    the records, to which each run is appended as soon as it is measured
@@ -13,7 +13,7 @@ from clearhead.progress import Work
 from clearhead.records.loading import Store
 from clearhead.records.runs import Line, Records
 from clearhead.terminal import say
-from clearhead.train.run_dir import is_finished
+from clearhead.train.run_dir import holds_run, is_finished
 
 
 class Trial(Protocol):
@@ -27,8 +27,8 @@ class Trial(Protocol):
     """Identifies the result among those of the run."""
 
     def check(self, begun: Line | None) -> None:
-        """Refuse what would fail only hours later, and a folder whose run, of which `begun` is the
-        line in the records, has other settings."""
+        """Refuse what would fail only hours later, and settings that differ from those of the run
+        in the folder; `begun` is its line in the records."""
 
     def rows(self, work: Work) -> Iterable[Line]:
         """Train the model, or go on where it stopped, and measure it."""
@@ -43,7 +43,8 @@ def run_missing(trials: Sequence[Trial], output: Path, task: str, work: Work) ->
     work.start(len(trials))
     for one in trials:
         diverged = store.headers.get(one.header["run"], {}).get("diverged")
-        if store.has(one.cell, one.header) and (diverged or is_finished(one.folder)):
+        there = holds_run(one.folder) if diverged else is_finished(one.folder)
+        if there and store.has(one.cell, one.header):
             work.skip()
             say(f"{one.called}: already done")
             continue

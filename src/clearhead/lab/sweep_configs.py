@@ -218,6 +218,10 @@ class ConvertConfig(OpensModels):
             raise ClearheadError("--prefix auto is searched for on a text: give --calibrate TEXT")
         if self.learn_rotation and "residual" not in self.rotate:
             raise ClearheadError("--learn-rotation would have no effect without --rotate residual")
+        if not self.changes and (idle := self.given("calibrate", "sink_logit", "text")):
+            raise ClearheadError(
+                f"{idle[0]} would have no effect without --to, --prefix, --rotate or --equalise"
+            )
         if self.changes and self.purpose:
             raise ClearheadError(
                 "--for is a step of its own: convert without it first, then the result with "

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from clearhead.models.catalogue import preset as preset
     from clearhead.models.planning import Plan as Plan
     from clearhead.models.planning import plan as plan
-    from clearhead.models.scaling import SCALINGS as SCALINGS
-    from clearhead.models.scaling import with_rope_scaling as with_rope_scaling
+    from clearhead.models.starts import SCALINGS as SCALINGS
+    from clearhead.models.starts import with_rope_scaling as with_rope_scaling
     from clearhead.named_models import BASELINE as BASELINE
     from clearhead.named_models import PRESETS as PRESETS
     from clearhead.named_models import SIZES as SIZES

@@ -71,7 +71,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
     """Token ids to hidden states after the final norm.
 
     Attributes:
-        places: positions before every text, which belong to learned keys.
+        prefix_length: positions before every text, which belong to learned keys.
         longest: number of positions that the position embedding has; None for no limit.
         limits: the same for every kind of position with a limit, by its name.
         windowed, gated, prepares_late: whether a layer has a window; caches gates beside keys;
@@ -105,7 +105,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         limits = {each.layer.position: each.longest() for each in positions}
         self.limits = {name: limit for name, limit in limits.items() if limit is not None}
         self.longest: int | None = self.position.longest()
-        self.places = max([each.places for each in attentions])
+        self.prefix_length = max([each.prefix_length for each in attentions])
         self.windowed = {each.window for each in attentions} != {None}
         self.gated = {each.decay for each in attentions} != {None}
         self.prepares_late = True in {each.cache_unrotated for each in attentions}
@@ -183,14 +183,15 @@ class ClearheadModel(ClearheadPreTrainedModel):
         shared: dict[tuple[str, bool, int], PositionTables] = {}
         tables = []
         for layer, name in zip(self.layers, self._position_keys, strict=True):
-            unrotated, places = layer.self_attn.cache_unrotated, layer.self_attn.places
-            key = name, unrotated, places
+            attention = layer.self_attn
+            unrotated, length = attention.cache_unrotated, attention.prefix_length
+            key = name, unrotated, length
             if key not in shared:
                 own = name not in self.other_positions
                 position: Any = self.position if own else self.other_positions[name]
                 shared[key] = position.tables(positions_BT, keys_BS if unrotated else positions_BT)
-                if places and (unrotated or not prepared):
-                    first = torch.arange(places, device=positions_BT.device)[None]
+                if length and (unrotated or not prepared):
+                    first = torch.arange(length, device=positions_BT.device)[None]
                     prefix = position.tables(positions_BT, first).keys
                     prefix = prefix.table() if isinstance(prefix, Rotation) else prefix
                     shared[key] = shared[key]._replace(prefix=prefix)

@@ -113,10 +113,10 @@ def key_positions(
     key_mask: Tensor | None,
     cache: Cache,
     past: int,
-    places: int,
+    prefix: int,
     rows: int | None,
 ) -> Tensor:
-    """Positions of cached and new keys, [B or 1, S]: `places` plus the count in the row, unpadded.
+    """Positions of cached and new keys, [B or 1, S]: `prefix` plus the count in the row, unpadded.
 
     The offsets of given position_ids from this count are stored in the cache, for `rows` rows. If
     `rows` is None they are not: cached keys then have the offset of the row's first new token.
@@ -127,7 +127,7 @@ def key_positions(
     else:
         count_BS = (key_mask.long().cumsum(-1) - 1).clamp_min(0)
         seen_BT = key_mask[:, past:].long()
-    count_BS = count_BS + places
+    count_BS = count_BS + prefix
     offset_BT = (positions_BT - count_BS[:, past:]) * seen_BT
     if rows is None:
         earlier = offset_BT.gather(1, seen_BT.argmax(1, keepdim=True))

@@ -6,7 +6,7 @@ import difflib
 import os
 import typing
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -15,11 +15,12 @@ from typing import Any, ClassVar, Literal, NoReturn
 from transformers import GenerationConfig, PreTrainedConfig
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.models.layers import SLIDING, renamed, settle_layers
+from clearhead.nn.bases import NoPosition
 from clearhead.nn.registry import REGISTRY
 from clearhead.ranges import Count, check_value
-from clearhead.spec import Gain, LayerSettings, LayerSpec
+from clearhead.spec import AXES, Gain, LayerSettings, LayerSpec
 
+FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' names of layer types
 STUB = "modeling_clearhead.py"
 _AUTO = {
     "AutoConfig": "ClearheadConfig",
@@ -52,6 +53,7 @@ _OF_LAYERS = (
     *(each.name for each in dataclasses.fields(LayerSettings)),
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
 )
+_OF_OVERRIDES = tuple(axis for axis in AXES if axis != "direction")
 # The value of an axis that alone reads a setting.
 _READERS = {
     "lambda_init": (("maps",), "differential"),
@@ -186,7 +188,7 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
                     f"this model has mechanisms of the package {package!r}: import that first "
                     "(a command by --import)"
                 )
-        settle_layers(self)
+        _settle_layers(self)
         self._settle_rope()
         self._check()
 
@@ -315,6 +317,60 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
         for layer in layers:
             REGISTRY.check(layer)
         self.requires = sorted(REGISTRY.packages(layers)) or None
+
+
+def _settle_layers(config: Any) -> None:
+    """Repeat the patterns of a configuration to its number of layers, and check them."""
+    for key in ("layer_types", "layer_overrides"):
+        pattern = getattr(config, key)
+        if pattern is None:
+            continue
+        times, rest = divmod(config.num_hidden_layers, max(len(pattern), 1))
+        if rest or not pattern:
+            raise ClearheadError(
+                f"{key} has {len(pattern)} entries for {config.num_hidden_layers} layers: give "
+                "one a layer, or a pattern whose length divides their number"
+            )
+        setattr(config, key, list(pattern) * times)
+    for kind in config.layer_types or ():
+        choose("layer type", str(kind), (FULL, SLIDING))
+    for override in config.layer_overrides or ():
+        if not isinstance(override, dict):
+            raise ClearheadError(f"an entry of layer_overrides is {override!r}: give a mapping")
+        for axis, value in override.items():
+            choose("axis of layer_overrides", str(axis), _OF_OVERRIDES)
+            build: Any = REGISTRY.find(axis, str(value)).build
+            if axis == "position" and build.embed is not NoPosition.embed:
+                raise ClearheadError(
+                    f"layer_overrides has position={value!r}, which is added before any layer: "
+                    "give it as position, or choose rope, xpos, alibi, forget or none here"
+                )
+    window, types = config.sliding_window, config.layer_types
+    slides = SLIDING in (types or ())
+    if window is None and slides:
+        raise ClearheadError(
+            f"layer_types has {SLIDING!r} without a sliding_window: give it, such as 1024"
+        )
+    if window is not None and types is not None and not slides:
+        raise ClearheadError(
+            f"sliding_window={window} has no effect: no entry of layer_types is {SLIDING!r}"
+        )
+    if window is not None and config.direction != "causal":
+        raise ClearheadError(
+            f"sliding_window is of the last keys, and with direction={config.direction!r} a token "
+            "sees later ones too: choose direction='causal'"
+        )
+
+
+def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of settings that an earlier version may have written, by their present names."""
+    now = copy.deepcopy(dict(settings))
+    for each in (now, *(now.get("layer_overrides") or ())):
+        if str(each.get("scores")).startswith("collinear"):
+            each["scores"] = each["scores"].replace("collinear", "coca")
+        if each.get("residual_scale") == "trainable":
+            del each["residual_scale"]
+    return now
 
 
 _check_plain = lru_cache(typed=True)(check_value)  # configurations are made anew for each arm

@@ -11,11 +11,11 @@ import torch
 from transformers import GraniteSWAForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM
 
 from clearhead.errors import ClearheadError
+from clearhead.models.configuration import SLIDING
 from clearhead.models.families import FAMILIES
 from clearhead.models.families.family import filled
 from clearhead.models.inspection import dtype_name
 from clearhead.models.language_models import ClearheadForCausalLM
-from clearhead.models.layers import SLIDING
 from clearhead.models.loading import explained, load_config, resolved
 from clearhead.models.serving import served, turns_anew
 from clearhead.terminal import say

@@ -86,11 +86,7 @@ def settle(
     document_ids: Tensor | None,
     options: Options,
 ) -> Inputs:
-    """Check the arguments of `ClearheadModel.forward`, and return them as its layers read them.
-
-    Raises:
-        ClearheadError: arguments that do not fit, and any other that would have no effect.
-    """
+    """Check the arguments of `ClearheadModel.forward`, and return them as its layers read them."""
     config = trunk.config
     for key, value in options.items():  # a difference of keys does not compile in torch 2.11
         if value is not None and key not in Options.__annotations__:
@@ -147,26 +143,26 @@ def settle(
     use_cache = options.get("use_cache")
     use_cache = config.use_cache if use_cache is None else use_cache
     if use_cache and causal and not (cached or packed or trunk.training):
-        kind = caches.PrefixCache if trunk.places else DynamicCache
+        kind = caches.PrefixCache if trunk.prefix_length else DynamicCache
         cache = kind(config=config if config.sliding_window is not None else None)
-    places, positions = trunk.places, position_ids
+    prefix, positions = trunk.prefix_length, position_ids
     if positions is None:
         positions = positions_of(documents, key_mask, tokens, past)
     if trunk.longest is not None and (packed or given):
         what = "the positions that the model tells apart"
-        check_below(trunk.longest - places, positions, "position_ids", what)
+        check_below(trunk.longest - prefix, positions, "position_ids", what)
     for position, limit in trunk.limits.items():
-        if places + length > limit and not packed:  # else a row is many texts
+        if prefix + length > limit and not packed:  # else a row is many texts
             raise ClearheadError(
-                f"{places + length} tokens are more than the {limit} positions that this model can "
+                f"{prefix + length} tokens are more than the {limit} positions that this model can "
                 f"tell apart (position={position!r}): shorten the text, or train with "
                 "position='rope'"
             )
-    positions = positions + places if places else positions
+    positions = positions + prefix if prefix else positions
     keys = positions
     if cache is not None and trunk.prepares_late:
         rows = None if on_device or torch.compiler.is_compiling() else batch
-        keys = caches.key_positions(positions, key_mask, cache, past, places, rows)
+        keys = caches.key_positions(positions, key_mask, cache, past, prefix, rows)
     visibility = Visibility(causal, None, key_mask, documents)
     keeps_prefixes = isinstance(cache, caches.PrefixCache) and not torch.compiler.is_compiling()
     prefixes = cache.prefixes if keeps_prefixes else None
@@ -202,13 +198,11 @@ def check_whole(numbers: Tensor, name: str, batch: int, tokens: int) -> None:
         )
 
 
-def read_mask(attention_mask: Tensor | None, batch: int, keys: int, cached: bool) -> Tensor | None:
+def read_mask(attention_mask: Tensor, batch: int, keys: int, cached: bool) -> Tensor | None:
     """Mask of keys that are not padding, bool [B, S]; None if none is.
 
     `cached`: a cache was given, so that a row may be all padding in this chunk.
     """
-    if attention_mask is None:
-        return None
     if attention_mask.shape != (batch, keys):
         raise ClearheadError(
             f"attention_mask must be [batch, past + new tokens] = [{batch}, {keys}]; "

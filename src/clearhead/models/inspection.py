@@ -53,7 +53,7 @@ def longest_text(model: Any) -> int | None:
     """
     limit = getattr(model.config, "max_position_embeddings", None)
     body = model.base_model
-    taken = body.places if isinstance(body, ClearheadModel) else 0
+    taken = body.prefix_length if isinstance(body, ClearheadModel) else 0
     for name, module in model.named_modules():
         if not isinstance(module, nn.Embedding) or module is model.get_input_embeddings():
             continue

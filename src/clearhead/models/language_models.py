@@ -119,7 +119,6 @@ class LanguageModel(ClearheadPreTrainedModel):
     Attributes:
         objective: the `objective` that the training loop requires of batches.
         direction, otherwise: the direction required, and the error message for the other one.
-        first: index of the first label that counts.
         output: class of a call's result.
         loss: the mean loss, from the result of `loss_inputs`, labels and a count to divide by.
     """
@@ -127,7 +126,6 @@ class LanguageModel(ClearheadPreTrainedModel):
     objective: ClassVar[str]
     direction: ClassVar[str]
     otherwise: ClassVar[str]
-    first: ClassVar[int]
     output: ClassVar[type[Any]]
     loss: Callable[..., Tensor]
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
@@ -171,7 +169,8 @@ class LanguageModel(ClearheadPreTrainedModel):
         x = out.last_hidden_state
         loss, logits, has_logits = None, None, False
         if labels is not None:
-            mean_from = self.first if num_items_in_batch is None else None
+            first = 1 if self.direction == "causal" else 0  # label that counts
+            mean_from = first if num_items_in_batch is None else None
             check_labels(labels, x, self.config.vocab_size, mean_from)
             x, weight = loss_inputs(self.lm_head, x)
             has_logits = weight is None
@@ -192,7 +191,7 @@ class LanguageModel(ClearheadPreTrainedModel):
 class ClearheadForCausalLM(LanguageModel, GenerationMixin):
     """A causal language model."""
 
-    objective, direction, first, output = "next-token", "causal", 1, CausalLMOutputWithPast
+    objective, direction, output = "next-token", "causal", CausalLMOutputWithPast
     otherwise = (
         "a token would see the one that it predicts: choose direction='causal', or build "
         "ClearheadForMaskedLM"
@@ -228,7 +227,7 @@ class ClearheadForCausalLM(LanguageModel, GenerationMixin):
             )
         named = {"past_key_values", "cache", "use_cache", "cache_implementation"} & options.keys()
         fixed = any(one.use_cache is False or one.cache_implementation for one in (config, own))
-        if self.model.places and not (named or fixed or config.is_assistant):
+        if self.model.prefix_length and not (named or fixed or config.is_assistant):
             options[CACHE] = PrefixCache(config=self.config)
         return super().generate(*inputs, **options)
 
@@ -244,7 +243,7 @@ class ClearheadForMaskedLM(LanguageModel):
     """Predicts each token from the whole text; the head has no transform or bias before it, as in
     the crammed BERT (arXiv 2212.14034)."""
 
-    objective, direction, first, output = "mlm", "bidirectional", 0, MaskedLMOutput
+    objective, direction, output = "mlm", "bidirectional", MaskedLMOutput
     otherwise = (
         "a hidden token would be predicted from what comes before it alone: choose "
         "direction='bidirectional', or ClearheadForCausalLM"

@@ -1,4 +1,5 @@
-"""Loading of checkpoints: with every weight accounted for, or refused in one line.
+"""Loading of checkpoints: with every weight accounted for, or refused in one line; also where
+memory does not suffice.
 
 Everything here reads safetensors only. Python code that a folder brings runs only where
 `trust_remote_code` is true; there is never a prompt on standard input.
@@ -6,15 +7,18 @@ Everything here reads safetensors only. Python code that a folder brings runs on
 
 import difflib
 import logging
+import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import transformers
 from huggingface_hub import try_to_load_from_cache
+from safetensors import SafetensorError, safe_open
 from transformers.utils import find_adapter_config_file
 from transformers.utils import logging as theirs
 
@@ -25,6 +29,7 @@ from clearhead.terminal import say
 _POOLER = re.compile(r"(^|\.)pooler\.")  # an encoder's last layer, that only classifiers read
 _POINTER = b"version https://git-lfs"
 _SHOWN = 3  # weights that a message names
+_GIB = 2**30
 _GIVE = (
     "give a folder with config.json, model.safetensors and a tokenizer, such as RUN/final, or a "
     "hub name"
@@ -277,3 +282,50 @@ def resolved(name: str) -> str:
 def best_device() -> torch.device:
     """CUDA where there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def available(device: torch.device) -> float:
+    """Bytes that are free on a GPU, or on the CPU without swapping; infinite where the system does
+    not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        lines = meminfo.read_text("utf-8").splitlines()
+        stated = [line.split()[1] for line in lines if line.startswith("MemAvailable")]
+        return int(stated[0]) * 1024 if stated else math.inf
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def require_memory(wanted: float, what: str, device: torch.device) -> None:
+    """Raise a ClearheadError where less than `wanted` bytes are available."""
+    if wanted > (free := available(device)):
+        raise ClearheadError(
+            f"{what} wants {wanted / _GIB:.1f} GiB of memory, and {free / _GIB:.1f} GiB are "
+            "available: use a larger machine, or end other programs"
+        )
+
+
+def require_room(name: str, work: str, *, copies: float, wide: bool = False) -> None:
+    """Refuse to load a model for work whose copies of the weights would not fit into memory.
+
+    Args:
+        work: a verb for the message, such as "convert".
+        copies: number of copies of all weights that exist at once.
+        wide: whether they are in float32; otherwise in their saved dtype.
+    """
+    folder = Path(resolved(name))
+    if not folder.is_dir():
+        cached = try_to_load_from_cache(name, "config.json")
+        if not isinstance(cached, str):
+            return
+        folder = Path(cached).parent
+    total = 0
+    for path in folder.glob("model*.safetensors"):  # Mistral's folders hold the weights twice
+        if not wide:
+            total += path.stat().st_size
+            continue
+        with suppress(SafetensorError), safe_open(path, "pt") as weights:  # loading names the fault
+            shapes = [weights.get_slice(key).get_shape() for key in weights.keys()]  # noqa: SIM118
+            total += 4 * sum(map(math.prod, shapes))
+    require_memory(copies * total, f"{work} of {name}", best_device())

@@ -1,4 +1,4 @@
-"""A trained model with other mechanisms: the weights it keeps, and how new ones start.
+"""A trained model with other mechanisms or scaled positions: what it keeps, what starts anew.
 
 Some mechanisms can start at exactly the old function: V2's second queries equal the first,
 a gate is ½ everywhere and W_O doubled, a sink's logit is too low to have an effect. With others,
@@ -11,17 +11,24 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import fields
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from transformers import PreTrainedModel
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.models.configuration import ClearheadConfig, window_begin
+from clearhead.models.families.family import filled
 from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.named_models import BASELINE, PRESETS
 from clearhead.nn.registry import REGISTRY
+from clearhead.ops import ntk_theta
+from clearhead.ops.rope import KINDS
 from clearhead.spec import AXES, LayerSpec
 
+Model = TypeVar("Model", bound=PreTrainedModel)
+SCALINGS = ("linear", "ntk", "dynamic", "yarn")
+"""Scalings of rotary positions that take a factor and nothing else."""
 _ATTENTION = "self_attn."
 _ROTARY = ("rope", "xpos")
 _ANNEALING = ("normalizer", "epilogue")
@@ -75,12 +82,9 @@ def check_baseline(
     if preset != BASELINE:
         return
     plain = {each.name: each.default for each in fields(LayerSpec)}
-    differing = {
-        axis: value
-        for index in range(config.num_hidden_layers)
-        for axis in AXES
-        if (value := getattr(config.layer(index), axis)) != plain[axis] and axis not in settings
-    }
+    layers = [vars(config.layer(index)) for index in range(config.num_hidden_layers)]
+    axes = [axis for axis in AXES if axis not in settings]
+    differing = {axis: one[axis] for one in layers for axis in axes if one[axis] != plain[axis]}
     if differing:
         wanted = " ".join(f"{axis}={plain[axis]}" for axis in differing)
         raise ClearheadError(
@@ -167,3 +171,52 @@ def _patterns(names: Any) -> tuple[str, ...]:
 
 def _words(changes: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in changes.items())
+
+
+def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
+    """A model of clearhead or transformers with `kind` of rotary scaling.
+
+    Its weights are shared and not copied; the model itself stays as it is.
+
+    Args:
+        kind: a rope_type (`clearhead.ops.rope.KINDS`), or "ntk": a fixed scaling of the base,
+            which Hugging Face writes as "default" with another rope_theta.
+        parameters: the kind's own, such as factor=4, above 1. The trained length is
+            max_position_embeddings; rope_theta is the model's unless given.
+
+    Raises:
+        ClearheadError: another kind or factor; a model without rotary positions, or with
+            frequencies that are scaled already or of several kinds; of clearhead's, parameters that
+            do not fit the kind.
+    """
+    choose("rope scaling", kind, ("ntk", *KINDS, "longrope"))  # the last of transformers' models
+    if not (parameters.get("factor") or 2) > 1:
+        raise ClearheadError(f"factor is {parameters['factor']}: a rope scaling takes one above 1")
+    config = deepcopy(model.config)
+    rope = getattr(config, "rope_parameters", None)
+    if not rope or "rope_theta" not in rope:
+        sets = "different ones by kind of layer" if rope else "none"
+        raise ClearheadError(
+            "rope scaling needs rotary frequencies, one set for all layers, in rope_parameters; "
+            f"{type(model).__name__} has {sets}: evaluate it without (--rope-scaling none)"
+        )
+    if (scaled := rope.get("rope_type", "default")) != "default":
+        raise ClearheadError(
+            f"the model's rotary frequencies are {scaled!r} already: evaluate it as it is"
+        )
+    changes: dict[str, Any] = {"rope_type": kind, **parameters}
+    if kind == "ntk":
+        if set(parameters) - {"rope_theta"} != {"factor"}:
+            raise ClearheadError(f"ntk takes factor=, a number above 1; found {parameters}")
+        width = getattr(config, "head_dim", None)
+        width = width or config.hidden_size // config.num_attention_heads
+        width = int(width * rope.get("partial_rotary_factor", 1.0))
+        theta = parameters.get("rope_theta", rope["rope_theta"])
+        changes = {"rope_theta": ntk_theta(theta, parameters["factor"], width)}
+    elif kind == "yarn":
+        changes.setdefault("original_max_position_embeddings", config.max_position_embeddings)
+    config.rope_parameters = {**rope, **changes}
+    weights = model.state_dict(keep_vars=True)  # the same parameters, not others on their numbers
+    other: Model = filled(type(model), config, weights, model, share=True)
+    other.set_attn_implementation(model.config._attn_implementation)
+    return other.train(model.training)

@@ -1,4 +1,4 @@
-"""Modules: one file a mechanism, listed in `mechanisms`, put together by `attention` and `block`.
+"""Modules: the mechanisms, listed in `mechanisms`, put together by `attention` and `block`.
 
 Shape suffixes as in `clearhead.ops`; C is the width of the residual stream.
 """

@@ -43,46 +43,45 @@ class Attention(nn.Module):
             positions of all keys; else they are cached as prepared, by the positions of the new
             ones.
         combines: whether `maps` combines several maps into each head.
-        places: number of learned keys before the text.
+        prefix_length: number of learned keys before the text.
         attend, weights, as_softmax: those of the normalizer.
     """
 
     def __init__(self, layer: LayerSpec) -> None:
         super().__init__()
         self.layer = layer
-        position: Any = REGISTRY.find("position", layer.position).build
-        scores, maps = REGISTRY.find("scores", layer.scores), REGISTRY.find("maps", layer.maps)
+        chosen = REGISTRY.of(layer)
+        position: Any = chosen["position"].build
+        scores, maps = chosen["scores"], chosen["maps"]
         queries, groups = maps.query_heads(layer), layer.num_key_value_heads
         hidden, bias = layer.hidden_size, layer.bias
         self.q_proj = nn.Linear(hidden, queries * scores.query_width(layer), bias=bias)
         self.k_proj = nn.Linear(hidden, groups * scores.key_width(layer), bias=bias)
-        self.v_proj = REGISTRY.find("values", layer.values).build(layer)
-        self.o_proj = REGISTRY.find("projections", layer.projections).build(layer)
-        norm = REGISTRY.find("qk_norm", layer.qk_norm).build
-        self.q_norm = norm(layer, scores.query_width(layer))
-        self.k_norm = norm(layer, scores.key_width(layer))
+        self.v_proj = chosen["values"].build(layer)
+        self.o_proj = chosen["projections"].build(layer)
+        self.q_norm = chosen["qk_norm"].build(layer, scores.query_width(layer))
+        self.k_norm = chosen["qk_norm"].build(layer, scores.key_width(layer))
         self.scores: Scores = scores.build(layer, position.prepare)
         self.cache_unrotated = self.scores.cache_unrotated or position.cache_unrotated(layer)
-        self.decay = position.decay(layer, maps.heads(layer))
+        heads = maps.heads(layer)
+        self.decay = position.decay(layer, heads)
         self.wide_factors = position.wide_factors
         self.maps: Any = maps.build(layer)  # a SingleMaps itself is not called
         self.combines = type(self.maps) is not SingleMaps
-        normalizer = REGISTRY.find("normalizer", layer.normalizer).build
-        self.normalizer: Softmax | None = normalizer(layer, queries, self.maps.keys_together)
+        together = self.maps.keys_together
+        self.normalizer: Softmax | None = chosen["normalizer"].build(layer, queries, together)
         own = self.normalizer or Softmax
         self.attend: Attend = own.attend
         self.weights, self.as_softmax = own.weights, own.as_softmax
-        shaping = REGISTRY.find("shaping", layer.shaping).build
-        self.shaping: SkipInit | None = shaping(layer, maps.heads(layer))
-        epilogue = REGISTRY.find("epilogue", layer.epilogue).build
-        self.epilogue: Epilogue | None = epilogue(layer, maps.heads(layer))
+        self.shaping: SkipInit | None = chosen["shaping"].build(layer, heads)
+        self.epilogue: Epilogue | None = chosen["epilogue"].build(layer, heads)
         if self.shaping is not None or layer.query_range is not None:
             starting(self.q_proj, partial(fixed_normal, own=layer.query_range or 0.0))
-        self.causal: bool = REGISTRY.find("direction", layer.direction).build()
+        self.causal: bool = chosen["direction"].build()
         self.window = layer.sliding_window
-        self.places = 0 if self.normalizer is None else self.normalizer.places
+        self.prefix_length = 0 if self.normalizer is None else self.normalizer.prefix_length
         self.heads, self.groups, self.value_heads = queries, groups, layer.num_value_heads
-        self.width_of_head = layer.width // maps.heads(layer)
+        self.width_of_head = layer.width // heads
 
     def forward(
         self,
@@ -135,7 +134,7 @@ class Attention(nn.Module):
         attend = self.attend
         if interface is not None:
             attend = partial(interface, self, lambdas=lambdas)
-        prefix = self._prefix(tables.prefix, v, past, prefixes) if self.places else None
+        prefix = self._prefix(tables.prefix, v, past, prefixes) if self.prefix_length else None
         if self.cache_unrotated:
             whole, rotation = self.scores.attend_unrotated, tables.keys
             alone = new == 1 and prefix is None and isinstance(rotation, Rotation)

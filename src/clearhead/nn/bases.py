@@ -7,7 +7,7 @@ another mechanism (`Declaration.adopt`), and parameters that are read outside `f
 """
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -36,8 +36,7 @@ class Attend(Protocol):
         sink: float | Tensor | None,
         prefix: tuple[Tensor, Tensor] | None,
         scale: float,
-    ) -> Tensor:
-        """[B, H, T, V]."""
+    ) -> Tensor: ...
 
 
 Interface = Callable[..., Tensor]
@@ -99,32 +98,36 @@ class NoPosition(nn.Module):
 
     @staticmethod
     def decay(layer: LayerSpec, heads: int) -> Any:
-        """A layer's module that makes tables from its tokens, as `forget.ForgetGates`, or None."""
+        """The module that makes a layer's tables from its tokens (`alibi_forget.ForgetGates`)."""
         return None
 
     @staticmethod
-    def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
+    def prepare(x_BHTD: Tensor, table: Any, /) -> Tensor:
         """Apply position to queries or keys."""
         return x_BHTD
 
 
-class Scores(Protocol):
-    """Scores of queries and keys. Built for a layer and the position's `prepare`.
+class Scores:
+    """The dot product, of queries and keys as the position prepares them; the interface of others.
+
+    Built for a layer and the position's `prepare`.
 
     Attributes:
         cache_unrotated: whether keys are cached as projected and prepared when read.
         attend_unrotated: attention of a lone query over such keys, called as `Attend` with the
             keys' `rotation` and a fallback `attend`; None: keys are prepared first.
+        queries: function of projected queries [B, H, T, D] and their table; as the product takes
+            them.
+        keys: the same for keys.
     """
 
-    cache_unrotated: bool
-    attend_unrotated: Callable[..., Tensor] | None
+    cache_unrotated = False
+    attend_unrotated: Callable[..., Tensor] | None = None
+    queries: Callable[[Tensor, Any], Tensor]
+    keys: Callable[[Tensor, Any], Tensor]
 
-    def queries(self, q_BHTD: Tensor, table: Any) -> Tensor:
-        """Queries as the dot product takes them, from projected ones."""
-
-    def keys(self, k_BGSD: Tensor, table: Any) -> Tensor:
-        """Keys as the dot product takes them, from projected ones."""
+    def __init__(self, layer: LayerSpec, prepare: Callable[[Tensor, Any], Tensor]) -> None:
+        self.queries = self.keys = prepare
 
 
 class Softmax:
@@ -133,13 +136,13 @@ class Softmax:
     Built for a layer, H, and `SingleMaps.keys_together`.
 
     Attributes:
-        places: number of the prefix's keys, which take the positions before the text.
+        prefix_length: number of the prefix's keys, which take the positions before the text.
         attend: attention by these weights, such as `ops.attend`.
         weights: their float64 oracle, called as `ops.oracles.weights`.
         as_softmax: scores and sink with the same weights under softmax; None: those as they are.
     """
 
-    places = 0
+    prefix_length = 0
     attend: Attend = staticmethod(attend)
     weights: Callable[..., Tensor] = staticmethod(oracles.weights)
     as_softmax: AsSoftmax | None = None
@@ -267,17 +270,16 @@ def nothing(*of: Any) -> None:
 
 
 PAPER = "arXiv 1706.03762"
+_direction = partial(Declaration, "direction")
 DECLARATIONS = (
+    Declaration("scores", "dot", "q · k / √d", PAPER, Scores, cache=numbers_per_group),
     Declaration("normalizer", "softmax", "exp(s) / Σ exp(s)", PAPER, nothing),
     Declaration("maps", "single", "one map a head", PAPER, SingleMaps, flops=attention_flops),
     Declaration("shaping", "none", "A", PAPER, nothing),
     Declaration("epilogue", "none", "the heads as they are", PAPER, nothing),
     # Whether attention is causal.
-    Declaration(
-        "direction", "causal", "a token sees itself and what came before", PAPER, lambda: True
-    ),
-    Declaration(
-        "direction",
+    _direction("causal", "a token sees itself and what came before", PAPER, lambda: True),
+    _direction(
         "bidirectional",
         "a token sees the whole text; no generation, no cache",
         "arXiv 1810.04805",

@@ -5,15 +5,36 @@ branches and α_FF that of the MLP's skip, each 1 where the configuration gives 
 to a branch where something is added to it.
 """
 
+from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from clearhead.nn.attention import Attention
 from clearhead.nn.bases import PAPER
-from clearhead.nn.positionwise import gain, silent
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import Declaration, LayerSpec
+
+
+class Gain(nn.Module):
+    """x · β, β a trained number (arXiv 2311.01906, section 4.1)."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.start = start
+        self.gain = nn.Parameter(torch.full((1,), float(start)))
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.gain, self.start)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return x_BTC * self.gain
+
+
+def _gain(start: float | None) -> Gain | None:
+    """A branch's `Gain` from its start; None for a branch without one."""
+    return None if start is None else Gain(start)
 
 
 class Block(nn.Module):
@@ -34,14 +55,14 @@ class Block(nn.Module):
         norm = REGISTRY.find("norm", layer.norm).build
         self.input_layernorm = norm(layer.hidden_size, layer.norm_eps)
         self.self_attn = Attention(layer)
-        self.attention_gain = gain(layer.attention_gain)
+        self.attention_gain = _gain(layer.attention_gain)
         if self.norms == 2:
             self.post_attention_layernorm = norm(layer.hidden_size, layer.norm_eps)
         rotation = REGISTRY.find("mlp_rotation", layer.mlp_rotation).build
         mlp = REGISTRY.find("mlp", layer.mlp).build
         self.mlp = mlp(layer, rotation(layer.intermediate_size))
-        self.mlp_gain = gain(layer.mlp_gain)
-        self.mlp_skip_gain = gain(layer.mlp_skip_gain)
+        self.mlp_gain = _gain(layer.mlp_gain)
+        self.mlp_skip_gain = _gain(layer.mlp_skip_gain)
         self.attention_dropout, self.mlp_dropout = [
             nn.Dropout(layer.dropout) if layer.dropout and added else None for added in self.added
         ]
@@ -178,6 +199,17 @@ def _parallel(layer: LayerSpec) -> type[Block]:
     return Parallel if layer.attention_skip == "identity" else SASP
 
 
+def _silent(layer: LayerSpec) -> str | None:
+    """Reason why no gradient passes a branch that starts at 0, or None."""
+    alone = "would write nothing at the start, and no skip passes by it: make that gain null"
+    if layer.attention_skip == "none" and layer.attention_gain == 0:
+        return f"attention with attention_gain={layer.attention_gain} {alone}"
+    skipped = layer.mlp_skip == "identity" and layer.mlp_skip_gain != 0
+    if layer.order == "sequential" and not skipped and layer.mlp_gain == 0:
+        return f"the MLP with mlp_gain={layer.mlp_gain} {alone}"
+    return None
+
+
 def _mlp_refuses(layer: LayerSpec) -> str | None:
     if layer.mlp_skip_gain is not None and layer.mlp_skip == "none":
         return (
@@ -195,20 +227,21 @@ def _parallel_refuses(layer: LayerSpec) -> str | None:
         )
     if layer.mlp_skip_gain is not None:
         return "the MLP has no skip of its own: leave mlp_skip_gain out, or use order='sequential'"
-    return silent(layer)
+    return _silent(layer)
 
 
+_order, _attention_skip, _mlp_skip = (
+    partial(Declaration, axis) for axis in ("order", "attention_skip", "mlp_skip")
+)
 DECLARATIONS = (
-    Declaration(
-        "order",
+    _order(
         "sequential",
         "the MLP reads the stream after attention wrote to it; two norms",
         PAPER,
         _sequential,
-        refuses=silent,
+        refuses=_silent,
     ),
-    Declaration(
-        "order",
+    _order(
         "parallel",
         "the MLP reads what attention reads; one norm",
         "GPT-J; arXiv 2311.01906, eq. 7",
@@ -216,17 +249,15 @@ DECLARATIONS = (
         refuses=_parallel_refuses,
     ),
     # Whether the stream passes by attention, and by the MLP; the order's blocks read it.
-    Declaration("attention_skip", "identity", "x + attention", PAPER, lambda: True),
-    Declaration(
-        "attention_skip",
+    _attention_skip("identity", "x + attention", PAPER, lambda: True),
+    _attention_skip(
         "none",
         "attention alone, which must then carry the signal itself (see `shaping`)",
         "arXiv 2302.10322",
         lambda: False,
     ),
-    Declaration("mlp_skip", "identity", "x + MLP", PAPER, lambda: True),
-    Declaration(
-        "mlp_skip",
+    _mlp_skip("identity", "x + MLP", PAPER, lambda: True),
+    _mlp_skip(
         "none",
         "the MLP alone",
         "arXiv 2311.01906, section 4.3",

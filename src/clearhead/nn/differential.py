@@ -1,21 +1,44 @@
-"""Differential attention V1: two maps a head, the second subtracted λ times, to cancel noise."""
+"""Differential attention: two maps a head, the second subtracted λ times, to cancel noise."""
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.nn.bases import SingleMaps, attention_flops, with_own_parameters
+from clearhead.nn.bases import (
+    SingleMaps,
+    Weights,
+    attention_flops,
+    with_doubled_output,
+    with_own_parameters,
+)
 from clearhead.ops.precision import widened, without_autocast
 from clearhead.spec import Declaration, LayerSpec
 
 HEAD_NORMS = ("affine", "plain", "none")
 
 
-class Differential(nn.Module, SingleMaps):
-    """λ, the per-head norm and the constant gain (arXiv 2410.05258, eqs. 2 and 3).
+class _TwoMaps(nn.Module, SingleMaps):
+    """Map 1 − λ · map 2."""
+
+    maps = ("map 1", "map 2")
+
+    def effective_weights(self, weights_BHTS: Tensor, lambdas: Tensor) -> Tensor:
+        first, second = self.split(weights_BHTS)
+        return first - lambdas.to(first.dtype) * second
+
+    def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Tensor) -> Tensor:
+        first, second = (
+            (1.0, 1.0) if row_sum_BHT1 is None else (row_sum_BHT1[:, 0::2], row_sum_BHT1[:, 1::2])
+        )
+        return first - lambdas * second
+
+
+class Differential(_TwoMaps):
+    """V1: λ, the per-head norm and the constant gain (arXiv 2410.05258, eqs. 2 and 3).
 
     λ = exp(λq1 · λk1) − exp(λq2 · λk2) + λ_init, one for the layer's heads, in float32: rounding
     the two exponentials to bfloat16 before subtracting would cost up to 0.012.
@@ -24,7 +47,6 @@ class Differential(nn.Module, SingleMaps):
     "plain" none; "none" (an ablation of the paper) leaves the norm out and keeps 1 − λ_init.
     """
 
-    maps = ("map 1", "map 2")
     keys_together = 2
     constants: Tensor
     kept: tuple[list[Any], Tensor, Tensor] | None
@@ -123,16 +145,37 @@ class Differential(nn.Module, SingleMaps):
 
     def effective_weights(self, weights_BHTS: Tensor, lambdas: Tensor) -> Tensor:
         """The signed difference [B, H/2, T, S]; with no norm after it, times 1 − λ_init."""
-        first, second = self.split(weights_BHTS)
-        difference = first - lambdas.to(first.dtype) * second
+        difference = super().effective_weights(weights_BHTS, lambdas)
         return difference * self.constants[1] if self.head_norm == "none" else difference
 
     def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Tensor) -> Tensor:
         """Without the norm: (1 − λ_init)(mass 1 − λ · mass 2)."""
-        first, second = (
-            (1.0, 1.0) if row_sum_BHT1 is None else (row_sum_BHT1[:, 0::2], row_sum_BHT1[:, 1::2])
-        )
-        return (first - lambdas * second) * self.constants[1]
+        return super().row_sum(row_sum_BHT1, lambdas) * self.constants[1]
+
+
+class DifferentialV2(_TwoMaps):
+    """V2: λ = σ(x W_λ) for each token and head, from attention's input; no norm, no λ_init.
+
+    At initialisation λ is about 1/2: x is normed and W_λ is N(0, 0.02²).
+    """
+
+    def __init__(self, layer: LayerSpec) -> None:
+        super().__init__()
+        self.lambda_proj = nn.Linear(layer.hidden_size, layer.num_attention_heads, bias=False)
+
+    def lambdas(self, x_BTC: Tensor) -> Tensor:
+        """λ, float32 [B, H/2, T, 1]."""
+        return torch.sigmoid(self.lambda_proj(x_BTC).float()).transpose(1, 2)[..., None]
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, lambdas: Tensor, *, attend: Any, **options: Any
+    ) -> Tensor:
+        """[B, H/2, T, D]; H is twice the baseline's heads."""
+        return ops.differential_v2(q, k, v, lambdas, attend=attend, **options)
+
+    def split(self, heads_BH: Tensor) -> tuple[Tensor, Tensor]:
+        """Split [B, H, …], a value for each query, into those of the first and second maps."""
+        return heads_BH[:, 0::2], heads_BH[:, 1::2]
 
 
 def _refuses(layer: LayerSpec) -> str | None:
@@ -145,14 +188,38 @@ def _refuses(layer: LayerSpec) -> str | None:
     return None
 
 
-DECLARATION = Declaration(
-    "maps",
-    "differential",
-    "the difference of two maps a head, over a value of twice the width (V1)",
-    "arXiv 2410.05258, eqs. 1 to 3",
-    Differential,
-    heads=lambda layer: layer.num_attention_heads // 2,
-    refuses=_refuses,
-    # Both maps read a value of width 2D: a half more than the baseline of the same width.
-    flops=lambda layer, length: 1.5 * attention_flops(layer, length),
+def _adopt(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
+    """Second queries (and their sinks) as the first, λ exactly ½, and W_O doubled."""
+    heads, weights = after.num_attention_heads, with_doubled_output(weights, after)
+    for name in ("q_proj.weight", "q_proj.bias", "normalizer.logit"):
+        if name in weights:
+            by_head = weights[name].unflatten(0, (heads, -1))
+            weights[name] = by_head.repeat_interleave(2, 0).flatten(0, 1)
+    weights["maps.lambda_proj.weight"] = weights["q_proj.weight"].new_zeros(
+        heads, after.hidden_size
+    )
+    return weights
+
+
+_maps = partial(Declaration, "maps")
+DECLARATIONS = (
+    _maps(
+        "differential",
+        "the difference of two maps a head, over a value of twice the width (V1)",
+        "arXiv 2410.05258, eqs. 1 to 3",
+        Differential,
+        heads=lambda layer: layer.num_attention_heads // 2,
+        refuses=_refuses,
+        # Both maps read a value of width 2D: a half more than the baseline of the same width.
+        flops=lambda layer, length: 1.5 * attention_flops(layer, length),
+    ),
+    _maps(
+        "differential-v2",
+        "the difference of two maps a head over the same keys and values, λ by token (V2)",
+        "microsoft/unilm, Diff-Transformer-V2 (2026-01)",
+        DifferentialV2,
+        query_heads=lambda layer: 2 * layer.num_attention_heads,
+        flops=lambda layer, length: 2 * attention_flops(layer, length),
+        adopt=_adopt,
+    ),
 )

@@ -1,6 +1,7 @@
 """Rotation of the input of an MLP's output matrix."""
 
-import torch
+from functools import partial
+
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
@@ -23,8 +24,7 @@ class Hadamard(nn.Module):
         super().__init__()
         self.block = block_of(width)
         for name, matrix in zip(("left", "right"), factors(self.block), strict=True):
-            self.register_buffer(name, torch.empty_like(matrix), persistent=False)
-        self.reset_parameters()
+            self.register_buffer(name, matrix, persistent=False)
 
     def reset_parameters(self) -> None:
         for buffer, matrix in zip((self.left, self.right), factors(self.block), strict=True):
@@ -56,23 +56,15 @@ def _flops(layer: LayerSpec, length: int) -> float:
     return 2.0 * width * sum(map(len, factors(block_of(width))))
 
 
+_rotation = partial(Declaration, "mlp_rotation", adopt=_turned)
 DECLARATIONS = (
-    Declaration(
-        "mlp_rotation",
-        "none",
-        "the MLP's output matrix reads the hidden channels",
-        PAPER,
-        nothing,
-        adopt=_turned,
-    ),
-    Declaration(
-        "mlp_rotation",
+    _rotation("none", "the MLP's output matrix reads the hidden channels", PAPER, nothing),
+    _rotation(
         "hadamard",
         "the hidden channels times a Hadamard matrix in blocks of up to 512, for few bits",
         "arXiv 2404.00456 (QuaRot)",
         Hadamard,
         refuses=_refuses,
-        adopt=_turned,
         flops=_flops,
     ),
 )

@@ -1,51 +1,27 @@
-"""Every built-in mechanism, one line each. To add one: write its file, add its line."""
+"""Every built-in mechanism. To add one: write its file with `DECLARATIONS`, add its name."""
 
 from clearhead.nn import (
-    alibi,
+    alibi_forget,
     bases,
     block,
+    coca,
     differential,
-    differential_v2,
-    forget,
-    gate,
+    epilogues,
     hadamard,
-    key_bias,
-    key_value,
+    null_keys,
     pope,
     positions,
     positionwise,
     rotary,
-    scores,
     shaping,
-    sink,
-    softmax1,
     softpick,
     values,
-    xsa,
 )
 from clearhead.nn.registry import REGISTRY
 
-for declaration in (
-    *bases.DECLARATIONS,
-    *scores.DECLARATIONS,
-    pope.DECLARATION,
-    softmax1.DECLARATION,
-    sink.DECLARATION,
-    key_bias.DECLARATION,
-    key_value.DECLARATION,
-    softpick.DECLARATION,
-    differential.DECLARATION,
-    differential_v2.DECLARATION,
-    *shaping.DECLARATIONS,
-    *gate.DECLARATIONS,
-    xsa.DECLARATION,
-    *values.DECLARATIONS,
-    *rotary.DECLARATIONS,
-    alibi.DECLARATION,
-    forget.DECLARATION,
-    *positions.DECLARATIONS,
-    *positionwise.DECLARATIONS,
-    *hadamard.DECLARATIONS,
-    *block.DECLARATIONS,
+for module in (
+    *(bases, coca, pope, null_keys, softpick, differential, shaping, epilogues, values),
+    *(rotary, alibi_forget, positions, positionwise, hadamard, block),
 ):
-    REGISTRY.add(declaration)
+    for declaration in module.DECLARATIONS:
+        REGISTRY.add(declaration)

@@ -74,14 +74,16 @@ def _flops(layer: LayerSpec, length: int) -> float:
     return layer.head_dim * (2.0 * heads * visible_keys(layer, length) + 2 * heads + 8 * groups)
 
 
-DECLARATION = Declaration(
-    "scores",
-    "pope",
-    "Σ softplus(q_c) softplus(k_c) cos((n−m)θ_c + δ_c) / √d, δ learned a channel, from 0",
-    "arXiv 2509.10534 (PoPE)",
-    Polar,
-    refuses=_refuses,
-    rotary_width=lambda layer: 2 * layer.head_dim,
-    flops=_flops,
-    cache=numbers_per_group,
+DECLARATIONS = (
+    Declaration(
+        "scores",
+        "pope",
+        "Σ softplus(q_c) softplus(k_c) cos((n−m)θ_c + δ_c) / √d, δ learned a channel, from 0",
+        "arXiv 2509.10534 (PoPE)",
+        Polar,
+        refuses=_refuses,
+        rotary_width=lambda layer: 2 * layer.head_dim,
+        flops=_flops,
+        cache=numbers_per_group,
+    ),
 )

@@ -5,6 +5,7 @@
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -63,30 +64,24 @@ def _waves(positions_BT: Tensor, width: int) -> Tensor:
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
 
 
+_position = partial(Declaration, "position")
 DECLARATIONS = (
-    Declaration(
-        "position",
-        "learned",
-        "a learned vector a position, up to max_position_embeddings",
-        "GPT-2",
-        Learned,
+    _position(
+        "learned", "a learned vector a position, up to max_position_embeddings", "GPT-2", Learned
     ),
-    Declaration(
-        "position",
+    _position(
         "sinusoidal",
         "fixed waves added to the embedding",
         "arXiv 1706.03762, section 3.5",
         Sinusoidal,
     ),
-    Declaration(
-        "position",
+    _position(
         "scaled-sinusoidal",
         "fixed waves times a learned number, added to the embedding",
         "arXiv 2212.14034 (crammed BERT); arXiv 2202.10447",
         ScaledSinusoidal,
     ),
-    Declaration(
-        "position",
+    _position(
         "none",
         "no position: the causal mask alone tells order; without it, a bag of tokens",
         "arXiv 2305.19466",

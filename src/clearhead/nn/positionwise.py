@@ -63,38 +63,6 @@ def _qk_flops(layer: LayerSpec, length: int) -> float:
     return 4.0 * (layer.num_attention_heads + layer.num_key_value_heads) * layer.head_dim
 
 
-class Gain(nn.Module):
-    """x · β, β a trained number (arXiv 2311.01906, section 4.1)."""
-
-    def __init__(self, start: float) -> None:
-        super().__init__()
-        self.start = start
-        self.gain = nn.Parameter(torch.empty(1))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.gain, self.start)
-
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        return x_BTC * self.gain
-
-
-def gain(start: float | None) -> Gain | None:
-    """A branch's `Gain` from its start; None for a branch without one."""
-    return None if start is None else Gain(start)
-
-
-def silent(layer: LayerSpec) -> str | None:
-    """Reason why no gradient passes a branch that starts at 0, or None."""
-    alone = "would write nothing at the start, and no skip passes by it: make that gain null"
-    if layer.attention_skip == "none" and layer.attention_gain == 0:
-        return f"attention with attention_gain={layer.attention_gain} {alone}"
-    skipped = layer.mlp_skip == "identity" and layer.mlp_skip_gain != 0
-    if layer.order == "sequential" and not skipped and layer.mlp_gain == 0:
-        return f"the MLP with mlp_gain={layer.mlp_gain} {alone}"
-    return None
-
-
 class MLP(nn.Module):
     """f(x W_up) W_down, or with a gate (f(x W_gate) ∘ x W_up) W_down; f by `layer.mlp`."""
 
@@ -159,40 +127,35 @@ def _relu(x: Tensor) -> Tensor:
 
 
 def _mlp(
-    name: str, summary: str, source: str, function: Callable[[Tensor], Tensor], *, gated: bool
+    name: str, summary: str, source: str, function: Callable[[Tensor], Tensor], gated: bool = False
 ) -> Declaration:
     return Declaration("mlp", name, summary, source, partial(MLP, function=function, gated=gated))
 
 
+_norm, _qk_norm = partial(Declaration, "norm"), partial(Declaration, "qk_norm")
 _GATED, _TWO = "gate times a linear branch; three matrices", "two matrices"
 DECLARATIONS = (
-    Declaration(
-        "norm", "rmsnorm", "root mean square, a gain for each channel", "arXiv 1910.07467", RMSNorm
-    ),
-    Declaration(
-        "norm",
+    _norm("rmsnorm", "root mean square, a gain for each channel", "arXiv 1910.07467", RMSNorm),
+    _norm(
         "rmsnorm-single",
         "root mean square, one gain for all channels (part of the OrthoAdam recipe)",
         "arXiv 2410.17174, RMSNorm-S",
         RMSNormSingle,
     ),
-    Declaration(
-        "norm",
+    _norm(
         "layernorm",
         "mean and variance, gain and bias for each channel",
         "arXiv 1607.06450",
         LayerNorm,
     ),
-    Declaration(
-        "norm",
+    _norm(
         "none",
         "nothing, but LayerNorm in the first layer and after the last",
         "arXiv 2311.01906, section 4.4, as its authors' code does",
         lambda width, eps: nn.Identity(),
     ),
-    Declaration("qk_norm", "none", "queries and keys as projected", PAPER, nothing),
-    Declaration(
-        "qk_norm",
+    _qk_norm("none", "queries and keys as projected", PAPER, nothing),
+    _qk_norm(
         "rmsnorm",
         "RMSNorm of each head's queries and keys, with one gain a channel for all heads",
         "arXiv 2010.04245, as Qwen3 has it",
@@ -202,13 +165,12 @@ DECLARATIONS = (
     ),
     _mlp("swiglu", f"silu {_GATED}", "arXiv 2002.05202", F.silu, gated=True),
     _mlp("geglu", f"exact GELU {_GATED}", "arXiv 2002.05202", F.gelu, gated=True),
-    _mlp("gelu", f"GELU in GPT-2's tanh form; {_TWO}", "arXiv 1606.08415", _gelu, gated=False),
+    _mlp("gelu", f"GELU in GPT-2's tanh form; {_TWO}", "arXiv 1606.08415", _gelu),
     _mlp(
         "gelu-exact",
         f"GELU by the error function; {_TWO}",
         "arXiv 1606.08415, as GPT-NeoX has it",
         F.gelu,
-        gated=False,
     ),
-    _mlp("relu", f"ReLU; {_TWO}", "arXiv 1706.03762", _relu, gated=False),
+    _mlp("relu", f"ReLU; {_TWO}", PAPER, _relu),
 )

@@ -1,6 +1,7 @@
 """Rotary positions, with every scaling of their frequencies; and xPos."""
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -136,23 +137,20 @@ def _rotation_flops(layer: LayerSpec, length: int) -> float:
     return 3.0 * layer.head_dim * (layer.num_attention_heads + layer.num_key_value_heads)
 
 
+_position = partial(Declaration, "position", flops=_rotation_flops)
 DECLARATIONS = (
-    Declaration(
-        "position",
+    _position(
         "rope",
         "rotary: queries and keys turned by an angle that grows with position",
         "arXiv 2104.09864",
         Rotary,
         refuses=_refuses,
-        flops=_rotation_flops,
     ),
-    Declaration(
-        "position",
+    _position(
         "xpos",
         "rotary, with scores that fade with distance; causal",
         "arXiv 2212.10554",
         XPos,
         refuses=_xpos_refuses,
-        flops=_rotation_flops,
     ),
 )

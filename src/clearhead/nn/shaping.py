@@ -1,6 +1,7 @@
 """Shaped attention: the identity, attention and its centre, so that a block starts as its input."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,7 @@ class SkipInit(nn.Module):
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
         super().__init__()
-        self.alpha = nn.Parameter(torch.empty(heads))
-        self.beta = nn.Parameter(torch.empty(heads))
-        self.reset_parameters()
+        self.alpha, self.beta = nn.Parameter(torch.ones(heads)), nn.Parameter(torch.zeros(heads))
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.alpha)
@@ -63,8 +62,7 @@ class Shaped(SkipInit):
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
         super().__init__(layer, heads)
-        self.gamma = nn.Parameter(torch.empty(heads))
-        self.reset_parameters()
+        self.beta, self.gamma = (nn.Parameter(torch.ones(heads)) for _ in range(2))
 
     def reset_parameters(self) -> None:
         for gain in self.parameters():
@@ -95,23 +93,20 @@ def _refuses(layer: LayerSpec) -> str | None:
     return None
 
 
+_shaping = partial(Declaration, "shaping", refuses=_refuses)
 DECLARATIONS = (
-    Declaration(
-        "shaping",
+    _shaping(
         "skipinit",
         "α I + β A, from α = 1 and β = 0, a pair for each head; W_Q from 0",
         "arXiv 2302.10322; 2311.01906, eq. 4",
         SkipInit,
-        refuses=_refuses,
         flops=lambda layer, length: 3.0 * layer.width,
     ),
-    Declaration(
-        "shaping",
+    _shaping(
         "shaped",
         "α I + β A − γ C, all from 1, three gains a head; C is A at W_Q = 0, where W_Q starts",
         "arXiv 2311.01906, eq. 5",
         Shaped,
-        refuses=_refuses,
         flops=lambda layer, length: 8.0 * layer.width,  # the running mean beside the three gains
     ),
 )

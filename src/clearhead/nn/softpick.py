@@ -80,11 +80,13 @@ def _refuses(layer: LayerSpec) -> str | None:
     return None
 
 
-DECLARATION = Declaration(
-    "normalizer",
-    "softpick",
-    "relu(e^s − 1) / Σ |e^s − 1|: weights may be 0, and a row may sum to less than 1",
-    "arXiv 2504.20966",
-    Softpick,
-    refuses=_refuses,
+DECLARATIONS = (
+    Declaration(
+        "normalizer",
+        "softpick",
+        "relu(e^s − 1) / Σ |e^s − 1|: weights may be 0, and a row may sum to less than 1",
+        "arXiv 2504.20966",
+        Softpick,
+        refuses=_refuses,
+    ),
 )

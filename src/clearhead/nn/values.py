@@ -1,9 +1,12 @@
 """Value and output projections: linear, identity, or reparametrised around a fixed matrix."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead.nn.bases import PAPER
 from clearhead.nn.init import STARTS, residual_output, starting
 from clearhead.spec import Declaration, LayerSpec
 
@@ -24,8 +27,7 @@ class Reparametrised(nn.Module):
         self.std = layer.initializer_range
         self.beta_start = layer.value_gain
         self.delta = nn.Parameter(torch.empty(shape))
-        self.alpha = nn.Parameter(torch.empty(1))
-        self.beta = nn.Parameter(torch.empty(1))
+        self.alpha, self.beta = (nn.Parameter(torch.empty(1)) for _ in range(2))
         if self.kind != "identity":
             self.register_buffer("initial", torch.empty(shape))
         self.reset_parameters()
@@ -91,65 +93,43 @@ def _drawn_refuses(layer: LayerSpec) -> str | None:
     return None
 
 
-def _cached(layer: LayerSpec) -> int:
-    """A token's values."""
-    return layer.num_value_heads * layer.head_dim
-
-
 def _product(layer: LayerSpec, length: int) -> float:
     return 2.0 * layer.hidden_size * layer.hidden_size
 
 
+# A token's values are cached.
+_values = partial(Declaration, "values", cache=lambda layer: layer.num_value_heads * layer.head_dim)
+_projections = partial(Declaration, "projections")
+_IDENTITY, _EQ_6 = "arXiv 2311.01906, section 4.2", "arXiv 2311.01906, eq. 6"
 DECLARATIONS = (
-    Declaration(
-        "values",
-        "linear",
-        "x W_V",
-        "arXiv 1706.03762",
-        _linear_value,
-        refuses=_linear_value_refuses,
-        cache=_cached,
-    ),
-    Declaration(
-        "values",
+    _values("linear", "x W_V", PAPER, _linear_value, refuses=_linear_value_refuses),
+    _values(
         "identity",
         "attention's input itself; no matrix",
-        "arXiv 2311.01906, section 4.2",
+        _IDENTITY,
         lambda layer: nn.Identity(),
         refuses=_value_refuses,
-        cache=_cached,
     ),
-    Declaration(
-        "values",
+    _values(
         "reparametrised",
         "x (α W_init + β ΔW), with ΔW from 0",
-        "arXiv 2311.01906, eq. 6",
+        _EQ_6,
         Reparametrised,
         refuses=lambda layer: _drawn_refuses(layer) or _value_refuses(layer),
-        cache=_cached,
         flops=_product,
     ),
-    Declaration(
-        "projections",
-        "linear",
-        "heads W_P",
-        "arXiv 1706.03762",
-        _linear_projection,
-        refuses=_drawn_refuses,
-    ),
-    Declaration(
-        "projections",
+    _projections("linear", "heads W_P", PAPER, _linear_projection, refuses=_drawn_refuses),
+    _projections(
         "identity",
         "the heads side by side; no matrix",
-        "arXiv 2311.01906, section 4.2",
+        _IDENTITY,
         lambda layer: nn.Identity(),
         refuses=_as_wide_as_the_stream,
     ),
-    Declaration(
-        "projections",
+    _projections(
         "reparametrised",
         "heads (α W_init + β ΔW), with ΔW from 0",
-        "arXiv 2311.01906, eq. 6",
+        _EQ_6,
         Reparametrised,
         refuses=lambda layer: _drawn_refuses(layer) or _as_wide_as_the_stream(layer),
         flops=_product,

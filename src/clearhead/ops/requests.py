@@ -17,7 +17,7 @@ SHORT = 1024
 
 
 class Call(NamedTuple):
-    """What a kernel computes: softmax(scale · q kᵀ) v over the keys that each query sees.
+    """Input of a kernel, which computes softmax(scale · q kᵀ) v over the keys that each query sees.
 
     `forward(call)` of a kernel returns the output o [B, H, T, V] and its log-sum-exp [B, H, T],
     float32 (float64 for float64). `backward(call, grad, o, lse)` returns the gradients of q, k and

@@ -71,7 +71,8 @@ def _attention(kernel: Any, request: Request, device: torch.device) -> str | Non
             o = kernel.attend(call)
             results = [o, *torch.autograd.grad(o, inputs, grad)]
         else:
-            o, lse = sinks.join(*kernel.forward(call), sink)
+            o, lse = kernel.forward(call)
+            o, lse = sinks.join(o, lse, sink)
             results = [o, *kernel.backward(call, grad, o, lse)]
     options = {"scale": call.scale, "sink": None if whole else sink, **visibility._asdict()}
     with torch.enable_grad():

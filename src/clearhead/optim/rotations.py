@@ -1,25 +1,16 @@
 """Random orthogonal changes of basis, a pure function of a seed and the size of an axis.
 
-Two constructions, both drawn on the CPU in float64 and applied in float32:
+Both are drawn on the CPU in float64 and applied in float32 (docs/optimizers.md, "The rotations"):
 
-- `haar`: uniform over the orthogonal group. QR of a Gaussian matrix, each column of Q given the
-  sign of R's diagonal (without which the law of Q depends on the factorisation's conventions).
-  n² numbers, 2n² operations a vector.
+- `haar`: QR of a Gaussian matrix, each column of Q given the sign of R's diagonal (without which
+  the law of Q depends on the factorisation's conventions).
 - `hadamard`: Q = (F₁ ⊗ F₂ ⊗ …)·D for n = 2^k·m with m odd and below 64. D is a diagonal of random
-  signs; each F is a Hadamard matrix of a power of two, and one of them holds a Haar matrix of size
-  m as a further Kronecker factor. No F is larger than 64, so a vector costs O(n log n), as a few
-  small matrix products, which on CPUs beats the butterfly form by far. Any other n, 50257 say, has
-  no such factors: there two overlapping blocks of the largest size b that has them, b > n·31/32,
-  are rotated one after the other, coordinates 0 … b−1 and then n−b … n−1. Each factor is
-  orthogonal, hence so is the product, whatever n is.
+  signs; each F is a Hadamard matrix of a power of two, and the first holds a Haar matrix of size
+  m as a further Kronecker factor. No F is larger than 64. Any other n has two overlapping blocks of
+  the largest such size b > n·31/32, one after the other: coordinates 0 … b−1, then n−b … n−1.
 
-Either is drawn once a size. A parameter's own rotation is Q·S, S a diagonal of random signs hashed
-from the parameter's key: only the key is kept, and parameters of a shape are still rotated
-by one product. S must come first: Adam commutes with signs, so those of S·Q would cancel.
-
-The signs are integers and equal on every machine. What went through a QR, Haar matrices and odd
-factors, agrees between machines to LAPACK's rounding, about n·1e-16, which float32 mostly hides:
-entries may differ in the last bit, and trajectories by what that bit grows to.
+A parameter's own rotation is Q·S, S a diagonal of random signs hashed from the parameter's key. S
+must come first: Adam commutes with signs, so those of S·Q would cancel.
 """
 
 import hashlib

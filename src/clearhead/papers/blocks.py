@@ -40,10 +40,6 @@ def _table(scale: str, layers: int, width: int, tokens: int, sweep: int, **other
     return _BASES[scale].changed(layers=layers, width=width, tokens=tokens, **given)
 
 
-def _published(layers: int, size: str) -> Study:
-    return RUNS[size].config.changed(label=f"{layers} layers", **MEASURED)
-
-
 # Layers → the table that all arms of this depth share; and the deep model's, with the rates of so
 # many layers.
 TABLES = {
@@ -52,7 +48,10 @@ TABLES = {
         6: _table("small", 6, 256, 8_192_000, 4_096_000),
         24: _table("small", 24, 256, 4_915_200, 2_048_000),
     },
-    "paper": {18: _published(18, "codeparrot"), 72: _published(72, "codeparrot-72")},
+    "paper": {
+        18: RUNS["codeparrot"].config.changed(label="18 layers", **MEASURED),
+        72: RUNS["codeparrot-72"].config.changed(label="72 layers", **MEASURED),
+    },
 }
 DEEP = {
     "tiny": (24, _table("tiny", 24, 64, 256_000, 64_000)),

@@ -5,12 +5,13 @@ A line a claim comes first; then each claim with its comparisons, over all recor
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from clearhead.papers.claims import Judged, Pooled, judged
 from clearhead.papers.contrasts import Contrast, Judgement, Outcome
-from clearhead.papers.requests import NOTHING, arms_of, cost
+from clearhead.papers.requests import arms_for, cost
 from clearhead.records.runs import Records
 from clearhead.report import style
 from clearhead.report.narrative import enumerate_words
@@ -23,27 +24,6 @@ VERBS = (  # of each verdict, for one claim and for several
     ("is undecided", "are undecided"),
     ("is untested", "are untested"),
 )
-_SPEED = "change in tokens a second"
-# Name, what is changed; words, claim and place there of the comparisons of its price and its gain.
-# fmt: off
-REPAIRS = (
-    ("prefix and rotation, trained", "a token before the text, turned weights",
-        ("perplexity of code, against plain training", "retrofit/loss", 0),
-        ("perplexity saved at 8 bits, against plain training", "retrofit/controls", 0)),
-    ("ALiBi", "positions", ("perplexity at the training length", "position/alibi", 0),
-        ("perplexity at 16 × it, neither scaled", "position/alibi", 1)),
-    ("CoCA, exact", "scores", ("perplexity at the training length", "coca/exact", 0),
-        ("perplexity at 8 × it, both with NTK", "coca/table1", 1)),
-    ("SAS-P", "the block", (_SPEED, "sas/table1", 0), ("loss, 6 layers", "sas/figure5", 1)),
-    ("softmax-1", "the normaliser", ("loss on text", "softmax1/loss", 0),
-        ("queries that look most at the first token", "softmax1/share", 0)),
-    ("OrthoAdam, shared", "the optimizer", ("loss, beside other repairs", "together/loss", 5),
-        ("kurtosis of the first token", "softmax1/kurtosis", 2)),
-    ("differential V1", "the maps", (_SPEED, "diff/speed", 0),
-        ("two of six needles found", "diff/table2", 0)),
-    ("differential V2", "the maps", (_SPEED, "diff/speed", 1), ("loss", "diff/v2", 0)),
-)
-# fmt: on
 
 
 def markdown(sources: Mapping[str, Records]) -> list[str]:
@@ -57,19 +37,20 @@ def markdown(sources: Mapping[str, Records]) -> list[str]:
     )
     text = environment.get_template("book.md").render(
         rows=rows,
-        worth=[*_worth(rows)],
+        worth=lambda repairs: [*_worth(rows, repairs)],
         summary=[*map(_summary, rows)],
-        comparisons=lambda ones: [*_rows(ones)],
-        context=_context,
+        comparisons=lambda row: [*_rows(row.comparisons)],
+        bill=lambda claim: cost(arms_for(claim, "small"), "small"),
         counted=_counted,
     )
     return text.splitlines()
 
 
-def _worth(rows: Iterable[Judged]) -> Iterator[Sequence[str]]:
-    """The table of repairs, over the records that the claims were judged by."""
+def _worth(rows: Iterable[Judged], repairs: Iterable[Sequence[Any]]) -> Iterator[Sequence[str]]:
+    """The table of repairs: name, what is changed; words, claim and place there of the comparisons
+    of its price and its gain."""
     comparisons = {claim.name: ones for claim, ones, _ in rows}
-    for name, changes, *places in REPAIRS:
+    for name, changes, *places in repairs:
         costs, buys = ones = [comparisons[claim][place] for _, claim, place in places]
         numbers = (_difference(one.difference) or _uncounted([one]) for one in ones)
         cells = [f"{words}: {text}" for (words, *_), text in zip(places, numbers, strict=True)]
@@ -170,20 +151,6 @@ def _untestable(contrast: Contrast, difference: Difference) -> str:
     if difference.alike:
         return "all seeds alike"
     return "" if difference.decidable else "the number compared with may be zero"
-
-
-def _context(row: Judged) -> str:
-    """The published numbers, and the command that may decide a claim."""
-    claim = row.claim
-    parts = [f"Published: {claim.published}"] * bool(claim.published)
-    parts += ["Holds by construction"] * claim.by_construction
-    if not any(one.outcomes for one in row.comparisons):
-        parts.append(f"No record yet: `clearhead reproduce {claim.name}`")
-    elif row.verdict in (Judgement.UNDECIDED, Judgement.UNTESTED):
-        bill = cost(arms_of(claim.study, "small", claim.arms), "small")
-        if bill != NOTHING:
-            parts.append(f"At `small`: `clearhead reproduce {claim.name} --scale small`, {bill}")
-    return " ".join(f"{part}." for part in parts)
 
 
 def _difference(difference: Difference | None) -> str:

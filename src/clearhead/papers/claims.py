@@ -10,17 +10,12 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from clearhead.papers import blocks, coca, differential, ours, softmax1
 from clearhead.papers.contrasts import Claim, Contrast, Judgement, Outcome, judge
-from clearhead.records.cells import add_costs
-from clearhead.records.frame import frame
 from clearhead.records.runs import Records
 from clearhead.report.statistics import LEVEL, Difference, threshold_of
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 PAPERS = (differential, coca, blocks, softmax1, ours)
 CLAIMS: tuple[Claim, ...] = tuple(claim for paper in PAPERS for claim in paper.CLAIMS)
@@ -118,13 +113,6 @@ class Judged(NamedTuple):
     verdict: Judgement
 
 
-def evidence(sources: Mapping[str, Records]) -> "DataFrame":
-    """The numbers of records, with what each scheme adds to the perplexity."""
-    for run in (run for records in sources.values() for run in records.runs):
-        add_costs(run)
-    return frame(sources)
-
-
 def threshold_over(rows: Iterable[Sequence[Pooled]]) -> float:
     """The largest p that holds among all comparisons of all claims that chance can decide."""
     tested = (one for ones in rows for one in ones if not one.contrast.counted)
@@ -138,8 +126,7 @@ def judged(sources: Mapping[str, Records]) -> list[Judged]:
     a false discovery rate of 5 % over all comparisons of the book (Benjamini-Hochberg). It is
     untested where no record counts for any of them.
     """
-    numbers = evidence(sources)
-    rows = [[pool(x, [*x.outcomes(numbers)]) for x in claim.contrasts] for claim in CLAIMS]
+    rows = [[pool(x, [*x.outcomes(sources)]) for x in claim.contrasts] for claim in CLAIMS]
     threshold = threshold_over(rows)
     rows = [[replace(one, threshold=threshold) for one in ones] for ones in rows]
     return [

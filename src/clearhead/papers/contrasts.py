@@ -1,20 +1,17 @@
 """Claims as comparisons of two arms' numbers, and the verdict of each record on them."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from clearhead.papers.readings import Patterns, Place, Reading, Side, mean, measures
+from clearhead.papers.readings import Labelled, Patterns, Reading, Side, mean, measures
+from clearhead.records.runs import Records, Run
 from clearhead.report.pivots import Found, by_seed, difference_of
 from clearhead.report.statistics import LEVEL, Difference, Summary, Verdict, holds, summarize
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 OF_RATE = ("kurtosis", "kurtosis_rotated", "largest_activation")
 """Measures that grow with the learning rate, whatever the architecture."""
@@ -36,6 +33,13 @@ class Gate:
     reading: Reading
     least: float
     why: str
+
+    def is_met(self, runs: Labelled, labels: Sequence[str]) -> bool:
+        """True if the mean under the first of these labels that it reads is high enough."""
+        fitting = (label for label in labels if fnmatchcase(label, self.reading.label))
+        side = self.reading.side(next(fitting, labels[0]), runs)
+        level = None if side is None else side.level
+        return level is not None and level >= self.least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,53 +81,52 @@ class Contrast:
         readings = (self.ours, self.theirs, *(gate.reading for gate in self.gates))
         return {name for one in readings for part in one.parts for name in part.arm}
 
-    def outcomes(self, frame: "DataFrame") -> "Iterator[Outcome]":
+    def outcomes(self, sources: Mapping[str, Records]) -> "Iterator[Outcome]":
         """The difference in each source and under each label where both arms have a number."""
-        ours, theirs = self.ours.sides(frame), self.theirs.sides(frame)
-        gates = [(gate, gate.reading.sides(frame)) for gate in self.gates]
-        within = [
-            {} if one.within is None else one.within.sides(frame)
-            for one in (self.ours, self.theirs)
-        ]
-        same = self.theirs.label == self.ours.label
-        for place in ours:
-            other = place if same else next((one for one in theirs if one[0] == place[0]), None)
-            if other is None or other not in theirs:
-                continue
-            missing = [why for gate in gates if (why := _unmet(*gate, place, other))]
-            if not all(
-                sides[at].has_learnt
-                for sides, at in zip(within, (place, other), strict=True)
-                if at in sides
-            ):
-                missing.append("a model had hardly learnt")
-            outcome = self._outcome(place, ours[place], theirs[other], missing)
-            if outcome is not None:
-                yield outcome
+        for source, records in sources.items():
+            runs: dict[str, list[Run]] = {}
+            for run in records.runs:
+                runs.setdefault(run.label, []).append(run)
+            for label in runs:
+                if (outcome := self._outcome(source, label, runs)) is not None:
+                    yield outcome
 
-    def _outcome(
-        self, place: Place, ours: Side, theirs: Side, missing: list[str]
-    ) -> "Outcome | None":
-        mine, other = measures(ours, theirs, apart=self._apart)
-        test = partial(_test, self, mine, other)
-        difference = test(self.bound)
-        if difference is None:
+    def _outcome(self, source: str, label: str, runs: Labelled) -> "Outcome | None":
+        ours, alike = self.ours.side(label, runs), self.theirs.label == self.ours.label
+        labels = (label,) if alike else tuple(runs) if ours else ()
+        beside = ((one, self.theirs.side(one, runs)) for one in labels)
+        other, theirs = next((one for one in beside if one[1]), (label, None))
+        if ours is None or theirs is None:
             return None
-        rates = {row.learning_rate for row in (*ours.rows, *theirs.rows)}
-        rates = {rate for rate in rates if not math.isnan(rate)}  # of models trained here
-        if self.ours.metric in OF_RATE and not self.own_rates and len(rates) > 1:
-            missing.append(f"the rates differ ({', '.join(f'{one:g}' for one in sorted(rates))})")
-        scale = 1 / fmean(by_seed(other)) if self.relative else 1.0
+        mine, others = measures(ours, theirs, apart=self._apart)
+        test = partial(_test, self, mine, others)
+        if (difference := test(self.bound)) is None:
+            return None
+        scale = 1 / fmean(by_seed(others)) if self.relative else 1.0
         return Outcome(
             contrast=self,
-            source=", ".join(filter(None, place)),
+            source=", ".join(filter(None, (source, label))),
             ours=cast("Summary", summarize(by_seed(mine, scale))),
-            theirs=cast("Summary", summarize(by_seed(other, scale))),
+            theirs=cast("Summary", summarize(by_seed(others, scale))),
             difference=difference,
             test=test,
-            missing=next(iter(missing), ""),
-            at_edge=tuple(any(row.at_edge for row in side.all) for side in (ours, theirs)),
+            missing=next(self._missing(ours, theirs, runs, (label, other)), ""),
+            at_edge=tuple(any(run.at_edge for run in side.runs) for side in (ours, theirs)),
         )
+
+    def _missing(
+        self, ours: Side, theirs: Side, runs: Labelled, labels: Sequence[str]
+    ) -> Iterator[str]:
+        """Reasons why the records of these labels are not counted."""
+        yield from (gate.why for gate in self.gates if not gate.is_met(runs, labels))
+        for one, label in zip((self.ours, self.theirs), labels, strict=True):
+            side = one.within and one.within.side(label, runs)
+            if side and not side.has_learnt:
+                yield "a model had hardly learnt"
+        rates = {run.train.get("learning_rate") for run, _ in (*ours.rows, *theirs.rows)}
+        words = ", ".join(f"{rate:g}" for rate in sorted(filter(None, rates)))
+        if self.ours.metric in OF_RATE and not self.own_rates and "," in words:
+            yield f"the rates differ ({words})"
 
     @property
     def _apart(self) -> Set[str]:
@@ -147,14 +150,6 @@ def _test(contrast: Contrast, ours: Found, theirs: Found, against: float) -> Dif
     ends = test.confidence_interval(1 - LEVEL)
     interval = float(ends.low), float(ends.high)
     return replace(difference, mean=fmean(apart), interval=interval, p=float(test.pvalue))
-
-
-def _unmet(gate: Gate, sides: "Mapping[Place, Side]", *places: Place) -> str:
-    """Why a gate is closed: the mean under the first of these labels that it reads is too low."""
-    fitting = (place for place in places if fnmatchcase(place[1], gate.reading.label))
-    side = sides.get(next(fitting, places[0]))
-    level = None if side is None else side.level
-    return "" if level is not None and level >= gate.least else gate.why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,15 +196,14 @@ def judge(contrast: Contrast, difference: Difference | None, threshold: float) -
     """The verdict of a difference on what a contrast claims; untested without one."""
     if difference is None:
         return Judgement.UNTESTED
-    higher = difference.verdict is Verdict.HIGHER
+    upward = contrast.claimed in ("higher", "not lower")
     if contrast.counted:
-        if difference.mean == difference.against:
-            equal_holds = contrast.claimed.startswith("not ")
-            return Judgement.HOLDS if equal_holds else Judgement.DOES_NOT_HOLD
-        higher = difference.mean > difference.against
-    elif not holds(difference, threshold):
+        beyond = difference.mean - difference.against
+        as_claimed = (beyond > 0) == upward if beyond else contrast.claimed.startswith("not ")
+    elif holds(difference, threshold):
+        as_claimed = (difference.verdict is Verdict.HIGHER) == upward
+    else:
         return Judgement.UNDECIDED
-    as_claimed = higher == (contrast.claimed in ("higher", "not lower"))
     return Judgement.HOLDS if as_claimed else Judgement.DOES_NOT_HOLD
 
 

@@ -110,9 +110,8 @@ def retrofit(scale: str) -> Iterator[Study]:
     """Controls and repairs of SmolLM2-135M, untrained and trained, on the same tokens in the same
     order; the controls say what a repair adds to more training."""
     for name, rates, conversion, changes in ARMS:  # the interventions
-        preset, settings = changes.get("preset", BASE), {**changes}
-        settings.pop("preset", None)
-        one = RETROFIT[scale].arm(preset, *rates.get(scale, ()), **settings)
+        settings = {"preset": "transformer", **changes}
+        one = RETROFIT[scale].arm(settings.pop("preset"), *rates.get(scale, ()), **settings)
         yield replace(one, called=name, conversion=conversion)
 
 
@@ -199,9 +198,8 @@ CLAIMS = (
         "Each repair costs no loss, on average over the others present or absent.", "", "together",
         tuple(blocked(no_worse(f"loss with {name}", _TOGETHER, *arms, by=0.01))
             for name, arms in REPAIRS.items())),
-    Claim("together/preset",
-        "The composition that wins, SAS-P's blocks and a gate, is on no measure worse than the "
-        "baseline.", "", "composition",
+    Claim("together/preset", "The composition that wins, SAS-P's blocks and a gate, is on no "
+        "measure worse than the baseline.", "", "composition",
         tuple(no_worse(words, replace(one, label="composition"), "clearhead", BASE)
             for words, one in MEASURES.items())),
     Claim("together/extrapolation",
@@ -215,9 +213,8 @@ CLAIMS = (
         "arXiv 2108.12409", "long-context",
         (no_worse("perplexity at the training length, to within 4", _WITHIN, "alibi", BASE, by=4),
         lower(_WIDE, _BEYOND, "alibi", BASE))),
-    Claim("position/pope",
-        "Polar coordinates (PoPE) read further beyond the training length than RoPE and CoCA, none "
-        "scaled, at no cost within.", "arXiv 2509.10534", "long-context",
+    Claim("position/pope", "Polar coordinates (PoPE) read further beyond the training length than "
+        "RoPE and CoCA, none scaled, at no cost within.", "arXiv 2509.10534", "long-context",
         (no_worse("perplexity at the training length, to within 0.5", _WITHIN, "pope", BASE,
             by=0.5),
         lower(_WIDE, _BEYOND, "pope", BASE),
@@ -227,14 +224,13 @@ CLAIMS = (
         "Where only distance is new, ALiBi and PoPE find passkeys further than RoPE.",
         "", "passkeys-alone",
         (*passkeys_beyond("alibi", "ALiBi"), *passkeys_beyond("pope", "PoPE"))),
-    Claim("position/forget",
-        "A learned decay (FoX) reads better than ALiBi's fixed one, at the training length and 16 "
-        "times it.", "", "long-context", (lower(_WIDE, _BEYOND, "forget", "alibi"),
+    Claim("position/forget", "A learned decay (FoX) reads better than ALiBi's fixed one, at the "
+        "training length and 16 times it.", "", "long-context",
+        (lower(_WIDE, _BEYOND, "forget", "alibi"),
         lower("perplexity at the training length", _WITHIN, "forget", "alibi"))),
-    Claim("retrofit/quantisation",
-        "Trained repairs of SmolLM2-135M lose less at 8 bits than a prefix and a rotation "
-        "untrained.", "", "retrofit",
-        tuple(lower(f"{_COST}, {words}", _ADDED, *arms) for words, *arms in (
+    Claim("retrofit/quantisation", "Trained repairs of SmolLM2-135M lose less at 8 bits than a "
+        "prefix and a rotation untrained.", "", "retrofit",
+        tuple(lower(f"{_COST}, {words}", _ADDED, arm, than) for words, arm, than in (
             ("prefix and rotation, trained against untrained", _TRAINED, _ROTATED),
             ("all turned, trained against untrained", f"{_TURNED} trained", _TURNED),
             ("all turned with equal rows, trained against untrained", f"{_TURNED} equal trained",
@@ -243,9 +239,8 @@ CLAIMS = (
                 "key-value trained", _ROTATED),
             ("softmax-1 annealed against prefix and rotation untrained", "softmax1 annealed",
                 _ROTATED)))),
-    Claim("retrofit/controls",
-        "Training without a repair (all weights, attention, an adapter) does not make 8 bits as "
-        "cheap.", "", "retrofit",
+    Claim("retrofit/controls", "Training without a repair (all weights, attention, an adapter) "
+        "does not make 8 bits as cheap.", "", "retrofit",
         tuple(higher(f"{_COST}, {name} against prefix and rotation trained", _ADDED, arm, _TRAINED)
             for name, arm in (("dense continuation", "dense"),
                 ("attention-only training", "attention only"), ("an adapter (LoRA)", "lora")))),
@@ -272,9 +267,8 @@ CLAIMS = (
         no_worse("queries that look most at the first token, softmax-1 against dense continuation, "
             "to within a fifth of all", _SINK, "softmax1 annealed", "dense", by=0.2,
             better="higher"))),
-    Claim("retrofit/basis",
-        "Turning residual stream and values too makes 8 and 6 bits cheaper than a prefix and one "
-        "rotation.", "", "retrofit",
+    Claim("retrofit/basis", "Turning residual stream and values too makes 8 and 6 bits cheaper "
+        "than a prefix and one rotation.", "", "retrofit",
         tuple(lower(f"perplexity added by {scheme}, all turned against the down projections alone",
             number("added_perplexity", scheme=scheme), _TURNED, _ROTATED)
             for scheme in ("w8a8-coarse", "w8a6-token"))),

@@ -1,28 +1,24 @@
-"""Numbers of runs, read from a frame of records (`records.frame`)."""
+"""Numbers of the runs of one source and label."""
 
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from clearhead.records.runs import MAPS, Key, Measure, measure_key
+from clearhead.records.runs import MAPS, Key, Measure, Run
 from clearhead.report.pivots import Found, by_seed
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-Place = tuple[str, str]
-"""A source and a label in it."""
 Patterns = str | tuple[str, ...]
 """Patterns of an arm's name, in order of preference: the first with numbers counts (committed
 records have other names than new ones)."""
-Row = Any
-"""A row of the frame (`itertuples`)."""
-COLUMNS = ["source", "label", "run", "arm", "seed", "measure"]
-COLUMNS += ["vocabulary", "learning_rate", "at_edge"]
+Labelled = Mapping[str, Sequence[Run]]
+"""Runs by label."""
+Rows = list[tuple[Run, list[Measure]]]
+"""Runs, each with its measures of a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,64 +62,56 @@ class Reading:
         """The same number of an arm."""
         return replace(self, arm=(arm,) if isinstance(arm, str) else arm, **changes)
 
-    def sides(self, frame: "DataFrame") -> "dict[Place, Side]":
-        """Its numbers by source and label."""
-        subtracted = {} if self.minus is None else self.minus._rows(frame)
-        return {
-            place: Side(self, rows, subtracted.get(place, []))
-            for place, rows in self._rows(frame).items()
-        }
+    def side(self, label: str, runs: Labelled) -> "Side | None":
+        """Its numbers under a label of one source; None where there is none."""
+        subtracted = self.minus._rows(label, runs) if self.minus else []
+        return Side(self, rows, subtracted) if (rows := self._rows(label, runs)) else None
 
-    def _rows(self, frame: "DataFrame") -> dict[Place, list[Row]]:
-        """The final numbers: milestones of a training and missing values are none."""
-        fits = (frame["metric"] == self.metric) & frame["step"].isna() & frame["value"].notna()
+    def _rows(self, label: str, runs: Labelled) -> Rows:
+        """The runs that have the number, of the first pattern that any matches."""
+        by_rank: dict[int, Rows] = defaultdict(list)
+        for run in runs[label] if fnmatchcase(label, self.label) else ():
+            rank = _rank(run.arm, self.arm)
+            if rank is not None and (measures := self._measures(run)):
+                by_rank[rank].append((run, measures))
+        return by_rank[min(by_rank)] if by_rank else []
+
+    def _measures(self, run: Run) -> list[Measure]:
+        """The final measures of a run: milestones of its training and missing values are none.
+
+        A number that a task measured aside has the name of another text's: it counts where it is
+        alone. So does one of windows that open documents (`at`), unless it is asked for. Of several
+        maps the one that multiplies the values counts, which is the last.
+        """
+        at = {"step": None, **self.at}
         if self.times is not None:
-            fits &= frame["length"] == (self.times * frame["sequence_length"]).round()
-        for name, value in self.at.items():
-            fits &= frame[name] == value
-        # By place the rows of each run, with the rank of the pattern that its arm matches.
-        runs: dict[Place, dict[tuple[int, str], list[Row]]] = defaultdict(lambda: defaultdict(list))
-        for row in frame.loc[fits, COLUMNS].itertuples(index=False):
-            ranks = [n for n, pattern in enumerate(self.arm) if fnmatchcase(row.arm, pattern)]
-            if ranks and fnmatchcase(row.label, self.label):
-                runs[row.source, row.label][ranks[0], row.run].append(row)
-        return {
-            place: [
-                row
-                for (rank, _), rows in by_run.items()
-                if rank == min(by_run)[0]
-                for row in _counting(rows, self.at)
-            ]
-            for place, by_run in runs.items()
-        }
+            at["length"] = round(self.times * (run.sequence_length or -1))
+        ones = [one for one in run.select(self.metric, **at) if one.value is not None]
+        maps = {one.dimensions.get("map") for one in ones}
+        if last := next((name for name in reversed(MAPS) if name in maps), None):
+            ones = [one for one in ones if one.dimensions.get("map", last) == last]
+        if "at" not in self.at:
+            ones = [one for one in ones if "at" not in one.dimensions] or ones
+        return [one for one in ones if not one.details.get("aside")] or ones
 
 
-def _counting(rows: list[Row], at: Mapping[str, Any]) -> list[Row]:
-    """The rows of one run that count.
-
-    A number that a task measured aside has the name of another text's: it counts where it is
-    alone. So does one of windows that open documents (`at`), unless it is asked for. Of several
-    maps the one that multiplies the values counts, which is the last.
-    """
-    maps = {row.measure.dimensions.get("map") for row in rows}
-    if last := next((name for name in reversed(MAPS) if name in maps), None):
-        rows = [row for row in rows if row.measure.dimensions.get("map", last) == last]
-    if "at" not in at:
-        rows = [row for row in rows if "at" not in row.measure.dimensions] or rows
-    return [row for row in rows if not row.measure.details.get("aside")] or rows
+@cache
+def _rank(name: str, patterns: tuple[str, ...]) -> int | None:
+    """The place of the first pattern that a name matches."""
+    return next((n for n, one in enumerate(patterns) if fnmatchcase(name, one)), None)
 
 
 @dataclass(frozen=True)
 class Side:
-    """The rows of a reading in one source and label, and those of the number subtracted."""
+    """The runs of a reading under one label, and those of the number subtracted."""
 
     reading: Reading
-    rows: list[Row]
-    subtracted: list[Row]
+    rows: Rows
+    subtracted: Rows
 
     @property
-    def all(self) -> list[Row]:
-        return [*self.rows, *self.subtracted]
+    def runs(self) -> list[Run]:
+        return [run for run, _ in (*self.rows, *self.subtracted)]
 
     @property
     def level(self) -> float | None:
@@ -134,7 +122,7 @@ class Side:
     @property
     def has_learnt(self) -> bool:
         """True if the mean perplexity is below √vocabulary, or is not known."""
-        level, sizes = self.level, [row.vocabulary for row in self.rows if row.vocabulary > 0]
+        level, sizes = self.level, [run.vocabulary for run, _ in self.rows if run.vocabulary]
         if level is None or not sizes:
             return True
         loss = self.reading.metric.endswith("loss")
@@ -148,18 +136,23 @@ def measures(*sides: Side, apart: Collection[str] = ()) -> list[Found]:
     Args:
         apart: dimensions in which the sides may differ.
     """
-    places: dict[Any, set[Key]] = defaultdict(set)
-    for row in (row for side in sides for row in side.all):
-        places[row.source, row.label, row.run].add(_key(row.measure, apart))
+
+    def key(one: Measure) -> Key:
+        metric, dimensions = one.key
+        return metric, frozenset(item for item in dimensions if item[0] not in apart)
+
+    places: dict[int, set[Key]] = defaultdict(set)
+    for run, ones in (row for side in sides for row in (*side.rows, *side.subtracted)):
+        places[id(run)].update(map(key, ones))
     shared = set.intersection(*places.values()) if places else set()
 
-    def at_shared(rows: Sequence[Row]) -> Found:
+    def at_shared(rows: Rows) -> Found:
         """A seed that lacks one of the pattern's arms is left out: its mean would be another."""
-        arms, values = {row.arm for row in rows}, Found()
-        for seed in dict.fromkeys(row.seed for row in rows):
-            of_seed = [row for row in rows if row.seed == seed]
-            there = [row.measure for row in of_seed if _key(row.measure, apart) in shared]
-            if there and {row.arm for row in of_seed} == arms:
+        arms, values = {run.arm for run, _ in rows}, Found()
+        for seed in dict.fromkeys(run.seed for run, _ in rows):
+            of_seed = [row for row in rows if row[0].seed == seed]
+            there = [one for _, ones in of_seed for one in ones if key(one) in shared]
+            if there and {run.arm for run, _ in of_seed} == arms:
                 values[seed] = there
         return values
 
@@ -173,11 +166,6 @@ def measures(*sides: Side, apart: Collection[str] = ()) -> list[Found]:
         return {seed: [Measure(metric=reading.metric, value=x)] for seed, x in left.items()}
 
     return [of(side) for side in sides]
-
-
-def _key(measure: Measure, apart: Collection[str]) -> Key:
-    dimensions = {name: x for name, x in measure.dimensions.items() if name not in apart}
-    return measure_key(measure.metric, dimensions)
 
 
 def mean(ones: Sequence[Measure]) -> float:

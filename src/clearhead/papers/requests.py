@@ -1,6 +1,6 @@
 """The experiments, those that names ask for, what options change of their arms, and their costs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -23,7 +23,6 @@ EXPERIMENTS = {
 }
 """The papers' experiments, by name: each is a function in the file of its paper."""
 ALL = ("*",)  # arms, or questions
-NOTHING = "no training"
 # FLOP a second in training: measured in results/passkey.jsonl on two cores (1.97 M parameters and
 # 1.5 M tokens take 300 s of one), and a tenth of an H200's dense bfloat16 peak.
 SPEEDS = {"tiny": (1.2e11, "two cores"), "small": (1e14, "one GPU"), "paper": (1e14, "one GPU")}
@@ -44,58 +43,55 @@ def chosen(
     an unknown name, or none.
 
     Args:
-        only, questions: patterns of the arms and of their questions; all where empty. One that
-            names nothing is refused.
+        only: patterns of the arms, all where empty; one that names nothing is refused.
+        questions: patterns of the arms' questions, in the same way.
         changes: as `changed` has them.
     """
     if not names:
         raise ClearheadError("give a claim, a family, an experiment or all: --list prints them")
     patterns: dict[str, set[str]] = {name: set() for name in EXPERIMENTS}
     for name in names:
-        if name in EXPERIMENTS:
-            choose(f"scale of {name}", scale, EXPERIMENTS[name].scales)
-            patterns[name].update(ALL)
-        else:
-            for claim in _claims(name, scale):
-                patterns[claim.study] |= claim.arms
-    wanted = [name for name in EXPERIMENTS if patterns[name]]
+        for study, asked in _asked(name, scale):
+            patterns[study].update(asked)
+    wanted = {one: arms_of(one, scale, only or some) for one, some in patterns.items() if some}
+    _require("arms", only, [arm.name for one in wanted for arm in arms_of(one, scale)])
+    named = [name for arms in wanted.values() for arm in arms for name in arm.questions]
+    _require("questions", questions, named)
     studies = dict[str, list[Study]]()
-    for name in wanted:
-        folder = output or Path("runs") / f"{name}-{scale}"
-        folder = folder / name if output is not None and len(wanted) > 1 else folder
-        if arms := arms_of(name, scale, only or patterns[name]):
-            studies[name] = [replace(one, output=folder) for one in arms]
-    _require("arms", only, [one.name for name in wanted for one in arms_of(name, scale)])
-    asked = [name for arms in studies.values() for one in arms for name in one.questions]
-    _require("questions", questions, asked)
-    return {
-        name: [changed(one, questions=questions, **changes) for one in arms]
-        for name, arms in studies.items()
-    }
+    for study, arms in wanted.items():
+        folder = output or Path("runs") / f"{study}-{scale}"
+        folder = folder / study if output is not None and len(wanted) > 1 else folder
+        changes |= {"questions": questions, "output": folder}
+        studies |= {study: [changed(arm, **changes) for arm in arms]} if arms else {}
+    return studies
 
 
-def _claims(name: str, scale: str) -> list[Claim]:
-    """The claims of a name that have arms at the scale."""
+def _asked(name: str, scale: str) -> Iterator[tuple[str, Iterable[str]]]:
+    """The experiment of a name, or those of its claims that have arms at the scale, each with
+    patterns of arms."""
+    if name in EXPERIMENTS:
+        choose(f"scale of {name}", scale, EXPERIMENTS[name].scales)
+        yield name, ALL
+        return
     claims = [claim for claim in CLAIMS if name in claim.names]
     if not claims:
         known = (name for claim in CLAIMS for name in claim.names)
         choose("experiment or claim", name, [*EXPERIMENTS, *known])
-    there = [claim for claim in claims if has_arms(claim, scale)]
+    there = [claim for claim in claims if arms_for(claim, scale)]
     if not there:
         study = claims[0].study
-        scales = ", ".join(one for one in EXPERIMENTS[study].scales if has_arms(claims[0], one))
+        scales = ", ".join(one for one in EXPERIMENTS[study].scales if arms_for(claims[0], one))
         raise ClearheadError(
             f"{name} has no arms at {scale}: its experiment, {study}, has them at {scales}"
         )
-    return there
+    yield from ((claim.study, claim.arms) for claim in there)
 
 
-def has_arms(claim: Claim, scale: str) -> bool:
-    """True if the scale has both arms of one of the claim's comparisons."""
-    return any(
-        all(arms_of(claim.study, scale, trained_arms(side.arm)) for side in (one.ours, one.theirs))
-        for one in claim.contrasts
-    )
+def arms_for(claim: Claim, scale: str) -> list[Study]:
+    """The arms that a claim compares; none where the scale has both of no comparison."""
+    sides = ((trained_arms(one.ours.arm), trained_arms(one.theirs.arm)) for one in claim.contrasts)
+    both = (all(arms_of(claim.study, scale, side) for side in two) for two in sides)
+    return arms_of(claim.study, scale, claim.arms) if any(both) else []
 
 
 def arms_of(study: str, scale: str, patterns: Iterable[str] = ALL) -> list[Study]:
@@ -163,7 +159,7 @@ def cost(arms: Iterable[Study], scale: str) -> str:
         runs, tokens, beyond = runs + trained + sweep, tokens + read, beyond + BEYOND * one.is_swept
         flops += 6.0 * sizes.setdefault(one.label, parameters(one)) * read
     if not runs:
-        return NOTHING
+        return "no training"
     speed, place = SPEEDS[scale]
     hours = flops / speed / 3600
     time = f"{hours:.1f} h" if hours >= 1 else f"{max(1, round(60 * hours))} min"

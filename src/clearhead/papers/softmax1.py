@@ -68,8 +68,8 @@ def outliers(scale: str) -> Iterator[Study]:
     OrthoAdam has the paper's rotation a parameter, and once one rotation for all axes of a size.
     """
     table, (baseline,) = TABLES[scale], TABLES[scale].presets
-    bits = quantize(scheme=SCHEMES, length=table.train.sequence_length, tokens=32_768)
-    bits = replace(bits, data=_text(table))
+    length, text = table.train.sequence_length, _text(table)
+    bits = quantize(scheme=SCHEMES, length=length, tokens=32_768, data=text)
     rates = {"tiny": (3e-3, 6e-3), "small": (5e-4, 1e-3, 2e-3), "paper": (1e-3,)}[scale]
     tuned = {} if scale == "paper" else OPTIMIZERS
     others = ({"train.optimizer": name} for name in tuned if name != "muon")
@@ -90,8 +90,7 @@ def sink(scale: str) -> Iterator[Study]:
     table = _made(scale, "backcopy")
     long = DataConfig(data=("synthetic:backcopy:documents=100,characters=3200",), validation=WHOLE)
     # First, so that of what both measure the opening's counts.
-    questions = {"longer": _documents(512, long), **table.questions}
-    table = replace(table, questions=questions)
+    table = replace(table, questions={"longer": _documents(512, long), **table.questions})
     yield table.arm("transformer", *RATES)
     # The interventions: a null key, a learned one, one with a place of its own, and a gate.
     for preset in ("softmax1", "sink", "key-bias", "gated", "xsa"):
@@ -119,21 +118,20 @@ def sink_text(scale: str) -> Iterator[Study]:
 @experiment(PAPER, "Which part of the model makes the sink?")
 def elimination(scale: str) -> Iterator[Study]:
     """The baseline with one part of it changed at a time."""
-    changes: tuple[dict[str, Any], ...] = (
-        {},
-        {"position": "none"},  # the interventions
-        {"position": "learned"},
-        {"bias": True},
-        {"norm": "layernorm"},
-        {"norm": "rmsnorm-single"},
-        {"mlp": "relu"},
-        {"qk_norm": "rmsnorm"},
-        {"normalizer": "softmax1"},
-        {"train.weight_decay": 0.5},
-        {"train.optimizer": "orthoadam"},
-    )
-    for one in changes:
-        yield _made(scale, "elimination").arm("transformer", *RATES, **one)
+    changes: dict[str, tuple[Any, ...]] = {  # the interventions
+        "position": ("none", "learned"),
+        "bias": (True,),
+        "norm": ("layernorm", "rmsnorm-single"),
+        "mlp": ("relu",),
+        "qk_norm": ("rmsnorm",),
+        "normalizer": ("softmax1",),
+        "train.weight_decay": (0.5,),
+        "train.optimizer": ("orthoadam",),
+    }
+    table = _made(scale, "elimination")
+    yield table.arm("transformer", *RATES)
+    for key, value in ((key, value) for key, values in changes.items() for value in values):
+        yield table.arm("transformer", *RATES, **{key: value})
 
 
 def _text(table: Study) -> DataConfig:
@@ -272,9 +270,8 @@ CLAIMS = (
     Claim("softmax1/optimizers", "Adam's per-coordinate step makes outliers; SGD does not.",
         "", "outliers", tuple(_kurtosis(f"under {name}", f"{BASE} · {name.lower()}", own_rates=True)
             for name in ("SGD", "Muon"))),
-    Claim("softmax1/deep",
-        "Ours: OrthoAdam, or one gain a norm, removes the outliers that 24 layers of SAS-P grow, "
-        "and what they cost at few bits.", "", "outliers-deep",
+    Claim("softmax1/deep", "Ours: OrthoAdam, or one gain a norm, removes the outliers that 24 "
+        "layers of SAS-P grow, and what they cost at few bits.", "", "outliers-deep",
         (_sick(4, "kurtosis, one rotation for each parameter", _DEEP("kurtosis"),
             "sas-p · orthoadam", "sas-p"),
         _sick(0.5, "perplexity added by w8a8-coarse", replace(_COARSE, label="deep outliers"),
@@ -290,19 +287,17 @@ CLAIMS = (
             ("OrthoAdam alone", ORTHO))),
         _costs("OrthoAdam alone, one rotation for all axes of a size",
             (SHARED, "transformer+orthoadam")))),
-    Claim("softmax1/rivals",
-        "Ours: OrthoAdam makes few bits cheaper than rotation after training, Muon, a gate and QK "
-        "norm do.", "", "outliers",
+    Claim("softmax1/rivals", "Ours: OrthoAdam makes few bits cheaper than rotation after training, "
+        "Muon, a gate and QK norm do.", "", "outliers",
         (*(_costs("OrthoAdam against AdamW rotated after training", ORTHO,
             replace(what, at={"scheme": f"hadamard-{what.at['scheme']}"}).of(ADAMW), what)
             for what in _RIVALS),
         *(_costs("OrthoAdam against Muon", ORTHO, f"{BASE} · muon", what) for what in _RIVALS),
         *(_costs(f"OrthoAdam against {name}", ORTHO, f"{BASE} · {arm}", _RIVALS[0]) for name, arm
             in (("a gate", "epilogue gate"), ("normed queries and keys", "qk_norm rmsnorm"))))),
-    Claim("softmax1/newer",
-        "Softpick (arXiv 2504.20966), a headwise gate (2505.06708) and outlier-safe pre-training "
-        "(2506.19697) have smaller outliers than AdamW and make few bits cheaper; the last makes "
-        "them cheaper than OrthoAdam does.", "", "outliers",
+    Claim("softmax1/newer", "Softpick (arXiv 2504.20966), a headwise gate (2505.06708) and "
+        "outlier-safe pre-training (2506.19697) have smaller outliers than AdamW and make few bits "
+        "cheaper; the last makes them cheaper than OrthoAdam does.", "", "outliers",
         (*(_kurtosis(f"of other tokens, {name}", arm, own_rates=True, tokens="rest")
             for name, arm in NEWER.items()),
         *(_costs(f"{name} against AdamW", arm, ADAMW, what)

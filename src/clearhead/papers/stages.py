@@ -46,15 +46,13 @@ def known_jobs(
     rate, sweep, swept = next(iter(one.tries), None), list[Job](), tuple[float, ...]()
     if one.is_swept:
         losses = one.sweep(known)
-        finished = {rate: value for rate, value in losses.items() if value is not None}
-        swept = tuple(sorted(finished))
-        rate = best(finished) if finished.keys() >= {*one.tries} else None
+        swept = tuple(sorted(rate for rate, value in losses.items() if value is not None))
+        rate = best(losses) if {*swept} >= {*one.tries} else None
         runs = [] if rate is None else [one.runs(rate, seed)[0] for seed in one.seeds]
         if not any(is_finished(job, logs) for job in runs):
-            attempts = {at: one.attempt(at) for at in losses}
-            sweep = [*attempts.values()]
-            if any(job.name not in tried for at, job in attempts.items() if at not in finished):
-                rate = None
+            sweep = [one.attempt(at) for at in losses]
+            missing = (one.attempt(at).name for at in losses.keys() - {*swept})
+            rate = rate if all(name in tried for name in missing) else None
     if one.tries and rate is None:
         return None, sweep, []
     return rate, sweep, [job for seed in one.seeds for job in one.runs(rate, seed, swept)]

@@ -247,20 +247,19 @@ def as_folder(words: str) -> str:
 
 
 def best(losses: Losses) -> float | None:
-    """The rate of the lowest loss; None until all losses are known, and where all diverged."""
-    known = {rate: value for rate, value in losses.items() if value is not None}
-    if len(known) < len(losses) or min(known.values(), default=math.inf) == math.inf:
-        return None
-    return min(known, key=lambda rate: known[rate])
+    """The rate of the lowest loss that is known; None where none is, or all diverged."""
+    known = {rate: x for rate, x in losses.items() if x is not None and x < math.inf}
+    return min(known, key=lambda rate: known[rate], default=None)
 
 
 def beyond(losses: Losses) -> float | None:
-    """The next rate to try, in two digits, where the best of several is the lowest or the highest.
+    """The next rate to try, in two digits, where the best of several is the lowest or the highest;
+    None until all losses are known.
 
     That edge is the geometric mean of it and of the edge's neighbour.
     """
     ordered, chosen = sorted(losses), best(losses)
-    for edge, inner in (ordered[:2], ordered[:-3:-1]) if chosen else ():
+    for edge, inner in () if None in losses.values() else (ordered[:2], ordered[:-3:-1]):
         if edge == chosen:
             return float(f"{edge * edge / inner:.1e}")
     return None

@@ -80,21 +80,19 @@ def weights(layers: Layers, how: Rounding, rotated: bool = False) -> Iterator[No
                 f"groups of {how.group} are no narrower than any layer's input ({widest} at "
                 "most), so they are channels: choose a smaller group (w4-group16) or w4-channel"
             )
-    before: dict[nn.Parameter, Tensor] = {}
-    try:
+    done: set[nn.Parameter] = set()
+    with ExitStack() as stack:
         for name, module in layers.items():
             weight = module.get_parameter("weight")
-            if weight in before:  # shared between two layers: quantised once
+            if weight in done:  # shared between two layers: quantised once
                 continue
             with naming(f"{name}.weight"):
                 rows = _outputs_first(module)
                 after = quantise_rows(rotate_channels(rows) if rotated else rows, how)
-            before[weight] = weight.data
+            done.add(weight)
+            stack.callback(setattr, weight, "data", weight.data)
             weight.data = after.T if isinstance(module, Conv1D) else after
         yield
-    finally:
-        for weight, data in before.items():
-            weight.data = data
 
 
 def quantise_rows(x_NI: Tensor, how: Rounding, top: Tensor | None = None) -> Tensor:

@@ -19,7 +19,7 @@ from clearhead.eval.sliding import Perplexity
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.quantize import attention, linear
 from clearhead.quantize.schemes import Scheme
-from clearhead.records.cells import of_items, on_perplexity
+from clearhead.records.cells import errors, on_perplexity
 from clearhead.records.runs import Line
 
 
@@ -131,8 +131,10 @@ class QuantizationTask:
         details = {**family, "predicted_tokens": measured.tokens, "unused": list(measured.unused)}
         if measured.perplexity is None or measured.loss is None:
             return [{"metric": "perplexity", "value": None, "reason": measured.reason, **details}]
-        items = on_perplexity(measured.perplexity, measured.loss, measured.by_window)
-        return [of_items("perplexity", measured.perplexity, items, **details)]
+        value = measured.perplexity
+        items = on_perplexity(value, measured.loss, measured.by_window)
+        found = errors("perplexity", value, items)
+        return [{"metric": "perplexity", "value": value, **found, **details}]
 
     def texts(self, subject: Subject) -> Texts:
         """Windows of the validation split and, where a scheme is calibrated, of the training split

@@ -61,21 +61,9 @@ def publish_folder(
     If the body fails the folder is removed and nothing else changes. `target` must not exist
     (`require_new`).
     """
-    temporary = target.with_name(_PREFIX + target.name)
-    with writing(target, advice):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _published(target, target.with_name(_PREFIX + target.name), advice) as temporary:
         temporary.mkdir()
-        try:
-            yield temporary
-            for path in temporary.rglob("*"):
-                _sync(path)
-            _sync(temporary)
-            temporary.rename(target)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        _sync(target.parent)
+        yield temporary
 
 
 def write_text(path: Path, text: str, advice: str = "make room or choose another place") -> None:
@@ -85,18 +73,25 @@ def write_text(path: Path, text: str, advice: str = "make room or choose another
     """
     require_regular(path)
     # With the process's number: two that write one file never share the unfinished copy.
-    temporary = path.with_name(f"{_PREFIX}{os.getpid()}-{path.name}")
-    with writing(path, advice):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _published(path, path.with_name(f"{_PREFIX}{os.getpid()}-{path.name}"), advice) as copy:
+        # A file name that is not UTF-8 holds lone surrogates; JSON and HTML read their escapes.
+        copy.write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
+@contextmanager
+def _published(target: Path, temporary: Path, advice: str) -> Iterator[Path]:
+    with writing(target, advice):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove(temporary)
         try:
-            # A file name that is not UTF-8 holds lone surrogates; JSON and HTML read their escapes.
-            temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
-            _sync(temporary)
-            temporary.replace(path)
+            yield temporary
+            for path in (*temporary.rglob("*"), temporary):
+                _sync(path)
+            temporary.replace(target)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            _remove(temporary)
             raise
-        _sync(path.parent)
+        _sync(target.parent)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -132,10 +127,14 @@ def sha256_of(path: Path) -> str:
 def remove_leftovers(folder: Path) -> None:
     """Remove temporary files that a killed process left directly under `folder`."""
     for path in folder.glob(_PREFIX + "*"):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _refusal(error: Exception) -> str | None:

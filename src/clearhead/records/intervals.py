@@ -2,10 +2,24 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 LEVEL = 0.05  # of every test, and the false discovery rate of a page
+FEWEST = 5  # texts whose losses tell the spread of a perplexity
 
 Interval = tuple[float, float]
+
+
+class Component(NamedTuple):
+    """An independent source of a mean's error: its variance, and that estimate's degrees of
+    freedom."""
+
+    variance: float
+    degrees: float
+
+    def scaled(self, by: float) -> "Component":
+        """The error of the mean times a factor."""
+        return self._replace(variance=by**2 * self.variance)
 
 
 def wilson(successes: float, trials: int) -> Interval:
@@ -37,14 +51,35 @@ def of_numbers(numbers: Sequence[float], centre: float | None = None) -> Interva
     Args:
         centre: as in `of_items`.
     """
-    n = len(numbers)
-    if n < 2 or min(numbers) == max(numbers):
+    if len(numbers) < 2 or not (error := component(numbers)).variance:
         return None
-    mean = math.fsum(numbers) / n
-    variance = math.fsum((one - mean) ** 2 for one in numbers) / (n - 1) / n
-    half = t_quantile(n - 1) * math.sqrt(variance)
-    middle = mean if centre is None else centre
+    half = t_quantile(error.degrees) * math.sqrt(error.variance)
+    middle = math.fsum(numbers) / len(numbers) if centre is None else centre
     return middle - half, middle + half
+
+
+def component(values: Sequence[float]) -> Component:
+    """The error of the mean of two or more independent numbers; 0 where they agree to rounding."""
+    n = len(values)
+    if max(values) - min(values) <= 1e-12 * max(map(abs, values)):
+        return Component(0.0, n - 1)
+    mean = math.fsum(values) / n
+    return Component(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n, n - 1)
+
+
+def of_metric(metric: str, items: Sequence[float], centre: float) -> Interval | None:
+    """The interval of a metric by its items: a perplexity's is made on the scale of the loss, of
+    `FEWEST` items, that of a share ends at 0 and 1, and items of a difference are no trials."""
+    if metric.startswith("added"):
+        return of_numbers(items, centre)
+    interval = of_items(items, centre)
+    if interval is None:
+        return None
+    if metric == "perplexity":
+        return on_log_scale(interval, centre) if len(items) >= FEWEST else None
+    if "loss" not in metric and all(0 <= one <= 1 for one in items):
+        return max(0.0, interval[0]), min(1.0, interval[1])
+    return interval
 
 
 def on_log_scale(interval: Interval, centre: float) -> Interval:

@@ -5,21 +5,21 @@ A file holds, a JSON object a line, `run` headers and under each name `measure` 
 payloads that are no single number: `step` (the training curve), `attention` (one map), `curve` (x
 and y), `channel` (an outlier), `note` (a part that could not be measured) and `advice`. Lines of a
 sweep name their "cell", and count once the line of kind `cell` that closes it is there: the latest
-cell of a place counts, under each draw. Older forms are refused.
+cell of a place counts, under each draw.
 """
 
 import json
 import math
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.records import jsonl
-from clearhead.records.cells import pooled
 from clearhead.records.runs import (
     COMPARISON,
     DIAGNOSIS,
@@ -30,11 +30,11 @@ from clearhead.records.runs import (
     Measure,
     Records,
     Run,
+    pooled,
 )
 
 KINDS = (*("run", "step", "measure", "cell"), *("attention", "curve", "channel", "note", "advice"))
 STUDIES = (COMPARISON, DIAGNOSIS, QUANTIZATION)
-_OLDER = (DIAGNOSIS, QUANTIZATION, "scheme")
 # Keys of a measure's line that are no details.
 _IDENTITY = (*DIMENSIONS, DRAW, "kind", "run", "metric", "value")
 # Settings by which two runs of one name are two; and two evaluations, where both have a number.
@@ -42,6 +42,7 @@ _SETTINGS = ("model", "train", "weights", "length", "tokens")
 _OF_NUMBERS = ("data", "evaluation")
 # A run of `clearhead compare` and its folder are named by arm and seed.
 _SEED = re.compile(r"(?P<arm>.+)[-/]seed(?P<seed>\d+)")
+Entry = tuple[Line, Measure | None]
 
 
 def load(paths: Path | Iterable[Path]) -> Records:
@@ -58,14 +59,14 @@ def load(paths: Path | Iterable[Path]) -> Records:
         ClearheadError: naming file and line, for anything else that is not a record; two diagnoses
             of one name.
     """
-    files: list[tuple[Path, list[Run]]] = []
+    files: dict[Path, list[Run]] = {}
     for path in [paths] if isinstance(paths, Path) else paths:
         reader = Reader()
-        jsonl.each(path, reader.add)
+        jsonl.each(path, reader.read)
         with trusted(path):
-            files.append((path, reader.runs()))
-    with trusted(*(path for path, _ in files)):
-        return records_of(_told_apart(files))
+            files[path] = reader.runs()
+    with trusted(*files):
+        return joined(_told_apart(files))
 
 
 @contextmanager
@@ -89,57 +90,43 @@ def trusted(*paths: Path) -> Iterator[None]:
         ) from error
 
 
-def _told_apart(files: list[tuple[Path, list[Run]]]) -> list[Run]:
-    """The runs of all files, labelled by file where two hold one with other settings."""
-    settings: dict[tuple[object, ...], set[str]] = {}
-    for run in (run for _, runs in files for run in runs if run.study != DIAGNOSIS):
-        place = run.study, _is_evaluated(run), run.label, run.arm, run.seed
-        numbers = run.measures if _is_evaluated(run) else [None]  # those that one has alone add up
-        for key, wanted in [("", _SETTINGS), *((key, _OF_NUMBERS) for key in numbers)]:
-            chosen = json.dumps([run.header.get(name) for name in wanted], sort_keys=True)
-            settings.setdefault((*place, key), set()).add(chosen)
-    if all(len(one) < 2 for one in settings.values()):
-        return [run for _, runs in files for run in runs]
-    names = [path.parent.name if path.stem == "records" else path.stem for path, _ in files]
-    if len({*names}) < len(names):
-        names = [str(path) for path, _ in files]
-    return [
-        replace(run, label=", ".join(filter(None, (name, run.label))))
-        for name, (_, runs) in zip(names, files, strict=True)
-        for run in runs
-    ]
-
-
 def parse(lines: Iterable[Line]) -> Records:
     """Records from lines that are not in a file."""
     reader = Reader()
     for line in lines:
-        reader.add(line)
-    return records_of(reader.runs())
+        reader.read(line)
+    return reader.records()
 
 
-def records_of(loaded: list[Run]) -> Records:
+def _told_apart(files: dict[Path, list[Run]]) -> list[Run]:
+    """The runs of all files, labelled by file where two hold one with other settings."""
+    settings: dict[object, set[str]] = defaultdict(set)
+    for run in (run for runs in files.values() for run in runs if run.study != DIAGNOSIS):
+        place = run.study, _is_evaluated(run), run.label, run.arm, run.seed
+        numbers = run.measures if _is_evaluated(run) else ()  # those that one has alone add up
+        for key, wanted in (("", _SETTINGS), *((key, _OF_NUMBERS) for key in numbers)):
+            chosen = [run.header.get(name) for name in wanted]
+            settings[place, key].add(json.dumps(chosen, sort_keys=True))
+    if all(len(one) < 2 for one in settings.values()):
+        return [run for runs in files.values() for run in runs]
+    names = [path.parent.name if path.stem == "records" else path.stem for path in files]
+    if len({*names}) < len(names):
+        names = [str(path) for path in files]
+    return [
+        replace(run, label=", ".join(filter(None, (name, run.label))))
+        for name, runs in zip(names, files.values(), strict=True)
+        for run in runs
+    ]
+
+
+def joined(loaded: list[Run]) -> Records:
     """Records of runs, each arm, seed and label once; raises as `load`."""
     runs: dict[tuple[str, str, str, int], Run] = {}
     sizes: dict[tuple[str, str, str], str] = {}
     for run in sorted(loaded, key=_is_evaluated):
-        place = str(run.study), run.label, run.arm, run.seed
-        known = runs.get(place)
-        if run.study == DIAGNOSIS and known is not None:
-            raise ClearheadError(
-                f"a second diagnosis named {run.id!r}: give each a name of its own"
-            )
-        if known is not None and _is_evaluated(run):
-            if run.header.get("train") != known.header.get("train"):
-                raise ClearheadError(
-                    f"{run.id} (evaluated) and {known.id} (trained) have one arm, seed and label "
-                    "but different settings: report these files apart"
-                )
-            kinds = {**known.payloads, **run.payloads}
-            both = {
-                kind: known.payloads.get(kind, []) + run.payloads.get(kind, []) for kind in kinds
-            }
-            run = replace(known, measures=known.measures | run.measures, payloads=both)
+        place = run.study, run.label, run.arm, run.seed
+        if known := runs.get(place):
+            run = _both(known, run)
         runs[place] = run
     for run in runs.values():
         size = str(run.header.get("size", ""))
@@ -152,11 +139,25 @@ def records_of(loaded: list[Run]) -> Records:
     return Records(runs=tuple(runs.values()))
 
 
+def _both(known: Run, run: Run) -> Run:
+    """The later of two runs; of an evaluation the numbers of both."""
+    if run.study == DIAGNOSIS:
+        raise ClearheadError(f"a second diagnosis named {run.id!r}: give each a name of its own")
+    if not _is_evaluated(run):
+        return run
+    if run.header.get("train") != known.header.get("train"):
+        raise ClearheadError(
+            f"{run.id} (evaluated) and {known.id} (trained) have one arm, seed and label "
+            "but different settings: report these files apart"
+        )
+    payloads = dict(known.payloads)
+    for kind, lines in run.payloads.items():
+        payloads[kind] = [*payloads.get(kind, ()), *lines]
+    return replace(known, measures=known.measures | run.measures, payloads=payloads)
+
+
 def _is_evaluated(run: Run) -> bool:
     return "evaluation" in run.header and "arm" not in run.header
-
-
-Entry = tuple[Line, Measure | None]
 
 
 class Reader:
@@ -168,72 +169,64 @@ class Reader:
 
     def __init__(self) -> None:
         self.headers: dict[str, Line] = {}
-        self._entries: dict[str, list[Entry]] = {}
+        # By run, and by place of a cell or of a loose line: the entries that count, by cell.
+        self._places: dict[str, dict[object, dict[str, list[Entry]]]] = {}
+        self._unclosed: dict[tuple[str, str], list[Entry]] = defaultdict(list)
 
-    def add(self, line: Line) -> None:
-        """Add a line."""
-        kind = str(line["kind"])
-        if kind in _OLDER or (kind == "cell" and "result" in line):
-            raise ValueError("its form is an older clearhead's: measure again, to another file")
-        choose("kind", kind, KINDS)
-        name = str(line["run"])
-        known = self.headers.get(name)
+    def read(self, line: Line) -> None:
+        """Take a line in."""
+        kind = choose("kind", str(line["kind"]), KINDS)
+        run, cell = str(line["run"]), str(line.get("cell", ""))
+        known = self.headers.get(run)
         if kind == "run":
-            _run(name, line)
+            _run(run, line)
             if known is None or not goes_on(line, known):
-                self._entries[name] = []
-            self.headers[name] = line
-        elif known is None:
-            raise ValueError(f'no line of kind "run" for {name!r} comes before it')
+                self._places[run] = {}
+            self.headers[run] = line
+            return
+        if known is None:
+            raise ValueError(f'no line of kind "run" for {run!r} comes before it')
+        entry = line, _measure(line) if kind == "measure" else None
+        if kind == "cell":
+            self._close(run, cell, entry)
+        elif cell:
+            self._unclosed[run, cell].append(entry)
         else:
-            self._entries[name].append((line, _measure(line) if kind == "measure" else None))
+            self._places[run][object()] = {"": [entry]}
+
+    def _close(self, run: str, cell: str, last: Entry) -> None:
+        """Count the entries of a cell, in place of those that were measured there under another
+        setting: a cell is named by its setting and its draw."""
+        line, places = last[0], self._places[run]
+        entries = self._unclosed.pop((run, cell), [])
+        start = len(entries) - line["lines"]  # those of a write that was cut short come first
+        if start >= 0:
+            place = json.dumps([line["task"], line["at"]], sort_keys=True)
+            setting = cell.partition("-")[0]
+            if any(one.partition("-")[0] != setting for one in places.get(place, ())):
+                del places[place]
+            places.setdefault(place, {})[cell] = [*entries[start:], last]
 
     def runs(self) -> list[Run]:
         """The runs, with all that counts."""
-        runs = []
-        for name, header in self.headers.items():
-            runs.append(_run(name, header))
-            for line, measure in _counting(self._entries[name]):
-                _take(runs[-1], line, measure)
+        runs = [_run(name, header) for name, header in self.headers.items()]
+        for run in runs:
+            for cells in self._places[run.id].values():
+                for line, measure in (entry for entries in cells.values() for entry in entries):
+                    _take(run, line, measure)
         return runs
 
-    def counting(self, run: str) -> Iterator[Line]:
-        """The lines of a run that count."""
-        return (line for line, _ in _counting(self._entries[run]))
-
-
-def _counting(entries: list[Entry]) -> Iterator[Entry]:
-    """The entries that count: loose ones, and those of the latest closed cell of each place and
-    draw, where the place was first met."""
-    found: dict[str | int, dict[str, list[Entry]]] = {}
-    unclosed: dict[str, list[Entry]] = {}
-    for number, entry in enumerate(entries):
-        line, cell = entry[0], str(entry[0].get("cell", ""))
-        if line["kind"] == "cell":
-            lines = unclosed.pop(cell, [])
-            start = len(lines) - line["lines"]  # those of a write that was cut short come first
-            if start < 0:
-                continue
-            lines = lines[start:]
-            place = json.dumps([line["task"], line["at"]], sort_keys=True)
-            setting = cell.partition("-")[0]  # without its draw
-            if any(one.partition("-")[0] != setting for one in found.get(place, ())):
-                del found[place]
-            found.setdefault(place, {})[cell] = [*lines, entry]
-        elif cell:
-            unclosed.setdefault(cell, []).append(entry)
-        else:
-            found[number] = {"": [entry]}
-    for cells in found.values():
-        for lines in cells.values():
-            yield from lines
+    def records(self) -> Records:
+        """All that counts."""
+        return joined(self.runs())
 
 
 def _take(run: Run, line: Line, measure: Measure | None) -> None:
     kind = line["kind"]
     if measure is not None:
         if DRAW in line:
-            measure = pooled(measure, line[DRAW], run.measures.get(measure.key))
+            known = run.measures.get(measure.key)
+            measure = pooled({**(known.draws if known else {}), line[DRAW]: measure})
         run.measures[measure.key] = measure
     elif kind == "step":
         # After a resume the steps since the last checkpoint are recorded again.
@@ -251,15 +244,8 @@ def _run(name: str, header: Line) -> Run:
     if study == COMPARISON:
         usual = arm if "evaluation" in header else header["preset"]
         arm, seed = str(header.get("arm", usual)), int(header["seed"])
-    return Run(
-        id=name,
-        arm=arm,
-        preset=str(header.get("preset", arm)),
-        label=str(header.get("label", "")),
-        seed=seed,
-        study=study,
-        header=header,
-    )
+    preset, label = str(header.get("preset", arm)), str(header.get("label", ""))
+    return Run(id=name, arm=arm, preset=preset, label=label, seed=seed, study=study, header=header)
 
 
 def goes_on(header: Line, old: Line) -> bool:
@@ -283,8 +269,6 @@ def _measure(line: Line) -> Measure:
             details[name] = [_number(one) for one in details[name]]
             if None in details[name]:  # one that was not finite
                 del details[name]
-    if details.get("interval") is not None and len(details["interval"]) != 2:
-        raise ValueError(f"an interval has two ends, found {len(details['interval'])}")
     return Measure(metric=str(line["metric"]), value=value, dimensions=dimensions, details=details)
 
 
@@ -297,7 +281,7 @@ def _number(value: object) -> float | None:
     return number
 
 
-class Store:
+class Store(Reader):
     """Records of one study in a file, to which each result is appended in one write.
 
     A result is the rows of one cell of a run and the line of kind "cell" that closes them. Without
@@ -311,39 +295,31 @@ class Store:
     """
 
     def __init__(self, path: Path | None, study: str = COMPARISON) -> None:
+        super().__init__()
         self.path = path
-        self._reader = Reader()
-        self._rows: dict[tuple[str, str], list[Line]] = {}
         self._begun = set[str]()
-        if path is None or not path.exists():
-            return
-        jsonl.each(path, self._reader.add)
-        with trusted(path):
-            if others := {run.study for run in self._reader.runs()} - {study}:
+        if path is not None and path.exists():
+            jsonl.each(path, self.read)
+            with trusted(path):
+                others = {run.study for run in self.runs()} - {study}
+            if others:
                 raise ClearheadError(
                     f"{path} holds records of another study ({others.pop()}): name another"
                 )
-            for run in self._reader.headers:
-                for line in self._reader.counting(run):
-                    if "cell" in line:
-                        self._rows.setdefault((run, str(line["cell"])), []).append(line)
-
-    @property
-    def headers(self) -> Mapping[str, Line]:
-        """The latest line of each run, by its name."""
-        return self._reader.headers
 
     def has(self, cell: str, header: Line) -> bool:
         """True if the result of a cell is there, and counts beside others of the run's `header`."""
-        run = header["run"]
-        if (run, cell) not in self._rows:
+        known = self.headers.get(header["run"])
+        if known is None or not self.rows(cell, header):
             return False
         with trusted(*([self.path] if self.path else [])):
-            return goes_on(header, self._reader.headers[run])
+            return goes_on(header, known)
 
     def rows(self, cell: str, header: Line) -> list[Line]:
         """The rows of a result and its closing line, as they are read from the file."""
-        return self._rows[header["run"], cell]
+        cells = self._places.get(header["run"], {}).values()
+        entries = next((one[cell] for one in cells if cell in one), [])
+        return [line for line, _ in entries]
 
     def add(self, cell: str, header: Line, rows: Iterable[Line], **closing: object) -> list[Line]:
         """Append a result; return its `rows` with the closing line.
@@ -363,12 +339,7 @@ class Store:
             self._begun.add(run)
         lines = [json.loads(jsonl.encode(line)) for line in lines]
         for line in lines:
-            self._reader.add(line)
+            self.read(line)
         if self.path is not None:
             jsonl.append(self.path, *lines)
-        self._rows[run, cell] = [line for line in lines if line["kind"] != "run"]
-        return self._rows[run, cell]
-
-    def records(self) -> Records:
-        """All that counts."""
-        return records_of(self._reader.runs())
+        return [line for line in lines if line["kind"] != "run"]

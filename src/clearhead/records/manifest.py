@@ -40,19 +40,19 @@ def verify(folder: Path, *, name: str = FILE, advice: str) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads((folder / name).read_bytes())
         intact = record.pop("sha256") == _digest(record)
-        hashes = record["files"].items()
+        hashes = dict(record["files"])
     except (OSError, ValueError, RecursionError, KeyError, AttributeError, TypeError):
         intact = False
     if not intact:
         raise _damaged(folder, name, "is missing, cut short or changed", advice)
-    paths = [folder / file for file, _ in hashes]
     with ThreadPoolExecutor() as pool:  # weights and optimizer state are files of gigabytes
+        paths = [folder / file for file in hashes]
         digests = pool.map(lambda path: path.is_file() and sha256_of(path), paths)
-        for (file, expected), digest in zip(hashes, digests, strict=True):
+        for (file, expected), digest in zip(hashes.items(), digests, strict=True):
             if digest != expected:
                 raise _damaged(folder, file, "is missing, cut short or changed", advice)
     for file in _files(folder):
-        if file not in record["files"] and file != name:
+        if file not in hashes and file != name:
             raise _damaged(folder, file, "was not there when the folder was written", advice)
     return record
 

@@ -1,12 +1,18 @@
-"""Data model of records: runs, and measures with their dimensions."""
+"""Data model of records: runs, and their measures, numbers with dimensions and errors."""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import NOT_FINITE
 from clearhead.named_models import BASELINE
+from clearhead.records import intervals
+
+if TYPE_CHECKING:
+    import pandas
 
 Line = dict[str, Any]
 Key = tuple[str, frozenset[tuple[str, Any]]]
@@ -21,9 +27,11 @@ DIMENSIONS = (
 )
 DRAW = "draw"  # seed of the windows or samples drawn; measures of several draws are pooled
 SPLIT = "validation"  # of a measure that names none
+_ERRORS = ("interval", "stderr", "items")
 INPUT = -1  # the layer number of the stream before the first block
 MAPS = ("softmax", "map 1", "map 2", "difference", "shaped")
 COMPARISON, DIAGNOSIS, QUANTIZATION = "comparison", "diagnosis", "quantization"
+LOST = ("non_finite_tokens", "non_finite_rows")  # counts of what a diagnosis leaves out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +50,9 @@ class Measure:
     value: float | None
     dimensions: Line = field(default_factory=dict)
     details: Line = field(default_factory=dict)
-    draws: dict[int, "Measure"] = field(default_factory=dict)
+    draws: Mapping[int, "Measure"] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def key(self) -> Key:
         """The identity of the measure within its run."""
         return measure_key(self.metric, self.dimensions)
@@ -60,15 +68,83 @@ class Measure:
         return NOT_FINITE in (self.reason or "")
 
 
-LOST = ("non_finite_tokens", "non_finite_rows")  # counts of what a diagnosis leaves out
-
-
-def measure_key(metric: str, dimensions: Line) -> Key:
+def measure_key(metric: str, dimensions: Mapping[str, Any]) -> Key:
     """The identity of a measure; dimensions that are None are absent."""
     given = {name: value for name, value in dimensions.items() if value is not None}
     if given.get("split") == SPLIT:
         del given["split"]
     return metric, frozenset(given.items())
+
+
+def pooled(draws: Mapping[int, Measure]) -> Measure:
+    """One measure of several draws of the same cell: their mean.
+
+    Its interval is over all items where every draw has its own, else over the draws.
+    """
+    draws = dict(sorted(draws.items()))
+    known = [(one, one.value) for one in draws.values() if one.value is not None]
+    lost = [one for one in draws.values() if one.not_finite]
+    if lost or len(known) < 2:
+        return replace([*lost, *(one for one, _ in known), *draws.values()][0], draws=draws)
+    measures, values = zip(*known, strict=True)
+    details = {name: x for name, x in measures[-1].details.items() if name not in _ERRORS}
+    items = [one.details.get("items", ()) for one in measures]
+    mean = fmean(values)
+    if all(items):
+        mean = fmean(values, list(map(len, items)))
+        details["items"] = [one for some in items for one in some]
+        details["interval"] = intervals.of_metric(measures[0].metric, details["items"], mean)
+    else:
+        details["interval"] = intervals.of_numbers(values)  # each of many items, not a trial
+    return replace(measures[-1], value=mean, details=details, draws=draws)
+
+
+def added(one: Measure, full: Measure) -> Measure | None:
+    """The difference of `one` to `full`, draw by draw, with the paired interval of their items.
+
+    None where either has no value.
+    """
+    pairs = {0: (one, full)}
+    if one.draws and full.draws:
+        pairs = {n: (one.draws[n], full.draws[n]) for n in one.draws if n in full.draws}
+    draws = {}
+    for draw, (mine, whole) in pairs.items():
+        if mine.value is None or whole.value is None:
+            continue
+        items, others = (side.details.get("items") or () for side in (mine, whole))
+        details: Line = {}
+        if len(items) == len(others) > 0:
+            details["items"] = [a - b for a, b in zip(items, others, strict=True)]
+        name, value = f"added_{one.metric}", mine.value - whole.value
+        if interval := intervals.of_metric(name, details.get("items", ()), value):
+            details["interval"] = interval
+        draws[draw] = replace(mine, metric=name, value=value, details=details, draws={})
+    return pooled(draws) if draws else None
+
+
+def costs(known: Mapping[Key, Measure]) -> Iterator[Measure]:
+    """The perplexity that each scheme adds, as `added_perplexity` unless it is `known`, and as
+    `cost` in shares of that in full precision."""
+    if (full := known.get(measure_key("perplexity", {}))) is None:
+        return
+    for one in known.values():
+        if one.metric == "perplexity" and "scheme" in one.dimensions:
+            cost = known.get(measure_key("added_perplexity", one.dimensions)) or added(one, full)
+            if cost is not None:
+                yield from (cost, _share(cost, full.value))
+
+
+def _share(cost: Measure, full: float | None) -> Measure:
+    """An added perplexity as a share of the perplexity in full precision."""
+    if cost.value is None or not full:
+        return replace(cost, metric="cost", value=None)
+    details = dict(cost.details)
+    for name in ("interval", "items"):
+        if details.get(name):
+            details[name] = tuple(one / full for one in details[name])
+    if details.get("stderr"):
+        details["stderr"] /= full
+    return replace(cost, metric="cost", value=cost.value / full, details=details, draws={})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +154,7 @@ class Run:
     Attributes:
         arm: the displayed name of what is compared: a preset with its changes, or a model.
         study: `COMPARISON` (evaluations included), `DIAGNOSIS` or `QUANTIZATION`.
+        measures: the recorded ones, which are not changed once any was asked for.
         payloads: lines other than single numbers, by kind: attention, curve, channel, note, advice,
             cell.
     """
@@ -93,9 +170,17 @@ class Run:
     measures: dict[Key, Measure] = field(default_factory=dict)
     payloads: dict[str, list[Line]] = field(default_factory=dict)
 
+    @cached_property
+    def _by_metric(self) -> dict[str, dict[Key, Measure]]:
+        """The measures by metric, with what each scheme costs."""
+        by_metric: dict[str, dict[Key, Measure]] = {}
+        for one in (*self.measures.values(), *costs(self.measures)):
+            by_metric.setdefault(one.metric, {})[one.key] = one
+        return by_metric
+
     def measure(self, metric: str, **dimensions: Any) -> Measure | None:
         """The measure at exactly these dimensions, if it was recorded."""
-        return self.measures.get(measure_key(metric, dimensions))
+        return self._by_metric.get(metric, {}).get(measure_key(metric, dimensions))
 
     def value(self, metric: str, **dimensions: Any) -> float | None:
         """The value at exactly these dimensions, if there is one."""
@@ -104,16 +189,14 @@ class Run:
 
     def select(self, metric: str, **dimensions: Any) -> list[Measure]:
         """All measures of `metric` at these dimensions, whatever their others are."""
-        ones = (one for one in self.measures.values() if one.metric == metric)
-        wanted = dimensions.items()
+        ones, wanted = self._by_metric.get(metric, {}).values(), dimensions.items()
         return [one for one in ones if all(one.dimensions.get(k) == v for k, v in wanted)]
 
-    def payload(self, kind: str, **having: Any) -> list[Line]:
-        """The lines of a kind that have these values, of the first draw where there are several."""
+    def payload(self, kind: str) -> list[Line]:
+        """The lines of a kind, of the first draw where there are several."""
         lines = self.payloads.get(kind, [])
         first = next((line[DRAW] for line in lines if DRAW in line), None)
-        lines = [line for line in lines if line.get(DRAW, first) == first]
-        return [line for line in lines if all(line.get(k) == v for k, v in having.items())]
+        return [line for line in lines if line.get(DRAW, first) == first]
 
     @property
     def cells(self) -> list[Line]:
@@ -121,15 +204,20 @@ class Run:
         return [cell for cell in self.payloads.get("cell", []) if "made" in cell]
 
     @property
+    def train(self) -> Line:
+        """Settings of its training; empty of a model that was given."""
+        return self.header.get("train") or {}
+
+    @property
     def precision(self) -> str | None:
         """Precision of the training's products, "bf16" or "fp32"; None if it was not recorded."""
-        chosen = (self.header.get("train") or {}).get("precision")
-        return None if chosen == "auto" else chosen  # of before; it meant one or the other
+        chosen = self.train.get("precision")
+        return None if chosen == "auto" else chosen  # in older records: one or the other
 
     @property
     def sequence_length(self) -> int | None:
         """Training length in tokens, where the header names it."""
-        length = (self.header.get("train") or {}).get("sequence_length")
+        length = self.train.get("sequence_length")
         return length if isinstance(length, int) else None
 
     @property
@@ -141,8 +229,7 @@ class Run:
     def at_edge(self) -> bool:
         """True if its learning rate does not lie between two that were tried for it, diverged ones
         included: a better one may lie beyond."""
-        swept = self.header.get("swept") or ()
-        rate = (self.header.get("train") or {}).get("learning_rate")
+        swept, rate = self.header.get("swept") or (), self.train.get("learning_rate")
         return bool(swept) and rate is not None and not min(swept) < rate < max(swept)
 
     @property
@@ -151,12 +238,6 @@ class Run:
         model, data = (self.header.get(name) or {} for name in ("model", "data"))
         size = model.get("vocab_size") or (data.get("tokenizer") or {}).get("vocabulary")
         return size if isinstance(size, int) else None
-
-    @property
-    def budget(self) -> float | None:
-        """Tokens that the run has read; if unknown, tokens planned."""
-        read = self.steps[-1].get("tokens") if self.steps else None
-        return read or (self.header.get("train") or {}).get("tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,10 +249,10 @@ class Records:
     @property
     def finite(self) -> bool:
         """True if all numbers measured of models that did not diverge are finite."""
-        whole = (run for run in self.runs if not run.diverged)
         return not any(
             one.not_finite or (one.value and one.metric in LOST)
-            for run in whole
+            for run in self.runs
+            if not run.diverged
             for one in run.measures.values()
         )
 
@@ -179,7 +260,7 @@ class Records:
     def given(self) -> bool:
         """True if the models were given, none trained here with a seed: the text that was read is
         the only sample."""
-        trained = any(run.steps or run.budget for run in self.runs)
+        trained = any(run.steps or run.train.get("tokens") for run in self.runs)
         return not trained and len(self.runs) == len({(run.label, run.arm) for run in self.runs})
 
     def labels(self) -> list[str]:
@@ -194,7 +275,6 @@ class Records:
         """Without the runs that were trained on another device, or in another precision, than most
         were: times and memory do not compare between them. A device is known by its kind and its
         number of threads."""
-
         places = [
             (run.header["device"], run.precision)
             if run.steps and run.header.get("device")
@@ -215,14 +295,6 @@ class Records:
     def of(self, arm: str) -> list[Run]:
         """The runs of one arm, by seed."""
         return sorted((run for run in self.runs if run.arm == arm), key=lambda run: run.seed)
-
-    def whole(self, arm: str) -> list[Run]:
-        """The runs of one arm that did not diverge, by seed."""
-        return [run for run in self.of(arm) if not run.diverged]
-
-    def at_edge(self, arm: str) -> bool:
-        """True if a run of the arm is at the edge of the learning rates tried for it."""
-        return any(run.at_edge for run in self.of(arm))
 
     def values(self, arm: str, metric: str, **dimensions: Any) -> dict[int, float]:
         """{seed: value} of a measure, without the runs in which it has no value."""
@@ -245,6 +317,23 @@ class Records:
         """The training length, where all runs share one."""
         lengths = {run.sequence_length for run in self.runs}
         return lengths.pop() if len(lengths) == 1 else None
+
+    def frame(self) -> "pandas.DataFrame":
+        """Every recorded number, a row each.
+
+        Columns are the run with its label, arm and seed, `metric` and `value` (NaN where none could
+        be measured), and a column for each dimension, in which NaN is "pooled over".
+        """
+        import pandas
+
+        rows = [
+            {"label": run.label, "run": run.id, "arm": run.arm, "seed": run.seed}
+            | {"metric": one.metric, "value": one.value, **dict(one.key[1])}
+            for run in self.runs
+            for one in run.measures.values()
+        ]
+        names = ["label", "run", "arm", "seed", "metric", "value", *DIMENSIONS]
+        return pandas.DataFrame(rows, columns=names).astype({"value": float})
 
 
 def ordered_maps(names: Iterable[str]) -> list[str]:

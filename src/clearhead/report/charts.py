@@ -53,7 +53,8 @@ def chart(
     """Lines of arms by colour, of variants by dash; None without a point.
 
     Args:
-        x, y: names of the axes.
+        x: name of the x axis.
+        y: name of the y axis.
         across: the x axis: "" by number, "log", "layers", or names in their order.
         up: the y axis: "" by number, "auto" (logarithmic where it spans a factor of four),
             "zero" (from 0), or "share" (from 0 to 1).

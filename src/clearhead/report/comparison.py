@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from clearhead.records.cells import add_costs
 from clearhead.records.runs import COMPARISON, DIAGNOSIS, QUANTIZATION, Measure, Records, Run
 from clearhead.report import charts, diagnosis, evaluation, narrative, quantization, style
 from clearhead.report.page import Page, Section
@@ -108,8 +107,6 @@ def sections(records: Records, looks: charts.Looks) -> Iterator[Section]:
     yield Section("lengths", "Texts longer than in training", lengths, LENGTHS + APART * apart)
     yield from evaluation.sections(records, looks)
     if quantization.schemes(records):
-        for run in records.runs:
-            add_costs(run)
         bits = [quantization.results(records)]
         yield Section("bits", "What few bits cost", bits, quantization.COSTS)
     sink = narrative.answer(
@@ -196,12 +193,10 @@ def at_equal_loss(records: Records) -> Pivot | None:
     interpolated. A seed counts only where both models were measured before and after.
     """
     cells = []
-    for model in models(records):
+    for model in (model for model in models(records) if model.arm != model.reference):
         maps = model.records.dimension(SHARE, "map", model.reference)[:1]
         shares = (replace(ARGMAX, at={"map": name}) for name in maps)
-        if model.arm != model.reference:
-            numbers = (LOSS, *ACTIVATIONS, *shares)
-            cells += [(model.heading, one, _equal(model, one)) for one in numbers]
+        cells += [(model.heading, one, _equal(model, one)) for one in (LOSS, *ACTIVATIONS, *shares)]
     return pivot("at equal loss", cells, "model")
 
 
@@ -213,8 +208,7 @@ def _equal(model: Model, number: Quantity) -> tuple[Entry, ...]:
         curves = [_by_loss(one, number) for one in (run, others[run.seed])]
         if all(curves):
             equal = max(min(loss for loss, _ in curve) for curve in curves)
-            reached = (_where_reached(curve, equal) for curve in curves)
-            values = [equal, equal] if number is LOSS else [*reached]
+            values = [equal if number is LOSS else _where_reached(one, equal) for one in curves]
             if None not in values:
                 for side, value in zip((mine, theirs), values, strict=True):
                     side[run.seed] = [Measure(metric="", value=value)]
@@ -228,13 +222,12 @@ def _equal(model: Model, number: Quantity) -> tuple[Entry, ...]:
 
 def _by_loss(run: Run, number: Quantity) -> list[tuple[float, float]]:
     """(loss, value) of the steps at which both were measured, in order."""
-    losses, values = (
-        {one.dimensions.get("step"): one.value for one in run.select(what.metric, **what.at)}
-        for what in (LOSS, number)
-    )
-    places = ((step, losses.get(step), value) for step, value in values.items())
-    known = sorted(place for place in places if None not in place)
-    return [(loss, value) for _, loss, value in known if loss is not None and value is not None]
+    losses = {one.dimensions.get("step"): one.value for one in run.select(LOSS.metric)}
+    values = {
+        one.dimensions.get("step"): one.value for one in run.select(number.metric, **number.at)
+    }
+    known = [(step, losses.get(step), values[step]) for step in values if step is not None]
+    return [(x, y) for _, x, y in sorted(known) if x is not None and y is not None]
 
 
 def _where_reached(curve: list[tuple[float, float]], x: float) -> float | None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from clearhead.records.cells import add_costs
 from clearhead.records.runs import Records
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks, chart
@@ -57,8 +56,6 @@ def page(text: Records, sinks: Records, *of_bits: Records) -> Page:
     """The page of the demo, of the records of each part as `run_demo` returns them."""
     lengths = text.dimension("perplexity", "length", task=None)
     whole = Records(runs=tuple(run for one in (text, sinks, *of_bits) for run in one.runs))
-    for run in (run for one in of_bits for run in one.runs):
-        add_costs(run)
     title = "The Transformer’s defects and repairs"
     built = Page(title=title, kicker="clearhead demo", records=whole, verdict=[LEAD])
     tables = (

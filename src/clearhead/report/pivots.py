@@ -8,19 +8,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 from clearhead.errors import NOT_FINITE
+from clearhead.records.intervals import Component, component
 from clearhead.records.runs import COMPARISON, Measure, Records, Run
 from clearhead.report import style
 from clearhead.report.statistics import (
-    Component,
     Difference,
     Summary,
     Verdict,
     alike_trials,
     compare,
-    component,
     interval_in_words,
     summarize,
 )
@@ -102,24 +101,26 @@ class Model:
 def models(records: Records) -> list[Model]:
     """The arms of each label, with a note on all of an arm's numbers, such as that with one seed no
     difference is decided."""
-    found = []
-    for label in records.labels():
+    found, labels = [], records.labels()
+    for label in labels:
         labelled = records.labelled(label)
-        group = label or THIS * (len(records.labels()) > 1)
-        arms = labelled.arms()
+        reference, *others = arms = labelled.arms()
         for arm in arms:
-            runs, n = labelled.of(arm), len(labelled.whole(arm))
+            runs = labelled.of(arm)
+            lost = sum(run.diverged for run in runs)
+            n = len(runs) - lost
             seeds = "1 seed" if n == 1 else f"{n} seeds"
-            seeds = str(Verdict.ONE_SEED) if n == 1 and arm != arms[0] else seeds
+            seeds = str(Verdict.ONE_SEED) if n == 1 and arm != reference else seeds
             notes = {
-                "reference": arm == arms[0] and len(arms) > 1,
+                "reference": arm == reference and bool(others),
                 seeds: not without_seeds(labelled),
-                f"{len(runs) - n} of {len(runs)} runs diverged": n < len(runs),
-                "rate at the edge": labelled.at_edge(arm),
+                f"{lost} of {len(runs)} runs diverged": lost,
+                "rate at the edge": any(run.at_edge for run in runs),
                 "hardly learnt": any(map(_hardly_learnt, runs)),
             }
             note = ", ".join(words for words, holds in notes.items() if holds)
-            found.append(Model(Heading(arm, group, note, arm), labelled, arm, arms[0]))
+            heading = Heading(arm, label or THIS * (len(labels) > 1), note, arm)
+            found.append(Model(heading, labelled, arm, reference))
     return found
 
 
@@ -244,35 +245,33 @@ class Quantity(Heading):
 
     def _entry(self, name: str, model: Model, numbers: list["Quantity"]) -> tuple[Entry, ...]:
         """The first of `numbers`, its difference to the first that the reference has."""
-        records, theirs = model.records, Found()
-        if not (mine := numbers[0].found(records, model.arm)):
-            known = [one for run in records.of(model.arm) for one in numbers[0].measures(run)]
-            reasons = [one.reason for one in known if one.reason]
-            text = NOT_FINITE if any(one.not_finite for one in known) else "none"
-            note = next(iter(reasons), "").removeprefix(text).removeprefix(": ")
-            return (Entry(text, name, note=note),) if known else ()
-        if self.judged and model.arm != model.reference:
-            sides = (one.found(records, model.reference) for one in numbers)
-            theirs = next(filter(None, sides), theirs)
-        return (replace(entry(mine, theirs, self, model), name=name),)
+        records = model.records
+        if mine := numbers[0].found(records, model.arm):
+            judged = self.judged and model.arm != model.reference
+            sides = (one.found(records, model.reference) for one in numbers if judged)
+            return (replace(entry(mine, next(filter(None, sides), {}), self, model), name=name),)
+        known = [one for run in records.of(model.arm) for one in numbers[0].measures(run)]
+        text = NOT_FINITE if any(one.not_finite for one in known) else "none"
+        reason = next((one.reason for one in known if one.reason), "")
+        note = reason.removeprefix(text).removeprefix(": ")
+        return (Entry(text, name, note=note),) if known else ()
 
 
 def entry(mine: Found, theirs: Found, quantity: Quantity, model: Model) -> Entry:
     """A number over seeds, within a seed the mean of its measures, and its difference to `theirs`,
     the reference's, which is empty where there is nothing to compare with."""
     given, scale = without_seeds(model.records), quantity.shown
-    over = summarize(by_seed(mine, scale))
-    assert over is not None
-    text = style.with_spread(over.mean, over.deviation)
-    if quantity.write is not None and not over.deviation:
-        text = quantity.write(over.mean * quantity.scale / scale)
+    n, mean, deviation, interval = cast("Summary", summarize(by_seed(mine, scale)))
+    text = style.with_spread(mean, deviation)
+    if quantity.write is not None and not deviation:
+        text = quantity.write(mean * quantity.scale / scale)
     elif quantity.write is style.percent:
         text += "\u00a0%"
-    detail = "one model" if given else "one seed" if over.n == 1 else f"{over.n} seeds, all alike"
-    if over.interval is not None:
-        low, high = (style.number(bound, 4) for bound in over.interval)
-        detail = f"{over.n} seeds, 95 % interval of the mean: {low} to {high}"
-    elif over.n == 1 and len(measures := next(iter(mine.values()))) == 1:
+    detail = "one model" if given else "one seed" if n == 1 else f"{n} seeds, all alike"
+    if interval is not None:
+        low, high = (style.number(bound, 4) for bound in interval)
+        detail = f"{n} seeds, 95 % interval of the mean: {low} to {high}"
+    elif n == 1 and len(measures := next(iter(mine.values()))) == 1:
         details = measures[0].details  # its own error: an interval, or one standard error
         if details.get("interval") is not None:
             ends = style.bounds(*(scale * bound for bound in details["interval"]))
@@ -286,32 +285,17 @@ def entry(mine: Found, theirs: Found, quantity: Quantity, model: Model) -> Entry
 
 
 def difference_of(
-    mine: Found,
-    theirs: Found,
-    scale: float = 1.0,
-    against: float = 0.0,
-    *,
-    relative: bool = False,
-    given: bool = False,
+    mine: Found, theirs: Found, scale: float = 1.0, **options: Any
 ) -> Difference | None:
     """The difference of two arms over their seeds, its error that of drawn items included; None
-    where an arm has no number.
-
-    Args:
-        relative: as a share of the mean of `theirs`, whatever the scale.
-        given: as `Records.given`: drawn items are then the only error.
-    """
-    if not mine or not theirs:
-        return None
+    where an arm has no number. `options` are those of `compare`."""
     compared = frozenset(
         frozenset((seed, one.key, one.value) for seed, ones in side.items() for one in ones)
         for side in (mine, theirs)
     )
-    sides = by_seed(mine, scale), by_seed(theirs, scale)
+    values, others = by_seed(mine, scale), by_seed(theirs, scale)
     items = partial(_item_error, mine, theirs, scale)
-    return compare(
-        *sides, items, relative=relative, against=against, compared=compared, given=given
-    )
+    return compare(values, others, items, compared=compared, **options)
 
 
 def by_seed(measures: Found, scale: float = 1.0) -> list[float]:

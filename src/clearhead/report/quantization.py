@@ -5,7 +5,6 @@ from dataclasses import replace
 from statistics import fmean
 
 from clearhead.errors import ClearheadError
-from clearhead.records.cells import add_costs
 from clearhead.records.runs import QUANTIZATION, Records, Run
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks, chart
@@ -36,7 +35,6 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
     for run in records.runs:
         if run.measure("perplexity") is None:
             raise ClearheadError(f"{run.id} has no result in full precision")
-        add_costs(run)
     yield Section("bits", "Bits against perplexity", _charts(records, looks), BITS)
     yield Section("numbers", "What schemes cost", [results(records)], f"{COSTS} {ROUNDED}")
 
@@ -133,30 +131,25 @@ def remarks_on(run: Run) -> list[str]:
 def _charts(records: Records, looks: Looks) -> Iterator[Panel | None]:
     """A chart for the schemes that round the same tensors: colour says which model, dash which
     granularity of scales."""
-    kinds: dict[str, dict[str, dict[str, str]]] = {}
+    kinds: dict[str, dict[str, dict[float, str]]] = {}
     for scheme, (family, bits) in schemes(records).items():
         if family and bits:
             kind, _, scale = family.rpartition("-")
-            kinds.setdefault(kind or scale, {}).setdefault(scale, {})[f"{bits:g}"] = scheme
+            kinds.setdefault(kind or scale, {}).setdefault(scale, {})[bits] = scheme
+    full = Quantity("", metric="perplexity", at={"scheme": None})
     for scales in kinds.values():
-        names = [scheme for bits in scales.values() for scheme in bits.values()]
+        names = [scheme for by_bits in scales.values() for scheme in by_bits.values()]
         variants = {
-            scale: {
-                tick: Quantity("", metric="perplexity", at={"scheme": bits.get(tick)})
-                for tick in sorted((FULL, *bits), key=_bits)
+            scale: {FULL: full}
+            | {
+                f"{bits:g}": replace(full, at={"scheme": scheme})
+                for bits, scheme in sorted(by_bits.items(), reverse=True)
             }
-            for scale, bits in scales.items()
+            for scale, by_bits in scales.items()
         }
-        curves = {
-            place: points
-            for place, points in charts.lines(records, variants).items()
-            if any(tick != FULL for tick, *_ in points)
-        }
-        across = sorted({tick for points in curves.values() for tick, *_ in points}, key=_bits)
+        lines = charts.lines(records, variants).items()
+        curves = {place: points for place, points in lines if [x for x, *_ in points] != [FULL]}
+        places = {x for points in curves.values() for x, *_ in points} - {FULL}
+        across = [FULL, *sorted(places, key=float, reverse=True)]
         title = " to ".join(dict.fromkeys((names[0], names[-1])))
         yield chart(title, curves, looks, "bits", "perplexity", across=across, up="auto")
-
-
-def _bits(tick: str) -> float:
-    """A key that sorts ticks from full precision down."""
-    return -float("inf") if tick == FULL else -float(tick)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from clearhead.records.intervals import LEVEL, t_quantile
+from clearhead.records.intervals import LEVEL, Component, component, of_numbers, t_quantile
 from clearhead.report import style
 
 
@@ -31,18 +31,6 @@ class Summary(NamedTuple):
     mean: float
     deviation: float | None
     interval: tuple[float, float] | None
-
-
-class Component(NamedTuple):
-    """An independent source of a mean's error: its variance, and that estimate's degrees of
-    freedom."""
-
-    variance: float
-    degrees: float
-
-    def scaled(self, by: float) -> "Component":
-        """The error of the mean times a factor."""
-        return self._replace(variance=by**2 * self.variance)
 
 
 class Verdict(StrEnum):
@@ -96,19 +84,8 @@ def summarize(values: Sequence[float]) -> Summary | None:
     n = len(values)
     if n < 2:
         return Summary(1, values[0], None, None) if values else None
-    mean, error = math.fsum(values) / n, component(values)
-    half = t_quantile(error.degrees) * math.sqrt(error.variance)
-    interval = (mean - half, mean + half) if half else None
-    return Summary(n, mean, math.sqrt(error.variance * n), interval)
-
-
-def component(values: Sequence[float]) -> Component:
-    """The error of the mean of two or more independent numbers; 0 where they agree to rounding."""
-    n = len(values)
-    if max(values) - min(values) <= 1e-12 * max(map(abs, values)):
-        return Component(0.0, n - 1)
-    mean = math.fsum(values) / n
-    return Component(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n, n - 1)
+    deviation = math.sqrt(component(values).variance * n)
+    return Summary(n, math.fsum(values) / n, deviation, of_numbers(values))
 
 
 def alike_trials(n: int) -> Component:
@@ -141,7 +118,8 @@ def compare(
         relative: the ratio of the means, less 1 (Fieller, 1954): the p-value is that of Welch's
             test of the variant against 1 + `against` times the baseline, and the interval holds
             every value of `against` that this test does not reject. None of a baseline of mean 0.
-        against, compared: as in `Difference`.
+        against: as in `Difference`.
+        compared: as in `Difference`.
         given: whether the models were given, not drawn by a seed: items are then the only error.
     """
     if not variant or not baseline or (relative and not math.fsum(baseline)):

@@ -110,8 +110,12 @@ def accumulate(
         batch = dict(batch) if count else {**batch, "labels": batch["input_ids"]}
         inputs = {key: tensor.to(device, non_blocking=True) for key, tensor in batch.items()}
         # FSDP2 adds up at each, since unreduced gradients take a whole model's memory.
-        waits = number < len(counts) and isinstance(over.forward, DistributedDataParallel)
-        with over.forward.no_sync() if waits else nullcontext():
+        replicas, last = over.forward, number == len(counts)
+        with (
+            replicas.no_sync()
+            if isinstance(replicas, DistributedDataParallel) and not last
+            else nullcontext()
+        ):
             with precision.autocast(mode, device):
                 loss = over.forward(**inputs, **extra).loss * (count / labels)
             (loss * size if size > 1 else loss).backward()  # gradients are averaged over processes

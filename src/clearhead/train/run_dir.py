@@ -17,8 +17,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from clearhead.errors import ClearheadError
-from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.layers import renamed
+from clearhead.models.configuration import ClearheadConfig, renamed
 from clearhead.records.files import read_json, remove_leftovers, write_json
 from clearhead.records.identity import canonical
 from clearhead.records.provenance import provenance

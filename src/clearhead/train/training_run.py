@@ -91,7 +91,7 @@ class TrainingRun:
             if resume or (restarted and run_dir.holds_run(output)):
                 origin = {key: record[key] for key in ORIGIN if key in record}
                 saved = run_dir.reopen(output, record, origin, config.steps)
-                return saved, saved and checkpoint.newest(output)
+                return saved, checkpoint.newest(output) if saved else None
             run_dir.require_no_run(output)
             write_json(output / run_dir.RUN_FILE, record)
             return None, None

@@ -24,10 +24,9 @@ import transformers
 from torch import Tensor
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.configuration import FULL, SLIDING, ClearheadConfig
 from clearhead.models.families.family import Family as Family
 from clearhead.models.families.family import State, positions, rotation, windows, with_all_biases
-from clearhead.models.layers import FULL, SLIDING
 
 _PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 

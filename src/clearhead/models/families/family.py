@@ -15,9 +15,8 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_utils import local_torch_dtype
 
 from clearhead.errors import ClearheadError
-from clearhead.models.configuration import ClearheadConfig, window_begin
+from clearhead.models.configuration import SLIDING, ClearheadConfig, window_begin
 from clearhead.models.language_models import ClearheadForCausalLM
-from clearhead.models.layers import SLIDING
 from clearhead.ops.rope import KINDS
 from clearhead.spec import AXES
 from clearhead.terminal import say

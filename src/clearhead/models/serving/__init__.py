@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.configuration import FULL, SLIDING, ClearheadConfig
 from clearhead.models.families.family import State, copied, filled, merged, with_all_biases
 from clearhead.models.language_models import ClearheadForCausalLM
-from clearhead.models.layers import FULL, SLIDING
 from clearhead.models.serving.modeling_clearhead_serving import (
     ClearheadServingConfig,
     ClearheadServingForCausalLM,

@@ -1,6 +1,6 @@
-"""Scores of queries and keys: the dot product, and CoCA's three collinear forms."""
+"""CoCA's scores of queries and keys, in three collinear forms."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -9,18 +9,6 @@ from clearhead import ops
 from clearhead.nn.bases import Weights, numbers_per_group
 from clearhead.ops.coca import Form
 from clearhead.spec import Declaration, LayerSpec
-
-Prepare = Callable[[Tensor, Any], Tensor]
-
-
-class Dot:
-    """q · k, both prepared by the position's `prepare`."""
-
-    cache_unrotated = False
-    attend_unrotated = None
-
-    def __init__(self, layer: LayerSpec, prepare: Prepare) -> None:
-        self.queries = self.keys = prepare
 
 
 class Collinear:
@@ -52,19 +40,17 @@ def _refuses(layer: LayerSpec) -> str | None:
     return None
 
 
-def _adopt_half(*names: str) -> Any:
+def _halved(
+    weights: Weights, before: LayerSpec, after: LayerSpec, *, names: tuple[str, ...]
+) -> Weights:
     """The mean of each rotated pair of channels: another function, from trained weights."""
-
-    def adopt(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
-        halved = dict(weights)
-        for name in names:
-            for kind in ("weight", "bias"):
-                if (whole := weights.get(f"{name}.{kind}")) is not None:
-                    pairs = whole.unflatten(0, (-1, 2, after.head_dim // 2))
-                    halved[f"{name}.{kind}"] = pairs.mean(1).flatten(0, 1)
-        return halved
-
-    return adopt
+    halved = dict(weights)
+    for name in weights.keys() & {
+        f"{each}.{kind}" for each in names for kind in ("weight", "bias")
+    }:
+        pairs = weights[name].unflatten(0, (-1, 2, after.head_dim // 2))
+        halved[name] = pairs.mean(1).flatten(0, 1)
+    return halved
 
 
 def _half(layer: LayerSpec) -> int:
@@ -72,23 +58,20 @@ def _half(layer: LayerSpec) -> int:
 
 
 def _coca(form: Form, name: str, summary: str, source: str) -> Declaration:
+    halved = ("q_proj", "k_proj") if form == "strict" else ("k_proj",)
     return Declaration(
-        axis="scores",
-        name=name,
-        summary=summary,
-        source=source,
-        build=lambda layer, prepare: Collinear(form),
+        *("scores", name, summary, source),
+        lambda layer, prepare: Collinear(form),
         refuses=_refuses,
         query_width=_half if form == "strict" else lambda layer: layer.head_dim,
         key_width=_half,
         flops=lambda layer, length: 3.0 * layer.head_dim * layer.num_attention_heads,
         cache=lambda layer: numbers_per_group(layer) // 2,
-        adopt=_adopt_half(*(("q_proj", "k_proj") if form == "strict" else ("k_proj",))),
+        adopt=partial(_halved, names=halved),
     )
 
 
 DECLARATIONS = (
-    Declaration("scores", "dot", "q · k / √d", "arXiv 1706.03762", Dot, cache=numbers_per_group),
     _coca(
         "exact",
         "coca",
