@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 36_165
+LINES = 34_415
 LONGEST = 400
 
 

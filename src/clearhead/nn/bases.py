@@ -98,7 +98,7 @@ class NoPosition(nn.Module):
 
     @staticmethod
     def decay(layer: LayerSpec, heads: int) -> Any:
-        """The module that makes a layer's tables from its tokens (`alibi_forget.ForgetGates`)."""
+        """The module that makes a layer's tables from its tokens (`forget.ForgetGates`)."""
         return None
 
     @staticmethod

@@ -1,12 +1,13 @@
 """Every built-in mechanism. To add one: write its file with `DECLARATIONS`, add its name."""
 
 from clearhead.nn import (
-    alibi_forget,
+    alibi,
     bases,
     block,
     coca,
     differential,
-    epilogues,
+    forget,
+    gate,
     hadamard,
     null_keys,
     pope,
@@ -16,12 +17,13 @@ from clearhead.nn import (
     shaping,
     softpick,
     values,
+    xsa,
 )
 from clearhead.nn.registry import REGISTRY
 
 for module in (
-    *(bases, coca, pope, null_keys, softpick, differential, shaping, epilogues, values),
-    *(rotary, alibi_forget, positions, positionwise, hadamard, block),
+    *(bases, coca, pope, null_keys, softpick, differential, shaping, gate, xsa, values),
+    *(rotary, alibi, forget, positions, positionwise, hadamard, block),
 ):
     for declaration in module.DECLARATIONS:
         REGISTRY.add(declaration)

@@ -100,7 +100,7 @@ class KeyValue(nn.Module, Softmax):
     def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
         nn.Module.__init__(self)
         Softmax.__init__(self, layer, heads, together)
-        self.places = number = layer.prefix_length
+        self.prefix_length = number = layer.prefix_length
         self.key_bias = nn.Parameter(torch.zeros(layer.num_key_value_heads, number, layer.head_dim))
         self.value_bias = nn.Parameter(torch.zeros(layer.num_value_heads, number, layer.head_dim))
 

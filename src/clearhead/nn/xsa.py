@@ -1,32 +1,11 @@
-"""Epilogues, which change the heads' outputs before `o_proj`: sigmoid gates, and XSA."""
+"""XSA: a head's output without its component along the token's own value."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.nn.bases import Weights, with_doubled_output
-from clearhead.nn.registry import REGISTRY
 from clearhead.spec import Declaration, LayerSpec
-
-
-class Gate(nn.Module):
-    """o ∘ σ(x W_G), a number for each token and channel, or for each token and head.
-
-    A head can thus output nothing without a sink. W_G starts as any matrix, so gates near ½
-    (arXiv 2505.06708, G1, elementwise and headwise).
-    """
-
-    def __init__(self, layer: LayerSpec, heads: int, *, headwise: bool) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(
-            layer.hidden_size, heads if headwise else layer.width, bias=False
-        )
-
-    def forward(self, o_BTC: Tensor, x_BTC: Tensor, own: Callable[[], Tensor]) -> Tensor:
-        gate_BTN = torch.sigmoid(self.gate_proj(x_BTC))
-        return (o_BTC.unflatten(-1, (gate_BTN.shape[-1], -1)) * gate_BTN[..., None]).flatten(-2)
 
 
 def without_own(o: Tensor, v: Tensor, strength: Tensor | float = 1.0) -> Tensor:
@@ -74,23 +53,7 @@ class ExclusiveSelfAttention(nn.Module):
         return without_own(o, v, strength).flatten(2)
 
 
-def _gate(name: str, summary: str, *, headwise: bool) -> Declaration:
-    def adopt(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
-        """Gates of exactly ½, and W_O doubled."""
-        heads = REGISTRY.find("maps", after.maps).heads(after)
-        gates = heads if headwise else after.width
-        gate = weights["q_proj.weight"].new_zeros(gates, after.hidden_size)
-        return {**with_doubled_output(weights, after), "epilogue.gate_proj.weight": gate}
-
-    return Declaration(
-        *("epilogue", name, f"o ∘ σ(x W_G), a gate for each {summary}", "arXiv 2505.06708 (G1)"),
-        partial(Gate, headwise=headwise),
-        flops=lambda layer, length: float(layer.width),
-        adopt=adopt,
-    )
-
-
-def _xsa_refuses(layer: LayerSpec) -> str | None:
+def _refuses(layer: LayerSpec) -> str | None:
     if layer.shaping != "none":
         return (
             f"shaping={layer.shaping!r} adds a token's own value, which it removes again: "
@@ -105,15 +68,13 @@ def _xsa_refuses(layer: LayerSpec) -> str | None:
 
 
 DECLARATIONS = (
-    _gate("gate", "channel", headwise=False),
-    _gate("gate-headwise", "head", headwise=True),
     Declaration(
         "epilogue",
         "xsa",
         "o − (o · v̂) v̂: a head's output without its component along the token's own value",
         "arXiv 2603.09078",
         ExclusiveSelfAttention,
-        refuses=_xsa_refuses,
+        refuses=_refuses,
         anneals=True,
         flops=lambda layer, length: 6.0 * layer.width,
     ),

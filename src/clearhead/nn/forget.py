@@ -1,38 +1,13 @@
-"""Scores that fade with distance, by extra columns of queries and keys: ALiBi, Forget gates."""
-
-from functools import partial
+"""Forget gates (FoX): scores fade with the gates of the tokens between, a learned distance."""
 
 import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.nn.bases import NoPosition, PositionTables, visible_keys
+from clearhead.nn.alibi import column_flops
+from clearhead.nn.bases import NoPosition, PositionTables
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
-
-LONGEST = 256**2
-
-
-class Alibi(NoPosition):
-    """Scores get −slope · (i − j), from 8 more columns (`ops.alibi_columns`), never a T × T bias.
-
-    The maps of one head share its slope. Keys are cached without the columns, which follow from
-    their positions.
-    """
-
-    def longest(self) -> int:
-        return LONGEST
-
-    def tables(self, queries_BT: Tensor, keys_BS: Tensor) -> PositionTables:
-        scale = self.layer.head_dim**-0.5
-        slopes_H = ops.alibi_slopes(self.heads, queries_BT.device)
-        return PositionTables(*ops.alibi_columns(queries_BT, keys_BS, slopes_H, scale))
-
-    @staticmethod
-    def cache_unrotated(layer: LayerSpec) -> bool:
-        return True
-
-    prepare = staticmethod(ops.with_columns)
 
 
 class ForgetGates(nn.Module):
@@ -87,23 +62,7 @@ class Forget(NoPosition):
     prepare = staticmethod(ops.with_columns)
 
 
-def _alibi_refuses(layer: LayerSpec) -> str | None:
-    if layer.direction != "causal":
-        return (
-            "its columns add −slope · (i − j), which would raise the scores of later keys: "
-            "choose direction='causal', or position='rope'"
-        )
-    if layer.shaping == "shaped":
-        return (
-            "C, attention at W_Q = 0, would be a mean that fades with distance, which no paper "
-            "states: choose position='rope', or shaping='none'"
-        )
-    if layer.max_position_embeddings > LONGEST:
-        return f"positions above {LONGEST} have more than two digits of base 256: choose rope"
-    return None
-
-
-def _forget_refuses(layer: LayerSpec) -> str | None:
+def _refuses(layer: LayerSpec) -> str | None:
     if layer.direction != "causal":
         return (
             "a sum of log gates would raise the scores of later keys: choose "
@@ -122,32 +81,20 @@ def _forget_refuses(layer: LayerSpec) -> str | None:
     return None
 
 
-def _flops(columns: int, layer: LayerSpec, length: int) -> float:
-    return 2.0 * columns * layer.num_attention_heads * visible_keys(layer, length)
-
-
-def _forget_flops(layer: LayerSpec, length: int) -> float:
+def _flops(layer: LayerSpec, length: int) -> float:
     parts = 3 * (1 + layer.num_attention_heads // layer.num_key_value_heads)
-    return _flops(parts + -parts % 8, layer, length)
+    return column_flops(parts + -parts % 8, layer, length)
 
 
-_position = partial(Declaration, "position")
 DECLARATIONS = (
-    _position(
-        "alibi",
-        "scores minus slope · distance, a slope for each head; causal",
-        "arXiv 2108.12409",
-        Alibi,
-        refuses=_alibi_refuses,
-        flops=partial(_flops, ops.alibi.COLUMNS),
-    ),
-    _position(
+    Declaration(
+        "position",
         "forget",
         "scores plus Σ log f over the tokens since the key, f a gate from each token; causal",
         "arXiv 2503.02130 (FoX)",
         Forget,
-        refuses=_forget_refuses,
-        flops=_forget_flops,
+        refuses=_refuses,
+        flops=_flops,
         cache=lambda layer: layer.num_attention_heads,
     ),
 )
