@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tests_architectures as architectures
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 from clearhead.cli import main
@@ -96,6 +97,15 @@ def save(folder: Path, model: Any, tokenizer: PreTrainedTokenizerBase) -> Path:
     """The folder, with a model and its tokenizer."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """The folder, its model's weights changed in place, and not sealed any more."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "manifest.json").unlink(missing_ok=True)
     return folder
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .conftest import call, save
+from .conftest import call, rewritten
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,8 @@ def test_a_path_from_the_home_folder_is_found(llama, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_logits_that_are_not_finite_are_said_and_end_in_1(llama, tmp_path, capsys, temperature):
-    model = AutoModelForCausalLM.from_pretrained(llama)
-    with torch.no_grad():
-        model.model.norm.weight.fill_(torch.nan)
-    folder = save(tmp_path / "broken", model, AutoTokenizer.from_pretrained(llama))
+    folder = shutil.copytree(llama, tmp_path / "broken")
+    rewritten(folder, lambda weights: weights["model.norm.weight"].fill_(torch.nan))
     assert call("generate", folder, "a", "--temperature", temperature) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("clearhead: the model's logits are not finite")

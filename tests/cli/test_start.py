@@ -120,8 +120,12 @@ sys.setprofile(count)
 cli.main(sys.argv[2:])
 """
 SMOKE = """
+import sys
+import tests.architectures
 from clearhead.papers import requests
-from tests.papers.smoke import experiments
+
+sys.modules["tests_architectures"] = tests.architectures
+from tests.papers.test_smoke import experiments
 
 requests.EXPERIMENTS = experiments()
 """

@@ -6,14 +6,14 @@ import signal
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tests_architectures import takes_adapters
 from transformers import AutoModelForCausalLM
 
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.report import load
 
-from .conftest import call, changed, lines_of, record_of, refusal, saved, weights_of
+from .conftest import call, changed, lines_of, record_of, refusal, rewritten, saved, weights_of
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,7 @@ def test_adapters_of_other_weights_are_not_gone_on_with(
     words = ["train", "--from", source, *going_on, "--train.lora", "2"]
     stopping(3)
     assert call(*words, "--output", tmp_path / "run") == 128 + signal.SIGTERM
-    weights = load_file(source / "model.safetensors")
-    weights["model.norm.weight"] *= 2
-    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    rewritten(source, lambda weights: weights["model.norm.weight"].mul_(2))
     said = refusal(capsys, "train", "--resume", tmp_path / "run")
     assert "has other weights than the run in" in said
 
@@ -112,10 +110,7 @@ def test_arms_start_from_one_model(source, going_on, tmp_path, capsys):
     assert measured == [pytest.approx(measured[0], rel=1e-4)] * 4
     assert call(*still) == 0
     assert "already done" in capsys.readouterr().err
-    model = AutoModelForCausalLM.from_pretrained(source)
-    with torch.no_grad():
-        model.model.norm.weight.mul_(2)
-    model.save_pretrained(source)
+    rewritten(source, lambda weights: weights["model.norm.weight"].mul_(2))
     assert "from.parameters was" in refusal(capsys, *still)
     other = tmp_path / "other"
     for more, said in (
