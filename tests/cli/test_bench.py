@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,10 +30,11 @@ from clearhead.cli.bench import Command
 from .conftest import call, lines_of, refusal
 
 
-def test_an_installed_package_says_where_its_benchmarks_are(warm, tmp_path):
+def test_an_installed_package_says_where_its_benchmarks_are(tmp_path):
     shutil.copytree(Path(clearhead.__file__).parent, tmp_path / "clearhead")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    ran = warm.run("-m", "clearhead", "bench", "kernel", cwd=tmp_path, env=environment)
+    words = [sys.executable, "-m", "clearhead", "bench", "kernel"]
+    ran = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert ran.returncode == 2
     (line,) = ran.stderr.strip().splitlines()
     assert line.startswith("clearhead: benchmarks are not part of an installed clearhead: clone")

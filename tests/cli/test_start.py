@@ -10,6 +10,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -25,6 +26,7 @@ from clearhead.optim.recipe import Optimizer
 
 from .conftest import SMALL, STEPS, data_of
 
+FROZEN = json.loads(Path(__file__).with_name("frozen_options.json").read_text("utf-8"))
 HEAVY = {"torch", "transformers", "datasets", "numpy", "plotly", "pandas", "tokenizers"}
 ROOMS = (
     *("data", "diagnose", "eval", "models", "optim", "probe", "quantize", "report", "train"),
@@ -53,6 +55,7 @@ def _run(*words: str) -> tuple[int, str, set[str]]:
 
 
 def test_the_list_of_verbs_and_that_of_experiments_need_no_heavy_library():
+    assert [*FROZEN] == [*VERBS]
     for words in (["--help"], ["reproduce", "--list"]):
         code, _, modules = _run(*words)
         assert code == 0
@@ -68,6 +71,9 @@ def test_a_help_needs_few_modules_has_two_examples_and_names_what_an_option_hold
     ours = sorted(name for name in modules if name.partition(".")[0] == "clearhead")
     assert len(ours) <= 35, ours
     assert len(re.findall(rf"^  clearhead {verb}(?: .*)?$", told, flags=re.MULTILINE)) >= 2
+    # Every option is frozen by name: one that goes is named in CHANGELOG.md.
+    rows = re.findall(r"^[│ ] (-[^\s,]+(?:, -[^\s,]+)*)", told, re.MULTILINE)
+    assert sorted({name for row in rows for name in row.split(", ")}) == FROZEN[verb]
     assert "{None}" not in told
     assert not re.search(r"\bSTR\b", told)
     if verb in ("train", "plan", "compare"):

@@ -96,10 +96,8 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
         (["train", "--set", "maps"], "is not KEY=VALUE"),
         (["train", "--set", "rope_parameters=" + "[" * 5000], "rope_parameters"),
         (["compare", "transformer", "--vary", "norm_eps=" + "[" * 5000], "norm_eps"),
-        (["train", "--train.tokens", "100"], "less than one step of 2048"),
         (["train", "--train.learning-rate", "-1"], "learning_rate is -1.0"),
         (["train", "--data.data", "missing.txt"], "missing.txt"),
-        (["compare", "transformer", "softmx1"], "did you mean softmax1?"),
         (["compare", "gpt2", "gpt2"], "each once"),
         (["compare", "--beside", "missing.jsonl"], "missing.jsonl"),
         (["report", "missing.jsonl"], "missing.jsonl"),
@@ -121,11 +119,9 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
         (["diagnose", "nowhere/model"], "cannot load a model"),
         (["diagnose", "nowhere/model", "--data.vocabulary", "-1"], "vocabulary is -1"),
         (["generate", "nowhere/model"], "cannot load a model"),
-        (["generate", "nowhere/model", "--temperature", "-1"], "temperature is -1.0: give 0"),
         (["bench", "--rounds", "0"], "rounds is 0: give a whole number of at least 1"),
         (["plan", "transfomer"], "did you mean transformer?"),
         (["plan", "smollm2"], "unknown preset or folder 'smollm2'"),
-        (["plan", "--set", "head_dim=15"], "is odd"),
     ],
 )
 def test_refusals_are_one_line(words, message, capsys, tmp_path, monkeypatch):
