@@ -19,7 +19,7 @@ from .conftest import call, cells_of, changed, data_of, lines_of, refusal, rewri
 def words(trained: Path, text: Path, cache: Path, tmp_path: Path) -> list[str]:
     return [
         *("eval", str(trained), *changed(data_of(text, cache), "--data.validation", "0.3")),
-        *("--lengths", "128", "192", "--tokens", "800"),
+        *("--lengths", "128", "192", "--tokens", "2000"),
         *("--records", str(tmp_path / "records.jsonl")),
     ]
 
