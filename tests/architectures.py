@@ -8,7 +8,7 @@ import transformers
 from packaging.version import Version
 from torch import nn
 
-from clearhead import ClearheadForCausalLM, preset
+from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models import ClearheadModel
 
 VOCABULARY, LENGTH = 61, 32  # entries; tokens that every one of them can read
@@ -81,7 +81,9 @@ def make(name: str, **changes: Any) -> Any:
             encoder = ids | {"direction": "bidirectional"} | changes
             made = ClearheadModel(preset("transformer", **encoder))
         else:
-            made = ClearheadForCausalLM(preset(name, **ids | changes))
+            config = preset(name, **ids | changes)
+            causal = config.direction == "causal"
+            made = (ClearheadForCausalLM if causal else ClearheadForMaskedLM)(config)
     return made.eval()
 
 

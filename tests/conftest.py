@@ -28,28 +28,18 @@ for _name in ("architectures", "chromium", "judge_server", "warm"):
     _spec.loader.exec_module(_module)
 
 TESTS = Path(__file__).parent
-# Folders and files that take more than some seconds; the others take two minutes together.
+# Files that take more than some seconds, the longest first: a file stays in one process, and none
+# of these may come last. The others take two minutes together.
 SLOW = (
-    *("attack", "cli", "train/test_resume.py", "view/test_browser.py"),
-    *("report/test_browser.py", "report/test_committed_records.py"),
-    *("eval/test_answers.py", "eval/test_harness.py"),
-    *("data/test_corpus.py", "data/test_corpus_builds.py", "data/test_synthetic.py"),
-    *("models/test_blocks.py", "models/test_caches.py", "models/test_checkpoints.py"),
-    *("models/test_compiled.py", "models/test_conventions.py", "models/test_encoders.py"),
-    *("models/test_outside.py", "models/test_serving.py"),
-    *("models/test_sink_models.py", "models/test_space.py"),
-)
-
-
-# The longest files, to begin with: a file stays in one process, and none of these may come last.
-FIRST = (
     *("models/test_compiled.py", "attack", "train/test_processes.py", "cli/test_reproduce.py"),
     *("cli/test_saving.py", "papers/test_smoke.py", "cli/test_repair_tutorial.py"),
     *("cli/test_compare.py", "models/test_space.py", "models/test_conventions.py"),
     *("models/test_sink_models.py", "models/test_outside.py", "train/test_resume.py"),
     *("models/test_caches.py", "models/test_blocks.py", "ops/test_layouts.py"),
-    *("report/test_browser.py", "cli"),
-    *("papers", "data", "models", "ops", "report"),
+    *("report/test_browser.py", "cli", "data/test_corpus.py", "data/test_corpus_builds.py"),
+    *("data/test_synthetic.py", "models/test_checkpoints.py", "models/test_encoders.py"),
+    *("models/test_serving.py", "report/test_committed_records.py", "view/test_browser.py"),
+    *("eval/test_answers.py", "eval/test_harness.py"),
 )
 
 
@@ -58,20 +48,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False
 
 
-def _place(item: pytest.Item) -> Path:
-    return item.path.relative_to(TESTS) if item.path.is_relative_to(TESTS) else item.path
-
-
 def _rank(item: pytest.Item) -> int:
-    ranks = (rank for rank, first in enumerate(FIRST) if _place(item).is_relative_to(first))
-    return next(ranks, len(FIRST))
+    ranks = (rank for rank, slow in enumerate(SLOW) if item.path.is_relative_to(TESTS / slow))
+    return next(ranks, len(SLOW))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the slow tests, and put the longest files first."""
     items.sort(key=_rank)
     for item in items:
-        if any(_place(item).is_relative_to(slow) for slow in SLOW):
+        if _rank(item) < len(SLOW):
             item.add_marker(pytest.mark.slow)
 
 
@@ -111,6 +97,14 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Starts Python as a fork of a process that has imported the libraries."""
     server = sys.modules["tests_warm"].Warm(tmp_path_factory.mktemp("warm"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Starts Python as a fork of a process that has imported all of clearhead too."""
+    server = sys.modules["tests_warm"].Warm(tmp_path_factory.mktemp("ready"), "clearhead")
     yield server
     server.close()
 

@@ -34,24 +34,17 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def _faults(*words: str, **environment: str) -> int:
+@pytest.mark.parametrize(
+    ("words", "own", "kept"),
+    [
+        ((), {}, False),
+        (("keep",), {}, True),
+        (("job",), {}, True),
+        (("keep",), {"MALLOC_MMAP_MAX_": "65536"}, False),  # the user's own settings stay
+    ],
+)
+def test_freed_memory_is_kept_for_the_next_step(words, own, kept):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     command = [sys.executable, "-c", FAULTS, *words]
-    ran = subprocess.run(
-        command, check=True, capture_output=True, text=True, env=clean | environment
-    )
-    return int(ran.stdout)
-
-
-def test_freed_memory_is_kept_for_the_next_step():
-    anew, kept = _faults(), _faults("keep")
-    assert anew > 100
-    assert kept < anew / 10
-
-
-def test_jobs_keep_it_too():
-    assert _faults("job") < 100
-
-
-def test_settings_of_the_users_own_are_left_alone():
-    assert _faults("keep", MALLOC_MMAP_MAX_="65536") > 100
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, env=clean | own)
+    assert (int(ran.stdout) < 100) == kept

@@ -15,6 +15,13 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "results/REA
 PATTERN = ("[", "…", "--import quieter")
 
 
+def _programs(name):
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text("utf-8"), re.DOTALL)
+
+
+HOW_TO = _programs("docs/howto.md")
+
+
 def _blocks(text):
     """The lines of code blocks, fenced or indented."""
     fenced = False
@@ -42,10 +49,6 @@ COMMANDS = [
 ]
 
 
-def test_the_pages_have_commands():
-    assert len(COMMANDS) > 10
-
-
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_command_of_the_pages_is_understood(words, monkeypatch):
     monkeypatch.setattr(options, "require_extras", lambda settings: None)  # none is needed to parse
@@ -62,14 +65,16 @@ def test_links_lead_to_files(page):
 
 
 def test_the_first_program_of_the_readme_runs(tmp_path, monkeypatch, capsys):
-    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (program,) = _programs("README.md")
     monkeypatch.chdir(tmp_path)
     exec(compile(program, "README.md", "exec"), {})
     assert (tmp_path / "my-model/model.safetensors").exists()
     assert capsys.readouterr().out.startswith("tensor([[")
 
 
-HOW_TO = re.findall(r"```python\n(.*?)```", (ROOT / "docs/howto.md").read_text(), re.DOTALL)
+def test_the_pages_have_commands_and_programs():
+    assert len(COMMANDS) > 10
+    assert len(HOW_TO) == 5
 
 
 @pytest.mark.parametrize("number", range(len(HOW_TO)))
@@ -78,10 +83,6 @@ def test_a_program_of_the_how_to_runs_as_it_stands(number, tmp_path, warm):
     program.write_text(HOW_TO[number])
     done = warm.run(program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_how_to_has_programs():
-    assert len(HOW_TO) == 5
 
 
 def test_a_command_knows_the_mechanism_of_the_how_to(tmp_path, warm):

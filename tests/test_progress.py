@@ -8,27 +8,14 @@ from clearhead.measure.sweep import _Planned
 from clearhead.progress import Line, Work, in_words
 
 
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 def test_a_log_has_a_line_for_each_run_and_about_twenty_between():
-    time, stream = Clock(), io.StringIO()
-    with Line(stream, clock=time) as work:
+    now, stream = [0.0], io.StringIO()
+    with Line(stream, clock=lambda: now[0]) as work:
         work.start(4)
         for number in range(4):
             work.begin(f"model {number}")
             for step in range(1, 101):
-                time.now += 1.2
+                now[0] += 1.2
                 work.update(step / 100, f"step {step}/100")
             work.end()
     lines = stream.getvalue().splitlines()
@@ -41,14 +28,14 @@ def test_a_log_has_a_line_for_each_run_and_about_twenty_between():
 
 
 def test_what_was_done_before_counts_as_done_and_not_as_fast():
-    time = Clock()
-    work = Work(clock=time)
+    now = [0.0]
+    work = Work(clock=lambda: now[0])
     work.start(10)
     for _ in range(8):
         work.skip()
     work.begin("resumed")
     work.resume(0.5)
-    time.now = 60.0
+    now[0] = 60.0
     work.update(0.75)  # a quarter in a minute, so five more minutes for one and a quarter
     assert work.place == "run 9 of 10, 5 min left"
     work.end()
@@ -74,8 +61,9 @@ def test_a_cell_of_a_sweep_is_named_by_its_task_scaling_place_and_draw():
     assert str(cell._replace(at={"depth": 0.5}, draw={})) == "passkey, depth 0.5"
 
 
-def test_a_terminal_has_one_line_and_names_are_taken_literally():
-    stream = Terminal()
+def test_a_terminal_has_one_line_and_names_are_taken_literally(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
     with Line(stream, unit="seed") as work:
         work.start(2)
         work.begin("[bold]\x1b[31mllama")

@@ -13,9 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import pytest
 
-from .cases import ESC, TEXTS, withstands
-from .conftest import SHAPE, compared, data, training
-from .server import Done
+from .conftest import ESC, SHAPE, TEXTS, Done, compared, data, training, withstands
 
 # What no number may be, and no path: accepted, it would have no effect or a wrong one.
 NO_INTEGER = ("9" * 23, "-" + "9" * 23, "nan", "inf", "1.5", "x", "", "0x10", ESC)
@@ -49,6 +47,7 @@ TEMPLATES: tuple[list[str], ...] = (
         *("--output", "new", "--train.epochs", "1", "--train.max-length", "16"),
     ],
 )
+VALUES = {"--size": ("tiny", "tinny", "", ESC), "--data.data": SOURCES}
 # Of no effect on what is printed or written, or of one that takes too long here.
 LEFT_OUT = {"track", "compile", "deploy", "jobs", "list", "scale"}
 
@@ -77,12 +76,10 @@ def _kinds(hint: Any) -> set[Any]:
 def _value(draw: random.Random, name: str, hint: Any) -> tuple[list[str], bool]:
     """Words for an option, and whether they must be refused."""
     kinds = _kinds(hint)
-    if name == "--size":
-        return [draw.choice(["tiny", "tinny", "", ESC])], False
-    if name == "--data.data":
-        return [draw.choice(SOURCES)], False
     if kinds == {bool}:
         return [], False
+    if name in VALUES:
+        return [draw.choice(VALUES[name])], False
     for kind, bad, good in ((int, NO_INTEGER, INTEGERS), (float, NO_NUMBER, NUMBERS)):
         if kind in kinds:
             refused = draw.random() < 0.5
@@ -92,7 +89,7 @@ def _value(draw: random.Random, name: str, hint: Any) -> tuple[list[str], bool]:
     if Path in kinds:
         empty = draw.random() < 0.2
         return ["" if empty else draw.choice(PATHS)], empty
-    words = [kind for kind in kinds if isinstance(kind, str)]
+    words = sorted(kind for kind in kinds if isinstance(kind, str))
     return [draw.choice(words if words and draw.random() < 0.6 else TEXTS)], False
 
 
@@ -147,15 +144,15 @@ def _wrote(done: Done, folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("words", TEMPLATES, ids=lambda words: words[0])
-def test_the_commands_that_are_mutated_are_valid(words, folder, server):
-    done = server.run(*words, cwd=folder)
+def test_the_commands_that_are_mutated_are_valid(words, folder, clearhead):
+    done = clearhead(*words, cwd=folder)
     assert done.code == (2 if words[0] == "bench" else 0), done.line
 
 
-def test_commands_do_what_they_say_or_refuse_it(folder, made, server):
+def test_commands_do_what_they_say_or_refuse_it(folder, made, clearhead):
     def attack(draw: random.Random) -> None:
         words, refused = _mutated(draw)
-        done = server.run(*words, cwd=folder)
+        done = clearhead(*words, cwd=folder)
         try:
             done.check()
             assert done.code == 2 or not refused, f"accepted: {done.line}"

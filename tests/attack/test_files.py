@@ -1,19 +1,21 @@
 """Damaged files: refused in one line, or of no effect on what comes out."""
 
+import gzip
 import json
 import os
 import random
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
-from .cases import withstands
-from .conftest import SHAPE, compared, data, training
-from .server import Server
+from .conftest import SHAPE, Clearhead, compared, data, training, withstands
 
 TIMED = re.compile(r"second|date|command|resumed|peak_memory|versions|probes_hold")
 SAVING = training(4, "--train.save-every", "1")
@@ -67,28 +69,6 @@ def _flip(path: Path, draw: random.Random) -> None:
     path.write_bytes(content)
 
 
-def _cut(path: Path, draw: random.Random) -> None:
-    os.truncate(path, draw.randrange(path.stat().st_size))
-
-
-def _empty(path: Path, draw: random.Random) -> None:
-    path.write_bytes(b"")
-
-
-def _delete(path: Path, draw: random.Random) -> None:
-    path.unlink()
-
-
-def _folder(path: Path, draw: random.Random) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def _loop(path: Path, draw: random.Random) -> None:
-    path.unlink()
-    path.symlink_to(path)
-
-
 def _line(path: Path, draw: random.Random) -> None:
     """A line of something else, as another program may leave it."""
     lines = path.read_bytes().split(b"\n")
@@ -97,24 +77,27 @@ def _line(path: Path, draw: random.Random) -> None:
     path.write_bytes(b"\n".join(lines))
 
 
-DAMAGES = (_flip, _cut, _empty, _delete, _folder, _loop, _line)
+DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
+    "flip": _flip,
+    "cut": lambda path, draw: os.truncate(path, draw.randrange(path.stat().st_size)),
+    "empty": lambda path, draw: path.write_bytes(b""),
+    "delete": lambda path, draw: path.unlink(),
+    "folder": lambda path, draw: (path.unlink(), path.mkdir()),
+    "loop": lambda path, draw: (path.unlink(), path.symlink_to(path)),
+    "line": _line,
+}
 
 
 @pytest.fixture(scope="session")
-def base(made: Path, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(made: Path, clearhead: Clearhead, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What is there, and beside it a run that was stopped after two of four steps."""
-    import gzip
-
-    import pyarrow
-    import pyarrow.parquet
-
     folder = tmp_path_factory.mktemp("base") / "base"
     shutil.copytree(made, folder)
     shutil.copytree(folder / "compared", folder / "measured")
     for path in folder.glob("measured/**/records.jsonl"):
         path.unlink()  # trained, and not yet measured
     for kill_at in range(20, 400, 20):  # until it has two checkpoints, wherever that is
-        done = server.run(*BEGIN, cwd=folder, kill_at=kill_at)
+        done = clearhead(*BEGIN, cwd=folder, kill_at=kill_at)
         if len(list(folder.glob("stopped/checkpoints/step-*"))) == 2 or done.code == 0:
             break
         shutil.rmtree(folder / "stopped", ignore_errors=True)
@@ -124,30 +107,27 @@ def base(made: Path, server: Server, tmp_path_factory: pytest.TempPathFactory) -
     rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     (folder / "packed" / "rows.jsonl").write_text(rows)
     (folder / "packed" / "packed.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
-    table = pyarrow.table({"text": texts})
-    pyarrow.parquet.write_table(
-        table, folder / "packed" / "sealed.parquet", write_page_checksum=True
-    )
+    sealed = folder / "packed" / "sealed.parquet"
+    parquet.write_table(pyarrow.table({"text": texts}), sealed, write_page_checksum=True)
     return folder
 
 
-def _untimed(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _untimed(one) for key, one in value.items() if not TIMED.search(key)}
-    return value
+def _untimed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: one for key, one in pairs if not TIMED.search(key)}
 
 
 def _content(path: Path) -> Any:
-    """What a file holds, but for times."""
+    """The bytes of a file, or the records in it without times."""
     if path.suffix != ".jsonl":
         return path.read_bytes()
-    lines = (json.loads(line) for line in path.read_text("utf-8").splitlines())
-    return [line for line in map(_untimed, lines) if not TIMED.search(str(line.get("metric")))]
+    text = path.read_text("utf-8").splitlines()
+    lines = (json.loads(line, object_pairs_hook=_untimed) for line in text)
+    return [line for line in lines if not TIMED.search(str(line.get("metric")))]
 
 
-def _results(folder: Path, target: Target) -> dict[str, Any]:
+def _results(folder: Path, target: Target) -> dict[Path, Any]:
     return {
-        str(path.relative_to(folder)): _content(path)
+        path.relative_to(folder): _content(path)
         for pattern in target.results
         for path in sorted(folder.glob(pattern))
         if path.is_file()
@@ -155,19 +135,21 @@ def _results(folder: Path, target: Target) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def expected(base: Path, server: Server, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def expected(
+    base: Path, clearhead: Clearhead, tmp_path_factory: pytest.TempPathFactory
+) -> list[Any]:
     """The results without damage."""
     found = []
     for target in TARGETS:
         folder = tmp_path_factory.mktemp("expected") / "case"
         shutil.copytree(base, folder)
-        done = server.run(*target.words, cwd=folder)
+        done = clearhead(*target.words, cwd=folder)
         assert done.code == 0, done.line
         found.append((_results(folder, target), done.out))
     return found
 
 
-def test_damaged_files_are_refused_or_change_nothing(base, expected, server, tmp_path):
+def test_damaged_files_are_refused_or_change_nothing(base, expected, clearhead, tmp_path):
     def attack(draw: random.Random) -> None:
         number = draw.randrange(len(TARGETS))
         target, (results, out) = TARGETS[number], expected[number]
@@ -175,16 +157,16 @@ def test_damaged_files_are_refused_or_change_nothing(base, expected, server, tmp
         shutil.copytree(base, folder)
         try:
             files = [path for path in sorted(folder.glob(target.files)) if path.stat().st_size]
-            path, damage = draw.choice([p for p in files if p.is_file()]), draw.choice(DAMAGES)
-            what = f"{damage.__name__} {path.relative_to(folder)}: "
-            damage(path, draw)
-            done = server.run(*target.words, cwd=folder)
+            path, damage = draw.choice([p for p in files if p.is_file()]), draw.choice([*DAMAGES])
+            what = f"{damage} {path.relative_to(folder)}: "
+            DAMAGES[damage](path, draw)
+            done = clearhead(*target.words, cwd=folder)
             try:
                 done.check()
                 found = _results(folder, target) if done.code == 0 else results
                 same = found == results and (bool(target.results) or done.out == out)
                 assert done.code or same or not target.sealed, f"other results: {done.line}"
-                same = done.out == out or damage in (_flip, _line, _cut) or not target.results
+                same = done.out == out or damage in ("flip", "line", "cut") or not target.results
                 assert done.code or target.sealed or same, f"other words: {done.line}"
             except AssertionError as error:
                 raise AssertionError(f"{what}{error}") from None

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from .cases import withstands
-from .conftest import SHAPE, compared, training
-from .server import Server
+from .conftest import SHAPE, Clearhead, Done, compared, training, withstands
 
 VARIANTS: tuple[tuple[str, ...], ...] = (
     (),
@@ -30,55 +28,56 @@ def _trained(variant: tuple[str, ...]) -> list[str]:
 COMMANDS = (*map(_trained, VARIANTS), compared(*SAVING))
 
 
-def _steps(path: Path) -> list[Any]:
-    lines = map(json.loads, path.read_text("utf-8").splitlines())
-    return [(line.get("step"), line.get("loss")) for line in lines]
-
-
-def _result(folder: Path) -> dict[str, Any]:
+def _result(folder: Path) -> dict[Path, Any]:
     """Weights and curves of every run."""
-    weights = {path: path.read_bytes() for path in folder.glob("**/final/model.safetensors")}
-    curves = {path: _steps(path) for path in folder.glob("**/metrics.jsonl")}
-    return {str(path.relative_to(folder)): value for path, value in {**weights, **curves}.items()}
+    found: dict[Path, Any] = {}
+    for path in folder.glob("**/metrics.jsonl"):
+        lines = map(json.loads, path.read_text("utf-8").splitlines())
+        found[path.relative_to(folder)] = [(line.get("step"), line.get("loss")) for line in lines]
+    for path in folder.glob("**/final/model.safetensors"):
+        found[path.relative_to(folder)] = path.read_bytes()
+    return found
 
 
-def _resumed(words: list[str], folder: Path) -> list[str]:
-    """The command that goes on; `compare` is its own."""
-    begun = words[0] == "train" and (folder / "new" / "run.json").exists()
-    return [*words, "--resume", "new"] if begun else words
+def _copied(made: Path, folder: Path, *names: str) -> None:
+    for name in names:
+        shutil.copytree(made / name, folder / name)
 
 
 @pytest.fixture(scope="module")
-def unbroken(made: Path, server: Server, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def unbroken(
+    made: Path, clearhead: Clearhead, tmp_path_factory: pytest.TempPathFactory
+) -> list[Any]:
     """The results of the commands that nothing stops."""
     found = []
     for words in COMMANDS:
         folder = tmp_path_factory.mktemp("unbroken")
-        shutil.copytree(made / "text", folder / "text")
-        shutil.copytree(made / "cache", folder / "cache")
-        done = server.run(*words, cwd=folder)
+        _copied(made, folder, "text", "cache")
+        done = clearhead(*words, cwd=folder)
         assert done.code == 0, done.line
         found.append(_result(folder))
     return found
 
 
-def test_kills_change_nothing_that_is_resumed(made, unbroken, server, tmp_path):
+def test_kills_change_nothing_that_is_resumed(made, unbroken, clearhead, tmp_path):
     def attack(draw: random.Random) -> None:
         number = draw.randrange(len(COMMANDS))
         words, killed = COMMANDS[number], list[int]()
         folder = tmp_path / "case"
-        folder.mkdir()
-        shutil.copytree(made / "text", folder / "text")
-        if draw.random() < 0.7:
-            shutil.copytree(made / "cache", folder / "cache")
+        _copied(made, folder, "text", *["cache"] * (draw.random() < 0.7))
+
+        def go_on(kill_at: int) -> Done:
+            begun = words[0] == "train" and (folder / "new" / "run.json").exists()
+            return clearhead(*words, *["--resume", "new"] * begun, cwd=folder, kill_at=kill_at)
+
         try:
             for _ in range(draw.randint(1, 4)):
                 killed.append(round(400 ** draw.random()))
-                done = server.run(*_resumed(words, folder), cwd=folder, kill_at=killed[-1])
+                done = go_on(killed[-1])
                 if done.code != -signal.SIGKILL:
                     break
             if done.code == -signal.SIGKILL:
-                done = server.run(*_resumed(words, folder), cwd=folder)
+                done = go_on(0)
             assert done.code == 0, f"killed at {killed}: {done.line}"
             assert _result(folder) == unbroken[number], f"killed at {killed}: {done.line}"
             left = [path for path in folder.glob("**/.writing-*") if "cache" not in path.parts]

@@ -2,54 +2,44 @@
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests_chromium import browse
 
-from .cases import ESC, TEXTS, withstands
+from .conftest import ESC, TEXTS, withstands
 
 pytestmark = pytest.mark.browser
 # Words of the format itself; all others are a user's.
 FORMAT = {"kind", "metric", "task", "date", "device", "dtype", "scaling", "map", "objective"}
 
 
-def _words(value: Any, found: set[str]) -> None:
-    """The words in a record."""
+def _replaced(value: Any, word: Callable[[str], str]) -> Any:
+    """A record with `word` of each word of a user's in it."""
     if isinstance(value, dict):
-        for key, one in value.items():
-            if key not in FORMAT:
-                _words(one, found)
-    elif isinstance(value, list):
-        for one in value:
-            _words(one, found)
-    elif isinstance(value, str):
-        found.add(value)
-
-
-def _replaced(value: Any, words: dict[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {key: one if key in FORMAT else _replaced(one, words) for key, one in value.items()}
+        return {key: one if key in FORMAT else _replaced(one, word) for key, one in value.items()}
     if isinstance(value, list):
-        return [_replaced(one, words) for one in value]
-    return words.get(value, value) if isinstance(value, str) else value
+        return [_replaced(one, word) for one in value]
+    return word(value) if isinstance(value, str) else value
 
 
-def test_pages_run_no_script_of_a_record(made, server, chromium, tmp_path):
+def test_pages_run_no_script_of_a_record(made, clearhead, chromium, tmp_path):
     def attack(draw: random.Random) -> None:
         name = draw.choice(
             ("compared/records.jsonl", "eval.jsonl", "diagnosed/diagnosis.jsonl", "quantized.jsonl")
         )
         lines = [json.loads(line) for line in (made / name).read_text("utf-8").splitlines()]
-        found: set[str] = set()
-        _words(lines, found)
-        share = draw.choice((0.05, 0.5))
+        found, share = set[str](), draw.choice((0.05, 0.5))
+        _replaced(lines, lambda word: found.add(word) or word)
         words = {word: draw.choice(TEXTS) for word in sorted(found) if draw.random() < share}
         records = tmp_path / f"{draw.choice((ESC[2:6], '<b onclick=alert(1)>', 'plain'))}.jsonl"
-        text = "".join(json.dumps(_replaced(line, words)) + "\n" for line in lines)
+        text = "".join(
+            json.dumps(_replaced(line, lambda word: words.get(word, word))) + "\n" for line in lines
+        )
         records.write_text(text, "utf-8")
         title = draw.choice(TEXTS)
-        done = server.run(
+        done = clearhead(
             *("report", records.name, "--output", "page.html", f"--title={title}"), cwd=tmp_path
         )
         done.check()

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tests_architectures as architectures
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerBase
 
-from clearhead import ClearheadForCausalLM, preset
 from clearhead.cli import main
 from clearhead.data import DataConfig, prepare
 from clearhead.data.tokenizer import train as train_tokenizer
@@ -20,6 +21,19 @@ from clearhead.train import MetricsFile, StepMetrics
 
 VOLATILE = ("date", "threads", "device")
 WORDS = ("attention", "noise", "sink", "query", "key", "value", "head", "token", "layer", "norm")
+
+# Options of a training of two steps, and the shape of a model for it.
+STEPS = (
+    *("--train.tokens", "64", "--train.sequence-length", "16", "--train.batch-size", "2"),
+    *("--train.precision", "fp32"),
+)
+SMALL = ("hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2")
+
+
+def data_of(text: Path | str, cache: Path | None = None) -> list[str]:
+    """Options of a text, and of the folder of its tokens."""
+    words = ["--data.data", str(text), "--data.validation", "0.1"]
+    return words if cache is None else [*words, "--data.cache", str(cache)]
 
 
 def changed(words: Sequence[str], *options: str) -> list[str]:
@@ -54,9 +68,9 @@ def error_line(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def lines_of(tmp_path: Path) -> list[dict]:
-    """All lines of the records of a sweep."""
-    return [json.loads(one) for one in (tmp_path / "records.jsonl").open(encoding="utf-8")]
+def lines_of(folder: Path, name: str = "records.jsonl") -> list[dict[str, Any]]:
+    """All lines of a file of records."""
+    return [json.loads(line) for line in (folder / name).read_text("utf-8").splitlines()]
 
 
 def cells_of(tmp_path: Path) -> list[dict]:
@@ -79,39 +93,36 @@ def record_of(run: Path) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key not in VOLATILE}
 
 
-def saved(folder: Path, tokenizer: PreTrainedTokenizerBase, **changes: object) -> Path:
-    """The folder, with a tiny model that was never trained, and its tokenizer."""
-    shape = {
-        "hidden_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 40,
-        "vocab_size": len(tokenizer),
-        "max_position_embeddings": 64,
-        "initializer_range": 0.3,
-    }
-    torch.manual_seed(0)
-    model = ClearheadForCausalLM(preset("transformer", **shape | changes))
+def save(folder: Path, model: Any, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """The folder, with a model and its tokenizer."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
+def rewritten(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """The folder, its model's weights changed in place, and not sealed any more."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "manifest.json").unlink(missing_ok=True)
+    return folder
+
+
+def saved(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, name: str = "transformer", **changes: object
+) -> Path:
+    """The folder, with a tiny model that was never trained, and its tokenizer."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "initializer_range": 0.3}
+    return save(folder, architectures.make(name, **shape | changes), tokenizer)
+
+
 def saved_llama(folder: Path, tokenizer: PreTrainedTokenizerBase, **changes: object) -> Path:
     """The folder, with a tiny Llama of random weights, and its tokenizer."""
-    shape = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-    }
-    torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=len(tokenizer), **shape | changes)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    shape = {"hidden_size": 32, "intermediate_size": 48, "head_dim": None}
+    ids = {"initializer_range": 0.02, "bos_token_id": 1, "eos_token_id": 2}
+    return saved(folder, tokenizer, "Llama", **shape | ids | changes)
 
 
 @pytest.fixture(scope="session")
@@ -143,11 +154,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options of a job of two steps."""
     monkeypatch.setenv("CLEARHEAD_CACHE", str(cache))
-    return [
-        *("--data.data", str(text), "--data.vocabulary", "300", "--data.validation", "0.1"),
-        *("--train.tokens", "64", "--train.sequence-length", "16", "--train.batch-size", "2"),
-        *("--train.precision", "fp32"),
-    ]
+    return [*data_of(text), "--data.vocabulary", "300", *STEPS]
 
 
 @pytest.fixture(scope="session")
@@ -156,8 +163,7 @@ def trained(text: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     code = call(
         *("train", "transformer", "--output", str(folder), "--data.cache", str(cache)),
-        *("--set", "hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2"),
-        "max_position_embeddings=64",
+        *("--set", *SMALL, "max_position_embeddings=64"),
         *("--data.data", str(text), "synthetic:passkey:documents=60@0.3"),
         *("--data.vocabulary", "900", "--train.tokens", "512"),
         *("--train.sequence-length", "64", "--train.batch-size", "4", "--train.precision", "fp32"),
@@ -175,17 +181,14 @@ def tokenizer(text: Path, cache: Path) -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> Path:
     """A run's folder, whose finished model is in "final"."""
-    run = tmp_path_factory.mktemp("runs") / "mine"
-    saved(run / "final", tokenizer)
-    return run
+    return saved(tmp_path_factory.mktemp("runs") / "mine/final", tokenizer).parent
 
 
 @pytest.fixture
 def windows(text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options of three short windows of the text."""
     monkeypatch.setenv("CLEARHEAD_CACHE", str(cache))
-    options = ["--data.data", str(text), "--data.validation", "0.1"]
-    return [*options, "--length", "16", "--tokens", "48"]
+    return [*data_of(text), "--length", "16", "--tokens", "48"]
 
 
 @pytest.fixture
@@ -216,7 +219,4 @@ def source(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
 @pytest.fixture
 def going_on(settings: list[str], text: Path) -> list[str]:
     """Options of a run of four steps, without those of a tokenizer."""
-    return [
-        *("--data.data", str(text), "--data.validation", "0.1", "--train.tokens", "128"),
-        *("--train.sequence-length", "16", "--train.batch-size", "2", "--train.precision", "fp32"),
-    ]
+    return [*data_of(text), *changed(STEPS, "--train.tokens", "128")]

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import shutil
 import subprocess
@@ -26,21 +25,16 @@ from benchmarks import (
     tables,
     turned,
 )
-from clearhead.cli import main
 from clearhead.cli.bench import Command
 
-from .conftest import call, refusal
+from .conftest import call, lines_of, refusal
 
 
 def test_an_installed_package_says_where_its_benchmarks_are(tmp_path):
     shutil.copytree(Path(clearhead.__file__).parent, tmp_path / "clearhead")
-    ran = subprocess.run(
-        [sys.executable, "-m", "clearhead", "bench", "kernel"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    words = [sys.executable, "-m", "clearhead", "bench", "kernel"]
+    ran = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert ran.returncode == 2
     (line,) = ran.stderr.strip().splitlines()
     assert line.startswith("clearhead: benchmarks are not part of an installed clearhead: clone")
@@ -48,12 +42,19 @@ def test_an_installed_package_says_where_its_benchmarks_are(tmp_path):
 
 def test_every_benchmark_is_found_named_in_the_help_and_no_other(capsys):
     assert all(callable(find(name)) for name in BENCHES)
-    with pytest.raises(SystemExit):
-        main(["bench", "--help"])
+    assert call("bench", "--help") == 0
     told = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert f"Benchmarks: {', '.join(BENCHES)}." in told
     assert {*Command().names} <= {*BENCHES}
     assert "did you mean kernel" in refusal(capsys, "bench", "kernle")
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    for module in (blocks, optimizer, gpu.gpu_checks, gpu.gpu_figures):
+        monkeypatch.setattr(module, "compiled", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: None)
 
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
@@ -66,29 +67,23 @@ def _tiny(setting, **size):
     return "_setting", lambda: dataclasses.replace(setting, changes=changes, **size)
 
 
-# Benchmark → what makes it small: modules, names and values; and the lines' sides and bounds.
+# Benchmark → what makes it small: modules, names and values; and the lines' sides.
 TINY = {
-    "kernel": ([], None, {1.1}),
+    "kernel": ([], None),
     "lengths": (
         [(kernels, "MODEL", SMALL | HEADS)],
         ["softmax", "softmax-1", "sink", "documents", "padding", "V1", "V2"],
-        None,
     ),
     "decoding": (
         [(kernels, "MODEL", SMALL | HEADS)],
         ["softmax", "V1", "CoCA", "transformer", "differential", "coca"],
-        None,
     ),
     "orthoadam": (
         [
             (optimizer, "OPTIMIZER_SHAPE", {**optimizer.OPTIMIZER_SHAPE, **SMALL}),
-            *(
-                (optimizer, f"OPTIMIZER_{name}", size)
-                for name, size in (("BATCH", 1), ("LENGTH", 16))
-            ),
+            *((optimizer, "OPTIMIZER_BATCH", 1), (optimizer, "OPTIMIZER_LENGTH", 16)),
         ],
         None,
-        {1.1, 1.2, 0.333},
     ),
     "blocks": (
         [
@@ -96,47 +91,38 @@ TINY = {
             *((blocks, "PROMPT", 4), (blocks, "DECODED", 2)),
         ],
         ["parallel", "sas", "sas-p", "skipless", "sas-p-nonorm"],
-        None,
     ),
     "encoders": (
         [(encoders, *_tiny(encoders.CPU, batch=8, length=16))],
         ["bert-sas", "bert-sas-p"],
-        {None},
     ),
-    "passkey": ([], None, None),
-    "sliding": ([], None, {1.1}),
+    "passkey": ([], None),
+    "sliding": ([], None),
     "turned": (
         [(turned, "SHAPE", {**turned.SHAPE, **SMALL, **GROUPED}), (turned, "TOKENS", 16)],
         ["transformer", "turned", "turned, prefix"],
-        {1 / 0.97},
     ),
 }
 SIZES = {"LENGTHS": (128,), "TRIALS": 1, "TOKENS": 256, "WINDOW": 64, "STRIDE": 32}
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_benchmark_prints_and_writes_its_lines(name, tmp_path, capsys, monkeypatch):
-    changes, ours, bounds = TINY[name]
+def test_a_benchmark_prints_and_writes_its_lines(name, uncompiled, tmp_path, capsys, monkeypatch):
+    changes, ours = TINY[name]
     monkeypatch.setitem(attention.TOKENS, "cpu", 512)
     monkeypatch.setitem(kernels.SHAPES, "cpu", (64, (32,), (16,), 64))
     monkeypatch.setitem(kernels.CACHES, "cpu", ((1,), (40,)))
     for module, key, value in (*changes, *((evaluation, *size) for size in SIZES.items())):
         monkeypatch.setattr(module, key, value)
-    for module in (blocks, optimizer):
-        monkeypatch.setattr(module, "compiled", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(torch, "compile", lambda function: function)
-    out = tmp_path / "bench.jsonl"
-    assert call("bench", name, "--rounds", 2, "--output", out) == 0
-    lines = [json.loads(text) for text in out.read_text().splitlines()]
+    assert call("bench", name, "--rounds", 2, "--output", tmp_path / "records.jsonl") == 0
+    lines = lines_of(tmp_path)
     assert all(line["ratio"] > 0 and line["device"] and line["versions"] for line in lines)
     rounds = {len(times) for line in lines for times in line["seconds"].values()}
     assert rounds == {2} or name == "passkey"  # which takes one of minutes
-    sides = dict.fromkeys(
-        line["ours"].split(",")[0] if name in ("blocks", "encoders") else line["ours"]
-        for line in lines
-    )
-    assert ours is None or list(sides) == ours
-    assert bounds is None or {line["bound"] for line in lines} == bounds
+    sides = (line["ours"] for line in lines)
+    if name in ("blocks", "encoders"):
+        sides = (side.split(",")[0] for side in sides)
+    assert ours in (None, list(dict.fromkeys(sides)))
     assert lines[0]["ours"].split(",")[0] in capsys.readouterr().out
 
 
@@ -145,13 +131,7 @@ def test_the_page_has_the_tables_of_the_records():
     assert tables.markdown() in page
 
 
-def test_the_parts_of_a_gpu_run_alone_print_a_table_and_write_records(tmp_path, capsys):
-    output = tmp_path / "records.jsonl"
-    words = ["figures", "attention", "--device", "cpu", "--toy", "--output", str(output)]
-    gpu.main(words)
-    records = [json.loads(line) for line in output.read_text().splitlines()]
-    assert {"softmax", "softmax-1", "sink", "V1"} <= {record["ours"] for record in records}
-    assert "| attention, T 64: softmax | PyTorch softmax |" in capsys.readouterr().out
+def test_the_parts_of_a_gpu_fit_its_seconds_and_no_other_is_known():
     assert all(sum(part.seconds for part in parts.values()) <= 240 for parts in gpu.PARTS.values())
     with pytest.raises(SystemExit):
         gpu.main(["figures", "los", "--device", "cpu"])
@@ -160,14 +140,14 @@ def test_the_parts_of_a_gpu_run_alone_print_a_table_and_write_records(tmp_path, 
 @pytest.mark.parametrize(
     ("kind", "part"), [(kind, part) for kind, parts in gpu.PARTS.items() for part in parts]
 )
-def test_every_part_of_a_gpu_runs_on_a_cpu(kind, part, monkeypatch, capsys):
-    """Uncompiled: each import, shape and name is used."""
-    for module in (gpu.gpu_checks, gpu.gpu_figures):
-        monkeypatch.setattr(module, "compiled", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(torch, "compile", lambda function: function)
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: None)
-    gpu.main([kind, part, "--device", "cpu", "--toy"])
+def test_every_part_of_a_gpu_runs_on_a_cpu(kind, part, uncompiled, tmp_path, capsys):
+    output = tmp_path / "records.jsonl"
+    gpu.main([kind, part, "--device", "cpu", "--toy", "--output", str(output)])
     out = capsys.readouterr().out
     assert f"== {part} took" in out
     assert "FAILED" not in out
     assert "out of time" not in out
+    if (kind, part) == ("figures", "attention"):
+        sides = {line["ours"] for line in lines_of(tmp_path)}
+        assert {"softmax", "softmax-1", "sink", "V1"} <= sides
+        assert "| attention, T 64: softmax | PyTorch softmax |" in out

@@ -15,7 +15,7 @@ from clearhead.lab.prefixes import sample
 from clearhead.models import conversion
 from clearhead.models.families import LLAMA
 
-from .conftest import call, refusal, saved
+from .conftest import call, refusal, save, saved
 
 
 def test_what_cannot_be_converted_leaves_nothing(tokenizer, tmp_path, capsys, monkeypatch):
@@ -38,11 +38,16 @@ def test_what_cannot_be_converted_leaves_nothing(tokenizer, tmp_path, capsys, mo
     assert not [path for path in tmp_path.iterdir() if path.name not in ("run", "plain")]
 
 
-def test_a_model_in_sixteen_bits_stays_in_them(llama, tmp_path, capsys):
+@pytest.fixture
+def half(llama: Path, tmp_path: Path) -> Path:
+    """The tiny Llama in bfloat16."""
+    model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.bfloat16)
+    return save(tmp_path / "half", model, AutoTokenizer.from_pretrained(llama))
+
+
+def test_a_model_in_sixteen_bits_stays_in_them(half, tmp_path, capsys):
     """It is compared in float32, where both give the same logits."""
-    half, made = tmp_path / "half", tmp_path / "made"
-    AutoModelForCausalLM.from_pretrained(llama, dtype=torch.bfloat16).save_pretrained(half)
-    AutoTokenizer.from_pretrained(llama).save_pretrained(half)
+    made = tmp_path / "made"
     words = ("--to", "gated", "maps=differential-v2")
     assert call("convert", half, made, *words, "--length", "24") == 0
     assert "with equal logits" in capsys.readouterr().out
@@ -55,11 +60,9 @@ def test_a_model_in_sixteen_bits_stays_in_them(llama, tmp_path, capsys):
     assert record["same_function"]
 
 
-def test_a_rounded_model_is_measured_as_it_is_written(llama, tmp_path, capsys):
+def test_a_rounded_model_is_measured_as_it_is_written(half, tmp_path, capsys):
     """Turned weights are no longer numbers of 16 bits."""
-    half, turned, served = (tmp_path / name for name in ("half", "turned", "served"))
-    AutoModelForCausalLM.from_pretrained(llama, dtype=torch.bfloat16).save_pretrained(half)
-    AutoTokenizer.from_pretrained(llama).save_pretrained(half)
+    turned, served = tmp_path / "turned", tmp_path / "served"
     words = ("--rotate", "residual", "values", "--length", "24", "--windows", "2")
     assert call("convert", half, turned, *words) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -86,8 +89,7 @@ def test_a_rounded_model_is_measured_as_it_is_written(llama, tmp_path, capsys):
     model = ClearheadForCausalLM(sas)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    model.bfloat16().save_pretrained(tmp_path / "sas")
-    AutoTokenizer.from_pretrained(llama).save_pretrained(tmp_path / "sas")
+    save(tmp_path / "sas", model.bfloat16(), AutoTokenizer.from_pretrained(half))
     assert call("convert", tmp_path / "sas", served, "--for", "serving") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "with equal logits, in float32: bfloat16 would move them by more than 1e-04" in said
@@ -100,14 +102,13 @@ def test_a_rounded_model_is_measured_as_it_is_written(llama, tmp_path, capsys):
 
 def test_weights_beyond_sixteen_bits_are_not_written(llama, tmp_path, capsys):
     """float16 ends at 65,504; a doubled output projection may pass it."""
-    half, made = tmp_path / "half", tmp_path / "made"
+    made = tmp_path / "made"
     model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float16)
     with torch.no_grad():
         attention = model.model.layers[0].self_attn
         attention.o_proj.weight[0, 0] = 40_000
         attention.v_proj.weight[0] = 0  # nothing reads it, so that logits stay equal
-    model.save_pretrained(half)
-    AutoTokenizer.from_pretrained(llama).save_pretrained(half)
+    half = save(tmp_path / "half", model, AutoTokenizer.from_pretrained(llama))
     said = refusal(capsys, "convert", half, made, "--to", "gated")
     assert "o_proj.weight has weights beyond the range of float16: convert a copy" in said
     assert not made.exists()

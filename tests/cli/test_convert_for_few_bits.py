@@ -1,6 +1,8 @@
 """clearhead convert: prefixes and rotations, which make few bits cheap."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from clearhead.lab import prefixes
 from clearhead.lab.prefixes import sample
 from clearhead.models import rotated
 
-from .conftest import call, refusal, saved
+from .conftest import call, refusal, rewritten, saved
 
 
 def test_a_prefix_and_a_rotation_are_in_the_model_itself(llama, text, tmp_path, capsys):
@@ -94,21 +96,16 @@ def test_equal_rows_and_a_learned_rotation_come_after_a_prefix_too(llama, tmp_pa
 
 def test_a_searched_prefix_is_that_of_the_model_as_it_was_given(llama, text, tmp_path, capsys):
     """Whatever is turned beside it; which prefix is chosen: tests/models/test_prefix.py."""
-    still, loud = tmp_path / "still", tmp_path / "loud"
     words = ("--prefix", "auto", "--calibrate", str(text), "--length", "24", "--windows", "2")
-    model = AutoModelForCausalLM.from_pretrained(llama)
-    tokenizer = AutoTokenizer.from_pretrained(llama)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(1e-3)  # no prefix changes much of the loss
-        for layer in model.model.layers:
-            layer.self_attn.v_proj.weight.mul_(20)  # a token that sees itself alone is loud
-    model.save_pretrained(loud)
-    tokenizer.save_pretrained(loud)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()  # no token changes another's state
-    model.save_pretrained(still)
-    tokenizer.save_pretrained(still)
+
+    def scaled(source: Path, name: str, factors: dict[str, float]) -> Path:
+        folder = shutil.copytree(source, tmp_path / name)
+        parts = factors.items()
+        return rewritten(folder, lambda w: [w[k].mul_(f) for p, f in parts for k in w if p in k])
+
+    # No prefix changes much of the loss; and a token that sees itself alone is loud.
+    loud = scaled(llama, "loud", {"lm_head": 1e-3, "v_proj": 20})
+    still = scaled(loud, "still", {"o_proj": 0})  # no token changes another's state
     said = refusal(capsys, "convert", still, tmp_path / "none", *words)
     assert "without raising perplexity: give one" in said
     tried = []

@@ -2,12 +2,11 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
@@ -16,23 +15,13 @@ from transformers import (
     GraniteSWAForCausalLM,
 )
 
-from .conftest import call, refusal, saved, saved_llama
+from .conftest import call, refusal, rewritten, save, saved, saved_llama
 
 
 @pytest.fixture
 def source(llama: Path, tmp_path: Path) -> Path:
     """A copy of the tiny Llama's folder, to be changed."""
     return Path(shutil.copytree(llama, tmp_path / "source"))
-
-
-def _rewrite(
-    folder: Path,
-    change: Callable[[dict[str, torch.Tensor]], object],
-    name: str = "model.safetensors",
-) -> None:
-    weights = load_file(folder / name)
-    change(weights)
-    save_file(weights, folder / name, metadata={"format": "pt"})
 
 
 def _refused(capsys: pytest.CaptureFixture[str], folder: Path, going_on: list[str]) -> str:
@@ -48,13 +37,13 @@ def _refused(capsys: pytest.CaptureFixture[str], folder: Path, going_on: list[st
 def test_weights_in_few_bits_beside_their_scales_are_refused(source, going_on, capsys):
     key = "model.layers.1.mlp.up_proj.weight"
     scale = {f"{key}_scale": torch.ones(1)}
-    _rewrite(source, lambda w: w.update(scale | {key: w[key].to(torch.float8_e4m3fn)}))
+    rewritten(source, lambda w: w.update(scale | {key: w[key].to(torch.float8_e4m3fn)}))
     said = _refused(capsys, source, going_on)
     assert f"has scales of weights in few bits (1 weight ({key}_scale))" in said
 
 
 def test_double_precision_is_not_few_bits(source, tmp_path, capsys):
-    _rewrite(source, lambda weights: weights.update({k: w.double() for k, w in weights.items()}))
+    rewritten(source, lambda weights: weights.update({k: w.double() for k, w in weights.items()}))
     assert call("convert", source, tmp_path / "made") == 0
     assert "with equal logits" in capsys.readouterr().out
 
@@ -116,17 +105,17 @@ def test_a_head_beside_the_embedding_to_which_it_is_tied_is_refused(source, goin
     said = _refused(capsys, source, going_on)
     assert "ties its head to its embedding (tie_word_embeddings=true)" in said
     assert "set tie_word_embeddings to false in config.json" in said
-    _rewrite(source, lambda weights: weights.pop("lm_head.weight"))
+    rewritten(source, lambda weights: weights.pop("lm_head.weight"))
     assert call("convert", source, source.with_name("tied")) == 0
 
 
 def test_weights_that_are_lost_are_named_as_the_cause(source, going_on, capsys):
     key = "model.layers.1.mlp.up_proj.weight"
-    _rewrite(source, lambda weights: weights[key][0].fill_(torch.nan))
+    rewritten(source, lambda weights: weights[key][0].fill_(torch.nan))
     assert f"{key} of this LlamaForCausalLM has weights that are not finite: give" in (
         _refused(capsys, source, going_on)
     )
-    _rewrite(source, lambda weights: [weight.zero_() for weight in weights.values()])
+    rewritten(source, lambda weights: [weight.zero_() for weight in weights.values()])
     said = _refused(capsys, source, going_on)
     assert (
         "this LlamaForCausalLM gives logits that are all 0 as it is: its weights are lost" in said
@@ -177,15 +166,12 @@ SHORT = ("--length", "24", "--windows", "2")
 @pytest.fixture
 def granite(tokenizer, tmp_path: Path) -> Path:
     """The folder of a tiny GraniteSWA with random sinks."""
-    folder = tmp_path / "granite"
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
     model = GraniteSWAForCausalLM(GraniteSWAConfig(vocab_size=len(tokenizer), **shape))
     for layer in model.model.layers:
         torch.nn.init.normal_(layer.self_attn.sinks)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save(tmp_path / "granite", model, tokenizer)
 
 
 @pytest.fixture
@@ -193,10 +179,8 @@ def hybrid(tokenizer, tmp_path: Path) -> Path:
     """The folder of a clearhead model whose last layer alone has sinks, with logits of 1.5."""
     overrides = [{}, {"normalizer": "sink"}]
     folder = saved(tmp_path / "hybrid", tokenizer, layer_overrides=overrides)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    torch.nn.init.constant_(model.model.layers[1].self_attn.normalizer.logit, 1.5)
-    model.save_pretrained(folder)
-    return folder
+    key = "model.layers.1.self_attn.normalizer.logit"
+    return rewritten(folder, lambda weights: weights[key].fill_(1.5))
 
 
 @pytest.mark.parametrize("to", ["gated", "sink"])

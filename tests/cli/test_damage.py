@@ -11,15 +11,14 @@ from clearhead.papers.stages import reproduce
 from clearhead.records.lock import hold_file, hold_folder
 from clearhead.report import load
 
-from .conftest import call, refusal
+from .conftest import SMALL, STEPS, call, data_of, refusal
 
-SMALL = ("hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2")
 RUN = "transformer-seed0"
 
 
 @pytest.fixture(scope="module")
 def text_words(text: Path, cache: Path) -> list[str]:
-    return ["--data.data", str(text), "--data.cache", str(cache), "--data.validation", "0.1"]
+    return data_of(text, cache)
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +28,8 @@ def compared(text_words: list[str]) -> Callable[[Path], list[str]]:
     def words(output: Path) -> list[str]:
         return [
             *("compare", "transformer", "--set", *SMALL, "--lengths", "1"),
-            *("--evaluation-tokens", "64", *text_words, "--data.vocabulary", "300"),
-            *("--train.tokens", "64", "--train.sequence-length", "16", "--train.batch-size", "2"),
-            *("--train.precision", "fp32", "--output", str(output)),
+            *("--evaluation-tokens", "64", *text_words, "--data.vocabulary", "300", *STEPS),
+            *("--output", str(output)),
         ]
 
     return words
@@ -50,12 +48,6 @@ def whole(compared: Callable[[Path], list[str]], tmp_path_factory: pytest.TempPa
 def output(whole: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     return Path(shutil.copytree(whole, tmp_path / "out"))
-
-
-def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def test_a_comparison_leaves_no_lock_and_its_model_is_plain(output):
@@ -108,7 +100,9 @@ def test_a_damaged_run_json_is_named(output, compared, text_words, capsys, conte
 
 def test_damaged_weights_are_measured_by_no_verb(output, compared, text_words, tmp_path, capsys):
     final = output / RUN / "final"
-    _flip(final / "model.safetensors")
+    content = bytearray((final / "model.safetensors").read_bytes())
+    content[len(content) // 2] ^= 1
+    (final / "model.safetensors").write_bytes(content)
     (output / "records.jsonl").unlink()
     named = f"{final / 'model.safetensors'} is missing, cut short or changed: restore"
     small = ("--length", "16", "--tokens", "64")

@@ -8,67 +8,43 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import T5Config, T5ForConditionalGeneration
 
-from clearhead import ClearheadForCausalLM, preset
 from clearhead.lab.sweep_configs import short_names
 
-from .conftest import call, refusal
-
-VOCABULARY = 300
+from .conftest import call, data_of, lines_of, refusal, rewritten, save, saved
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     """A folder of tiny checkpoints, each with the tokenizer."""
     folder = tmp_path_factory.mktemp("models")
-    torch.manual_seed(0)
-    shape = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    size = {"vocab_size": VOCABULARY, "max_position_embeddings": 32}
-    gpt2 = {"n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 32}
-    t5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
-    models = {
-        "ours": ClearheadForCausalLM(preset("differential", **shape, **size)),
-        "gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **gpt2)),
-        "small": GPT2LMHeadModel(GPT2Config(vocab_size=50, **gpt2)),
-        "bert": BertForMaskedLM(BertConfig(intermediate_size=40, **shape, **size)),
-        "t5": T5ForConditionalGeneration(T5Config(vocab_size=VOCABULARY, **t5)),
-    }
-    for name, model in models.items():
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+    for name, kind, size in (
+        ("ours", "differential", len(tokenizer)),
+        ("gpt2", "GPT-2", len(tokenizer)),
+        ("small", "GPT-2", 50),
+        ("bert", "BERT", len(tokenizer)),
+    ):
+        saved(folder / name, tokenizer, kind, vocab_size=size, max_position_embeddings=32)
+    t5 = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    save(folder / "t5", T5ForConditionalGeneration(t5), tokenizer)
     return folder
 
 
 @pytest.fixture
-def words(text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    monkeypatch.setenv("CLEARHEAD_CACHE", str(cache))
-    return [
-        *("--data.data", str(text), "--data.validation", "0.1", "--windows", "3"),
-        *("--output", str(tmp_path / "out")),
-    ]
+def words(text: Path, cache: Path, tmp_path: Path) -> list[str]:
+    return [*data_of(text, cache), "--windows", "3", "--output", str(tmp_path / "out")]
 
 
 _call = partial(call, "diagnose")
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
-def test_two_models_side_by_side(saved, words, tmp_path, capsys):
-    assert _call(str(saved / "ours"), str(saved / "gpt2"), *words) == 0
+def test_two_models_side_by_side(models, words, tmp_path, capsys):
+    assert _call(models / "ours", models / "gpt2", *words) == 0
     out = capsys.readouterr().out
     assert "ours" in out
     assert "largest hidden number, in medians" in out
-    lines = _lines(tmp_path / "out/diagnosis.jsonl")
+    lines = lines_of(tmp_path / "out", "diagnosis.jsonl")
     headers = [line for line in lines if line["kind"] == "run"]
     assert [line["run"] for line in headers] == ["ours", "gpt2"]
     assert headers[0]["length"] == 32  # what the model was made for
@@ -88,13 +64,10 @@ def test_two_models_side_by_side(saved, words, tmp_path, capsys):
     assert 'id="diagnosis-numbers"' in (tmp_path / "both.html").read_text("utf-8")
 
 
-def test_a_model_without_numbers_is_not_called_sound(saved, words, tokenizer, tmp_path, capsys):
-    model = GPT2LMHeadModel.from_pretrained(saved / "gpt2")
-    with torch.no_grad():
-        model.transformer.h[1].mlp.c_fc.weight[0, 0] = torch.nan
-    model.save_pretrained(tmp_path / "nan")
-    tokenizer.save_pretrained(tmp_path / "nan")
-    assert _call(str(saved / "gpt2"), str(tmp_path / "nan"), *words) == 1
+def test_a_model_without_numbers_is_not_called_sound(models, words, tokenizer, tmp_path, capsys):
+    folder = shutil.copytree(models / "gpt2", tmp_path / "nan")
+    rewritten(folder, lambda w: w["transformer.h.1.mlp.c_fc.weight"][0, :1].fill_(torch.nan))
+    assert _call(models / "gpt2", tmp_path / "nan", *words) == 1
     out, err = capsys.readouterr()
     shown = " ".join(out.split())
     assert "Not finite: hidden states or logits in nan." in shown
@@ -102,30 +75,29 @@ def test_a_model_without_numbers_is_not_called_sound(saved, words, tokenizer, tm
     assert "some numbers are not finite" in err
 
 
-def test_an_encoder(saved, words, tmp_path):
-    assert _call(str(saved / "bert"), *words, "--length", "20") == 0
-    lines = _lines(tmp_path / "out/diagnosis.jsonl")
+def test_an_encoder(models, words, tmp_path):
+    assert _call(models / "bert", *words, "--length", "20") == 0
+    lines = lines_of(tmp_path / "out", "diagnosis.jsonl")
     (header,) = (line for line in lines if line["kind"] == "run")
     assert (header["run"], header["architecture"]) == ("bert", "BertForMaskedLM")
     assert any(line.get("metric") == "logit_median" for line in lines)
 
 
-def test_a_model_whose_tokenizer_has_no_end_token(saved, words, tmp_path):
-    folder = tmp_path / "open"
-    shutil.copytree(saved / "gpt2", folder)
+def test_a_model_whose_tokenizer_has_no_end_token(models, words, tmp_path):
+    folder = shutil.copytree(models / "gpt2", tmp_path / "open")
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     path.write_text(json.dumps({**settings, "eos_token": None}))
-    assert _call(str(folder), *words, "--length", "16") == 0
-    header, *_ = _lines(tmp_path / "out/diagnosis.jsonl")
+    assert _call(folder, *words, "--length", "16") == 0
+    header, *_ = lines_of(tmp_path / "out", "diagnosis.jsonl")
     assert header["data"]["tokenizer"]["end"] is None
 
 
 def test_a_preset_at_initialisation_at_any_depth(words, tmp_path):
     shape = ["hidden_size=24", "num_attention_heads=2", "num_hidden_layers=5"]
-    options = ["--set", *shape, "--data.vocabulary", str(VOCABULARY)]
+    options = ["--set", *shape, "--data.vocabulary", "300"]
     assert _call("init:transformer", *words, *options, "--length", "16") == 0
-    lines = _lines(tmp_path / "out/diagnosis.jsonl")
+    lines = lines_of(tmp_path / "out", "diagnosis.jsonl")
     layers = [x["layer"] for x in lines if x.get("metric") == "similarity"]
     assert layers == [-1, 0, 1, 2, 3, 4]
     assert not [x for x in lines if x["kind"] == "note"]
@@ -140,26 +112,25 @@ def test_a_preset_at_initialisation_at_any_depth(words, tmp_path):
         (["gpt2"], ["--length", "40"], "the model has 32 learned positions"),
         (["gpt2", "gpt2"], [], "each once"),
         (["gpt2", "bert", "ours"], [], "one model or two side by side"),
-        (["nowhere"], [], "cannot load a model"),
         (["gpt2", "init:transformr"], [], "did you mean transformer?"),
         (["gpt2"], ["--set", "n_layer=3"], "--set has no effect"),
         (["gpt2"], ["--length", "1"], "length is 1: give a whole number of at least 2"),
     ],
 )
 def test_refusals_in_one_line_and_nothing_written(
-    names, options, message, saved, words, tmp_path, capsys
+    names, options, message, models, words, tmp_path, capsys
 ):
-    models = (name if ":" in name else saved / name for name in names)
-    assert message in refusal(capsys, "diagnose", *models, *words, *options)
+    folders = (name if ":" in name else models / name for name in names)
+    assert message in refusal(capsys, "diagnose", *folders, *words, *options)
     assert not (tmp_path / "out").exists()
 
 
-def test_out_of_memory_advises_and_writes_nothing(saved, words, tmp_path, capsys, monkeypatch):
+def test_out_of_memory_advises_and_writes_nothing(models, words, tmp_path, capsys, monkeypatch):
     def too_much(*arguments: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
 
     monkeypatch.setattr("clearhead.diagnose.diagnosis.run_backbone", too_much)
-    assert _call(str(saved / "gpt2"), *words) == 2
+    assert _call(models / "gpt2", *words) == 2
     assert "give a smaller --length" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

@@ -11,30 +11,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 from huggingface_hub import HfApi
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.errors import ClearheadError
-from clearhead.lab import finetune, runs
+from clearhead.lab import finetune
 from clearhead.lab.configs import FinetuneJob
 from clearhead.lab.finetune import run_finetune
 from clearhead.progress import Work
 from clearhead.report import load
 from clearhead.train import FinetuneConfig, InterruptedRun
 
-from .conftest import call, changed, refusal
+from .conftest import call, changed, data_of, refusal, rewritten, saved
 
 SMALL = ["--set", "hidden_size=32", "num_hidden_layers=1", "num_attention_heads=2"]
 TASK = ["--train.epochs", "8", "--train.batch-size", "8", "--train.learning-rate", "3e-3"]
-SHAPE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 @pytest.fixture(scope="module")
@@ -44,40 +35,31 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> dict[str, str]:
-    """Sentences whose words tell their class; and numbers of good words."""
-    folder = tmp_path_factory.mktemp("rows")
-    draw = random.Random(0)
-    good, bad = ("good", "fine", "nice"), ("bad", "poor", "awful")
-    files = {}
+    """Files of sentences whose words tell their class, or a number."""
+    folder, draw = tmp_path_factory.mktemp("rows"), random.Random(0)
+    words = {True: ("good", "fine", "nice"), False: ("bad", "poor", "awful")}
     for split, count in (("train", 64), ("validation", 32)):
-        lines, numbers = [], []
         for _ in range(count):
             kind = draw.random() < 0.6
-            words = [draw.choice(good if kind else bad), draw.choice(("film", "plot", "cast"))]
-            text = " ".join(words * draw.randint(1, 3))
-            lines.append({"review": text, "label": "yes" if kind else "no"})
-            row = {"sentence1": text, "sentence2": "film", "label": 5.0 * kind}
-            numbers.append(row)
-        for name, found in ((split, lines), (f"numbers-{split}", numbers)):
-            files[name] = str(folder / f"{name}.jsonl")
-            Path(files[name]).write_text("".join(json.dumps(row) + "\n" for row in found))
-    return files
+            pair = [draw.choice(words[kind]), draw.choice(("film", "plot", "cast"))]
+            text = " ".join(pair * draw.randint(1, 3))
+            for name, row in (
+                (split, {"review": text, "label": "yes" if kind else "no"}),
+                (f"numbers-{split}", {"sentence1": text, "sentence2": "film", "label": 5.0 * kind}),
+            ):
+                with (folder / f"{name}.jsonl").open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+    return {path.stem: str(path) for path in folder.iterdir()}
+
+
+MODELS = {"masked": "bert", "learned": "gpt2", "bert": "BERT", "gpt2": "GPT-2"}
 
 
 def _checkpoint(folder: Path, kind: str, tokenizer) -> str:
-    size = max(tokenizer.get_vocab().values()) + 1
-    keys = {"vocab_size": size, "pad_token_id": tokenizer.pad_token_id}
-    theirs = {**keys, "intermediate_size": 48, "max_position_embeddings": 64, **SHAPE}
-    learned = {**keys, **SHAPE, "max_position_embeddings": 64}
-    gpt2 = {"vocab_size": size, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}
-    model = {
-        "masked": lambda: ClearheadForMaskedLM(preset("bert", **keys, **SHAPE)),
-        "learned": lambda: ClearheadForCausalLM(preset("gpt2", **learned)),
-        "bert": lambda: BertForMaskedLM(BertConfig(**theirs)),
-        "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**gpt2)),
-    }[kind]()
-    model.save_pretrained(folder / kind / "final")
-    tokenizer.save_pretrained(folder / kind / "final")
+    """A run's folder, named by its kind."""
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    more = {"pad_token_id": tokenizer.pad_token_id, "initializer_range": 0.02}
+    saved(folder / kind / "final", tokenizer, MODELS[kind], **shape, **more)
     return str(folder / kind)
 
 
@@ -147,7 +129,9 @@ def test_a_regression_of_glue_is_streamed_from_the_hub_at_a_recorded_revision(
 
 
 @pytest.mark.parametrize("where", ["while it trains", "seed 1, validation"])
-def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_path, monkeypatch):
+def test_a_stopped_seed_goes_on_to_the_same_bits(
+    where, rows, tokenizer, tmp_path, monkeypatch, capsys
+):
     """After a signal while it trains; after an end of the process while it is measured."""
     whole = FinetuneJob(
         model=_checkpoint(tmp_path, "masked", tokenizer),
@@ -194,18 +178,18 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_pat
         run_finetune(replace(other, seeds=(1,)))
     model = Path(job.model) / "final/model.safetensors"
     weights = model.read_bytes()
-    _checkpoint(tmp_path, "masked", tokenizer)
+    rewritten(model.parent, lambda weights: weights["model.norm.weight"].mul_(2))
     with pytest.raises(ClearheadError, match=r"seed1 holds .*: from\.parameters was"):
         run_finetune(replace(job, seeds=(1,)))
     model.write_bytes(weights)
 
-    said = list[str]()
     often = replace(job, train=replace(job.train, save_every=9))  # which changes no result
-    for module in (finetune, runs):
-        monkeypatch.setattr(module, "say", said.append)
+    monkeypatch.undo()
+    capsys.readouterr()
     records = run_finetune(often)
-    assert said[0] == "seed 0: already done"
-    resumed = any(line.endswith("training 21 steps from step 14") for line in said)
+    said = capsys.readouterr().err
+    assert said.startswith("seed 0: already done")
+    resumed = "training 21 steps from step 14\n" in said
     assert resumed == (where == "while it trains")
     assert sorted(path.name for path in job.output.iterdir()) == ["records.jsonl", "seed0", "seed1"]
     for file in ("seed1/final/model.safetensors", "seed1/final/config.json"):
@@ -239,7 +223,6 @@ def test_refusals_of_finetune(rows, tokenizer, tmp_path, capsys):
     for words, message in (
         ([model], "give --task, one of cola"),
         ([model, "--task", "colla"], "did you mean cola"),
-        ([model, "--train-file", rows["train"]], "give --task"),
         ([model, "--task", "rte", "--train-file", "x"], "--validation-file, both"),
         ([model, *good[:4], "--text-field", "text"], "no field 'text'"),
         ([model, *good[:4], "--text-field", "revue"], "--text-field review"),
@@ -273,7 +256,7 @@ def test_masked_pretraining_then_its_loss_then_a_task(masked_words, rows, tmp_pa
     assert call("train", "--resume", tmp_path / "run") == 0
     assert "is finished" in capsys.readouterr().err
 
-    where = ["--data.data", str(text), "--data.validation", "0.1", "--tokens", "128"]
+    where = [*data_of(text), "--tokens", "128"]
     records = tmp_path / "eval.jsonl"
     told = ["--lengths", "16", "--records", str(records)]
     assert call("eval", tmp_path / "run", *where, *told) == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .conftest import call
+from .conftest import call, rewritten
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,7 @@ from .conftest import call
     ],
 )
 def test_the_likeliest_tokens_whatever_the_model_recommends(own, llama, tmp_path, capsys):
-    folder = tmp_path / "source"
-    shutil.copytree(llama, folder)
+    folder = shutil.copytree(llama, tmp_path / "source")
     (folder / "generation_config.json").write_text(json.dumps(own))
     model, tokenizer = (
         kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer)
@@ -48,15 +47,8 @@ def test_a_path_from_the_home_folder_is_found(llama, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_logits_that_are_not_finite_are_said_and_end_in_1(llama, tmp_path, capsys, temperature):
-    folder = tmp_path / "broken"
-    model = AutoModelForCausalLM.from_pretrained(llama)
-    with torch.no_grad():
-        model.model.norm.weight.fill_(torch.nan)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(llama).save_pretrained(folder)
+    folder = shutil.copytree(llama, tmp_path / "broken")
+    rewritten(folder, lambda weights: weights["model.norm.weight"].fill_(torch.nan))
     assert call("generate", folder, "a", "--temperature", temperature) == 1
-    assert (
-        capsys.readouterr()
-        .err.splitlines()[-1]
-        .startswith("clearhead: the model's logits are not finite")
-    )
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("clearhead: the model's logits are not finite")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .conftest import call
+from .conftest import call, data_of, lines_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -14,14 +14,9 @@ pytestmark = [
 ]
 
 
-def _lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
 @pytest.fixture(scope="module")
 def words(text, cache) -> list[str]:
-    data = ["--data.data", str(text), "--data.vocabulary", "300", "--data.validation", "0.1"]
-    return [*data, "--data.cache", str(cache)]
+    return [*data_of(text, cache), "--data.vocabulary", "300"]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +43,7 @@ def model(train) -> Path:
 def test_train(model):
     record = json.loads((model.parent / "run.json").read_text("utf-8"))
     assert record["device"].startswith("cuda, ")
-    losses = [line["loss"] for line in _lines(model.parent / "metrics.jsonl")]
+    losses = [line["loss"] for line in lines_of(model.parent, "metrics.jsonl")]
     assert losses[-1] < losses[0] - 1
 
 
@@ -78,7 +73,7 @@ def test_a_verb_writes_records(verb, options, model, words, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert call(verb, model, *words, *options.split()) == 0
     (records,) = tmp_path.glob("*.jsonl")
-    assert _lines(records)
+    assert lines_of(tmp_path, records.name)
 
 
 def test_models_in_few_bits(train, words, tmp_path):

@@ -5,12 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 from transformers import dynamic_module_utils
 
-from clearhead.cli import main
-
-from .conftest import refusal, saved_llama
+from .conftest import call, data_of, refusal, rewritten, saved_llama
 
 CODE = """
 from pathlib import Path
@@ -47,56 +44,45 @@ MODEL = {
 }
 
 
-def _changed(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}))
-
-
 @pytest.fixture
-def folders(tmp_path, tokenizer, monkeypatch) -> dict[str, str]:
+def folders(tmp_path, tokenizer, monkeypatch) -> dict[str, Path]:
     """Folders whose model, or whose tokenizer, has code that leaves a marker; and "plain"."""
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 20))
-    for kind in ("plain", "model", "tokenizer"):
+    folders = {kind: tmp_path / kind for kind in ("plain", "model", "tokenizer")}
+    for folder in folders.values():
         one = {"num_hidden_layers": 1, "pad_token_id": tokenizer.pad_token_id}
-        saved_llama(tmp_path / kind, tokenizer, **one)
-        (tmp_path / kind / "own.py").write_text(CODE.format(marker=str(tmp_path / "marker")))
+        saved_llama(folder, tokenizer, **one)
+        (folder / "own.py").write_text(CODE.format(marker=str(tmp_path / "marker")))
     own = {"model_type": "own", "architectures": ["OwnForCausalLM"], "auto_map": MODEL}
-    _changed(tmp_path / "model/config.json", **own)
-    auto_map = {"AutoTokenizer": [None, "own.OwnTokenizer"]}
-    _changed(
-        tmp_path / "tokenizer/tokenizer_config.json",
-        tokenizer_class="OwnTokenizer",
-        auto_map=auto_map,
-    )
-    return {kind: str(tmp_path / kind) for kind in ("plain", "model", "tokenizer")}
+    theirs = {"tokenizer_class": "OwnTokenizer"}
+    theirs |= {"auto_map": {"AutoTokenizer": [None, "own.OwnTokenizer"]}}
+    for path, changes in (
+        (folders["model"] / "config.json", own),
+        (folders["tokenizer"] / "tokenizer_config.json", theirs),
+    ):
+        path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}))
+    return folders
 
 
 @pytest.fixture
 def verbs(text: Path, cache: Path, tmp_path: Path) -> dict[str, list[str]]:
     """A short request of every verb that opens a model, which is to be put at MODEL."""
-    data = ["--data.data", str(text), "--data.cache", str(cache), "--data.validation", "0.1"]
-    out = str(tmp_path / "out")
-    rows = tmp_path / "rows.jsonl"
+    out, rows = tmp_path / "out", tmp_path / "rows.jsonl"
     rows.write_text('{"text": "key value", "label": "a"}\n{"text": "head", "label": "b"}\n' * 8)
-    files = ["--train-file", str(rows), "--validation-file", str(rows)]
-    return {
-        "generate": ["generate", "MODEL", "key", "--tokens", "2"],
-        "eval": ["eval", "MODEL", "--lengths", "16", "--tokens", "64", *data],
-        "diagnose": [*("diagnose", "MODEL", "--windows", "1", "--output", out, *data)],
-        "quantize": [
-            *("quantize", "MODEL", "--scheme", "w8a8-coarse", "--length", "16", "--tokens", "32"),
-            *data,
-        ],
-        "deploy": [
-            *("quantize", "MODEL", "--deploy", "int8-dynamic-tensor", "--output", out),
-            *("--length", "16", "--tokens", "32", *data),
-        ],
-        "convert": ["convert", "MODEL", out],
-        "finetune": [
-            *("finetune", "MODEL", *files, "--output", out, "--train.epochs", "1"),
-            *("--train.max-length", "8"),
-        ],
+    requests = {
+        "generate": "generate MODEL key --tokens 2",
+        "eval": "eval MODEL --lengths 16 --tokens 64 DATA",
+        "diagnose": f"diagnose MODEL --windows 1 --output {out} DATA",
+        "quantize": "quantize MODEL --scheme w8a8-coarse --length 16 --tokens 32 DATA",
+        "deploy": "quantize MODEL --deploy int8-dynamic-tensor --length 16 --tokens 32 DATA"
+        f" --output {out}",
+        "convert": f"convert MODEL {out}",
+        "finetune": f"finetune MODEL --train-file {rows} --validation-file {rows} --output {out}"
+        " --train.epochs 1 --train.max-length 8",
     }
+    data = " ".join(data_of(text, cache))
+    return {verb: words.replace("DATA", data).split() for verb, words in requests.items()}
 
 
 VERBS = ("generate", "eval", "diagnose", "quantize", "deploy", "convert")
@@ -105,10 +91,8 @@ ALLOWED = {*((verb, "model") for verb in (*VERBS, "finetune") if verb != "deploy
 ALLOWED |= {("generate", "tokenizer"), ("deploy", "tokenizer")}
 
 
-def _call(words: list[str], model: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([word.replace("MODEL", model) for word in words])
-    return stop.value.code
+def _call(words: list[str], model: Path) -> int:
+    return call(*(model if word == "MODEL" else word for word in words))
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "finetune"])
@@ -136,14 +120,14 @@ def test_code_runs_where_it_is_allowed_and_never_unasked(
 @pytest.mark.parametrize("verb", ["train", "compare"])
 def test_a_tokenizer_of_a_corpus_runs_no_code(verb, folders, going_on, tmp_path, capsys):
     words = [verb, "transformer", *going_on, "--data.tokenizer", folders["tokenizer"]]
-    assert _call([*words, "--output", str(tmp_path / "out")], "") == 2
-    assert "choose one of transformers' own" in capsys.readouterr().err.splitlines()[-1]
+    said = refusal(capsys, *words, "--output", tmp_path / "out")
+    assert "choose one of transformers' own" in said
     assert not (tmp_path / "marker").exists()
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
 def test_a_pointer_of_git_lfs_is_named(file, folders, capsys):
-    path = Path(folders["plain"]) / file
+    path = folders["plain"] / file
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     line = refusal(capsys, "generate", folders["plain"])
     assert f"{path} is a pointer of Git LFS, not the file itself: run `git lfs pull`" in line
@@ -151,9 +135,7 @@ def test_a_pointer_of_git_lfs_is_named(file, folders, capsys):
 
 @pytest.mark.parametrize("verb", sorted({*VERBS, "finetune"}))
 def test_missing_weights_are_refused(verb, folders, verbs, tmp_path, capsys):
-    path = tmp_path / "plain/model.safetensors"
-    weights = {key: value for key, value in load_file(path).items() if ".mlp." not in key}
-    save_file(weights, path, metadata={"format": "pt"})
+    rewritten(folders["plain"], lambda w: [w.pop(key) for key in [*w] if ".mlp." in key])
     assert _call(verbs[verb], folders["plain"]) == 2
     told = capsys.readouterr().err.splitlines()
     assert "lacks 3 weights (model.layers.0.mlp" in told[-1]

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import tests_architectures as architectures
 
 from clearhead.records import manifest
 
@@ -128,9 +127,7 @@ def test_what_is_not_deployed(model, windows, tmp_path, capsys, tokenizer, monke
     assert "--scheme has no effect" in refusal(
         capsys, "quantize", model, *few, "--scheme", "w4-channel"
     )
-    folder = tmp_path / "gpt2"
-    architectures.make("GPT-2").save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    folder = saved(tmp_path / "gpt2", tokenizer, "GPT-2")
     assert "torchao quantises nothing" in refusal(capsys, "quantize", folder, *few)
     assert not (tmp_path / "few").exists()
     monkeypatch.setitem(sys.modules, "torchao", None)

@@ -6,14 +6,13 @@ import shutil
 import signal
 
 import pytest
-from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from clearhead.cli import options, train
 from clearhead.records.identity import canonical, restored
 from clearhead.records.lock import hold_folder
 
-from .conftest import call, refusal, weights_of
+from .conftest import call, refusal, rewritten, weights_of
 
 SHAPE = ("hidden_size=24", "num_hidden_layers=2", "num_attention_heads=2")
 
@@ -103,9 +102,7 @@ def test_a_run_goes_on_where_what_it_began_with_lies_elsewhere(
         changed.add_tokens(["another"])
         changed.save_pretrained(other)
     else:
-        weights = load_file(other / "model.safetensors")
-        weights = {key: 2 * weight for key, weight in weights.items()}
-        save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+        rewritten(other, lambda weights: weights["model.norm.weight"].mul_(2))
     capsys.readouterr()
     said = refusal(capsys, *resume, other)
     named = {"text": (str(other),), "from": (str(other), str(first))}

@@ -6,14 +6,14 @@ import signal
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tests_architectures import takes_adapters
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM
 
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.report import load
 
-from .conftest import call, changed, lines_of, record_of, refusal, weights_of
+from .conftest import call, changed, lines_of, record_of, refusal, rewritten, saved, weights_of
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,7 @@ def test_adapters_of_other_weights_are_not_gone_on_with(
     words = ["train", "--from", source, *going_on, "--train.lora", "2"]
     stopping(3)
     assert call(*words, "--output", tmp_path / "run") == 128 + signal.SIGTERM
-    weights = load_file(source / "model.safetensors")
-    weights["model.norm.weight"] *= 2
-    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    rewritten(source, lambda weights: weights["model.norm.weight"].mul_(2))
     said = refusal(capsys, "train", "--resume", tmp_path / "run")
     assert "has other weights than the run in" in said
 
@@ -112,10 +110,7 @@ def test_arms_start_from_one_model(source, going_on, tmp_path, capsys):
     assert measured == [pytest.approx(measured[0], rel=1e-4)] * 4
     assert call(*still) == 0
     assert "already done" in capsys.readouterr().err
-    model = AutoModelForCausalLM.from_pretrained(source)
-    with torch.no_grad():
-        model.model.norm.weight.mul_(2)
-    model.save_pretrained(source)
+    rewritten(source, lambda weights: weights["model.norm.weight"].mul_(2))
     assert "from.parameters was" in refusal(capsys, *still)
     other = tmp_path / "other"
     for more, said in (
@@ -151,15 +146,12 @@ def test_sinks_too_low_to_be_trained_are_said(source, going_on, tmp_path, capsys
 def test_what_cannot_go_on_is_refused_in_a_line(
     source, going_on, tmp_path, tokenizer, text, capsys
 ):
-    gpt2 = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=300, n_positions=8)
-    short, full = tmp_path / "short", tmp_path / "full"
-    for folder, positions in ((short, 8), (full, 16)):
-        gpt2.n_positions = positions
-        GPT2LMHeadModel(gpt2).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    short, full = (
+        saved(tmp_path / f"{positions}", tokenizer, "GPT-2", max_position_embeddings=positions)
+        for positions in (8, 16)
+    )
+    larger = shutil.copytree(source, tmp_path / "larger")
     many = train_tokenizer([path.read_text("utf-8") for path in text.iterdir()] * 9, 340)
-    larger = tmp_path / "larger"
-    shutil.copytree(source, larger)
     many.save_pretrained(larger)
     out = ["--output", str(tmp_path / "run")]
     for words, said in (
@@ -177,13 +169,8 @@ def test_what_cannot_go_on_is_refused_in_a_line(
 
 
 def test_only_a_lone_run_has_the_dropout_of_its_class(going_on, tokenizer, tmp_path, capsys):
-    source = tmp_path / "source"
-    shape = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 64, "attn_pdrop": 0.5}
-    torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **shape)).save_pretrained(source)
-    tokenizer.save_pretrained(source)
-    words = ["--from", source, *going_on]
-
+    own = {"attn_pdrop": 0.5, "initializer_range": 0.02}
+    words = ["--from", saved(tmp_path / "source", tokenizer, "GPT-2", **own), *going_on]
     small = ["--lengths", "1", "--evaluation-tokens", "64", "--output", tmp_path / "arms"]
     assert call("compare", "transformer", "differential-v2", *words, *small) == 0
     said = capsys.readouterr().err

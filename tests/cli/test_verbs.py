@@ -31,19 +31,15 @@ def test_what_follows_two_dashes_is_text_and_no_option(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "option"),
     [
-        ["--seeds", "0", "--seeds", "1"],
-        ["--train.tokens=9", "--train.tokens", "8"],
-        ["--train.document-masks", "--train.no-document_masks"],
+        (["--seeds", "0", "--seeds", "1"], "--seeds"),
+        (["--train.tokens=9", "--train.tokens", "8"], "--train.tokens"),
+        (["--train.document-masks", "--train.no-document_masks"], "--train.no-document-masks"),
     ],
 )
-def test_an_option_given_twice_is_refused(words, capsys):
-    assert call("compare", *words) == 2
-    assert (
-        f"{words[-2] if words[-1].isdigit() else '--train.no-document-masks'} is given twice"
-        in (capsys.readouterr().err)
-    )
+def test_an_option_given_twice_is_refused(words, option, capsys):
+    assert f"{option} is given twice" in refusal(capsys, "compare", *words)
 
 
 def test_version_and_empty_call(capsys):
@@ -74,8 +70,7 @@ def test_an_extra_that_is_not_there_is_named_before_any_model_or_text_is_opened(
     modules = ("torch.utils.tensorboard", "wandb", "peft", "torchao", "lm_eval")
     for module in (*modules, "compressed_tensors"):
         monkeypatch.setitem(sys.modules, module, None)
-    assert call(*words.split()) == 2
-    assert capsys.readouterr().err.strip().endswith(f"pip install 'clearhead[{extra}]'")
+    assert refusal(capsys, *words.split()).endswith(f"pip install 'clearhead[{extra}]'")
     assert not list(tmp_path.iterdir())
 
 
@@ -87,11 +82,8 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
         (("compare", "gpt2", "--data.data", "none"), "already holds a run"),
         (("quantize", "none", "--deploy", "int8-dynamic-tensor"), "exists: give a folder that"),
     ):
-        assert call(*words, "--output", tmp_path) == 2
-        assert said in capsys.readouterr().err
-    assert "exists: give a folder that does not exist yet" in refusal(
-        capsys, "convert", "none", str(tmp_path)
-    )
+        assert said in refusal(capsys, *words, "--output", tmp_path)
+    assert "exists: give a folder that does not" in refusal(capsys, "convert", "none", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -104,11 +96,8 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
         (["train", "--set", "maps"], "is not KEY=VALUE"),
         (["train", "--set", "rope_parameters=" + "[" * 5000], "rope_parameters"),
         (["compare", "transformer", "--vary", "norm_eps=" + "[" * 5000], "norm_eps"),
-        (["train", "--set", "lambda_init=0.5"], "no effect with maps='single'"),
-        (["train", "--train.tokens", "100"], "less than one step of 2048"),
         (["train", "--train.learning-rate", "-1"], "learning_rate is -1.0"),
         (["train", "--data.data", "missing.txt"], "missing.txt"),
-        (["compare", "transformer", "softmx1"], "did you mean softmax1?"),
         (["compare", "gpt2", "gpt2"], "each once"),
         (["compare", "--beside", "missing.jsonl"], "missing.jsonl"),
         (["report", "missing.jsonl"], "missing.jsonl"),
@@ -121,23 +110,18 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
         (["quantize"], "quantize needs one or more models"),
         (["eval", "nowhere/model", "--records", ""], "'' is no path"),
         (["train", "--output", ""], "'' is no path"),
-        (
-            ["train", "--train.tokens", "9" * 23],
-            "tokens is 99999999999999999999999: give a whole number of at most 18",
-        ),
+        (["train", "--train.tokens", "9" * 23], "99: give a whole number of at most 18"),
         (["compare", "--seeds", "9" * 23], "99,): give a whole number of at most 18"),
         (["generate", "nowhere/model", "--seed", "9" * 23], "a whole number of at most 18 digits"),
         (["generate", "nowhere/model", "--temperature", "1e-320"], "0, or at least 0.0001"),
         (["generate", "nowhere/model", "--temperature", "nan"], "0, or at least 0.0001"),
         (["eval", "nowhere/model", "--passkey.trials", "9" * 23], "passkey.trials is 99999"),
+        (["diagnose", "nowhere/model"], "cannot load a model"),
         (["diagnose", "nowhere/model", "--data.vocabulary", "-1"], "vocabulary is -1"),
         (["generate", "nowhere/model"], "cannot load a model"),
-        (["generate", "nowhere/model", "--temperature", "-1"], "temperature is -1.0: give 0"),
         (["bench", "--rounds", "0"], "rounds is 0: give a whole number of at least 1"),
         (["plan", "transfomer"], "did you mean transformer?"),
         (["plan", "smollm2"], "unknown preset or folder 'smollm2'"),
-        (["plan", "--set", "head_dim=15"], "is odd"),
-        (["plan", "--set", "num_attention_heads=5"], "does not divide hidden_size=192"),
     ],
 )
 def test_refusals_are_one_line(words, message, capsys, tmp_path, monkeypatch):

@@ -1,12 +1,11 @@
 """Implementations of attention against exact answers: right ones, and ones broken on purpose."""
 
 import pytest
+import tests_architectures as architectures
 import torch
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
-    BertConfig,
-    BertForMaskedLM,
     GraniteSWAConfig,
     LlamaConfig,
     MiMoV2FlashConfig,
@@ -137,8 +136,7 @@ def test_our_presets(preset):
 
 
 def test_an_encoder_and_a_name_that_does_not_load():
-    names = {key: SHAPE[key] for key in ("vocab_size", "hidden_size", "num_attention_heads")}
-    model = BertForMaskedLM(BertConfig(**names, intermediate_size=48, num_hidden_layers=2))
+    model = architectures.make("BERT")
     sdpa, flash = check_attention(model, ("sdpa", "flash_attention_3"), timed=0)
     assert [case.name for case in sdpa.cases if case.right] == ["plain", "padded"]
     assert flash.lacks

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import tests_architectures as architectures
 import torch
 
-from clearhead import ClearheadError, ClearheadForMaskedLM, preset
+from clearhead import ClearheadError
 from clearhead.data import DataConfig, prepare, with_mask_token
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.eval.perplexity_task import MaskedTask
@@ -13,15 +14,13 @@ from clearhead.lab.measuring import measure
 from clearhead.lab.sweep_configs import EvaluateConfig
 from clearhead.records.jsonl import append
 
-SHAPE = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-
 
 @pytest.fixture
 def masked(make_subject):
     subject = make_subject()
     size = with_mask_token(subject.texts.corpus).vocabulary_size
     torch.manual_seed(0)
-    model = ClearheadForMaskedLM(preset("bert", vocab_size=size, **SHAPE)).eval()
+    model = architectures.make("bert", vocab_size=size)
     read = subject.texts.corpus
     texts = type(subject.texts)(lambda: read, ("validation",))
     return replace(subject, model=model, texts=texts, lengths=(16,))
@@ -41,7 +40,7 @@ def test_the_loss_of_another_text_is_another_cell(tmp_path):
     data = DataConfig(data=(str(files[0]),), validation=0.4)
     corpus = with_mask_token(prepare(data, tokenizer=tokenizer, progress=str))
     torch.manual_seed(0)
-    model = ClearheadForMaskedLM(preset("bert", vocab_size=corpus.vocabulary_size, **SHAPE))
+    model = architectures.make("bert", vocab_size=corpus.vocabulary_size)
     model.save_pretrained(tmp_path / "model")
     corpus.tokenizer.save_pretrained(tmp_path / "model")
     few = {"lengths": (16,), "tokens": 256, "records": tmp_path / "records.jsonl"}

@@ -4,15 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tests_architectures as architectures
 import torch
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
-)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from clearhead import ClearheadForMaskedLM, preset
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.errors import ClearheadError
 from clearhead.lab.configs import FinetuneJob
@@ -38,9 +33,8 @@ def _job(folder: Path, model: Any, side: str, lines: list[dict[str, str]]) -> Fi
 
 
 def test_an_answer_does_not_depend_on_the_other_texts_of_its_batch(tmp_path):
-    sizes = {"vocab_size": 320, "n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
     lines = [{"text": text, "label": text[-1]} for text in ("film a", "good bad film plot b")]
-    run_finetune(_job(tmp_path, GPT2LMHeadModel(GPT2Config(**sizes)), "left", lines))
+    run_finetune(_job(tmp_path, architectures.make("GPT-2", vocab_size=320), "left", lines))
     made = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out/seed0/final").eval()
     read = AutoTokenizer.from_pretrained(tmp_path / "out/seed0/final")
     encoded = [{"input_ids": read(line["text"]).input_ids} for line in lines]
@@ -52,9 +46,7 @@ def test_an_answer_does_not_depend_on_the_other_texts_of_its_batch(tmp_path):
 
 def test_a_seed_belongs_to_the_precision_it_was_made_with(tmp_path, monkeypatch):
     lines = [{"text": f"{word} film", "label": word} for word in ("good", "bad") * 4]
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = preset("bert", vocab_size=320, **shape)
-    job = _job(tmp_path, ClearheadForMaskedLM(config), "right", lines)
+    job = _job(tmp_path, architectures.make("bert", vocab_size=320), "right", lines)
     native = [True]
     monkeypatch.setattr(precision, "_native_bf16", lambda _: native[0])
     (run,) = run_finetune(job).runs

@@ -30,13 +30,8 @@ def test_no_number_leaves_float32(key, value):
         ClearheadConfig(**WITH.get(key, {}), **{key: value})
 
 
-TINY = {
-    "hidden_size": 36,
-    "num_attention_heads": 9,
-    "head_dim": 4,
-    "num_hidden_layers": 1,
-    "vocab_size": 11,
-}
+TINY = {"hidden_size": 36, "num_attention_heads": 9, "head_dim": 4}
+TINY |= {"num_hidden_layers": 1, "vocab_size": 11}
 OVERRIDES = [
     *({"maps": "differential"}, {"norm_eps": math.nan}, {"hiden_size": 64}),
     *({"num_attention_heads": "9"}, {"rope_parameters": {"rope_type": "dynamic-causal"}}),

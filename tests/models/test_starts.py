@@ -12,13 +12,8 @@ from clearhead.models.starts import started, target
 from .space import WHOLE
 
 # As SmolLM2 has them: nine query heads, three key heads.
-SHAPE = {
-    **WHOLE,
-    "hidden_size": 36,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "head_dim": 4,
-}
+HEADS = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 4}
+SHAPE = WHOLE | {"hidden_size": 36} | HEADS
 IDS = torch.randint(0, 61, (2, 13), generator=torch.Generator().manual_seed(0))
 
 

@@ -1,7 +1,5 @@
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,19 +17,12 @@ def tiny():
 
 
 @pytest.fixture(scope="session")
-def trainer():
+def trainer(ready):
     """trainer(output, config, **how) trains in a process of its own: (exit status, its output)."""
-    server = subprocess.Popen(
-        [sys.executable, str(TINY)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
 
-    def ask(output, config=None, *, resume=False, **how):
-        log = output.with_name(output.name + ".log")
-        request = {"output": str(output), "log": str(log), "config": config or {}, **how}
-        server.stdin.write(json.dumps({**request, "resume": resume}) + "\n")
-        server.stdin.flush()
-        return int(server.stdout.readline()), log.read_text()
+    def run(output, config=None, *, resume=False, **how):
+        request = {"output": str(output), "config": config or {}, "resume": resume, **how}
+        done = ready.run(TINY, json.dumps(request))
+        return done.returncode, done.stdout + done.stderr
 
-    yield ask
-    server.stdin.close()
-    server.wait(timeout=20)
+    return run

@@ -5,13 +5,12 @@ from dataclasses import replace
 from functools import partialmethod
 
 import pytest
+import tests_architectures as architectures
 import torch
 from safetensors.torch import load_file
-from tests_architectures import takes_adapters
 from torch._dynamo.utils import counters
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM
 
-from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
 from clearhead.models.inspection import decoder_layers
 from clearhead.train import train
@@ -75,9 +74,6 @@ def test_a_broken_compiler_is_one_clear_line(tiny, tmp_path, monkeypatch):
     torch.compiler.reset()
 
 
-SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 61}
-
-
 def _trained(tiny, output, model=None, **settings):
     model = tiny.make_model() if model is None else model
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -113,22 +109,17 @@ def test_patterns_that_decide_nothing_or_leave_nothing_are_refused(tiny, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def _gpt2():
-    shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 61, "n_positions": 32}
-    return GPT2LMHeadModel(GPT2Config(**shape))
-
-
 MODELS = {
     "llama": lambda tiny: tiny.make_model(),
-    "gpt2": lambda tiny: _gpt2(),
-    "ours": lambda tiny: ClearheadForCausalLM(preset("softmax1", **SHAPE, annealed_start=True)),
+    "gpt2": lambda tiny: architectures.make("GPT-2"),
+    "ours": lambda tiny: architectures.make("softmax1", annealed_start=True),
 }
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_adapters_are_trained_alone_and_merged_at_the_end(tiny, tmp_path, kind):
     peft = pytest.importorskip("peft")
-    if not takes_adapters():
+    if not architectures.takes_adapters():
         pytest.skip("no PEFT that this transformers takes")
     torch.manual_seed(5)
     model = MODELS[kind](tiny)

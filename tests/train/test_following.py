@@ -5,26 +5,19 @@ import signal
 import warnings
 
 import pytest
+import tests_architectures as architectures
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from clearhead import ClearheadError, ClearheadForCausalLM, anneal, preset
+from clearhead import ClearheadError, ClearheadForCausalLM, anneal
 from clearhead.train import Callback, train
 
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 61,
-    "max_position_embeddings": 64,
-}
 KINDS = ["softmax1", "sink", "key-bias", "xsa"]
 
 
-def _model(name: str) -> ClearheadForCausalLM:
+def _model(name: str, annealed: bool = True) -> ClearheadForCausalLM:
     torch.manual_seed(3)
-    return ClearheadForCausalLM(preset(name, **SHAPE, annealed_start=True))
+    return architectures.make(name, initializer_range=0.02, annealed_start=annealed)
 
 
 def _buffers(model: ClearheadForCausalLM) -> dict[str, list[float]]:
@@ -52,7 +45,7 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(kind, tiny, tmp_path):
 
 
 def _plain(model: ClearheadForCausalLM, name: str) -> ClearheadForCausalLM:
-    plain = ClearheadForCausalLM(preset(name, **SHAPE)).eval()
+    plain = _model(name, annealed=False)
     plain.load_state_dict(model.state_dict(), strict=False)
     return plain
 
@@ -203,6 +196,6 @@ def test_steps_that_do_not_fit_are_refused(steps, first_step):
     model = _model("softmax1")
     with pytest.raises(ClearheadError, match="steps is"):
         anneal(model, torch.optim.SGD(model.parameters()), steps, first_step=first_step)
-    model = ClearheadForCausalLM(preset("softmax1", **SHAPE))
+    model = _model("softmax1", annealed=False)
     with pytest.raises(ClearheadError, match="no part that training moves"):
         anneal(model, torch.optim.SGD(model.parameters()), 4)

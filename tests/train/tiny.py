@@ -1,8 +1,4 @@
-"""A model and batches small enough to train in a blink, and a process to be killed.
-
-As a program, it reads one JSON request a line and answers with the exit status of a forked child
-that trains as asked: one start of Python serves all the runs that tests kill.
-"""
+"""A model and batches small enough to train in a blink; as a program, a run to be killed."""
 
 import json
 import os
@@ -11,7 +7,6 @@ import shutil
 import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -148,7 +143,7 @@ class KilledIn(Batches):
 
 
 def run(request):
-    """Train as asked, in this process."""
+    """Train as a request has it; the exit status."""
     ask = SimpleNamespace(
         **{"signal": None, "kill_in_batch": None, "kill_in_save": False, "file_limit": None}
         | {"masked": False, "gone": None}
@@ -177,30 +172,9 @@ def run(request):
     return 128 + result.stop_signal if result.interrupted else 0
 
 
-def serve():
-    """Fork a child for each request; answer with its exit status (minus the signal's number)."""
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        request = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            status = 1
-            try:
-                status = run(request)
-            except ClearheadError as error:
-                print(f"error: {error}", file=sys.stderr)
-                status = 2
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
-
-
 if __name__ == "__main__":
-    serve()
+    try:
+        sys.exit(run(json.loads(sys.argv[1])))
+    except ClearheadError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM, BloomConfig, BloomForCausalLM
+from transformers import BloomConfig, BloomForCausalLM
 
 from clearhead.errors import ClearheadError
 from clearhead.view import observe_text
@@ -139,8 +139,7 @@ def test_the_modes_of_a_model_are_left_as_they_were(make, tokenizer, words):
 
 
 def test_an_encoder_reads_both_ways_and_predicts_nothing(make, tokenizer, words):
-    shape = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4}
-    model = BertForMaskedLM(BertConfig(**shape, intermediate_size=40, vocab_size=300)).eval()
+    model = make("BERT")
     found = observe_text(model, tokenizer, words, name="x")
     assert not found.model["causal"]
     assert not {"lens", "surprise"} & set(found.model)
