@@ -123,16 +123,13 @@ def rotary_of(model: Any, module: nn.Module, layer: int, keys: int) -> Rotary | 
     if isinstance(module, Attention):
         spec = module.layer
     else:
-        unknown = (
-            f"the order of a {type(model).__name__} is not measured: diagnose the folder that "
-            "`clearhead convert` makes of it, if it makes one"
-        )
+        unknown = f"the order of a {type(model).__name__} is not measured"
         try:
             spec = counterpart(model.config).layer(layer)
         except ClearheadError:
-            return unknown
+            return f"{unknown}: `clearhead convert` does not read it"
         if spec.rope_parameters["rope_type"] == "proportional":  # converted in another layout
-            return unknown
+            return f"{unknown}: diagnose the folder that `clearhead convert` makes of it"
     if spec.position != "rope":
         return f"the order of position={spec.position!r} is not measured"
     if spec.scores == "coca-slack":
