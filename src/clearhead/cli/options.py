@@ -101,7 +101,7 @@ def parse(verb: Any, words: list[str], *, default: Any = None) -> Any:
     name = verb.__name__.rpartition(".")[2]
     options = list(takewhile(lambda word: word != "--", words))  # texts alone follow
     _check_once(options)
-    about, _, examples = verb.__doc__.partition("\n\n")
+    about, _, examples = (verb.__doc__ or "").partition("\n\n")
     description = [" ".join(about.split()), "", examples.rstrip()]
     if name in _LISTING_PRESETS:
         from clearhead.named_models import PRESETS, SIZES

@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,13 @@ _SETTINGS = (
     *("size", "from", "model", "train", "lengths", "evaluation_tokens", "measure_every"),
     *("documents", "held_out"),
 )
+
+
+def _settings(header: Line) -> dict[str, Any]:
+    settings = {key: header.get(key) for key in _SETTINGS}
+    settings["train"] = {**(header.get("train") or {}), "seed": None}
+    fingerprint = (header.get("data") or {}).get("fingerprint")
+    return settings | {"data": {"fingerprint": fingerprint}}
 
 
 def folder_of(config: CompareConfig, arm: Arm, seed: int) -> Path:
@@ -153,14 +160,15 @@ class _Trial:
             counts = plan(self.outline.config, length=arm.train.sequence_length)
             self.header["forward_flops"] = counts.forward_flops
 
-    def check(self, begun: Line | None) -> None:
-        if begun is not None and holds_run(self.folder):
-            before, wanted = (
-                {key: one.get(key) for key in _SETTINGS}
-                | {"data": {"fingerprint": (one.get("data") or {}).get("fingerprint")}}
-                for one in (begun, self.header)
-            )
-            refuse_changes(self.folder, before, wanted)
+    def check(self, known: Mapping[str, Line]) -> None:
+        there, name = holds_run(self.folder), self.header["run"]
+        self.recorded = there and name in known
+        for run, line in known.items():  # a page pools the seeds of an arm
+            arm = all(line.get(key) == self.header[key] for key in ("arm", "label"))
+            if self.recorded if run == name else arm:
+                place = self.folder if run == name else self.folder.parent
+                refuse_changes(place, _settings(line), _settings(self.header))
+        if self.recorded:
             return
         model = copy.deepcopy(self.outline)
         try:
@@ -203,6 +211,8 @@ class _Trial:
             yield from jsonl.steps(self.folder / MILESTONES)
         for metric in ("seconds", "tokens_per_second", "peak_memory_bytes"):
             value = getattr(result, metric, None)
+            if value is None and self.recorded and diverged is None:
+                continue  # a run of an earlier version, which had its times recorded
             reason = {} if value is not None else {"reason": diverged or UNTIMED}
             metric = "train_seconds" if metric == "seconds" else metric
             yield {"metric": metric, "value": value, **reason}

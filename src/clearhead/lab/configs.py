@@ -304,8 +304,8 @@ class FinetuneJob(OpensModels):
         files = self.train_file, self.validation_file
         if not (all(files) or (self.task is not None and not any(files))):
             raise ClearheadError(
-                f"give --task, one of {', '.join(TASKS)}; or --train-file and --validation-file, "
-                "both"
+                f"give --task, one of {', '.join(TASKS)}; or both --train-file and "
+                "--validation-file, alone or beside it"
             )
 
     def resolved(self) -> Task:

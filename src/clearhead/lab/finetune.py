@@ -1,7 +1,7 @@
 """Fine-tuning one checkpoint on one task with every seed, and its validation."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -157,7 +157,7 @@ class _Trial:
             **({"revisions": task.revisions} if task.revisions else {}),
         }
 
-    def check(self, begun: Line | None) -> None:
+    def check(self, known: Mapping[str, Line]) -> None:
         if holds_run(self.folder):
             begun = read_record(self.folder)["description"]
             now = {key: self.header[key] for key in ("task", "train", "from")}

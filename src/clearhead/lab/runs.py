@@ -4,7 +4,7 @@ OUTPUT/RUN/             a run's folder (`clearhead.train.run_dir`); its model is
 OUTPUT/records.jsonl    the records, to which each run is appended as soon as it is measured
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -26,9 +26,9 @@ class Trial(Protocol):
     cell: str
     """Identifies the result among those of the run."""
 
-    def check(self, begun: Line | None) -> None:
-        """Refuse what would fail only hours later, and settings that differ from those of the run
-        in the folder; `begun` is its line in the records."""
+    def check(self, known: Mapping[str, Line]) -> None:
+        """Refuse what would fail only hours later, and settings that differ from those of the runs
+        in `known`, the lines of the records by name of run."""
 
     def rows(self, work: Work) -> Iterable[Line]:
         """Train the model, or go on where it stopped, and measure it."""
@@ -38,7 +38,7 @@ def run_missing(trials: Sequence[Trial], output: Path, task: str, work: Work) ->
     """Train and measure the trials that `output` lacks, a locked folder; return its records."""
     store = Store(output / RECORDS)
     for one in trials:  # all before the first is trained, which may take hours
-        one.check(store.headers.get(one.header["run"]))
+        one.check(store.headers)
     work.start(len(trials))
     for one in trials:
         diverged = store.headers.get(one.header["run"], {}).get("diverged")

@@ -269,6 +269,8 @@ def _measure(line: Line) -> Measure:
             details[name] = [_number(one) for one in details[name]]
             if None in details[name]:  # one that was not finite
                 del details[name]
+    if (ends := details.get("interval")) is not None and len(ends) != 2:
+        raise ValueError(f"an interval has two ends, found {len(ends)}")
     return Measure(metric=str(line["metric"]), value=value, dimensions=dimensions, details=details)
 
 
