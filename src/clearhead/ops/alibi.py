@@ -18,7 +18,6 @@ def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
     If n is no power of two: the slopes for p, the power below, then every other one for 2p.
     """
     power = 1 << (heads.bit_length() - 1)
-    # Made where they are used: numbers brought from the CPU would make a GPU wait.
     h = torch.arange(1, heads + 1, dtype=torch.float64, device=device)
     return torch.exp2(-8 / power * torch.where(h > power, h - power - 0.5, h))
 
@@ -28,13 +27,10 @@ def alibi_columns(
 ) -> tuple[Tensor, Tensor]:
     """Columns for queries, float32 [B, H, T, 8], and keys, [B, 1, S, 8].
 
-    Their product times `scale` is −slope · (i − j), 0 at a token's own key. The usual slope · j
-    would shift scores against a sink.
-
-    Every number has at most 8 significant bits, so that bfloat16 holds it exactly: positions are
-    split in base 256 (two digits: up to 65,535), c = slope / scale is rounded to 16 bits, the
-    sum of two parts, and c · i is the sum of three. Keys carry no head's slope, so that heads may
-    share them.
+    Their product times `scale` is −slope · (i − j), 0 at a token's own key, so that a sink's logit
+    stays comparable. bfloat16 holds every number exactly, in at most 8 significant bits: positions
+    are split in base 256 (two digits: up to 65,535), c = slope / scale is the sum of two parts, and
+    c · i that of three. Keys carry no head's slope, so that heads may share them.
     """
     parts_H = bfloat16_parts(slopes_H / scale, 2)
     own_BHT = sum(parts_H)[:, None] * queries_BT[:, None].double()  # type: ignore[index]
@@ -54,12 +50,10 @@ def forget_columns(
 ) -> tuple[Tensor, Tensor]:
     """Columns for queries, [B, P · R, T, N], and keys, [B, P, S, N], for scores of `dtype`.
 
-    Their product times `scale` is c_i − c_j, c the running sum of a head's log f: the sum over the
-    keys after j up to i. It is 0 at a token's own key, so a sink's logit stays comparable.
-
-    c is summed in float64, counted from the last key, and split into parts of 8 significant bits,
-    which every dtype holds: 3 of them, or 7 for float64. A logit is off by about 2^−23 of the
-    largest |c|. A key has the parts of all R heads that share it, and a query picks its own.
+    Their product times `scale` is c_i − c_j, c the running sum of a head's log f, 0 at a token's own
+    key. c is summed in float64 from the last key, and split into 3 parts of 8 significant bits (7
+    for float64): a logit is off by about 2^−23 of the largest |c|. A key has the parts of all R
+    heads that share it, and a query picks its own.
 
     Args:
         log_gates_BPSR: log f of each key, for the R heads that read each of P keys; 0 for padding.

@@ -1,9 +1,7 @@
 """Attention over PyTorch's stock kernels, with an exact gradient for softmax-1 and for sinks.
 
-`clearhead.ops.dispatch` chooses the kernel: on CUDA PyTorch's own call if there is neither a sink
-nor a prefix. Other kernels return the output o and log-sum-exp of plain softmax;
-`clearhead.ops.sinks` adds the sink to both, and the kernel's own backward pass takes the result.
-Differentiating o · sigmoid(lse) instead is silently wrong: the kernels' lse has no gradient.
+Kernels return the output and log-sum-exp of plain softmax. `clearhead.ops.sinks` adds the sink to
+both, and the kernel's own backward pass takes the result: the log-sum-exp itself has no gradient.
 """
 
 from typing import Any
@@ -140,30 +138,25 @@ def attend_unrotated(
     sink: float | Tensor | None = None,
     prefix: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """`attend` over `coca_keys(t, rotation.table(), form)`; a kernel may rotate t as it reads.
+    """`attend` over `coca_keys(t, rotation.table(), form)`, [B, H, T, V].
+
+    A kernel may rotate t as it reads. Other arguments are those of `attend`.
 
     Args:
-        q_BHTD: as in `coca_queries`.
+        q_BHTD: from `coca_queries`.
         t_BGSE: x W_T before the relu, [B, G, S, D/2], as CoCA's keys are cached.
         v_BGSV: values.
         rotation: of the last S keys, or of more.
         form: CoCA's.
         attend: attention function, called where no kernel reads t.
-        visibility: as in `attend`.
-        scale: as in `attend`.
-        sink: as in `attend`.
-        prefix: as in `attend`.
-
-    Returns:
-        [B, H, T, V].
     """
     q = q_BHTD
     run, call = lone_kernel(Call(q, t_BGSE, v_BGSV, scale, visibility), UNROTATED)
     _, t, v, _, visibility = call
     if run is None or prefix is not None:
         cos, sin = (part[..., -t.shape[2] :, :] for part in rotation.table())
-        k, options = coca_keys(t, (cos, sin), form), {"scale": scale, "visibility": visibility}
-        o: Tensor = attend(q, k, v, sink=sink, prefix=prefix, **options)
+        options: dict[str, Any] = {"sink": sink, "prefix": prefix, "scale": scale}
+        o: Tensor = attend(q, coca_keys(t, (cos, sin), form), v, visibility=visibility, **options)
         return o
     if form == "slack":  # q · R [t; t] as q′ · R [t; 0]
         first_half, second_half = q.chunk(2, -1)
@@ -206,8 +199,7 @@ class _Attend(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, o, lse, sink, value, *masks)
         ctx.causal, ctx.window, ctx.scale = visibility.causal, visibility.window, scale
         ctx.kernel = kernel
-        # A tensor of its own: Dynamo of torch 2.11 loses the gradient of one that is also an
-        # earlier result, as `sinks.join` writes in place.
+        # Dynamo of torch 2.11 loses the gradient of a tensor that `sinks.join` wrote in place.
         return o.view_as(o) if torch.compiler.is_compiling() else o
 
     @staticmethod
@@ -233,28 +225,23 @@ def check(
 ) -> None:
     """Raise a ClearheadError if shapes or dtypes do not fit `attend`."""
     causal, window, key_mask, segments = visibility
-    if not q.dtype == k.dtype == v.dtype or not q.dtype.is_floating_point:
-        found = f"{q.dtype}, {k.dtype}, {v.dtype}"
-        raise ClearheadError(f"q, k and v must share one floating dtype; found {found}")
     (batch, heads, queries, width), (_, groups, keys, _) = q.shape, k.shape
-    if k.shape[0] != batch or k.shape[3] != width or v.shape[:3] != k.shape[:3]:
-        found = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-        raise ClearheadError(f"q [B,H,T,D], k [B,G,S,D], v [B,G,S,V] do not fit; found {found}")
+    fits = k.shape[0] == batch and k.shape[3] == width and v.shape[:3] == k.shape[:3]
+    if not q.dtype == k.dtype == v.dtype or not q.dtype.is_floating_point or not fits:
+        found = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in (q, k, v))
+        shapes = "q [B,H,T,D], k [B,G,S,D], v [B,G,S,V]"
+        raise ClearheadError(f"{shapes} of one floating dtype do not fit; found {found}")
     if heads % groups:
         raise ClearheadError(f"{heads} query heads cannot share {groups} key heads: give a divisor")
     if queries > keys and (causal or window is not None or segments is not None):
-        raise ClearheadError(
-            f"causal, windowed or packed attention needs at least {queries} keys, one a query; "
-            f"found {keys}"
-        )
+        kinds = "causal, windowed or packed attention"
+        raise ClearheadError(f"{kinds} needs at least {queries} keys, one a query; found {keys}")
     if window is not None and window < 1:
         raise ClearheadError(f"window is {window}: it holds at least 1 key, a query's own")
     rows = isinstance(sink, Tensor) and sink.ndim > 1  # a shape in a tuple of two fixes the batch
     if isinstance(sink, Tensor) and sink.shape != ((batch, heads, queries) if rows else (heads,)):
-        raise ClearheadError(
-            f"sink must have one logit a head [{heads}], or a query [{batch}, {heads}, {queries}]; "
-            f"found {tuple(sink.shape)}"
-        )
+        wanted = f"[{heads}], or a query [{batch}, {heads}, {queries}]"
+        raise ClearheadError(f"sink is one logit a head {wanted}; found {tuple(sink.shape)}")
     if key_mask is not None and (key_mask.shape != (batch, keys) or key_mask.dtype != torch.bool):
         found = f"{key_mask.dtype} {tuple(key_mask.shape)}"
         raise ClearheadError(f"key_mask must be bool [{batch}, {keys}]; found {found}")
@@ -262,12 +249,8 @@ def check(
         raise ClearheadError(f"segments must be [{batch}, {keys}]; found {tuple(segments.shape)}")
     if prefix is None:
         return
-    of_keys, of_values = prefix
-    number = of_keys.shape[2] if of_keys.ndim == 4 else 0
-    wanted = (batch, groups, number, width), (batch, groups, number, v.shape[3])
-    if number < 1 or (of_keys.shape, of_values.shape) != wanted:
-        raise ClearheadError(
-            "a prefix is keys [B,G,N,D] and values [B,G,N,V], N of 1 or more, beside k "
-            f"{tuple(k.shape)} and v {tuple(v.shape)}; found {tuple(of_keys.shape)} and "
-            f"{tuple(of_values.shape)}"
-        )
+    number = prefix[0].shape[2] if prefix[0].ndim == 4 else 0
+    shapes_of_prefix = (batch, groups, number, width), (batch, groups, number, v.shape[3])
+    if number < 1 or (prefix[0].shape, prefix[1].shape) != shapes_of_prefix:
+        found = f"{tuple(prefix[0].shape)} and {tuple(prefix[1].shape)}"
+        raise ClearheadError(f"a prefix is keys [B,G,N,D] and values [B,G,N,V]; found {found}")

@@ -1,8 +1,6 @@
-"""Collinear constrained attention (CoCA): queries and keys that start from the same direction.
+"""Collinear constrained attention (CoCA), in three forms, as plain dot products of width D.
 
-Three functions share the paper's name (arXiv 2309.08646); all are plain dot products of width D, so
-that any attention kernel serves, without the N × N × D tensor that the paper believes necessary.
-With A_j = q_j² + q_(j+D/2)² and t = relu(x W_T), of width D/2:
+With A_j = q_j² + q_(j+D/2)² and t = relu(x W_T), of width D/2 (arXiv 2309.08646):
 
 | form | score · √D | queries | keys |
 | --- | --- | --- | --- |

@@ -1,8 +1,7 @@
 """PyTorch's flash kernel for CPUs, called below autograd to obtain its log-sum-exp.
 
-Grouped queries and key padding are built in. It wants V = D, so narrower values are padded with
-zeros; its causal form aligns the first query with the first key, so it serves only T = S. A row
-that sees no key has output 0 and log-sum-exp 0.
+It wants V = D, so narrower values are padded with zeros; its causal form aligns the first query
+with the first key, so it serves only T = S. A row that sees no key has output and log-sum-exp 0.
 """
 
 import torch
@@ -18,7 +17,6 @@ _FEW = 256
 
 
 def refuses(request: Request) -> str | None:
-    """The reason why this kernel is not exact for the request, or slower than tiles; or None."""
     if request.segments or request.window:
         return "no documents, no window"
     if request.causal and not request.square:
@@ -56,7 +54,7 @@ def backward(call: Call, grad: Tensor, o: Tensor, lse: Tensor) -> tuple[Tensor, 
 
 
 def _padding_bias(q_BHTD: Tensor, key_mask: Tensor) -> Tensor:
-    """0 for a visible key, −inf for padding: [B, 1, 1, S], broadcast by the kernel, never T × T."""
+    """0 for a visible key, −inf for padding: [B, 1, 1, S]."""
     dtype = torch.promote_types(q_BHTD.dtype, torch.float32)
     zero = torch.zeros(key_mask.shape, dtype=dtype, device=key_mask.device)
     return zero.masked_fill(~key_mask, -torch.inf)[:, None, None, :]

@@ -1,7 +1,4 @@
-"""Language-model loss by chunks of rows, its gradients computed with it; no [N, V] logits.
-
-On CUDA it is one operator, whose work on each chunk is compiled.
-"""
+"""Language-model loss by chunks of rows; on CUDA one operator, each chunk's work compiled."""
 
 from collections.abc import Callable
 from functools import cache
@@ -24,8 +21,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Σ −log softmax(x Wᵀ)[target] over the rows whose target is not `ignore_index`.
 
-    The [N, V] logits never exist at once: each chunk's gradient is computed with its loss and only
-    scaled in the backward pass. Products run in the dtype of x, the softmax in float32.
+    The [N, V] logits never exist at once: each chunk's gradient is computed with its loss. Products
+    run in the dtype of x, the softmax in float32.
 
     Args:
         x_ND: hidden states.
@@ -81,7 +78,10 @@ def _by_chunks(
         total = total + (chunk or _chunk)(logits, target, ignore_index, learning)
         if learning:
             dx.append(torch.matmul(logits, weight))
-            _add_product(dweight, logits.T, x)
+            if x.is_cuda and x.dtype in HALF:
+                torch.addmm(dweight, logits.T, x, out_dtype=exact, out=dweight)
+            else:
+                dweight += torch.matmul(logits.T, x)
         del logits  # before the next chunk's
     return total, torch.cat(dx) if dx else x_ND.new_empty(0), dweight
 
@@ -106,19 +106,10 @@ def _chunk(logits: Tensor, target: Tensor, ignore_index: int, learning: bool) ->
     return loss
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b, in the dtype of the total; on CUDA by the product itself."""
-    if a.is_cuda and a.dtype in HALF:
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
-    else:
-        total += torch.matmul(a, b)
-
-
 @torch.library.custom_op("clearhead::linear_cross_entropy", mutates_args=())
 def _on_cuda(
     x_ND: Tensor, weight_VD: Tensor, target_N: Tensor, ignore_index: int, learning: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_by_chunks`."""
     x_ND, weight_VD = x_ND.detach(), weight_VD.detach()
     with torch.no_grad():
         rows = max(ROWS // 4, LOGITS // weight_VD.shape[0])

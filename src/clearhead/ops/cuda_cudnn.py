@@ -12,7 +12,6 @@ _aten = torch.ops.aten
 
 
 def refuses(request: Request) -> str | None:
-    """The reason why this kernel does not compute the request, if there is one."""
     if request.dtype not in HALF:
         return "bfloat16 and float16 only"
     if request.capability is None or request.capability[0] != 9:

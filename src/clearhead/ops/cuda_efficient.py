@@ -1,9 +1,7 @@
 """Memory-efficient attention on CUDA: `aten._efficient_attention_forward` and `_backward`.
 
-It serves float32, any width of queries and any other of values, at about half the speed of flash,
-for T = S only: on an H100 its gradients are wrong where T < S. Shared keys are repeated for each
-query head; padded rows and documents are packed: with a `Packing` one row, B = 1, holds texts one
-after the other.
+It serves float32 and any widths, for T = S only: on an H100 its gradients are wrong where T < S.
+Shared keys are repeated for each query head. A `Packing` is as in `cuda_flash`.
 """
 
 from typing import Any
@@ -21,7 +19,6 @@ _ROWS = 32  # of which its log-sum-exp has a multiple
 
 
 def refuses(request: Request) -> str | None:
-    """The reason why this kernel does not compute the request, if there is one."""
     if request.dtype not in (*HALF, torch.float32):
         return "float32, bfloat16 and float16 only"
     if request.dtype == torch.bfloat16 and (request.capability or (0, 0)) < (8, 0):
@@ -74,7 +71,6 @@ def backward(
 
 
 def _texts(packing: Packing | None, length: int | None) -> tuple[Any, ...]:
-    """Where texts end among the queries and the keys, and the longest ones."""
     if packing is None:
         return None, None, length, length
     return packing.ends_q, packing.ends_k, packing.longest_q, packing.longest_k

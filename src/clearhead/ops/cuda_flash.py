@@ -1,10 +1,7 @@
 """Flash attention on CUDA: `aten._flash_attention_forward` and `_backward`, dense and packed.
 
-These are FlashAttention-2, or whatever the user has put in its place with
-`torch.nn.attention.activate_flash_attention_impl`. The kernel's causal mask aligns the last query
-with the last key; grouped queries and windows are built in. It needs V = D, a multiple of 8 up to
-256: narrower tensors are padded with zeros. With a `Packing` one row, B = 1, holds texts one after
-the other.
+It needs V = D, a multiple of 8 up to 256: narrower tensors are padded with zeros. With a `Packing`
+one row, B = 1, holds texts one after the other.
 """
 
 from typing import Any
@@ -19,7 +16,6 @@ _aten = torch.ops.aten
 
 
 def refuses(request: Request) -> str | None:
-    """The reason why this kernel does not compute the request, if there is one."""
     if request.dtype not in HALF:
         return "bfloat16 and float16 only"
     if (request.capability or (0, 0)) < (8, 0):
@@ -63,7 +59,6 @@ def _tokens_first(x_BHTD: Tensor, packing: Packing | None) -> Tensor:
 
 
 def _texts(q: Tensor, k: Tensor, packing: Packing | None) -> tuple[Any, Any, int, int]:
-    """Where texts end among the queries and the keys, and the longest ones."""
     if packing is None:
         return None, None, q.shape[1], k.shape[1]
     # With a longest text of 1 the kernel takes grouped queries for a batch of such texts, one each.

@@ -1,7 +1,6 @@
-"""Softmax attention by PyTorch's own call, `F.scaled_dot_product_attention`, its backward included.
+"""Softmax attention by `F.scaled_dot_product_attention`, its backward included.
 
-It gives no log-sum-exp, so that sinks and prefixes go to the kernels below it. Requests are limited
-to those for which PyTorch has a kernel of its own: its fallback makes T × S scores.
+Requests are limited to those for which PyTorch has a kernel: its fallback makes T × S scores.
 """
 
 import torch
@@ -14,7 +13,6 @@ from clearhead.ops.requests import HALF, Call, Request, repeat
 
 
 def refuses(request: Request) -> str | None:
-    """The reason why PyTorch's call does not compute the request without T × S scores."""
     if request.sink:
         return "no log-sum-exp, which a sink or a prefix needs"
     if request.dtype not in (*HALF, torch.float32) or (request.capability or (0, 0)) < (8, 0):

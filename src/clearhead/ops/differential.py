@@ -51,10 +51,11 @@ def differential(
     Raises:
         ClearheadError: an odd number of heads.
     """
-    if q_BHTD.shape[1] % 2 or k_BGSD.shape[1] % 2:
+    heads, groups = q_BHTD.shape[1], k_BGSD.shape[1]
+    if heads % 2 or groups % 2:
+        found = f"{heads} query and {groups} key heads"
         raise ClearheadError(
-            f"differential attention pairs neighbouring heads; found {q_BHTD.shape[1]} queries "
-            f"and {k_BGSD.shape[1]} keys: give even numbers"
+            f"differential attention pairs heads; found {found}: give even numbers"
         )
     difference = None
     if prefix is None and q_BHTD.shape[2] == 1 and attend is _attend:
@@ -94,13 +95,13 @@ def _lone(
     run, call = lone_kernel(Call(q, k, v, scale, visibility), DIFFERENTIAL, kernel)
     if run is None:
         return None
-    with without_autocast(q):  # as in attend
+    with without_autocast(q):
         o: Tensor = run.difference(call, lam, sink)
         return o
 
 
 def _by_map(x: Tensor, dim: int = 1) -> Tensor:
-    """The first map of every head, then the second: so that grouped queries keep to their pair."""
+    """The first map of every head, then the second: grouped queries keep to their pair."""
     return x.unflatten(dim, (-1, 2)).transpose(dim, dim + 1).flatten(dim, dim + 1)
 
 
@@ -122,8 +123,7 @@ def differential_v2(
 ) -> Tensor:
     """softmax(q1 kᵀ) v − λ softmax(q2 kᵀ) v, λ for each token and head (Diff-Transformer-V2).
 
-    Head i owns the neighbouring queries 2i and 2i+1, which read the same key and value: pairs that
-    straddle two groups make training unstable, so such groupings are refused.
+    Head i owns the neighbouring queries 2i and 2i+1, which read the same key and value.
 
     Args:
         q_BHTD: queries, twice as many as heads; H / G even.
@@ -141,10 +141,7 @@ def differential_v2(
     """
     heads, groups = q_BHTD.shape[1], k_BGSD.shape[1]
     if heads % (2 * groups):
-        raise ClearheadError(
-            f"{heads} queries of differential-v2 over {groups} key heads put a pair's two maps on "
-            "different keys: give an even number of queries to each key head"
-        )
-    o = attend(q_BHTD, k_BGSD, v_BGSD, **options)
-    o = widened(o)
+        found = f"{heads} queries over {groups} key heads put a pair's maps on different keys"
+        raise ClearheadError(f"{found}: give an even number of queries to each key head")
+    o = widened(attend(q_BHTD, k_BGSD, v_BGSD, **options))
     return (o[:, 0::2] - lam.to(o.dtype) * o[:, 1::2]).to(v_BGSD.dtype)

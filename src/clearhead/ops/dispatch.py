@@ -1,8 +1,7 @@
 """The dispatch table of attention: request × device × dtype → kernel.
 
-Kernels are tried in the table's order. The first that serves the request and passes its test on the
-device (`clearhead.ops.self_test`) is taken, once for each kind of request, and logged.
-`ops.attend(kernel=…)` or the environment's CLEARHEAD_ATTENTION_KERNEL give another list.
+The first kernel that serves a request and passes its test on the device (`clearhead.ops.self_test`)
+is taken. `ops.attend(kernel=…)` or CLEARHEAD_ATTENTION_KERNEL give another list.
 """
 
 import logging
@@ -35,15 +34,10 @@ _log = logging.getLogger(__name__)
 
 
 class Kernel(NamedTuple):
-    """An entry of the table.
+    """An entry of the table: its device (None: any), its requests in words, and reasons against.
 
-    Attributes:
-        device: type of its device; None for all.
-        serves: description for the documentation.
-        run: has `forward` and `backward` (see `Call`), or `attend`; for DIFFERENTIAL, `difference`;
-            for UNROTATED, `unrotated`; for PREFIXED, `prefixed`.
-        refuses: reason against a request, or None.
-        kinds: kinds of requests that it computes.
+    `run` has `forward` and `backward` (see `Call`), or `attend`; `difference` for DIFFERENTIAL,
+    `unrotated` for UNROTATED and `prefixed` for PREFIXED.
     """
 
     device: str | None
@@ -105,18 +99,12 @@ class Choice(NamedTuple):
 def select_kernel(
     call: Call, kernel: str | None = None, kind: str = PLAIN, sink: bool = False
 ) -> str:
-    """The name of the kernel in `KERNELS` that computes this.
-
-    For a kind other than PLAIN it may be "". The caller then makes plain requests: V1 map by map,
-    CoCA with rotated keys, a prefix joined to the other keys' output.
+    """The name of the kernel in `KERNELS` that computes this; "" if none does a kind but PLAIN.
 
     Args:
         kernel: comma-separated names, tried in order; by default CLEARHEAD_ATTENTION_KERNEL's, or
             all of the table.
         sink: a sink or a prefix joins the log-sum-exp.
-
-    Raises:
-        ClearheadError: none of the named kernels serves the request.
     """
     if is_exporting():  # what serves any length, on any device
         if kind == PLAIN:
@@ -130,8 +118,7 @@ def arguments_of(call: Call, kind: str = PLAIN, sink: bool = False) -> tuple[obj
     """Arguments of `request`, all constants under torch.compile."""
     q, k, v, _, visibility = call
     (_, heads, queries, depth), (_, groups, keys, _) = q.shape, k.shape
-    # Conditions, not comparisons: a compiler takes their outcomes for constants, and is not asked
-    # about lengths that it need not know.
+    # Conditions, not comparisons: a compiler takes their outcomes for constants.
     lone = True if queries == 1 else False  # noqa: SIM210
     square = not lone and (True if queries == keys else False)  # noqa: SIM210
     short = torch.compiler.is_compiling() and (True if keys <= SHORT else False)  # noqa: SIM210
@@ -173,9 +160,7 @@ def resolve(
     """The first kernel that serves the request, of `names` if given.
 
     For a kind other than PLAIN, names after the first that does not compute it are ignored.
-
-    Args:
-        failure: tests a kernel on its GPU and returns its error; None: no test.
+    `failure` tests a kernel on its GPU and returns its error.
     """
     order = [choose("attention kernel", one.strip(), KERNELS) for one in names.split(",") if one]
     refusals: dict[str, str] = {}

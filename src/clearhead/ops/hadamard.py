@@ -29,8 +29,7 @@ def factors(block: int) -> tuple[Tensor, Tensor]:
 def rotate_blocks(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """x H / √block along the last dimension, block by block, for H = left ⊗ right; its own inverse.
 
-    A block as a matrix [len(left), len(right)] is multiplied from both sides: 2 (16 + 32)
-    operations a channel at 512, where the whole matrix takes 1,024.
+    A block as a matrix [len(left), len(right)] is multiplied from both sides.
     """
     rows, columns = left.shape[0], right.shape[0]
     turned = torch.mm(x.reshape(-1, columns), right).view(-1, rows, columns)
@@ -41,8 +40,5 @@ def rotate_blocks(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def rotate_channels(x: Tensor) -> Tensor:
-    """x H / √block along the last dimension with block = `block_of(width)`, in x's dtype.
-
-    Rotating both inputs and weights leaves their product unchanged.
-    """
+    """x H / √block along the last dimension with block = `block_of(width)`, in x's dtype."""
     return rotate_blocks(x, *(one.to(x) for one in factors(block_of(x.shape[-1]))))

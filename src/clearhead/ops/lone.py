@@ -1,8 +1,4 @@
-"""Attention of a lone query (a decoding step) by two matrix products over the cache as stored.
-
-The queries of a group are rows over its keys, and V1's maps share one read of the value. A CPU's
-flash kernel takes five times as long in bfloat16 (docs/log.md).
-"""
+"""Attention of a lone query (a decoding step) by two matrix products over the cache as stored."""
 
 import torch
 from torch import Tensor
@@ -16,7 +12,6 @@ backward = tiles.backward
 
 
 def refuses(request: Request) -> str | None:
-    """Reason against this kernel: it cannot compute the request, or another is faster."""
     if request.kind in (UNROTATED, PREFIXED):
         if request.device != "cpu":
             return "for CoCA and a prefix on a CPU only"
@@ -73,7 +68,7 @@ def prefixed(call: Call, prefix: tuple[Tensor, Tensor]) -> Tensor:
 def difference(call: Call, lam: Tensor, sink: float | Tensor | None) -> Tensor:
     """o1 − λ o2 before any norm, [B, H/2, 1, 2D] in the dtype of v: (P1 − λ P2) V by one product.
 
-    q, k, v and the sink as in `ops.differential`; differentiable.
+    Arguments as in `ops.differential`.
     """
     heads, groups = call.q.shape[1], call.k.shape[1]
     shared = heads // groups

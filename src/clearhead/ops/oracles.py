@@ -1,9 +1,6 @@
-"""Reference attention in float64, straight from the formula: slow, plain and independent.
+"""Reference attention in float64, straight from the formula, for "eager" and the self-tests.
 
-The "eager" implementation and the kernels' self-tests use it; `tests/ops/oracles.py` has the other
-operations. An oracle has the signature of the operation that it checks, except for options that
-only choose a code path; it shares no code with it, and may store whole T × T matrices.
-Shapes: B batch, H query heads, G key/value heads, T queries, S keys, D key width, V value width.
+An oracle has the signature of the operation that it checks, and shares no code with it.
 """
 
 from collections.abc import Callable
@@ -50,10 +47,7 @@ def weights(
 ) -> Tensor:
     """Attention weights, float64 [B, H, T, S]: exp(s) / (exp(sink) + Σ exp(s)), no sink: softmax.
 
-    Those on a prefix's keys come first, [B, H, T, N + S].
-
-    The shift by max(0-or-sink, max s) keeps every exponent at or below 0; a row that sees no key
-    is zero.
+    Those on a prefix's keys come first, [B, H, T, N + S]. A row that sees no key is zero.
     """
     q, k = q_BHTD.double(), _beside(prefix, 0, k_BGSD)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)

@@ -1,8 +1,6 @@
-"""Forward and backward attention as opaque operators for torch.compile.
+"""Forward and backward attention as opaque operators: a compiler knows no number of packed tokens.
 
-Padded rows and packed documents go to a kernel for texts of many lengths, and their number of
-tokens is unknown to a compiler. The efficient kernel's backward pass cannot be traced: PyTorch
-2.13's own description of it lacks an argument.
+The efficient kernel's backward pass cannot be traced either: PyTorch 2.13 describes it wrongly.
 """
 
 from typing import Any, NamedTuple
@@ -19,10 +17,7 @@ _KERNELS: dict[str, Any] = {"flash": cuda_flash, "efficient": cuda_efficient}
 
 
 class Operator(NamedTuple):
-    """The `forward` and `backward` of one of `_KERNELS`, called as those of every kernel.
-
-    Padding sees only padding, or nothing: output 0, log-sum-exp −inf.
-    """
+    """One of `_KERNELS`. Padding sees only padding, or nothing: output 0, log-sum-exp −inf."""
 
     kernel: str
 
@@ -35,25 +30,25 @@ class Operator(NamedTuple):
         return _backward(grad, o, lse, *call[:4], *call.visibility, self.kernel)
 
 
-@torch.library.custom_op("clearhead::attend", mutates_args=())
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    kernel: str,
-) -> tuple[Tensor, Tensor]:
-    (batch, _, queries, _), visibility = q.shape, Visibility(causal, window, key_mask, segments)
-    run, texts = _serving(kernel, visibility, queries)
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, float scale, "
+    "bool causal, SymInt? window, Tensor? key_mask, Tensor? segments, str kernel"
+)
+
+
+@torch.library.custom_op(
+    "clearhead::attend", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)"
+)
+def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+    call = Call(*inputs[:4], Visibility(*inputs[4:8]))
+    q, k, v, _, visibility = call
+    batch, _, queries, _ = q.shape
+    run, texts = _serving(inputs[8], visibility, queries)
     if texts is None:
-        o, lse = run.forward(Call(q, k, v, scale, visibility))
+        o, lse = run.forward(call)
         return _tokens_first(o), _as_kept(lse, visibility.masked)
     q, k, v = _taken(q, texts.of_queries), *(_taken(x, texts.of_keys) for x in (k, v))
-    o, lse = run.forward(Call(q, k, v, scale, visibility), texts)
+    o, lse = run.forward(call._replace(q=q, k=k, v=v), texts)
     o_BHTV, lse_HN = _put(o, texts.of_queries, batch, queries), lse[0]
     if texts.of_queries is None:
         lse_HBT = lse_HN.contiguous().unflatten(1, (batch, queries))
@@ -63,33 +58,24 @@ def _forward(
     return o_BHTV, _as_kept(lse_HBT.transpose(0, 1), True)
 
 
-@torch.library.custom_op("clearhead::attend_backward", mutates_args=())
-def _backward(
-    grad: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    kernel: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "clearhead::attend_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad, Tensor o, Tensor lse, {_INPUTS}) -> (Tensor, Tensor, Tensor)",
+)
+def _backward(grad: Tensor, o: Tensor, lse: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    call = Call(*inputs[:4], Visibility(*inputs[4:8]))
+    q, k, v, _, visibility = call
     batch, queries, keys = len(q), q.shape[2], k.shape[2]
-    visibility = Visibility(causal, window, key_mask, segments)
-    run, texts = _serving(kernel, visibility, queries)
+    run, texts = _serving(inputs[8], visibility, queries)
     if texts is None:
-        gradients = run.backward(Call(q, k, v, scale, visibility), grad, o, lse)
-        dq, dk, dv = map(_tokens_first, gradients)
+        dq, dk, dv = map(_tokens_first, run.backward(call, grad, o, lse))
         return dq, dk, dv
     grad, q, o = (_taken(x, texts.of_queries) for x in (grad, q, o))
     lse_HBT = lse.transpose(0, 1)
     lse_HN = lse_HBT.flatten(1) if texts.of_queries is None else lse_HBT[:, *texts.of_queries]
     k, v = (_taken(x, texts.of_keys) for x in (k, v))
-    dq, dk, dv = run.backward(Call(q, k, v, scale, visibility), grad, o, lse_HN[None], texts)
+    dq, dk, dv = run.backward(call._replace(q=q, k=k, v=v), grad, o, lse_HN[None], texts)
     dk, dv = (_put(x, texts.of_keys, batch, keys) for x in (dk, dv))
     return _put(dq, texts.of_queries, batch, queries), dk, dv
 

@@ -1,8 +1,4 @@
-"""Packed texts without padding, the input of variable-length kernels.
-
-Token order and text ends depend on the masks alone. They are computed once for all layers, and
-cached for as long as a mask exists unmodified.
-"""
+"""Packed texts without padding, the input of variable-length kernels; kept for each mask."""
 
 import weakref
 from typing import NamedTuple
@@ -22,24 +18,16 @@ class Packing(NamedTuple):
 
     A text is one row's part of one document; hidden tokens belong to no text, or to texts of their
     own. A text's queries are the last of its keys.
-
-    Attributes:
-        of_queries, of_keys: indices of the tokens; None for all, in order.
-        places_q: each query's text, and its index in it.
-        ends_q, ends_k: cumulative lengths of the texts, int32, from 0.
-        longest_q, longest_k: length of the longest text in tokens.
-        gapless: whether each text's tokens are neighbours in their row, so that a window sees the
-            same keys.
     """
 
-    of_queries: Places | None
+    of_queries: Places | None  # of the tokens; None for all, in order
     of_keys: Places | None
-    places_q: Places
-    ends_q: Tensor
+    places_q: Places  # each query's text, and its index in it
+    ends_q: Tensor  # cumulative lengths of the texts, int32, from 0
     ends_k: Tensor
-    longest_q: int
+    longest_q: int  # tokens of the longest text
     longest_k: int
-    gapless: bool
+    gapless: bool  # each text's tokens are neighbours in their row, as a window counts them
 
 
 # Of a mask, by identity: what it was found from, and the packing.

@@ -18,10 +18,7 @@ _EXACT = (torch.float32, torch.float64)
 
 
 def _startable() -> bool:
-    """True if Triton is installed (CPU builds of PyTorch lack it) and can start a kernel.
-
-    That takes a C compiler, which slim images lack.
-    """
+    """True if Triton is installed, and the C compiler with which it starts a kernel."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     headers = Path(sysconfig.get_config_var("INCLUDEPY") or "", "Python.h")
     triton = importlib.util.find_spec("triton")
@@ -68,11 +65,7 @@ def refuse_second_derivative() -> None:
 
 
 def is_exporting() -> bool:
-    """True under torch.export alone.
-
-    Dynamo of torch 2.11 answers `torch.compiler.is_exporting()` with True under plain
-    torch.compile, so the flag behind it is read.
-    """
+    """True under torch.export alone; `is_exporting()` of torch 2.11 is True under compile too."""
     return torch.compiler._is_exporting_flag
 
 

@@ -22,50 +22,34 @@ class Call(NamedTuple):
     `forward(call)` of a kernel returns the output o [B, H, T, V] and its log-sum-exp [B, H, T],
     float32 (float64 for float64). `backward(call, grad, o, lse)` returns the gradients of q, k and
     v: softmax-1's for the o and lse of softmax-1.
-
-    Attributes:
-        q: [B, H, T, D].
-        k: [B, G, S, D]; for UNROTATED CoCA's t, [B, G, S, D/2].
-        v: [B, G, S, V].
-        scale: above 0.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    scale: float
+    q: Tensor  # [B, H, T, D]
+    k: Tensor  # [B, G, S, D]; for UNROTATED CoCA's t, [B, G, S, D/2]
+    v: Tensor  # [B, G, S, V]
+    scale: float  # above 0
     visibility: Visibility
 
 
 class Request(NamedTuple):
-    """Properties of a call by which a kernel is chosen: constants, so that a choice is made once.
-
-    Attributes:
-        device: its type. capability: of a CUDA device, (9, 0) for Hopper; None elsewhere.
-        ordinal: index of the device, for a kernel's self-test.
-        depth: D, the width of queries and keys. width: V, of values. shared: H / G.
-        lone: T = 1. square: T = S > 1. short: compiled, and S ≤ SHORT.
-        learning: gradients are wanted.
-        sink: a sink or a prefix joins the log-sum-exp.
-        kind: PLAIN, DIFFERENTIAL, UNROTATED or PREFIXED.
-    """
+    """Properties of a call by which a kernel is chosen, all constants."""
 
     device: str
     ordinal: int | None
-    capability: tuple[int, int] | None
+    capability: tuple[int, int] | None  # (9, 0) for Hopper; None off CUDA
     dtype: torch.dtype
-    depth: int
-    width: int
-    shared: int
-    lone: bool
-    square: bool
-    short: bool
+    depth: int  # D
+    width: int  # V
+    shared: int  # H / G
+    lone: bool  # T = 1
+    square: bool  # T = S > 1
+    short: bool  # compiled, and S ≤ SHORT
     causal: bool
     window: bool
     key_mask: bool
     segments: bool
-    learning: bool
-    sink: bool = False
+    learning: bool  # gradients are wanted
+    sink: bool = False  # a sink or a prefix joins the log-sum-exp
     kind: str = PLAIN
 
     def __str__(self) -> str:
@@ -75,10 +59,7 @@ class Request(NamedTuple):
 
 
 def repeat(x_BGSN: Tensor, heads: int, together: int = 1) -> Tensor:
-    """[B, G, S, N] → [B, H, S, N]: head h gets group h // (H / G).
-
-    With `together` = 2 the heads are repeated in pairs: pair h gets pair h // (H / G).
-    """
+    """[B, G, S, N] → [B, H, S, N]: head h, or with `together` = 2 pair h, gets h // (H / G)."""
     groups = x_BGSN.shape[1]
     if groups == heads:
         return x_BGSN
@@ -93,10 +74,7 @@ def add(x_BHSN: Tensor, groups: int) -> Tensor:
 def alike(*tensors: Tensor, multiple: int = 1) -> list[Tensor]:
     """The tensors with last dimensions made contiguous and zero-padded to the widest one's.
 
-    Called below `scaled_dot_product_attention`, kernels assume contiguous rows and check nothing.
-
-    Args:
-        multiple: width and row starts are rounded up to multiples of it, for vectorised loads.
+    Kernels check nothing. Vectorised loads need widths and row starts that are whole `multiple`s.
     """
     ready = multiple == 1
     for x in tensors:

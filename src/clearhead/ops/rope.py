@@ -1,7 +1,4 @@
-"""Rotary positions, and xPos, as pure functions of positions and lengths: no buffers, no state.
-
-The kinds of scaling and their keys are those of transformers' `rope_parameters`.
-"""
+"""Rotary positions, and xPos; kinds of scaling as in transformers' `rope_parameters`."""
 
 import math
 from collections.abc import Mapping
@@ -34,11 +31,10 @@ KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 class Rotation:
     """Rotation of keys that are cached unrotated; its table is computed at first use.
 
-    Kernels that rotate keys as they read them need only positions and frequencies.
+    `positions_BS` is int [B or 1, S]; the others are those of `rotary_table`.
     """
 
     def __init__(self, positions_BS: Tensor, frequency: Tensor, factor: float = 1.0) -> None:
-        """positions_BS: int [B or 1, S]. The others: as in `rotary_table`."""
         self.positions_BS, self.frequency, self.factor = positions_BS, frequency, factor
         self._table: tuple[Tensor, Tensor] | None = None
         self._indices: Tensor | None = None
@@ -59,13 +55,10 @@ class Rotation:
 def rotary_table(
     positions_BT: Tensor, frequency: Tensor, attention_factor: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The two factors of `rotate`, float32 [B, 1, T, width] each (arXiv 2104.09864).
+    """cos twice, and −sin and sin, of position · frequency (arXiv 2104.09864), for `rotate`.
 
-    cos of position · frequency for both halves of a head's channels; −sin for the first half and
-    sin for the second.
-
-    frequency: [width/2], or [B, width/2] for each row's own.
-    attention_factor: multiplies both, and so the scores by its square (YaRN).
+    Both are float32 [B, 1, T, width], times `attention_factor` (YaRN), for frequencies [width/2] or,
+    for each row's own, [B, width/2].
     """
     frequency = frequency[None, None, None] if frequency.ndim == 1 else frequency[:, None, None]
     angle = positions_BT[:, None, :, None].float() * frequency
@@ -176,8 +169,7 @@ def xpos_tables(
     """xPos's rotary tables of queries and keys, float32, times ζ_j^±((position − centre) / 512).
 
     ζ_j = (2j + 0.4 d) / (1.4 d) (arXiv 2212.10554), so that the score of pair j has the factor
-    ζ_j^((m−n)/512), whatever the centre. A fixed centre lets keys stay in a cache. Up to 32,768
-    tokens from it the factors are at most 7e34, which fits bfloat16 and float32, not float16.
+    ζ_j^((m−n)/512), whatever the centre. Up to 32,768 tokens from it the factors are at most 7e34.
     """
     width = 2 * frequency.shape[-1]
     pair = torch.arange(0, width, 2, device=frequency.device, dtype=torch.float32)

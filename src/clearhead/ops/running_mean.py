@@ -1,6 +1,5 @@
 """Shaped attention and its centring term C·x: means over visible keys, by no T × T matrix."""
 
-from collections.abc import Callable
 from itertools import accumulate
 
 import torch
@@ -9,8 +8,11 @@ from torch import Tensor
 from clearhead.ops.precision import is_exporting, without_autocast
 from clearhead.ops.visibility import Visibility
 
-# Tokens in a block that is one product, and in one that a GPU's thread sums.
-BLOCK, LANES = 16, 32
+# Tokens in a block that is one product.
+BLOCK = 16
+# Ways of summing, and the tokens of a block: a scan of the whole; scans of blocks, which TF32 does
+# not round; products with a triangle of ones; an addition a token, which compiled is one pass.
+WAYS = {"scan": 0, "blocks": 32, "products": BLOCK, "unrolled": BLOCK}
 # Tokens of the longest text that a GPU's compiled kernel sums as it lies.
 SCANNED = 512
 # Queries of a tile under a window.
@@ -27,11 +29,10 @@ def shaped(
 ) -> Tensor:
     """α_h x + β_h o − γ_h C x (arXiv 2311.01906, eq. 5), in the dtype of x.
 
-    Args:
-        x_BTHD: each token's own values. o_BTHD: attention's output.
-        centre_BTHD: C x, attention's output at W_Q = 0; None, with gamma_H, leaves it out.
+    x are each token's own values, o is attention's output, and C x its output at W_Q = 0, None
+    with γ where it is left out.
     """
-    # One operation a term: uncompiled, a step of decoding is bound by their number.
+    # One operation a term, whose number bounds an uncompiled step of decoding.
     out = torch.addcmul(x_BTHD * alpha_H[:, None].to(x_BTHD.dtype), o_BTHD, beta_H[:, None])
     if centre_BTHD is not None and gamma_H is not None:
         out = torch.addcmul(out, centre_BTHD, gamma_H[:, None], value=-1)
@@ -46,11 +47,13 @@ def running_mean(
     """m_t = Σ x_s / n_t over the n_t keys that query t sees (arXiv 2311.01906, C of eq. 5).
 
     Args:
-        x_BHSD: values, any float dtype. queries: T, the last of the S keys.
+        x_BHSD: values, any float dtype.
+        queries: T, the last of the S keys.
+        visibility: the keys that each query sees.
 
     Returns:
-        (mean, count): [B, H, T, D] and [B or 1, T], both float32 (float64 for float64): a sum kept
-        in bfloat16 errs by 0.17 after 2,048 tokens. A query that sees no key has mean 0, count 0.
+        (mean, count): [B, H, T, D] and [B or 1, T], both float32 (float64 for float64). A query
+        that sees no key has mean 0, count 0.
     """
     keys = x_BHSD.shape[2]
     causal, window, key_mask, segments = visibility.settled(queries, keys)
@@ -60,7 +63,7 @@ def running_mean(
         return _by_segment(x_BHSD, queries, visibility.causal, key_mask, segments)
     exact = torch.promote_types(x_BHSD.dtype, torch.float32)
     if key_mask is None and not causal:
-        # As few operations as can be: uncompiled, a step of decoding is bound by their number.
+        # Uncompiled, a step of decoding is bound by the number of operations.
         count_BT = torch.full((1, queries), keys, dtype=exact, device=x_BHSD.device)
         mean = x_BHSD.mean(2, dtype=exact, keepdim=True)
         return mean if queries == 1 else mean.expand(-1, -1, queries, -1), count_BT
@@ -85,60 +88,40 @@ def running_mean(
 def running_sum(x_BHTD: Tensor, way: str | None = None) -> Tensor:
     """Σ_{s ≤ t} x_s over the last dimension but one, in the dtype of x.
 
-    `way` is one of WAYS, for tests and timings; by default the fastest for x.
+    `way` is one of `WAYS`, for tests and timings; by default the fastest for x.
     """
-    return WAYS[way or _fastest(x_BHTD)](x_BHTD)
-
-
-def _fastest(x_BHTD: Tensor) -> str:
-    if is_exporting() or x_BHTD.shape[2] <= BLOCK:
-        return "scan"
-    if x_BHTD.device.type == "cpu":
-        return "unrolled" if torch.compiler.is_compiling() else "products"
-    # Compiled for a GPU, a scan is one kernel together with the cast before and the division and
-    # gains after it; uncompiled, its one thread a channel walks the text from end to end. Long ones
-    # are split between programs, which torch 2.11 fails to compile together with a norm.
-    return "scan" if torch.compiler.is_compiling() and x_BHTD.shape[2] <= SCANNED else "blocks"
-
-
-def _by_scan(x_BHTD: Tensor) -> Tensor:
-    return x_BHTD.cumsum(2)
-
-
-def _by_blocks(x_BHTD: Tensor) -> Tensor:
-    """Scans of short blocks, all at once. No product, so that neither autocast nor TF32 rounds."""
-    return _over_blocks(x_BHTD, LANES, lambda x_BHNKD: x_BHNKD.cumsum(3))
-
-
-def _by_products(x_BHTD: Tensor) -> Tensor:
-    """A block is one product with a triangle of ones: a CPU's cumsum takes three times as long."""
-    triangle = torch.ones(BLOCK, BLOCK, dtype=x_BHTD.dtype, device=x_BHTD.device).tril()
-    # Autocast would round the sums to bfloat16.
-    with without_autocast(x_BHTD):
-        return _over_blocks(x_BHTD, BLOCK, lambda x_BHNKD: torch.matmul(triangle, x_BHNKD))
-
-
-def _by_unrolled(x_BHTD: Tensor) -> Tensor:
-    """One addition a row of a block: compiled, a single pass that holds the sum in a register."""
-
-    def within(x_BHNKD: Tensor) -> Tensor:
-        return torch.stack(list(accumulate(x_BHNKD.unbind(3), torch.add)), 3)
-
-    return _over_blocks(x_BHTD, BLOCK, within)
-
-
-def _over_blocks(x_BHTD: Tensor, block: int, within: Callable[[Tensor], Tensor]) -> Tensor:
-    """Running sums: `within` blocks, plus the totals of the blocks before."""
-    length = x_BHTD.shape[2]
+    way = way or fastest(x_BHTD)
+    if way == "scan":
+        return x_BHTD.cumsum(2)
+    length, block = x_BHTD.shape[2], WAYS[way]
     if length % block:
         x_BHTD = torch.nn.functional.pad(x_BHTD, (0, 0, 0, -length % block))
-    sums = within(x_BHTD.unflatten(2, (-1, block)))
+    x_BHNKD = x_BHTD.unflatten(2, (-1, block))
+    if way == "blocks":
+        sums = x_BHNKD.cumsum(3)
+    elif way == "unrolled":
+        sums = torch.stack(list(accumulate(x_BHNKD.unbind(3), torch.add)), 3)
+    else:
+        triangle = torch.ones(block, block, dtype=x_BHTD.dtype, device=x_BHTD.device).tril()
+        with without_autocast(x_BHTD):  # which would round the sums to bfloat16
+            sums = torch.matmul(triangle, x_BHNKD)
     totals = sums[:, :, :, -1]
     sums = sums + (totals.cumsum(2) - totals)[:, :, :, None]
     return sums.flatten(2, 3)[:, :, :length]
 
 
-WAYS = {"scan": _by_scan, "blocks": _by_blocks, "products": _by_products, "unrolled": _by_unrolled}
+def fastest(x_BHTD: Tensor) -> str:
+    """The way of summing: a CPU's cumsum takes three times as long as products.
+
+    A compiled scan is one kernel with what is before and after it; longer ones are split between
+    programs, which torch 2.11 fails to compile together with a norm.
+    """
+    if is_exporting() or x_BHTD.shape[2] <= BLOCK:
+        return "scan"
+    compiled = torch.compiler.is_compiling()
+    if x_BHTD.device.type == "cpu":
+        return "unrolled" if compiled else "products"
+    return "scan" if compiled and x_BHTD.shape[2] <= SCANNED else "blocks"
 
 
 def _windowed(x_BHSD: Tensor, queries: int, visibility: Visibility) -> tuple[Tensor, Tensor]:
@@ -148,8 +131,7 @@ def _windowed(x_BHSD: Tensor, queries: int, visibility: Visibility) -> tuple[Ten
         x = torch.where(visibility.key_mask[:, None, :, None], x, 0)
     keys = x.shape[2]
     means, counts = [], []
-    # Autocast would round the sums to bfloat16.
-    with without_autocast(x):
+    with without_autocast(x):  # which would round the sums to bfloat16
         for span in visibility.spans(queries, keys, ROWS):
             hidden = visibility.hidden(span, queries, keys, x.device)
             assert hidden is not None
@@ -188,6 +170,6 @@ def _by_segment(
 
 
 def _picked(x_BHSN: Tensor, index_BS: Tensor) -> Tensor:
-    """x at these places of its last dimension but one; x and index may have a batch of 1."""
+    """x at these places of its last dimension but one; both may have a batch of 1."""
     index = index_BS[:, None, :, None].expand(-1, *x_BHSN.shape[1:2], -1, x_BHSN.shape[3])
     return x_BHSN.expand(len(index), -1, -1, -1).gather(2, index)

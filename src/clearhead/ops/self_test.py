@@ -1,8 +1,7 @@
-"""Test of a kernel on its device before first use: a tiny request against the oracle.
+"""Test of a kernel on its device before first use, once a process and kind of request.
 
-Other libraries' kernels differ by device, version and width. A GPU's kernel is used once its output
-and gradients, with a sink, agree with float64: tested once a process and kind of request, in
-milliseconds.
+Other libraries' kernels differ by device, version and width. A GPU's kernel is used if the output
+and gradients of a tiny request, with a sink, agree with float64.
 """
 
 from typing import Any
@@ -22,7 +21,6 @@ from clearhead.ops.visibility import Visibility
 BOUND = {torch.float32: 2e-3, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 # Two blocks of keys and a part of one, and, where queries are fewer, a part of a block of them.
 _KEYS, _QUERIES, _WINDOW = 150, 37, 21
-_NAMES = ("o", "dq", "dk", "dv")
 
 
 def failure(kernel: Any, request: Request) -> str | None:
@@ -42,7 +40,6 @@ def failure(kernel: Any, request: Request) -> str | None:
 
 
 def _attention(kernel: Any, request: Request, device: torch.device) -> str | None:
-    """The output of random numbers, and of a PLAIN request the gradients, against float64."""
     draw = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -54,7 +51,16 @@ def _attention(kernel: Any, request: Request, device: torch.device) -> str | Non
     keys = min(_KEYS, queries + _WINDOW - 1) if request.window else _KEYS
     k, v = random(2, 2, keys, request.depth), random(2, 2, keys, request.width)
     grad = random(*q.shape[:3], request.width)
-    visibility = _visibility(request, device, keys)
+    # Padding on the left of a row and the right of another; documents of two lengths.
+    key = torch.arange(keys, device=device).expand(2, -1)
+    first = torch.tensor([[keys // 5], [0]], device=device)
+    end = torch.tensor([[keys], [keys - 11 if request.square else keys]], device=device)
+    visibility = Visibility(
+        causal=request.causal,
+        window=_WINDOW if request.window else None,
+        key_mask=(key >= first) & (key < end) if request.key_mask else None,
+        segments=(key > keys * 3 // 5).int() if request.segments else None,
+    )
     call = Call(q, k, v, request.depth**-0.5, visibility)
     sink = torch.tensor([0.5] * q.shape[1], device=device)
     if request.kind != PLAIN:
@@ -106,21 +112,8 @@ def _of_lone_query(
 
 
 def _compared(results: list[Tensor], exact: list[Tensor], request: Request) -> str | None:
-    for name, a, b in zip(_NAMES, results, exact, strict=False):
+    for name, a, b in zip(("o", "dq", "dk", "dv"), results, exact, strict=False):
         error = float((a.detach().double() - b.detach()).norm() / b.norm().clamp_min(1e-30))
         if not error < BOUND[request.dtype]:
             return f"{name} is off by {error:.1e} of its size in a test on this device"
     return None
-
-
-def _visibility(request: Request, device: torch.device, keys: int) -> Visibility:
-    """Padding on the left of a row and the right of another; documents of two lengths."""
-    key = torch.arange(keys, device=device).expand(2, -1)
-    first = torch.tensor([[keys // 5], [0]], device=device)
-    end = torch.tensor([[keys], [keys - 11 if request.square else keys]], device=device)
-    return Visibility(
-        causal=request.causal,
-        window=_WINDOW if request.window else None,
-        key_mask=(key >= first) & (key < end) if request.key_mask else None,
-        segments=(key > keys * 3 // 5).int() if request.segments else None,
-    )

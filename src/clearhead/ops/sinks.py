@@ -1,9 +1,8 @@
 """Adding a sink or a prefix, as a null key, to attention's output: (o, lse) → (o1, lse1).
 
 With lse1 = logaddexp(lse, s) the output is o1 = o · exp(lse − lse1), plus value · exp(s − lse1)
-where the sink has a value. Handing (o1, lse1) to a softmax kernel's *own* backward in place of
-(o, lse) gives the exact gradient, since that kernel recomputes P = exp(score − lse1) and the row
-term rowsum(dO ∘ o1).
+where the sink has a value. A softmax kernel's *own* backward gives the exact gradient from
+(o1, lse1): it recomputes P = exp(score − lse1) and the row term rowsum(dO ∘ o1).
 """
 
 import torch
@@ -52,18 +51,9 @@ def gradients(
 def as_null(
     q_BHTD: Tensor, prefix: tuple[Tensor, Tensor], sink: float | Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """A prefix as one null key for each query: its logit (a log-sum-exp) and its value.
+    """A prefix as one null key for each query: logit [B, H, T] and value [B, H, T, V] for `join`.
 
-    With the output o and the log-sum-exp l over the other keys, attention over all of them is o ·
-    exp(l − l1) + value · exp(logit − l1), l1 = logaddexp(l, logit). The other keys' kernel, masks
-    and cache stay as they are.
-
-    Args:
-        prefix: keys [B, G, N, D] and values [B, G, N, V], prepared as the others are.
-        sink: as in `ops.attend`; it joins the logit, with value 0.
-
-    Returns:
-        logit [B, H, T] and value [B, H, T, V], in float32 at least.
+    Both are float32 at least. The sink of `ops.attend` joins the logit, with value 0.
     """
     exact = torch.promote_types(q_BHTD.dtype, torch.float32)
     with without_autocast(q_BHTD):

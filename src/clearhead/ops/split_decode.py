@@ -1,9 +1,4 @@
-"""Attention of a lone query on a GPU, by Triton kernels that read the cache once.
-
-The keys are split over the processors (`clearhead.ops.split_decode_kernels`). One body serves the
-dot product; differential attention V1, whose two maps share one reading of the value; and CoCA,
-whose keys are cached as t, half as wide, and rotated when read.
-"""
+"""Attention of a lone query on a GPU, by `split_decode_kernels`: keys split over the processors."""
 
 from typing import Any
 
@@ -26,17 +21,13 @@ backward = tiles.backward  # of the dot product alone; the others are refused wh
 
 
 def block_of(row: int, rotated: bool) -> tuple[int, int]:
-    """Keys per block, and blocks loaded ahead, by the bytes of a row of values.
-
-    Chosen for the fewest instructions per key without spilled registers.
-    """
+    """Keys per block, and blocks loaded ahead, by the bytes of a row: no register is spilled."""
     if rotated and row <= 128:
         return 64, 3
     return 32, 4 if row <= 128 else 3 if row == 256 else 2
 
 
 def refuses(request: Request) -> str | None:
-    """The reason why the kernels do not compute the request, if there is one."""
     if not request.lone or request.segments or request.window:
         return "T = 1 without documents and windows only"
     if request.dtype not in (*HALF, torch.float32):

@@ -2,12 +2,8 @@
 
 `attend` has one program for each part of the keys, each key head (of V1: each pair of them) and
 each text: the queries that share the head are the rows of its products, padded to R. `combine`
-joins the parts by their log-sum-exps. Scores and sums are float32, exponentials to base 2; a row
-that sees no key of a part has log-sum-exp −1e30 there, and output 0.
-
-q, k and v are read by their strides; rows must be contiguous. Parts are stored as [parts, B, H, W]
-and [parts, B, H], W the width of a map's value. Hidden slots of a cache are not read: they may hold
-anything.
+joins the parts, [parts, B, H, W] and [parts, B, H], by their log-sum-exps to base 2; a row that
+sees no key of a part has −1e30 there, and output 0. Hidden slots of a cache are not read.
 """
 
 import triton

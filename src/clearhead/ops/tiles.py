@@ -1,12 +1,7 @@
 """Attention by tiles of query rows, in plain PyTorch: any widths, masks, devices and dtypes.
 
 A tile holds ROWS queries against every key they may see, so memory grows with T and never with
-T × T; under a window neither memory nor time grows with what lies outside it. Under torch.compile
-the arithmetic on the scores fuses, and on a CPU the whole is about twice as fast as PyTorch's own
-flash kernel at short lengths (docs/log.md).
-
-Scores are made in float32 whatever the inputs: rounding them to bfloat16 would put an error of
-|score| / 256 into every exponent.
+T × T. Scores are float32: in bfloat16 every exponent would have an error of |score| / 256.
 """
 
 import torch
@@ -73,7 +68,7 @@ def backward(call: Call, grad: Tensor, o: Tensor, lse: Tensor) -> tuple[Tensor, 
 
 
 def _within(x_BHSN: Tensor, first: int, end: int) -> Tensor:
-    """Keys of a span; uncut where these are all, as Inductor cannot cut keys of unknown number."""
+    """Keys of a span; uncut where these are all: Inductor cannot cut keys of unknown number."""
     whole = first == 0 and end == x_BHSN.shape[2]
     return x_BHSN if whole else x_BHSN[:, :, first:end]
 
@@ -81,9 +76,8 @@ def _within(x_BHSN: Tensor, first: int, end: int) -> Tensor:
 def _add(blocks: list[Tensor], part: Tensor, first: int) -> None:
     """Add a tile's gradient of the keys from `first` on to `blocks`, in float32.
 
-    Block by block, and not by += into slices of one buffer: torch.compile turns those into
-    conditions on every element, which made the backward pass half as fast. A block in which a
-    window begins is cut there; keys beyond the last block become a new one.
+    torch.compile turns += into slices of one buffer into conditions on every element. A block in
+    which a window begins is cut there; keys beyond the last block become a new one.
     """
     begin, whole = 0, list(blocks)
     blocks.clear()

@@ -19,21 +19,12 @@ class Span(NamedTuple):
 
 
 class Visibility(NamedTuple):
-    """The keys that each of T queries sees; the queries are at the last T of the S keys.
+    """The keys that each of T queries sees, the last of S keys: keywords of `ops.attend`."""
 
-    Its fields are the keywords of `ops.attend`.
-
-    Attributes:
-        causal: query i sees the keys up to S − T + i.
-        window: of these only the keys less than `window` places away; None for all.
-        key_mask: bool [B, S], False for keys that nobody sees (padding).
-        segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
-    """
-
-    causal: bool = True
-    window: int | None = None
-    key_mask: Tensor | None = None
-    segments: Tensor | None = None
+    causal: bool = True  # query i sees the keys up to S − T + i
+    window: int | None = None  # and only those less than so many places away
+    key_mask: Tensor | None = None  # bool [B, S], False for padding
+    segments: Tensor | None = None  # int [B, S]; a query sees the keys of its own segment
 
     @property
     def masked(self) -> bool:
@@ -64,10 +55,7 @@ class Visibility(NamedTuple):
         return self._replace(key_mask=key_mask, segments=segments)
 
     def spans(self, queries: int, keys: int, rows: int) -> Iterator[Span]:
-        """Spans of at most `rows` queries, with their keys.
-
-        An exported program has one span: their number would fix the length of its texts.
-        """
+        """Spans of at most `rows` queries, with their keys; one in an exported program."""
         if is_exporting():
             yield Span(0, queries, 0, keys)
             return
