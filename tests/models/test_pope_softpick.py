@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from clearhead import ClearheadConfig, ClearheadForCausalLM
-from clearhead.nn.softpick import Softpick
+from clearhead.nn.normalizers import Softpick
 from clearhead.ops.visibility import Visibility
 from tests.ops import oracles
 from tests.ops.agreement import agree

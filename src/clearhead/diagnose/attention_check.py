@@ -22,7 +22,7 @@ from torch import Tensor
 from clearhead.diagnose.attention_cases import LENGTHS, WAYS, Answer, Texts, Way
 from clearhead.errors import ClearheadError, first_line
 from clearhead.models.base_model import ClearheadModel
-from clearhead.nn.null_keys import Sink
+from clearhead.nn.normalizers import Sink
 
 USUAL = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "clearhead")
 # On a CPU it has no gradients, and compiles for minutes.

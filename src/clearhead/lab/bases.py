@@ -27,7 +27,7 @@ from clearhead.models.families.family import dropouts, filled, words_of
 from clearhead.models.inspection import parameter_count
 from clearhead.models.loading import load
 from clearhead.models.starts import Start, started, target
-from clearhead.nn.null_keys import AT_REST, Sink
+from clearhead.nn.normalizers import AT_REST, Sink
 from clearhead.optim.groups import matched
 from clearhead.terminal import say
 from clearhead.train import TrainConfig

@@ -1,7 +1,4 @@
-"""Annealed parts of a model: numbers that follow the progress of training, beside its weights.
-
-Such a part has `on_step_end(done)`, done from 0 to 1, and keeps its numbers in buffers.
-"""
+"""Annealed parts of a model: buffers that `on_step_end(done)` sets, done from 0 to 1."""
 
 import warnings
 from copy import deepcopy
@@ -30,22 +27,15 @@ def anneal(
     For your own training loop; clearhead's training and transformers' Trainer need no call.
 
     Args:
+        model: one that has such parts, built with annealed_start=True.
         optimizer: any one of them, where a model has several.
         steps: optimizer steps of the whole training.
         first_step: steps already done, in a training that is resumed.
-
-    Raises:
-        ClearheadError: a model without such parts, or numbers that do not fit.
     """
     if not _parts(model):
-        raise ClearheadError(
-            "this model has no part that training moves: build it with annealed_start=True"
-        )
+        raise ClearheadError("no part that training moves: build it with annealed_start=True")
     if not 0 <= first_step < steps:
-        raise ClearheadError(
-            f"steps is {steps} and first_step {first_step}: give a number of steps that is at "
-            "least 1 and greater than those done"
-        )
+        raise ClearheadError(f"steps is {steps}: give more than first_step, which is {first_step}")
     done = first_step
 
     def after(*_: Any) -> None:
@@ -69,12 +59,13 @@ def advance(model: nn.Module, done: float) -> None:
 
 def warn(trunk: nn.Module) -> None:
     """Warn of annealed parts that stay fixed, since the training never called `anneal`."""
-    if any(map(_waits, _parts(trunk))):
-        warnings.warn(
-            "the parts of this model that training moves (annealed_start) stay as they are: call "
-            "clearhead.anneal(model, optimizer, steps) before the training loop",
-            stacklevel=2,
-        )
+    for part in _parts(trunk):
+        end = deepcopy(part)  # the graph of a pass that is under way holds the part's own buffers
+        end.on_step_end(1.0)
+        if not all(map(torch.equal, end.buffers(), part.buffers())):
+            advice = "call clearhead.anneal(model, optimizer, steps) before the training loop"
+            warnings.warn(f"annealed parts of this model stay as they are: {advice}", stacklevel=2)
+            return
 
 
 def _parts(model: nn.Module) -> list[Any]:
@@ -82,16 +73,9 @@ def _parts(model: nn.Module) -> list[Any]:
     return [part for part in parts if next(part.buffers(), None) is not None]
 
 
-def _waits(part: Any) -> bool:
-    """True if a part is not yet in its state at the end of a training."""
-    end = deepcopy(part)  # the graph of a pass that is under way holds the part's own buffers
-    end.on_step_end(1.0)
-    return not all(map(torch.equal, end.buffers(), part.buffers()))
-
-
 @cache
 def _join_trainers() -> None:
-    """Have every Trainer of transformers move the parts; it has no other hook for a model."""
+    """Have every Trainer of transformers move the parts."""
     from transformers import TrainerCallback, trainer
 
     class Annealing(TrainerCallback):

@@ -9,15 +9,7 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.errors import ClearheadError, first_line
-from clearhead.nn.bases import (
-    Attend,
-    Epilogue,
-    Interface,
-    PositionTables,
-    Scores,
-    SingleMaps,
-    Softmax,
-)
+from clearhead.nn.bases import Epilogue, Interface, PositionTables, Scores, SingleMaps, Softmax
 from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.registry import REGISTRY
 from clearhead.nn.shaping import SkipInit
@@ -33,18 +25,8 @@ Prefixes = MutableMapping[int, tuple[Tensor, Tensor]]
 class Attention(nn.Module):
     """Projections around the mechanisms that the layer's axes name; None where one does nothing.
 
-    Differential attention pairs neighbouring heads of the baseline's queries, keys and values
-    instead of adding any; V2 has twice its queries. CoCA's scores have keys of half the width. The
-    output width never changes. Where values have more heads than keys, the heads of a group share
-    its key and have a value each.
-
-    Attributes:
-        cache_unrotated: whether keys are cached as projected and prepared when read, by the
-            positions of all keys; else they are cached as prepared, by the positions of the new
-            ones.
-        combines: whether `maps` combines several maps into each head.
-        prefix_length: number of learned keys before the text.
-        attend, weights, as_softmax: those of the normalizer.
+    Keys are cached as prepared, or with `cache_unrotated` as projected, and prepared when read.
+    Where values have more heads than keys, the heads of a group share its key.
     """
 
     def __init__(self, layer: LayerSpec) -> None:
@@ -71,7 +53,7 @@ class Attention(nn.Module):
         together = self.maps.keys_together
         self.normalizer: Softmax | None = chosen["normalizer"].build(layer, queries, together)
         own = self.normalizer or Softmax
-        self.attend: Attend = own.attend
+        self.attend = own.attend
         self.weights, self.as_softmax = own.weights, own.as_softmax
         self.shaping: SkipInit | None = chosen["shaping"].build(layer, heads)
         self.epilogue: Epilogue | None = chosen["epilogue"].build(layer, heads)
@@ -94,14 +76,10 @@ class Attention(nn.Module):
         prefixes: Prefixes | None = None,
         visibility: Visibility = Visibility(),  # noqa: B008 (a frozen value)
     ) -> Tensor:
-        """[B, T, C] → [B, T, C].
+        """[B, T, C] → [B, T, C], with a cache of `past` tokens and their prepared prefixes.
 
-        Args:
-            tables: the position's tables for these tokens.
-            interface: another function in place of `attend`.
-            cache: a transformers Cache of `past` tokens; S = past + T.
-            prefixes: where the cache keeps prepared prefixes; None where it keeps none.
-            visibility: of all S keys, whatever the layer's own window.
+        `interface` replaces `attend`. The visibility is that of all S = past + T keys, whatever the
+        layer's own window.
         """
         batch, new, _ = x_BTC.shape
         q = self.q_proj(x_BTC).view(batch, new, self.heads, -1).transpose(1, 2)
@@ -114,8 +92,7 @@ class Attention(nn.Module):
         if self.decay is not None:
             k = self.decay.with_gates(k, x_BTC)
         own_BTC = self.v_proj(x_BTC)
-        # What is not projected has the stream's dtype, under autocast a wider one.
-        v_BTC = own_BTC.to(k.dtype)
+        v_BTC = own_BTC.to(k.dtype)  # unprojected values are wider under autocast
         if not self.cache_unrotated:
             k = self.scores.keys(k, tables.keys)
         if cache is None:
@@ -168,10 +145,7 @@ class Attention(nn.Module):
     def _centring(
         self, cached: Tensor | None, visibility: Visibility, lambdas: Tensor | None, x_BTHD: Tensor
     ) -> Tensor:
-        """C x, attention's output at W_Q = 0, [B, T, heads, width].
-
-        Over `cached` values [B, G, S, D], or the tokens' own x.
-        """
+        """C x [B, T, heads, width], over `cached` values [B, G, S, D] or the tokens' own."""
         new = x_BTHD.shape[1]
         # Side by side, the heads are one: their sums need no copy.
         values = x_BTHD.flatten(2)[:, None] if cached is None else cached
@@ -192,11 +166,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         """The matrix [B, heads, R, S] that multiplies the values, for R of the queries.
 
-        Args:
-            weights_BHRS: the queries' maps, in `attend`'s order.
-            lambdas: `maps.lambdas` of these queries.
-            alone: computes the maps at W_Q = 0.
-            first: index of the key at the first query's own token.
+        From their maps in `attend`'s order, `maps.lambdas`, the maps at W_Q = 0, and the index of
+        the first query's own key.
         """
         weights = self.maps.effective_weights(weights_BHRS, lambdas)
         if self.shaping is None:
@@ -231,8 +202,8 @@ class Attention(nn.Module):
     def _remembered(self, cache: Any, k: Tensor, v_BTC: Tensor, keys: int) -> tuple[Tensor, Tensor]:
         """All keys and values so far, or the last of them, where a window reaches no further.
 
-        A static cache has room for more, which is cut off. It also takes its number of heads from
-        the keys: values of heads that share one lie side by side in it.
+        A static cache takes its number of heads from the keys: values that share one lie side by
+        side in it.
         """
         v = v_BTC.unflatten(-1, (self.groups, -1)).transpose(1, 2)
         new = k.shape, v.shape
@@ -240,16 +211,14 @@ class Attention(nn.Module):
         try:
             k, v = cache.update(k, v, self.layer.index)
         except (RuntimeError, IndexError) as error:
-            raise ClearheadError(
-                f"the cache does not fit this model or has no room for {keys} tokens "
-                f"({first_line(error)}): start a new one"
-            ) from error
+            reason = f"({first_line(error)}): start a new one"
+            raise ClearheadError(f"the cache has no room for {keys} tokens {reason}") from error
         for held, given in zip((k.shape, v.shape), new, strict=True):
             if (*held[:2], held[3]) != (*given[:2], given[3]) or held[2] < needed:
+                wanted = [*given[:2], keys, given[3]]
                 raise ClearheadError(
-                    f"the cache holds {list(held)} where this model needs "
-                    f"{[*given[:2], keys, given[3]]}: "
-                    "it is another model's or another batch's; start a new one"
+                    f"the cache holds {list(held)} where this model needs {wanted}: it is another "
+                    "model's or another batch's; start a new one"
                 )
         compiled = torch.compiler.is_compiling()
         if compiled or k.shape[2] > keys:

@@ -1,14 +1,12 @@
 """Interfaces of the mechanisms, axis by axis, each with plain attention's value as its base class.
 
-A mechanism of another package implements one of these, and has a declaration (`clearhead.spec`). C
-is the width of the residual stream, H the queries of a token, one a map; output heads may be fewer.
-A table is opaque to all but the position that made it. Beside them: costs, weights carried over to
-another mechanism (`Declaration.adopt`), and parameters that are read outside `forward`.
+A mechanism of another package implements one of these, and has a declaration (`clearhead.spec`). H
+is the number of a token's queries, one a map; output heads may be fewer.
 """
 
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,43 +20,21 @@ from clearhead.spec import Declaration, LayerSpec
 Weights = dict[str, Tensor]
 
 
-class Attend(Protocol):
-    """Attention: `ops.attend`, or an `Interface` of a layer."""
-
-    def __call__(
-        self,
-        q_BHTD: Tensor,
-        k_BGSD: Tensor,
-        v_BGSV: Tensor,
-        /,
-        *,
-        visibility: Visibility,
-        sink: float | Tensor | None,
-        prefix: tuple[Tensor, Tensor] | None,
-        scale: float,
-    ) -> Tensor: ...
-
+Attend = Callable[..., Tensor]
+"""Attention, `attend(q, k, v, visibility=…, sink=…, prefix=…, scale=…)`, such as `ops.attend`."""
 
 Interface = Callable[..., Tensor]
-"""Attention of a layer by another function: an oracle, a probe, or one of the user's.
+"""`Attend` of a layer by an oracle, a probe, or the user: `interface(attention, q, …, lambdas=…)`.
 
-Called as `Attend`, with the layer's `Attention` before q, and `lambdas`, by which its `maps`
-combine the maps, None for one map a head.
+`lambdas` are those by which the layer's `maps` combine the maps, None for one map a head.
 """
 
 AsSoftmax = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""The scores and the sink by which softmax has a normalizer's weights.
-
-Called with scores [B, H, R, S] and the visible ones, it returns scores and [B, H, R, 1].
-"""
+"""From scores [B, H, R, S] and the visible ones, softmax's scores and its sink [B, H, R, 1]."""
 
 
 class PositionTables(NamedTuple):
-    """Tables that prepare a layer's queries and keys; the last dimension but one counts tokens.
-
-    Attributes:
-        prefix: table for the keys of a prefix (`Softmax.prefix`), if there is one.
-    """
+    """Tables that prepare queries, keys and a prefix's keys; the last dimension but one: tokens."""
 
     queries: Any = None
     keys: Any = None
@@ -66,11 +42,7 @@ class PositionTables(NamedTuple):
 
 
 class NoPosition(nn.Module):
-    """No position; base of all positions. Built for a layer and its number of heads.
-
-    Order is known through the causal mask alone. Without that mask a text is a bag of tokens:
-    permuted tokens have permuted outputs.
-    """
+    """No position: the causal mask alone tells order. Base of all positions."""
 
     wide_factors = False  # True where prepared queries and keys leave the range of float16
 
@@ -110,18 +82,12 @@ class NoPosition(nn.Module):
 class Scores:
     """The dot product of queries and keys as the position prepares them; other scores' interface.
 
-    Built for a layer and the position's `prepare`.
-
-    Attributes:
-        cache_unrotated: whether keys are cached as projected and prepared when read.
-        attend_unrotated: attention of a lone query over such keys, called as `Attend` with the
-            keys' `rotation` and a fallback `attend`; None: keys are prepared first.
-        queries: function of projected queries [B, H, T, D] and their table; returns the factors
-            of the product.
-        keys: the same for keys.
+    `queries` and `keys` turn projections [B, H, T, D] and their table into the product's factors.
     """
 
-    cache_unrotated = False
+    cache_unrotated = False  # True: keys are cached as projected and prepared when read
+    # Attention of a lone query over such keys: `Attend` with their `rotation`, and an `attend` to
+    # fall back on. None: keys are prepared first.
     attend_unrotated: Callable[..., Tensor] | None = None
     queries: Callable[[Tensor, Any], Tensor]
     keys: Callable[[Tensor, Any], Tensor]
@@ -131,21 +97,12 @@ class Scores:
 
 
 class Softmax:
-    """Softmax without a sink: a row's weights sum to 1. Base of all normalizers.
+    """Softmax without a sink: a row's weights sum to 1. Base of all normalizers."""
 
-    Built for a layer, H, and `SingleMaps.keys_together`.
-
-    Attributes:
-        prefix_length: number of the prefix's keys, which take the positions before the text.
-        attend: attention by these weights, such as `ops.attend`.
-        weights: their float64 oracle, called as `ops.oracles.weights`.
-        as_softmax: scores and sink with the same weights under softmax; None: they already are.
-    """
-
-    prefix_length = 0
+    prefix_length = 0  # keys of the prefix, which take the positions before the text
     attend: Attend = staticmethod(attend)
-    weights: Callable[..., Tensor] = staticmethod(oracles.weights)
-    as_softmax: AsSoftmax | None = None
+    weights: Callable[..., Tensor] = staticmethod(oracles.weights)  # its oracle, in float64
+    as_softmax: AsSoftmax | None = None  # None: scores and sink are softmax's
 
     def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
         self.heads, self.together = heads, together
@@ -174,18 +131,14 @@ class Softmax:
 
 
 class SingleMaps:
-    """One map a head; nothing is combined. Base of all maps. Built for a layer.
+    """One map a head; nothing is combined. Base of all maps.
 
     Others are called as `maps(q, k, v, lambdas, attend=…, **options)`, and return the heads'
     outputs [B, heads, T, width] from calls of `attend(q, k, v, **options)`.
-
-    Attributes:
-        maps: names of the maps, in `split`'s order.
-        keys_together: number of neighbouring keys of one head.
     """
 
-    maps: ClassVar[tuple[str, ...]] = ("softmax",)
-    keys_together: ClassVar[int] = 1
+    maps: ClassVar[tuple[str, ...]] = ("softmax",)  # their names, in `split`'s order
+    keys_together: ClassVar[int] = 1  # neighbouring keys of one head
 
     def __init__(self, layer: LayerSpec) -> None:
         pass
@@ -203,19 +156,13 @@ class SingleMaps:
         return weights_BHTS
 
     def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Any) -> Tensor | None:
-        """Row sums of that matrix, [B, heads, T, 1], from the maps' in the queries' order.
-
-        None stands for 1.
-        """
+        """Row sums of that matrix, [B, heads, T, 1], from the queries'; None stands for 1."""
         return row_sum_BHT1
 
 
 Epilogue = Callable[[Tensor, Tensor, Callable[[], Tensor]], Tensor]
-"""Function of the heads' outputs before `o_proj`. Built for a layer and its heads.
-
-Called with the heads' outputs [B, T, H · D], attention's input [B, T, C] and a function that
-computes each token's own values by head, as wide as the outputs; it returns the input of `o_proj`.
-"""
+"""From the heads' outputs [B, T, H · D], attention's input [B, T, C] and a function that computes
+each token's own values, as wide as the outputs, the input of `o_proj`."""
 
 
 def visible_keys(layer: LayerSpec, length: int) -> float:
@@ -229,30 +176,22 @@ def attention_flops(layer: LayerSpec, length: int) -> float:
 
 
 def numbers_per_group(layer: LayerSpec) -> int:
-    """Numbers that a token's keys take in a cache: the head's width for each key head."""
+    """Numbers that a token's keys take in a cache."""
     return layer.num_key_value_heads * layer.head_dim
 
 
 def with_doubled_output(weights: Weights, layer: LayerSpec) -> Weights:
-    """The weights with 2 W_O, for a mechanism that starts by halving the heads.
-
-    Raises:
-        ClearheadError: a layer without W_O.
-    """
+    """The weights with 2 W_O, for a mechanism that starts by halving the heads."""
     if "o_proj.weight" not in weights or layer.projections != "linear":
         raise ClearheadError(
-            f"maps={layer.maps!r}, epilogue={layer.epilogue!r} halve the heads at their start, and "
-            f"projections={layer.projections!r} has no W_O to double: convert a model with "
-            "projections='linear'"
+            f"projections={layer.projections!r} has no W_O to double, as maps={layer.maps!r} or "
+            f"epilogue={layer.epilogue!r} need: convert a model with projections='linear'"
         )
     return {**weights, "o_proj.weight": 2 * weights["o_proj.weight"]}
 
 
 def with_own_parameters(method: Callable[..., Any]) -> Any:
-    """Wrap a method so that its module's offloaded parameters are loaded while it runs.
-
-    With a `device_map` that offloads, accelerate's hook loads them for `forward` alone.
-    """
+    """Load a module's parameters, offloaded by accelerate, in a method other than `forward`."""
 
     @wraps(method)
     def run(self: Any, *arguments: Any, **options: Any) -> Any:

@@ -2,7 +2,7 @@
 
 In the equations A is attention, M the MLP and N a norm. β_SA and β_FF are the gains of the two
 branches and α_FF that of the MLP's skip, each 1 where the configuration gives none. Dropout applies
-to a branch where something is added to it.
+to a branch where something is added to it. docs/mechanisms.md draws them.
 """
 
 from functools import partial
@@ -32,22 +32,14 @@ class Gain(nn.Module):
         return x_BTC * self.gain
 
 
-def _gain(start: float | None) -> Gain | None:
-    """A branch's `Gain` from its start; None for a branch without one."""
-    return None if start is None else Gain(start)
-
-
 class Block(nn.Module):
-    """The parts of a layer; the classes below put them together, each in its `forward`.
+    """The parts of a layer, which subclasses put together, each in its `forward`.
 
     `inputs` are the arguments of `Attention.forward`.
-
-    Attributes:
-        norms: number of norms, 1 or 2.
-        added: whether attention's branch, and the MLP's, are added to another path.
     """
 
-    norms: ClassVar[int] = 2
+    norms: ClassVar[int] = 2  # 1 or 2
+    # Whether attention's branch, and the MLP's, are added to another path.
     added: ClassVar[tuple[bool, bool]] = (True, True)
 
     def __init__(self, layer: LayerSpec) -> None:
@@ -55,14 +47,15 @@ class Block(nn.Module):
         norm = REGISTRY.find("norm", layer.norm).build
         self.input_layernorm = norm(layer.hidden_size, layer.norm_eps)
         self.self_attn = Attention(layer)
-        self.attention_gain = _gain(layer.attention_gain)
+        gains = (layer.attention_gain, layer.mlp_gain, layer.mlp_skip_gain)
+        attention_gain, mlp_gain, mlp_skip_gain = (None if g is None else Gain(g) for g in gains)
+        self.attention_gain = attention_gain
         if self.norms == 2:
             self.post_attention_layernorm = norm(layer.hidden_size, layer.norm_eps)
         rotation = REGISTRY.find("mlp_rotation", layer.mlp_rotation).build
         mlp = REGISTRY.find("mlp", layer.mlp).build
         self.mlp = mlp(layer, rotation(layer.intermediate_size))
-        self.mlp_gain = _gain(layer.mlp_gain)
-        self.mlp_skip_gain = _gain(layer.mlp_skip_gain)
+        self.mlp_gain, self.mlp_skip_gain = mlp_gain, mlp_skip_gain
         self.attention_dropout, self.mlp_dropout = [
             nn.Dropout(layer.dropout) if layer.dropout and added else None for added in self.added
         ]
@@ -87,13 +80,7 @@ class Block(nn.Module):
 
 
 class PreNorm(Block):
-    """The Pre-LN block: y = x + β_SA A(N x), then α_FF y + β_FF M(N y) (arXiv 2311.01906, eq. 1).
-
-    Each branch reads a norm of the stream and is added to it:
-
-        x ─┬─ N ─ A ─ + ─┬─ N ─ M ─ + ─→
-           └──────────┘  └──────────┘
-    """
+    """Pre-LN: y = x + β_SA A(N x), then α_FF y + β_FF M(N y) (arXiv 2311.01906, eq. 1)."""
 
     def forward(self, x_BTC: Tensor, **inputs: Any) -> Tensor:
         x_BTC = x_BTC + self.attention(self.input_layernorm(x_BTC), **inputs)
@@ -104,11 +91,8 @@ class PreNorm(Block):
 class SAS(Block):
     """Attention alone carries the signal: y = β_SA A(N x), then α_FF y + β_FF M(N y).
 
-    With shaped attention, values and projections the identity, it is SAS (arXiv 2311.01906,
-    section 4.2); with matrices for these it is V-SkipInit (arXiv 2302.10322).
-
-        x ── N ─ A ──┬─ N ─ M ─ + ─→
-                     └──────────┘
+    SAS has shaped attention, values and projections the identity (arXiv 2311.01906, section 4.2);
+    V-SkipInit has matrices for these (arXiv 2302.10322).
     """
 
     added = (False, True)
@@ -120,12 +104,7 @@ class SAS(Block):
 
 
 class Skipless(Block):
-    """Neither skip: y = β_SA A(N x), then β_FF M(N y) (arXiv 2302.10322).
-
-    Attention and the MLP carry the signal:
-
-        x ── N ─ A ── N ─ M ─→
-    """
+    """Neither skip: y = β_SA A(N x), then β_FF M(N y) (arXiv 2302.10322)."""
 
     added = (False, False)
 
@@ -135,13 +114,7 @@ class Skipless(Block):
 
 
 class AttentionSkip(Block):
-    """Attention's skip alone: y = x + β_SA A(N x), then β_FF M(N y).
-
-    The MLP carries the signal:
-
-        x ─┬─ N ─ A ─ + ── N ─ M ─→
-           └──────────┘
-    """
+    """Attention's skip alone: y = x + β_SA A(N x), then β_FF M(N y)."""
 
     added = (True, False)
 
@@ -151,14 +124,7 @@ class AttentionSkip(Block):
 
 
 class Parallel(Block):
-    """The parallel block: x + β_SA A(z) + β_FF M(z), z = N x (GPT-J; arXiv 2204.02311).
-
-    Both branches read one norm:
-
-        x ─┬─ N ─┬─ A ─ + ─→
-           │     └─ M ─ +
-           └─────────── +
-    """
+    """The parallel block: x + β_SA A(z) + β_FF M(z), z = N x (GPT-J; arXiv 2204.02311)."""
 
     norms = 1
 
@@ -168,13 +134,7 @@ class Parallel(Block):
 
 
 class SASP(Block):
-    """SAS-P: β_SA A(z) + β_FF M(z), z = N x, without a skip (arXiv 2311.01906, eq. 7).
-
-    Attention carries the signal, and the MLP is added to it:
-
-        x ─── N ─┬─ A ─ + ─→
-                 └─ M ─ +
-    """
+    """SAS-P: β_SA A(z) + β_FF M(z), z = N x, without a skip (arXiv 2311.01906, eq. 7)."""
 
     norms, added = 1, (False, True)
 
@@ -200,7 +160,6 @@ def _parallel(layer: LayerSpec) -> type[Block]:
 
 
 def _silent(layer: LayerSpec) -> str | None:
-    """Reason why no gradient passes a branch that starts at 0, or None."""
     alone = "would write nothing at the start, and no skip passes by it: make that gain null"
     if layer.attention_skip == "none" and layer.attention_gain == 0:
         return f"attention with attention_gain={layer.attention_gain} {alone}"
@@ -212,19 +171,13 @@ def _silent(layer: LayerSpec) -> str | None:
 
 def _mlp_refuses(layer: LayerSpec) -> str | None:
     if layer.mlp_skip_gain is not None and layer.mlp_skip == "none":
-        return (
-            "mlp_skip_gain has no skip to scale: leave it out, or choose mlp_skip='identity' "
-            "with order='sequential'"
-        )
+        return "mlp_skip_gain has no skip to scale: leave it out, or choose mlp_skip='identity'"
     return None
 
 
 def _parallel_refuses(layer: LayerSpec) -> str | None:
     if layer.attention_skip != layer.mlp_skip:
-        return (
-            f"one skip is around both branches, but attention_skip={layer.attention_skip!r} is not "
-            f"mlp_skip={layer.mlp_skip!r}: give both the same, or choose order='sequential'"
-        )
+        return "one skip is around both: give attention_skip and mlp_skip the same value"
     if layer.mlp_skip_gain is not None:
         return "the MLP has no skip of its own: leave mlp_skip_gain out, or use order='sequential'"
     return _silent(layer)

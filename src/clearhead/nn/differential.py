@@ -1,4 +1,4 @@
-"""Differential attention: two maps a head, the second subtracted λ times, to cancel noise."""
+"""Differential attention: two maps a head, the second subtracted λ times."""
 
 import math
 from functools import partial
@@ -40,11 +40,9 @@ class _TwoMaps(nn.Module, SingleMaps):
 class Differential(_TwoMaps):
     """V1: λ, the per-head norm and the constant gain (arXiv 2410.05258, eqs. 2 and 3).
 
-    λ = exp(λq1 · λk1) − exp(λq2 · λk2) + λ_init, one for the layer's heads, in float32: rounding
-    the two exponentials to bfloat16 before subtracting would cost up to 0.012.
-    λ_init = 0.8 − 0.6 exp(−0.3 · layer), layer from 0, unless the configuration fixes it.
-    The four vectors start as N(0, 0.1²), the norm's gain as 1. head_norm: "affine" has the gain,
-    "plain" none; "none" (an ablation of the paper) leaves the norm out and keeps 1 − λ_init.
+    λ = exp(λq1 · λk1) − exp(λq2 · λk2) + λ_init, float32, one for the layer's heads; λ_init = 0.8 −
+    0.6 exp(−0.3 · layer), layer from 0, unless it is given. The four vectors start as N(0, 0.1²).
+    head_norm: "affine" has a gain, "plain" none; "none" leaves the norm out and keeps 1 − λ_init.
     """
 
     keys_together = 2
@@ -72,8 +70,8 @@ class Differential(_TwoMaps):
         self._set_constants()
 
     def _set_constants(self) -> None:
-        # λ_init and 1 − λ_init as tensors: numbers would give each layer a graph of its own. No
-        # buffer, which loading without storage would leave empty.
+        # λ_init and 1 − λ_init as tensors: numbers would give each layer a graph of its own, and
+        # loading without storage would leave a buffer empty.
         device = "cpu" if self.lambda_q1.is_meta else self.lambda_q1.device
         start = self.lambda_init
         self.constants = torch.tensor([start, 1 - start], device=device, dtype=torch.float32)
@@ -85,10 +83,7 @@ class Differential(_TwoMaps):
         return module
 
     def lambdas(self, x_BTC: Tensor | None = None) -> Tensor:
-        """λ, a float32 scalar, whatever the input.
-
-        In evaluation a decoding step reuses the λ of the tokens before it, unless weights changed.
-        """
+        """λ, a float32 scalar, which a decoding step reuses unless weights changed."""
         if x_BTC is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._lambda()
         weights: Any = self._parameters.values()
@@ -140,24 +135,19 @@ class Differential(_TwoMaps):
         )
 
     def split(self, heads_BH: Tensor) -> tuple[Tensor, ...]:
-        """First and second maps: `attend` gets all the first ones, then all the second."""
-        return heads_BH.chunk(2, 1)
+        return heads_BH.chunk(2, 1)  # `attend` gets all the first ones, then all the second
 
     def effective_weights(self, weights_BHTS: Tensor, lambdas: Tensor) -> Tensor:
-        """The signed difference [B, H/2, T, S]; with no norm after it, times 1 − λ_init."""
+        """With no norm after it, times 1 − λ_init."""
         difference = super().effective_weights(weights_BHTS, lambdas)
         return difference * self.constants[1] if self.head_norm == "none" else difference
 
     def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Tensor) -> Tensor:
-        """Without the norm: (1 − λ_init)(mass 1 − λ · mass 2)."""
         return super().row_sum(row_sum_BHT1, lambdas) * self.constants[1]
 
 
 class DifferentialV2(_TwoMaps):
-    """V2: λ = σ(x W_λ) for each token and head, from attention's input; no norm, no λ_init.
-
-    At initialisation λ is about 1/2: x is normed and W_λ is N(0, 0.02²).
-    """
+    """V2: λ = σ(x W_λ) for each token and head, about 1/2 at first; no norm, no λ_init."""
 
     def __init__(self, layer: LayerSpec) -> None:
         super().__init__()
@@ -174,14 +164,12 @@ class DifferentialV2(_TwoMaps):
         return ops.differential_v2(q, k, v, lambdas, attend=attend, **options)
 
     def split(self, heads_BH: Tensor) -> tuple[Tensor, Tensor]:
-        """Split [B, H, …], a value for each query, into those of the first and second maps."""
         return heads_BH[:, 0::2], heads_BH[:, 1::2]
 
 
 def _refuses(layer: LayerSpec) -> str | None:
     for name in ("num_attention_heads", "num_key_value_heads"):
-        if getattr(layer, name) % 2:
-            value = getattr(layer, name)
+        if (value := getattr(layer, name)) % 2:
             return f"it pairs neighbouring heads, and {name}={value} is odd: choose an even number"
     if layer.head_norm not in HEAD_NORMS:
         return f"head_norm={layer.head_norm!r} is none of {', '.join(HEAD_NORMS)}"

@@ -1,4 +1,4 @@
-"""The initialisation policy, the same for every preset unless a paper states its own.
+"""The initialisation policy of every preset, unless a paper states its own.
 
 - Matrices and embeddings: N(0, std²), std = `initializer_range` (0.02).
 - Matrices that write into the residual stream (attention's and the MLP's output): N(0, std² / 2L)
@@ -47,10 +47,7 @@ def starting(linear: nn.Linear, start: Start) -> nn.Linear:
 
 
 def residual_output(layer: LayerSpec, width: int, *, scaled: bool) -> nn.Linear:
-    """The matrix by which a branch of `width` channels writes into the stream.
-
-    `scaled`: its initial std is divided by √2L, to keep the sum of 2L branches from growing.
-    """
+    """The matrix by which a branch writes into the stream; `scaled`: from a std divided by √2L."""
     linear = nn.Linear(width, layer.hidden_size, bias=layer.bias)
     times = (2 * layer.depth) ** -0.5 if scaled else 1.0
     return starting(linear, partial(normal, times=times))
@@ -59,8 +56,7 @@ def residual_output(layer: LayerSpec, width: int, *, scaled: bool) -> nn.Linear:
 def initialise(module: nn.Module, std: float) -> None:
     """Initialise what `module` itself owns, not what its children do.
 
-    Goes through `torch.nn.init` by attribute, since transformers patches those functions to leave
-    weights alone that a checkpoint has already filled.
+    By attributes of `torch.nn.init`: transformers patches these to spare weights of a checkpoint.
     """
     if isinstance(module, nn.Linear | nn.Embedding):
         getattr(module, "start", normal)(module.weight, std)

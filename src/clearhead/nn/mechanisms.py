@@ -1,29 +1,22 @@
 """Every built-in mechanism. To add one: write its file with `DECLARATIONS`, add its name."""
 
 from clearhead.nn import (
-    alibi,
     bases,
     block,
-    coca,
     differential,
-    forget,
-    gate,
-    hadamard,
-    null_keys,
-    pope,
+    epilogues,
+    normalizers,
     positions,
     positionwise,
-    rotary,
+    scores,
     shaping,
-    softpick,
     values,
-    xsa,
 )
 from clearhead.nn.registry import REGISTRY
 
 for module in (
-    *(bases, coca, pope, null_keys, softpick, differential, shaping, gate, xsa, values),
-    *(rotary, alibi, forget, positions, positionwise, hadamard, block),
+    *(bases, scores, normalizers, differential, shaping, epilogues, values),
+    *(positions, positionwise, block),
 ):
     for declaration in module.DECLARATIONS:
         REGISTRY.add(declaration)

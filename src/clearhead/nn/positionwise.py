@@ -1,4 +1,4 @@
-"""Layers that act on each position alone: norms, gains of branches, MLPs, OSP's EmbProj."""
+"""Layers that act on each position alone: norms, MLPs and their rotation, OSP's EmbProj."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.nn.bases import PAPER, nothing
+from clearhead.errors import ClearheadError
+from clearhead.nn.bases import PAPER, Weights, nothing
 from clearhead.nn.init import orthogonal, residual_output
 from clearhead.ops import rms_norm
+from clearhead.ops.hadamard import block_of, factors, rotate_blocks, rotate_channels
 from clearhead.ops.precision import without_autocast
 from clearhead.spec import Declaration, LayerSpec
 
@@ -47,20 +49,10 @@ class LayerNorm(nn.LayerNorm):
 def _qk_refuses(layer: LayerSpec) -> str | None:
     from_zero = layer.shaping in ("shaped", "skipinit")
     if layer.query_range == 0 or (layer.query_range is None and from_zero):
-        return (
-            "beside W_Q = 0 it would multiply the gradient of W_Q by 1/eps: choose "
-            "qk_norm='none', or a query_range above 0"
-        )
+        return "W_Q = 0 would have its gradient times 1/eps: choose a query_range above 0"
     if layer.scores != "dot":
-        return (
-            f"scores={layer.scores!r} read lengths of queries and keys, which it removes: choose "
-            "scores='dot'"
-        )
+        return f"scores={layer.scores!r} read lengths, which it removes: choose scores='dot'"
     return None
-
-
-def _qk_flops(layer: LayerSpec, length: int) -> float:
-    return 4.0 * (layer.num_attention_heads + layer.num_key_value_heads) * layer.head_dim
 
 
 class MLP(nn.Module):
@@ -94,11 +86,53 @@ class MLP(nn.Module):
         return self.down_proj(wide if self.rotation is None else self.rotation(wide))
 
 
+class Hadamard(nn.Module):
+    """x H: each channel becomes a signed sum of its block's channels, so none stays large.
+
+    The matrix behind it is rotated too, which keeps the function (QuaRot, arXiv 2404.00456).
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.block = block_of(width)
+        for name, matrix in zip(("left", "right"), factors(self.block), strict=True):
+            self.register_buffer(name, matrix, persistent=False)
+
+    def reset_parameters(self) -> None:
+        for buffer, matrix in zip((self.left, self.right), factors(self.block), strict=True):
+            buffer.copy_(matrix)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rotate_blocks(x, self.left.to(x.dtype), self.right.to(x.dtype))
+
+
+def _rotation_refuses(layer: LayerSpec) -> str | None:
+    if layer.intermediate_size % 2:
+        return f"intermediate_size={layer.intermediate_size} is odd: choose mlp_rotation='none'"
+    return None
+
+
+def _turned(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
+    """W_down times the rotation, which is its own inverse: into it or out of it."""
+    down_OI = weights.get("mlp.down_proj.weight")
+    if down_OI is None:
+        raise ClearheadError(f"mlp={after.mlp!r} has no down_proj to turn: leave --rotate out")
+    turned = rotate_channels(down_OI.double())
+    return {**weights, "mlp.down_proj.weight": turned.to(down_OI.dtype)}
+
+
+def _rotation_flops(layer: LayerSpec, length: int) -> float:
+    width = layer.intermediate_size
+    return 2.0 * width * sum(map(len, factors(block_of(width))))
+
+
 class EmbeddingProjection(nn.Module):
     """x Pᵀ, for x [..., C] and P [C, C], from a random orthogonal P (arXiv 2506.19697, EmbProj).
 
-    AdamW trains the embedding, and Muon, whose steps favour no axis, trains P. P is no `nn.Linear`,
-    so that quantisation schemes leave it in full precision, as they leave embedding and head.
+    P is no `nn.Linear`: quantisation leaves it in full precision, as embedding and head.
     """
 
     def __init__(self, width: int) -> None:
@@ -118,11 +152,7 @@ def _gelu(x: Tensor) -> Tensor:
 
 
 def _relu(x: Tensor) -> Tensor:
-    """ReLU of rows, [N, C]: their compiled gradient reads the output that the next product keeps.
-
-    Of [B, T, C] the compiler keeps the signs besides, as booleans, and a CPU stores and loads those
-    one at a time: a third of the MLP's time.
-    """
+    """ReLU of rows, [N, C]: of [B, T, C] a compiled gradient keeps the signs, which is slow."""
     return F.relu(x.flatten(0, -2)).view_as(x)
 
 
@@ -133,6 +163,7 @@ def _mlp(
 
 
 _norm, _qk_norm = partial(Declaration, "norm"), partial(Declaration, "qk_norm")
+_rotation = partial(Declaration, "mlp_rotation", adopt=_turned)
 _GATED, _TWO = "gate times a linear branch; three matrices", "two matrices"
 DECLARATIONS = (
     _norm("rmsnorm", "root mean square, a gain for each channel", "arXiv 1910.07467", RMSNorm),
@@ -161,7 +192,9 @@ DECLARATIONS = (
         "arXiv 2010.04245, as Qwen3 has it",
         lambda layer, width: RMSNorm(width, layer.norm_eps),
         refuses=_qk_refuses,
-        flops=_qk_flops,
+        flops=lambda layer, length: (
+            4.0 * (layer.num_attention_heads + layer.num_key_value_heads) * layer.head_dim
+        ),
     ),
     _mlp("swiglu", f"silu {_GATED}", "arXiv 2002.05202", F.silu, gated=True),
     _mlp("geglu", f"exact GELU {_GATED}", "arXiv 2002.05202", F.gelu, gated=True),
@@ -173,4 +206,13 @@ DECLARATIONS = (
         F.gelu,
     ),
     _mlp("relu", f"ReLU; {_TWO}", PAPER, _relu),
+    _rotation("none", "the MLP's output matrix reads the hidden channels", PAPER, nothing),
+    _rotation(
+        "hadamard",
+        "the hidden channels times a Hadamard matrix in blocks of up to 512, for few bits",
+        "arXiv 2404.00456 (QuaRot)",
+        Hadamard,
+        refuses=_rotation_refuses,
+        flops=_rotation_flops,
+    ),
 )

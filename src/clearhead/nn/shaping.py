@@ -11,10 +11,9 @@ from clearhead.spec import Declaration, LayerSpec
 
 
 class SkipInit(nn.Module):
-    """α I + β A, a trained α and β for each head, from 1 and 0. The base of all shapings.
+    """α I + β A, a trained α and β for each head, from 1 and 0 (arXiv 2302.10322). A base.
 
     W_Q, and so every score, starts at 0, unless `query_range` says otherwise.
-    With β = 0 no gradient reaches W_Q and W_K in the first step (arXiv 2302.10322).
     """
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
@@ -26,14 +25,11 @@ class SkipInit(nn.Module):
         nn.init.zeros_(self.beta)
 
     def gains(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Gains of the identity, of attention and of its centre: one a head, or one for all."""
+        """Gains of the identity, of attention and of its centre, [H]."""
         return self.alpha, self.beta, None
 
     def forward(self, x_BTC: Tensor, o_BTC: Tensor, centring: Callable[[Tensor], Tensor]) -> Tensor:
-        """The heads' outputs, from these tokens' values x and attention's output o over all.
-
-        `centring` computes C x, attention's output at W_Q = 0, from x by head, [B, T, H, D].
-        """
+        """The heads' outputs, from values x, attention's output o, and C x from [B, T, H, D]."""
         alpha, beta, gamma = self.gains()
         x, o = (each.unflatten(-1, (len(alpha), -1)) for each in (x_BTC, o_BTC))
         centre = None if gamma is None else centring(x)
@@ -53,11 +49,10 @@ class SkipInit(nn.Module):
 
 
 class Shaped(SkipInit):
-    """α I + β A − γ C, three trained gains for each head, all from 1; W_Q starts at 0.
+    """α I + β A − γ C, three trained gains for each head, all from 1 (arXiv 2311.01906, eq. 5).
 
-    C is A at W_Q = 0: C x is the mean of the n visible values under softmax, their sum / (n + 1)
-    under softmax-1, / (n + exp(b)) under a sink b, and combined as A is if a head has several maps.
-    So A = C at the start, and the whole is the identity (arXiv 2311.01906, eq. 5 and footnote 3).
+    C is A at W_Q = 0, where W_Q starts, so that the whole is the identity (footnote 3): C x is the
+    mean of the n visible values under softmax, their sum / (n + exp(b)) under a sink b.
     """
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
@@ -73,23 +68,12 @@ class Shaped(SkipInit):
 
 
 def _refuses(layer: LayerSpec) -> str | None:
-    """Reason why attention cannot start from W_Q = 0 beside the identity, or None."""
     if layer.scores != "dot" and not layer.query_range:
-        return (
-            f"scores={layer.scores!r} are quadratic in the queries, so that from W_Q = 0 no "
-            "gradient ever moves them: give query_range=0.02, or choose scores='dot'"
-        )
+        return "from W_Q = 0 no gradient ever moves such scores: give query_range=0.02"
     if layer.num_value_heads != layer.num_attention_heads:
-        return (
-            "a head adds its own value to what it attends to, and "
-            f"{layer.num_attention_heads} heads cannot share num_value_heads="
-            f"{layer.num_value_heads}: leave it out, and only keys are shared"
-        )
+        return "each head adds its own value: leave num_value_heads out, and only keys are shared"
     if layer.maps == "differential" and layer.head_norm != "none":
-        return (
-            "a norm of each head leaves no matrix to mix with the identity: choose "
-            "head_norm='none', or maps='differential-v2'"
-        )
+        return "a head's norm leaves no matrix to mix with the identity: choose head_norm='none'"
     return None
 
 

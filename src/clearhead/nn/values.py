@@ -14,8 +14,7 @@ from clearhead.spec import Declaration, LayerSpec
 class Reparametrised(nn.Module):
     """W = α W_init + β ΔW, from ΔW = 0 and α = 1, all three trained (arXiv 2311.01906, eq. 6).
 
-    Under Adam W learns at β times the learning rate. W_init is the identity, which costs
-    no product, or a random matrix that is drawn once and stored in checkpoints.
+    W_init is the identity, which costs no product, or a random matrix, stored in checkpoints.
     """
 
     initial: Tensor
@@ -61,10 +60,8 @@ def _linear_projection(layer: LayerSpec) -> nn.Linear:
 
 def _as_wide_as_the_stream(layer: LayerSpec) -> str | None:
     if layer.width != layer.hidden_size:
-        return (
-            f"the heads' {layer.width} channels are not the stream's {layer.hidden_size}: "
-            "choose num_attention_heads × head_dim = hidden_size"
-        )
+        found = f"the heads' {layer.width} channels are not the stream's {layer.hidden_size}"
+        return f"{found}: choose num_attention_heads × head_dim = hidden_size"
     return None
 
 
@@ -76,25 +73,17 @@ def _linear_value_refuses(layer: LayerSpec) -> str | None:
 
 def _value_refuses(layer: LayerSpec) -> str | None:
     if layer.num_value_heads != layer.num_attention_heads:
-        return (
-            f"a head's value is its own channels of the input, so {layer.num_attention_heads} "
-            f"heads cannot share {layer.num_value_heads} values: leave num_value_heads out, and "
-            "only keys are shared, or choose values='linear'"
-        )
+        found = f"{layer.num_attention_heads} heads cannot share {layer.num_value_heads} values"
+        return f"{found}: leave num_value_heads out, or choose values='linear'"
     return _as_wide_as_the_stream(layer)
 
 
 def _drawn_refuses(layer: LayerSpec) -> str | None:
-    """Reason why a matrix of heads cannot start as `value_init` says, or None."""
     if layer.value_init not in (None, *STARTS):
         return f"value_init={layer.value_init!r} is none of {', '.join(STARTS)}"
     if layer.value_init == "identity":
         return _as_wide_as_the_stream(layer)
     return None
-
-
-def _product(layer: LayerSpec, length: int) -> float:
-    return 2.0 * layer.hidden_size * layer.hidden_size
 
 
 # A token's values are cached.
@@ -116,7 +105,7 @@ DECLARATIONS = (
         _EQ_6,
         Reparametrised,
         refuses=lambda layer: _drawn_refuses(layer) or _value_refuses(layer),
-        flops=_product,
+        flops=lambda layer, length: 2.0 * layer.hidden_size**2,
     ),
     _projections("linear", "heads W_P", PAPER, _linear_projection, refuses=_drawn_refuses),
     _projections(
@@ -132,6 +121,6 @@ DECLARATIONS = (
         _EQ_6,
         Reparametrised,
         refuses=lambda layer: _drawn_refuses(layer) or _as_wide_as_the_stream(layer),
-        flops=_product,
+        flops=lambda layer, length: 2.0 * layer.hidden_size**2,
     ),
 )

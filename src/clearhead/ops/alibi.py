@@ -50,7 +50,7 @@ def forget_columns(
 ) -> tuple[Tensor, Tensor]:
     """Columns for queries, [B, P · R, T, N], and keys, [B, P, S, N], for scores of `dtype`.
 
-    Their product times `scale` is c_i − c_j, c the running sum of a head's log f, 0 at a token's own
+    Their product times `scale` is c_i − c_j, c the running sum of log f: 0 at a token's own
     key. c is summed in float64 from the last key, and split into 3 parts of 8 significant bits (7
     for float64): a logit is off by about 2^−23 of the largest |c|. A key has the parts of all R
     heads that share it, and a query picks its own.

@@ -57,8 +57,8 @@ def rotary_table(
 ) -> tuple[Tensor, Tensor]:
     """cos twice, and −sin and sin, of position · frequency (arXiv 2104.09864), for `rotate`.
 
-    Both are float32 [B, 1, T, width], times `attention_factor` (YaRN), for frequencies [width/2] or,
-    for each row's own, [B, width/2].
+    Both are float32 [B, 1, T, width], times `attention_factor` (YaRN). A frequency is [width/2], or
+    [B, width/2] for each row.
     """
     frequency = frequency[None, None, None] if frequency.ndim == 1 else frequency[:, None, None]
     angle = positions_BT[:, None, :, None].float() * frequency

@@ -1,4 +1,4 @@
-"""Null keys, by which a head may attend to nothing: softmax-1, sinks, key biases, learned keys."""
+"""Normalizers: null keys (softmax-1, sinks, key biases, learned keys), and softpick."""
 
 from functools import partial
 
@@ -6,8 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.nn.bases import Softmax, Weights, with_own_parameters
-from clearhead.ops.precision import without_autocast
+from clearhead.ops import oracles
+from clearhead.ops.attention import check
+from clearhead.ops.precision import widened, without_autocast
 from clearhead.ops.requests import repeat
+from clearhead.ops.tiles import ROWS
+from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
 # Beside a row's log-sum-exp of −20 or more, less than float32 resolves.
@@ -19,9 +23,8 @@ AT_REST = f"the sinks rest at {NOTHING:g}, where training hardly moves them"
 class Softmax1(nn.Module, Softmax):
     """A fixed sink of logit 0: exp(s) / (1 + Σ exp(s)). The base of learned sinks and key biases.
 
-    `annealed_start` adds −40 (1 − t)² to its logit, t the part of the training run that is done:
-    half of the run is spent above −10, where a null key begins to count. The offset is a buffer
-    that `on_step_end` sets. It never falls, so a trained model can be trained further.
+    `annealed_start` adds −40 (1 − t)² to its logit, t the part of the training run that is done: a
+    buffer, which never falls.
     """
 
     offset: Tensor | None
@@ -38,7 +41,6 @@ class Softmax1(nn.Module, Softmax):
             nn.init.zeros_(parameter)
 
     def on_step_end(self, done: float) -> None:
-        """Set the offset after a step, at a share `done` of the run from 0 to 1."""
         if self.offset is not None:
             self.offset.clamp_(min=NOTHING * (1 - done) ** 2)
 
@@ -48,10 +50,7 @@ class Softmax1(nn.Module, Softmax):
 
 
 class Sink(Softmax1):
-    """exp(s) / (exp(b) + Σ exp(s)) with a learned b for each map.
-
-    b starts at 0, so that the layer starts as softmax-1 exactly.
-    """
+    """exp(s) / (exp(b) + Σ exp(s)) with a learned b for each map, from 0 (softmax-1)."""
 
     def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
         super().__init__(layer, heads, together)
@@ -70,8 +69,7 @@ class Sink(Softmax1):
 class KeyBias(Softmax1):
     """exp(s) / (exp(q · k′ / √d) + Σ exp(s)), k′ learned for each key head (arXiv 2410.10781).
 
-    k′ has no position: its score is with the query as projected. It starts at 0, so the layer
-    starts as softmax-1 exactly.
+    k′ has no position: its score is with the query as projected. It starts at 0 (softmax-1).
     """
 
     def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
@@ -83,7 +81,6 @@ class KeyBias(Softmax1):
     def sink(self, q_BHTD: Tensor) -> Tensor:
         exact = torch.promote_types(q_BHTD.dtype, torch.float32)
         key_BHD1 = repeat(self.key[None, :, :, None], self.heads, self.together)
-        # Autocast would round the logits to bfloat16.
         with without_autocast(q_BHTD):
             logit_BHT = (q_BHTD.to(exact) @ key_BHD1.to(exact)).squeeze(-1) * self.scale
         return logit_BHT if self.offset is None else logit_BHT + self.offset
@@ -92,9 +89,8 @@ class KeyBias(Softmax1):
 class KeyValue(nn.Module, Softmax):
     """Softmax over the text's keys and N learned keys k′ with learned values v′.
 
-    They take the positions 0 to N − 1, and the text begins at N: filled with the keys and values of
-    tokens, they act as these tokens before the text. Every query sees them: no window, padding or
-    document hides them. Started from 0, they are softmax-1 with a logit of log N.
+    They take the positions 0 to N − 1, and the text begins at N. Every query sees them: no window,
+    padding or document hides them. Started from 0, they are softmax-1 with a logit of log N.
     """
 
     def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
@@ -113,11 +109,64 @@ class KeyValue(nn.Module, Softmax):
         return self.key_bias, self.value_bias
 
 
-def _adopt_sink(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
-    """Logits too low to have an effect, or the logit of the fixed sink that they replace.
+def _as_softmax(score_BHRS: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """log(e^s − 1) where s > 0, else −1e30; and as the sink log Σ (1 − e^s) where s < 0."""
+    picked = visible & (score_BHRS > 0)
+    logit = score_BHRS + torch.log(-torch.expm1(-score_BHRS.clamp_min(1e-30)))
+    below = -torch.expm1(torch.where(visible, score_BHRS.clamp_max(0), 0)).sum(-1, True)
+    tiny = torch.finfo(score_BHRS.dtype).tiny
+    return torch.where(picked, logit, -1e30), below.clamp_min(tiny).log()
 
-    An annealed start needs no low logits: it has no effect at first.
+
+class Softpick(Softmax):
+    """relu(e^s − 1) / Σ |e^s − 1| over the visible keys; a row of zeros where no score is above 0.
+
+    There is no fused kernel: `attend` is plain PyTorch on any device.
     """
+
+    @staticmethod
+    def attend(  # type: ignore[override]
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSV: Tensor,
+        /,
+        *,
+        visibility: Visibility,
+        scale: float,
+        sink: float | Tensor | None = None,
+        prefix: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """[B, H, T, V] in the dtype of v, by tiles of queries against the keys that they may see.
+
+        With m = max(0, s), |e^s − 1| e^−m is e^(relu(s) − m) (1 − e^−|s|), which neither overflows
+        nor cancels. Training keeps the tiles for the backward pass: its memory grows with T · S.
+        """
+        check(q_BHTD, k_BGSD, v_BGSV, None, visibility)
+        heads, queries, keys = *q_BHTD.shape[1:3], k_BGSD.shape[2]
+        k, v = repeat(widened(k_BGSD), heads), repeat(v_BGSV, heads)
+        outputs = []
+        with without_autocast(q_BHTD):
+            for span in visibility.spans(queries, keys, ROWS):
+                start, stop, first, end = span
+                q = widened(q_BHTD[:, :, start:stop])
+                score = torch.matmul(q, k[:, :, first:end].mT) * scale
+                hidden = visibility.hidden(span, queries, keys, q.device)
+                if hidden is not None:
+                    score = score.masked_fill(hidden, 0)  # |e^0 − 1| = 0
+                above = score.relu()
+                top = above.detach().amax(-1, keepdim=True)
+                size = torch.exp(above - top) * -torch.expm1(-score.abs())
+                total = size.sum(-1, keepdim=True)
+                weight = size * (score > 0) / torch.where(total == 0, 1.0, total)
+                outputs.append(torch.matmul(weight.to(v.dtype), v[:, :, first:end]))
+        return torch.cat(outputs, 2)
+
+    weights = staticmethod(oracles.softpick_weights)
+    as_softmax = staticmethod(_as_softmax)
+
+
+def _adopt_sink(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
+    """Logits too low to have an effect, or of the fixed sink, or 0 for an annealed start."""
     logit = 0.0 if after.annealed_start or before.normalizer == "softmax1" else NOTHING
     like = weights["q_proj.weight"]
     return {**weights, "normalizer.logit": like.new_full((after.num_attention_heads,), logit)}
@@ -125,24 +174,20 @@ def _adopt_sink(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weight
 
 def _key_refuses(layer: LayerSpec) -> str | None:
     if layer.scores != "dot":
-        return (
-            f"its key is scored by the dot product, unlike keys under scores={layer.scores!r}: "
-            "choose scores='dot', or normalizer='sink'"
-        )
+        found = f"scores={layer.scores!r}"
+        return f"its keys are of the dot product, not of {found}: choose scores='dot', or a sink"
     return None
 
 
 def _key_value_refuses(layer: LayerSpec) -> str | None:
-    if layer.scores != "dot":
-        return (
-            f"scores={layer.scores!r} pass no gradient to keys of 0, as its own start: choose "
-            "scores='dot', or normalizer='sink'"
-        )
     if layer.shaping != "none":
-        return (
-            f"shaping={layer.shaping!r} subtracts attention's centre, which leaves its values out: "
-            "choose shaping='none', or normalizer='sink'"
-        )
+        return "attention's centre leaves its values out: choose shaping='none', or a sink"
+    return _key_refuses(layer)
+
+
+def _softpick_refuses(layer: LayerSpec) -> str | None:
+    if layer.shaping != "none" or layer.query_range == 0:
+        return "from W_Q = 0 no gradient moves them: choose shaping='none', a query_range above 0"
     return None
 
 
@@ -179,5 +224,12 @@ DECLARATIONS = (
         KeyValue,
         refuses=_key_value_refuses,
         flops=lambda layer, length: 4.0 * layer.width * layer.prefix_length,
+    ),
+    _normalizer(
+        "softpick",
+        "relu(e^s − 1) / Σ |e^s − 1|: weights may be 0, and a row may sum to less than 1",
+        "arXiv 2504.20966",
+        Softpick,
+        refuses=_softpick_refuses,
     ),
 )
