@@ -232,7 +232,7 @@ def _others(q: Tensor, k: Tensor, v: Tensor, sink: bool) -> list[str]:
         for name, kernel in dispatch.KERNELS.items()
         if kernel.device in (None, asked.device)
         and PLAIN in kernel.kinds
-        and kernel.refuses(asked) is None
+        and kernel.run.refuses(asked) is None
         and not (name == "tiles" and long)
     ]
 

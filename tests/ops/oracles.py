@@ -1,8 +1,4 @@
-"""Every operation again, in float64, straight from its formula; attention as `ops` itself has it.
-
-Each has the signature of the operation that it judges, but for options that only choose a code
-path, and shares no line with it.
-"""
+"""Every operation in float64, straight from its formula; attention as `ops` itself has it."""
 
 import torch
 from torch import Tensor
@@ -25,9 +21,8 @@ def differential(
 ) -> Tensor:
     """Differential attention, float64 [B, H/2, T, 2D] (arXiv 2410.05258, eqs. 1 and 3).
 
-    Head i owns the neighbouring pair of queries (2i, 2i+1), of keys and of value halves; under
-    grouped queries head i uses the keys and value of group i // (H/G), as the authors' flash files
-    do (their naive file pairs the wrong keys).
+    Head i owns the queries 2i and 2i+1, and the pair i // (H/G) of keys and value halves, as in the
+    authors' flash files (their naive file pairs the wrong keys).
     """
     pairs, shared = q_BHTD.shape[1] // 2, q_BHTD.shape[1] // k_BGSD.shape[1]
     keys = [2 * (head // shared) + m for head in range(pairs) for m in (0, 1)]
@@ -47,10 +42,7 @@ def differential(
 def differential_v2(
     q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, lam: Tensor, **options: object
 ) -> Tensor:
-    """Float64 [B, H/2, T, D]: maps 2i and 2i+1 make head i; both read one group's keys and values.
-
-    With r = H/2 / G heads a group, head i reads group i // r. lam: [B, H/2, T, 1].
-    """
+    """Float64 [B, H/2, T, D]: maps 2i and 2i+1, over one group's keys and values, make head i."""
     maps = weights(q_BHTD, k_BGSD, **options)
     v = _beside(options.get("prefix"), v_BGSD)
     heads = q_BHTD.shape[1] // 2
@@ -80,10 +72,7 @@ def running_mean(
 
 
 def rotate(x_BHTD: Tensor, positions_BT: Tensor, theta: float) -> Tensor:
-    """Rotary positions as complex numbers, float64: z_j · exp(i · position · theta^(−2j/D)).
-
-    z_j = x_j + i · x_(j+D/2), the half-split layout of transformers' Llama (arXiv 2104.09864).
-    """
+    """z_j · exp(i · position · theta^(−2j/D)), float64, z_j = x_j + i · x_(j+D/2)."""
     half = x_BHTD.shape[-1] // 2
     z = torch.complex(x_BHTD[..., :half].double(), x_BHTD[..., half:].double())
     frequency = theta ** (-torch.arange(half, dtype=torch.float64, device=x_BHTD.device) / half)
@@ -98,16 +87,13 @@ def coca_scores(
     """CoCA's scores times √D, float64 [B, H, T, S], from every q_m ∘ t_n: N × N × D numbers.
 
     Exact and strict are equation 9 of arXiv 2309.08646, Re⟨f(q_m, m), f(q_m, n) ∘ t_n⟩; slack is
-    equation 10, Re⟨f(q_m, m), q_m ∘ f(t_n, n)⟩, without its constraint on q. f turns a vector by
-    its position, t has both halves of a pair alike. A strict q is one half, [B, H, T, D/2].
+    equation 10, Re⟨f(q_m, m), q_m ∘ f(t_n, n)⟩. A strict q is one half, [B, H, T, D/2].
     """
     q, t = q_BHTD.double(), t_BGSE.double().clamp_min(0)
     q = torch.cat([q, q], -1) if form == "strict" else q
     t = torch.cat([t, t], -1).repeat_interleave(q.shape[1] // t.shape[1], 1)
-    batch, heads, queries, width = q.shape
-    keys = t.shape[2]
-    q_BHTSD = q[:, :, :, None].expand(batch, heads, queries, keys, width)
-    t_BHTSD = t[:, :, None].expand(batch, heads, queries, keys, width)
+    q_BHTSD, t_BHTSD = torch.broadcast_tensors(q[:, :, :, None], t[:, :, None])
+    batch, _, queries, keys, _ = q_BHTSD.shape
     own = queries_BT[:, :, None].expand(batch, queries, keys)
     other = keys_BS[:, None].expand(batch, queries, keys)
 
@@ -127,10 +113,7 @@ def pope_scores(
     keys_BS: Tensor,
     theta: float,
 ) -> Tensor:
-    """Σ_c softplus(q_c) softplus(k_c) cos((n − m) θ^(−c/D) + δ_c), float64 [B, H, T, S].
-
-    As arXiv 2509.10534 has it, times √D; δ is within [−2π, 0].
-    """
+    """Σ_c softplus(q_c) softplus(k_c) cos((n − m) θ^(−c/D) + δ_c), float64 (arXiv 2509.10534)."""
     width, shared = q_BHTD.shape[-1], q_BHTD.shape[1] // k_BGSD.shape[1]
     k, delta = k_BGSD.repeat_interleave(shared, 1), delta_GD.repeat_interleave(shared, 0)
     q, k = (torch.log1p(x.double().exp()) for x in (q_BHTD, k))

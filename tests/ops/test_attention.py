@@ -7,7 +7,7 @@ from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.ops import attend, tiles
 from tests.ops import oracles
-from tests.ops.agreement import SINKS, agree, compare, compare_of
+from tests.ops.agreement import SINKS, agree, compare
 
 KERNELS = ["cpu-flash", "tiles"]
 
@@ -67,7 +67,7 @@ def test_softmax1_with_logits_far_below_zero(kernel, use):
     use(kernel)
     q, v = torch.randn(2, 2, 4, 17, 8, dtype=torch.float64)
     k = -40 * q / q.pow(2).sum(-1, keepdim=True) * 8**0.5  # every query's own logit: −40
-    compare_of([q, k, v], 0.0)
+    compare(numbers=[q, k, v], sink=0.0)
     assert 0 < attend(q, k, v, sink=0.0)[:, :, 0].abs().max() < 1e-16
     assert attend(q, k, v)[:, :, 0].abs().max() > 0.1
 
@@ -89,7 +89,7 @@ def test_hidden_keys_with_enormous_logits_do_not_leak():
     q, k, v = (torch.randn(2, 4, 9, width, dtype=torch.float64) for width in (8, 8, 12))
     k[:, :, 0] *= 1e5
     mask = torch.arange(9).expand(2, -1) > 0
-    compare_of([q, k, v], padding_counts=True, options={"key_mask": mask})
+    compare(numbers=[q, k, v], padding_counts=True, key_mask=mask)
 
 
 def test_autocast_does_not_round_the_scores():

@@ -3,16 +3,18 @@
 Outputs and all gradients against the oracle. `test_gpu.py` runs the kernels themselves.
 """
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks import dispatch_table
-from clearhead.ops import attend, cuda_sdpa, oracles, packed, self_test
+from clearhead.ops import attend, cuda_cudnn, cuda_sdpa, dispatch, oracles, packed, self_test
 from clearhead.ops.packing import packing
 from clearhead.ops.requests import Call
 from clearhead.ops.visibility import Visibility
+from tests.ops import stand_ins
 from tests.ops.agreement import agree, compare
 from tests.ops.stand_ins import cuda_kernels  # noqa: F401 (a fixture)
 
@@ -168,3 +170,78 @@ def test_pytorchs_own_call_is_compiled_in_one_graph_and_passes_the_test_of_a_dev
     assert self_test.failure(cuda_sdpa, asked) is None
     wrong = SimpleNamespace(attend=lambda call: cuda_sdpa.attend(call) * 1.01)
     assert "o is off" in self_test.failure(wrong, asked)
+
+
+SHAPE = (2, 3, 40, 8)
+
+
+def _like(x, q):
+    """x in the memory order of q, as cuDNN's outputs are."""
+    order = sorted(range(4), key=lambda axis: -q.stride(axis))
+    return x.permute(order).contiguous().permute([order.index(axis) for axis in range(4)])
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """cuDNN's plans as PyTorch keeps them, by the strides of q, k and v alone.
+
+    A plan reads o and its gradient with its first strides, wrongly on an H100 (docs/log.md).
+    """
+    kept = {}
+
+    def forward(q, *rest, **options):
+        o, *others = stand_ins._scaled_dot_product_cudnn_attention(q, *rest, **options)
+        return _like(o, q), *others
+
+    def backward(grad, q, k, v, o, *rest, **options):
+        key = q.shape, q.stride(), k.stride(), v.stride()
+        strides = kept.setdefault(key, (grad.stride(), o.stride()))
+        grad, o = (x.as_strided(x.shape, s) for x, s in zip((grad, o), strides, strict=True))
+        by = stand_ins._scaled_dot_product_cudnn_attention_backward
+        gradients = by(grad.contiguous(), q, k, v, o.contiguous(), *rest, **options)
+        return tuple(_like(d, x) for d, x in zip(gradients, (q, k, v), strict=True))
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_scaled_dot_product_cudnn_attention", forward, "CPU")
+    library.impl("_scaled_dot_product_cudnn_attention_backward", backward, "CPU")
+    monkeypatch.setattr(cuda_cudnn, "refuses", lambda request: None)
+    kernel = dispatch.KERNELS["cudnn"]._replace(device="cpu")
+    monkeypatch.setitem(dispatch.KERNELS, "cudnn", kernel)
+    yield kept
+    library._destroy()
+    dispatch._chosen.cache_clear()
+
+
+def _drawn(by_token):
+    batch, heads, length, width = SHAPE
+    if by_token:
+        return torch.randn(batch, length, heads, width).transpose(1, 2)
+    return torch.randn(SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("by_token", "backend"), [(False, "aot_eager"), (True, "aot_eager"), (True, "inductor")]
+)
+def test_gradients_with_a_sink_are_right_in_every_layout_of_one_process(plans, by_token, backend):
+    torch._dynamo.reset()
+    sink = torch.randn(SHAPE[1])
+    eager = lambda q, k, v: attend(q, k, v, sink=sink, kernel="cudnn")  # noqa: E731
+    runs = eager, torch.compile(eager, backend=backend, fullgraph=True)
+    for run, values, gradient in itertools.product(runs, (False, True), (False, True)):
+        inputs = [_drawn(by_token), _drawn(by_token), _drawn(values)]
+        grad = _drawn(gradient)
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        o = run(*inputs)
+        exact = [x.detach().double().requires_grad_() for x in inputs]
+        want = oracles.attend(*exact, sink=sink.double())
+        torch.testing.assert_close(o.double(), want, rtol=1e-5, atol=1e-5)
+        ours = torch.autograd.grad(o, inputs, grad)
+        for a, b in zip(ours, torch.autograd.grad(want, exact, grad.double()), strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+    assert len(plans) == 2  # by the layout of v: the others have one each
+
+
+def test_the_gradients_operator_keeps_pytorch_s_contract(plans):
+    inputs = (*(torch.randn(SHAPE) for _ in range(5)), torch.randn(SHAPE[:3]), 0.3, True)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(cuda_cudnn._gradients, inputs, test_utils=checks)

@@ -103,7 +103,7 @@ def _refusal(kernel, inputs, options, sink):
     """What the kernel says of such requests itself, before any test of it."""
     visibility = Visibility(**options).settled(inputs[0].shape[2], inputs[1].shape[2])
     asked = request(*arguments_of(Call(*inputs, 1.0, visibility), sink=sink))
-    return dispatch.KERNELS[kernel].refuses(asked)
+    return dispatch.KERNELS[kernel].run.refuses(asked)
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)

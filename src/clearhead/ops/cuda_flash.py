@@ -16,6 +16,8 @@ _aten = torch.ops.aten
 
 
 def refuses(request: Request) -> str | None:
+    if request.segments or request.key_mask:
+        return "no documents, no padding"
     if request.dtype not in HALF:
         return "bfloat16 and float16 only"
     if (request.capability or (0, 0)) < (8, 0):

@@ -17,7 +17,6 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.ops import (
     cpu_flash,
     cuda_cudnn,
-    cuda_efficient,
     cuda_flash,
     cuda_sdpa,
     lone,
@@ -34,58 +33,42 @@ _log = logging.getLogger(__name__)
 
 
 class Kernel(NamedTuple):
-    """An entry of the table: its device (None: any), its requests in words, and reasons against.
+    """An entry of the table: its device (None: any), its requests in words, and its functions.
 
-    `run` has `forward` and `backward` (see `Call`), or `attend`; `difference` for DIFFERENTIAL,
-    `unrotated` for UNROTATED and `prefixed` for PREFIXED.
+    `run` has `refuses`, the reason against a request or None; `forward` and `backward` (see `Call`)
+    or `attend`; `difference` for DIFFERENTIAL, `unrotated` for UNROTATED, `prefixed` for PREFIXED.
     """
 
     device: str | None
     serves: str
     run: Any
-    refuses: Callable[[Request], str | None]
     kinds: tuple[str, ...] = (PLAIN,)
 
 
-def _unmasked(request: Request) -> str | None:
-    if request.segments or request.key_mask:
-        return "no documents, no padding"
-    return cuda_flash.refuses(request)
-
-
 KERNELS: Mapping[str, Kernel] = {
-    "cpu-flash": Kernel("cpu", "T = S, padding; V ≤ D", cpu_flash, cpu_flash.refuses),
+    "cpu-flash": Kernel("cpu", "T = S, padding; V ≤ D", cpu_flash),
     "sdpa": Kernel(
         "cuda",
         "softmax by PyTorch's own call: T = S; T = 1, padding; both without sinks",
         cuda_sdpa,
-        cuda_sdpa.refuses,
     ),
-    "cudnn": Kernel(
-        "cuda", "training on Hopper; T = S; D and V ≤ 256", cuda_cudnn, cuda_cudnn.refuses
-    ),
-    "flash": Kernel("cuda", "T ≤ S, windows; D and V ≤ 256", cuda_flash, _unmasked),
+    "cudnn": Kernel("cuda", "training on Hopper; T = S; D and V ≤ 256", cuda_cudnn),
+    "flash": Kernel("cuda", "T ≤ S, windows; D and V ≤ 256", cuda_flash),
     # For a lone query before packing, which would move its cache: these read that as it lies.
     "split-decode": Kernel(
         "cuda",
         "T = 1, padding; V1 and CoCA at once; D and V 32, 64 or 128",
         split_decode,
-        split_decode.refuses,
         (PLAIN, DIFFERENTIAL, UNROTATED),
     ),
-    "products": Kernel(
-        None, "T = 1, padding; V1; CoCA and a prefix on a CPU", lone, lone.refuses, KINDS
-    ),
-    "flash-packed": Kernel(
-        "cuda", "as flash, with documents and padding", Operator("flash"), cuda_flash.refuses
-    ),
+    "products": Kernel(None, "T = 1, padding; V1; CoCA and a prefix on a CPU", lone, KINDS),
+    "flash-packed": Kernel("cuda", "as flash, with documents and padding", Operator("flash")),
     "efficient": Kernel(
         "cuda",
         "float32, any widths; T = S, causal windows, documents, padding",
         Operator("efficient"),
-        cuda_efficient.refuses,
     ),
-    "tiles": Kernel(None, "everything", tiles, lambda request: None),
+    "tiles": Kernel(None, "everything", tiles),
 }
 
 
@@ -174,7 +157,7 @@ def resolve(
             if order:
                 refusals[name] = f"it runs on {kernel.device}"
             continue
-        reason = kernel.refuses(asked)
+        reason = kernel.run.refuses(asked)
         if reason is None and kernel.device == "cuda" and failure is not None:
             reason = failure(kernel.run, asked)
         if reason is None:

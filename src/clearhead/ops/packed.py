@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.ops import cuda_efficient, cuda_flash, tiles
 from clearhead.ops.packing import Packing, Places, packing
-from clearhead.ops.requests import Call
+from clearhead.ops.requests import Call, Request
 from clearhead.ops.visibility import Visibility
 
 _KERNELS: dict[str, Any] = {"flash": cuda_flash, "efficient": cuda_efficient}
@@ -20,6 +20,9 @@ class Operator(NamedTuple):
     """One of `_KERNELS`. Padding sees only padding, or nothing: output 0, log-sum-exp −inf."""
 
     kernel: str
+
+    def refuses(self, request: Request) -> str | None:
+        return _KERNELS[self.kernel].refuses(request._replace(key_mask=False, segments=False))
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         return _forward(*call[:4], *call.visibility, self.kernel)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from clearhead.ops import tiles
-from clearhead.ops.precision import STARTABLE
 from clearhead.ops.requests import HALF, PLAIN, Call, Request, alike
 from clearhead.ops.rope import Rotation
 from clearhead.ops.sinks import by_row, join
@@ -80,8 +79,8 @@ def _decode(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """o and its log-sum-exp; with λ, the difference of two maps, and nothing."""
-    if not STARTABLE:
-        raise RuntimeError("Triton, or the C compiler that it needs, is missing")
+    from triton import next_power_of_2
+
     from clearhead.ops import split_decode_kernels
 
     q, k, v = (alike(x, multiple=8)[0] for x in (q, k, v))
@@ -107,7 +106,7 @@ def _decode(
             *(scale * _LOG2E, units, shared, keys, part),
             *(*q.stride()[:2], *k.stride()[:3], *v.stride()[:3], *strides),
             **{"D": depth, "V": width, "MAPS": maps, "ROTATED": positions is not None},
-            **{"MASKED": key_mask is not None, "R": max(16, _power(shared)), "N": block},
+            **{"MASKED": key_mask is not None, "R": max(16, next_power_of_2(shared)), "N": block},
             num_warps=WARPS,
             num_stages=stages,
         )
@@ -115,7 +114,7 @@ def _decode(
         split_decode_kernels.combine[(batch * heads // maps, wide // columns)](
             *(o_parts, lse_parts, q if sink is None else sink.contiguous()),
             *(q if lam is None else lam, o, lse, batch * heads, parts),
-            **{"W": wide, "MAPS": maps, "SINK": sink is not None, "PARTS": _power(parts)},
+            **{"W": wide, "MAPS": maps, "SINK": sink is not None, "PARTS": next_power_of_2(parts)},
             C=columns,
         )
     return o, lse
@@ -148,7 +147,3 @@ def _processors(x: Tensor) -> int:
 def _by_text(x: Tensor) -> int:
     """The stride from text to text; 0 if all texts share x."""
     return x.stride(0) if x.ndim == 2 and len(x) > 1 else 0
-
-
-def _power(number: int) -> int:
-    return 1 << (number - 1).bit_length()
