@@ -1,7 +1,7 @@
 """Description of one layer: the axes, a value on each, and the table of valid combinations.
 
 No tensor lives here. A mechanism declares itself once (`Declaration`, in its own file under
-`clearhead.nn`); `clearhead.nn.mechanisms` lists the declarations; the configuration, the validity
+`clearhead.nn`, which registers them); the configuration, the validity
 table, `clearhead plan` and the documentation read them.
 """
 

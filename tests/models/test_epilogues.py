@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from clearhead import ClearheadConfig, ClearheadForCausalLM, ops, preset
-from clearhead.nn.epilogues import without_own
+from clearhead.nn.outputs import without_own
 from tests.ops import oracles
 from tests.ops.agreement import agree
 

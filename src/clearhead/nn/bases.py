@@ -20,14 +20,9 @@ from clearhead.spec import Declaration, LayerSpec
 Weights = dict[str, Tensor]
 
 
-Attend = Callable[..., Tensor]
-"""Attention, `attend(q, k, v, visibility=…, sink=…, prefix=…, scale=…)`, such as `ops.attend`."""
-
 Interface = Callable[..., Tensor]
-"""`Attend` of a layer by an oracle, a probe, or the user: `interface(attention, q, …, lambdas=…)`.
-
-`lambdas` are those by which the layer's `maps` combine the maps, None for one map a head.
-"""
+"""Attention of a layer by an oracle, a probe, or the user, called as `Softmax.attend` is, with the
+layer's `Attention` before q, and `lambdas`, by which its `maps` combine the maps, or None."""
 
 AsSoftmax = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From scores [B, H, R, S] and the visible ones, softmax's scores and its sink [B, H, R, 1]."""
@@ -86,8 +81,7 @@ class Scores:
     """
 
     cache_unrotated = False  # True: keys are cached as projected and prepared when read
-    # Attention of a lone query over such keys: `Attend` with their `rotation`, and an `attend` to
-    # fall back on. None: keys are prepared first.
+    # Attention of a lone query over such keys, with their `rotation` and another `attend`.
     attend_unrotated: Callable[..., Tensor] | None = None
     queries: Callable[[Tensor, Any], Tensor]
     keys: Callable[[Tensor, Any], Tensor]
@@ -100,7 +94,8 @@ class Softmax:
     """Softmax without a sink: a row's weights sum to 1. Base of all normalizers."""
 
     prefix_length = 0  # keys of the prefix, which take the positions before the text
-    attend: Attend = staticmethod(attend)
+    # attend(q, k, v, visibility=…, sink=…, prefix=…, scale=…)
+    attend: Callable[..., Tensor] = staticmethod(attend)
     weights: Callable[..., Tensor] = staticmethod(oracles.weights)  # its oracle, in float64
     as_softmax: AsSoftmax | None = None  # None: scores and sink are softmax's
 

@@ -149,14 +149,13 @@ def block_of(layer: LayerSpec) -> type[Block]:
     return kind
 
 
-def _sequential(layer: LayerSpec) -> type[Block]:
-    if layer.attention_skip == "identity":
-        return PreNorm if layer.mlp_skip == "identity" else AttentionSkip
-    return SAS if layer.mlp_skip == "identity" else Skipless
-
-
-def _parallel(layer: LayerSpec) -> type[Block]:
-    return Parallel if layer.attention_skip == "identity" else SASP
+# By (attention_skip, mlp_skip).
+SEQUENTIAL = {
+    ("identity", "identity"): PreNorm,
+    ("identity", "none"): AttentionSkip,
+    ("none", "identity"): SAS,
+    ("none", "none"): Skipless,
+}
 
 
 def _silent(layer: LayerSpec) -> str | None:
@@ -191,17 +190,16 @@ DECLARATIONS = (
         "sequential",
         "the MLP reads the stream after attention wrote to it; two norms",
         PAPER,
-        _sequential,
+        lambda layer: SEQUENTIAL[layer.attention_skip, layer.mlp_skip],
         refuses=_silent,
     ),
     _order(
         "parallel",
         "the MLP reads what attention reads; one norm",
         "GPT-J; arXiv 2311.01906, eq. 7",
-        _parallel,
+        lambda layer: Parallel if layer.attention_skip == "identity" else SASP,
         refuses=_parallel_refuses,
     ),
-    # Whether the stream passes by attention, and by the MLP; the order's blocks read it.
     _attention_skip("identity", "x + attention", PAPER, lambda: True),
     _attention_skip(
         "none",

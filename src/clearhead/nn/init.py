@@ -28,12 +28,10 @@ def fixed_normal(weight: Tensor, std: float, own: float) -> None:
 
 
 def orthogonal(weight: Tensor, std: float) -> None:
-    """Fill with a random orthogonal matrix."""
     nn.init.orthogonal_(weight)
 
 
 def identity(weight: Tensor, std: float) -> None:
-    """Fill with the identity."""
     nn.init.eye_(weight)
 
 

@@ -232,10 +232,7 @@ class Learned(NoPosition):
 
 
 class Sinusoidal(NoPosition):
-    """sin and cos of position · 10000^(−2j/C), added to the embedding, in neighbouring channels.
-
-    Times `initializer_range`, the embeddings' spread; the paper has embeddings times √C instead.
-    """
+    """sin and cos of position · 10000^(−2j/C) in neighbouring channels, times `initializer_range`."""
 
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
         waves = _waves(positions_BT, x_BTC.shape[-1])

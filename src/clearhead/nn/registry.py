@@ -1,18 +1,14 @@
-"""The registry of mechanisms, which `clearhead.nn.mechanisms` fills. Other packages add theirs."""
+"""The registry of mechanisms, which `clearhead.nn` fills. Other packages add theirs."""
 
 from clearhead.spec import Declaration, Registry
 
 REGISTRY = Registry()
-"""The values of every axis, with the modules that implement them."""
 
 
 def register(declaration: Declaration) -> None:
     """Add a mechanism of another package, the one in which its `build` is defined.
 
     Models with the mechanism name the package in their configuration's `requires`.
-
-    Raises:
-        ClearheadError: an unknown axis, or a name that is taken or not allowed.
     """
     build = getattr(declaration.build, "func", declaration.build)  # a partial's module is functools
     REGISTRY.add(declaration, build.__module__.partition(".")[0])

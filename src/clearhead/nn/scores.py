@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.nn.bases import Weights, numbers_per_group, visible_keys, with_own_parameters
-from clearhead.ops.coca import Form, RotaryTable
 from clearhead.ops.precision import widened
-from clearhead.ops.rope import cos_sin
+from clearhead.ops.rope import Form, RotaryTable, cos_sin
 from clearhead.spec import Declaration, LayerSpec
 
 
 class Collinear:
-    """CoCA: q̃ and k̃ from the rotary tables (`ops.coca`). Keys are cached as t, unrotated."""
+    """CoCA: q̃ and k̃ from the rotary tables. Keys are cached as t, unrotated."""
 
     cache_unrotated = True
 

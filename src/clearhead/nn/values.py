@@ -65,16 +65,10 @@ def _as_wide_as_the_stream(layer: LayerSpec) -> str | None:
     return None
 
 
-def _linear_value_refuses(layer: LayerSpec) -> str | None:
-    if layer.value_init == "identity" and layer.num_value_heads != layer.num_attention_heads:
-        return "value_init='identity' needs a value for each head: leave num_value_heads out"
-    return _drawn_refuses(layer)
-
-
 def _value_refuses(layer: LayerSpec) -> str | None:
     if layer.num_value_heads != layer.num_attention_heads:
         found = f"{layer.num_attention_heads} heads cannot share {layer.num_value_heads} values"
-        return f"{found}: leave num_value_heads out, or choose values='linear'"
+        return f"{found}: leave num_value_heads out"
     return _as_wide_as_the_stream(layer)
 
 
@@ -84,6 +78,10 @@ def _drawn_refuses(layer: LayerSpec) -> str | None:
     if layer.value_init == "identity":
         return _as_wide_as_the_stream(layer)
     return None
+
+
+def _linear_value_refuses(layer: LayerSpec) -> str | None:
+    return _value_refuses(layer) if layer.value_init == "identity" else _drawn_refuses(layer)
 
 
 # A token's values are cached.

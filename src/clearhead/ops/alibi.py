@@ -53,11 +53,7 @@ def forget_columns(
     Their product times `scale` is c_i − c_j, c the running sum of log f: 0 at a token's own
     key. c is summed in float64 from the last key, and split into 3 parts of 8 significant bits (7
     for float64): a logit is off by about 2^−23 of the largest |c|. A key has the parts of all R
-    heads that share it, and a query picks its own.
-
-    Args:
-        log_gates_BPSR: log f of each key, for the R heads that read each of P keys; 0 for padding.
-        queries: T, the last of the keys.
+    heads that share it, and a query picks its own. Log gates are 0 for padding.
     """
     heads_of_a_key = log_gates_BPSR.shape[-1]
     sums = log_gates_BPSR.double().cumsum(2)

@@ -12,11 +12,10 @@ from torch.nn.functional import pad
 
 from clearhead.errors import ClearheadError
 from clearhead.ops import cuda_sdpa, sinks
-from clearhead.ops.coca import Form, coca_keys
 from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.precision import refuse_second_derivative, without_autocast
 from clearhead.ops.requests import PREFIXED, UNROTATED, Call
-from clearhead.ops.rope import Rotation
+from clearhead.ops.rope import Form, Rotation, coca_keys
 from clearhead.ops.visibility import Visibility
 
 
@@ -147,7 +146,6 @@ def attend_unrotated(
         t_BGSE: x W_T before the relu, [B, G, S, D/2], as CoCA's keys are cached.
         v_BGSV: values.
         rotation: of the last S keys, or of more.
-        form: CoCA's.
         attend: attention function, called where no kernel reads t.
     """
     q = q_BHTD

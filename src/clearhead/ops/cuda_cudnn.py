@@ -1,7 +1,4 @@
-"""cuDNN's attention on Hopper: full sequences (T = S), causal or not, any value width.
-
-It builds a plan for every shape, which pays off only in training: without gradients flash serves.
-"""
+"""cuDNN's attention on Hopper, T = S: its plan for every shape pays off in training only."""
 
 import torch
 from torch import Tensor
@@ -22,9 +19,6 @@ def refuses(request: Request) -> str | None:
         return "at most 256 wide"
     if not request.learning:
         return "its plan for every shape pays in training only"
-    activated = getattr(torch.nn.attention, "current_flash_attention_impl", None)
-    if activated is not None and activated() is not None:
-        return "the user has activated another flash attention"
     return None
 
 

@@ -1,7 +1,8 @@
 """Memory-efficient attention on CUDA: `aten._efficient_attention_forward` and `_backward`.
 
 It serves float32 and any widths, for T = S only: on an H100 its gradients are wrong where T < S.
-Shared keys are repeated for each query head. A `Packing` is as in `cuda_flash`.
+Shared keys are repeated for each query head. A `Packing` is as in `cuda_flash`. Its mask is 0 for
+none, and 2 for causal with queries the last of keys.
 """
 
 from typing import Any
@@ -14,7 +15,6 @@ from clearhead.ops.requests import HALF, Call, Request, add, alike, repeat
 
 _aten = torch.ops.aten
 
-_FULL, _LAST = 0, 2  # the kernel's kinds of mask: none, and causal with queries the last of keys
 _ROWS = 32  # of which its log-sum-exp has a multiple
 
 
@@ -33,7 +33,7 @@ def refuses(request: Request) -> str | None:
 def forward(call: Call, packing: Packing | None = None) -> tuple[Tensor, Tensor]:
     q, k, v = (x.transpose(1, 2) for x in _ready(call))
     o, lse, *_ = _aten._efficient_attention_forward(
-        *(q, k, v, None, *_texts(packing, None), 0.0, _kind(call), True),
+        *(q, k, v, None, *_texts(packing, None), 0.0, 2 * call.visibility.causal, True),
         scale=call.scale,
         window_size=call.visibility.window,
     )
@@ -61,7 +61,7 @@ def backward(
     seed = torch.empty((), dtype=torch.int64, device=q.device)
     dq, dk, dv, _ = _aten._efficient_attention_backward(
         *(grad, q, k, v, None, o, *_texts(packing, length), rows, 0.0, seed, seed),
-        *(_kind(call), False),
+        *(2 * call.visibility.causal, False),
         scale=call.scale,
         window_size=call.visibility.window,
     )
@@ -80,7 +80,3 @@ def _ready(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     k, v = (repeat(x, call.q.shape[1]) for x in (call.k, call.v))
     (q, k), (v,) = alike(call.q, k, multiple=8), alike(v, multiple=8)
     return q, k, v
-
-
-def _kind(call: Call) -> int:
-    return _LAST if call.visibility.causal else _FULL

@@ -84,10 +84,7 @@ def select_kernel(
 ) -> str:
     """The name of the kernel in `KERNELS` that computes this; "" if none does a kind but PLAIN.
 
-    Args:
-        kernel: comma-separated names, tried in order; by default CLEARHEAD_ATTENTION_KERNEL's, or
-            all of the table.
-        sink: a sink or a prefix joins the log-sum-exp.
+    `kernel` has names to be tried in order, by default CLEARHEAD_ATTENTION_KERNEL's, or all.
     """
     if is_exporting():  # what serves any length, on any device
         if kind == PLAIN:

@@ -72,8 +72,7 @@ def difference(call: Call, lam: Tensor, sink: float | Tensor | None) -> Tensor:
     """
     heads, groups = call.q.shape[1], call.k.shape[1]
     shared = heads // groups
-    # The first maps of the pairs that share keys are rows over the first key, the second over the
-    # second: (pair of keys, pair of queries, map) → (pair of keys, map, pair of queries).
+    # (pair of keys, pair of queries, map) → (pair of keys, map, pair of queries).
     by_map = (groups // 2, shared, 2)
     q = call.q
     if shared > 1:

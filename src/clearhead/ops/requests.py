@@ -11,8 +11,7 @@ HALF = (torch.bfloat16, torch.float16)
 # Kinds of request: the dot product; V1's two maps at once; CoCA's keys before their rotation; a
 # prefix beside the keys.
 KINDS = PLAIN, DIFFERENTIAL, UNROTATED, PREFIXED = "plain", "differential", "unrotated", "prefixed"
-# Compiled tiles beat PyTorch's CPU flash kernel up to here (docs/log.md); beyond, unrolled
-# tiles also take long to compile.
+# Compiled tiles beat PyTorch's CPU flash kernel up to here (docs/log.md).
 SHORT = 1024
 
 
@@ -76,12 +75,9 @@ def alike(*tensors: Tensor, multiple: int = 1) -> list[Tensor]:
 
     Kernels check nothing. Vectorised loads need widths and row starts that are whole `multiple`s.
     """
-    ready = multiple == 1
-    for x in tensors:
-        ready = ready and x.shape[-1] == tensors[0].shape[-1] and x.stride(-1) == 1
-    if ready:
-        return list(tensors)
     width = max(x.shape[-1] for x in tensors)
+    if multiple == 1 and all(x.shape[-1] == width and x.stride(-1) == 1 for x in tensors):
+        return list(tensors)
     width += -width % multiple
     return [_ready(x, width, multiple) for x in tensors]
 

@@ -1,14 +1,29 @@
-"""Rotary positions, and xPos; kinds of scaling as in transformers' `rope_parameters`."""
+"""Rotary positions, xPos, and what CoCA makes of them.
+
+Kinds of scaling are as in transformers' `rope_parameters`. CoCA is collinear constrained attention
+(arXiv 2309.08646), in three forms, as plain dot products of width D. With A_j = q_j² + q_(j+D/2)²
+and t = relu(x W_T), of width D/2:
+
+| form | score · √D | queries | keys |
+| --- | --- | --- | --- |
+| exact (eqs. 9, 17) | Σ_j t_j A_j cos((m−n)θ_j) | R_m [A; 0] | R_n [t; 0] |
+| strict (q's halves equal) | the same, A_j = 2 q_j² | R_m [A; 0] | R_n [t; 0] |
+| slack (eq. 10; the authors' code) | no function of m − n | q ∘ R_m q | R_n [t; t] |
+
+Squares, t and rotations are float32, rounded once to the input's dtype.
+"""
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from clearhead.ops.precision import widened
 
+Form = Literal["exact", "strict", "slack"]
+RotaryTable = tuple[Tensor, Tensor]
 # Tokens after which a wave's score under xPos has faded by one more factor ζ.
 FADING = 512
 # Per kind: the keys that it must have, and those that it may have, beside rope_type and rope_theta.
@@ -36,10 +51,10 @@ class Rotation:
 
     def __init__(self, positions_BS: Tensor, frequency: Tensor, factor: float = 1.0) -> None:
         self.positions_BS, self.frequency, self.factor = positions_BS, frequency, factor
-        self._table: tuple[Tensor, Tensor] | None = None
+        self._table: RotaryTable | None = None
         self._indices: Tensor | None = None
 
-    def table(self) -> tuple[Tensor, Tensor]:
+    def table(self) -> RotaryTable:
         """`rotary_table` at these positions."""
         if self._table is None:
             self._table = rotary_table(self.positions_BS, self.frequency, self.factor)
@@ -108,9 +123,7 @@ def frequencies(
 ) -> tuple[Tensor, float]:
     """Each pair's angle for one position, float32 [..., width/2], and the attention factor.
 
-    Args:
-        rope: rope_type, rope_theta and the keys of `KINDS`.
-        theta: a base that replaces rope_theta, float32 [...]; for the kind dynamic.
+    `rope` has rope_type, rope_theta and the keys of `KINDS`; `theta` is the base of kind dynamic.
     """
     exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     if theta is not None:
@@ -165,7 +178,7 @@ def _llama3(plain: Tensor, rope: Mapping[str, Any]) -> Tensor:
 
 def xpos_tables(
     queries_BT: Tensor, keys_BS: Tensor, frequency: Tensor, centre: int
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+) -> tuple[RotaryTable, RotaryTable]:
     """xPos's rotary tables of queries and keys, float32, times ζ_j^±((position − centre) / 512).
 
     ζ_j = (2j + 0.4 d) / (1.4 d) (arXiv 2212.10554), so that the score of pair j has the factor
@@ -180,3 +193,26 @@ def xpos_tables(
         return _table(at * frequency, zeta ** (sign * (at - centre) / FADING))
 
     return table(queries_BT, 1), table(keys_BS, -1)
+
+
+def coca_queries(q_BHTD: Tensor, table: RotaryTable, form: Form) -> Tensor:
+    """q̃, [B, H, T, D] in the dtype of q. q is [B, H, T, D], for "strict" [B, H, T, D/2]."""
+    q = widened(q_BHTD)
+    if form == "slack":
+        return (q * rotate(q, table)).to(q_BHTD.dtype)
+    if form == "strict":
+        amplitude = 2 * q.square()
+    else:
+        first, second = q.square().chunk(2, -1)
+        amplitude = first + second
+    cos, sin = cos_sin(table)
+    return torch.cat([amplitude * cos, amplitude * sin], -1).to(q_BHTD.dtype)
+
+
+def coca_keys(t_BGSE: Tensor, table: RotaryTable, form: Form) -> Tensor:
+    """k̃, [B, G, S, D] in the dtype of t, from x W_T before the relu, [B, G, S, D/2]."""
+    t = widened(t_BGSE).relu()
+    cos, sin = cos_sin(table)
+    if form == "slack":
+        cos, sin = cos - sin, cos + sin
+    return torch.cat([t * cos, t * sin], -1).to(t_BGSE.dtype)

@@ -46,10 +46,7 @@ def running_mean(
 ) -> tuple[Tensor, Tensor]:
     """m_t = Σ x_s / n_t over the n_t keys that query t sees (arXiv 2311.01906, C of eq. 5).
 
-    Args:
-        x_BHSD: values, any float dtype.
-        queries: T, the last of the S keys.
-        visibility: the keys that each query sees.
+    The T queries are the last of the S keys.
 
     Returns:
         (mean, count): [B, H, T, D] and [B or 1, T], both float32 (float64 for float64). A query

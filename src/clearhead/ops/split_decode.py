@@ -99,7 +99,8 @@ def _decode(
     turning, strides = (q, q), (0, 0)
     if positions is not None and frequency is not None:
         turning = positions, frequency
-        strides = _by_text(positions), _by_text(frequency)
+        # From text to text; 0 if all texts share it.
+        strides = tuple(x.stride(0) if x.ndim == 2 and len(x) > 1 else 0 for x in turning)
     with torch.cuda.device_of(q):
         split_decode_kernels.attend[(parts, batch * units)](
             *(q, k, v, mask, *turning, o_parts, lse_parts),
@@ -142,8 +143,3 @@ def _processors(x: Tensor) -> int:
     if not x.is_cuda:
         return 1  # of Triton's interpreter
     return torch.cuda.get_device_properties(x.device).multi_processor_count
-
-
-def _by_text(x: Tensor) -> int:
-    """The stride from text to text; 0 if all texts share x."""
-    return x.stride(0) if x.ndim == 2 and len(x) > 1 else 0

@@ -22,7 +22,7 @@ from clearhead.errors import ClearheadError
 from clearhead.models.attention_interface import OWN
 from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
 from clearhead.nn.attention import Attention
-from clearhead.nn.epilogues import Gate
+from clearhead.nn.outputs import Gate
 from clearhead.ops.precision import without_autocast
 from clearhead.probe.attention_call import AttentionCall, described
 
