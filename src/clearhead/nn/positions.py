@@ -232,7 +232,7 @@ class Learned(NoPosition):
 
 
 class Sinusoidal(NoPosition):
-    """sin and cos of position · 10000^(−2j/C) in neighbouring channels, times `initializer_range`."""
+    """sin and cos of position · 10000^(−2j/C), side by side, times `initializer_range`."""
 
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
         waves = _waves(positions_BT, x_BTC.shape[-1])

@@ -27,11 +27,7 @@ def shaped(
     beta_H: Tensor,
     gamma_H: Tensor | None,
 ) -> Tensor:
-    """α_h x + β_h o − γ_h C x (arXiv 2311.01906, eq. 5), in the dtype of x.
-
-    x are each token's own values, o is attention's output, and C x its output at W_Q = 0, None
-    with γ where it is left out.
-    """
+    """α_h x + β_h o − γ_h C x (arXiv 2311.01906, eq. 5), in the dtype of x; or without γ_h C x."""
     # One operation a term, whose number bounds an uncompiled step of decoding.
     out = torch.addcmul(x_BTHD * alpha_H[:, None].to(x_BTHD.dtype), o_BTHD, beta_H[:, None])
     if centre_BTHD is not None and gamma_H is not None:
@@ -83,10 +79,7 @@ def running_mean(
 
 
 def running_sum(x_BHTD: Tensor, way: str | None = None) -> Tensor:
-    """Σ_{s ≤ t} x_s over the last dimension but one, in the dtype of x.
-
-    `way` is one of `WAYS`, for tests and timings; by default the fastest for x.
-    """
+    """Σ_{s ≤ t} x_s over the last dimension but one, in the dtype of x, by one of `WAYS`."""
     way = way or fastest(x_BHTD)
     if way == "scan":
         return x_BHTD.cumsum(2)
