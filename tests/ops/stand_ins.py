@@ -87,20 +87,14 @@ def _flash_attention_forward(
 ):  # fmt: skip
     _check_rows(q, k, v)
     assert k.shape == v.shape
-    options = {"causal": causal, "scale": scale}
-    options |= {"before": window_size_left, "after": window_size_right}
-    if ends_q is None:
-        found = [_attend(*row, **options) for row in zip(q, k, v, strict=True)]
-        o, lse = (torch.stack(part) for part in zip(*found, strict=True))
-    else:
+    if ends_q is not None:
         _check_ends(ends_q, len(q), max_q)
         _check_ends(ends_k, len(k), max_k)
         assert min(max_q, max_k) > 1
-        found = [
-            _attend(q[a:b], k[c:d], v[c:d], **options) for a, b, c, d in _texts(ends_q, ends_k)
-        ]
-        outputs, lses = zip(*found, strict=True)
-        o, lse = torch.cat(outputs), torch.cat(lses, 1)
+    options = {"causal": causal, "scale": scale}
+    options |= {"before": window_size_left, "after": window_size_right}
+    outputs, lses = _each(_attend, ((q, ends_q), (k, ends_k), (v, ends_k)), options)
+    o, lse = _joined(outputs, ends_q), _joined(lses, ends_q, 1)
     return o, lse, q.new_empty(2), q.new_empty(()), q.new_empty(0)
 
 
@@ -110,18 +104,12 @@ def _flash_attention_backward(
 ):  # fmt: skip
     _check_rows(q, k, v, o)
     assert lse.is_contiguous()
+    if ends_q is not None:
+        _check_ends(ends_q, len(q), max_q)
     options = {"causal": causal, "scale": scale}
     options |= {"before": window_size_left, "after": window_size_right}
-    if ends_q is None:
-        rows = zip(grad, q, k, v, o, lse, strict=True)
-        found = [_differentiate(*row, **options) for row in rows]
-        return tuple(torch.stack(part) for part in zip(*found, strict=True))
-    _check_ends(ends_q, len(q), max_q)
-    found = [
-        _differentiate(grad[a:b], q[a:b], k[c:d], v[c:d], o[a:b], lse[:, a:b], **options)
-        for a, b, c, d in _texts(ends_q, ends_k)
-    ]
-    return tuple(torch.cat(part) for part in zip(*found, strict=True))
+    texts = (grad, ends_q), (q, ends_q), (k, ends_k), (v, ends_k), (o, ends_q), (lse, ends_q, 1)
+    return tuple(_joined(x, ends_q) for x in _each(_differentiate, texts, options))
 
 
 def _efficient_attention_forward(
@@ -131,25 +119,21 @@ def _efficient_attention_forward(
     _check_rows(q, k, v)
     assert bias is None
     assert q.shape[2] == k.shape[2] == v.shape[2]
-    options = _efficient_options(kind, scale, window_size)
+    longest = q.shape[1]
     if ends_q is None:
         assert (max_q, max_k) == (None, None)
-        found = [_attend(*row, **options) for row in zip(q, k, v, strict=True)]
-        o, lses = (torch.stack(part) for part in zip(*found, strict=True))
-        longest = q.shape[1]
     else:
         assert len(q) == 1
-        _check_ends(ends_q, q.shape[1], max_q)
-        _check_ends(ends_k, k.shape[1], max_k)
-        found = [
-            _attend(q[0, a:b], k[0, c:d], v[0, c:d], **options)
-            for a, b, c, d in _texts(ends_q, ends_k)
-        ]
-        outputs, lses = zip(*found, strict=True)
-        o, longest = torch.cat(outputs)[None], max_q
-    lse = lses[0].new_full((len(lses), q.shape[2], -(-longest // 32) * 32), torch.inf)
+        q, k, v, longest = q[0], k[0], v[0], max_q
+        _check_ends(ends_q, len(q), max_q)
+        _check_ends(ends_k, len(k), max_k)
+    options = _efficient_options(kind, scale, window_size)
+    outputs, lses = _each(_attend, ((q, ends_q), (k, ends_k), (v, ends_k)), options)
+    lse = lses[0].new_full((len(lses), q.shape[-2], -(-longest // 32) * 32), torch.inf)
     for row, part in zip(lse, lses, strict=True):
         row[:, : part.shape[1]] = part
+    o = _joined(outputs, ends_q)
+    o = o if ends_q is None else o[None]
     return o, lse, q.new_empty(()), q.new_empty(()), longest, longest
 
 
@@ -161,24 +145,18 @@ def _efficient_attention_backward(
     _check_rows(grad, q, k, v, o)
     assert bias is None
     assert lse.shape[2] % 32 == 0
-    options = _efficient_options(kind, scale, window_size)
     if ends_q is None:
         assert (max_q, max_k) == (q.shape[1], k.shape[1])
-        rows = zip(grad, q, k, v, o, lse[:, :, : q.shape[1]], strict=True)
-        found = [_differentiate(*row, **options) for row in rows]
-        dq, dk, dv = (torch.stack(part) for part in zip(*found, strict=True))
+        lses = [row[:, : q.shape[1]] for row in lse]
     else:
-        _check_ends(ends_q, q.shape[1], max_q)
-        found = [
-            _differentiate(
-                *(grad[0, a:b], q[0, a:b], k[0, c:d], v[0, c:d], o[0, a:b]),
-                *(of_text[:, : b - a],),
-                **options,
-            )
-            for (a, b, c, d), of_text in zip(_texts(ends_q, ends_k), lse, strict=True)
-        ]
-        dq, dk, dv = (torch.cat(part)[None] for part in zip(*found, strict=True))
-    return dq, dk, dv, q.new_empty(())
+        grad, q, k, v, o = (x[0] for x in (grad, q, k, v, o))
+        _check_ends(ends_q, len(q), max_q)
+        lses = [row[:, :length] for row, length in zip(lse, ends_q.diff(), strict=True)]
+    options = _efficient_options(kind, scale, window_size)
+    texts = [(grad, ends_q), (q, ends_q), (k, ends_k), (v, ends_k), (o, ends_q)]
+    gradients = _each(_differentiate, texts, options, lses)
+    gradients = (_joined(x, ends_q) for x in gradients)
+    return *(x if ends_q is None else x[None] for x in gradients), q.new_empty(())
 
 
 def _scaled_dot_product_cudnn_attention(
@@ -187,9 +165,8 @@ def _scaled_dot_product_cudnn_attention(
     _check_rows(q, k, v)
     assert q.shape[2] == k.shape[2]
     assert bias is None
-    rows = (x.transpose(1, 2) for x in (q, k, v))
-    found = [_attend(*row, causal=causal, scale=scale) for row in zip(*rows, strict=True)]
-    o, lse = (torch.stack(part) for part in zip(*found, strict=True))
+    texts = [(x.transpose(1, 2), None) for x in (q, k, v)]
+    o, lse = map(torch.stack, _each(_attend, texts, {"causal": causal, "scale": scale}))
     none = q.new_empty(0)
     return o.transpose(1, 2), lse[..., None], none, none, q.shape[2], k.shape[2], none, none, none
 
@@ -201,17 +178,24 @@ def _scaled_dot_product_cudnn_attention_backward(
     _check_rows(grad, q, k, v, o)
     assert lse.shape == (*q.shape[:3], 1)
     assert (max_q, max_k) == (q.shape[2], k.shape[2])
-    rows = (x.transpose(1, 2) for x in (grad, q, k, v, o))
-    found = [
-        _differentiate(*row, causal=causal, scale=scale)
-        for row in zip(*rows, lse[..., 0], strict=True)
+    texts = [(x.transpose(1, 2), None) for x in (grad, q, k, v, o)]
+    options = {"causal": causal, "scale": scale}
+    gradients = _each(_differentiate, [*texts, (lse[..., 0], None)], options)
+    return tuple(torch.stack(x).transpose(1, 2) for x in gradients)
+
+
+def _each(function, tensors, options, *lists):
+    """A function's results, by result, of each row or, where ends are given, of each text."""
+    cut = [
+        x.unbind(0) if ends is None else x.split(ends.diff().tolist(), *dim)
+        for x, ends, *dim in tensors
     ]
-    return tuple(torch.stack(part).transpose(1, 2) for part in zip(*found, strict=True))
+    texts = zip(*cut, *lists, strict=True)
+    return list(zip(*(function(*text, **options) for text in texts), strict=True))
 
 
-def _texts(ends_q: Tensor, ends_k: Tensor) -> list[tuple[int, int, int, int]]:
-    q, k = ends_q.tolist(), ends_k.tolist()
-    return list(zip(q, q[1:], k, k[1:], strict=False))
+def _joined(parts, ends, dim=0):
+    return torch.stack(parts) if ends is None else torch.cat(parts, dim)
 
 
 def _efficient_options(kind: int, scale: float | None, window: int | None) -> dict[str, object]:

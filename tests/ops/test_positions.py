@@ -79,15 +79,12 @@ def test_reference_values_of_ntk():
 
 def test_slopes():
     eighths = [2.0**-h for h in range(1, 9)]
-    assert alibi_slopes(8).tolist() == eighths
-    assert alibi_slopes(16).tolist() == pytest.approx([2 ** (-h / 2) for h in range(1, 17)])
-    assert alibi_slopes(12).tolist() == pytest.approx(
-        [*eighths, 0.707107, 0.353553, 0.176777, 0.088388], abs=1e-6
-    )
-    assert alibi_slopes(6).tolist() == pytest.approx(
-        [0.25, 0.0625, 0.015625, 0.003906, 0.5, 0.125], abs=1e-6
-    )
-    assert alibi_slopes(1).tolist() == [2.0**-8]
+    for slopes in (
+        *(eighths, [2 ** (-h / 2) for h in range(1, 17)], [2.0**-8]),
+        [*eighths, 0.707107, 0.353553, 0.176777, 0.088388],
+        [0.25, 0.0625, 0.015625, 0.003906, 0.5, 0.125],
+    ):
+        assert alibi_slopes(len(slopes)).tolist() == pytest.approx(slopes, abs=1e-6)
 
 
 @pytest.mark.parametrize("heads", [4, 6])
@@ -149,23 +146,20 @@ def _table(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return rotary_table(positions, frequencies(rope, width, positions.device)[0])
 
 
-def _queries_and_keys(
-    form: str, *, heads: int = 4, groups: int = 2, length: int = 9, width: int = 8
-) -> list[Tensor]:
-    q = torch.randn(2, heads, length, width // 2 if form == "strict" else width)
-    t = torch.randn(2, groups, length, width // 2)
+def _queries_and_keys(form: str, groups: int) -> list[Tensor]:
+    q, t = torch.randn(2, 4, 9, 4 if form == "strict" else 8), torch.randn(2, groups, 9, 4)
     return [x.double().requires_grad_() for x in (q, t)]
 
 
-def test_exact_is_equation_17():
-    """Σ_j t_j |q_j|² cos((m−n)θ_j), the closed form, against the N × N × D transcription."""
-    q, t = (x.detach() for x in _queries_and_keys("exact", groups=4))
-    at = torch.arange(9)
-    got = oracles.coca_scores(q, t, at[None], at[None], THETA, "exact")
-    angle = (at[:, None] - at)[..., None] * THETA ** (-torch.arange(4).double() / 4)
-    amplitude = q[..., :4] ** 2 + q[..., 4:] ** 2
-    want = torch.einsum("bhmj,bhnj,mnj->bhmn", amplitude, t.relu(), angle.cos())
-    assert torch.allclose(got, want, atol=1e-12)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_scores_and_gradients_are_the_papers_n_n_d_products(form, groups):
+    q, t = _queries_and_keys(form, groups=groups)
+    at = torch.stack([torch.arange(9), torch.arange(9) * 3 + 2])
+    table = _table(at, 8)
+    k = coca_keys(t, table, form).repeat_interleave(4 // groups, 1)
+    want = oracles.coca_scores(q, t, at, at, THETA, form)
+    agree(coca_queries(q, table, form) @ k.mT, want, [q, t], bound=1e-4)
 
 
 @pytest.mark.parametrize("form", FORMS)

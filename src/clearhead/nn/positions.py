@@ -94,7 +94,7 @@ def _rope_refuses(layer: LayerSpec) -> str | None:
         if value is None and key in optional:
             continue
         number = not isinstance(value, bool) and isinstance(value, int | float)
-        if not number or not least <= value <= most:
+        if value is None or not number or not least <= value <= most:
             range_of_it = f"at least {least}" + " and at most 1" * (most == 1)
             return f"{key}={value!r} in rope_parameters must be a finite number, {range_of_it}"
     if rope["rope_theta"] <= (least := 1 if kind == "yarn" else 0):

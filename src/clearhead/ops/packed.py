@@ -43,10 +43,10 @@ _INPUTS = (
     "clearhead::attend", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)"
 )
 def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-    call = Call(*inputs[:4], Visibility(*inputs[4:8]))
-    q, k, v, _, visibility = call
+    q, k, v, scale, *masks, kernel = inputs
+    call = Call(q, k, v, scale, visibility := Visibility(*masks))
     batch, _, queries, _ = q.shape
-    run, texts = _serving(inputs[8], visibility, queries)
+    run, texts = _serving(kernel, visibility, queries)
     if texts is None:
         o, lse = run.forward(call)
         return _tokens_first(o), _as_kept(lse, visibility.masked)
@@ -67,10 +67,10 @@ def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
     schema=f"(Tensor grad, Tensor o, Tensor lse, {_INPUTS}) -> (Tensor, Tensor, Tensor)",
 )
 def _backward(grad: Tensor, o: Tensor, lse: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    call = Call(*inputs[:4], Visibility(*inputs[4:8]))
-    q, k, v, _, visibility = call
+    q, k, v, scale, *masks, kernel = inputs
+    call = Call(q, k, v, scale, visibility := Visibility(*masks))
     batch, queries, keys = len(q), q.shape[2], k.shape[2]
-    run, texts = _serving(inputs[8], visibility, queries)
+    run, texts = _serving(kernel, visibility, queries)
     if texts is None:
         dq, dk, dv = map(_tokens_first, run.backward(call, grad, o, lse))
         return dq, dk, dv

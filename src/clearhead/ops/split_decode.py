@@ -96,11 +96,11 @@ def _decode(
     lse_parts = q.new_empty(parts, batch, heads, dtype=torch.float32)
     o, lse = _outputs(q, v, maps)
     mask = q if key_mask is None else key_mask.contiguous().view(torch.uint8)
-    turning, strides = (q, q), (0, 0)
+    turning, strides = (q, q), [0, 0]
     if positions is not None and frequency is not None:
         turning = positions, frequency
         # From text to text; 0 if all texts share it.
-        strides = tuple(x.stride(0) if x.ndim == 2 and len(x) > 1 else 0 for x in turning)
+        strides = [x.stride(0) if x.ndim == 2 and len(x) > 1 else 0 for x in turning]
     with torch.cuda.device_of(q):
         split_decode_kernels.attend[(parts, batch * units)](
             *(q, k, v, mask, *turning, o_parts, lse_parts),
