@@ -178,50 +178,44 @@ def test_attention_in_lower_precision_takes_every_layout(layout, dtype, bound):
     assert max(errors(found, [want, *torch.autograd.grad(want.sum(), exact)])) < bound
 
 
-B, H, G, T, S, D, V = 2, 4, 2, 5, 7, 6, 10
-COMPILED = {
-    "causal": {},
-    "both ways": {"causal": False},
-    "window": {"window": 3},
-    "padded": {"key_mask": torch.arange(S) >= torch.tensor([[0], [2]])},
-    "packed": {"segments": torch.tensor([[0, 0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 2, 2]])},
-}
+H, T, S = 4, 5, 7
+PADDED = {"key_mask": torch.arange(S) >= torch.tensor([[0], [2]])}
+PACKED = {"segments": torch.tensor([[0, 0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 2, 2]])}
 
 
 def _random(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+    return torch.randn(2, *shape, dtype=torch.float64, requires_grad=True)
 
 
 @pytest.mark.parametrize(
-    ("sink", "prefixed", "mask"),
+    ("sink", "prefixed", "options"),
     [
-        (None, False, "causal"),
-        (None, True, "packed"),
-        ("softmax1", True, "both ways"),
-        ("softmax1", False, "padded"),
-        ("by head", False, "window"),
-        ("by head", True, "padded"),
-        ("by query", True, "causal"),
-        ("by query", False, "packed"),
+        (None, False, {}),
+        (None, True, PACKED),
+        (None, True, {"causal": False, "sink": 0.0}),
+        (None, False, PADDED | {"sink": 0.0}),
+        ((H,), False, {"window": 3}),
+        ((H,), True, PADDED),
+        ((2, H, T), True, {}),
+        ((2, H, T), False, PACKED),
     ],
 )
-def test_attention(sink, prefixed, mask):
-    inputs = {"q": _random(B, H, T, D), "k": _random(B, G, S, D), "v": _random(B, G, S, V)}
-    if sink in ("by head", "by query"):
-        inputs["sink"] = _random(H) if sink == "by head" else _random(B, H, T)
+def test_attention(sink, prefixed, options):
+    inputs = {"q": _random(H, T, 6), "k": _random(2, S, 6), "v": _random(2, S, 10)}
+    if sink is not None:
+        inputs["sink"] = torch.randn(sink, dtype=torch.float64, requires_grad=True)
     if prefixed:
-        inputs |= {"prefix_k": _random(B, G, 3, D), "prefix_v": _random(B, G, 3, V)}
+        inputs |= {"prefix_k": _random(2, 3, 6), "prefix_v": _random(2, 3, 10)}
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, **rest: Tensor) -> Tensor:
-        given = 0.0 if sink == "softmax1" else rest.get("sink")
-        prefix = (rest["prefix_k"], rest["prefix_v"]) if prefixed else None
-        return ops.attend(q, k, v, sink=given, prefix=prefix, **COMPILED[mask])
+    def attend(q: Tensor, k: Tensor, v: Tensor, prefix_k=None, prefix_v=None, **rest) -> Tensor:
+        prefix = (prefix_k, prefix_v) if prefixed else None
+        return ops.attend(q, k, v, prefix=prefix, **rest, **options)
 
     _agree_compiled(attend, inputs)
 
 
 def test_attention_to_keys_that_are_the_values_or_the_queries():
-    x = {"x": _random(B, H, S, D)}
+    x = {"x": _random(H, S, 6)}
     _agree_compiled(lambda x: ops.attend(x, x, x, sink=0.0), x)
     _agree_compiled(lambda x: ops.attend(2 * x, x, x), x)
 

@@ -9,7 +9,15 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.errors import ClearheadError, first_line
-from clearhead.nn.bases import Epilogue, Interface, PositionTables, Scores, SingleMaps, Softmax
+from clearhead.nn.bases import (
+    Attend,
+    Epilogue,
+    Interface,
+    PositionTables,
+    Scores,
+    SingleMaps,
+    Softmax,
+)
 from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.outputs import SkipInit
 from clearhead.nn.registry import REGISTRY
@@ -53,7 +61,7 @@ class Attention(nn.Module):
         together = self.maps.keys_together
         self.normalizer: Softmax | None = chosen["normalizer"].build(layer, queries, together)
         own = self.normalizer or Softmax
-        self.attend = own.attend
+        self.attend: Attend = own.attend
         self.weights, self.as_softmax = own.weights, own.as_softmax
         self.shaping: SkipInit | None = chosen["shaping"].build(layer, heads)
         self.epilogue: Epilogue | None = chosen["epilogue"].build(layer, heads)

@@ -6,7 +6,7 @@ is the number of a token's queries, one a map; output heads may be fewer.
 
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,15 @@ from clearhead.spec import Declaration, LayerSpec
 Weights = dict[str, Tensor]
 
 
+class Attend(Protocol):
+    """`attend(q, k, v, visibility=…, sink=…, prefix=…, scale=…)`, such as `ops.attend`."""
+
+    def __call__(self, *tensors: Any, **options: Any) -> Tensor: ...
+
+
 Interface = Callable[..., Tensor]
-"""Attention of a layer by an oracle, a probe, or the user, called as `Softmax.attend` is, with the
-layer's `Attention` before q, and `lambdas`, by which its `maps` combine the maps, or None."""
+"""Attention of a layer by an oracle, a probe, or the user, called as `Attend` is, with the layer's
+`Attention` before q, and `lambdas`, by which its `maps` combine the maps, or None."""
 
 AsSoftmax = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From scores [B, H, R, S] and the visible ones, softmax's scores and its sink [B, H, R, 1]."""
@@ -94,8 +100,7 @@ class Softmax:
     """Softmax without a sink: a row's weights sum to 1. Base of all normalizers."""
 
     prefix_length = 0  # keys of the prefix, which take the positions before the text
-    # attend(q, k, v, visibility=…, sink=…, prefix=…, scale=…)
-    attend: Callable[..., Tensor] = staticmethod(attend)
+    attend: Attend = staticmethod(attend)
     weights: Callable[..., Tensor] = staticmethod(oracles.weights)  # its oracle, in float64
     as_softmax: AsSoftmax | None = None  # None: scores and sink are softmax's
 

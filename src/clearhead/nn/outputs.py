@@ -1,4 +1,4 @@
-"""What becomes of the heads' outputs before `o_proj`: shaped attention, gates, and XSA."""
+"""Functions of the heads' outputs before `o_proj`: shaped attention, gates, and XSA."""
 
 from collections.abc import Callable
 from functools import partial
