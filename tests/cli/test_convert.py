@@ -34,7 +34,7 @@ def test_what_cannot_be_converted_leaves_nothing(tokenizer, tmp_path, capsys, mo
     other = replace(LLAMA, write=wrong)
     monkeypatch.setitem(conversion.FAMILIES, "LlamaForCausalLM", other)
     said = refusal(capsys, "convert", plain, made)
-    assert "ClearheadForCausalLM gives other logits, by 1 of their size" in said
+    assert "ClearheadForCausalLM gives other logits, by 1 of them" in said
     assert not [path for path in tmp_path.iterdir() if path.name not in ("run", "plain")]
 
 
@@ -110,7 +110,7 @@ def test_weights_beyond_sixteen_bits_are_not_written(llama, tmp_path, capsys):
         attention.v_proj.weight[0] = 0  # nothing reads it, so that logits stay equal
     half = save(tmp_path / "half", model, AutoTokenizer.from_pretrained(llama))
     said = refusal(capsys, "convert", half, made, "--to", "gated")
-    assert "o_proj.weight has weights beyond the range of float16: convert a copy" in said
+    assert "o_proj.weight has weights beyond the range of float16: convert a float32" in said
     assert not made.exists()
 
 
@@ -195,9 +195,9 @@ def test_what_servers_have_no_place_for_is_refused_and_nothing_written(llama, tm
     assert call("convert", tmp_path / "sink", tmp_path / "g", "--for", "llama.cpp") == 0
     assert "→ GraniteSWAForCausalLM, with equal logits" in capsys.readouterr().out
     for source, words, said in (
-        (null, ("serving",), "normalizer='key' does not fit: its sink"),
+        (null, ("serving",), "normalizer='key' does not fit: it has 'softmax'"),
         (null, ("llama.cpp",), "no family for this model: Llama has no normalizer='key'"),
-        (llama, ("serving",), "is not clearhead's, and is served as it is"),
+        (llama, ("serving",), "a LlamaForCausalLM is served as it is"),
         (llama, ("serving", "--to", "gated"), "--for is a step of its own"),
     ):
         assert said in refusal(capsys, "convert", source, made, "--for", *words)

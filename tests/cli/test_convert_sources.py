@@ -103,7 +103,6 @@ def test_a_head_beside_the_embedding_to_which_it_is_tied_is_refused(source, goin
         path.read_text("utf-8").replace('word_embeddings": false', 'word_embeddings": true')
     )
     said = _refused(capsys, source, going_on)
-    assert "ties its head to its embedding (tie_word_embeddings=true)" in said
     assert "set tie_word_embeddings to false in config.json" in said
     rewritten(source, lambda weights: weights.pop("lm_head.weight"))
     assert call("convert", source, source.with_name("tied")) == 0
@@ -112,14 +111,12 @@ def test_a_head_beside_the_embedding_to_which_it_is_tied_is_refused(source, goin
 def test_weights_that_are_lost_are_named_as_the_cause(source, going_on, capsys):
     key = "model.layers.1.mlp.up_proj.weight"
     rewritten(source, lambda weights: weights[key][0].fill_(torch.nan))
-    assert f"{key} of this LlamaForCausalLM has weights that are not finite: give" in (
+    assert f"{key} of this LlamaForCausalLM has weights that are not finite" in (
         _refused(capsys, source, going_on)
     )
     rewritten(source, lambda weights: [weight.zero_() for weight in weights.values()])
     said = _refused(capsys, source, going_on)
-    assert (
-        "this LlamaForCausalLM gives logits that are all 0 as it is: its weights are lost" in said
-    )
+    assert "this LlamaForCausalLM gives logits that are all 0 as it is" in said
 
 
 def test_a_model_of_one_position_has_no_distance(tokenizer, tmp_path, capsys):
@@ -154,7 +151,7 @@ def test_too_little_memory_is_said_before_loading(
         said = refusal(capsys, verb, llama, *words)
         wanted = float(said.partition("wants ")[2].partition(" GiB")[0])
         assert f"{verb} of {llama} wants " in said
-        assert f", and {free:.1f} GiB are available: use a larger machine" in said
+        assert f", and {free:.1f} GiB are available" in said
         assert copies * count <= wanted < 1.2 * copies * count
     assert not loads
     assert not (tmp_path / "made").exists()
@@ -193,7 +190,7 @@ def test_trained_sinks_are_neither_calibrated_nor_set(to, granite, text, tmp_pat
     said = refusal(capsys, *words[:3], "--prefix", "a", *SHORT)
     assert "layer 0 has 'sink', where queries need no first token: leave --prefix out" in said
     said = refusal(capsys, *words, "annealed_start=true")
-    assert "normalizer='sink' already, and annealed_start=true would begin without it" in said
+    assert "annealed_start=true would begin without this model's normalizer='sink'" in said
     assert not made.exists()
     assert call(*words, "--text", text) == 0
     theirs, ours = map(AutoModelForCausalLM.from_pretrained, (granite, made))

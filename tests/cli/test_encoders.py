@@ -92,7 +92,7 @@ def test_a_checkpoint_of_any_kind_learns_a_task_and_reloads(
 
     folder = out / "seed0/final"
     told = refusal(capsys, "eval", folder, "--tasks", "perplexity")
-    assert "is a classifier, which predicts no tokens" in told
+    assert "Classification'], predicts no next token" in told
     again = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     reader = AutoTokenizer.from_pretrained(folder)
     assert again.config.id2label == {0: "no", 1: "yes"}
@@ -266,7 +266,7 @@ def test_masked_pretraining_then_its_loss_then_a_task(masked_words, rows, tmp_pa
     assert loss.value == pytest.approx(5.7, abs=0.7)
     asked = [*where, "--lengths", "16", "--tasks", "perplexity"]
     assert "its task is masked" in refusal(capsys, "eval", tmp_path / "run", *asked)
-    assert "predicts hidden tokens" in refusal(capsys, "generate", tmp_path / "run", "x")
+    assert "predicts no next token" in refusal(capsys, "generate", tmp_path / "run", "x")
 
     quick = changed(_words(rows), "--train.epochs", "1", "--output", str(tmp_path / "task"))
     assert call("finetune", tmp_path / "run", *quick) == 0

@@ -58,4 +58,4 @@ def test_a_folder_with_the_owner_s_name_hides_no_model_of_the_cache(name, hub, c
     else:
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
-        assert "no such folder; nor in the hub's cache" in line
+        assert "(no such folder)" in line

@@ -61,7 +61,7 @@ def test_the_commands_run_in_order_as_written(tokenizer, tmp_path, monkeypatch, 
         shown = "".join(capsys.readouterr())
         (said,) = [said for start, said in SAID.items() if " ".join(words).startswith(start)]
         assert re.search(said, shown), shown
-    assert "its keys and values stand before the text" in refusal(
+    assert "normalizer='key-value' does not fit" in refusal(
         capsys, "convert", "few-bits", "refused", "--for", "serving"
     )
     assert call("train", "--resume", "repaired", "--train.tokens", "6144") == 0

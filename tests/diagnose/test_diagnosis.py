@@ -13,7 +13,6 @@ from clearhead.diagnose import diagnose
 from clearhead.diagnose.diagnosis import advise, gain_ratios
 from clearhead.lab.measuring import require_maps
 from clearhead.models.inspection import longest_text, within_memory
-from clearhead.probe import observe
 
 from .kinds import ENCODERS, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
 
@@ -79,13 +78,8 @@ def test_the_batch_size_changes_nothing(name):
             assert one["value"] == pytest.approx(other["value"], rel=1e-3, abs=1e-6), one
 
 
-def test_diffllama_is_refused_until_it_is_converted(tiny, tmp_path):
-    """Its attention is called twice with the same queries, and shown once."""
-    calls = tiny.Calls()
+def test_diffllama_is_refused_until_it_is_converted(tmp_path):
     model = make("DiffLlama")
-    with torch.no_grad(), observe(model, attention=[calls]):
-        model(torch.stack(_windows()))
-    assert [call.layer for call in calls] == [0, 1, 2]
     with pytest.raises(ClearheadError, match="`clearhead convert` makes of it"):
         diagnose(model, _windows(), batch_size=3)
     model.save_pretrained(tmp_path)
@@ -142,7 +136,7 @@ def test_an_encoder_decoder_is_refused_and_only_memory_is_taken_for_memory():
     t5 = T5ForConditionalGeneration(
         T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=11)
     )
-    with pytest.raises(ClearheadError, match="encoder-decoder"):
+    with pytest.raises(ClearheadError, match="no list of"):
         diagnose(t5, _windows(), batch_size=1)
     with pytest.raises(RuntimeError, match="something else"), within_memory("less"):
         raise RuntimeError("something else")

@@ -9,7 +9,7 @@ from clearhead.diagnose.attention_profile import ClosedGates, NullMass
 from clearhead.ops.visibility import Visibility
 from clearhead.probe import AttentionCall, ByTile, observe
 from clearhead.probe import tiles as module_under_test
-from clearhead.view.trace import AttentionTrace
+from clearhead.view.observation import AttentionTrace
 
 B, H, T, D = 2, 3, 37, 5
 BANDS = {

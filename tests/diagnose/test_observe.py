@@ -84,13 +84,6 @@ def test_attention_is_replaced_in_one_model_at_a_time(tiny, within):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_the_override_by_itself_says_what_to_do(tiny):
-    model = tiny.make("Llama")
-    model.set_attn_implementation(NAME)
-    with pytest.raises(ClearheadError, match="only inside"):
-        model(tiny.windows(1)[0][None])
-
-
 def test_models_that_cannot_be_observed(tiny):
     bloom = BloomForCausalLM(BloomConfig(hidden_size=8, n_layer=1, n_head=2, vocab_size=11))
     original = bloom.config._attn_implementation

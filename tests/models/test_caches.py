@@ -123,7 +123,7 @@ def test_rows_of_a_cache_whose_positions_have_gaps_may_be_repeated():
     cache, uneven = DynamicCache(), places[0, :10].view(2, 5)
     model(ids[:, :5], position_ids=uneven, past_key_values=cache)
     cache.batch_repeat_interleave(2)
-    with pytest.raises(ClearheadError, match="holds position_ids of 2 rows, and the batch has 4"):
+    with pytest.raises(ClearheadError, match="the cache has 2 rows, and the batch 4"):
         model(ids[:1].expand(4, -1), past_key_values=cache)
 
 
@@ -137,7 +137,7 @@ def test_a_cache_of_another_model_is_refused(kind):
         theirs = ClearheadForCausalLM(space.config(**other)).eval()
         cache = DynamicCache() if kind == "dynamic" else caches(theirs)[1]
         theirs(_ids(), past_key_values=cache)
-        with pytest.raises(ClearheadError, match="start a new one") as error:
+        with pytest.raises(ClearheadError, match=r"not of the 2 layers|start a new") as error:
             model(_ids(length=1), past_key_values=cache)
         assert "\n" not in str(error.value)
 
@@ -151,7 +151,7 @@ def test_a_cache_that_an_interrupted_step_left_is_refused(window):
     with pytest.raises(ZeroDivisionError):
         model(_ids(length=1), past_key_values=cache)
     hook.remove()
-    with pytest.raises(ClearheadError, match="a step was interrupted; start a new one"):
+    with pytest.raises(ClearheadError, match="a step was interrupted"):
         model(_ids(length=1), past_key_values=cache)
 
 

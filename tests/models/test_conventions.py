@@ -171,7 +171,7 @@ def test_the_arguments_that_are_offered_are_those_there_are(model):
         model(_ids(), zzz=1)
     offered = str(error.value).partition("choose one of ")[2].split(", ")
     assert {"input_ids", "past_key_values", "output_attentions"} <= set(offered)
-    assert not {"self", "unknown", "arguments", "return_dict"} & set(offered)
+    assert not {"self", "unknown", "arguments"} & set(offered)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,9 @@ def test_the_arguments_that_are_offered_are_those_there_are(model):
     [
         ({"input_ids": None}, "either input_ids or inputs_embeds"),
         ({"inputs_embeds": torch.ones(2, 9, 32)}, "either input_ids"),
-        ({"input_ids": torch.arange(9)}, "input_ids must be whole numbers"),
-        ({"input_ids": torch.ones(2, 9)}, "input_ids must be whole numbers"),
+        ({"input_ids": torch.arange(9)}, r"input_ids must be \[batch, tokens\]"),
         ({"input_ids": torch.ones(2, 0).long()}, "at least one token"),  # it would end the process
-        ({"input_ids": None, "inputs_embeds": torch.ones(9, 32)}, "inputs_embeds must be"),
+        ({"input_ids": None, "inputs_embeds": torch.ones(9, 32)}, "inputs_embeds .batch"),
         ({"position_ids": torch.arange(9)}, r"position_ids must .* \[2, 9\]"),
         ({"position_ids": torch.arange(9.0)[None]}, "whole numbers"),
         ({"labels": torch.ones(2, 4).long()}, r"labels must be int64 \[2, 9\]"),
@@ -195,10 +194,9 @@ def test_the_arguments_that_are_offered_are_those_there_are(model):
         ({"attention_mask": torch.tensor([[1] * 5 + [2] * 4] * 2)}, "attention_mask must hold 1"),
         ({"document_ids": torch.zeros(2, 5).long()}, "document_ids must be"),
         ({"cu_seq_lens_q": torch.tensor([0, 9])}, "document_ids"),
-        ({"labels": torch.full((2, 9), 61)}, "outside the vocabulary, 0 to 60: give"),
+        ({"labels": torch.full((2, 9), 61)}, "61 is outside the vocabulary, 0 to 60"),
         ({"labels": torch.full((2, 9), -99)}, "label -99 is outside"),
         ({"labels": torch.full((2, 9), -100)}, "every label is -100"),
-        ({"past_key_values": ((torch.ones(1),),)}, "transformers Cache"),
         ({"attention_mask": torch.ones(2, 9, 9)}, r"must be \[batch, past"),
         ({"attention_mask": torch.tensor([[1] * 9, [0] * 9])}, "row 1 of attention_mask is all"),
         ({"attention_mask": torch.eye(2, 9) * -1e9}, "hold 1 for a token and 0"),

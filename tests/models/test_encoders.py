@@ -177,7 +177,11 @@ def test_kinds_of_problem():
     [
         ({"problem_type": "multi_label_classification"}, {}, "choose single_label"),
         ({"problem_type": "regression"}, {}, "with num_labels=3: choose .* with num_labels=1"),
-        ({"pad_token_id": PAD}, {"input_ids": torch.tensor([[1, 2, PAD]])}, "give the mask"),
+        (
+            {"pad_token_id": PAD},
+            {"input_ids": torch.tensor([[1, 2, PAD]])},
+            "but no attention_mask",
+        ),
         *(
             ({}, {"input_ids": ONE, "attention_mask": ONE, name: ONE}, "a row is one text")
             for name in ("document_ids", "position_ids")
@@ -270,10 +274,10 @@ def test_the_first_token_sees_the_last_as_in_eager_and_causally_it_does_not(name
 
 
 def test_what_needs_a_direction_is_refused():
-    with pytest.raises(ClearheadError, match="choose direction='bidirectional'"):
+    with pytest.raises(ClearheadError, match="needs direction='bidirectional'"):
         _masked("transformer")
     for config in (preset("transformer", **BOTH_WAYS), preset("bert", **SHAPE)):
-        with pytest.raises(ClearheadError, match="build ClearheadForMaskedLM"):
+        with pytest.raises(ClearheadError, match="ForCausalLM needs direction"):
             ClearheadForCausalLM(config)
     with pytest.raises(ClearheadError, match="needs direction='causal'"):
         _trunk("transformer")(_ids(), past_key_values=DynamicCache())

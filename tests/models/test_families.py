@@ -302,9 +302,6 @@ def test_what_starts_or_trains_a_layer_does_not_matter():
     ours = ClearheadForCausalLM(preset("transformer", **WHOLE | changes)).eval()
     with torch.no_grad():
         assert torch.allclose(LLAMA.exported(ours)(IDS).logits, ours(IDS).logits, atol=5e-5)
-    odd = preset("transformer", **WHOLE | {"num_attention_heads": 5, "head_dim": 8})
-    with pytest.raises(ClearheadError, match="no hidden_size=32 with 5 heads"):
-        LLAMA.exported(ClearheadForCausalLM(odd))
 
 
 def test_weights_without_a_place_and_quantised_ones_are_refused():

@@ -48,7 +48,7 @@ def test_windows_and_layers_without_position_are_kept_and_named():
     assert config.no_rope_layers == [0, 1]
     assert not hasattr(for_serving(model).config, "no_rope_layers")
     assert for_llama_cpp(model.to(torch.bfloat16)).dtype == torch.bfloat16
-    with pytest.raises(ClearheadError, match="is not clearhead's, and is served as it is"):
+    with pytest.raises(ClearheadError, match="LlamaForCausalLM is served as it is"):
         for_llama_cpp(converted(_model("transformer")))
 
 

@@ -202,21 +202,13 @@ def test_a_classifier_with_part_of_its_head_or_a_trunk_of_another_size_is_refuse
         pretrained(AutoModelForSequenceClassification, folder, head="new")
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("runs/trian", "no such folder; did you mean runs/train?"),
-        ("./smol", "no such folder; nor in the hub's cache"),
-        ("a/b/c", "no such folder; nor in the hub's cache"),
-        ("runs/other", "no such folder; nor in the hub's cache"),
-    ],
-)
-def test_a_mistyped_path_is_refused_before_any_network_is_tried(name, hint, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["runs/trian", "./smol", "a/b/c"])
+def test_a_mistyped_path_is_refused_before_any_network_is_tried(name, tmp_path, monkeypatch):
     (tmp_path / "runs/train").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ClearheadError) as refused:
         load(name)
-    assert str(refused.value).startswith(f"cannot load a model from '{name}' ({hint}): give a")
+    assert f"cannot load a model from '{name}' (no such folder): give a" in str(refused.value)
 
 
 def test_a_run_that_is_not_finished_is_no_model(tmp_path):

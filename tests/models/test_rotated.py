@@ -187,7 +187,7 @@ def test_rows_of_zeros_stay_zeros_and_a_bias_finite(zeros):
     ("keys", "message"),
     [
         ({"mlp": "gelu"}, r"mlp='gelu' has a function .* swiglu or geglu"),
-        ({}, "which only a rotation evens out: give --rotate down too"),
+        ({}, "rows' sizes to columns: give --rotate down too"),
     ],
     ids=["no gate", "no rotation"],
 )

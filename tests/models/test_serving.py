@@ -161,8 +161,8 @@ def test_its_attention_is_written_as_vllm_reads_it():
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("differential", {"normalizer": "softmax1"}, "maps='differential' does not fit: its"),
-        ("key-bias", {}, "normalizer='key' does not fit: its sink"),
+        ("differential", {"normalizer": "softmax1"}, "maps='differential' does not fit: it has"),
+        ("key-bias", {}, "normalizer='key' does not fit: it has 'softmax'"),
         ("alibi", {}, "position='alibi'"),
         ("forget", {}, "position='forget'"),
         ("xpos", {}, "position='xpos'"),

@@ -35,12 +35,9 @@ def make() -> Callable[..., Any]:
     def built(name: str, **overrides: Any) -> Any:
         torch.manual_seed(0)
         shape: dict[str, Any] = {"vocab_size": VOCABULARY, "num_hidden_layers": LAYERS}
-        if name == "GPT-2":
-            shape |= {"max_position_embeddings": 64}
-        elif name not in architectures.OTHERS:
-            shape |= {"num_key_value_heads": 2, "max_position_embeddings": 256}
-        else:
-            shape |= {"max_position_embeddings": 2048}
+        shape["max_position_embeddings"] = 64 if name == "GPT-2" else 256
+        if name not in architectures.OTHERS:
+            shape["num_key_value_heads"] = 2
         return architectures.make(name, **shape | overrides)
 
     return built

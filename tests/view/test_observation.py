@@ -126,16 +126,9 @@ def test_tokens_have_their_characters_and_places(make, tokenizer):
     assert "".join(found["tokens"][1:]) == text
     assert all(0 <= start <= stop <= len(text) for start, stop in found["spans"])
     assert found["total"] == len(found["tokens"]) == len(found["spans"])
-
-
-def test_the_modes_of_a_model_are_left_as_they_were(make, tokenizer, words):
-    model = make("Llama").train()
-    before = model.config._attn_implementation
-    observe_text(model, tokenizer, words, name="x")
-    assert model.training
-    assert model.config._attn_implementation == before
-    assert not any(module._forward_hooks for module in model.modules())
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    cut = observe_text(make("Llama"), tokenizer, text * 9, name="x", longest=20).model
+    assert len(cut["tokens"]) == 20 < cut["total"]
+    assert len(cut["maps"]) == LAYERS * 4
 
 
 def test_an_encoder_reads_both_ways_and_predicts_nothing(make, tokenizer, words):
@@ -146,12 +139,6 @@ def test_an_encoder_reads_both_ways_and_predicts_nothing(make, tokenizer, words)
     out = _own(model, _ids(found, tokenizer, words))
     for layer in range(3):
         _assert_close(found, layer, 2, "softmax", out.attentions[layer][0, 2].double())
-
-
-def test_a_long_text_is_cut(make, tokenizer, words):
-    found = observe_text(make("Llama"), tokenizer, words * 9, name="x", longest=50)
-    assert len(found.model["tokens"]) == 50 < found.model["total"]
-    assert len(found.model["maps"]) == LAYERS * 4
 
 
 def test_texts_and_models_that_cannot_be_viewed_are_refused(make, tokenizer, words):

@@ -78,7 +78,7 @@ def _overview(command: Command) -> None:
 def _models(command: Command) -> Iterator[tuple[str, Any]]:
     """Name and configuration of each model."""
     from clearhead.models import PRESETS, preset
-    from clearhead.models.loading import explained, kind_of, load_config, resolved
+    from clearhead.models.loading import kind_of, load_config, resolved
 
     changes = command.set
     for name in command.models:
@@ -93,10 +93,8 @@ def _models(command: Command) -> Iterator[tuple[str, Any]]:
         if changes or command.size != Command.size:
             raise ClearheadError(f"{name} is no preset: leave --size and --set out")
         path, trust = resolved(name), command.trust_remote_code
-        with explained(path):
-            kind_of(path, trust_remote_code=trust)
-            config = load_config(path, trust_remote_code=trust)
-        yield name, config
+        kind_of(path, trust_remote_code=trust)
+        yield name, load_config(path, trust_remote_code=trust)
 
 
 def _print_bill(config: Any, command: Command) -> None:

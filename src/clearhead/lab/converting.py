@@ -214,7 +214,7 @@ def _planned(
     if config.equalise:
         check_equalised(outline)
     # Sinks that the model has are trained: those that it gets are set.
-    after = [outline.config.layer(index) for index in range(outline.config.num_hidden_layers)]
+    after = outline.config.layers()
     added = tuple(
         index
         for index, layer in enumerate(after)

@@ -18,10 +18,10 @@ from clearhead.lab.run_setup import fitted, load_model, new_model, own_text, run
 from clearhead.lab.sweep_configs import FRESH, DiagnoseConfig, QuantizeConfig, short_names
 from clearhead.measure.sweep import Portion, Subject, Task, Texts, sweep
 from clearhead.models import SCALINGS, with_rope_scaling
-from clearhead.models.catalogue import preset
 from clearhead.models.conversion import refuse_quantised
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
-from clearhead.models.loading import best_device, explained, load_config, require_room, resolved
+from clearhead.models.loading import best_device, load_config, require_room, resolved
+from clearhead.models.planning import preset
 from clearhead.probe.tiles import DIFFLLAMA
 from clearhead.progress import Work
 from clearhead.quantize import every, left_out, linear_layers, scheme
@@ -124,8 +124,7 @@ def require_maps(source: str, trust_remote_code: bool) -> None:
 
 
 def _settings(source: str, trust_remote_code: bool) -> Any:
-    with explained(path := resolved(source)):
-        return load_config(path, trust_remote_code=trust_remote_code)
+    return load_config(resolved(source), trust_remote_code=trust_remote_code)
 
 
 def _diagnosis(config: DiagnoseConfig) -> Load:

@@ -9,7 +9,6 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from clearhead.lazy import lazily
-from clearhead.models import sink_attention  # noqa: F401 (registers an attn_implementation)
 from clearhead.models.base_model import ClearheadModel as ClearheadModel
 from clearhead.models.configuration import ClearheadConfig as ClearheadConfig
 from clearhead.models.language_models import ClearheadForCausalLM as ClearheadForCausalLM
@@ -19,9 +18,9 @@ from clearhead.models.language_models import (
 )
 
 if TYPE_CHECKING:
-    from clearhead.models.catalogue import preset as preset
     from clearhead.models.planning import Plan as Plan
     from clearhead.models.planning import plan as plan
+    from clearhead.models.planning import preset as preset
     from clearhead.models.starts import SCALINGS as SCALINGS
     from clearhead.models.starts import with_rope_scaling as with_rope_scaling
     from clearhead.named_models import BASELINE as BASELINE
@@ -40,6 +39,5 @@ transformers.AutoModelForSequenceClassification.register(
 )
 # By this table Trainer's label smoothing knows the models whose labels are to be shifted.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["clearhead"] = ClearheadForCausalLM.__name__
-
 
 __getattr__, __all__ = lazily(__name__)

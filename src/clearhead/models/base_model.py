@@ -27,7 +27,7 @@ CACHE = "cache" if hasattr(BaseModelOutputWithPast, "cache") else "past_key_valu
 
 
 def cache_of(output: Any) -> Any:
-    """The key-value cache in a model's output; None where it has none, as of recurrent models."""
+    """The key-value cache in a model's output; None for none, as of recurrent models."""
     cache = getattr(output, CACHE, None)
     layers = getattr(cache, "layers", ())
     return None if layers and not any(hasattr(layer, "keys") for layer in layers) else cache
@@ -40,8 +40,7 @@ class ClearheadPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["ClearheadLayer"]  # noqa: RUF012 (transformers' own form)
     _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
     _supports_sdpa = True
-    # Kept False, transformers' default: flash_attn and flex_attn (sinks, λ are
-    # unknown to them), attention_backend (a backend's function would ignore those).
+    # flash_attn, flex_attn and attention_backend stay False: they would ignore sinks and λ.
     _can_compile_fullgraph = True
     _supports_context_parallel = False  # it would shard the text below attention, unseen
 
@@ -53,7 +52,6 @@ class ClearheadPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """As `ClearheadConfig.register_for_auto_class`."""
         if not cls.__module__.startswith("clearhead."):
             super().register_for_auto_class(auto_class)
 
@@ -63,26 +61,15 @@ class ClearheadPreTrainedModel(PreTrainedModel):
 
 @cache
 def _layer_class(block: type[Block]) -> Any:
-    """A block's class, with transformers' gradient checkpointing."""
     return type("ClearheadLayer", (GradientCheckpointingLayer, block), {})
 
 
 class ClearheadModel(ClearheadPreTrainedModel):
-    """Token ids to hidden states after the final norm.
-
-    Attributes:
-        prefix_length: positions before every text, which belong to learned keys.
-        longest: number of positions that the position embedding has; None for no limit.
-        limits: the same for every kind of position with a limit, by its name.
-        windowed: whether a layer has a window.
-        gated: whether a layer caches gates beside keys.
-        prepares_late: whether a layer prepares keys when they are read.
-        followed: False if it has annealed parts and no training has moved them yet.
-    """
+    """Token ids to hidden states after the final norm."""
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
         super().__init__(config, **unknown)
-        specs = [config.layer(index) for index in range(config.num_hidden_layers)]
+        specs = config.layers()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         projection = EmbeddingProjection if config.embedding_projection else nn.Identity
         self.project_in = projection(config.hidden_size)
@@ -104,18 +91,19 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.other_positions = nn.ModuleDict({key: _position(one) for key, one in others.items()})
         positions: Any = [self.position, *self.other_positions.values()]
         limits = {each.layer.position: each.longest() for each in positions}
+        # Positions that each kind of position tells apart, and those that are added tell apart.
         self.limits = {name: limit for name, limit in limits.items() if limit is not None}
         self.longest: int | None = self.position.longest()
-        self.prefix_length = max([each.prefix_length for each in attentions])
+        self.prefix_length = max([each.prefix_length for each in attentions])  # of learned keys
         self.windowed = {each.window for each in attentions} != {None}
-        self.gated = {each.decay for each in attentions} != {None}
-        self.prepares_late = True in {each.cache_unrotated for each in attentions}
+        self.gated = {each.decay for each in attentions} != {None}  # caches gates beside keys
+        self.prepares_late = True in {each.cache_unrotated for each in attentions}  # keys, as read
         self.norm = REGISTRY.find("norm", config.outer_norm).build(
             config.hidden_size, config.norm_eps
         )
         self.project_out = projection(config.hidden_size)
         self.gradient_checkpointing = False
-        self.followed = not moves(self)
+        self.followed = not moves(self)  # by a training that moves its annealed parts
         self.post_init()
 
     @can_return_tuple
@@ -131,15 +119,13 @@ class ClearheadModel(ClearheadPreTrainedModel):
 
         Args:
             input_ids: int64 [B, T].
-            attention_mask: [B, S], 0 for padding, on either side; S counts cached tokens too. With
-                a static cache S may be its whole room: entries of later tokens are not read.
+            attention_mask: [B, S], 0 for padding, on either side; S counts cached tokens too, or
+                is the whole room of a static cache.
             position_ids: int64 [B, T]; by default counted from the first token that is no padding.
                 Where they do not rise, a document begins.
             document_ids: int [B, T]; a token sees only its own document (packing), in which
                 positions are counted. No cache then.
-
-        Raises:
-            ClearheadError: arguments that do not fit, and any other that would have no effect.
+            **options: `clearhead.models.inputs.Options`.
         """
         inputs = settle(self, input_ids, attention_mask, position_ids, document_ids, options)
         maps: list[Tensor] | None = [] if inputs.returns_maps else None
@@ -206,7 +192,7 @@ def _position(layer: LayerSpec) -> Any:
 
 
 def _position_key(layer: LayerSpec) -> str:
-    """Layers of the same key share one position module."""
+    """The key by which layers share a position module."""
     heads = REGISTRY.find("maps", layer.maps).heads(layer)
     wide = REGISTRY.find("scores", layer.scores).rotary_width(layer)
     return f"{layer.position} of {heads} heads, {wide} wide"

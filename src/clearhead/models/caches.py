@@ -1,11 +1,10 @@
 """Key-value caches of transformers: checks that they fit, lengths, and positions of their keys.
 
 A decoding step over transformers' StaticCache reads device tensors alone, so that a CUDA graph can
-capture it. The cache's length is a number on the device: a single query reads every slot, and a
-mask hides those without a token, so that neither shapes nor branches depend on the length.
+capture it: a single query reads every slot, and a mask hides those without a token.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,10 @@ from transformers.cache_utils import StaticLayer
 
 from clearhead.errors import ClearheadError
 from clearhead.nn.attention import Prefixes
-from clearhead.ops.precision import is_exporting, readable
+from clearhead.ops.precision import readable
+
+if TYPE_CHECKING:
+    from clearhead.models.base_model import ClearheadModel
 
 
 class PrefixCache(DynamicCache):
@@ -28,41 +30,25 @@ class PrefixCache(DynamicCache):
         self.prefixes: Prefixes = {}
 
 
-def check_cache(cache: Any, layers: int, gated: bool) -> None:
-    """Raise a ClearheadError unless `cache` is a transformers Cache of `layers` layers.
-
-    `gated`: log gates are cached beside keys, so that a quantised cache is refused too.
-    """
-    if not isinstance(cache, Cache):
+def check_cache(cache: Any, trunk: "ClearheadModel") -> None:
+    """Refuse a cache that would give other logits, or is not of the model's layers."""
+    layers = trunk.config.num_hidden_layers
+    if trunk.config.direction != "causal":
+        raise ClearheadError("a key-value cache needs direction='causal'")
+    if trunk.training and trunk.gradient_checkpointing:
         raise ClearheadError(
-            f"past_key_values must be a transformers Cache; found {type(cache).__name__}: "
-            "start a new one, transformers.DynamicCache()"
+            "gradient checkpointing runs a layer twice, and a cache would keep its keys twice"
         )
-    if gated and any(hasattr(layer, "_quantize") for layer in cache.layers):
-        raise ClearheadError(
-            "a quantised cache would round the gates that position='forget' sums up: give a "
-            "DynamicCache"
-        )
+    if trunk.gated and any(hasattr(layer, "_quantize") for layer in cache.layers):
+        raise ClearheadError("a quantised cache would round the gates that position='forget' sums")
     fits = len(cache.layers) in (0, layers)  # some make theirs at their first update
     if fits and cache.layers and not torch.compiler.is_compiling():
         length = cache.get_seq_length()  # the last layer lacks tokens if a step was interrupted
         fits = isinstance(length, Tensor) or cache.get_seq_length(layers - 1) == length
     if not fits:
         raise ClearheadError(
-            f"the cache is not of the {layers} layers of this model: "
-            "it is another model's, or a step was interrupted; start a new one"
+            f"the cache is not of the {layers} layers of this model, or a step was interrupted"
         )
-
-
-def cached_tokens(cache: Cache) -> int:
-    """The number of tokens in a cache."""
-    length = cache.get_seq_length()
-    # A static cache holds it in a tensor; of another, export keeps it symbolic, as int() would not.
-    if not isinstance(length, Tensor):
-        return length
-    if is_exporting():
-        raise ClearheadError("with a static cache only one token at a time exports: give one")
-    return int(length)
 
 
 def room_of(cache: Cache) -> int | None:
@@ -76,25 +62,16 @@ def room_of(cache: Cache) -> int | None:
 
 
 def steps_on_device(cache: Cache | None, tokens: int, windowed: bool) -> bool:
-    """True if `tokens` new tokens can be run without reading the cache's length on the host.
-
-    transformers counts the tokens of windows on the host.
-    """
+    """True if new tokens can be run without reading the cache's length on the host, on which
+    transformers counts the tokens of windows."""
     if cache is None or tokens > 1 or windowed or room_of(cache) is None:
         return False
     return isinstance(cache.get_seq_length(), Tensor)  # before its first token, 0
 
 
 def seen_slots(cache: Cache, attention_mask: Tensor | None, x_B1C: Tensor) -> tuple[int, Tensor]:
-    """The length to compare with the model's positions, and the slots that a new token sees.
-
-    Args:
-        cache: of `room_of`, with its tokens so far. attention_mask: of all its slots.
-
-    Returns:
-        (length, mask): the number of tokens with the new one, or of all slots where reading it
-        would make a GPU wait; bool [B, slots].
-    """
+    """The number of tokens with the new one, or of all slots where reading it would make a GPU
+    wait; and the slots that the new token sees, bool [B, slots]."""
     past, slots = cache.get_seq_length(), room_of(cache)
     assert slots is not None
     length = slots
@@ -118,8 +95,8 @@ def key_positions(
 ) -> Tensor:
     """Positions of cached and new keys, [B or 1, S]: `prefix` plus the count in the row, unpadded.
 
-    The offsets of given position_ids from this count are stored in the cache, for `rows` rows. If
-    `rows` is None they are not: cached keys then have the offset of the row's first new token.
+    Offsets of given position_ids from this count are stored in the cache, for `rows` rows; if that
+    is None, cached keys have the offset of the row's first new token.
     """
     if key_mask is None:
         count_BS = torch.arange(past + positions_BT.shape[1], device=positions_BT.device)[None]
@@ -147,10 +124,7 @@ def _earlier_offsets(cache: Any, offset_BT: Tensor, past: int, rows: int) -> Ten
         known = offset_BT.new_zeros(1, 1)
     if len(known) not in (1, rows):  # they were repeated or selected
         if bool((known != known[:1]).any()):
-            raise ClearheadError(
-                f"the cache holds position_ids of {len(known)} rows, and the batch has {rows}: "
-                "start a new one"
-            )
+            raise ClearheadError(f"the cache has {len(known)} rows, and the batch {rows}")
         known = known[:1]
     # A crop cuts them off; after steps on the device the last goes on.
     known = known[:, torch.arange(past, device=known.device).clamp_max(known.shape[1] - 1)]
@@ -163,7 +137,5 @@ def check_mask(attention_mask: Tensor) -> None:
     """Raise a ClearheadError for numbers other than 0 and 1."""
     if not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
         low, high = attention_mask.aminmax()
-        raise ClearheadError(
-            "attention_mask must hold 1 for a token and 0 for padding; found "
-            f"{low.item():g} to {high.item():g}: number the texts of a row by document_ids"
-        )
+        found = f"found {low.item():g} to {high.item():g}: number a row's texts by document_ids"
+        raise ClearheadError(f"attention_mask must hold 1 for a token and 0 for padding; {found}")

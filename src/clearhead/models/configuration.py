@@ -22,18 +22,11 @@ from clearhead.spec import AXES, Gain, LayerSettings, LayerSpec
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' names of layer types
 STUB = "modeling_clearhead.py"
-_AUTO = {
-    "AutoConfig": "ClearheadConfig",
-    "AutoModelForCausalLM": "ClearheadForCausalLM",
-    "AutoModelForMaskedLM": "ClearheadForMaskedLM",
-    "AutoModelForSequenceClassification": "ClearheadForSequenceClassification",
-}
+_HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification")
 
-# In the configuration of a model, of any library, that read this token first in every training
-# window; absent from all others.
+# In the configuration of a model, of any library, that read this token first in every window.
 WINDOW_BEGIN = "window_begin_token_id"
-# What transformers itself, or our training, passes or stores beside a configuration's declared
-# fields.
+# What transformers or our training stores beside a configuration's declared fields.
 _BESIDE = {
     WINDOW_BEGIN,
     *["attn_implementation", "auto_map", "experts_implementation", "model_type", "name_or_path"],
@@ -41,12 +34,6 @@ _BESIDE = {
 }
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _ROTARY = ("rope", "xpos")  # the positions that read rope_parameters
-# What other models have and none here, and why.
-_ABSENT = dict.fromkeys(
-    ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"),
-    "no number is left out of attention maps, which in a shaped block carry the signal itself; "
-    "choose dropout, of what branches add",
-)
 _GATED = ("swiglu", "geglu")  # the MLPs of three matrices
 # What a layer has by the same name as its model's configuration.
 _OF_LAYERS = (
@@ -66,49 +53,40 @@ _READERS = {
 class ClearheadConfig(PreTrainedConfig, LayerSettings):
     """Axes and sizes of a model; transformers' own common keys beside them.
 
-    Axes (see `clearhead.spec.AXES`; `docs/mechanisms.md` lists the values): `scores`, `qk_norm`,
-    `normalizer`, `maps`, `shaping`, `epilogue`, `values`, `projections`, `position`, `direction`,
-    `norm`, `mlp`, `mlp_rotation`, `order`, `attention_skip`, `mlp_skip`.
+    The axes are `clearhead.spec.AXES`; `docs/mechanisms.md` lists their values.
 
     `num_attention_heads` × `head_dim` is the attention width of the *baseline*, whatever `maps` is:
     differential attention makes half as many heads of twice the value width from it.
 
     `intermediate_size` None is 8/3 of the width rounded up to a multiple of 32 for a gated MLP, and
     4 × the width otherwise. `rope_parameters` is transformers' dict, with `rope_type` default,
-    linear, dynamic, yarn or llama3 (`clearhead.ops.rope`); dynamic counts from
-    `max_position_embeddings`, the trained length. `lambda_init` fixes differential attention's
-    λ_init; None is the depth-wise one. `head_norm` is its norm of each head: "affine", "plain" (no
-    gain) or "none".
+    linear, dynamic, yarn or llama3 (`clearhead.ops.rope`). `lambda_init` fixes differential
+    attention's λ_init; None is the depth-wise one. `head_norm` is its norm of each head: "affine",
+    "plain" (no gain) or "none".
 
-    `sliding_window` is the number of keys that a token sees, its own and those before it, in layers
-    that `layer_types` calls "sliding_attention" (the others: "full_attention"), or in all layers if
-    that is None. `layer_overrides` lists for each layer the axes on which it differs. Both may be a
-    pattern that is repeated: three windows and a full layer, or [{}, {}, {}, {"position": "none"}].
-
+    `sliding_window` counts the keys that a token sees, its own included, in layers that
+    `layer_types` calls "sliding_attention", or in all layers if that is None. `layer_overrides`
+    lists for each layer the axes on which it differs. Both may be a pattern that is repeated.
     `prefix_length` is the number of learned keys and values before every text (`normalizer`
     "key-value"); they take as many positions.
 
     `num_value_heads` None is `num_key_value_heads`, or one for each head where a head's value is
     its own input (`shaping` not none, `values` not linear). `first_values` is `values` of the first
-    layer, None the same as of the others. `value_init` is how W_V and W_P start: "normal",
-    "orthogonal" or "identity"; None is normal for linear ones and the identity for reparametrised
-    ones, whose β starts at `value_gain`. `query_range` is the standard deviation of W_Q at the
-    start; None is `initializer_range`, or 0 where `shaping` starts from equal scores.
-    `attention_gain`, `mlp_gain` and `mlp_skip_gain` are initial gains of the branches and of the
-    MLP's skip; None is no gain. `mlp_gain="depth"` is 0.1 · √(18 / layers), times the full width of
-    an MLP over this one's.
+    layer. `value_init` is how W_V and W_P start: "normal", "orthogonal" or "identity"; None is
+    normal for linear ones and the identity for reparametrised ones, whose β starts at `value_gain`.
+    `query_range` is the standard deviation of W_Q at the start; None is `initializer_range`, or 0
+    where `shaping` starts from equal scores. `attention_gain`, `mlp_gain` and `mlp_skip_gain` are
+    initial gains of the branches and of the MLP's skip; None is no gain. `mlp_gain="depth"` is
+    0.1 · √(18 / layers), times the full width of an MLP over this one's.
 
     `embedding_norm` is a value of `norm`, for the first layer's input, or "none".
     `embedding_projection` puts a square matrix behind the embedding, and one before the head (OSP's
     EmbProj, arXiv 2506.19697). `dropout` applies in training to the first layer's input, to
-    branches that are added to something, and before a classification head's last matrix; never to
-    attention maps.
+    branches that are added to something, and before a classification head's last matrix.
 
-    `annealed_start` lets a null key (`normalizer` softmax1, sink or key) and XSA begin without
-    effect and come in over the training run: a trained model keeps its function at the start.
-
-    `requires` names the packages whose mechanisms the model has (`clearhead.register`), None for
-    none; it is set automatically, and a saved model opens only after they have been imported.
+    `annealed_start` lets a null key (`normalizer` softmax1, sink or key) and XSA come in over the
+    training run. `requires` names the packages whose mechanisms the model has
+    (`clearhead.register`); it is set automatically, and they must be imported to open the model.
 
     Raises:
         ClearheadError: an unknown key or value (naming the near misses), or a combination that
@@ -147,14 +125,12 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
         super().__post_init__(**kwargs)
         if not self._rotates():
             self.rope_parameters = None  # transformers fills in a default of its own
-        self.auto_map = {auto: f"modeling_clearhead.{name}" for auto, name in _AUTO.items()}
+        self.auto_map = {"AutoConfig": "modeling_clearhead.ClearheadConfig"}
+        self.auto_map |= {f"AutoModel{x}": f"modeling_clearhead.Clearhead{x}" for x in _HEADS}
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """A configuration from a dictionary; keyword arguments are checked as if they were in it.
-
-        transformers would set them afterwards, unchecked.
-        """
+        """As transformers', which would set keyword arguments unchecked."""
         own = {key: kwargs.pop(key) for key in cls.settings().keys() & kwargs.keys()}
         return super().from_dict(renamed(config_dict) | own, **kwargs)
 
@@ -165,7 +141,7 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
         return {key: hint for key, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
 
     def settle(self) -> None:
-        """Derive settings that are None, and check all; models call this before they are built."""
+        """Derive settings that are None, and check all."""
         for key, hint in self.settings().items():
             if (value := getattr(self, key)) is not getattr(ClearheadConfig, key):  # its default
                 plain = isinstance(value, int | float | str)
@@ -185,11 +161,18 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
         for package in self.requires or ():
             if str(package) not in REGISTRY.packages():
                 raise ClearheadError(
-                    f"this model has mechanisms of the package {package!r}: import that first "
-                    "(a command by --import)"
+                    f"this model has mechanisms of the package {package!r}: --import that first"
                 )
         _settle_layers(self)
-        self._settle_rope()
+        if self._rotates():
+            settled = {**_ROPE, **(self.rope_parameters or {})}
+            if settled["rope_type"] in ("yarn", "llama3"):  # as transformers does
+                settled.setdefault("original_max_position_embeddings", self.max_position_embeddings)
+            self.rope_parameters = settled
+        elif self.rope_parameters:
+            raise ClearheadError(
+                f"rope_parameters have no effect with position={self.position!r}: leave them out"
+            )
         self._check()
 
     def layer(self, index: int) -> LayerSpec:
@@ -201,6 +184,10 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
             own |= self.layer_overrides[index]
         if self.layer_types is not None and self.layer_types[index] != SLIDING:
             own["sliding_window"] = None
+        gain = self.mlp_gain
+        if gain == "depth":  # the MLP's share falls with depth (arXiv 2311.01906, section 4.1, D)
+            full = self.hidden_size * (8 / 3 if self.mlp in _GATED else 4)
+            gain = 0.1 * (18 / self.num_hidden_layers) ** 0.5 * full / own["intermediate_size"]
         own_values = own["shaping"] != "none" or own["values"] != "linear"
         shared: Any = self.num_attention_heads if own_values else self.num_key_value_heads
         return LayerSpec(
@@ -208,28 +195,22 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
             depth=self.num_hidden_layers,
             num_value_heads=shared if self.num_value_heads is None else self.num_value_heads,
             rope_parameters=dict(self.rope_parameters or _ROPE),
-            mlp_gain=self._depth_gain() if self.mlp_gain == "depth" else self.mlp_gain,  # type: ignore[arg-type]
+            mlp_gain=gain,
             **own,
         )
+
+    def layers(self) -> list[LayerSpec]:
+        """The descriptions of all layers."""
+        return [self.layer(index) for index in range(self.num_hidden_layers)]
 
     @property
     def outer_norm(self) -> str:
         """The norm of the first layer and after the last: no model goes without these."""
         return "layernorm" if self.norm == "none" else self.norm
 
-    def _depth_gain(self) -> float:
-        """β_FF where the MLP's share must fall with depth (arXiv 2311.01906, section 4.1 and D).
-
-        0.1 at 18 layers and 4 × the width, 0.2 at half that MLP, 0.1 at half of it and 72 layers.
-        """
-        assert self.intermediate_size is not None
-        full = self.hidden_size * (8 / 3 if self.mlp in _GATED else 4)
-        return 0.1 * (18 / self.num_hidden_layers) ** 0.5 * full / self.intermediate_size
-
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """transformers' hook; without effect for clearhead's own classes, whose saved folders hold
-        a stub that imports clearhead instead of a copy of this file, which would go stale."""
+        """Without effect for clearhead's own classes, which a saved folder's stub imports."""
         if not cls.__module__.startswith("clearhead."):
             super().register_for_auto_class(auto_class)
 
@@ -254,8 +235,6 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
 
     def refuse(self, key: str) -> NoReturn:
         """Raise a ClearheadError for a key that would have no effect, naming the near misses."""
-        if key in _ABSENT:
-            raise ClearheadError(f"{key} is not supported: {_ABSENT[key]}")
         if key in self.settings():
             raise ClearheadError(f"{key} is of the configuration: set it there")
         near = difflib.get_close_matches(key, self.settings(), n=3)
@@ -267,53 +246,25 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
         known |= {each.name for each in dataclasses.fields(self)}
         return [key for key in keys if key not in known and not key.startswith("_")]
 
-    def _layers(self) -> list[LayerSpec]:
-        """The layers that may differ: the first two, as others equal the second; or all."""
-        alike = self.layer_types is None and self.layer_overrides is None
-        number = min(self.num_hidden_layers, 2) if alike else self.num_hidden_layers
-        return [self.layer(index) for index in range(number)]
-
     def _rotates(self) -> bool:
         own = self.layer_overrides or [{}]
         return bool({one.get("position", self.position) for one in own} & {*_ROTARY})
 
-    def _settle_rope(self) -> None:
-        if not self._rotates():
-            if self.rope_parameters:
-                raise ClearheadError(
-                    f"rope_parameters have no effect with position={self.position!r}: "
-                    "leave them out, or choose position='rope'"
-                )
-            return
-        settled = {**_ROPE, **(self.rope_parameters or {})}
-        if settled["rope_type"] in ("yarn", "llama3"):  # as transformers does
-            settled.setdefault("original_max_position_embeddings", self.max_position_embeddings)
-        self.rope_parameters = settled
-
     def _check(self) -> None:
-        layers = self._layers()
+        alike = self.layer_types is None and self.layer_overrides is None  # but for the first
+        number = min(self.num_hidden_layers, 2) if alike else self.num_hidden_layers
+        layers = [self.layer(index) for index in range(number)]
         for key, (axes, reader) in _READERS.items():
             chosen = {getattr(layer, axis) for layer in layers for axis in axes}
             if getattr(self, key) != getattr(ClearheadConfig, key) and reader not in chosen:
+                given, axis = f"{key}={getattr(self, key)!r}", axes[0]
                 raise ClearheadError(
-                    f"{key}={getattr(self, key)!r} has no effect with "
-                    f"{axes[0]}={getattr(self, axes[0])!r}: choose {axes[0]}={reader!r}, or leave "
-                    "it out"
+                    f"{given} has no effect with {axis}={getattr(self, axis)!r}: choose {reader!r}"
                 )
         if self.annealed_start and not any(map(REGISTRY.anneals, layers)):
-            raise ClearheadError(
-                "annealed_start brings in a null key or XSA over a training run, and there is none "
-                "here: leave it out, or choose normalizer='softmax1', 'sink' or 'key', or "
-                "epilogue='xsa'"
-            )
+            raise ClearheadError("annealed_start has no effect without a null key or XSA")
         if self.embedding_norm != "none":
             choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
-        kinds = {kind for layer in layers for kind in (layer.values, layer.projections)}
-        if self.value_init is not None and kinds == {"identity"}:
-            raise ClearheadError(
-                "value_init has no effect where values and projections are the identity: leave it "
-                "out, or choose values='linear' or 'reparametrised'"
-            )
         for layer in layers:
             REGISTRY.check(layer)
         self.requires = sorted(REGISTRY.packages(layers)) or None
@@ -328,8 +279,7 @@ def _settle_layers(config: Any) -> None:
         times, rest = divmod(config.num_hidden_layers, max(len(pattern), 1))
         if rest or not pattern:
             raise ClearheadError(
-                f"{key} has {len(pattern)} entries for {config.num_hidden_layers} layers: give "
-                "one a layer, or a pattern whose length divides their number"
+                f"{key} has {len(pattern)} entries: give a number that divides the layers'"
             )
         setattr(config, key, list(pattern) * times)
     for kind in config.layer_types or ():
@@ -342,24 +292,16 @@ def _settle_layers(config: Any) -> None:
             build: Any = REGISTRY.find(axis, str(value)).build
             if axis == "position" and build.embed is not NoPosition.embed:
                 raise ClearheadError(
-                    f"layer_overrides has position={value!r}, which is added before any layer: "
-                    "give it as position, or choose rope, xpos, alibi, forget or none here"
+                    f"layer_overrides has position={value!r}, which is added before any layer"
                 )
     window, types = config.sliding_window, config.layer_types
     slides = SLIDING in (types or ())
     if window is None and slides:
-        raise ClearheadError(
-            f"layer_types has {SLIDING!r} without a sliding_window: give it, such as 1024"
-        )
+        raise ClearheadError(f"layer_types has {SLIDING!r} without a sliding_window: give it")
     if window is not None and types is not None and not slides:
-        raise ClearheadError(
-            f"sliding_window={window} has no effect: no entry of layer_types is {SLIDING!r}"
-        )
+        raise ClearheadError(f"sliding_window={window} has no effect without {SLIDING!r}")
     if window is not None and config.direction != "causal":
-        raise ClearheadError(
-            f"sliding_window is of the last keys, and with direction={config.direction!r} a token "
-            "sees later ones too: choose direction='causal'"
-        )
+        raise ClearheadError("sliding_window is of the last keys: choose direction='causal'")
 
 
 def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -377,6 +319,6 @@ _check_plain = lru_cache(typed=True)(check_value)  # configurations are made ane
 
 
 def window_begin(config: Any) -> dict[str, Any]:
-    """{WINDOW_BEGIN: its value} in a configuration, for conversions to keep; {} without it."""
+    """{WINDOW_BEGIN: its value}, for conversions to keep; {} without it."""
     value = getattr(config, WINDOW_BEGIN, None)
     return {} if value is None else {WINDOW_BEGIN: value}

@@ -16,7 +16,7 @@ from clearhead.models.families import FAMILIES
 from clearhead.models.families.family import filled
 from clearhead.models.inspection import dtype_name
 from clearhead.models.language_models import ClearheadForCausalLM
-from clearhead.models.loading import explained, load_config, resolved
+from clearhead.models.loading import load_config, resolved
 from clearhead.models.serving import served, turns_anew
 from clearhead.terminal import say
 
@@ -39,10 +39,6 @@ def converted(model: Any, *, share: bool = False) -> Any:
     """A model of transformers as a clearhead model, or a clearhead model as one of transformers.
 
     The weights are copies; with `share` a clearhead model uses its source's own tensors.
-
-    Raises:
-        ClearheadError: for a family that is not in `FAMILIES`, where the other format cannot
-            express this model, and where the two models' logits differ.
     """
     refuse_quantised(model.config)
     _require_sound(model)
@@ -62,10 +58,6 @@ def for_serving(model: Any) -> Any:
     """A clearhead model as one that servers load: of a family of transformers, or `served`.
 
     A 16-bit model keeps its dtype unless that would change its logits: then it becomes float32.
-
-    Raises:
-        ClearheadError: for another library's model, where neither format can express this one, and
-            where the result would give other logits.
     """
 
     def form(model: Any) -> Any:
@@ -81,14 +73,9 @@ def for_serving(model: Any) -> Any:
 def for_llama_cpp(model: Any) -> Any:
     """A clearhead model as llama.cpp's converter to GGUF reads it, in the dtype of `for_serving`.
 
-    A Llama or Qwen3 is read as it is. A GraniteSWA needs two things more: at least one layer with
-    a window, without which the runtime aborts, and `no_rope_layers`, the converter's name of layers
-    without position, without which it gives them one. Seen in the llama.cpp of llama-cpp-python
-    0.3.36.
-
-    Raises:
-        ClearheadError: as `for_serving`; for a model that no family of transformers can express,
-            or that llama.cpp would read as another function.
+    A Llama or Qwen3 is read as it is. A GraniteSWA needs at least one layer with a window, without
+    which the runtime aborts, and `no_rope_layers`, the converter's name of layers without position,
+    which it would give one. Seen in the llama.cpp of llama-cpp-python 0.3.36.
     """
 
     def form(model: Any) -> Any:
@@ -136,9 +123,7 @@ def _unreadable(model: Any) -> str | None:
 def _as_servers_load(model: Any, form: Callable[[Any], Any]) -> Any:
     """The model in a form, in its own 16 bits, or in float32 where these would move its logits."""
     if not isinstance(model, ClearheadForCausalLM):
-        raise ClearheadError(
-            f"a {type(model).__name__} is not clearhead's, and is served as it is: leave --for out"
-        )
+        raise ClearheadError(f"a {type(model).__name__} is served as it is: leave --for out")
     _require_sound(model)
     with in_float32(model) as rounded:
         made = with_equal_logits(model, form(model))
@@ -154,13 +139,10 @@ def _as_servers_load(model: Any, form: Callable[[Any], Any]) -> Any:
 
 @contextmanager
 def in_float32(model: Any) -> Iterator[Callable[[Any], Any]]:
-    """Widen a model's 16-bit weights while it is converted and compared.
+    """Widen a model's 16-bit weights while it is converted and compared: sums in another order may
+    change logits in 16 bits as much as a wrong conversion would.
 
-    Summing in another order in 16 bits may change logits as much as a wrong conversion would.
-
-    Yields:
-        A function that casts another model's weights to the first's 16-bit dtype and returns that
-        model. It raises a ClearheadError for a weight beyond the dtype's range.
+    Yields a function that casts another model's weights to the first's dtype and returns it.
     """
     tensors = chain(model.parameters(), model.buffers())
     narrow = [(each, each.dtype) for each in tensors if each.dtype.itemsize == 2]
@@ -173,8 +155,7 @@ def in_float32(model: Any) -> Iterator[Callable[[Any], Any]]:
                 tensor.data = tensor.data.to(dtype)
                 if not bool(tensor.isfinite().all()):
                     raise ClearheadError(
-                        f"{name} has weights beyond the range of {name_of}: convert a copy of the "
-                        "model in float32 or bfloat16"
+                        f"{name} has weights beyond the range of {name_of}: convert a float32 copy"
                     )
         return made
 
@@ -192,8 +173,7 @@ def with_equal_logits(model: Any, made: Any) -> Any:
     difference = logit_difference(model, made)
     if not difference <= TOLERANCE:  # nor where it is no number
         raise ClearheadError(
-            f"the converted {type(model).__name__} gives other logits, by {difference:.2g} of "
-            "their size: please report this model"
+            f"the converted {type(model).__name__} gives other logits, by {difference:.2g} of them"
         )
     return made
 
@@ -212,15 +192,13 @@ def _require_sound(model: Any) -> None:
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):
             raise ClearheadError(
-                f"{name} of this {type(model).__name__} has weights that are not finite: give a "
-                "checkpoint from before they were lost, or download it again"
+                f"{name} of this {type(model).__name__} has weights that are not finite"
             )
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = head is not None and getattr(model.config, "tie_word_embeddings", False)
     if tied and not torch.equal(head.weight, embedding.weight):
         raise ClearheadError(
-            f"the configuration of this {type(model).__name__} ties its head to its embedding "
-            "(tie_word_embeddings=true), and its checkpoint has a head with other weights: set "
+            f"the checkpoint of this {type(model).__name__} has a head of its own: set "
             "tie_word_embeddings to false in config.json, or remove the head's weights"
         )
 
@@ -240,9 +218,7 @@ def _convert(model: Any, *, share: bool = False) -> Any:
 def require_convertible(name: str, *, trust_remote_code: bool = False) -> None:
     """Refuse a folder or hub name of a quantised model, before its weights are opened."""
     name = resolved(name)
-    with explained(name):
-        config = load_config(name, trust_remote_code=trust_remote_code)
-    refuse_quantised(config, name)
+    refuse_quantised(load_config(name, trust_remote_code=trust_remote_code), name)
 
 
 def refuse_quantised(config: Any, name: str = "the model") -> None:
@@ -253,16 +229,12 @@ def refuse_quantised(config: Any, name: str = "the model") -> None:
     method = (settings if isinstance(settings, dict) else vars(settings)).get("quant_method")
     raise ClearheadError(
         f"{name} is already quantised ({getattr(method, 'value', method)}): give the one in full "
-        'precision that it was made from, or a copy saved by the program "Dequantise a model" of '
-        "docs/howto.md"
+        'precision, or a copy saved by the program "Dequantise a model" of docs/howto.md'
     )
 
 
 def logit_difference(model: Any, made: Any) -> float:
-    """‖difference‖ / ‖first's‖ of two models' logits on random tokens (Euclidean norms).
-
-    The first model's logits must be finite and not all 0.
-    """
+    """‖difference‖ / ‖first's‖ of two models' logits on random tokens (Euclidean norms)."""
     draw = torch.Generator().manual_seed(0)
     count = min(_TOKENS, model.config.max_position_embeddings)
     ids = torch.randint(model.config.vocab_size, (1, count), generator=draw).to(model.device)
@@ -271,8 +243,5 @@ def logit_difference(model: Any, made: Any) -> float:
     length = float(one.norm())
     if not 0 < length < math.inf:
         what = "not finite" if length else "all 0"
-        raise ClearheadError(
-            f"this {type(model).__name__} gives logits that are {what} as it is: its weights are "
-            "lost; give another checkpoint, or download it again"
-        )
+        raise ClearheadError(f"this {type(model).__name__} gives logits that are {what} as it is")
     return float((one - other).norm()) / length

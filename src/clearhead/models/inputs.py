@@ -22,58 +22,34 @@ _WHOLE = (torch.int64, torch.int32)  # the dtypes that an embedding takes
 class Options(TypedDict, total=False):
     """Keyword arguments of every model's call, beside tokens, mask, positions and documents.
 
-    Attributes:
-        inputs_embeds: [B, T, C] in place of input_ids.
-        past_key_values: a transformers Cache. A step of one token over a StaticCache, with a mask
-            of all slots or None, reads nothing on the host: a CUDA graph can capture it.
-        cache: the same, under its name from transformers 5.24 on.
-        use_cache: whether a new cache is made and returned; by default as the configuration says.
-        output_hidden_states: whether the input of each layer is returned, and the last norm's
-            output.
-        output_attentions: whether to return the matrices [B, heads, T, S] that multiply the values
-            (for differential attention the signed difference); needs
-            attn_implementation="eager".
-        return_dict: False for a tuple.
-        cache_position: not read; transformers before 5.23 passes it.
+    A step of one token over a StaticCache, with a mask of all slots or None, reads nothing on the
+    host: a CUDA graph can capture it.
     """
 
-    inputs_embeds: Tensor | None
+    inputs_embeds: Tensor | None  # [B, T, C] in place of input_ids
     past_key_values: Cache | None
-    cache: Cache | None
-    use_cache: bool | None
-    output_hidden_states: bool | None
-    output_attentions: bool | None
-    return_dict: bool | None
-    cache_position: Tensor | None
+    cache: Cache | None  # the same, under its name from transformers 5.24 on
+    use_cache: bool | None  # make and return one; by default as the configuration says
+    output_hidden_states: bool | None  # the input of each layer, and the last norm's output
+    output_attentions: bool | None  # what multiplies the values, [B, heads, T, S], under "eager"
+    return_dict: bool | None  # False for a tuple
+    cache_position: Tensor | None  # not read; transformers before 5.23 passes it
 
 
-# Names that an unknown one is compared with, a head's among them.
-_ARGUMENTS = {
-    *("input_ids", "attention_mask", "position_ids", "document_ids", "labels"),
-    *("logits_to_keep", "num_items_in_batch", *Options.__annotations__),
-} - {"return_dict", "cache_position"}
+# Names that an unknown one is compared with.
+_ARGUMENTS = {"input_ids", "attention_mask", "position_ids", "document_ids", "labels"}
+_ARGUMENTS |= Options.__annotations__.keys()
 
 
 class Inputs(NamedTuple):
-    """Inputs of one call, T new tokens after `past` cached ones; S = past + T.
+    """Inputs of one call, T new tokens after `past` cached ones; S = past + T."""
 
-    Attributes:
-        positions: int64 [B or 1, T], of the new tokens.
-        key_positions: int64 [B or 1, S], for layers that prepare keys when they are read; the same
-            tensor as `positions` where nothing is cached or no layer does.
-        visibility: the keys that each token sees, whatever a layer's own window.
-        cache: a transformers Cache, or None.
-        past: tokens in the cache.
-        prefixes: where the cache keeps prepared prefixes; None where it keeps none.
-        returns_hidden, returns_maps: whether to return hidden states, and attention matrices.
-    """
-
-    positions: Tensor
-    key_positions: Tensor
-    visibility: Visibility
+    positions: Tensor  # int64 [B or 1, T]
+    key_positions: Tensor  # int64 [B or 1, S], for layers that prepare keys when they are read
+    visibility: Visibility  # whatever a layer's own window
     cache: Cache | None
     past: int
-    prefixes: Prefixes | None
+    prefixes: Prefixes | None  # where the cache keeps prepared ones
     returns_hidden: bool
     returns_maps: bool
 
@@ -86,7 +62,7 @@ def settle(
     document_ids: Tensor | None,
     options: Options,
 ) -> Inputs:
-    """Check the arguments of `ClearheadModel.forward`, and return them as its layers read them."""
+    """The arguments of `ClearheadModel.forward`, checked, as its layers read them."""
     config = trunk.config
     for key, value in options.items():  # a difference of keys does not compile in torch 2.11
         if value is not None and key not in Options.__annotations__:
@@ -97,29 +73,14 @@ def settle(
     tokens = check_inputs(input_ids, options.get("inputs_embeds"), config.vocab_size)
     (batch, new), causal = tokens.shape[:2], config.direction == "causal"
     cache: Any = options.get("cache")
-    if (earlier := options.get("past_key_values")) is not None:
-        if cache is not None:
-            raise ClearheadError(
-                "past_key_values and cache are two names of one argument: give one"
-            )
-        cache = earlier
-    past, length, cached = 0, new, cache is not None
-    if cached:
-        if not causal:
-            raise ClearheadError(
-                "a key-value cache needs direction='causal': with "
-                f"{config.direction!r} every token changes when one is added"
-            )
-        if trunk.training and trunk.gradient_checkpointing:
-            raise ClearheadError(
-                "gradient checkpointing runs a layer twice, and a key-value cache would keep its "
-                "keys twice: give no cache in training, or call gradient_checkpointing_disable()"
-            )
-        caches.check_cache(cache, config.num_hidden_layers, trunk.gated)
+    if cache is None:
+        cache = options.get("past_key_values")
     if position_ids is not None:
         check_whole(position_ids, "position_ids", batch, new)
+    past, length, cached = 0, new, cache is not None
     on_device, key_mask = False, None
     if cached:
+        caches.check_cache(cache, trunk)
         room = caches.room_of(cache)
         whole = attention_mask is not None and attention_mask.shape == (batch, room)
         on_device = caches.steps_on_device(cache, new, trunk.windowed) and not maps
@@ -129,7 +90,9 @@ def settle(
             length, key_mask = caches.seen_slots(cache, attention_mask, tokens)
             past = key_mask.shape[1] - 1
         else:
-            past = caches.cached_tokens(cache)
+            past = cache.get_seq_length()
+            if isinstance(past, Tensor):  # of a static cache; others' export keeps them symbolic
+                past = int(past)
             length = past + new
             if whole:
                 attention_mask = attention_mask[:, :length]  # type: ignore[index]
@@ -149,14 +112,11 @@ def settle(
     if positions is None:
         positions = positions_of(documents, key_mask, tokens, past)
     if trunk.longest is not None and (packed or given):
-        what = "the positions that the model tells apart"
-        check_below(trunk.longest - prefix, positions, "position_ids", what)
+        check_below(trunk.longest - prefix, positions, "position_ids", "the positions")
     for position, limit in trunk.limits.items():
         if prefix + length > limit and not packed:  # else a row is many texts
             raise ClearheadError(
-                f"{prefix + length} tokens are more than the {limit} positions that this model can "
-                f"tell apart (position={position!r}): shorten the text, or train with "
-                "position='rope'"
+                f"{prefix + length} tokens are more than the {limit} positions of {position!r}"
             )
     positions = positions + prefix if prefix else positions
     keys = positions
@@ -175,14 +135,9 @@ def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, vocabul
     if are_ids == (inputs_embeds is not None):
         raise ClearheadError("give either input_ids or inputs_embeds")
     given: Any = input_ids if are_ids else inputs_embeds
-    fits = given.ndim == 2 and given.dtype in _WHOLE if are_ids else given.ndim == 3
-    if not fits or not given.numel():
-        wanted = "inputs_embeds must be [batch, tokens, width]"
-        if are_ids:
-            wanted = "input_ids must be whole numbers (int64 or int32) [batch, tokens]"
-        raise ClearheadError(
-            f"{wanted}, at least one token; found {given.dtype} {list(given.shape)}"
-        )
+    if given.ndim != (2 if are_ids else 3) or not given.numel():
+        wanted = "input_ids must be [batch, tokens], inputs_embeds [batch, tokens, width]"
+        raise ClearheadError(f"{wanted}, at least one token; found {list(given.shape)}")
     if are_ids:
         check_below(vocabulary, given, "input_ids", "the vocabulary")
     return given
@@ -192,22 +147,16 @@ def check_whole(numbers: Tensor, name: str, batch: int, tokens: int) -> None:
     """Require integers [B, T], or [1, T] for all rows."""
     fits = numbers.shape in ((batch, tokens), (1, tokens))
     if not fits or numbers.dtype not in _WHOLE:
-        raise ClearheadError(
-            f"{name} must be whole numbers [{batch}, {tokens}]; "
-            f"found {numbers.dtype} {list(numbers.shape)}"
-        )
+        found = f"{numbers.dtype} {list(numbers.shape)}"
+        raise ClearheadError(f"{name} must be whole numbers [{batch}, {tokens}]; found {found}")
 
 
 def read_mask(attention_mask: Tensor, batch: int, keys: int, cached: bool) -> Tensor | None:
-    """Mask of keys that are not padding, bool [B, S]; None if none is.
-
-    `cached`: a cache was given, so that a row may be all padding in this chunk.
-    """
+    """Mask of keys that are not padding, bool [B, S]; None if none is. After a cache a row may be
+    all padding."""
     if attention_mask.shape != (batch, keys):
-        raise ClearheadError(
-            f"attention_mask must be [batch, past + new tokens] = [{batch}, {keys}]; "
-            f"found {list(attention_mask.shape)}"
-        )
+        wanted, found = f"[batch, past + new tokens] = [{batch}, {keys}]", attention_mask.shape
+        raise ClearheadError(f"attention_mask must be {wanted}; found {list(found)}")
     mask = attention_mask != 0
     if not has_numbers(attention_mask):
         return mask
@@ -216,9 +165,7 @@ def read_mask(attention_mask: Tensor, batch: int, keys: int, cached: bool) -> Te
     caches.check_mask(attention_mask)
     if not cached and not bool(mask.any(-1).all()):
         row = int(mask.any(-1).int().argmin())
-        raise ClearheadError(
-            f"row {row} of attention_mask is all zero: a text without a token; leave it out"
-        )
+        raise ClearheadError(f"row {row} of attention_mask is all zero: leave that text out")
     return mask
 
 
@@ -232,19 +179,13 @@ def documents_of(
     """The document of each token, int [B, T]; None where every row is one text.
 
     `document_ids` are taken as given. Without them a document begins where `position_ids` restart,
-    but not at padding. While compiling, values cannot be read: any `position_ids` then count as
-    documents.
-
-    Args:
-        key_mask: as `read_mask` returns it.
+    but not at padding. While compiling, any `position_ids` count as documents.
     """
     (batch, tokens), device = x_BTC.shape[:2], x_BTC.device
     if document_ids is not None:
         check_whole(document_ids, "document_ids", batch, tokens)
         if cached:
-            raise ClearheadError(
-                "packed documents cannot be used with a key-value cache: give either"
-            )
+            raise ClearheadError("document_ids cannot be used with a key-value cache: give either")
         return document_ids.expand(batch, -1)
     unread = tokens == 1 or (cached and not has_numbers(x_BTC))
     if position_ids is None or unread or is_exporting():
@@ -262,7 +203,7 @@ def documents_of(
             row, place = (int(number) for number in opens.nonzero()[0])
             raise ClearheadError(
                 f"position_ids begin anew at token {place} of row {row}, and packed documents "
-                "cannot be used with a key-value cache: give each text a row, or no cache"
+                "cannot be used with a key-value cache: give each text a row"
             )
     return opens.cumsum(1)
 
@@ -288,6 +229,5 @@ def check_below(limit: int, numbers: Tensor, name: str, what: str) -> None:
     if readable(numbers):
         low, high = map(int, numbers.aminmax())
         if low < 0 or high >= limit:
-            raise ClearheadError(
-                f"{name} has {low if low < 0 else high}, outside {what}, 0 to {limit - 1}"
-            )
+            number = low if low < 0 else high
+            raise ClearheadError(f"{name} has {number}, outside {what}, 0 to {limit - 1}")

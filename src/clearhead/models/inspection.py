@@ -1,4 +1,4 @@
-"""Helpers for any Hugging Face model: its layers, limits and mode, and batches for it."""
+"""Any Hugging Face model's layers, limits and mode, and batches for it."""
 
 import inspect
 import re
@@ -21,21 +21,19 @@ _WORDS_FOR_POSITION = ("position", "pos_emb", "wpe")
 
 def decoder_layers(model: Any) -> list[nn.Module]:
     """The decoder layers of a Hugging Face model: its list of `num_hidden_layers` modules."""
-    name, config = type(model).__name__, getattr(model, "config", None)
-    if getattr(config, "is_encoder_decoder", False):
-        raise ClearheadError(f"{name} is an encoder-decoder: give a decoder-only language model")
+    config = getattr(model, "config", None)
     count = getattr(config, "num_hidden_layers", None)
-    for module in model.modules():
+    modules = () if getattr(config, "is_encoder_decoder", False) else model.modules()
+    for module in modules:
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)
     raise ClearheadError(
-        f"{name} has no list of config.num_hidden_layers decoder layers: "
-        "give a decoder-only language model of transformers"
+        f"{type(model).__name__} has no list of config.num_hidden_layers decoder layers"
     )
 
 
 def parameter_count(model: nn.Module) -> int:
-    """The number of parameters; those that are shared count once."""
+    """The number of parameters, shared ones once."""
     return sum(map(Tensor.numel, model.parameters()))
 
 
@@ -47,9 +45,8 @@ def dtype_name(model: Any) -> str:
 def longest_text(model: Any) -> int | None:
     """The number of learned positions, in tokens; None where the model learns none.
 
-    The table of positions is an embedding with a position in its name that does not embed the
-    tokens. Callers check the limit before they run a text: on a GPU an index out of range ends
-    the process.
+    The table is an embedding with a position in its name that does not embed the tokens. Callers
+    check the limit first: on a GPU an index out of range ends the process.
     """
     limit = getattr(model.config, "max_position_embeddings", None)
     body = model.base_model
@@ -82,10 +79,7 @@ def run_backbone(model: Any, ids_BT: Tensor) -> Any:
 
 
 def generating_plainly(model: Any) -> Any:
-    """The model without generation settings such as penalties or beams; its end tokens stay.
-
-    Otherwise transformers takes from generation_config the arguments that a call leaves out.
-    """
+    """The model without generation settings such as penalties or beams; its end tokens stay."""
     own = model.generation_config
     tokens = {key: getattr(own, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     model.generation_config = GenerationConfig(**tokens)
@@ -93,11 +87,8 @@ def generating_plainly(model: Any) -> Any:
 
 
 def finite(*arguments: Tensor) -> Tensor:
-    """Return the last argument, logits [..., V], unchanged; a logits processor for `generate`.
-
-    Raises:
-        NotFinite: NaN or +∞ among them, or a row of −∞ alone; other −∞ forbid a token.
-    """
+    """Return the last argument, logits [..., V], unchanged, or raise NotFinite for NaN, +∞ or a row
+    of −∞ alone; a logits processor for `generate`."""
     logits = arguments[-1]
     if not bool(logits.amax(-1).isfinite().all()):
         raise NotFinite(
@@ -121,14 +112,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def batches(model: Any, windows: Iterable[Tensor], batch_size: int) -> Iterator[Tensor]:
-    """Stack windows, int64 [T] each, to [B, T] on the model's device; the last may be smaller.
-
-    Each passes through `opened`, so that it begins as the model's training windows did.
-
-    Raises:
-        ClearheadError: no windows, windows of several lengths, more tokens than the model has
-            learned positions, or token ids that the model does not know.
-    """
+    """Stack windows, int64 [T] each and of one length, to [B, T] on the model's device, each begun
+    as the model's training windows were; the last batch may be smaller."""
     windows, shape = iter(windows), None
     while batch := list(islice(windows, batch_size)):
         shape = shape or batch[0].shape
@@ -148,16 +133,12 @@ def begin_of_windows(model: Any) -> int | None:
     begin = getattr(model.config, WINDOW_BEGIN, None)
     known = model.get_input_embeddings().num_embeddings
     if begin is not None and not (type(begin) is int and 0 <= begin < known):
-        raise ClearheadError(
-            f"{WINDOW_BEGIN} is {begin!r} in the model's config.json, and the model knows 0 to "
-            f"{known - 1}: give the begin token's id"
-        )
+        raise ClearheadError(f"{WINDOW_BEGIN} in config.json is {begin!r}, no token of this model")
     return begin
 
 
 def opened(model: Any, ids: Tensor) -> Tensor:
-    """Tokens, int64 [..., T], with the first one replaced by the begin token of the model's
-    training windows (`begin_of_windows`); unchanged where there is none."""
+    """Tokens, int64 [..., T], the first one replaced by `begin_of_windows` where there is one."""
     begin = begin_of_windows(model)
     if begin is None:
         return ids
@@ -167,28 +148,22 @@ def opened(model: Any, ids: Tensor) -> Tensor:
 
 
 def check_tokens(model: Any, ids: Tensor) -> None:
-    """Raise a ClearheadError for token ids, int64 of any shape, that the model does not know."""
+    """Refuse token ids, int64 of any shape, that the model does not know."""
     known = model.get_input_embeddings().num_embeddings
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= known:
         raise ClearheadError(
-            f"token ids from {low} to {high}, and the model knows 0 to {known - 1}: "
-            "use the tokenizer that the model was trained with"
+            f"token ids from {low} to {high}, and the model knows 0 to {known - 1}: use the "
+            "tokenizer that the model was trained with"
         )
 
 
 @contextmanager
 def within_memory(advice: str) -> Iterator[None]:
-    """Turn an out-of-memory error of the body into a one-line ClearheadError with `advice`.
-
-    PyTorch's CPU allocator has no error class: it is recognised by its message.
-
-    Raises:
-        ClearheadError: where memory ran out; other errors pass.
-    """
+    """Turn an out-of-memory error of the body into a one-line ClearheadError with `advice`."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError) as error:  # a CPU's is recognised by its message
         known = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if not known and not re.search("can't allocate memory|not enough memory", str(error)):
             raise

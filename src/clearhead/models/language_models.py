@@ -1,6 +1,5 @@
 """Models with a head: for the next token, for hidden tokens, and for classes of texts."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -29,37 +28,24 @@ REGRESSION, CLASSES = "regression", "single_label_classification"
 
 
 def check_labels(labels: Tensor, x_BTC: Tensor, vocabulary: int, mean_from: int | None) -> None:
-    """Refuse labels that are not int64 [B, T], below `vocabulary` or −100 (no loss there).
-
-    Args:
-        mean_from: index of the first label that counts in a mean loss, which needs at least one;
-            None for a sum that is divided by a given number.
-    """
+    """Refuse labels that are not int64 [B, T], below `vocabulary` or −100 (no loss there); and a
+    mean over none from index `mean_from` on."""
     if labels.shape != x_BTC.shape[:2] or labels.dtype != torch.int64:
-        raise ClearheadError(
-            f"labels must be int64 {list(x_BTC.shape[:2])}, as the tokens; "
-            f"found {labels.dtype} {list(labels.shape)}"
-        )
+        found = f"{labels.dtype} {list(labels.shape)}"
+        raise ClearheadError(f"labels must be int64 {list(x_BTC.shape[:2])}; found {found}")
     if readable(labels):
         outside = (labels >= vocabulary) | ((labels < 0) & (labels != IGNORED))
         if bool(outside.any()):
             raise ClearheadError(
-                f"label {int(labels[outside][0])} is outside the vocabulary, 0 to "
-                f"{vocabulary - 1}: give token ids, and {IGNORED} where no loss is taken"
+                f"label {int(labels[outside][0])} is outside the vocabulary, 0 to {vocabulary - 1}"
             )
         if mean_from is not None and not bool((labels[:, mean_from:] != IGNORED).any()):
-            raise ClearheadError(
-                f"every label is {IGNORED}, so that there is no loss to take the mean of: leave "
-                "the batch out, or give num_items_in_batch"
-            )
+            raise ClearheadError(f"every label is {IGNORED}: there is no loss to take the mean of")
 
 
 def loss_inputs(head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(x, the head's weight) for a plain linear head; otherwise (logits, None).
-
-    Otherwise: under adapters, quantised, with a bias, parametrised, pruned, with hooks, or with a
-    `forward` of its own (accelerate's offload).
-    """
+    """(x, the head's weight) for a plain linear head; otherwise (logits, None): under adapters,
+    quantised, with a bias, pruned, with hooks, or with a `forward` of its own (accelerate's)."""
     weight = head._parameters.get("weight")
     plain = type(head) is nn.Linear and head.bias is None and "forward" not in vars(head)
     hooks = head._forward_hooks, head._forward_pre_hooks, head._backward_hooks
@@ -69,73 +55,50 @@ def loss_inputs(head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     return head(x), None
 
 
-def mean_loss(
-    x_ND: Tensor, weight_VD: Tensor | None, target_N: Tensor, count: Tensor | int | None
-) -> Tensor:
-    """Mean of −log p(target) over the rows whose target is not `IGNORED`, float32 at least.
+class TokenLoss(nn.Module):
+    """Mean −log p of labels, each of the token itself or, `shifted`, of its predecessor; a module,
+    so that the shifted one can be compiled like a layer."""
 
-    Args:
-        x_ND: with `weight_VD`, as `loss_inputs` gives them.
-        weight_VD: None where x are logits.
-        target_N: int64; `IGNORED` where no loss is taken.
-        count: divides the sum, in place of the number of these rows.
-    """
-    if weight_VD is not None:
-        total = ops.linear_cross_entropy(x_ND, weight_VD, target_N, ignore_index=IGNORED)
-    else:
-        x_ND = x_ND.to(torch.promote_types(x_ND.dtype, torch.float32))
-        target_N = target_N.to(x_ND.device)
-        total = F.cross_entropy(x_ND, target_N, ignore_index=IGNORED, reduction="sum")
-    return total / ((target_N != IGNORED).sum() if count is None else count)
-
-
-class NextTokenLoss(nn.Module):
-    """Mean loss of each token's successor; a module, so that it can be compiled like a layer."""
-
-    compile_like_a_layer = True  # `clearhead.train.compiling` looks for it
+    def __init__(self, shifted: bool) -> None:
+        super().__init__()
+        self.shifted = self.compile_like_a_layer = shifted  # `clearhead.train.compiling` reads it
 
     def forward(
         self, x_BTC: Tensor, weight_VC: Tensor | None, labels_BT: Tensor, count: Tensor | int | None
     ) -> Tensor:
-        """Float32 scalar, of arguments as `mean_loss` takes them."""
-        target = F.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
-        return mean_loss(x_BTC.flatten(0, 1), weight_VC, target.flatten(), count)
-
-
-def masked_loss(
-    x_BTC: Tensor, weight_VC: Tensor | None, labels_BT: Tensor, count: Tensor | int | None
-) -> Tensor:
-    """Float32 scalar as by `NextTokenLoss`, over labelled places, which the head reads alone."""
-    x_ND, target_N = x_BTC.flatten(0, 1), labels_BT.flatten()
-    # A GPU is waited for once, to learn their number; a mask as index would cost two.
-    (labelled_N,) = (target_N != IGNORED).nonzero(as_tuple=True)
-    x_ND, target_N = (each.index_select(0, labelled_N) for each in (x_ND, target_N))
-    return mean_loss(x_ND, weight_VC, target_N, count)
+        """Float32 scalar, at least; x are logits without a weight, and `count` divides the sum in
+        place of the number of labels."""
+        if self.shifted:
+            labels_BT = F.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
+        x_ND, target_N = x_BTC.flatten(0, 1), labels_BT.flatten()
+        if not self.shifted:
+            # A GPU is waited for once, to learn their number; a mask as index would cost two.
+            (labelled_N,) = (target_N != IGNORED).nonzero(as_tuple=True)
+            x_ND, target_N = (each.index_select(0, labelled_N) for each in (x_ND, target_N))
+        if weight_VC is not None:
+            total = ops.linear_cross_entropy(x_ND, weight_VC, target_N, ignore_index=IGNORED)
+        else:
+            x_ND = x_ND.to(torch.promote_types(x_ND.dtype, torch.float32))
+            target_N = target_N.to(x_ND.device)
+            total = F.cross_entropy(x_ND, target_N, ignore_index=IGNORED, reduction="sum")
+        return total / ((target_N != IGNORED).sum() if count is None else count)
 
 
 class LanguageModel(ClearheadPreTrainedModel):
-    """The trunk and an output head, tied to the embedding unless `tie_word_embeddings` is False.
+    """The trunk and an output head, tied to the embedding unless `tie_word_embeddings` is False."""
 
-    Attributes:
-        objective: the `objective` that the training loop requires of batches.
-        direction, otherwise: the direction required, and the error message for the other one.
-        output: class of a call's result.
-        loss: the mean loss, from the result of `loss_inputs`, labels and a count to divide by.
-    """
-
-    objective: ClassVar[str]
-    direction: ClassVar[str]
-    otherwise: ClassVar[str]
+    objective: ClassVar[str]  # that the training loop requires of batches
+    direction: ClassVar[str]  # that it requires
     output: ClassVar[type[Any]]
-    loss: Callable[..., Tensor]
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
         if config.direction != self.direction:
-            raise ClearheadError(f"with direction={config.direction!r} {self.otherwise}")
+            raise ClearheadError(f"{type(self).__name__} needs direction={self.direction!r}")
         super().__init__(config, **unknown)
         self.model = ClearheadModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.loss = TokenLoss(shifted=self.direction == "causal")
         self.post_init()
 
     @can_return_tuple
@@ -155,10 +118,8 @@ class LanguageModel(ClearheadPreTrainedModel):
         Args:
             labels: int64 [B, T]. For a causal model input_ids again: the model shifts them. For a
                 masked model the original token at each hidden place. −100 is not counted.
-            logits_to_keep: how many of the last positions get logits, 0 for all; or int64 [K],
-                their indices.
-            num_items_in_batch: divides the summed loss instead of the count of labels, so that
-                accumulated micro-batches weigh each token alike.
+            logits_to_keep: number of last positions that get logits, 0 for all; or their indices.
+            num_items_in_batch: divides the summed loss instead of the count of labels.
             **options: `clearhead.models.inputs.Options`; the others are those of `ClearheadModel`.
 
         In training with labels, `logits` is None: the loss is made by chunks that never hold
@@ -192,14 +153,6 @@ class ClearheadForCausalLM(LanguageModel, GenerationMixin):
     """A causal language model."""
 
     objective, direction, output = "next-token", "causal", CausalLMOutputWithPast
-    otherwise = (
-        "a token would see the one that it predicts: choose direction='causal', or build "
-        "ClearheadForMaskedLM"
-    )
-
-    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
-        super().__init__(config, **unknown)
-        self.loss = NextTokenLoss()
 
     def create_masks_for_generate(
         self,
@@ -222,9 +175,7 @@ class ClearheadForCausalLM(LanguageModel, GenerationMixin):
         own = self.generation_config
         config = options.get("generation_config") or next(iter(inputs[1:]), None) or own
         if "assistant_early_exit" in options or config.assistant_early_exit is not None:
-            raise ClearheadError(
-                "assistant_early_exit is not supported: give an assistant_model, or leave it out"
-            )
+            raise ClearheadError("assistant_early_exit is not supported: give an assistant_model")
         named = {"past_key_values", "cache", "use_cache", "cache_implementation"} & options.keys()
         fixed = any(one.use_cache is False or one.cache_implementation for one in (config, own))
         if self.model.prefix_length and not (named or fixed or config.is_assistant):
@@ -234,8 +185,7 @@ class ClearheadForCausalLM(LanguageModel, GenerationMixin):
     def init_continuous_batching(self, *arguments: Any, **options: Any) -> Any:
         """transformers' hook, refused: its paged cache has one shape for all layers and heads."""
         raise ClearheadError(
-            "continuous batching is for the form that `clearhead convert MODEL FOLDER --for "
-            "serving` writes: convert the model, or call generate()"
+            "continuous batching is for the form that `clearhead convert --for serving` writes"
         )
 
 
@@ -244,11 +194,6 @@ class ClearheadForMaskedLM(LanguageModel):
     the crammed BERT (arXiv 2212.14034)."""
 
     objective, direction, output = "mlm", "bidirectional", MaskedLMOutput
-    otherwise = (
-        "a hidden token would be predicted from what comes before it alone: choose "
-        "direction='bidirectional', or ClearheadForCausalLM"
-    )
-    loss = staticmethod(masked_loss)
 
 
 class ClassificationHead(nn.Module):
@@ -268,16 +213,21 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
     """Classifies texts, or with `num_labels=1` gives each a number.
 
     The head reads one token's final state: in a bidirectional model the first token's, as the
-    crammed BERT's pooler does ("zero_index"); in a causal model the last token's, the only one that
-    has seen the whole text. Padding does not count as first or last, so that the logits depend
-    neither on its amount nor on its side.
+    crammed BERT's pooler does ("zero_index"); in a causal model the last token's. Padding does not
+    count as first or last.
     """
 
-    objective = "classification"  # what the training loop holds the batches to
+    objective = "classification"
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
         super().__init__(config, **unknown)
-        self.problem = _problem(config)
+        kind = config.problem_type or (REGRESSION if config.num_labels == 1 else CLASSES)
+        if kind not in (REGRESSION, CLASSES) or (kind == REGRESSION and config.num_labels != 1):
+            raise ClearheadError(
+                f"problem_type is {kind!r}, with num_labels={config.num_labels}: choose {CLASSES}, "
+                f"or {REGRESSION} with num_labels=1"
+            )
+        self.problem = kind
         self.model = ClearheadModel(config)
         self.classifier = ClassificationHead(config)
         self.post_init()
@@ -299,9 +249,6 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
             labels: int64 [B], classes from 0; for regression float [B], its loss the squared error.
             num_items_in_batch: divides the summed loss instead of the number of texts.
             **options: `clearhead.models.inputs.Options`. A row is one text.
-
-        Raises:
-            ClearheadError: a label outside the classes; padding without an attention_mask.
         """
         given: Any = options
         if any(given.get(key) is not None for key in ("position_ids", "document_ids")):
@@ -309,10 +256,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         pad, ids = self.config.pad_token_id, input_ids
         reads = attention_mask is None and ids is not None and has_numbers(ids)
         if reads and pad is not None and bool((ids == pad).any()):  # type: ignore[union-attr]
-            raise ClearheadError(
-                f"there are pad tokens ({pad}) but no attention_mask: give the mask that the "
-                "tokenizer returned, so that padding is left out"
-            )
+            raise ClearheadError(f"there are pad tokens ({pad}) but no attention_mask")
         options["use_cache"], options["return_dict"] = options.get("use_cache") or False, True
         out = self.model(input_ids, attention_mask, **options)
         x_BTC = out.last_hidden_state
@@ -325,7 +269,13 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         logits_BN = self.classifier(x_BTC[row_B, read_B])
         loss = None
         if labels is not None:
-            total = self._summed_loss(logits_BN, labels)
+            wide_BN = logits_BN.float()
+            if self.problem == REGRESSION:
+                target_BN = labels.float().view_as(wide_BN)
+                total = F.mse_loss(wide_BN, target_BN, reduction="sum")
+            else:
+                check_below(wide_BN.shape[-1], labels, "labels", "the classes")
+                total = F.cross_entropy(wide_BN, labels.flatten(), reduction="sum")
             loss = total / (batch if num_items_in_batch is None else num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss,  # type: ignore[arg-type]
@@ -333,21 +283,3 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
-
-    def _summed_loss(self, logits_BN: Tensor, labels: Tensor) -> Tensor:
-        logits_BN = logits_BN.float()
-        if self.problem == REGRESSION:
-            return F.mse_loss(logits_BN, labels.float().view_as(logits_BN), reduction="sum")
-        check_below(logits_BN.shape[-1], labels, "labels", "the classes")
-        return F.cross_entropy(logits_BN, labels.flatten(), reduction="sum")
-
-
-def _problem(config: ClearheadConfig) -> str:
-    """Kind of labels; by default a number where there is one label, else a class."""
-    kind = config.problem_type or (REGRESSION if config.num_labels == 1 else CLASSES)
-    if kind not in (REGRESSION, CLASSES) or (kind == REGRESSION and config.num_labels != 1):
-        raise ClearheadError(
-            f"problem_type is {kind!r}, with num_labels={config.num_labels}: choose {CLASSES}, or "
-            f"{REGRESSION} with num_labels=1"
-        )
-    return kind

@@ -1,14 +1,11 @@
-"""Loading of checkpoints, refused in one line if a weight is missing or left over, or if memory
-does not suffice.
+"""Loading of checkpoints, refused in one line if a weight is missing or left over.
 
 Everything here reads safetensors only. Python code that a folder brings runs only where
 `trust_remote_code` is true; there is never a prompt on standard input.
 """
 
-import difflib
 import logging
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,20 +17,25 @@ import transformers
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 from transformers.utils import find_adapter_config_file
-from transformers.utils import logging as theirs
+from transformers.utils.logging import (
+    disable_progress_bar,
+    enable_progress_bar,
+    is_progress_bar_enabled,
+)
 
 from clearhead.errors import ClearheadError
 from clearhead.records.manifest import verify_model
 from clearhead.terminal import say
 
+AUTO_CLASS = {  # by kind
+    "causal": transformers.AutoModelForCausalLM,
+    "masked": transformers.AutoModelForMaskedLM,
+    "bare": transformers.AutoModel,
+}
 _POOLER = re.compile(r"(^|\.)pooler\.")  # an encoder's last layer, that only classifiers read
-_POINTER = b"version https://git-lfs"
 _SHOWN = 3  # weights that a message names
 _GIB = 2**30
-_GIVE = (
-    "give a folder with config.json, model.safetensors and a tokenizer, such as RUN/final, or a "
-    "hub name"
-)
+_GIVE = "give a folder with config.json, model.safetensors and a tokenizer, or a hub name"
 
 
 def load(
@@ -42,29 +44,18 @@ def load(
     """A model of one of the `kinds` in eval mode on the CPU, and its tokenizer.
 
     A kind is "causal", "masked" or "bare": saved without a head for language.
-
-    Raises:
-        ClearheadError: where there is no such model, its files are damaged or incomplete, it is
-            of another kind, or it needs code of its own without `trust_remote_code`.
     """
     name = resolved(name)
     verify_model(Path(name))
     kind = kind_of(name, trust_remote_code=trust_remote_code)
     if kind not in kinds:
-        if kind == "masked":
-            raise ClearheadError(f"{name} predicts hidden tokens, not the next: give a causal one")
-        if "Classification" in _architecture(
-            load_config(name, trust_remote_code=trust_remote_code)
-        ):
-            raise ClearheadError(
-                f"{name} is a classifier, which predicts no tokens; its scores are in "
-                "records.jsonl of `clearhead finetune`: give the model that it was made from, or "
-                "diagnose it"
-            )
+        saved = str(load_config(name, trust_remote_code=trust_remote_code).architectures)
+        if kind == "masked" or "Classification" in saved:
+            raise ClearheadError(f"{name}, saved as {saved}, predicts no next token: give another")
         kind = "causal"  # a bare trunk may still be completed, by a head that is the embedding
     head: Literal["saved", "none"] = "none" if kind == "bare" else "saved"
     with explained(name):
-        model = pretrained(auto_class(kind), name, head=head, trust_remote_code=trust_remote_code)
+        model = pretrained(AUTO_CLASS[kind], name, head=head, trust_remote_code=trust_remote_code)
         tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     return model.eval(), tokenizer
 
@@ -79,24 +70,14 @@ def pretrained(
 ) -> Any:
     """`auto.from_pretrained(name, **options)` with every weight accounted for.
 
-    A tied weight, stored once, is not missing. In a folder of clearhead's no weight may be left
-    over; for another library's model one printed line names those that are.
+    In a folder of clearhead's no weight may be left over; for another library's model one printed
+    line names those that are.
 
-    Args:
-        auto: a model class, or one of transformers' auto classes.
-        head: "saved" requires one in the checkpoint; "none" opens the trunk alone, without a pooler
-            where none was saved; "new" initialises one where the checkpoint has another class's
-            head, or one of another size.
-
-    Raises:
-        ClearheadError: naming the weights that are missing, left over or of another size; or where
-            an adapter stands beside the weights, which may be a pickle.
+    The head may be "saved", required of the checkpoint; "none", for the trunk alone; or "new",
+    initialised where the checkpoint has another class's, or one of another size.
     """
     if find_adapter_config_file(str(name)) is not None:
-        raise ClearheadError(
-            f"{str(name)!r} has an adapter: merge it by PEFT's merge_and_unload(), and give the "
-            "merged model"
-        )
+        raise ClearheadError(f"{str(name)!r} has an adapter: merge it by PEFT's merge_and_unload()")
     with without_bars():
         model, info = auto.from_pretrained(
             name,
@@ -116,10 +97,7 @@ def pretrained(
 
 
 def _fault(name: str, model: Any, info: Mapping[str, Any], head: str) -> str:
-    """Words for what is wrong with a checkpoint's weights, "" where nothing is.
-
-    A checkpoint of another class has another head, and may lack what only this one's reads.
-    """
+    """The fault of a checkpoint's weights, "" for none; one of another class has another head."""
     kind, trunk = type(model).__name__, model.base_model_prefix and f"{model.base_model_prefix}."
     another = head != "saved" and kind not in (model.config.architectures or ())
     missing, over = set(info["missing_keys"]), set(info["unexpected_keys"])
@@ -130,19 +108,13 @@ def _fault(name: str, model: Any, info: Mapping[str, Any], head: str) -> str:
     if another or head == "none":
         missing = {key for key in missing if not _POOLER.search(key)}
     if missing:
-        return (
-            f"lacks {_some(missing)} of a {kind}: its files are incomplete, or its config.json is "
-            "another model's;"
-        )
+        return f"lacks {_some(missing)} of a {kind}, or its config.json is another model's:"
     for key, stored, wanted in sorted(info["mismatched_keys"]):
         if head != "new" or key.startswith(trunk):
             sizes = f"{key} is {tuple(stored)}, not {tuple(wanted)}"
             return f"has other sizes than its config.json says ({sizes}):"
     if scales := {key for key in over if "scale" in key.rpartition(".")[2]}:
-        return (
-            f"has scales of weights in few bits ({_some(scales)}), and its config.json has no "
-            "quantization_config: multiply its weights by them, or"
-        )
+        return f"has scales of weights in few bits ({_some(scales)}) without a quantization_config:"
     if over and model.config.model_type == "clearhead":
         return f"has {_some(over)} that a {kind} of its config.json has no place for:"
     if over:
@@ -151,42 +123,24 @@ def _fault(name: str, model: Any, info: Mapping[str, Any], head: str) -> str:
 
 
 def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer in a folder or of a hub name."""
     return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
 def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
-    """The configuration in a folder or of a hub name."""
-    return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    """The configuration in a folder or of a hub name; errors are `explained`."""
+    with explained(name):
+        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
 def kind_of(name: str, *, trust_remote_code: bool = False) -> str:
-    """Kind of model that the checkpoint was saved as."""
-    with explained(name):
-        config = load_config(name, trust_remote_code=trust_remote_code)
+    """The kind that a checkpoint was saved as, as for `load`; causal where it does not say."""
+    config = load_config(name, trust_remote_code=trust_remote_code)
     if getattr(config, "is_encoder_decoder", False):
-        raise ClearheadError(
-            f"{name!r} is an encoder-decoder ({config.model_type}): "
-            "give a decoder-only language model or an encoder"
-        )
-    saved = _architecture(config)
+        raise ClearheadError(f"{name!r} is an encoder-decoder ({config.model_type}): give another")
+    saved = next(iter(getattr(config, "architectures", None) or ()), "ForCausalLM")
     if saved.endswith("ForMaskedLM"):
         return "masked"
     return "causal" if saved.endswith(("ForCausalLM", "LMHeadModel")) else "bare"
-
-
-def _architecture(config: Any) -> str:
-    """The class that a checkpoint was saved as; a causal one where its configuration says none."""
-    return next(iter(getattr(config, "architectures", None) or ()), "ForCausalLM")
-
-
-def auto_class(kind: str) -> Any:
-    """The class of transformers that opens checkpoints of a kind."""
-    heads = {
-        "causal": transformers.AutoModelForCausalLM,
-        "masked": transformers.AutoModelForMaskedLM,
-    }
-    return heads.get(kind, transformers.AutoModel)
 
 
 @contextmanager
@@ -200,45 +154,35 @@ def explained(name: str, what: str = "model") -> Iterator[None]:
         refuse_code(name, what, error)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
         reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1])  # a heading has no reason
-        files = (one for one in sorted(Path(name).glob("*.*")) if one.is_file())
-        small = (one for one in files if one.stat().st_size < 1024)
-        if pointer := next((one for one in small if _POINTER in one.read_bytes()), None):
-            raise ClearheadError(
-                f"{pointer} is a pointer of Git LFS, not the file itself: run `git lfs pull` in "
-                "its folder, or download the model again"
-            ) from error
         raise ClearheadError(f"cannot load a {what} from {name!r} ({reason}): {_GIVE}") from error
 
 
 def refuse_code(name: str, what: str, error: Exception, allow: str = "") -> None:
     """Raise a ClearheadError if transformers' `error` asks for `trust_remote_code`."""
     if "trust_remote_code=True" in str(error):
+        allow = allow or "read that code, and allow it by --trust-remote-code"
         raise ClearheadError(
-            f"the {what} {name!r} brings Python code of its own, which is not run unasked: "
-            + (allow or "read that code, and allow it by --trust-remote-code")
+            f"the {what} {name!r} brings Python code of its own, which is not run unasked: {allow}"
         ) from error
 
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Hide transformers' progress bars, which would break up ours, and its tables of weights.
-
-    A filter hides the tables: with its logger's level raised, transformers warns through another.
-    """
-    logger = logging.getLogger("transformers.modeling_utils")
+    """Hide transformers' progress bars, which would break up ours, and its tables of weights."""
 
     def other(record: logging.LogRecord) -> bool:
         return "LOAD REPORT" not in record.getMessage()
 
-    shown = theirs.is_progress_bar_enabled()
+    # With its logger's level raised, transformers warns of weights through another.
+    logger, shown = logging.getLogger("transformers.modeling_utils"), is_progress_bar_enabled()
     logger.addFilter(other)
-    theirs.disable_progress_bar()
+    disable_progress_bar()
     try:
         yield
     finally:
         logger.removeFilter(other)
         if shown:
-            theirs.enable_progress_bar()
+            enable_progress_bar()
 
 
 def _some(keys: Iterable[str]) -> str:
@@ -263,19 +207,13 @@ def resolved(name: str) -> str:
     if not local and "/" in name and path.parent.is_dir():
         local = not isinstance(try_to_load_from_cache(name, "config.json"), str)
     if local and not path.exists():
-        beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.6)
-        hint = f"did you mean {path.parent / near[0]}?" if near else "nor in the hub's cache"
-        raise ClearheadError(f"cannot load a model from {name!r} (no such folder; {hint}): {_GIVE}")
+        raise ClearheadError(f"cannot load a model from {name!r} (no such folder): {_GIVE}")
     if any(path.glob("shard-*.safetensors")) and (path / "config.json").exists():
         raise ClearheadError(
             f"{name!r} is a run's checkpoint: make a model of it by clearhead convert {name} FOLDER"
         )
     if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
-        raise ClearheadError(
-            f"{name!r} holds adapters alone, no model: open RUN/final, where they are merged, or "
-            "merge them into the model that they were trained on"
-        )
+        raise ClearheadError(f"{name!r} holds adapters: open RUN/final, where they are merged")
     return name
 
 
@@ -285,35 +223,24 @@ def best_device() -> torch.device:
 
 
 def available(device: torch.device) -> float:
-    """Bytes that are free on a GPU, or on the CPU without swapping; infinite where the system does
-    not say."""
+    """Bytes that are free on a GPU, or on the CPU without swapping."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        lines = meminfo.read_text("utf-8").splitlines()
-        stated = [line.split()[1] for line in lines if line.startswith("MemAvailable")]
-        return int(stated[0]) * 1024 if stated else math.inf
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    stated = re.search(r"MemAvailable: +(\d+)", meminfo.read_text() if meminfo.exists() else "")
+    return int(stated[1]) * 1024 if stated else math.inf
 
 
 def require_memory(wanted: float, what: str, device: torch.device) -> None:
-    """Raise a ClearheadError where less than `wanted` bytes are available."""
+    """Refuse work for which less than `wanted` bytes are available."""
     if wanted > (free := available(device)):
-        raise ClearheadError(
-            f"{what} wants {wanted / _GIB:.1f} GiB of memory, and {free / _GIB:.1f} GiB are "
-            "available: use a larger machine, or end other programs"
-        )
+        needs, has = (f"{number / _GIB:.1f} GiB" for number in (wanted, free))
+        raise ClearheadError(f"{what} wants {needs} of memory, and {has} are available")
 
 
 def require_room(name: str, work: str, *, copies: float, wide: bool = False) -> None:
-    """Refuse to load a model for work whose copies of the weights would not fit into memory.
-
-    Args:
-        work: a verb for the message, such as "convert".
-        copies: number of copies of all weights that exist at once.
-        wide: whether they are in float32; otherwise in their saved dtype.
-    """
+    """Refuse to load a model for work that holds so many `copies` of all its weights, in float32 if
+    `wide`, if they would not fit into memory."""
     folder = Path(resolved(name))
     if not folder.is_dir():
         cached = try_to_load_from_cache(name, "config.json")

@@ -1,27 +1,20 @@
 """Function-preserving changes of a model that make it easier to quantise: rotations, equal rows.
 
 A random orthogonal matrix Q rotates the residual stream, x → x Q: matrices that write to it are
-multiplied by Q, those that read it by Qᵀ. An RMSNorm between them is unaffected once differences
-between its gains are merged into the matrices that read it. A matrix R for each layer rotates the
-values that heads average. Outliers in a few channels are thereby spread over all of them (QuaRot,
-arXiv 2404.00456, sections 4.1 and 4.2).
+multiplied by Q, those that read it by Qᵀ, once the gains of the norm before them are merged into
+them. A matrix R for each layer rotates the values that heads average. Outliers in a few channels
+are thereby spread over all of them (QuaRot, arXiv 2404.00456, sections 4.1 and 4.2).
 
-Nothing is added at run time, except where a tied head E follows a norm of gains g: E Q writes and
-E diag(g) Q reads, and one table can be both only if all gains are equal. So the table stays E, with
-the matrix Q behind the embedding and diag(g) Q before the head (`embedding_projection`): 2 D²
-numbers in place of a second table.
+Where a tied head E follows a norm of gains g, E Q writes and E diag(g) Q reads, and one table can
+be both only if all gains are equal. So the table stays E, with the matrix Q behind the embedding
+and diag(g) Q before the head (`embedding_projection`).
 
-A rotation may also be learned. A random one evens out the columns of the matrices that read the
-stream, and leaves their rows as long as they were: a row of six times the usual size has the
-largest entry, which sets the one scale of all. There are far more rotations than such entries, so
-one is sought that keeps them small. As in SpinQuant (arXiv 2405.16406) a Cayley transform keeps the
-matrix orthogonal; this one reads no text.
+A learned rotation keeps the largest entries of long rows small, which set the one scale of all, by
+a Cayley transform as in SpinQuant (arXiv 2405.16406), but without a text.
 
-Equal rows are for gated MLPs, whose up projection's output is only multiplied: by the gate, and by
-the down projection. A row of the up projection may be divided by a number that multiplies the down
-projection's column: where one scale serves a matrix, the largest row no longer sets it. In arXiv
-1906.04721 (section 4.1) each matrix takes half of the scale; here the down projection takes all of
-it, since its rotation mixes its columns afterwards.
+Equal rows are for gated MLPs: a row of the up projection is divided by a number that multiplies the
+down projection's column. In arXiv 1906.04721 (section 4.1) each matrix takes half of the scale;
+here the down projection takes all of it, since its rotation mixes its columns afterwards.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,11 +40,9 @@ Part = Literal["residual", "values"]
 # numbers one in 150,000), in its at most ROWS rows that are longer than LONG times that.
 LIMIT, LONG, ROWS = 4.5, 1.2, 128
 STEPS, RATE = 60, 0.05  # the rate over √width
-# A row smaller than this share of the median is enlarged as if it had it: a row of hardly any
-# weight, whose bias would grow without bounds.
+# A row smaller than this share of the median is enlarged as if it had it, lest its bias explode.
 SMALLEST = 1e-3
-# Axes that a part's rotation passes, with their values: norms by a length, and what passes a head's
-# channels on as they are, or by lengths and products that a rotation keeps.
+# Values of the axes that a part's rotation passes.
 _NEEDS: dict[Part, dict[str, tuple[str, ...]]] = {
     "residual": {
         "norm": ("rmsnorm", "rmsnorm-single"),
@@ -74,15 +65,9 @@ def rotated(
 
     Args:
         parts: "residual" rotates the residual stream, with `embedding_projection` where a tied head
-            follows a norm with a gain for each channel; "values" rotates each layer's values and
-            the input of `o_proj`.
+            follows a norm with a gain for each channel; "values" rotates each layer's values.
         learn: rotate the residual stream once more, by a rotation learned from the weights.
-
-    Raises:
-        ClearheadError: as `check_rotation`; a rotation to learn without "residual".
     """
-    if learn and "residual" not in parts:
-        raise ClearheadError("only the rotation of the residual stream can be learned")
     check_rotation(model.config, parts)
     untied = not model.config.tie_word_embeddings
     if "residual" in parts and not untied and model.model.norm.weight.numel() > 1:
@@ -108,8 +93,8 @@ def rotated(
 
 
 def check_rotation(config: ClearheadConfig, parts: Sequence[Part]) -> None:
-    """Raise a ClearheadError for a mechanism that works channel by channel, naming its axis."""
-    layers = [config.layer(index) for index in range(config.num_hidden_layers)]
+    """Refuse a mechanism that works channel by channel, naming its axis."""
+    layers = config.layers()
     values = [
         (axis, getattr(layer, axis), allowed)
         for part in parts
@@ -123,8 +108,8 @@ def check_rotation(config: ClearheadConfig, parts: Sequence[Part]) -> None:
     for axis, name, allowed in values:
         if name not in allowed:
             raise ClearheadError(
-                f"{axis}={name!r} treats each channel by itself, and no rotation keeps that: "
-                f"--rotate takes {axis} {' or '.join(allowed)}"
+                f"{axis}={name!r} treats each channel by itself: --rotate takes "
+                f"{axis} {' or '.join(allowed)}"
             )
     embeds: Any = REGISTRY.find("position", config.position).build
     if "residual" in parts and embeds.embed is not NoPosition.embed:
@@ -134,7 +119,7 @@ def check_rotation(config: ClearheadConfig, parts: Sequence[Part]) -> None:
 
 
 def _orthogonal(size: int, draw: torch.Generator) -> Tensor:
-    """A random rotation, float64 [size, size], by the signs of R uniformly distributed."""
+    """A uniformly random rotation, float64 [size, size]."""
     q, r = torch.linalg.qr(torch.randn(size, size, generator=draw, dtype=torch.float64))
     return q * r.diagonal().sign()
 
@@ -171,7 +156,7 @@ def _readers(layer: Any) -> Iterator[tuple[nn.Linear, Any]]:
 
 
 def _scale(norm: RMSNorm) -> float:
-    """The size of a norm's gains. It stays in the norm, so that matrices keep theirs too."""
+    """The size of a norm's gains, which stays in the norm."""
     return float(norm.weight.double().square().mean().sqrt()) or 1.0
 
 
@@ -188,12 +173,7 @@ def _turn_values(attention: Any, draw: torch.Generator) -> None:
 
 def learned_rotation(matrices: Iterator[Tensor], turn: Tensor) -> Tensor:
     """An orthogonal matrix, float64 [D, D], that makes the largest entries of each
-    `matrix @ turn @ rotation` small.
-
-    Args:
-        matrices: weights [*, D] of the layers, which read the residual stream; the output head,
-            which reads it too, takes no part.
-        turn: the starting point, an orthogonal matrix, float64 [D, D].
+    `matrix @ turn @ rotation` small; `turn` is orthogonal, and the matrices [*, D] read the stream.
     """
     rows_ND = torch.cat([_long_rows(weight.float()) for weight in matrices]) @ turn.float()
     count, width = rows_ND.shape
@@ -226,8 +206,8 @@ def _cayley(half_DD: Tensor) -> Tensor:
 
 
 def equalised(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
-    """The same function with rows of equal largest |weight| in every up projection. Other weights
-    are shared with the model, which must pass `check_equalised`."""
+    """The same function with rows of equal largest |weight| in every up projection; other weights
+    are shared with the model."""
     check_equalised(model)
     made = filled(ClearheadForCausalLM, model.config, model.state_dict(), model, share=True)
     with torch.no_grad():
@@ -254,11 +234,7 @@ def check_equalised(model: ClearheadForCausalLM) -> None:
         spec = model.config.layer(index)
         if not mlp.gated:
             raise ClearheadError(
-                f"mlp={spec.mlp!r} has a function between its two matrices, so that no scale "
-                "passes from one to the other: --equalise takes mlp swiglu or geglu"
+                f"mlp={spec.mlp!r} has a function between its matrices: choose swiglu or geglu"
             )
         if spec.mlp_rotation != "hadamard":
-            raise ClearheadError(
-                "--equalise gives the sizes of rows to columns of the down projections, which "
-                "only a rotation evens out: give --rotate down too"
-            )
+            raise ClearheadError("--equalise gives rows' sizes to columns: give --rotate down too")

@@ -1,9 +1,8 @@
 """A trained model with other mechanisms or scaled positions: what it keeps, what starts anew.
 
-Some mechanisms can start at exactly the old function: V2's second queries equal the first,
-a gate is ½ everywhere and W_O doubled, a sink's logit is too low to have an effect. With others,
-weights that both models have keep their values and new ones start as in the paper: another
-function, whose distance `clearhead.eval.sliding.distance` measures.
+Some mechanisms start at exactly the old function: V2's second queries equal the first, a gate is ½
+everywhere and W_O doubled, a sink's logit is too low to have an effect. With others, weights that
+both models have keep their values and new ones start as in the paper.
 """
 
 import re
@@ -43,13 +42,8 @@ CHANGES -= {key for key in CHANGES if key.startswith("num_")}
 
 
 class Start(NamedTuple):
-    """A trained model with other mechanisms.
-
-    Attributes:
-        model: in evaluation mode, in the dtype and on the device of the first.
-        new: names of parameters that start as their paper says, "*" for a layer's number.
-        dropped: names of the first model's parameters that were left out.
-    """
+    """A trained model with other mechanisms; names of its new parameters, which start as their
+    paper says, and of the first model's that were left out, "*" for a layer's number."""
 
     model: ClearheadForCausalLM
     new: tuple[str, ...]
@@ -66,10 +60,7 @@ def target(preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     changes = dict(PRESETS[choose("preset", preset, PRESETS)]) if preset else {}
     for key in settings:
         if key in ClearheadConfig.settings() and key not in CHANGES:
-            raise ClearheadError(
-                f"{key} is a size of the model's weights, which a conversion keeps: choose an axis "
-                f"({', '.join(AXES)}) or leave it out"
-            )
+            raise ClearheadError(f"{key} is a size of the model's weights: leave it out")
         choose("setting", key, CHANGES)
     return changes | dict(settings)
 
@@ -77,12 +68,11 @@ def target(preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
 def check_baseline(
     preset: str | None, settings: Mapping[str, Any], config: ClearheadConfig
 ) -> None:
-    """Raise a ClearheadError if the preset "transformer", which changes no axis, is asked for but
-    would not give that baseline."""
+    """Refuse the preset "transformer", which changes no axis, for a model that is not that one."""
     if preset != BASELINE:
         return
     plain = {each.name: each.default for each in fields(LayerSpec)}
-    layers = [vars(config.layer(index)) for index in range(config.num_hidden_layers)]
+    layers = map(vars, config.layers())
     axes = [axis for axis in AXES if axis not in settings]
     differing = {axis: one[axis] for one in layers for axis in axes if one[axis] != plain[axis]}
     if differing:
@@ -94,11 +84,7 @@ def check_baseline(
 
 
 def started(model: ClearheadForCausalLM, changes: Mapping[str, Any]) -> Start:
-    """The model with other mechanisms, from copies of its weights.
-
-    Raises:
-        ClearheadError: a combination that cannot be built, or for which a weight has another size.
-    """
+    """The model with other mechanisms, from copies of its weights."""
     ours = model.config
     config = changed(ours, changes)
     with torch.random.fork_rng(devices=[]):
@@ -109,19 +95,29 @@ def started(model: ClearheadForCausalLM, changes: Mapping[str, Any]) -> Start:
             torch.nn.init.eye_(part.weight)  # type: ignore[arg-type]
     weights = dict(model.state_dict())
     for index in range(config.num_hidden_layers):
-        _adopt(weights, f"model.layers.{index}.", ours.layer(index), config.layer(index))
+        prefix, before, after = f"model.layers.{index}.", ours.layer(index), config.layer(index)
+        inside = {name.removeprefix(prefix): name for name in weights if name.startswith(prefix)}
+        own = {name.removeprefix(_ATTENTION): weights[whole] for name, whole in inside.items()}
+        for axis in AXES:
+            adopt = REGISTRY.find(axis, getattr(after, axis)).adopt
+            if adopt is not None and getattr(before, axis) != getattr(after, axis):
+                own = adopt(own, before, after)
+        for name, weight in own.items():
+            weights[prefix + ("" if name in inside else _ATTENTION) + name] = weight
     wanted = new_model.state_dict()
     for name, weight in weights.items():
         if name in wanted and wanted[name].shape != weight.shape:
+            needed = tuple(wanted[name].shape)
             raise ClearheadError(
-                f"{name} is {tuple(weight.shape)}, and {_words(changes)} needs "
-                f"{tuple(wanted[name].shape)}: choose others, or convert the model that this one "
-                "was made from"
+                f"{name} is {tuple(weight.shape)}, and {_words(changes)} needs {needed}"
             )
     new_model.load_state_dict({name: weights.get(name, new) for name, new in wanted.items()})
     new_model.generation_config = deepcopy(model.generation_config)
-    new, dropped = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
-    return Start(new_model.eval(), _patterns(new), _patterns(dropped))
+    new, dropped = (
+        tuple(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names}))
+        for names in (wanted.keys() - weights.keys(), weights.keys() - wanted.keys())
+    )
+    return Start(new_model.eval(), new, dropped)
 
 
 def changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConfig:
@@ -138,35 +134,13 @@ def changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConfi
         keys["rope_parameters"] = None
     config = ClearheadConfig(**{**keys, **window_begin(ours), **changes})
     if config.annealed_start and not ours.annealed_start:
-        _check_annealing(ours, config)
+        for index, axis in product(range(config.num_hidden_layers), _ANNEALING):
+            names = [getattr(one.layer(index), axis) for one in (ours, config)]
+            if all(REGISTRY.find(axis, name).anneals for name in names):
+                raise ClearheadError(
+                    f"annealed_start=true would begin without this model's {axis}={names[0]!r}"
+                )
     return config
-
-
-def _check_annealing(ours: ClearheadConfig, config: ClearheadConfig) -> None:
-    """Refuse an annealed start that would leave out, at first, what the model is trained with."""
-    for index, axis in product(range(config.num_hidden_layers), _ANNEALING):
-        names = [getattr(one.layer(index), axis) for one in (ours, config)]
-        if all(REGISTRY.find(axis, name).anneals for name in names):
-            raise ClearheadError(
-                f"this model has {axis}={names[0]!r} already, and annealed_start=true would begin "
-                "without it: leave it out"
-            )
-
-
-def _adopt(weights: dict[str, Any], prefix: str, before: LayerSpec, after: LayerSpec) -> None:
-    inside = {name.removeprefix(prefix): name for name in weights if name.startswith(prefix)}
-    own = {name.removeprefix(_ATTENTION): weights[whole] for name, whole in inside.items()}
-    for axis in AXES:
-        name = getattr(after, axis)
-        adopt = REGISTRY.find(axis, name).adopt
-        if adopt is not None and getattr(before, axis) != name:
-            own = adopt(own, before, after)
-    for name, weight in own.items():
-        weights[prefix + ("" if name in inside else _ATTENTION) + name] = weight
-
-
-def _patterns(names: Any) -> tuple[str, ...]:
-    return tuple(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names}))
 
 
 def _words(changes: Mapping[str, Any]) -> str:
@@ -174,20 +148,16 @@ def _words(changes: Mapping[str, Any]) -> str:
 
 
 def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
-    """A model of clearhead or transformers with `kind` of rotary scaling.
-
-    Its weights are shared and not copied; the model itself stays as it is.
+    """A model of clearhead or transformers with `kind` of rotary scaling; the weights are shared.
 
     Args:
-        kind: a rope_type (`clearhead.ops.rope.KINDS`), or "ntk": a fixed scaling of the base,
-            which Hugging Face writes as "default" with another rope_theta.
-        parameters: the kind's own, such as factor=4, above 1. The trained length is
-            max_position_embeddings; rope_theta is the model's unless given.
+        kind: a rope_type (`clearhead.ops.rope.KINDS`), or "ntk", another rope_theta.
+        parameters: the kind's own, such as factor=4, above 1; rope_theta is the model's unless
+            given.
 
     Raises:
-        ClearheadError: another kind or factor; a model without rotary positions, or with
-            frequencies that are scaled already or of several kinds; parameters that do not fit the
-            kind of a clearhead model.
+        ClearheadError: another kind or factor, or a model without rotary positions, with several
+            kinds of them, or with scaled ones.
     """
     choose("rope scaling", kind, ("ntk", *KINDS, "longrope"))  # the last of transformers' models
     if not (parameters.get("factor") or 2) > 1:
@@ -195,15 +165,12 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
     config = deepcopy(model.config)
     rope = getattr(config, "rope_parameters", None)
     if not rope or "rope_theta" not in rope:
-        sets = "different ones by kind of layer" if rope else "none"
         raise ClearheadError(
             "rope scaling needs rotary frequencies, one set for all layers, in rope_parameters; "
-            f"{type(model).__name__} has {sets}: evaluate it without (--rope-scaling none)"
+            f"{type(model).__name__} has none: evaluate it without (--rope-scaling none)"
         )
     if (scaled := rope.get("rope_type", "default")) != "default":
-        raise ClearheadError(
-            f"the model's rotary frequencies are {scaled!r} already: evaluate it as it is"
-        )
+        raise ClearheadError(f"the model's rotary frequencies are {scaled!r} already")
     changes: dict[str, Any] = {"rope_type": kind, **parameters}
     if kind == "ntk":
         if set(parameters) - {"rope_theta"} != {"factor"}:

@@ -1,8 +1,4 @@
-"""Observation of any transformers model's attention and hidden states while it runs.
-
-Probes use transformers' AttentionInterface and forward hooks, so a model's outputs stay the same
-bit for bit. They store one tile of attention weights at a time, never a T × T map.
-"""
+"""Observation of any transformers model's attention and hidden states, by tiles, while it runs."""
 
 from typing import TYPE_CHECKING
 
@@ -14,6 +10,5 @@ if TYPE_CHECKING:
     from clearhead.probe.observation import observe as observe
     from clearhead.probe.tiles import AttentionTile as AttentionTile
     from clearhead.probe.tiles import ByTile as ByTile
-
 
 __getattr__, __all__ = lazily(__name__)

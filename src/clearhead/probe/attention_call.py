@@ -1,7 +1,4 @@
-"""One layer's attention: queries, keys, and tiles of scores.
-
-Shape suffixes as in `clearhead.ops`; R is the rows of a tile.
-"""
+"""One layer's attention: queries, keys, and tiles of scores; R is the rows of a tile."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,14 +19,8 @@ WEIGHTS = 1 << 22
 
 
 class Scores(NamedTuple):
-    """Rows `start` to `start + R` of the logits, as they enter the softmax.
-
-    Attributes:
-        start: index of the first of its queries.
-        scores: [B, H, R, S], float32 (float64 for float64 queries); undefined where hidden.
-        visible: bool [B or 1, H or 1, R, S], True where the query may see the key.
-        clear: number of first keys that every row sees.
-    """
+    """Rows `start` to `start + R` of the logits [B, H, R, S], float32 at least and undefined where
+    hidden; `visible` is bool [B or 1, H or 1, R, S], and every row sees the first `clear` keys."""
 
     start: int
     scores: Tensor
@@ -43,19 +34,19 @@ class AttentionCall:
 
     Attributes:
         module: the attention module.
-        layer: the index of the decoder layer that it is in.
-        q, k: queries [B, H, T, D] and keys [B, G, S, D], with positions applied (rotated).
+        layer: the index of its decoder layer.
+        q: queries [B, H, T, D], rotated.
+        k: keys [B, G, S, D], rotated.
         v: values [B, V, S, D], of as many heads as keys or more; None where they are not observed.
         prefix: learned keys and values before the text's, [B or 1, V, N, D] each.
         scale: factor of the products q · k.
         visibility: the keys that each query sees, apart from `mask`.
-        sink: an extra logit of every row, a number, [H] or [B, H, T]; None for plain softmax.
+        sink: an extra logit of every row, a number, [H] or [B, H, T].
         sink_value: the sink's value vector for each query, [B, H, T, V]; None for zero.
         mask: [B or 1, H or 1, T, S]: bool, True where visible, or added to the scores.
         bias: added to the scores, [B or 1, H, T, S].
         softcap: scores are c · tanh(score / c).
-        lambdas: λ by which clearhead's own attention combines its maps; [..., T or 1, 1] or a
-            scalar.
+        lambdas: λ of clearhead's own maps, [..., T or 1, 1] or a scalar.
         as_softmax: of the layer's `Normalizer`.
     """
 
@@ -77,18 +68,17 @@ class AttentionCall:
 
     @property
     def causal(self) -> bool:
-        """True where no query sees a key after its own."""
+        """No query sees a key after its own."""
         return self.visibility.causal
 
     @property
     def before(self) -> int:
-        """The index of the first query among the keys: the number of cached keys before it."""
+        """Cached keys before the first query's own."""
         return self.k.shape[2] - self.q.shape[2] if self.causal else 0
 
     @property
     def null_metric(self) -> str:
-        """The name of the weight beside the text's own keys: `null_mass` where it adds nothing to
-        the output, `prefix_mass` where learned keys have values."""
+        """The weight beside the text's keys: `prefix_mass` where learned keys have values."""
         return "null_mass" if self.sink_value is None else "prefix_mass"
 
     def null_logit(self, start: int = 0, rows: int | None = None) -> float | Tensor | None:
@@ -108,8 +98,7 @@ class AttentionCall:
         return self.as_softmax(score_BHRS, visible)
 
     def scores(self, size: int | None = None) -> Iterator[Scores]:
-        """The logits, in float32 at least, by tiles of at most `size` numbers (`WEIGHTS` unless
-        given)."""
+        """The logits, by tiles of at most `size` numbers (`WEIGHTS` unless given)."""
         batch, heads, queries, _ = self.q.shape
         keys = self.k.shape[2]
         wide = torch.promote_types(self.q.dtype, torch.float32)
@@ -128,17 +117,13 @@ class AttentionCall:
                 if added is not None and added.dtype != torch.bool:
                     score = score + added[:, :, start:stop, :end]
             clear = 0 if masked else keys - queries + start + 1 if self.causal else keys
-            yield Scores(start, score, self._visible(start, stop, end), clear)
-
-    def _visible(self, start: int, stop: int, end: int) -> Tensor:
-        device, sizes = self.q.device, (self.q.shape[2], self.k.shape[2])
-        visible = torch.ones(1, 1, stop - start, end, dtype=torch.bool, device=device)
-        hidden = self.visibility.hidden(Span(start, stop, 0, end), *sizes, device)
-        if hidden is not None:
-            visible = visible & ~hidden
-        if self.mask is not None:
-            visible = visible & shown(self.mask[:, :, start:stop, :end])
-        return visible
+            visible = torch.ones(1, 1, stop - start, end, dtype=torch.bool, device=k.device)
+            hidden = self.visibility.hidden(Span(start, stop, 0, end), queries, keys, k.device)
+            if hidden is not None:
+                visible = visible & ~hidden
+            if self.mask is not None:
+                visible = visible & shown(self.mask[:, :, start:stop, :end])
+            yield Scores(start, score, visible, clear)
 
 
 def described(
@@ -174,8 +159,7 @@ def described(
 
 
 def shown(mask: Tensor) -> Tensor:
-    """True where a mask leaves a key visible: models hide keys by False, by their dtype's lowest
-    number or by −inf."""
+    """True where a mask leaves a key visible: models hide by False, the lowest number or −inf."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 

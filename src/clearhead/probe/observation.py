@@ -1,20 +1,17 @@
 """Observation of a running model: statistics of its attention, hidden states and gates.
 
-A model's own attention function still computes the output, so the logits of an observed model are
-those of the plain one, bit for bit. transformers' models look their attention function up by name
-in `AttentionInterface` at every call, and the function that makes its mask in
-`AttentionMaskInterface`: `overridden` puts a function of ours there.
+A model's own attention function still computes the output, so that its logits stay the same bit for
+bit: transformers' models look that function up by name at every call, and `overridden` puts a
+function of ours there.
 """
 
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -32,9 +29,9 @@ INPUT = -1  # the layer number of the hidden states before the first layer
 class Statistic(Protocol):
     """A statistic that accumulates over everything observed.
 
-    Arguments of `observe`: as one of `attention`, an AttentionCall (within `ByTile` also a tile,
-    not to be changed); as one of `hidden`, a layer's index and output [B, T, C], or `INPUT` and the
-    first layer's input; as one of `gates`, a layer's index and its gates from 0 to 1.
+    `observe` gets, as one of `attention`, an AttentionCall (within `ByTile` also a tile); of
+    `hidden`, a layer's index and output [B, T, C], or `INPUT` and the first layer's input; of
+    `gates`, a layer's index and its gates from 0 to 1.
     """
 
     def observe(self, *args: Any, **kwargs: Any) -> None: ...
@@ -59,8 +56,7 @@ def observe(
 ) -> Iterator[None]:
     """Pass every forward pass of `model` in the body to the statistics.
 
-    The model's own attention implementation computes the outputs, and is restored afterwards, also
-    after an error. Attention can be observed in one model at a time.
+    The model's own attention implementation computes the outputs, and is restored afterwards.
 
     Raises:
         ClearheadError: the model has no list of decoder layers; or `attention` is to be observed,
@@ -71,11 +67,23 @@ def observe(
         for hook in _hooks(layers, hidden, gates):
             stack.enter_context(hook)
         if attention:
+            inside = {module: i for i, layer in enumerate(layers) for module in layer.modules()}
+
+            def attend(
+                module: Any, query: Tensor, key: Tensor, value: Tensor, describe: Any, plain: Any
+            ) -> Any:
+                if module in inside:
+                    with torch.no_grad(), without_autocast(query):
+                        call = describe(inside[module], key)
+                        for statistic in attention:
+                            statistic.observe(call)
+                return plain(query, key, value)
+
             refusal = (
                 f"{type(model).__name__} does not use transformers' AttentionInterface, so its "
                 "attention cannot be observed"
             )
-            stack.enter_context(overridden(model, _probe(layers, attention), refusal=refusal))
+            stack.enter_context(overridden(model, attend, refusal=refusal))
         yield
 
 
@@ -90,18 +98,14 @@ def measure(
     """Run windows of text through a model once, and return the measures of all statistics.
 
     Args:
-        model: any model of transformers with a list of decoder layers. Its mode and its attention
-            implementation are left as they were.
+        model: any model of transformers with a list of decoder layers; it is left as it was.
         windows: int64 [T] each, text from position 0 on, all of one length.
-        batch_size: windows run together; it changes speed and memory, not the results.
+        batch_size: windows run together; it does not change the results.
         attention: statistics of queries and keys.
         hidden: statistics of hidden states.
 
     Returns:
         Payloads of "measure" records, each with "metric", "value" and its dimensions.
-
-    Raises:
-        ClearheadError: windows or a model on which this cannot be measured.
     """
     with evaluating(model), observe(model, attention=attention, hidden=hidden):
         for ids_BT in batches(model, windows, batch_size):
@@ -142,93 +146,44 @@ def _show(statistics: Sequence[Statistic], layer: int, x_BTC: Tensor) -> None:
             statistic.observe(layer, x_BTC)
 
 
-def _probe(layers: list[nn.Module], statistics: Sequence[Statistic]) -> Callable[..., Any]:
-    """A function for `overridden` that shows the calls to the statistics."""
-    inside = {module: i for i, layer in enumerate(layers) for module in layer.modules()}
-    last: Callable[[], Tensor | None] = lambda: None  # noqa: E731 (the queries observed last)
-
-    def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, describe: Any, plain: Any
-    ) -> Any:
-        nonlocal last
-        # DiffLlama calls twice with the same queries and keys, for the halves of its values.
-        if module in inside and last() is not query:
-            last = weakref.ref(query)
-            with torch.no_grad(), without_autocast(query):
-                call = describe(inside[module], key)
-                for statistic in statistics:
-                    statistic.observe(call)
-        return plain(query, key, value)
-
-    return attend
-
-
-NAME = "clearhead_override"
-_entered: list[tuple[Callable[..., Any], str]] = []  # at most one: the function, what it replaces
+NAME = "clearhead_override"  # registered with transformers while a context is entered
 
 
 @contextmanager
 def overridden(model: Any, attend: Callable[..., Any], *, refusal: str) -> Iterator[None]:
     """Replace the model's attention by `attend` in the body; restore its own afterwards.
 
-    Args:
-        attend: takes (module, query, key, value, describe, plain) and returns the output and the
-            weights or None, as plain(query, key, value) does, the model's own attention;
-            describe(layer, key) gives the AttentionCall.
+    attend(module, query, key, value, describe, plain) returns an output and weights or None, as
+    the model's own plain(query, key, value) does; describe(layer, key) gives the AttentionCall.
     """
-    if _entered:
-        raise ClearheadError(
-            "attention is already being observed or quantised: leave that context first"
-        )
+    if NAME in ALL_ATTENTION_FUNCTIONS:
+        raise ClearheadError("attention is already being observed or quantised")
     original = model.config._attn_implementation
-    _entered.append((attend, original))
+    own_mask = ALL_MASK_ATTENTION_FUNCTIONS.get(original, lambda *arguments, **options: None)
+
+    def attention(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+    ) -> Any:
+        own = _own_attention(module, original)
+
+        def plain(query: Tensor, key: Tensor, value: Tensor) -> Any:
+            return own(module, query, key, value, mask, **options)
+
+        def describe(layer: int, key: Tensor) -> AttentionCall:
+            return described(module, layer, query, key, value, mask, options)
+
+        return attend(module, query, key, value, describe, plain)
+
+    ALL_ATTENTION_FUNCTIONS[NAME] = attention
+    AttentionMaskInterface.register(NAME, own_mask)
     try:
         model.set_attn_implementation(NAME)
         if model.config._attn_implementation != NAME:
             raise ClearheadError(refusal)
         yield
     finally:
-        _entered.clear()
+        del ALL_ATTENTION_FUNCTIONS[NAME]
         model.set_attn_implementation(original)
-
-
-def _now() -> tuple[Callable[..., Any], str]:
-    if not _entered:
-        raise ClearheadError(
-            f"attention implementation {NAME!r} works only inside contexts of clearhead.probe and "
-            "clearhead.quantize: call model.set_attn_implementation('sdpa')"
-        )
-    return _entered[0]
-
-
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    **options: Any,
-) -> Any:
-    attend, original = _now()
-    own = _own_attention(module, original)
-
-    def plain(query: Tensor, key: Tensor, value: Tensor) -> Any:
-        return own(module, query, key, value, mask, **options)
-
-    def describe(layer: int, key: Tensor) -> AttentionCall:
-        return described(module, layer, query, key, value, mask, options)
-
-    return attend(module, query, key, value, describe, plain)
-
-
-def _mask(*arguments: Any, **options: Any) -> Any:
-    """The mask that the original implementation would have been given."""
-    original = ALL_MASK_ATTENTION_FUNCTIONS.get(_now()[1])
-    return None if original is None else original(*arguments, **options)
-
-
-AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, _mask)
 
 
 def _own_attention(module: nn.Module, implementation: str) -> Callable[..., Any]:
@@ -241,7 +196,4 @@ def _own_attention(module: nn.Module, implementation: str) -> Callable[..., Any]
         eager = getattr(sys.modules[kind.__module__], "eager_attention_forward", None)
         if implementation == "eager" and eager is not None:
             return eager
-    raise ClearheadError(
-        f"{type(module).__name__} has no attention implementation {implementation!r} to call: "
-        "call model.set_attn_implementation('sdpa')"
-    )
+    raise ClearheadError(f"{type(module).__name__} has no attention named {implementation!r}")

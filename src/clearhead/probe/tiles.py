@@ -1,7 +1,4 @@
-"""The attention maps of a layer, and their weights by tiles, computed once for all statistics.
-
-Shape suffixes as in `clearhead.probe.attention_call`; h is the heads of one map.
-"""
+"""Attention maps of a layer by tiles, computed once for all statistics; h is a map's heads."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,39 +18,29 @@ DIFFLLAMA = (
     "the maps of a DiffLlama are not combined here: give the folder that `clearhead convert` makes "
     "of it"
 )
-DIFFERENCE, SHAPED = "difference", "shaped"
 _HIDDEN = -1e30  # finite, so that weight × score of a hidden key is 0 and not NaN
 
 
 class MapTile(NamedTuple):
-    """One attention map of a tile.
-
-    Attributes:
-        name: "softmax"; "map 1", "map 2" and the signed "difference" of differential attention;
-            "shaped", the matrix of a shaped block that multiplies the values.
-        weights: [B, h, R, S], 0 where hidden and in rows that do not count.
-        counted: bool [B, h, R]: the row sees a key, and all of its logits are finite.
-        first_is_largest: [B, h, R], 1 / n where key 0 is one of the row's n largest, else 0; of
-            signed weights the largest is the most positive.
-        entropy: [B, h, R] in nats, where the null key counts as a key; None for signed maps.
-        null: [B, h, R], the weight of the sink (`AttentionCall.null_metric`); None without one.
-    """
+    """One attention map of a tile: "softmax"; "map 1", "map 2" and the signed "difference" of
+    differential attention; "shaped", the matrix of a shaped block that multiplies the values."""
 
     name: str
-    weights: Tensor
-    counted: Tensor
+    weights: Tensor  # [B, h, R, S], 0 where hidden and in rows that do not count
+    counted: Tensor  # bool [B, h, R]: the row sees a key, and all of its logits are finite
+    # [B, h, R], 1 / n where key 0 is one of the row's n largest, signed weights by value; else 0.
     first_is_largest: Tensor
-    entropy: Tensor | None = None
-    null: Tensor | None = None
+    entropy: Tensor | None = None  # [B, h, R], nats, a null key included; None for signed maps
+    null: Tensor | None = None  # [B, h, R], the weight of the sink, if any
 
 
 class AttentionTile(NamedTuple):
     """Rows `start` to `start + R` of all the maps of a layer.
 
     Attributes:
-        visible: bool [B or 1, H or 1, R, S], True where the query may see the key.
+        visible: bool [B or 1, H or 1, R, S].
         maps: the softmax maps first, the matrix that multiplies the values last.
-        lambdas: λ of the difference; None where there is none.
+        lambdas: λ of the difference, if any.
         non_finite: rows left out because of a logit that is not finite.
     """
 
@@ -65,10 +52,7 @@ class AttentionTile(NamedTuple):
 
 
 class ByTile:
-    """A group of statistics of scores and weights, updated in one pass over each layer's tiles.
-
-    Softmax takes about a dozen passes over a tile, in the memory of its scores.
-    """
+    """A group of statistics of scores and weights, updated in one pass over each layer's tiles."""
 
     def __init__(
         self, *, scores: Sequence[Statistic] = (), weights: Sequence[Statistic] = ()
@@ -124,25 +108,24 @@ def _softmax(call: AttentionCall, scores: Scores) -> AttentionTile:
         names, none = maps.maps, [None] * len(maps.maps)
         parts = list(zip(*(none if x is None else maps.split(x) for x in parts[0]), strict=True))
     tiles = [MapTile(name, *part) for name, part in zip(names, parts, strict=True)]
-    tiles += _combined(
-        call, start, weights, visible, torch.stack([x.counted for x in tiles]).all(0)
-    )
+    if isinstance(call.module, Attention):
+        tiles = [*tiles, *_combined(call, start, weights, visible, tiles)]
     return AttentionTile(start, visible, tiles, call.lambdas, int((~finite & seen).sum()))
 
 
 def _combined(
-    call: AttentionCall, start: int, weights_BHRS: Tensor, visible: Tensor, counted_BhR: Tensor
+    call: AttentionCall, start: int, weights_BHRS: Tensor, visible: Tensor, softmax: list[MapTile]
 ) -> Iterator[MapTile]:
     """The signed matrices that a layer makes of its softmax maps: their difference, and the
     α I + β A − γ C of a shaped block."""
-    if not isinstance(call.module, Attention):
-        return
+    module: Any = call.module
     lambdas, signed = call.lambdas, dict[str, Tensor]()
+    counted_BhR = torch.stack([tile.counted for tile in softmax]).all(0)
     if lambdas is not None and lambdas.ndim > 2:  # one for each token
         lambdas = lambdas[:, :, start : start + weights_BHRS.shape[2]]
     if lambdas is not None:
-        signed[DIFFERENCE] = call.module.maps.effective_weights(weights_BHRS, lambdas)
-    if call.module.layer.shaping != "none":
+        signed["difference"] = module.maps.effective_weights(weights_BHRS, lambdas)
+    if module.layer.shaping != "none":
 
         def resting() -> Tensor:  # the softmax maps at W_Q = 0
             null = replace(call, sink=at_zero_queries(call.sink)).null_logit()
@@ -150,7 +133,7 @@ def _combined(
             return normalised(equal_BHRS, null)[0]
 
         first = call.k.shape[2] - call.q.shape[2] + start
-        signed[SHAPED] = call.module.effective_weights(weights_BHRS, lambdas, resting, first)
+        signed["shaped"] = module.effective_weights(weights_BHRS, lambdas, resting, first)
     for name, matrix in signed.items():
         matrix = matrix.masked_fill(~counted_BhR[..., None], 0.0)
         # Signed weights may all be below the 0 of a hidden key.

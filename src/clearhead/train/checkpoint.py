@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from clearhead.errors import ClearheadError, first_line
-from clearhead.models.loading import auto_class, explained, kind_of, load_config, without_bars
+from clearhead.models.loading import AUTO_CLASS, explained, kind_of, load_config, without_bars
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder
 from clearhead.train.parallel import is_sharded, plain_class
@@ -180,7 +180,7 @@ def whole(folder: Path) -> "PreTrainedModel | None":
     verify(folder)
     name = str(folder)
     with explained(name):
-        model = auto_class(kind_of(name)).from_config(load_config(name), dtype=torch.float32)
+        model = AUTO_CLASS[kind_of(name)].from_config(load_config(name), dtype=torch.float32)
     _read(weights(model), folder)
     return model.eval()
 

@@ -1,7 +1,4 @@
-"""The viewer: attention, hidden states and predictions of one text, on a page to click through.
-
-`observe_text` runs a model on a text and packs all that the page shows; `render` makes the page.
-"""
+"""The viewer: attention, hidden states and predictions of one text, on a page to click through."""
 
 from typing import TYPE_CHECKING
 
@@ -11,6 +8,5 @@ if TYPE_CHECKING:
     from clearhead.view.observation import Observation as Observation
     from clearhead.view.observation import observe_text as observe_text
     from clearhead.view.observation import render as render
-
 
 __getattr__, __all__ = lazily(__name__)

@@ -1,19 +1,13 @@
 """Model families of transformers that are the same function as a point of clearhead's axes.
 
-Llama and the families built like it have nearly the same names of weights here. DiffLlama is
-differential attention V1 in another order of heads: it pairs head i with head i + H/2, clearhead
-pairs neighbours. Its per-head norm has no gain; on export a gain is multiplied into the output
-projection, which reads the normed heads.
+DiffLlama pairs head i with head i + H/2, clearhead pairs neighbours; its per-head norm has no gain,
+so on export a gain is multiplied into the output projection. GraniteSWA's multipliers are merged
+into the weights on import, and are 1 on export.
 
-GraniteSWA has a sink logit for each head, windows, layers without position, and multipliers:
-softmax-1 (a logit of 0) and the learned sink are exported to it. Its multipliers are merged into
-the weights on import, and are 1 on export.
-
-GPT-2 and GPT-NeoX (Pythia) have LayerNorm, biases, and q, k and v in one matrix; GPT-2's are stored
-transposed. GPT-NeoX rotates a part of each head: transformers' rope_type "proportional" turns the
-first pairs (j, j + D/2) of a head, so channels of W_Q and W_K are put in that order, and the base
-raised so that frequencies stay. Where its branches are parallel they have two norms, whose gains
-and biases go into the matrices that read them: one norm is left.
+GPT-NeoX rotates a part of each head: transformers' rope_type "proportional" turns the first pairs
+(j, j + D/2) of a head, so channels of W_Q and W_K are put in that order, and the base raised so
+that frequencies stay. Where its branches are parallel they have two norms, whose gains and biases
+go into the matrices that read them: one norm is left.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,11 +22,8 @@ from clearhead.models.configuration import FULL, SLIDING, ClearheadConfig
 from clearhead.models.families.family import Family as Family
 from clearhead.models.families.family import State, positions, rotation, windows, with_all_biases
 
+_LOGIT = "self_attn.normalizer.logit"
 _PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
-
-
-def _diff_read(state: State, theirs: Any) -> State:
-    return _swapped(state, 2, -1, theirs.head_dim)
 
 
 def _diff_write(state: State, ours: Any) -> State:
@@ -46,14 +37,12 @@ def _diff_write(state: State, ours: Any) -> State:
 
 
 def _swapped(state: State, first: int, second: int, head_dim: int) -> State:
-    """Heads in another order: (2, −1) pairs i + H/2 with i in place of neighbours; (−1, 2) the
-    reverse."""
-
-    def swapped(weight: Tensor) -> Tensor:  # [H · D, C]
-        return weight.unflatten(0, (first, second, head_dim)).transpose(0, 1).reshape(weight.shape)
-
-    turned = {name: swapped(each) for name, each in state.items() if name.endswith(_PROJECTIONS)}
-    return state | turned
+    """Heads in another order: (2, −1) pairs neighbours in place of i and i + H/2, (−1, 2) back."""
+    return state | {
+        name: each.unflatten(0, (first, second, head_dim)).transpose(0, 1).reshape(each.shape)
+        for name, each in state.items()
+        if name.endswith(_PROJECTIONS)  # [H · D, C]
+    }
 
 
 DIFFLLAMA = Family(
@@ -62,22 +51,17 @@ DIFFLLAMA = Family(
     axes=lambda theirs: {"maps": "differential", "head_norm": "plain"},
     suits=lambda ours: ours.maps == "differential",
     names={".lambda_": ".maps.lambda_"},
-    read=_diff_read,
+    read=lambda state, theirs: _swapped(state, 2, -1, theirs.head_dim),
     write=_diff_write,
     but={"head_norm": ("affine",)},
 )
-
-
-_NORMALIZER = "self_attn.normalizer"
-_LOGIT = f"{_NORMALIZER}.logit"
 
 
 def _granite_axes(theirs: Any) -> dict[str, Any]:
     thetas = set(theirs.layer_rope_theta) - {0}
     if len(thetas) > 1:
         raise ClearheadError(
-            f"a GraniteSWA with layer_rope_theta={theirs.layer_rope_theta} has no place in "
-            "clearhead: it needs one base for all layers that rotate"
+            f"layer_rope_theta={theirs.layer_rope_theta} has no place: give one base for all layers"
         )
     return {
         "rope_parameters": {**rotation(theirs), "rope_theta": max(thetas, default=0)},
@@ -85,20 +69,6 @@ def _granite_axes(theirs: Any) -> dict[str, Any]:
         **windows(theirs),
         "normalizer": "sink",
         "bias": theirs.attention_bias or theirs.mlp_bias,
-    }
-
-
-def _granite_settings(ours: Any) -> dict[str, Any]:
-    layers = [ours.layer(index) for index in range(ours.num_hidden_layers)]
-    theta = (ours.rope_parameters or {}).get("rope_theta", 0)
-    return {
-        "attention_bias": ours.bias,
-        "mlp_bias": ours.bias,
-        "attention_multiplier": ours.head_dim**-0.5,
-        # transformers makes a sliding mask even if no layer has a window.
-        "sliding_window": ours.sliding_window or ours.max_position_embeddings,
-        "layer_types": [FULL if layer.sliding_window is None else SLIDING for layer in layers],
-        "layer_rope_theta": [theta if layer.position == "rope" else 0 for layer in layers],
     }
 
 
@@ -118,53 +88,37 @@ def _granite_read(state: State, theirs: Any) -> State:
 
 
 def _granite_write(state: State, ours: ClearheadConfig) -> State:
-    weights = dict(state)
+    weights, rest = dict(state), torch.zeros_like(state["model.norm.weight"][:1])
     for index in range(ours.num_hidden_layers):
-        # Softmax-1 is a sink that rests at 0.
-        weight = state["model.norm.weight"]
-        name = f"model.layers.{index}.{_LOGIT}"
-        logit = weights.get(name, torch.zeros_like(weight[:1]).repeat(ours.num_attention_heads))
-        weights[name] = logit + weights.pop(f"model.layers.{index}.{_NORMALIZER}.offset", 0.0)
+        name = f"model.layers.{index}.{_LOGIT}"  # softmax-1 is a sink that rests at 0
+        logit = weights.get(name, rest.repeat(ours.num_attention_heads))
+        weights[name] = logit + weights.pop(name.replace(".logit", ".offset"), 0.0)
     return weights
 
 
 GRANITE_SWA = Family(
     model=transformers.GraniteSWAForCausalLM,
     axes=_granite_axes,
-    settings=_granite_settings,
+    settings=lambda ours: {
+        "attention_bias": ours.bias,
+        "mlp_bias": ours.bias,
+        "attention_multiplier": ours.layer(0).head_dim ** -0.5,
+        # transformers makes a sliding mask even if no layer has a window.
+        "sliding_window": ours.sliding_window or ours.max_position_embeddings,
+        "layer_types": [
+            FULL if layer.sliding_window is None else SLIDING for layer in ours.layers()
+        ],
+        "layer_rope_theta": [
+            layer.rope_parameters["rope_theta"] if layer.position == "rope" else 0
+            for layer in ours.layers()
+        ],
+    },
     suits=lambda ours: ours.normalizer in ("softmax1", "sink"),
     names={"self_attn.sinks": _LOGIT},
     read=_granite_read,
     write=_granite_write,
     but={"normalizer": ("softmax1",), "annealed_start": (True,)},
 )
-
-
-def _qwen_settings(ours: ClearheadConfig) -> dict[str, Any]:
-    slides = ours.sliding_window is not None
-    return {
-        "attention_bias": ours.bias,
-        "use_sliding_window": slides,
-        "sliding_window": ours.sliding_window,
-        "max_window_layers": 0 if slides else ours.num_hidden_layers,
-        "layer_types": ours.layer_types,
-    }
-
-
-def _qwen_state(state: State, ours: ClearheadConfig) -> State:
-    """The weights without MLP biases that are 0: a model converted from Qwen3 has them."""
-    unread = {name for name in state if name.endswith(".bias") and ".mlp." in name}
-    return {name: each for name, each in state.items() if name not in unread or bool(each.any())}
-
-
-def _flint_axes(theirs: Any) -> dict[str, Any]:
-    return {
-        "normalizer": "sink",
-        "qk_norm": "rmsnorm",
-        "bias": theirs.attention_bias,
-        **windows(theirs),
-        **positions([kind == SLIDING for kind in theirs.layer_types]),
-    }
 
 
 # The last resort: its refusal names the axes that Llama lacks.
@@ -189,50 +143,42 @@ QWEN2 = Family(
 QWEN3 = Family(
     model=transformers.Qwen3ForCausalLM,
     axes=lambda theirs: {"bias": theirs.attention_bias, "qk_norm": "rmsnorm", **windows(theirs)},
-    settings=_qwen_settings,
-    write=_qwen_state,
+    settings=lambda ours: {
+        "attention_bias": ours.bias,
+        "use_sliding_window": ours.sliding_window is not None,
+        "sliding_window": ours.sliding_window,
+        "max_window_layers": 0 if ours.sliding_window else ours.num_hidden_layers,
+        "layer_types": ours.layer_types,
+    },
+    # MLP biases that are 0 go: a model converted from Qwen3 has them.
+    write=lambda state, ours: {
+        name: each
+        for name, each in state.items()
+        if not (name.endswith(".bias") and ".mlp." in name) or bool(each.any())
+    },
     suits=lambda ours: ours.qk_norm == "rmsnorm",
 )
 # Sinks, norms of queries and keys, position in sliding layers alone. transformers 5.17 has none.
 FLINT = Family(
     model=getattr(transformers, "FlintForCausalLM", None),
-    axes=_flint_axes,
-    names={"self_attn.sinks": "self_attn.normalizer.logit"},
+    axes=lambda theirs: {
+        "normalizer": "sink",
+        "qk_norm": "rmsnorm",
+        "bias": theirs.attention_bias,
+        **windows(theirs),
+        **positions([kind == SLIDING for kind in theirs.layer_types]),
+    },
+    names={"self_attn.sinks": _LOGIT},
 )
 
 # Activations of two-matrix MLPs, by transformers' names.
-ACTIVATIONS = {
-    "gelu": "gelu-exact",
-    "gelu_new": "gelu",
-    "gelu_fast": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "relu": "relu",
-}
+ACTIVATIONS = {"gelu": "gelu-exact", "relu": "relu"}
+ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu")
 # Settings of other families, which a configuration may state and neither model reads.
 _UNREAD = {"num_key_value_heads": None, "head_dim": None}
 
 
-def _gpt2_axes(theirs: Any) -> dict[str, Any]:
-    return {
-        **_UNREAD,
-        "rope_parameters": None,
-        "norm_eps": theirs.layer_norm_epsilon,
-        "intermediate_size": theirs.n_inner or 4 * theirs.n_embd,
-        "position": "learned",
-        "norm": "layernorm",
-        "mlp": _activation("GPT2", theirs.activation_function),
-        "bias": True,
-    }
-
-
-def _gpt2_read(state: State, theirs: Any) -> State:
-    # Conv1D has the inputs first.
-    state = {name: each.t() if "_proj." in name else each for name, each in state.items()}
-    return _split(state, lambda joined: joined.chunk(3))
-
-
 def _split(state: State, split: Callable[[Tensor], Iterable[Tensor]]) -> State:
-    """The state with matrices and biases of q, k and v in place of each joined one."""
     joined = {name: weight for name, weight in state.items() if ".qkv_proj." in name}
     parts = {
         name.replace(".qkv_proj.", f".{part}_proj."): each
@@ -246,19 +192,19 @@ def _neox_axes(theirs: Any) -> dict[str, Any]:
     rope, width, turned = _rotation(theirs)
     if rope["rope_type"] != "default" or turned % 2:
         raise ClearheadError(
-            f"a GPTNeoX with rope_type={rope['rope_type']!r} and {turned} rotated channels has no "
-            "place in clearhead: it needs 'default' and an even number"
+            f"rope_type={rope['rope_type']!r} and {turned} rotated channels have no place: give "
+            "'default' and an even number"
         )
     axes = {
         **_UNREAD,
         "norm_eps": theirs.layer_norm_eps,
         "norm": "layernorm",
-        "mlp": _activation("GPTNeoX", theirs.hidden_act),
+        "mlp": ACTIVATIONS[choose("GPTNeoX activation", theirs.hidden_act, ACTIVATIONS)],
         "bias": True,
         "order": "parallel" if theirs.use_parallel_residual else "sequential",
     }
     if not turned:
-        return axes | {"position": "none", "rope_parameters": None}
+        return axes | positions([False])
     rotates = {"rope_type": "default", "rope_theta": rope["rope_theta"] ** (width / turned)}
     if turned < width:
         rotates |= {"rope_type": "proportional", "partial_rotary_factor": turned / width}
@@ -281,19 +227,13 @@ def _neox_read(state: State, theirs: Any) -> State:
     return weights
 
 
-def _activation(family: str, name: str) -> str:
-    """The value of the axis `mlp` for an activation of transformers."""
-    return ACTIVATIONS[choose(f"{family} activation", name, ACTIVATIONS)]
-
-
 def _rotation(theirs: Any) -> tuple[dict[str, Any], int, int]:
-    """Rotary parameters, channels of a head, and the number of them that are rotated."""
+    """Rotary parameters, channels of a head, and how many of them are rotated."""
     rope, width = theirs.rope_parameters, theirs.hidden_size // theirs.num_attention_heads
     return rope, width, int(width * rope["partial_rotary_factor"])
 
 
 def _one_norm(state: State, layer: str) -> None:
-    """Gains and biases of both norms into the matrices that read them; one norm is left."""
     readers = {
         "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         "post_attention_layernorm": ("mlp.up_proj",),
@@ -315,7 +255,16 @@ GPT2 = Family(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    axes=_gpt2_axes,
+    axes=lambda theirs: {
+        **_UNREAD,
+        "rope_parameters": None,
+        "norm_eps": theirs.layer_norm_epsilon,
+        "intermediate_size": theirs.n_inner or 4 * theirs.n_embd,
+        "position": "learned",
+        "norm": "layernorm",
+        "mlp": ACTIVATIONS[choose("GPT2 activation", theirs.activation_function, ACTIVATIONS)],
+        "bias": True,
+    },
     names={
         "transformer.wte.": "model.embed_tokens.",
         "transformer.wpe.": "model.position.weight.",
@@ -328,7 +277,10 @@ GPT2 = Family(
         ".mlp.c_fc.": ".mlp.up_proj.",
         ".mlp.c_proj.": ".mlp.down_proj.",
     },
-    read=_gpt2_read,
+    read=lambda state, theirs: _split(  # Conv1D has the inputs first
+        {name: each.t() if "_proj." in name else each for name, each in state.items()},
+        lambda joined: joined.chunk(3),
+    ),
 )
 GPT_NEOX = Family(
     model=transformers.GPTNeoXForCausalLM,

@@ -1,7 +1,4 @@
-"""A model family of transformers that is the same function as a point of clearhead's axes.
-
-An export must import back as the same model: one whose import would differ is refused.
-"""
+"""The import of a model of transformers, and the export that imports back as the same model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -38,49 +35,35 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A model family of transformers; names of weights and settings are Llama's unless stated.
+    """A model family of transformers; names of weights and settings are Llama's unless stated."""
 
-    Attributes:
-        model: its causal language model class.
-        needs: {setting: the only value of it that clearhead supports}.
-        axes: maps its configuration to clearhead's settings, but for those with the same name.
-        settings: maps a clearhead configuration that `suits` to the family's settings.
-        suits: whether a clearhead configuration is exported to this family.
-        names: {part of its weights' names: clearhead's}, replaced in turn.
-        read, write: further changes to the weights on import and export, under clearhead's names.
-        but: {a layer's setting: values} that the export merges into the weights.
-    """
-
-    model: Any
-    axes: Callable[[Any], dict[str, Any]]
+    model: Any  # its causal language model class
+    axes: Callable[[Any], dict[str, Any]]  # clearhead's settings that have other names
+    # {setting: the only value of it that clearhead supports}
     needs: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
-    settings: Callable[[ClearheadConfig], dict[str, Any]] = lambda ours: {}
-    suits: Callable[[ClearheadConfig], bool] = lambda ours: False
-    names: Mapping[str, str] = field(default_factory=dict)
+    settings: Callable[[ClearheadConfig], dict[str, Any]] = lambda ours: {}  # the family's
+    suits: Callable[[ClearheadConfig], bool] = lambda ours: False  # is exported to this family
+    names: Mapping[str, str] = field(default_factory=dict)  # {part of a name: clearhead's}, in turn
+    # Changes of the weights on import and export, under clearhead's names.
     read: Callable[[State, Any], State] = lambda state, theirs: state
     write: Callable[[State, ClearheadConfig], State] = lambda state, ours: state
+    # {a layer's setting: values} that the export merges into the weights
     but: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """The family's name, such as "Llama"."""
         name: str = self.model.__name__
         return name.removesuffix("LMHeadModel").removesuffix("ForCausalLM")
 
     def imported(self, model: Any, *, share: bool = False) -> ClearheadForCausalLM:
-        """The same function as a clearhead model, with weights as by `filled`; a ClearheadError for
-        settings that clearhead does not support."""
+        """The same function as a clearhead model, with weights as by `filled`."""
         for key, value in self.needs.items():
             if (theirs := getattr(model.config, key)) != value:
                 raise ClearheadError(
-                    f"a {self.name} with {key}={theirs!r} has no place in clearhead: it needs "
-                    f"{value!r}"
+                    f"a {self.name} with {key}={theirs!r} has no place: give {value!r}"
                 )
         if dropped := dropouts(model.config):
-            say(
-                f"{words_of(dropped)} of this {self.name} is for training alone, and left out: "
-                "the clearhead model trains without dropout (its own is the setting dropout)"
-            )
+            say(f"{words_of(dropped)} of this {self.name} is for training alone, and left out")
         config = self.counterpart(model.config)
         state = self.read(_renamed(model.state_dict(), self.names), model.config)
         if config.bias:
@@ -88,16 +71,9 @@ class Family:
         return filled(ClearheadForCausalLM, config, state, model, share=share)
 
     def exported(self, model: ClearheadForCausalLM) -> Any:
-        """The same function as a model of the family, with copies of the weights in their dtype; a
-        ClearheadError for a model that the family cannot express."""
+        """The same function as a model of the family, with copies of the weights in their dtype."""
         model = merged(model)
         ours = model.config
-        if ours.hidden_size % ours.num_attention_heads:
-            raise ClearheadError(
-                f"{self.name} has no hidden_size={ours.hidden_size} with "
-                f"{ours.num_attention_heads} heads: only a number of heads that divides it can be "
-                "exported"
-            )
         theirs = self.model.config_class(
             **copied(ours), rms_norm_eps=ours.norm_eps, **self.settings(ours)
         )
@@ -107,16 +83,14 @@ class Family:
         return filled(self.model, theirs, state, model)
 
     def counterpart(self, theirs: Any) -> ClearheadConfig:
-        """clearhead's configuration for one of the family's."""
         eps = {"norm_eps": getattr(theirs, "rms_norm_eps", None)}
         return ClearheadConfig(**copied(theirs) | eps | self.axes(theirs))
 
     def _check_export(self, ours: ClearheadConfig, back: ClearheadConfig) -> None:
         """Refuse a model that, exported and imported again as `back`, would be another function."""
         mine = [("embedding_norm", ours.embedding_norm, back.embedding_norm)]
-        for index in range(ours.num_hidden_layers):
-            there = vars(back.layer(index))
-            mine += [(key, value, there[key]) for key, value in vars(ours.layer(index)).items()]
+        for layer, other in zip(ours.layers(), map(vars, back.layers()), strict=True):
+            mine += [(key, value, other[key]) for key, value in vars(layer).items()]
         # An axis says more than the gains that come with it.
         for key, value, only in sorted(mine, key=lambda entry: entry[0] not in AXES):
             if value != only and key not in _STARTS and value not in self.but.get(key, ()):
@@ -132,11 +106,8 @@ def copied(config: Any) -> dict[str, Any]:
 
 
 def rotation(config: Any) -> dict[str, Any]:
-    """The rotary parameters that have an effect; empty without rotation.
-
-    Published configurations hold others too, which transformers ignores: "type", the older name
-    of rope_type, and keys of other kinds or other programs, such as attn_factor.
-    """
+    """The rotary parameters that have an effect; published configurations hold others too, such as
+    "type" and attn_factor, which transformers ignores."""
     rope = dict(getattr(config, "rope_parameters", None) or {})
     kind = str(rope.get("rope_type"))
     if kind not in KINDS:
@@ -156,7 +127,7 @@ def dropouts(theirs: Any) -> dict[str, float]:
 
 
 def words_of(shares: Mapping[str, float]) -> str:
-    """Rates of `dropouts` as text, such as "attn_pdrop=0.1, resid_pdrop=0.1"."""
+    """Rates as text, such as "attn_pdrop=0.1, resid_pdrop=0.1"."""
     return ", ".join(f"{key}={share:g}" for key, share in shares.items())
 
 
@@ -169,7 +140,7 @@ def windows(theirs: Any) -> dict[str, Any]:
 
 
 def positions(rotates: Sequence[bool]) -> dict[str, Any]:
-    """Rotary position in some of the layers, and none in the others, in clearhead's settings."""
+    """Rotary position in some of the layers, in clearhead's settings."""
     if not any(rotates):
         return {"position": "none", "rope_parameters": None}
     if all(rotates):
@@ -184,7 +155,7 @@ def _renamed(state: State, parts: Mapping[str, str]) -> State:
 
 
 def with_all_biases(state: State) -> State:
-    """The same function with a bias, 0 where there was none, beside each matrix of a layer."""
+    """The weights with a bias, 0 where there was none, beside each matrix of a layer."""
     biases = {
         name.removesuffix("weight") + "bias": torch.zeros_like(weight[:, 0])
         for name, weight in state.items()
@@ -194,8 +165,8 @@ def with_all_biases(state: State) -> State:
 
 
 def filled(kind: Any, config: Any, state: State, source: Any, *, share: bool = False) -> Any:
-    """A model of `kind` with this configuration and these weights, copied unless `share`: on the
-    device, in the dtype and with the generation settings of its source, in evaluation mode."""
+    """A model of `kind` with these weights, copied unless `share`, in evaluation mode, with the
+    device, dtype and generation settings of its source."""
     # On a CPU, for buffers that no checkpoint has; of the weights no memory is touched.
     with no_init_weights(), local_torch_dtype(source.dtype):
         model = kind(deepcopy(config))
@@ -204,9 +175,9 @@ def filled(kind: Any, config: Any, state: State, source: Any, *, share: bool = F
     try:
         model.load_state_dict(state, assign=True)
     except RuntimeError as error:
+        what, words = type(source).__name__, " ".join(str(error).split())
         raise ClearheadError(
-            f"the weights of this {type(source).__name__} are not those of a {kind.__name__} of "
-            f"its configuration: {' '.join(str(error).split())}"
+            f"the weights of this {what} are not those of a {kind.__name__}: {words}"
         ) from None
     model.tie_weights()
     model.generation_config = deepcopy(source.generation_config)
@@ -214,8 +185,8 @@ def filled(kind: Any, config: Any, state: State, source: Any, *, share: bool = F
 
 
 def merged(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
-    """The same function with `embedding_projection` within the embedding and an untied head, from
-    copies of the weights in their dtype; the model itself where it has none."""
+    """The same function with `embedding_projection` within the embedding and an untied head, in
+    copies; the model itself where it has none."""
     if not model.config.embedding_projection:
         return model
     config, state = deepcopy(model.config), model.state_dict()

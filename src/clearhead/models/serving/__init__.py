@@ -1,7 +1,7 @@
-"""Export of clearhead models for servers: `modeling_clearhead_serving.py` and weights for it.
+"""Export of clearhead models for servers: weights for `modeling_clearhead_serving.py`.
 
-The weights express what a standard attention call lacks: keys are repeated for each value,
-reparametrised matrices become one, and gains of branches are merged into the weights that follow.
+Keys are repeated for each value, reparametrised matrices become one, and gains of branches are
+merged into the weights that follow.
 """
 
 from typing import Any
@@ -19,7 +19,6 @@ from clearhead.models.serving.modeling_clearhead_serving import (
 )
 from clearhead.nn.registry import REGISTRY
 from clearhead.ops.requests import repeat
-from clearhead.spec import LayerSpec
 
 # Of axes that the form does not have whole, what it has.
 _HAS = {
@@ -31,26 +30,8 @@ _HAS = {
     "position": ("rope", "learned", "none"),
     "mlp_rotation": ("none",),
 }
-_REASONS = {
-    "differential": "its values are twice as wide as its keys; leave --for out to learn what "
-    "DiffLlama has no place for",
-    "key": "its sink is a product with the query, and servers take one number a head",
-    "key-value": "its keys and values stand before the text, in no cache of a server",
-    "hadamard": "it has no rotation: convert --to mlp_rotation=none, the same function, first",
-    "pope": "its keys are twice as wide as its values",
-    "softpick": "its weights are no softmax",
-    "alibi": "its keys are wider by 8 columns than its values",
-    "forget": "its keys carry the gates of the tokens after them",
-    "xpos": "its keys carry factors that grow with position",
-}
-_ACTIVATIONS = {
-    "swiglu": "silu",
-    "geglu": "gelu",
-    "gelu": "gelu_pytorch_tanh",
-    "gelu-exact": "gelu",
-    "relu": "relu",
-}
-_SINGLE = "rmsnorm-single"
+_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "gelu": "gelu_pytorch_tanh"}
+_ACTIVATIONS |= {"gelu-exact": "gelu", "relu": "relu"}
 
 
 def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
@@ -68,8 +49,8 @@ def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
     if ours.position == "learned":
         state["model.embed_positions.weight"] = model.model.position.weight.weight
     for index, layer in enumerate(model.model.layers):
-        prefix = f"model.layers.{index}."
-        state |= {prefix + name: weight for name, weight in _layer(layer, config).items()}
+        own = _layer(layer, config)
+        state |= {f"model.layers.{index}.{name}": weight for name, weight in own.items()}
     for name, weight in state.items():
         if "norm." in name and weight.numel() == 1:  # one gain for all channels
             state[name] = weight.expand(ours.hidden_size)
@@ -77,22 +58,20 @@ def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
 
 
 def turns_anew(ours: ClearheadConfig) -> str | None:
-    """The reason why servers cannot decode a model with dynamic RoPE; None for other models."""
+    """The reason why servers cannot decode a model with dynamic RoPE; None for others."""
     if (ours.rope_parameters or {}).get("rope_type") == "dynamic":
         return "rope_type='dynamic' rotates cached keys anew as a text grows"
     return None
 
 
 def _refusal(model: ClearheadForCausalLM) -> str | None:
-    """The reason why the serving form cannot hold a model, or None."""
     ours = model.config
-    layers = [ours.layer(index) for index in range(ours.num_hidden_layers)]
+    layers = ours.layers()
     if packages := REGISTRY.packages(layers):
         return f"it needs the packages {', '.join(sorted(packages))}"
     for axis, names in _HAS.items():
         for name in {getattr(layer, axis) for layer in layers} - {*names}:
-            why = _REASONS.get(name, f"it has {' or '.join(map(repr, names))}")
-            return f"{axis}={name!r} does not fit: {why}"
+            return f"{axis}={name!r} does not fit: it has {' or '.join(map(repr, names))}"
     if reason := turns_anew(ours):
         return reason
     plain = {"layer_overrides": None, "mlp_skip_gain": None, "embedding_norm": "none"}
@@ -107,7 +86,7 @@ def _refusal(model: ClearheadForCausalLM) -> str | None:
 
 
 def _config(ours: ClearheadConfig) -> ClearheadServingConfig:
-    layers = [ours.layer(index) for index in range(ours.num_hidden_layers)]
+    layers = ours.layers()
     queries = REGISTRY.find("maps", ours.maps).query_heads(layers[-1])
     shaped = ours.shaping == "shaped"
     norms = [*(layer.norm for layer in layers), ours.outer_norm]
@@ -130,7 +109,7 @@ def _config(ours: ClearheadConfig) -> ClearheadServingConfig:
         value_projections=[layer.values != "identity" for layer in layers],
         output_projection=not shaped or ours.projections != "identity",
         position=ours.position,
-        norms=["rmsnorm" if each == _SINGLE else each for each in norms],
+        norms=[each.removesuffix("-single") for each in norms],
         gated_mlp=ours.mlp in ("swiglu", "geglu"),
         hidden_act=_ACTIVATIONS[ours.mlp],
         parallel=ours.order == "parallel",
@@ -144,13 +123,15 @@ def _layer(block: Any, config: ClearheadServingConfig) -> State:
     attention, spec = block.self_attn, block.self_attn.layer
     state = _parts(block, "input_layernorm.", "post_attention_layernorm.", "mlp.")
     for name, weight in _parts(block, "mlp.down_proj.").items():
-        state[name] = weight * _gain(block.mlp_gain)
+        state[name] = weight * getattr(block.mlp_gain, "gain", 1.0)
     own = _parts(attention, "q_proj.", "q_norm.", "k_norm.")
-    for name, weight in _parts(attention, "k_proj.").items():
-        own[name] = _shared(weight, spec)
+    for name, weight in _parts(attention, "k_proj.").items():  # repeated where values are not
+        by_head = weight.unflatten(0, (spec.num_key_value_heads, -1)).flatten(1)
+        shared = repeat(by_head[None, ..., None], spec.num_value_heads)[0]
+        own[name] = shared.reshape(-1, *weight.shape[1:])
     if config.value_projections[spec.index]:
         own |= _matrix("v_proj", attention.v_proj, attention.q_proj.weight, 1.0, config.bias)
-    gain = _gain(block.attention_gain)
+    gain = getattr(block.attention_gain, "gain", 1.0)
     if config.output_projection:
         own |= _matrix("o_proj", attention.o_proj, attention.q_proj.weight, gain, config.bias)
         gain = 1.0
@@ -174,19 +155,8 @@ def _parts(module: Any, *names: str) -> State:
     return {key: each for key, each in module.state_dict().items() if key.startswith(names)}
 
 
-def _gain(branch: Any) -> Any:
-    """The gain of a branch, 1 where it has none."""
-    return getattr(branch, "gain", 1.0)
-
-
-def _shared(weight: Tensor, spec: LayerSpec) -> Tensor:
-    """Keys' rows, repeated where heads share a key and have a value each."""
-    by_head = weight.unflatten(0, (spec.num_key_value_heads, -1)).flatten(1)
-    return repeat(by_head[None, ..., None], spec.num_value_heads)[0].reshape(-1, *weight.shape[1:])
-
-
 def _matrix(name: str, module: Any, like: Tensor, gain: Any, bias: bool) -> State:
-    """A projection as one matrix, times `gain`, beside `like`, whose inputs are the stream."""
+    """A projection as one matrix, times `gain`; the inputs of `like` are the stream."""
     if isinstance(module, torch.nn.Linear):
         return {f"{name}.{key}": weight * gain for key, weight in module.state_dict().items()}
     eye = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)

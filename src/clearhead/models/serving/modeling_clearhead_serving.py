@@ -109,8 +109,6 @@ def coca(query: Tensor, key: Tensor, table: Any, form: str) -> tuple[Tensor, Ten
 
 
 class ClearheadServingAttention(nn.Module):
-    """Attention around one call of transformers' attention interface."""
-
     def __init__(self, config: ClearheadServingConfig, layer_idx: int) -> None:
         super().__init__()
         self.config, self.layer_idx = config, layer_idx
@@ -208,8 +206,6 @@ class ClearheadServingAttention(nn.Module):
 
 
 class ClearheadServingMLP(nn.Module):
-    """An MLP of two matrices, or of three with a gate."""
-
     def __init__(self, config: ClearheadServingConfig) -> None:
         super().__init__()
         hidden, width = config.hidden_size, config.intermediate_size
@@ -231,8 +227,6 @@ def norm_of(config: ClearheadServingConfig, place: int) -> nn.Module:
 
 
 class ClearheadServingLayer(nn.Module):
-    """Attention and an MLP, one after the other or side by side, with skips or without."""
-
     def __init__(self, config: ClearheadServingConfig, layer_idx: int) -> None:
         super().__init__()
         self.config = config
@@ -337,8 +331,6 @@ class ClearheadServingModel(ClearheadServingPreTrainedModel):
 
 
 class ClearheadServingForCausalLM(ClearheadServingPreTrainedModel, GenerationMixin):
-    """Logits of the next token."""
-
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: ClearheadServingConfig) -> None:
