@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clearhead.data import preparation, prepare, tokenizer
+from clearhead.data import prepare, tokenizer
 from clearhead.data.corpus import map_stream
 from clearhead.errors import ClearheadError
 from clearhead.records.identity import digest_of
@@ -162,14 +162,9 @@ def test_other_content_or_options_are_another_build(folder, configure, encoded):
     assert len(encoded) == count  # weights need no other tokens
 
 
-def test_full_disk_is_one_line(folder, configure, monkeypatch):
-    config = configure(folder)
-
-    def full(self, ids):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(preparation._Shard, "write", full)
-    with pytest.raises(ClearheadError, match=r"\(No space left on device\): make room, or name"):
+def test_full_disk_is_one_line(folder, configure, room):
+    config = configure(folder, vocabulary=300)
+    with room(1000), pytest.raises(ClearheadError, match=r"large\): make room, or name"):
         prepare(config)
     assert list((config.cache / "corpora").iterdir()) == []
 
@@ -224,12 +219,13 @@ import os, signal, sys
 from pathlib import Path
 from clearhead.data import DataConfig, preparation, prepare
 
-def write(self, ids, original=preparation._Shard.write):
-    original(self, ids)
-    if self.tokens > 500:
-        os.kill(os.getpid(), signal.SIGKILL)
+def encoded(*arguments, original=preparation._encoded):
+    for number, piece in enumerate(original(*arguments)):
+        if number == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield piece
 
-preparation._Shard.write = write
+preparation._encoded = encoded
 data, cache = sys.argv[1:]
 prepare(DataConfig(data=(data,), vocabulary=280, validation=0.2, cache=Path(cache)))
 """

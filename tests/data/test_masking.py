@@ -66,12 +66,6 @@ def test_what_is_drawn_is_a_function_of_the_label():
     assert np.flatnonzero(first[1][0] != -100).tolist() == GOLDEN
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, -1.0])
-def test_another_share_is_refused(share):
-    with pytest.raises(ClearheadError, match="above 0 and below 1"):
-        Masking(TOKENIZER, share)
-
-
 def test_a_corpus_gets_a_mask_token_and_keeps_its_tokens(folder, configure):
     corpus = prepare(configure(folder))
     with pytest.raises(ClearheadError, match="no mask token"):

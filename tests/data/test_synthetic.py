@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from clearhead.data import Batches, DataConfig, prepare, retrieval, synthetic
+from clearhead.data import Batches, DataConfig, prepare, synthetic
 from clearhead.data.seeded import SeededChoices
 from clearhead.data.sources import find
 from clearhead.data.synthetic import texts
@@ -36,7 +36,7 @@ def test_a_passkey_is_stated_and_answered(landmark):
         (key,) = set(re.findall(r"\d+", context))
         assert answer.endswith(f"is {key}.")
         assert len(key) == 5
-        assert not retrieval.held_out(key)
+        assert not synthetic.held_out(key)
 
 
 def test_needles_are_stated_once_and_answered():
@@ -88,11 +88,11 @@ def test_evaluations_ask_for_what_training_never_has():
     for evaluation in (False, True):
         draws = SeededChoices(f"{evaluation}")
         for _ in range(200):
-            sentence = retrieval.sentence(draws, evaluation=evaluation)
-            number = retrieval.number(draws, 5, evaluation=evaluation)
-            pair = retrieval.pairs(draws, 1, evaluation=evaluation)[0]
+            sentence = synthetic.sentence(draws, evaluation=evaluation)
+            number = synthetic.number(draws, 5, evaluation=evaluation)
+            pair = synthetic.word_pairs(draws, 1, evaluation=evaluation)[0]
             for text in (sentence, number, " ".join(pair)):
-                assert retrieval.held_out(text) == evaluation
+                assert synthetic.held_out(text) == evaluation
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ a fixed order: files by name, rows as they stand. A text file that is named by i
 ends into pieces of 1 to 64 KiB (a 256th of the file), and each piece counts as a document.
 
 **Split.** A document is held out when the first 64 bits of the SHA-256 of its text are below the
-validation share of their range. So equal documents, in one source or in two, are on the same side,
-no training document is in validation, and adding text moves nothing. Where a small corpus leaves a
-side empty, the limit moves just far enough to give it one document.
+validation share of their range. So equal documents are on the same side, and adding text moves
+nothing. Where that leaves a side empty, the limit moves just far enough to give it one document.
 
 **Tokens.** A byte-level BPE is trained on about 16 MiB of training documents, taken evenly
 from everywhere, or an existing tokenizer is used. A document is BEGIN + its tokens + END (a
@@ -27,17 +26,17 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
+    from clearhead.data.batches import MASK as MASK
     from clearhead.data.batches import Batches as Batches
+    from clearhead.data.batches import MaskedBatches as MaskedBatches
+    from clearhead.data.batches import Masking as Masking
     from clearhead.data.batches import windows as windows
+    from clearhead.data.batches import with_mask_token as with_mask_token
     from clearhead.data.config import DataConfig as DataConfig
     from clearhead.data.corpus import Corpus as Corpus
     from clearhead.data.corpus import TokenStream as TokenStream
     from clearhead.data.labelled import Labelled as Labelled
     from clearhead.data.labelled import LabelledBatches as LabelledBatches
-    from clearhead.data.masking import MASK as MASK
-    from clearhead.data.masking import MaskedBatches as MaskedBatches
-    from clearhead.data.masking import Masking as Masking
-    from clearhead.data.masking import with_mask_token as with_mask_token
     from clearhead.data.preparation import prepare as prepare
     from clearhead.data.tasks import BANKING as BANKING
     from clearhead.data.tasks import GLUE as GLUE

@@ -4,7 +4,6 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import FileIO
-from mmap import MADV_DONTNEED, mmap
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +36,13 @@ class TokenStream:
     file: FileIO | None = None
 
     def __len__(self) -> int:
-        """The number of tokens."""
         return len(self.tokens)
 
     def window(self, start: int, length: int) -> np.ndarray:
-        """`length` tokens from `start` on, int64, read from the file.
+        """`length` tokens from `start` on, int64.
 
-        Pages of a mapping that were looked at count as this process's memory, and reading them in
-        no order reads 32 times as much around them.
+        They are read from the file: pages of a mapping that were looked at count as this process's
+        memory, and reading them in no order reads 32 times as much around them.
 
         Raises:
             ClearheadError: the file is shorter than when it was opened, or cannot be read.
@@ -63,12 +61,10 @@ class TokenStream:
         return np.frombuffer(data, self.tokens.dtype).astype(np.int64)
 
     def openings(self, start: int, length: int) -> np.ndarray:
-        """Where in a window a document begins, bool [length]."""
+        """True where in a window a document begins, bool [length]."""
         low, high = np.searchsorted(self.starts, [start, start + length])
         opens_T = np.zeros(length, dtype=bool)
         opens_T[self.starts[low:high] - start] = True
-        if isinstance(self.starts.base, mmap):
-            self.starts.base.madvise(MADV_DONTNEED)  # as above; these are few and far between
         return opens_T
 
 
@@ -98,8 +94,7 @@ class Corpus:
     Attributes:
         tokenizer: a `transformers.PreTrainedTokenizerFast`; it adds no BEGIN or END by itself.
         vocabulary_size: the number of ids a model needs, one more than the largest.
-        fingerprint: hex hash of all that determines what a model reads: every text, the
-            tokenizer, the split, and the weights of the sources.
+        fingerprint: hex hash of every text, the tokenizer, the split and the sources' weights.
         streams: of "train" and "validation", one a source, in the order of the sources; a small
             source may have an empty one on one side.
         description: sources, documents and tokens by split, for JSON.
@@ -117,8 +112,21 @@ class Corpus:
 
     def for_tuning(self) -> "Corpus":
         """The training text alone, with the last tenth of each source held out in place of the
-        validation split: settings chosen by it are chosen on text that no result reports."""
-        train, held_out = zip(*map(_parted, self.streams["train"]), strict=True)
+        validation split: settings chosen by it are chosen on text that no result reports.
+
+        The cut is at a document, but within one where none begins in that tenth.
+        """
+        parts = []
+        for stream in self.streams["train"]:
+            cut = round((1 - _TUNING_SHARE) * len(stream))
+            place = int(np.searchsorted(stream.starts, cut))
+            if place < len(stream.starts):
+                cut = int(stream.starts[place])
+            tokens, starts = stream.tokens, stream.starts
+            first = replace(stream, tokens=tokens[:cut], starts=starts[:place])
+            rest = replace(stream, tokens=tokens[cut:], starts=starts[place:] - cut, file=None)
+            parts.append((first, rest))
+        train, held_out = zip(*parts, strict=True)
         return replace(
             self,
             streams={"train": train, "validation": held_out},
@@ -128,15 +136,3 @@ class Corpus:
     def describe(self) -> dict[str, Any]:
         """Description of the corpus for JSON: sources, documents and tokens by split, hashes."""
         return self.description | {"fingerprint": self.fingerprint}
-
-
-def _parted(stream: TokenStream) -> tuple[TokenStream, TokenStream]:
-    """The stream up to a document near its last tenth, and the rest; within a document where it has
-    no later one."""
-    cut = round((1 - _TUNING_SHARE) * len(stream))
-    place = int(np.searchsorted(stream.starts, cut))
-    if place < len(stream.starts):
-        cut = int(stream.starts[place])
-    first = replace(stream, tokens=stream.tokens[:cut], starts=stream.starts[:place])
-    later = stream.starts[place:] - cut
-    return first, replace(stream, tokens=stream.tokens[cut:], starts=later, file=None)

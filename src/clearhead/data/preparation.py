@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +29,6 @@ from clearhead.records.identity import digest_of
 # Raise it when the same text would give other tokens than before.
 _FORMAT = 1
 _INDEX = "corpus.json"
-_TRAINED = "byte-level BPE trained on the training documents"
 _ADVICE = "make room, or name another folder (cache, or $CLEARHEAD_CACHE)"
 # Text that is in the tokenizer at once: an id costs it about 100 bytes of bookkeeping, so these
 # keep a build at a few hundred MB however large the corpus or a document.
@@ -38,6 +36,16 @@ _BATCH_CHARACTERS = 1 << 20
 _PIECE_CHARACTERS = 1 << 20
 
 Progress = Callable[[str], None]
+
+
+class _Piece(NamedTuple):
+    """A part of a document, nearly always the whole of it, and the shard of its tokens."""
+
+    text: str
+    source: int
+    split: str
+    opens: bool
+    closes: bool
 
 
 def prepare(
@@ -51,9 +59,9 @@ def prepare(
     """Return the tokens of a corpus, made now or reused.
 
     Reuse is by content: the hash of every text, the tokenizer and the split. Text and tokens are
-    hashed once, and again when a file's size, times or inode changed. Tokens are published by one
-    rename when all are written; incomplete or damaged ones are made again. Of processes that need
-    the same corpus at once, one makes it and the others wait. Memory stays at a few hundred MB.
+    hashed once, and again when a file's size, times or inode changed. Incomplete or damaged tokens
+    are made again. Of processes that need the same corpus at once, one makes it and the others
+    wait. Memory stays at a few hundred MB.
 
     Args:
         config: the text, and its conversion to tokens.
@@ -84,7 +92,6 @@ def prepare(
             f"data {names}: the text or the tokenizer changed since the run began: put back what "
             "it was, or start another run, for which tokens are made of what it is now"
         )
-    build = _Build(config, tokenizer, scans, cutoff, say)
     target = config.cache_folder / "corpora" / content[:32]
     index = _verified(target, lambda line: None)
     with _lock(target, say) if index is None else nullcontext():
@@ -93,9 +100,9 @@ def prepare(
         else:
             shutil.rmtree(target, ignore_errors=True)
             with publish_folder(target, _ADVICE) as folder:
-                index = build.make(folder)
+                index = _tokenise(folder, config, tokenizer, scans, cutoff, say)
                 manifest.seal(folder, index, name=_INDEX)
-        return build.open(target, index, fingerprint)
+        return _opened(target, config, tokenizer, scans, index, fingerprint)
 
 
 def _verified(target: Path, say: Progress) -> dict[str, Any] | None:
@@ -125,154 +132,66 @@ def _lock(target: Path, say: Progress) -> AcquireReturnProxy:
             return lock.acquire()
 
 
-class _Shard:
-    """The files of one source and split, and their tokens and documents so far."""
+def _tokenise(
+    folder: Path,
+    config: DataConfig,
+    tokenizer: Any,
+    scans: list[SourceScan],
+    cutoff: int,
+    say: Progress,
+) -> dict[str, Any]:
+    """Write all tokens into `folder`, and beside them the tokenizer, trained where it is None.
 
-    def __init__(self, folder: Path, name: str, files: ExitStack) -> None:
-        self._ids, self._starts = (
-            files.enter_context((folder / f"{name}.{kind}").open("wb"))
-            for kind in ("tokens", "starts")
-        )
-        self.documents = self.tokens = 0
-
-    def start(self) -> None:
-        """The next token is the first of a document."""
-        self._starts.write(np.asarray([self.tokens], dtype=STARTS).tobytes())
-        self.documents += 1
-
-    def write(self, ids: np.ndarray) -> None:
-        self._ids.write(ids.tobytes())
-        self.tokens += len(ids)
-
-
-class _Piece(NamedTuple):
-    """A part of a document; nearly always the whole of it."""
-
-    text: str
-    shard: _Shard
-    opens: bool
-    closes: bool
-
-
-@dataclass(frozen=True)
-class _Build:
-    """A corpus that is tokenised into a folder, or opened from it.
-
-    Without a `tokenizer` one is trained; `cutoff` is the `threshold` of the split.
+    Returns:
+        "dtype" of the ids; "streams": documents and tokens of each source and split.
     """
-
-    config: DataConfig
-    tokenizer: Any
-    scans: list[SourceScan]
-    cutoff: int
-    say: Progress
-
-    def make(self, folder: Path) -> dict[str, Any]:
-        """Tokenise everything into `folder`, the tokenizer beside it.
-
-        Returns:
-            "dtype" of the ids; "streams": documents and tokens of each source and split.
-        """
-        tokenizer, vocabulary = self.tokenizer, self.config.vocabulary
-        if tokenizer is None:
-            self.say(f"training a byte-level BPE of {vocabulary:,} entries")
-            tokenizer = tokenizers.train(sample(self.scans, self.cutoff), vocabulary)
-        tokenizer.save_pretrained(folder / "tokenizer")
-        encoder = tokenizers.Encoder(tokenizer)
-        begin, end = (
-            np.asarray([] if one is None else [one], dtype=encoder.dtype)
-            for one in (encoder.begin, encoder.end)
-        )
-        with ExitStack() as files:
-            shards = [
-                {split: _Shard(folder, f"{number}.{split}", files) for split in SPLITS}
-                for number in range(len(self.scans))
-            ]
-            for piece, ids in _encoded(encoder, self._pieces(shards)):
-                if piece.opens:
-                    piece.shard.start()
-                    piece.shard.write(begin)
-                piece.shard.write(ids)
-                if piece.closes:
-                    piece.shard.write(end)
-        counts = [
-            {split: {"documents": x.documents, "tokens": x.tokens} for split, x in sides.items()}
-            for sides in shards
-        ]
-        return {"dtype": encoder.dtype.str, "streams": counts}
-
-    def _pieces(self, shards: list[dict[str, _Shard]]) -> Iterator[_Piece]:
-        """The text of all sources, compared with the scans."""
-        size, done, told = sum(one.size for one in self.scans), 0, 0
-        for known, sides in zip(self.scans, shards, strict=True):
-            digest = hashlib.sha256()
-            for document in known.source.documents(Counter()):
-                digest.update(document.digest)
-                done += document.size
-                shard = sides["validation" if document.key < self.cutoff else "train"]
-                parts = list(tokenizers.cut(document.text, _PIECE_CHARACTERS))
-                for place, part in enumerate(parts, start=1):
-                    yield _Piece(part, shard, place == 1, place == len(parts))
-                if (tenth := 10 * done // size) > told:
-                    told = tenth
-                    self.say(f"tokenising: {done / 1e6:.1f} of {size / 1e6:.1f} MB")
-            if digest.hexdigest() != known.digest:
-                for one in self.scans:
-                    survey(one.source, self.config.cache_folder).unlink(missing_ok=True)
-                raise ClearheadError(
-                    f"data {known.source.spec!r} changed while it was read; run again"
-                )
-
-    def open(self, folder: Path, index: dict[str, Any], fingerprint: str) -> Corpus:
-        """Map the streams that `make` wrote into `folder`; `index` is what it returned."""
-        from clearhead.models.loading import load_tokenizer
-
-        # A tokenizer that was given is not read again: a copy of one with code would need it.
-        tokenizer, name = self.tokenizer, _TRAINED
-        if tokenizer is None:
-            tokenizer = load_tokenizer(folder / "tokenizer")
-        else:
-            name = tokenizer.name_or_path
-        sources = [one.source for one in self.scans]
-        streams = {
-            split: tuple(
-                map_stream(folder / f"{n}.{split}", index["dtype"], one.spec, one.weight)
-                for n, one in enumerate(sources)
-            )
+    if tokenizer is None:
+        say(f"training a byte-level BPE of {config.vocabulary:,} entries")
+        tokenizer = tokenizers.train(sample(scans, cutoff), config.vocabulary)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    encoder = tokenizers.Encoder(tokenizer)
+    begin, end = ([] if one is None else [one] for one in (encoder.begin, encoder.end))
+    counts = [{split: {"documents": 0, "tokens": 0} for split in SPLITS} for _ in scans]
+    with ExitStack() as stack:
+        files = {
+            name: stack.enter_context((folder / name).open("wb"))
+            for number in range(len(scans))
             for split in SPLITS
+            for name in (f"{number}.{split}.tokens", f"{number}.{split}.starts")
         }
-        size = tokenizers.vocabulary_size(tokenizer)
-        description = {
-            "sources": [
-                {
-                    "spec": one.source.spec,
-                    "weight": one.source.weight,
-                    "documents": one.documents,
-                    "bytes": one.size,
-                    "skipped": one.skipped,
-                    **({"revision": one.source.revision} if one.source.revision else {}),
-                    **counts,
-                }
-                for one, counts in zip(self.scans, index["streams"], strict=True)
-            ],
-            "documents": sum(one.documents for one in self.scans),
-            "bytes": sum(one.size for one in self.scans),
-            "tokens": {split: sum(map(len, streams[split])) for split in SPLITS},
-            **{key: getattr(self.config, key) for key in ("validation", "limit", "text_field")},
-            "tokenizer": {
-                "name": name,
-                "vocabulary": size,
-                "begin": tokenizer.bos_token,
-                "end": tokenizer.eos_token,
-            },
-        }
-        return Corpus(
-            tokenizer=tokenizer,
-            vocabulary_size=size,
-            fingerprint=fingerprint,
-            streams=streams,
-            description=description,
-        )
+        for piece, ids in _encoded(encoder, _pieces(config, scans, cutoff, say)):
+            count, name = counts[piece.source][piece.split], f"{piece.source}.{piece.split}"
+            if piece.opens:
+                files[f"{name}.starts"].write(np.asarray(count["tokens"], STARTS).tobytes())
+                count["documents"] += 1
+            parts = (begin * piece.opens, ids, end * piece.closes)
+            tokens = np.concatenate([np.asarray(part, encoder.dtype) for part in parts])
+            files[f"{name}.tokens"].write(tokens.tobytes())
+            count["tokens"] += len(tokens)
+    return {"dtype": encoder.dtype.str, "streams": counts}
+
+
+def _pieces(
+    config: DataConfig, scans: list[SourceScan], cutoff: int, say: Progress
+) -> Iterator[_Piece]:
+    """The text of all sources, compared with the scans."""
+    size, done, tenths = sum(one.size for one in scans), 0, 0
+    for number, known in enumerate(scans):
+        digest = hashlib.sha256()
+        for document in known.source.documents(Counter()):
+            digest.update(document.digest)
+            split = "validation" if document.key < cutoff else "train"
+            parts = list(tokenizers.cut(document.text, _PIECE_CHARACTERS))
+            for place, part in enumerate(parts, start=1):
+                yield _Piece(part, number, split, place == 1, place == len(parts))
+            done += document.size
+            if 10 * done // size > tenths:
+                tenths = 10 * done // size
+                say(f"tokenising: {done / 1e6:.1f} of {size / 1e6:.1f} MB")
+        if digest.hexdigest() != known.digest:
+            for one in scans:
+                survey(one.source, config.cache_folder).unlink(missing_ok=True)
+            raise ClearheadError(f"data {known.source.spec!r} changed while it was read; run again")
 
 
 def _encoded(
@@ -294,3 +213,53 @@ def _encoded(
             length += len(piece.text)
         yield from coming.result()
         yield from encode(batch)
+
+
+def _opened(
+    folder: Path,
+    config: DataConfig,
+    tokenizer: Any,
+    scans: list[SourceScan],
+    index: dict[str, Any],
+    fingerprint: str,
+) -> Corpus:
+    """Map the streams that `_tokenise` wrote into `folder`; `index` is what it returned."""
+    from clearhead.models.loading import load_tokenizer
+
+    # A tokenizer that was given is not read again: a copy of one with code would need it.
+    name = "byte-level BPE trained on the training documents"
+    if tokenizer is None:
+        tokenizer = load_tokenizer(folder / "tokenizer")
+    else:
+        name = tokenizer.name_or_path
+    streams = {
+        split: tuple(
+            map_stream(folder / f"{n}.{split}", index["dtype"], one.source.spec, one.source.weight)
+            for n, one in enumerate(scans)
+        )
+        for split in SPLITS
+    }
+    size = tokenizers.vocabulary_size(tokenizer)
+    sources = []
+    for one, counts in zip(scans, index["streams"], strict=True):
+        described = {"spec": one.source.spec, "weight": one.source.weight}
+        described |= {"documents": one.documents, "bytes": one.size, "skipped": one.skipped}
+        if one.source.revision:
+            described["revision"] = one.source.revision
+        sources.append(described | counts)
+    ends = {"begin": tokenizer.bos_token, "end": tokenizer.eos_token}
+    description = {
+        "sources": sources,
+        "documents": sum(one.documents for one in scans),
+        "bytes": sum(one.size for one in scans),
+        "tokens": {split: sum(map(len, streams[split])) for split in SPLITS},
+        **{key: getattr(config, key) for key in ("validation", "limit", "text_field")},
+        "tokenizer": {"name": name, "vocabulary": size, **ends},
+    }
+    return Corpus(
+        tokenizer=tokenizer,
+        vocabulary_size=size,
+        fingerprint=fingerprint,
+        streams=streams,
+        description=description,
+    )

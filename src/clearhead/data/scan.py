@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,12 +43,13 @@ def scan(source: Source, cache: Path, progress: Callable[[str], None]) -> Source
     def read() -> list[Any]:
         skipped: Counter[str] = Counter()
         digest = hashlib.sha256()
-        sizes, lowest, highest = [0, 0], 1 << 64, -1
+        documents, size, lowest, highest = 0, 0, 1 << 64, -1
         for document in source.documents(skipped):
-            sizes = [sizes[0] + 1, sizes[1] + document.size]
+            documents, size = documents + 1, size + document.size
             digest.update(document.digest)
             lowest, highest = min(lowest, document.key), max(highest, document.key)
-        return [*sizes, digest.hexdigest(), dict(sorted(skipped.items())), lowest, highest]
+        left_out = dict(sorted(skipped.items()))
+        return [documents, size, digest.hexdigest(), left_out, lowest, highest]
 
     files = [path.absolute() for path in source.files]
     key = [_READING, source.spec, source.text_field, source.limit, source.revision]
@@ -77,11 +78,8 @@ def survey(source: Source, cache: Path) -> Path:
 
 
 def threshold(scans: Sequence[SourceScan], validation: float) -> int:
-    """The key below which documents are held out: a share `validation` of the range of keys.
-
-    Where that leaves a side of the split empty, as it may with a few dozen documents, the threshold
-    moves just far enough to give that side one document.
-    """
+    """The key below which documents are held out: a share `validation` of the range of keys, moved
+    just far enough to leave one document on each side."""
     lowest, highest = min(one.lowest for one in scans), max(one.highest for one in scans)
     if lowest == highest:
         names = ", ".join(one.source.spec for one in scans)
@@ -94,11 +92,10 @@ def threshold(scans: Sequence[SourceScan], validation: float) -> int:
 
 
 def sample(scans: Sequence[SourceScan], cutoff: int) -> Iterator[str]:
-    """Yield about `SAMPLE_BYTES` of training text, or all of it where there is less.
+    """Yield about `SAMPLE_BYTES` of training text (keys from `cutoff` on), or all where it is less.
 
     Documents are cut into pieces, and a hash of each piece's place decides whether it is taken:
-    so the sample is spread evenly over all sources and all of each, and is always the same. Keys
-    of training documents are at least `cutoff`.
+    so the sample is spread evenly over all sources and all of each, and is always the same.
     """
     share = SAMPLE_BYTES / sum(one.size for one in scans)
     for one in scans:
@@ -112,7 +109,7 @@ def sample(scans: Sequence[SourceScan], cutoff: int) -> Iterator[str]:
 
 
 def remembered(
-    path: Path | None, files: Iterable[Path], key: Any, compute: Callable[[], Any]
+    path: Path | None, files: Sequence[Path], key: Any, compute: Callable[[], Any]
 ) -> tuple[Any, bool]:
     """The JSON value that `compute` returns, and whether it was reused from `path`.
 
@@ -120,9 +117,16 @@ def remembered(
     stored if a file is missing, or so new that it may change unnoticed; nor without a `path`, or in
     a folder that cannot be written.
     """
-    state = None if path is None else _state(files, key)
-    if path is None or state is None:
+    try:
+        stats = [file.stat() for file in files]
+    except OSError:
         return compute(), False
+    newest = max((one.st_mtime_ns for one in stats), default=0)
+    if path is None or time.time_ns() - newest < _RECENT_NS:
+        return compute(), False
+    state = digest_of(
+        [key, [[one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino] for one in stats]]
+    )
     with suppress(OSError, ValueError, RecursionError, TypeError):
         known, value, digest = json.loads(path.read_bytes())
         if [state, digest_of([state, value])] == [known, digest]:
@@ -131,15 +135,3 @@ def remembered(
     with suppress(ClearheadError):
         write_text(path, json.dumps([state, value, digest_of([state, value])]))
     return value, False
-
-
-def _state(files: Iterable[Path], key: Any) -> str | None:
-    try:
-        stats = [path.stat() for path in files]
-    except OSError:
-        return None
-    if time.time_ns() - max((one.st_mtime_ns for one in stats), default=0) < _RECENT_NS:
-        return None
-    return digest_of(
-        [key, [[one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino] for one in stats]]
-    )

@@ -6,14 +6,14 @@ import os
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from clearhead.data import hub, synthetic
+from clearhead.data import readers, synthetic
 from clearhead.data.config import DataConfig
-from clearhead.data.readers import ENDINGS, UndecodableError, read, readable, text_of
+from clearhead.data.readers import ENDINGS, HUB, readable
 from clearhead.errors import ClearheadError
 from clearhead.metavars import in_utf8
 
@@ -38,7 +38,6 @@ class Document(NamedTuple):
 class Source:
     """One source of text: its files in order, and its weight if it has one.
 
-    `text_field` and `limit` are as in `DataConfig`, and `spec` is the source as the user wrote it.
     Synthetic and hub sources have no files; `revision` is that of a hub data set.
     """
 
@@ -68,19 +67,19 @@ class Source:
                     taken += len(data)
                     if self.limit is not None and taken >= self.limit:
                         return
-            except UndecodableError:
+            except readers.UndecodableError:
                 if len(self.files) == 1:
                     raise
                 skipped["undecodable"] += 1
 
-    def _readings(self, whole: bool) -> Iterable[Iterator[str]]:
-        if synthetic.is_synthetic(self.spec):
-            return [synthetic.texts(self.spec)]
-        if hub.is_hub(self.spec):
-            rows = hub.rows(self.spec, self.revision)
-            return [(text_of(row, self.text_field, where) for where, row in rows)]
-        cut = len(self.files) == 1 and not whole
-        return (read(path, self.text_field, in_pieces=cut) for path in self.files)
+    def _readings(self, whole: bool) -> Iterator[Iterator[str]]:
+        if self.spec.startswith(synthetic.PREFIX):
+            yield synthetic.texts(self.spec)
+        elif self.spec.startswith(HUB):
+            rows = readers.hub_rows(self.spec, self.revision)
+            yield (readers.text_of(row, self.text_field, where) for where, row in rows)
+        for path in self.files:
+            yield readers.read(path, self.text_field, in_pieces=len(self.files) == 1 and not whole)
 
 
 def parse(word: str) -> tuple[str, float | None]:
@@ -97,7 +96,7 @@ def parse(word: str) -> tuple[str, float | None]:
         number = float(weight)
     except ValueError:
         number = math.nan
-    if not (math.isfinite(number) and number > 0):
+    if not 0 < number < math.inf:
         raise ClearheadError(
             f"data {word!r}: the weight after '@' is {weight!r}; give a number above 0, "
             f"for example {spec}@0.5"
@@ -119,17 +118,14 @@ def find(config: DataConfig, progress: Callable[[str], None]) -> tuple[Source, .
             f"data {bare[0]!r} has no weight while others have one: give every source a "
             "weight (SPEC@WEIGHT), or none, or let one take what the others leave of 1"
         )
-    return tuple(
-        Source(
-            *(spec, rest if weight is None else weight, _files(spec)),
-            text_field=config.text_field,
-            limit=config.limit,
-            revision=hub.pinned_revision(spec, config.cache_folder, progress)
-            if hub.is_hub(spec)
-            else None,
-        )
-        for spec, weight in parsed
-    )
+    sources = []
+    for spec, weight in parsed:
+        files, revision = _files(spec), None
+        if spec.startswith(HUB):
+            revision = readers.pinned_revision(spec, config.cache_folder, progress)
+        share = rest if weight is None else weight
+        sources.append(Source(spec, share, files, config.text_field, config.limit, revision))
+    return tuple(sources)
 
 
 def passages(words: str, progress: Callable[[str], None]) -> Iterator[str]:
@@ -140,10 +136,9 @@ def passages(words: str, progress: Callable[[str], None]) -> Iterator[str]:
     """
     path, word = Path(os.path.expanduser(words)), words if len(words.split()) == 1 else ""
     there = bool(words) and os.path.exists(path)
-    named = word in (STDLIB, PACKAGES) or synthetic.is_synthetic(word) or hub.is_hub(word)
     if there and not (path.is_dir() or readable(path.name)):
-        yield from read(path, "text")
-    elif there or named:
+        yield from readers.read(path, "text")
+    elif there or word in (STDLIB, PACKAGES) or word.startswith((synthetic.PREFIX, HUB)):
         (source,) = find(DataConfig(data=(words,)), progress)
         document = None
         for document in source.documents(Counter(), whole=True):
@@ -160,32 +155,29 @@ def passages(words: str, progress: Callable[[str], None]) -> Iterator[str]:
 
 def _files(spec: str) -> tuple[Path, ...]:
     if spec in (STDLIB, PACKAGES):
-        library = _walk(Path(sysconfig.get_path("stdlib")), _is_python, without=_THIRD_PARTY)
-        return library if spec == STDLIB else library + _installed_packages()
-    if synthetic.is_synthetic(spec):
+        files = _walk(Path(sysconfig.get_path("stdlib")), _is_python, without=_THIRD_PARTY)
+        if spec == PACKAGES:
+            paths = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
+            paths += [entry for entry in sys.path if Path(entry).name in _THIRD_PARTY]
+            for folder in sorted({Path(path).resolve() for path in paths}):
+                files += _walk(folder, _is_python)
+        return files
+    if spec.startswith(synthetic.PREFIX):
         next(synthetic.texts(spec))  # refuses numbers that no document can meet
         return ()
-    if hub.is_hub(spec):
+    if spec.startswith(HUB):
         return ()
     path = Path(os.path.expanduser(spec))
-    if path.is_dir():
-        if files := _walk(path, readable):
-            return files
-        raise ClearheadError(f"data {spec!r}: nothing in this folder is {ENDINGS}")
     if not path.exists():
         raise ClearheadError(
             f"data {spec!r}: no such file or folder; give an existing path, {STDLIB}, {PACKAGES} "
             "or hf:NAME"
         )
-    if not readable(path.name):
-        raise ClearheadError(f"data {spec!r}: cannot read this kind of file; give {ENDINGS}")
-    return (path,)
-
-
-def _installed_packages() -> tuple[Path, ...]:
-    folders = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
-    folders |= {Path(entry).resolve() for entry in sys.path if Path(entry).name in _THIRD_PARTY}
-    return tuple(file for folder in sorted(folders) for file in _walk(folder, _is_python))
+    files = _walk(path, readable) if path.is_dir() else (path,) * readable(path.name)
+    if not files:
+        place = "nothing in this folder is" if path.is_dir() else "cannot read it, for it is not"
+        raise ClearheadError(f"data {spec!r}: {place} {ENDINGS}")
+    return files
 
 
 def _is_python(name: str) -> bool:

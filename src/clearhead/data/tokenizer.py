@@ -24,15 +24,12 @@ _CHOSEN = os.environ.get(_THREADS)  # read once, before anything here writes it
 
 
 def train(texts: Iterable[str], vocabulary: int) -> Any:
-    """Train a byte-level BPE; the same texts give the same tokenizer, byte for byte.
+    """Train a byte-level BPE; the same texts, read once, give the same tokenizer, byte for byte.
 
-    Args:
-        texts: the sample, read once.
-        vocabulary: entries wanted, special ones included; a tiny sample may yield fewer.
+    `vocabulary` entries include special ones; a tiny sample may yield fewer.
 
     Returns:
-        A `transformers.PreTrainedTokenizerFast` with bos, eos and pad. It adds no special token
-        on its own: BEGIN and END are for the caller to put.
+        A `transformers.PreTrainedTokenizerFast` with bos, eos and pad, which adds none by itself.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -87,8 +84,7 @@ def check(tokenizer: Any, *, closed: bool = True) -> None:
 
 
 def identity(tokenizer: Any, vocabulary: int) -> str:
-    """A string that identifies a tokenizer's behaviour. None is a BPE yet to be trained on
-    `vocabulary` entries, whose texts are not part of the string."""
+    """A string that identifies a tokenizer's behaviour; None is a BPE yet to be trained."""
     if tokenizer is None:
         version = importlib.metadata.version("tokenizers")
         return f"byte-level BPE {vocabulary} by tokenizers {version}"
@@ -102,10 +98,7 @@ def vocabulary_size(tokenizer: Any) -> int:
 
 
 def yielded(tokenizer: Any) -> dict[int, str]:
-    """{id: vocabulary entry} of the ordinary ids: those that encoding the entry's text yields.
-
-    Special tokens and entries that pad the vocabulary are not among them.
-    """
+    """{id: vocabulary entry} of the ids that encoding the entry's text yields, no special ones."""
     added = tokenizer.added_tokens_decoder
     special = {id for id, token in added.items() if token.special} | {*tokenizer.all_special_ids}
     words = {id: word for word, id in tokenizer.get_vocab().items() if id not in special}
@@ -164,10 +157,8 @@ def cut(text: str, size: int) -> Iterator[str]:
 
 @contextmanager
 def rust_threads() -> Iterator[None]:
-    """Let tokenizers use every core, then one, so that a later fork has nothing to warn about.
-
-    A value of TOKENIZERS_PARALLELISM that the user has set is respected.
-    """
+    """Let tokenizers use every core, then one, so that a later fork has nothing to warn about,
+    unless the user has set TOKENIZERS_PARALLELISM."""
     os.environ[_THREADS] = _CHOSEN or "true"
     try:
         yield

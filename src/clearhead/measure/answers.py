@@ -7,8 +7,8 @@ prefix that they share is read once and its cache copied, if every layer caches 
 import copy
 import inspect
 import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -41,11 +41,9 @@ class Prompt(NamedTuple):
 class Answer(NamedTuple):
     """The answer to one prompt.
 
-    Attributes:
-        written: the tokens of greedy decoding, up to an end token or the requested number.
-        loss: −log p of each token of the given answer, its earlier ones given (teacher forcing).
-        right: whether each of these tokens was the likeliest. All of them are if and only if greedy
-            decoding starts with the whole answer.
+    `written` are the tokens of greedy decoding, up to an end token or the requested number; `loss`
+    is −log p of each token of the given answer after its earlier ones (teacher forcing), `right`
+    whether it was the likeliest: all are if and only if greedy decoding starts with the answer.
     """
 
     written: Ids
@@ -91,14 +89,23 @@ class Reader:
         asked = zip(prompts, answers, strict=True)
         lengths = [len(prompt.ids) + max(new_tokens, len(answer)) for prompt, answer in asked]
         check_length(self.model, max(lengths))
+        # A batch has prompts of one length; a context that several have is a batch's only one.
+        contexts = Counter(prompt.context for prompt in prompts)
+        groups = defaultdict(list)
+        for index, prompt in enumerate(prompts):
+            own = prompt.context if self.shares and contexts[prompt.context] > 1 else ()
+            groups[len(prompt.ids), own].append(index)
         answered: dict[int, Answer] = {}
-        for group in self._groups(prompts, lengths):
-            with evaluating(self.model):
-                batch = self.read([prompts[index] for index in group])
-                forced = self._forced(batch, [answers[index] for index in group])
-                written = self._greedy(batch, new_tokens)
-            for index, tokens, (loss, right) in zip(group, written, forced, strict=True):
-                answered[index] = Answer(tokens, loss, right)
+        for group in groups.values():
+            rows = max(1, self._batch_tokens // max(lengths[index] for index in group))
+            for start in range(0, len(group), rows):
+                part = group[start : start + rows]
+                with evaluating(self.model):
+                    batch = self.read([prompts[index] for index in part])
+                    forced = self._forced(batch, [answers[index] for index in part])
+                    written = self._greedy(batch, new_tokens)
+                for index, tokens, scores in zip(part, written, forced, strict=True):
+                    answered[index] = Answer(tokens, *scores)
         return [answered[index] for index in range(len(prompts))]
 
     def weigh(self, prompt: Prompt, answers: Sequence[Ids]) -> list[float]:
@@ -107,39 +114,11 @@ class Reader:
         return [-math.fsum(answer.loss) for answer in replies]
 
     def read(self, prompts: Sequence[Prompt]) -> Batch:
-        """Read all but the last token of prompts of one length, where prompts share a start."""
-        rows = [prompt.ids for prompt in prompts]
-        ids_BS = torch.tensor(rows, device=self.model.device)
+        """Read the start that prompts of one length share, all but the last token at most."""
+        ids_BS = torch.tensor([prompt.ids for prompt in prompts], device=self.model.device)
         if not self.shares:
             return ids_BS, ids_BS, None
-        shared = _common([row[:-1] for row in rows])
-        cache = self._started(shared)
-        cache.reorder_cache(torch.zeros(len(rows), dtype=torch.int64))
-        if len(shared) < len(rows[0]) - 1:
-            self.forward(ids_BS[:, len(shared) : -1], cache)
-        return ids_BS, ids_BS[:, -1:], cache
-
-    def forward(self, ids_BT: Tensor, cache: Any, keep: int = 1) -> tuple[Tensor, Any]:
-        """Read tokens after those of the cache: the last logits [B, keep, V], and the new cache."""
-        options: dict[str, Any] = {CACHE: cache, "use_cache": True}
-        if self._keeps:
-            options["logits_to_keep"] = keep
-        output = self.model(input_ids=ids_BT, **options)
-        return output.logits[:, -keep:], cache_of(output)
-
-    def _groups(self, prompts: Sequence[Prompt], lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Batches of prompts of one length; a context that several have is a batch's only one."""
-        contexts = Counter(prompt.context for prompt in prompts)
-        groups: dict[tuple[int, Ids], list[int]] = {}
-        for index, prompt in enumerate(prompts):
-            own = prompt.context if self.shares and contexts[prompt.context] > 1 else ()
-            groups.setdefault((len(prompt.ids), own), []).append(index)
-        for group in groups.values():
-            rows = max(1, self._batch_tokens // max(lengths[index] for index in group))
-            yield from (group[start : start + rows] for start in range(0, len(group), rows))
-
-    def _started(self, shared: Ids) -> Any:
-        """A cache of one row that begins with these tokens: a copy of the one that is kept."""
+        shared = _common([prompt.ids[:-1] for prompt in prompts])
         tokens, cache = self._start
         known = len(_common([tokens, shared]))
         if known < len(shared):
@@ -150,7 +129,16 @@ class Reader:
             self._start = tokens, cache
         cache = copy.deepcopy(cache) if shared else DynamicCache()
         cache.crop(len(shared) - len(tokens))
-        return cache
+        cache.reorder_cache(torch.zeros(len(prompts), dtype=torch.int64))
+        return ids_BS, ids_BS[:, len(shared) :], cache
+
+    def forward(self, ids_BT: Tensor, cache: Any, keep: int = 1) -> tuple[Tensor, Any]:
+        """Read tokens after those of the cache: the last logits [B, keep, V], and the new cache."""
+        options: dict[str, Any] = {CACHE: cache, "use_cache": True}
+        if self._keeps:
+            options["logits_to_keep"] = keep
+        output = self.model(input_ids=ids_BT, **options)
+        return output.logits[:, -keep:], cache_of(output)
 
     def _forced(
         self, batch: Batch, answers: list[Ids]

@@ -68,15 +68,11 @@ class Texts:
                     documents.append(Document(name, ids))
         return documents
 
-    @cached_property
+    @property
     def streams(self) -> list[Document]:
         """Each source's documents of a split end to end, as one text."""
-        return [
-            Document(f"{stream.spec} {split}", stream.tokens)
-            for split in self.splits
-            for stream in self.corpus.split(split)
-            if len(stream)
-        ]
+        named = [(split, one) for split in self.splits for one in self.corpus.split(split)]
+        return [Document(f"{one.spec} {split}", one.tokens) for split, one in named if len(one)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +80,8 @@ class Subject:
     """The subject of a measurement: a model, and the text on which it is measured.
 
     Attributes:
-        model: a transformers model. tokenizer: its own.
+        model: a transformers model.
+        tokenizer: its own.
         texts: tokenised by it.
         lengths: of texts, in tokens, ascending.
         tokens: approximate number of tokens read at each length.
@@ -166,49 +163,25 @@ def parameters_digest(model: Any, start: str = "") -> str:
     return digest.hexdigest()[:16]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Portion:
-    """One model's part of a sweep.
-
-    Attributes:
-        header: the run's line, with "run" its name; `sweep` adds study, provenance and text.
-        subjects: the model's variants, such as its rope scalings, each with its dimensions.
-        tasks: by name.
-        seeds: of the tasks' random draws.
-        less: advice for the error message when memory runs out, such as smaller batches.
-    """
-
-    header: Line
-    subjects: Sequence[tuple[Line, Any]]
-    tasks: Mapping[str, Task]
-    seeds: Sequence[int] = (0,)
-    less: str
+Portion = tuple[Line, Sequence[tuple[Line, Subject]], Mapping[str, Task], str]
+"""One model's part of a sweep: the run's header, to which study, provenance and text are added; the
+model's variants, such as its rope scalings, each with its dimensions; the tasks by name; and advice
+for the error message when memory runs out, such as smaller batches."""
 
 
 class _Planned(NamedTuple):
-    """A cell to be measured; `key` is a hash of its settings, and its seed."""
+    """A cell to be measured: `key` is a hash of its settings and its seed, `facts` close it."""
 
-    task: str
-    subject: Any
+    subject: Subject
     cell: Cell
-    at: Line
-    draw: Line
     key: str
-    options: Line
-    made: Line
-
-    def __str__(self) -> str:
-        """perplexity, yarn × 4, length 128, seed 1."""
-        at = dict(self.at)
-        scaling, factor = at.pop("scaling", None), at.pop("factor", None)
-        kind = [scaling if factor is None else f"{scaling} × {factor:g}"] * (scaling is not None)
-        seeds = [f"seed {seed}" for seed in self.draw.values() if seed]
-        return ", ".join([self.task, *kind, *(f"{k} {x}" for k, x in at.items()), *seeds])
+    facts: Line
 
 
 def sweep(
     portions: Sequence[Callable[[], Portion]],
     *,
+    seeds: Sequence[int],
     records: Path | None,
     study: str = COMPARISON,
     work: Work | None = None,
@@ -219,7 +192,8 @@ def sweep(
     All of a model's cells are checked before any is measured.
 
     Args:
-        portions: functions that load a model and return its portion, called one after the other.
+        portions: functions that load a model, called one after the other.
+        seeds: of the tasks' random draws.
         records: a file to append to; None to write none.
         work: shows the current cell; every model is assumed to have as many cells as the first.
         told: called with a run's line, and with the lines of each cell as soon as it is done.
@@ -228,8 +202,8 @@ def sweep(
     work = Work() if work is None else work
     with hold_file(records):
         store = Store(records, study)
-        for make in portions:
-            for done in _swept(make(), store, study, len(portions), work):
+        for load in portions:
+            for done in _swept(load(), seeds, store, study, len(portions), work):
                 lines += done
                 if told is not None:
                     told(done)
@@ -237,52 +211,53 @@ def sweep(
 
 
 def _swept(
-    portion: Portion, store: Store, study: str, portions: int, work: Work
+    portion: Portion, seeds: Sequence[int], store: Store, study: str, portions: int, work: Work
 ) -> Iterator[list[Line]]:
-    run = str(portion.header["run"])
-    cells = _planned(portion)
-    at_hand = portion.subjects[0][1]
+    named, subjects, tasks, less = portion
+    cells = _planned(subjects, tasks, seeds)
+    at_hand = subjects[0][1]
     origin, read = provenance(at_hand.model.device), at_hand.texts.read
     text = {"weights": at_hand.weights, "data": read and read.describe()}
-    header = {"kind": "run", **text, **portion.header, "study": study, **origin}
-    less = portion.less
+    header = {"kind": "run", **text, **named, "study": study, **origin}
     if store.path is not None:
         less += f"; what is done is in {store.path}, and the same command goes on"
     work.start(portions * len(cells))
     yield [canonical(header)]
-    for one in cells:
-        if one.subject is not at_hand:
+    for subject, cell, key, facts in cells:
+        if subject is not at_hand:
             vars(at_hand).pop("reader", None)  # and its cache
-            at_hand = one.subject
-        if store.has(one.key, header):
+            at_hand = subject
+        if store.has(key, header):
             work.skip()
-            yield store.rows(one.key, header)
+            yield store.rows(key, header)
             continue
-        work.begin(f"{run}, {one}")
+        task, draw = facts["task"], {DRAW: facts[DRAW]} if DRAW in facts else {}
+        common = {**({"task": task} if study == COMPARISON else {}), **facts["at"], **draw}
+        work.begin(f"{named['run']}, {name_of(facts)}")
+        peak, started = PeakMemory(subject.model.device), time.perf_counter()
         with within_memory(less):
-            rows, spent = _measured(portion.tasks[one.task], one, study, work)
-        made = {**one.made, "seed": one.subject.seed, **origin, **spent}
-        facts = {"task": one.task, "at": one.at, **one.draw, "options": one.options, "made": made}
-        yield store.add(one.key, header, rows, **facts)
+            rows = [{**common, **line} for line in _lines(tasks[task], subject, cell, work)]
+        spent = {"seconds": time.perf_counter() - started, "peak_memory_bytes": peak.bytes()}
+        made = {**facts["made"], "seed": subject.seed, **origin, **spent}
+        yield store.add(key, header, rows, **{**facts, "made": made})
         work.end()
 
 
-def _planned(portion: Portion) -> list[_Planned]:
+def _planned(
+    subjects: Sequence[tuple[Line, Subject]], tasks: Mapping[str, Task], seeds: Sequence[int]
+) -> list[_Planned]:
     listed = []
-    for dimensions, first in portion.subjects:
-        for place, seed in enumerate(portion.seeds):
+    for dimensions, first in subjects:
+        for place, seed in enumerate(seeds):
             subject = first if seed == first.seed else replace(first, seed=seed)
             vars(subject)["weights"] = first.weights  # of one model
-            listed += [
-                (name, subject, {**dimensions, **cell}, cell)
-                for name, task in portion.tasks.items()
-                if place == 0 or task.drawn
-                for cell in task.cells(subject)
-            ]
+            for name, task in tasks.items():
+                if place == 0 or task.drawn:
+                    listed += [(name, subject, dimensions, cell) for cell in task.cells(subject)]
     planned = []
-    for name, subject, at, cell in listed:  # only now is it known whether text is read at all
-        task: Any = portion.tasks[name]  # a dataclass
-        text = subject.texts.read
+    for name, subject, dimensions, cell in listed:  # only now is it known which text is read
+        options: Any = tasks[name]  # a dataclass
+        drawn, text = options.drawn, subject.texts.read
         made = {
             "weights": subject.weights,
             "data": text and text.fingerprint,
@@ -290,31 +265,39 @@ def _planned(portion: Portion) -> list[_Planned]:
             "tokens": subject.tokens,
             "dtype": dtype_name(subject.model),
         }
-        listing = {option.name for option in fields(task) if "listed" in option.metadata}
-        options = canonical({k: x for k, x in asdict(task).items() if k not in listing})
-        key = f"{digest_of([name, at, options, made])[:16]}-{subject.seed if task.drawn else 0}"
-        at = {dimension: value for dimension, value in at.items() if dimension != "digest"}
-        draw = {DRAW: subject.seed} if task.drawn else {}
+        listing = {option.name for option in fields(options) if "listed" in option.metadata}
+        options = canonical({k: x for k, x in asdict(options).items() if k not in listing})
+        at = {**dimensions, **cell}
+        key = f"{digest_of([name, at, options, made])[:16]}-{subject.seed if drawn else 0}"
+        at.pop("digest", None)
+        draw = {DRAW: subject.seed} if drawn else {}
         made["batch_tokens"] = subject.batch_tokens
-        planned.append(_Planned(name, subject, cell, at, draw, key, options, made))
+        facts = {"task": name, "at": at, **draw, "options": options, "made": made}
+        planned.append(_Planned(subject, cell, key, facts))
     return planned
 
 
-def _measured(task: Task, one: _Planned, study: str, work: Work) -> tuple[list[Line], Line]:
-    """The rows of a cell, and the time and memory that they took."""
-    model, passes = one.subject.model, itertools.count(1)
-    peak, started = PeakMemory(model.device), time.perf_counter()
+def _lines(task: Task, subject: Subject, cell: Cell, work: Work) -> list[Line]:
+    """The lines of a cell, while forward passes are shown; of lost numbers, why there are none."""
+    passes = itertools.count(1)
 
     def count(*_: Any) -> None:
         work.update(0.0, f"{next(passes):,} forward passes")
 
     try:
-        with model.base_model.register_forward_hook(count):
-            lines = list(task.measure(one.subject, one.cell))
+        with subject.model.base_model.register_forward_hook(count):
+            return list(task.measure(subject, cell))
     except NotFinite as error:
         if not (headlines := getattr(task, "headlines", ())):
             raise
-        lines = unmeasured(headlines, error)
-    named = {"task": one.task} if study == COMPARISON else {}
-    rows = [{**named, **one.at, **one.draw, **line} for line in lines]
-    return rows, {"seconds": time.perf_counter() - started, "peak_memory_bytes": peak.bytes()}
+        return unmeasured(headlines, error)
+
+
+def name_of(facts: Line) -> str:
+    """The name of a cell: "perplexity, yarn × 4, length 128, seed 1"."""
+    at = dict(facts["at"])
+    scaling, factor = at.pop("scaling", None), at.pop("factor", None)
+    kind = [scaling if factor is None else f"{scaling} × {factor:g}"] * (scaling is not None)
+    places = [f"{name} {value}" for name, value in at.items()]
+    seed = [f"seed {facts[DRAW]}"] if facts.get(DRAW) else []
+    return ", ".join([facts["task"], *kind, *places, *seed])

@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from clearhead.errors import ClearheadError
-from clearhead.records.files import remove_leftovers, require_regular
+from clearhead.records.files import remove_leftovers, require_regular, writing
 
 _PATIENCE = 0.2  # seconds, within which another process may be removing its lock
 
@@ -24,10 +24,8 @@ _PATIENCE = 0.2  # seconds, within which another process may be removing its loc
 def hold_folder(folder: Path) -> Iterator[None]:
     """Lock a folder, created if missing, and removed at the end if still empty.
 
-    Temporary files that a killed owner left directly under it are removed.
-
-    Raises:
-        ClearheadError: naming the owner, if it is locked already; if it cannot be created.
+    Temporary files that a killed owner left directly under it are removed. A ClearheadError names
+    the owner if it is locked already.
     """
     with _hold(folder, folder / ".lock"):
         remove_leftovers(folder)
@@ -52,22 +50,18 @@ def _hold(held: Path, place: Path) -> Iterator[None]:
     missing = [folder for folder in (place.parent, *place.parent.parents) if not folder.exists()]
     lock = FileLock(place, fallback_to_soft=False)
     try:
-        try:
+        with writing(held, "choose another place"):
             place.parent.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=_PATIENCE)
-        except Timeout:
-            named = ""
-            with contextlib.suppress(OSError):
-                named = place.read_text(errors="replace")[:200]
-            raise ClearheadError(
-                f"{held} is in use by {named or 'another process'}: wait for it or stop it, "
-                "or choose another place"
-            ) from None
-        except OSError as error:
-            why = f" ({error.strerror})"
-            if isinstance(error, FileExistsError | NotADirectoryError):
-                why = ": a file is where a folder has to be"
-            raise ClearheadError(f"cannot lock {held}{why}: choose another place") from error
+            try:
+                lock.acquire(timeout=_PATIENCE)
+            except Timeout:
+                named = ""
+                with contextlib.suppress(OSError):
+                    named = place.read_text(errors="replace")[:200]
+                raise ClearheadError(
+                    f"{held} is in use by {named or 'another process'}: wait for it or stop it, "
+                    "or choose another place"
+                ) from None
         try:
             since = datetime.now(UTC).isoformat(timespec="seconds")
             place.write_text(f"process {owner} on {socket.gethostname()} since {since}")

@@ -21,10 +21,7 @@ KEYS = ("versions", "commit", "dirty", "device", "threads", "command", "date")
 
 
 def provenance(device: "torch.device") -> dict[str, Any]:
-    """Values of `KEYS`, as far as they are known here.
-
-    They hold no path that the user did not give.
-    """
+    """Values of `KEYS`, as far as they are known here, without paths that the user did not give."""
     import torch
 
     threads, path = torch.get_num_threads(), Path(sys.argv[0])
@@ -42,12 +39,8 @@ def provenance(device: "torch.device") -> dict[str, Any]:
 
 @cache
 def source() -> dict[str, Any]:
-    """The exact source of clearhead that runs.
-
-    Returns:
-        {"commit", "dirty"} in a git checkout, "dirty" where files of the package differ from the
-        commit; nothing of an installed wheel, whose version is among `versions`.
-    """
+    """The exact source of clearhead that runs: {"commit", "dirty"} in a git checkout, "dirty" where
+    files of the package differ from the commit; nothing of an installed wheel."""
     # The package may lie, ignored, in another project's checkout: only tracked files count.
     if _git("ls-files", "--error-unmatch", "versions.py") is None:
         return {}

@@ -40,9 +40,8 @@ class Measure:
 
     Attributes:
         value: None where it could not be measured, for the `reason`.
-        details: facts about this number: "reason", "interval" (low, high), "stderr", "items" (a
-            number for each key, window or document), "family" and "bits" of a scheme, "aside" of a
-            number that tables leave out.
+        details: "reason", "interval" (low, high), "stderr", "items" (a number for each key, window
+            or document), "family" and "bits" of a scheme, "aside" of a number tables leave out.
         draws: the measures of which it is the mean, by the seed of what was drawn.
     """
 
@@ -128,23 +127,23 @@ def costs(known: Mapping[Key, Measure]) -> Iterator[Measure]:
     if (full := known.get(measure_key("perplexity", {}))) is None:
         return
     for one in known.values():
-        if one.metric == "perplexity" and "scheme" in one.dimensions:
-            cost = known.get(measure_key("added_perplexity", one.dimensions)) or added(one, full)
-            if cost is not None:
-                yield from (cost, _share(cost, full.value))
-
-
-def _share(cost: Measure, full: float | None) -> Measure:
-    """An added perplexity as a share of the perplexity in full precision."""
-    if cost.value is None or not full:
-        return replace(cost, metric="cost", value=None)
-    details = dict(cost.details)
-    for name in ("interval", "items"):
-        if details.get(name):
-            details[name] = tuple(one / full for one in details[name])
-    if details.get("stderr"):
-        details["stderr"] /= full
-    return replace(cost, metric="cost", value=cost.value / full, details=details, draws={})
+        if one.metric != "perplexity" or "scheme" not in one.dimensions:
+            continue
+        cost = known.get(measure_key("added_perplexity", one.dimensions)) or added(one, full)
+        if cost is None:
+            continue
+        yield cost
+        if cost.value is None or not full.value:
+            yield replace(cost, metric="cost", value=None)
+            continue
+        details = dict(cost.details)
+        for name in ("interval", "items"):
+            if details.get(name):
+                details[name] = tuple(part / full.value for part in details[name])
+        if details.get("stderr"):
+            details["stderr"] /= full.value
+        share = cost.value / full.value
+        yield replace(cost, metric="cost", value=share, details=details, draws={})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +199,7 @@ class Run:
 
     @property
     def cells(self) -> list[Line]:
-        """Cells of its sweep: task, dimensions, options and how it was made."""
+        """Cells of its sweep: task, dimensions, options and provenance."""
         return [cell for cell in self.payloads.get("cell", []) if "made" in cell]
 
     @property
@@ -227,8 +226,8 @@ class Run:
 
     @property
     def at_edge(self) -> bool:
-        """True if its learning rate does not lie between two that were tried for it, diverged ones
-        included: a better one may lie beyond."""
+        """True if its learning rate does not lie between two that were tried for it: a better one
+        may lie beyond."""
         swept, rate = self.header.get("swept") or (), self.train.get("learning_rate")
         return bool(swept) and rate is not None and not min(swept) < rate < max(swept)
 
@@ -272,22 +271,19 @@ class Records:
         return Records(runs=tuple(run for run in self.runs if run.label == label))
 
     def on_one_device(self) -> "Records":
-        """Without the runs that were trained on another device, or in another precision, than most
-        were: times and memory do not compare between them. A device is known by its kind and its
-        number of threads."""
-        places = [
-            (run.header["device"], run.precision)
-            if run.steps and run.header.get("device")
-            else None
-            for run in self.runs
-        ]
-        most = [place for place, _ in Counter(filter(None, places)).most_common(1)]
-        alike = zip(self.runs, places, strict=True)
-        return Records(runs=tuple(run for run, place in alike if place in (None, *most)))
+        """Without the runs that were trained on another device (kind and number of threads), or in
+        another precision, than most: times and memory do not compare between them."""
+
+        def place(run: Run) -> tuple[str, str | None] | None:
+            device = run.header.get("device") if run.steps else None
+            return (device, run.precision) if device else None
+
+        most = Counter(filter(None, map(place, self.runs))).most_common(1)
+        kept = (None, *(one for one, _ in most))
+        return Records(runs=tuple(run for run in self.runs if place(run) in kept))
 
     def arms(self) -> list[str]:
-        """The arms' names: first the reference, which is the first arm of the baseline if it was
-        compared; the others as recorded."""
+        """The arms' names: first the first arm of the baseline, the reference, then the others."""
         names = dict.fromkeys(run.arm for run in self.runs)
         reference = next((run.arm for run in self.runs if run.preset == BASELINE), None)
         return sorted(names, key=lambda name: name != reference)
@@ -302,8 +298,7 @@ class Records:
         return {seed: value for seed, value in by_seed.items() if value is not None}
 
     def dimension(self, metric: str, name: str, arm: str | None = None, **fixed: Any) -> list[Any]:
-        """Every value that dimension `name` takes in measures of `metric`, sorted; maps in their
-        usual order."""
+        """Every value of dimension `name` in measures of `metric`, sorted."""
         values = {
             one.dimensions[name]
             for run in self.runs
@@ -319,11 +314,8 @@ class Records:
         return lengths.pop() if len(lengths) == 1 else None
 
     def frame(self) -> "pandas.DataFrame":
-        """Every recorded number, a row each.
-
-        Columns are the run with its label, arm and seed, `metric` and `value` (NaN where none could
-        be measured), and a column for each dimension, in which NaN is "pooled over".
-        """
+        """Every recorded number, a row each, with its run, metric and value (NaN where none could
+        be measured), and a column for each dimension, in which NaN is "pooled over"."""
         import pandas
 
         rows = [
