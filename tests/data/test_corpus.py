@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from clearhead.data import DataConfig, preparation, prepare, tokenizer
+from clearhead.data import DataConfig, prepare, tokenizer
 from clearhead.errors import ClearheadError
 
 from .conftest import documents
@@ -85,7 +85,7 @@ def test_text_in_the_tokenizer_at_once_is_bounded_and_written_in_order(
     rows = [long, "short", *(lines(number) for number in range(100, 130)), "x" * 20_000]
     path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
     plain = prepare(configure(path))
-    monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 5000)
+    monkeypatch.setattr("clearhead.data.corpus._BATCH_CHARACTERS", 5000)
     sizes = []
 
     def measured(self, texts, original=tokenizer.Encoder.encode):
@@ -98,7 +98,7 @@ def test_text_in_the_tokenizer_at_once_is_bounded_and_written_in_order(
         one, two = plain.split(split)[0], again.split(split)[0]
         assert one.tokens.tolist() == two.tokens.tolist()
         assert one.starts.tolist() == two.starts.tolist()
-    monkeypatch.setattr(preparation, "_PIECE_CHARACTERS", 3000)
+    monkeypatch.setattr("clearhead.data.corpus._PIECE_CHARACTERS", 3000)
     sizes.clear()
     cut = prepare(configure(path, cache=tmp_path / "cut"))
     assert max(sizes) <= 5000

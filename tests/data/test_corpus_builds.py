@@ -217,15 +217,15 @@ def test_data_that_changes_while_it_is_read(folder, configure, monkeypatch):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from clearhead.data import DataConfig, preparation, prepare
+from clearhead.data import DataConfig, corpus, prepare
 
-def encoded(*arguments, original=preparation._encoded):
+def encoded(*arguments, original=corpus._encoded):
     for number, piece in enumerate(original(*arguments)):
         if number == 9:
             os.kill(os.getpid(), signal.SIGKILL)
         yield piece
 
-preparation._encoded = encoded
+corpus._encoded = encoded
 data, cache = sys.argv[1:]
 prepare(DataConfig(data=(data,), vocabulary=280, validation=0.2, cache=Path(cache)))
 """
@@ -296,5 +296,5 @@ def test_a_shard_that_is_cut_short_while_it_is_read_is_one_line(folder, configur
     assert stream.window(10, 20).tolist() == stream.tokens[10:30].tolist()
     length = len(stream)
     os.truncate(build / "0.train.tokens", 20)
-    with pytest.raises(ClearheadError, match="was cut short while it was in use: start again"):
+    with pytest.raises(ClearheadError, match="were cut short while they were in use: start again"):
         stream.window(length - 20, 20)

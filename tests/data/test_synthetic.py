@@ -90,7 +90,7 @@ def test_evaluations_ask_for_what_training_never_has():
         for _ in range(200):
             sentence = synthetic.sentence(draws, evaluation=evaluation)
             number = synthetic.number(draws, 5, evaluation=evaluation)
-            pair = synthetic.word_pairs(draws, 1, evaluation=evaluation)[0]
+            pair = synthetic.keyed(draws, 1, evaluation=evaluation)[0]
             for text in (sentence, number, " ".join(pair)):
                 assert synthetic.held_out(text) == evaluation
 
@@ -105,7 +105,6 @@ def test_evaluations_ask_for_what_training_never_has():
         ("synthetic:passkey:characters=100", "characters more than the 100 allowed"),
         ("synthetic:needle:needles=65", "from 1 to 64"),
         ("synthetic:recall:pairs=99", "pairs is 99"),
-        ("synthetic:recall:documents=1", "at least 2"),
         *(
             (f"synthetic:backcopy:{options}", "fewer triggers and followers than words")
             for options in ("words=1", "words=500", "triggers=64", "followers=0")

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from clearhead.data import BEGIN, END, PAD, DataConfig, prepare
-from clearhead.data.scan import sample, scan, threshold
-from clearhead.data.sources import find
-from clearhead.data.tokenizer import Encoder, check, cut, load, train
+from clearhead.data.sources import find, sample, scan, threshold
+from clearhead.data.tokenizer import Encoder, cut, train
 from clearhead.errors import ClearheadError
 
 
@@ -54,13 +53,12 @@ def test_existing_tokenizer_by_folder(folder, configure, tokenizer, tmp_path, li
 
 
 def test_unfit_existing_tokenizers(tokenizer, tmp_path):
-    with pytest.raises(ClearheadError, match="neither a folder nor a hub name"):
-        load(str(tmp_path / "nothing"))
+    with pytest.raises(ClearheadError, match=r"cannot load a tokenizer from .*nothing"):
+        prepare(DataConfig(tokenizer=str(tmp_path / "nothing")))
     plain = train(["x"], 259)
     plain.eos_token = None
-    plain.save_pretrained(tmp_path / "plain")
     with pytest.raises(ClearheadError, match="has no end token"):
-        check(load(str(tmp_path / "plain")))
+        prepare(DataConfig(), tokenizer=plain)
 
 
 def test_truncation_and_post_processing_of_a_tokenizer_are_off(tokenizer, lines):
@@ -101,7 +99,7 @@ def test_sample_is_bounded_spread_and_of_training_text(tmp_path, monkeypatch, co
     sources = find(config, lambda line: None)
     scans = [scan(source, tmp_path, lambda line: None) for source in sources]
     cutoff, size = threshold(scans, 0.2), sum(one.size for one in scans)
-    monkeypatch.setattr("clearhead.data.scan.SAMPLE_BYTES", size // 4)
+    monkeypatch.setattr("clearhead.data.sources.SAMPLE_BYTES", size // 4)
     taken = list(sample(scans, cutoff))
     assert taken == list(sample(scans, cutoff))
     assert 0.1 * size < sum(map(len, taken)) < 0.3 * size

@@ -1,8 +1,4 @@
-"""Windows of tokens, and masks of them, that are pure functions of (seed, step).
-
-Any step's batch can be computed at any time, in any process, at the cost of that batch (and, on
-entering an epoch of a small pool, of its permutation); resuming a run needs only the step number.
-"""
+"""Windows of tokens, and masks of them, that are pure functions of (seed, step)."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -33,7 +29,7 @@ _KEPT = 4  # permutations held at once; a batch needs two a pool where two epoch
 
 
 class Batches:
-    """Random-access batches of packed windows.
+    """Random-access batches of packed windows of the training text.
 
     Window i of a stream covers tokens [i(T-1), i(T-1) + T): a window of T tokens gives T-1 targets,
     so with one token of overlap every token but a stream's first is a target once an epoch. What is
@@ -47,19 +43,17 @@ class Batches:
         fingerprint: hash of the corpus and the order of its windows; a run resumes only on it.
 
     Args:
-        corpus: from `prepare`; its training text.
+        corpus: from `prepare`.
         sequence_length: T, tokens a window, at least 2.
         batch_size: B, windows a batch.
         seed: of the order, any integer.
         accumulation: batches in a step, so that no step reads a window twice.
         document_masks: whether batches mark documents (see `batch`).
         begin: token that replaces every window's first, itself a target of the window before.
-        began: recorded fingerprint of the run to resume; one written by an earlier version selects
-            that version's order, held in memory.
+        began: recorded fingerprint of the run to resume, whose order it selects.
 
     Raises:
-        ClearheadError: fewer windows than one step takes, a weighted source without a window or
-            with a weight below 1 in 1000, or a length or size that is too small.
+        ClearheadError: fewer windows than one step takes, or a weighted source never read.
     """
 
     def __init__(
@@ -156,15 +150,8 @@ class Batches:
 
 
 def document_inputs(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Model arguments under which a token sees only its own document.
-
-    Args:
-        ids_BT: the windows, int64.
-        opens_BT: where documents begin, bool.
-
-    Returns:
-        "labels", "position_ids" and "document_ids", int64 [B, T], as `Batches.batch` has them.
-    """
+    """Labels, positions and documents as `Batches.batch` has them, of int64 windows, where
+    documents begin at `opens_BT`, bool."""
     index_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
     began_BT = torch.where(opens_BT, index_T, 0).cummax(dim=1).values
     return {
@@ -175,11 +162,8 @@ def document_inputs(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, t
 
 
 def document_starts(ids_BT: torch.Tensor, tokenizer: Any) -> torch.Tensor:
-    """Where documents begin in windows, bool [B, T]: after an end token, or at a begin token if the
-    tokenizer has one; both may be the same token, as in GPT-2.
-
-    A window's first token is not marked, since no token precedes it.
-    """
+    """True where documents begin in windows, bool [B, T], but not at a window's first token: after
+    an end token, and if the tokenizer has a begin token (maybe the same, as in GPT-2), at it."""
     opens_BT = F.pad(ids_BT[:, :-1] == tokenizer.eos_token_id, (1, 0))
     if tokenizer.bos_token_id is not None:
         opens_BT &= ids_BT == tokenizer.bos_token_id
@@ -200,10 +184,7 @@ def windows(
     Each stream is cut from its first token on, or with `at="documents"` is each document's
     beginning, of those as long as a window; weights play no part. `count` windows are shared among
     the sources by how many each holds, and are the first of each, or under another `seed` than 0
-    drawn from all of it; where there are fewer, all come.
-
-    Raises:
-        ClearheadError: at the call, where the split holds no window of this length.
+    drawn from all of it; where there are fewer, all come. A split without one is a ClearheadError.
     """
     streams = corpus.split(split)
     places: list[Any] = [range(0, len(one) - length + 1, length) for one in streams]
@@ -241,10 +222,7 @@ def apportion(seats: int, weights: Sequence[float]) -> list[int]:
 
 
 def with_mask_token(corpus: Corpus) -> Corpus:
-    """The corpus with a tokenizer that has a mask token: its own, or `MASK` as a new entry.
-
-    No text encodes to it, so tokens and fingerprint are unchanged.
-    """
+    """The corpus with a tokenizer that has a mask token: its own, or `MASK`, which no text is."""
     if corpus.tokenizer.mask_token_id is not None:
         return corpus
     tokenizer = copy.deepcopy(corpus.tokenizer)
@@ -257,15 +235,8 @@ class Masking:
     """Hides a share of each row's ordinary tokens; special ones are never hidden.
 
     Of the hidden tokens 80 % are shown as the mask token, 10 % as a random ordinary token and 10 %
-    as they are (arXiv 1810.04805, section 3.1). The number hidden in a row is the share of its
-    ordinary tokens rounded, and at least one.
-
-    Args:
-        tokenizer: with a mask token.
-        share: above 0 and below 1.
-
-    Raises:
-        ClearheadError: a tokenizer without a mask token.
+    as they are (arXiv 1810.04805, section 3.1). The number hidden in a row is the `share`, between
+    0 and 1, of its ordinary tokens rounded, and at least one.
     """
 
     def __init__(self, tokenizer: Any, share: float = SHARE) -> None:
@@ -280,10 +251,8 @@ class Masking:
         self._ordinary = np.setdiff1d(known, self._special)
 
     def __call__(self, ids_BT: np.ndarray, label: str) -> tuple[np.ndarray, np.ndarray]:
-        """Masked inputs, and the labels: −100 but where a token is hidden; int64 [B, T] both.
-
-        `label` determines what is drawn, in every NumPy alike.
-        """
+        """Masked inputs, and the labels, −100 but where a token is hidden: int64 [B, T] both, and
+        functions of `label`."""
         raw = raw_numbers(label, 3 * ids_BT.size).reshape(3, *ids_BT.shape)
         ordinary_BT = ~np.isin(ids_BT, self._special)
         # Ranks of random numbers; those of special tokens come last.
@@ -303,9 +272,7 @@ class Masking:
 class MaskedBatches:
     """`Batches` with hidden tokens: other ones at every visit of a window, the same in every run.
 
-    Attributes:
-        objective: "mlm": labels are at the hidden tokens' own positions, not shifted.
-        fingerprint: hash of the text, and the share hidden.
+    Labels are at the hidden tokens' own positions, not shifted: the `objective` is "mlm".
     """
 
     objective = "mlm"

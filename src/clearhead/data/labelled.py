@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from clearhead.data import readers
+from clearhead.data.config import Task
 from clearhead.data.seeded import permutation
-from clearhead.data.tasks import Task
 from clearhead.data.tokenizer import Encoder
 from clearhead.errors import ClearheadError
 from clearhead.records.identity import digest_of
@@ -29,13 +29,8 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """Encoded texts with their labels.
-
-    Attributes:
-        inputs: of each text "input_ids", and "token_type_ids" where the tokenizer makes them.
-        labels: class numbers from 0, or floats.
-        fingerprint: hex hash of texts and labels.
-    """
+    """Encoded texts ("input_ids", and "token_type_ids" where the tokenizer makes them) with their
+    labels, class numbers from 0 or floats, and a hex hash of both."""
 
     inputs: list[dict[str, list[int]]]
     labels: list[int] | list[float]
@@ -48,10 +43,8 @@ class Labelled:
 def read_rows(
     source: str, task: Task, *, cache: Path, progress: Callable[[str], None], options: str = "--"
 ) -> list[Row]:
-    """The rows of a .jsonl or .jsonl.gz file, or of `hf:name[:config][#split]`.
-
-    `options` is the prefix of the command's options that name fields, for error messages.
-    """
+    """The rows of a .jsonl(.gz) file, or of `hf:name[:config][#split]`; for error messages,
+    `options` is the prefix of the options that name fields."""
     path = Path(os.path.expanduser(source))
     if source.startswith(readers.HUB):
         found = readers.hub_rows(source, readers.pinned_revision(source, cache, progress))
@@ -101,17 +94,15 @@ def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[i
     numbers |= {name: number for number, name in enumerate(classes)}
     labels: list[Any] = []
     for row in rows:
-        label = row.label
-        if not task.regression:
-            label = numbers.get(str(label))
-        elif type(label) not in (int, float) or not math.isfinite(label):
-            label = None
+        label: float | None = None if task.regression else numbers.get(str(row.label))
+        if task.regression and type(row.label) in (int, float) and math.isfinite(row.label):
+            label = float(row.label)
         if label is None:
             known = ", ".join(classes[:8]) + (" …" if len(classes) > 8 else "")
             fault = f"outside the {len(classes)} classes ({known})"
             fault = "no number" if task.regression else fault
             raise ClearheadError(f"{row.where}: label {row.label!r} is {fault} of {task.name}")
-        labels.append(float(label) if task.regression else label)
+        labels.append(label)
     return labels
 
 
@@ -155,14 +146,8 @@ def encode(
 class LabelledBatches:
     """Random-access batches: epochs over all texts, each epoch in its own seeded order.
 
-    An epoch's last batch may be smaller. Rows are padded to the longest of their batch.
-
-    Attributes:
-        objective: "classification": each text has one label.
-        fingerprint: hash of texts and labels; a run resumes only on the same ones.
-
-    Args:
-        seed: of the order; None keeps the texts in the given order.
+    An epoch, `per_epoch` batches, may end in a smaller one. Rows are padded to the longest of their
+    batch. Without a seed texts keep the given order. A run resumes only on one `fingerprint`.
     """
 
     objective = "classification"
@@ -176,7 +161,6 @@ class LabelledBatches:
         self.batch_size = batch_size
         self.fingerprint = data.fingerprint
         self.per_epoch = -(-len(data) // batch_size)
-        """Batches of an epoch."""
         self._collate = DataCollatorWithPadding(tokenizer)
 
         @lru_cache(1)

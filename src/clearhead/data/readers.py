@@ -198,12 +198,10 @@ def hub_rows(spec: str, revision: str | None) -> Iterator[tuple[str, dict[str, A
         features = getattr(stream, "features", None) or {}
         named = {field: kind.names for field, kind in features.items() if hasattr(kind, "names")}
         for number, row in enumerate(stream, start=1):
-            classes = {
-                field: names[row[field]]
-                for field, names in named.items()
-                if isinstance(row[field], int) and 0 <= row[field] < len(names)
-            }
-            yield f"{spec}, row {number}", {**row, **classes}
+            for field, names in named.items():
+                if isinstance(row[field], int) and 0 <= row[field] < len(names):
+                    row = {**row, field: names[row[field]]}
+            yield f"{spec}, row {number}", row
 
 
 def _parse_hub(spec: str) -> tuple[str, str | None, str]:

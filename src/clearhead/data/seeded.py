@@ -51,9 +51,8 @@ def permutation(label: str, size: int) -> np.ndarray:
 def feistel(label: str, size: int, place: int) -> int:
     """The number at a place of a permutation of range(size) that is a function of `label`.
 
-    It takes no memory. A Feistel network permutes the smallest range of 4^k that holds `size`; a
-    number that leaves `size` goes through it again until it is back (cycle walking, at most 4 times
-    on average). Its round function is SplitMix64's finaliser.
+    A Feistel network with SplitMix64's finaliser permutes the smallest range of 4^k that holds
+    `size`, again until a number is back in `size` (cycle walking, at most 4 times on average).
     """
     digest = hashlib.sha512(label.encode()).digest()
     keys = [int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(8)]

@@ -1,9 +1,7 @@
-"""Generated texts, `synthetic:TASK:KEY=VALUE,…`, and the retrieval questions of evaluations.
+"""Generated texts, pure functions of `synthetic:TASK:KEY=VALUE,…`, and evaluations' questions.
 
-Passkeys, magic numbers of cities and pairs of words. A tenth of all numbers, pairs and filler
-sentences, chosen by a hash of their text, is held out: training text never uses them and
-evaluations use no others, so that no answer can have been memorised. A source is a pure function of
-its spec, so it has the same documents in every process.
+A tenth of all numbers, pairs and filler sentences, chosen by a hash of their text, is held out:
+training text never uses them and evaluations use no others, so that no answer was memorised.
 """
 
 import hashlib
@@ -21,12 +19,8 @@ _COMMON = {"documents": 10_000, "characters": 480, "seed": 0}
 
 
 class Wording(NamedTuple):
-    """The wording of a passkey task: hiding place, key and question.
-
-    `intro`, `filler` (repeated) and `question` are lines of the prompt, `needle` the line with
-    {key} among the filler, `lead` the text between the question and the key in an answer;
-    `new_tokens` may be generated, as in the source.
-    """
+    """The lines of a passkey task, the `needle` with {key} among the repeated `filler`; the answer
+    is `lead` and the key, in at most `new_tokens`."""
 
     intro: str
     filler: str
@@ -149,9 +143,7 @@ def sentence(draws: SeededChoices, *, evaluation: bool = False) -> str:
     )
 
 
-def word_pairs(
-    draws: SeededChoices, count: int, *, evaluation: bool = False
-) -> list[tuple[str, str]]:
+def keyed(draws: SeededChoices, count: int, *, evaluation: bool = False) -> list[tuple[str, str]]:
     """Pairs of words with different keys; values may repeat."""
     values = _values(evaluation)
     if not 1 <= count <= len(values):
@@ -196,8 +188,6 @@ def texts(spec: str) -> Iterator[str]:
             )
         values[key] = int(value)
     documents, characters, seed = (values.pop(key) for key in _COMMON)
-    if documents < 2:
-        raise ClearheadError(f"data {spec!r}: documents must be at least 2, to hold one out")
     # `filler` came later: documents without it keep the bytes they had.
     options = sorted(pair for pair in values.items() if pair != ("filler", 0))
     label = f"{task} {options} {characters} {seed}"
@@ -236,7 +226,7 @@ def _needle(
 def _recall(
     draws: SeededChoices, characters: int, *, pairs: int = 12, queries: int = 8, filler: int = 0
 ) -> str:
-    drawn = word_pairs(draws, pairs)
+    drawn = keyed(draws, pairs)
     listed = listing("Pairs", drawn)
     asked = listing(" Recall", draws.sample(drawn, min(queries, pairs)))
     room = _room("recall", characters, listed, asked)
@@ -250,8 +240,8 @@ def _backcopy(
     """Random word sequences in which a few trigger words copy (arXiv 2410.13835, section 2).
 
     After a trigger word comes the word before it; after any other, one of a few that may follow it.
-    A head that copies has nothing to do at all other words and, since softmax gives it weight to
-    place, places it on the first token: the smallest text known to grow attention sinks.
+    A head that copies puts its weight at all other words on the first token: the smallest text
+    known to grow attention sinks.
     """
     following, copying = _bigrams(words, triggers, followers)
     chosen = [draws.choice(VOCABULARY[:words])]

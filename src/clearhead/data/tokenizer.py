@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.errors import ClearheadError
 from clearhead.records.identity import digest_of
 
 BEGIN = "<|begin|>"
@@ -57,32 +56,6 @@ def train(texts: Iterable[str], vocabulary: int) -> Any:
     )
 
 
-def load(name: str) -> Any:
-    """Load an existing tokenizer from a folder or the hub."""
-    from clearhead.models.loading import load_tokenizer, refuse_code
-
-    try:
-        return load_tokenizer(name)
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError …
-        refuse_code(name, "tokenizer", error, "choose one of transformers' own classes")
-        reason = " ".join(str(error).split())[:200]
-        raise ClearheadError(
-            f"tokenizer {name!r}: neither a folder nor a hub name that loads ({reason})"
-        ) from error
-
-
-def check(tokenizer: Any, *, closed: bool = True) -> None:
-    """Refuse a tokenizer without a fast form or, if documents are `closed`, an end token."""
-    name = tokenizer.name_or_path
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise ClearheadError(f"tokenizer {name!r} has no fast form; choose one with tokenizer.json")
-    if closed and tokenizer.eos_token_id is None:
-        raise ClearheadError(
-            f"tokenizer {name!r} has no end token (eos_token), which must close every document; "
-            "choose one that has it, or none to train one"
-        )
-
-
 def identity(tokenizer: Any, vocabulary: int) -> str:
     """A string that identifies a tokenizer's behaviour; None is a BPE yet to be trained."""
     if tokenizer is None:
@@ -110,10 +83,8 @@ def yielded(tokenizer: Any) -> dict[int, str]:
 class Encoder:
     """Encodes texts with special-token parsing, truncation and post-processing off.
 
-    Attributes:
-        begin: the id that opens a document, None where the tokenizer has no bos token.
-        end: the id that closes a document, None where the tokenizer has no eos token.
-        dtype: the smallest little-endian unsigned type for every id, uint16 or uint32.
+    `begin` and `end` are the ids of the bos and eos tokens, if any; `dtype` is the smallest
+    little-endian unsigned type for every id, uint16 or uint32.
     """
 
     def __init__(self, tokenizer: Any) -> None:

@@ -11,16 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.seeded import SeededChoices
-from clearhead.data.synthetic import (
-    LANDMARK,
-    PAPER,
-    Fact,
-    facts,
-    listing,
-    number,
-    sentence,
-    word_pairs,
-)
+from clearhead.data.synthetic import LANDMARK, PAPER, Fact, facts, keyed, listing, number, sentence
 from clearhead.errors import ClearheadError
 from clearhead.eval import options
 from clearhead.eval.options import parted
@@ -344,7 +335,7 @@ class RecallTask(options.RecallOptions):
     ) -> tuple[Prompt, tuple[int, ...], list[tuple[int, int]]]:
         """The prompt, the pairs again as the answer, and where in it each value stands."""
         draws = SeededChoices(f"recall {subject.seed} {cell['length']} {cell['pairs']} {number}")
-        known = word_pairs(draws, cell["pairs"], evaluation=True)
+        known = keyed(draws, cell["pairs"], evaluation=True)
         asked = draws.sample(known, min(self.queries, len(known)))
         pieces = [piece for key, value in asked for piece in (f" {key}", f" {value}", ",")]
         filler, length = "", cell["length"]

@@ -19,9 +19,9 @@ from statistics import fmean, variance
 from typing import NamedTuple
 
 from clearhead.data import DataConfig, labelled
+from clearhead.data.config import Task
 from clearhead.data.readers import HUB
 from clearhead.data.seeded import SeededChoices
-from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import FILL, ShotsOptions, parted
 from clearhead.measure.answers import Ids, Prompt

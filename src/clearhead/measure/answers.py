@@ -1,7 +1,6 @@
 """Answers of a model: transformers' greedy generation, and log-likelihoods of given answers.
 
-Prompts of one length run together, without padding, so that no row depends on its neighbours. A
-prefix that they share is read once and its cache copied, if every layer caches all keys.
+Prompts of one length run together, without padding, so that no row depends on its neighbours.
 """
 
 import copy
@@ -39,12 +38,9 @@ class Prompt(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to one prompt.
-
-    `written` are the tokens of greedy decoding, up to an end token or the requested number; `loss`
-    is −log p of each token of the given answer after its earlier ones (teacher forcing), `right`
-    whether it was the likeliest: all are if and only if greedy decoding starts with the answer.
-    """
+    """`written`, the tokens of greedy decoding up to an end token; of each token of the given
+    answer after its earlier ones (teacher forcing) its `loss`, −log p, and `right`, True if it was
+    the likeliest: all are if and only if greedy decoding starts with the answer."""
 
     written: Ids
     loss: tuple[float, ...]
@@ -59,15 +55,9 @@ the cache, None where prompts share none."""
 class Reader:
     """Reads prompts with one model, once for both greedy and forced answers.
 
-    Args:
-        model: a causal language model of transformers.
-        batch_tokens: tokens of prompts and answers run together, at most (a single longer prompt
-            runs alone); it changes speed and memory, not the answers.
-        ends: the tokens that end an answer.
-
-    Attributes:
-        shares: True if prompts share a cached start: every layer keeps all its keys, and no
-            frequency follows the length of the row. Elsewhere every prompt is read in full.
+    At most `batch_tokens` of prompts and answers run together (a longer prompt alone), whatever
+    the answers; `ends` are the tokens that end one. Prompts share a cached start (`shares`) if
+    every layer keeps all its keys, and no frequency follows the length of the row.
     """
 
     def __init__(self, model: Any, batch_tokens: int, ends: Collection[int] = ()) -> None:
@@ -82,10 +72,8 @@ class Reader:
     def ask(
         self, prompts: Sequence[Prompt], answers: Sequence[Ids], *, new_tokens: int = 0
     ) -> list[Answer]:
-        """Answers to the prompts, in order; prompts that share a long prefix should be adjacent.
-
-        `answers`, the right ones, are scored, and may be empty; `new_tokens` are decoded greedily.
-        """
+        """Answers to the prompts, in order: the given `answers`, which may be empty, are scored,
+        and `new_tokens` decoded greedily. Prompts that share a long prefix should be adjacent."""
         asked = zip(prompts, answers, strict=True)
         lengths = [len(prompt.ids) + max(new_tokens, len(answer)) for prompt, answer in asked]
         check_length(self.model, max(lengths))
@@ -186,8 +174,7 @@ class Reader:
         config = GenerationConfig(
             max_new_tokens=new_tokens, eos_token_id=self._ends or None, pad_token_id=0
         )
-        # transformers takes from the model's own settings what a call leaves out, and reminds of
-        # the trained length, which is exceeded on purpose.
+        # transformers takes what a call leaves out from the model, and reminds of trained lengths.
         plainly = patch.object(self.model, "generation_config", GenerationConfig())
         with plainly, hushed("transformers.generation.stopping_criteria"):
             written = self.model.generate(
@@ -199,16 +186,6 @@ class Reader:
             )[:, ids_BS.shape[1] :].tolist()
         ends = [[*map(self._ends.__contains__, row), True].index(True) for row in written]
         return [tuple(row[:end]) for row, end in zip(written, ends, strict=True)]
-
-
-def ends_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """End tokens: the tokenizer's, and those of the model's generation_config.
-
-    A chat model's turn may end with another token than a text.
-    """
-    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = [tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])]
-    return tuple(dict.fromkeys(token for token in ids if token is not None))
 
 
 def _common(rows: Sequence[Ids]) -> Ids:
@@ -224,8 +201,8 @@ def _keeps_all(model: Any) -> bool:
     cache = cache_of(model(input_ids=token, use_cache=True))
     if cache is None:
         raise ClearheadError(
-            f"{type(model).__name__} has no key-value cache, which answers read token by token "
-            "need: ask for perplexity or hits"
+            f"{type(model).__name__} has no key-value cache, needed to read answers: ask for "
+            "perplexity or hits"
         )
     layers = getattr(cache, "layers", [])
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
@@ -240,10 +217,7 @@ def follow_length(model: Any) -> bool:
 
 
 def reset_dynamic_rope(model: Any) -> None:
-    """Make transformers drop the frequencies of the longest text so far, which it keeps.
-
-    Only a text shorter than the trained length resets them, so the model is given one.
-    """
+    """Make transformers drop the frequencies of the longest text so far, by reading a short one."""
     if follow_length(model) and not isinstance(model.config, ClearheadConfig):
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
 

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 from clearhead.data import Corpus
 from clearhead.data.tokenizer import Encoder
 from clearhead.errors import NotFinite
-from clearhead.measure.answers import Reader, check_length, ends_of
+from clearhead.measure.answers import Reader, check_length
 from clearhead.models.inspection import dtype_name, within_memory
 from clearhead.progress import Work
 from clearhead.records.cells import unmeasured
@@ -84,8 +85,8 @@ class Subject:
         tokenizer: its own.
         texts: tokenised by it.
         lengths: of texts, in tokens, ascending.
-        tokens: approximate number of tokens read at each length.
-        batch_tokens: number of tokens run together; no result depends on it.
+        tokens: about as many are read at each length.
+        batch_tokens: as many run together; no result depends on it.
         seed: of every random choice.
     """
 
@@ -99,58 +100,51 @@ class Subject:
 
     @cached_property
     def weights(self) -> str:
-        """The fingerprint of the model and its rope scaling."""
         return parameters_digest(self.model, self.model.config.to_json_string())
 
     @cached_property
     def reader(self) -> Reader:
-        """Reads prompts; caches their common prefix."""
-        return Reader(self.model, self.batch_tokens, ends_of(self.model, self.tokenizer))
+        # A chat model's turn may end with another token than a text.
+        more = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        ends = {self.tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])}
+        return Reader(self.model, self.batch_tokens, ends - {None})
 
     @cached_property
     def encoder(self) -> Encoder:
-        """The tokenizer, a fast one, without special tokens."""
         return Encoder(self.tokenizer)
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """The begin token, where the tokenizer has one."""
         return () if self.encoder.begin is None else (self.encoder.begin,)
 
     def ids(self, *pieces: str) -> list[tuple[int, ...]]:
-        """The tokens of one text by its pieces; the first piece's follow the begin token.
-
-        A piece is never encoded by itself: many tokenizers put a space before a text.
-        """
+        """The tokens of one text by its pieces, the begin token first. A piece is never encoded by
+        itself: many tokenizers put a space before a text."""
         first, *others = self.encoder.pieces(*pieces)
         return [(*self.begin, *first), *others]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def check_length(self, length: int) -> None:
-        """Refuse texts of `length` tokens, answer included, if the model has fewer positions."""
         check_length(self.model, length)
 
 
 class Task(Protocol):
     """A measurement: a frozen dataclass of its options, which records keep.
 
-    `cells` lists its cells (one measurement each) as dimensions of records, and refuses impossible
-    ones at once. A cell's "digest" is of the files that it reads. `measure` returns one cell's
-    lines: measures {"metric", "value", …} and other payloads of records, with a "kind". `drawn`:
-    whether the text read depends on a seed; only then are several seeds measured. Optional
+    `cells` lists its cells (one measurement each) as dimensions of records, so that neighbours
+    share most work, and refuses impossible ones at once. A cell's "digest" is of the files that it
+    reads. `measure` returns one cell's lines: measures {"metric", "value", …} and other payloads of
+    records, with a "kind". If the text is `drawn` by a seed, several seeds are measured. Optional
     `headlines`: metrics shown in tables; a cell with non-finite logits has each without a value.
     """
 
     drawn: ClassVar[bool]
 
-    def cells(self, subject: Any) -> list[Cell]:
-        """The dimensions of every cell, ordered so that neighbours share most work."""
+    def cells(self, subject: Any) -> list[Cell]: ...
 
-    def measure(self, subject: Any, cell: Cell) -> Iterable[Line]:
-        """The lines of one cell."""
+    def measure(self, subject: Any, cell: Cell) -> Iterable[Line]: ...
 
 
 def parameters_digest(model: Any, start: str = "") -> str:
@@ -169,15 +163,6 @@ model's variants, such as its rope scalings, each with its dimensions; the tasks
 for the error message when memory runs out, such as smaller batches."""
 
 
-class _Planned(NamedTuple):
-    """A cell to be measured: `key` is a hash of its settings and its seed, `facts` close it."""
-
-    subject: Subject
-    cell: Cell
-    key: str
-    facts: Line
-
-
 def sweep(
     portions: Sequence[Callable[[], Portion]],
     *,
@@ -189,18 +174,13 @@ def sweep(
 ) -> list[Line]:
     """Measure every cell; return each run's line and those of its cells, in order.
 
-    All of a model's cells are checked before any is measured.
-
-    Args:
-        portions: functions that load a model, called one after the other.
-        seeds: of the tasks' random draws.
-        records: a file to append to; None to write none.
-        work: shows the current cell; every model is assumed to have as many cells as the first.
-        told: called with a run's line, and with the lines of each cell as soon as it is done.
+    Models are loaded one after the other, and all of a model's cells are checked before any is
+    measured. `records`, if given, is a file to append to, and `told` is called with a run's line
+    and with those of each cell once it is done. `work` takes all models to have as many cells.
     """
     lines: list[Line] = []
     work = Work() if work is None else work
-    with hold_file(records):
+    with nullcontext() if records is None else hold_file(records):
         store = Store(records, study)
         for load in portions:
             for done in _swept(load(), seeds, store, study, len(portions), work):
@@ -245,7 +225,8 @@ def _swept(
 
 def _planned(
     subjects: Sequence[tuple[Line, Subject]], tasks: Mapping[str, Task], seeds: Sequence[int]
-) -> list[_Planned]:
+) -> list[tuple[Subject, Cell, str, Line]]:
+    """Cells with their subject, a hash of their settings and seed, and facts for the records."""
     listed = []
     for dimensions, first in subjects:
         for place, seed in enumerate(seeds):
@@ -273,7 +254,7 @@ def _planned(
         draw = {DRAW: subject.seed} if drawn else {}
         made["batch_tokens"] = subject.batch_tokens
         facts = {"task": name, "at": at, **draw, "options": options, "made": made}
-        planned.append(_Planned(subject, cell, key, facts))
+        planned.append((subject, cell, key, facts))
     return planned
 
 

@@ -13,13 +13,11 @@ _BY_ITEM, _STDERR = "_by_item", "_stderr"
 
 
 def lines_of(headlines: Sequence[str], /, **result: Any) -> list[Line]:
-    """The numbers of one cell as payloads of records.
+    """The numbers of one cell as payloads of records: the `headlines`, which tables show, then all
+    others, marked as "aside", and perplexities of `documents`.
 
-    - A measure for each number: first the `headlines`, which tables show; then all others, marked
-      as "aside". Values that are not numbers become details of the first.
-    - `low` and `high` are accuracy's "interval", NAME_stderr the "stderr" of NAME and NAME_by_item
-      its "items", from which an interval is made where none is given.
-    - `documents` are measures of their perplexities.
+    What is no number becomes a detail of the first. `low` and `high` are accuracy's "interval",
+    NAME_stderr the "stderr" of NAME and NAME_by_item its "items", which may give an interval.
     """
     numbers = {name: result[name] for name in headlines if name in result}
     rest: Line = {}
@@ -59,9 +57,8 @@ def errors(metric: str, value: float, items: Sequence[float]) -> Line:
 
 def _value(value: Any) -> Line:
     """A number that is finite, or the reason why there is none."""
-    if value is None or math.isfinite(value):
-        return {"value": value}
-    return {"value": None, "reason": NOT_FINITE}
+    finite = value is None or math.isfinite(value)
+    return {"value": value} if finite else {"value": None, "reason": NOT_FINITE}
 
 
 def _errors(name: str, result: Mapping[str, Any]) -> Line:

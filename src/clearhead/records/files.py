@@ -48,11 +48,8 @@ def require_new(target: Path) -> None:
 def publish_folder(
     target: Path, advice: str = "make room and give the same command again"
 ) -> Iterator[Path]:
-    """Yield an empty folder beside `target`, and rename it to `target` once it is on the disk.
-
-    If the body fails the folder is removed and nothing else changes. `target` must not exist
-    (`require_new`).
-    """
+    """Yield an empty folder beside `target`, which must not exist, and rename it to `target` once
+    it is on the disk. If the body fails the folder is removed and nothing else changes."""
     with _published(target, target.with_name(_PREFIX + target.name), advice) as temporary:
         temporary.mkdir()
         yield temporary

@@ -18,11 +18,8 @@ Record = dict[str, Any]
 
 
 def encode(record: Record) -> str:
-    """A record as a line of JSON, with its newline.
-
-    Numbers that are not finite become null, with a "reason"; arrays and tensors become lists, and
-    other types that JSON lacks, such as paths, become text.
-    """
+    """A record as a line of JSON, with its newline. Numbers that are not finite become null, with a
+    "reason"; arrays and tensors become lists, and other types that JSON lacks become text."""
     problems: dict[str, None] = {}
     clean = _finite(record, "", problems)
     if problems:
@@ -31,10 +28,8 @@ def encode(record: Record) -> str:
 
 
 def append(path: Path, *records: Record) -> None:
-    """Append the lines of records to `path` in one write that reaches the disk.
-
-    The file and its folder are made where they are missing; a torn last line is dropped.
-    """
+    """Append the lines of records to `path` in one write that reaches the disk, without a torn last
+    line; a missing file and its folder are made."""
     with writing(path, "make room or choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+", buffering=0) as file:
@@ -72,12 +67,8 @@ def steps(path: Path, until: int | None = None) -> list[Record]:
 
 
 def each(path: Path, add: Callable[[Record], None], *, what: str = "record") -> None:
-    """Call `add` with every record of a file.
-
-    Raises:
-        ClearheadError: naming file, line and `what` (the expected kind of line), for a line that is
-            not a record, or for which `add` raises a ValueError or TypeError.
-    """
+    """Call `add` with every record of a file; a ClearheadError names file, line and `what` was
+    expected, for a line that is not a record, or that `add` cannot take."""
     require_regular(path, SAVE)
     try:
         content = path.read_bytes()

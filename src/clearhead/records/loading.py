@@ -1,5 +1,4 @@
-"""Reading of records as runs and measures, and their writing: a stopped measurement resumes from
-the file of its results, to which lines are only appended.
+"""Records in files, to which lines are only appended, so that a stopped measurement resumes.
 
 A file holds, one JSON object a line, `run` headers and under each name `measure` lines, besides the
 payloads that are no single number: `step` (the training curve), `attention` (one map), `curve` (x
@@ -48,15 +47,12 @@ def load(paths: Path | Iterable[Path]) -> Records:
     """Read records from one or more files, of any study.
 
     A last line without its end, as an interrupted run leaves it, is skipped. Of two lines about
-    the same step, measure or map the later counts, and so of two runs of one arm, seed, label.
-
-    An evaluation of a run beside that run's own records, or beside another evaluation, adds to
-    them. Where files have runs of one arm, seed and label with different settings, the file's name
-    becomes the label.
+    the same step, measure or map the later counts, and so of two runs of one arm, seed, label; an
+    evaluation adds to the run's own records, or to another evaluation. Where files have runs of one
+    arm, seed and label with different settings, the file's name becomes the label.
 
     Raises:
-        ClearheadError: naming file and line, for anything else that is not a record; two diagnoses
-            of one name.
+        ClearheadError: naming file and line, for what is no record; two diagnoses of one name.
     """
     files: dict[Path, list[Run]] = {}
     for path in [paths] if isinstance(paths, Path) else paths:
@@ -229,15 +225,13 @@ def _run(name: str, header: Line) -> Run:
 
 
 def _goes_on(header: Line, old: Line) -> bool:
-    """True if `header` resumes the run `old`, whose measures are then kept. Another model measured
-    under the same name replaces the first one's results, and so does another text of a
-    quantisation, since costs of schemes are differences on one text."""
+    """True if `header` resumes the run `old`, whose measures are then kept: the same model and, for
+    a quantisation, whose costs are differences on one text, the same text."""
     weights = {header.get("weights"), old.get("weights")} - {None}
-    one, other = (
-        ((at.get("data") or {}).get("fingerprint"), at.get("length"), at.get("tokens"))
-        for at in (header, old)
-    )
-    return len(weights) < 2 and (header.get("study") != QUANTIZATION or one == other)
+    if len(weights) == 2 or header.get("study") != QUANTIZATION:
+        return len(weights) < 2
+    text, before = ((one.get("data") or {}).get("fingerprint") for one in (header, old))
+    return text == before and all(header.get(key) == old.get(key) for key in ("length", "tokens"))
 
 
 def _measure(line: Line) -> Measure:
@@ -267,13 +261,7 @@ class Store(Lines):
     """Records of one study in a file, to which each result is appended in one write.
 
     A result is the rows of one cell of a run and the line of kind "cell" that closes them. Without
-    that line, as a kill leaves it, the rows do not count. Another process must not append.
-
-    Args:
-        path: of the file, created with the first result; None keeps results in memory.
-
-    Raises:
-        ClearheadError: naming file and line, for what is no record; for records of another study.
+    that line, as a kill leaves it, the rows do not count. Without a path results stay in memory.
     """
 
     def __init__(self, path: Path | None, study: str = COMPARISON) -> None:
@@ -300,14 +288,8 @@ class Store(Lines):
         return [line for line, _ in entries]
 
     def add(self, cell: str, header: Line, rows: Iterable[Line], **closing: object) -> list[Line]:
-        """Append a result; return its `rows` with the closing line.
-
-        Args:
-            cell: identifies the result within its run.
-            header: line of the run, "run" its name; written before the first result that is added.
-            rows: payloads of records; each gets the names of its run and cell.
-            closing: facts of the closing line: "task", "at" and how the result was made.
-        """
+        """Append a result, named `cell` within the run of `header`; return its `rows` with the
+        closing line, which has `closing` facts: "task", "at" and how the result was made."""
         run = header["run"]
         name = {"run": run, "cell": cell}
         lines = [{"kind": "measure", **line, **name} for line in rows]

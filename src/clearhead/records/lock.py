@@ -33,11 +33,8 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def hold_file(path: Path | None) -> Iterator[None]:
-    """Hold a file that is appended to and make its folder, as `hold_folder`; None holds nothing."""
-    if path is None:
-        yield
-        return
+def hold_file(path: Path) -> Iterator[None]:
+    """Hold a file that is appended to and make its folder, as `hold_folder`."""
     require_regular(path)
     with _hold(path, path.with_name(f".{path.name}.lock")):
         yield

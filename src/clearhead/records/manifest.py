@@ -16,10 +16,7 @@ CHECKPOINT_FILE = "trainer.json"
 
 
 def seal(folder: Path, record: dict[str, Any] | None = None, *, name: str = FILE) -> None:
-    """Write the manifest of a complete folder, `name`, replacing any present one.
-
-    `record` has JSON values to store in it, under names other than "files" and "sha256".
-    """
+    """Write the manifest of a complete folder with the values of `record`, replacing any."""
     hashes = {file: sha256_of(folder / file) for file in _files(folder) if file != name}
     # Through JSON and back, so that the digest is of what a reader will see.
     sealed = json.loads(json.dumps({**(record or {}), "files": hashes}))
@@ -27,14 +24,8 @@ def seal(folder: Path, record: dict[str, Any] | None = None, *, name: str = FILE
 
 
 def verify(folder: Path, *, name: str = FILE, advice: str) -> dict[str, Any]:
-    """Check every file of a sealed folder; return what its manifest records.
-
-    Prose (*.md, LICENSE) and hidden files may have been added.
-
-    Raises:
-        ClearheadError: naming the first file that is missing, cut short, changed or was not there
-            when the folder was sealed, with `advice`.
-    """
+    """Check every file of a sealed folder; return what its manifest records. Prose (*.md, LICENSE)
+    and hidden files may have been added; of others a ClearheadError names the first changed one."""
     changed = "is missing, cut short or changed"
     try:
         record: dict[str, Any] = json.loads((folder / name).read_bytes())
@@ -59,10 +50,8 @@ def verify(folder: Path, *, name: str = FILE, advice: str) -> dict[str, Any]:
 
 
 def verify_model(folder: Path) -> None:
-    """Check the files of a saved model or checkpoint before it is measured.
-
-    A folder without a manifest, of another library or an older clearhead, is accepted unchecked.
-    """
+    """Check the files of a saved model or checkpoint; without a manifest, as other libraries' are,
+    it passes unchecked."""
     for name in (FILE, CHECKPOINT_FILE):
         if os.path.lexists(folder / name):
             advice = f"restore {folder}, or, where the change is meant, delete {folder / name}"

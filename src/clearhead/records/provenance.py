@@ -59,15 +59,13 @@ def _git(*words: str) -> str | None:
     # Within a git hook these variables name another repository.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
-        ran = subprocess.run(
+        return subprocess.check_output(
             ["git", "-C", str(_SOURCE), *words],
             env={**environment, "GIT_OPTIONAL_LOCKS": "0"},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stderr=subprocess.DEVNULL,
             text=True,
             timeout=30,
-            check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return None
-    return ran.stdout if ran.returncode == 0 else None

@@ -76,10 +76,8 @@ def measure_key(metric: str, dimensions: Mapping[str, Any]) -> Key:
 
 
 def pooled(draws: Mapping[int, Measure]) -> Measure:
-    """One measure of several draws of the same cell: their mean.
-
-    Its interval is over all items where every draw has its own, else over the draws.
-    """
+    """The mean of several draws of one cell; its interval is over all items where every draw has
+    its own, else over the draws."""
     draws = dict(sorted(draws.items()))
     known = [(one, one.value) for one in draws.values() if one.value is not None]
     lost = [one for one in draws.values() if one.not_finite]
@@ -99,10 +97,8 @@ def pooled(draws: Mapping[int, Measure]) -> Measure:
 
 
 def added(one: Measure, full: Measure) -> Measure | None:
-    """The difference of `one` to `full`, draw by draw, with the paired interval of their items.
-
-    None where either has no value.
-    """
+    """The difference of `one` to `full`, if both have values, draw by draw, with the interval of
+    their paired items."""
     pairs = {0: (one, full)}
     if one.draws and full.draws:
         pairs = {n: (one.draws[n], full.draws[n]) for n in one.draws if n in full.draws}
@@ -132,18 +128,15 @@ def costs(known: Mapping[Key, Measure]) -> Iterator[Measure]:
         cost = known.get(measure_key("added_perplexity", one.dimensions)) or added(one, full)
         if cost is None:
             continue
-        yield cost
-        if cost.value is None or not full.value:
-            yield replace(cost, metric="cost", value=None)
-            continue
-        details = dict(cost.details)
-        for name in ("interval", "items"):
-            if details.get(name):
-                details[name] = tuple(part / full.value for part in details[name])
-        if details.get("stderr"):
-            details["stderr"] /= full.value
-        share = cost.value / full.value
-        yield replace(cost, metric="cost", value=share, details=details, draws={})
+        share, draws, details = None, cost.draws, dict(cost.details)
+        if cost.value is not None and full.value:
+            share, draws = cost.value / full.value, {}
+            for name in ("interval", "items"):
+                if details.get(name):
+                    details[name] = tuple(part / full.value for part in details[name])
+            if details.get("stderr"):
+                details["stderr"] /= full.value
+        yield from (cost, replace(cost, metric="cost", value=share, details=details, draws=draws))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +146,7 @@ class Run:
     Attributes:
         arm: the displayed name of what is compared: a preset with its changes, or a model.
         study: `COMPARISON` (evaluations included), `DIAGNOSIS` or `QUANTIZATION`.
-        measures: the recorded ones, not to be changed once any has been read.
-        payloads: lines other than single numbers, by kind: attention, curve, channel, note, advice,
-            cell.
+        payloads: other lines, by kind: attention, curve, channel, note, advice, cell.
     """
 
     id: str
@@ -209,7 +200,7 @@ class Run:
 
     @property
     def precision(self) -> str | None:
-        """Precision of the training's products, "bf16" or "fp32"; None if it was not recorded."""
+        """Precision of its training, "bf16" or "fp32"; None if it was not recorded."""
         chosen = self.train.get("precision")
         return None if chosen == "auto" else chosen  # in older records: one or the other
 
@@ -257,8 +248,7 @@ class Records:
 
     @property
     def given(self) -> bool:
-        """True if the models were given, none trained here with a seed: the text that was read is
-        the only sample."""
+        """True if no model was trained here with a seed: the text read is the only sample."""
         trained = any(run.steps or run.train.get("tokens") for run in self.runs)
         return not trained and len(self.runs) == len({(run.label, run.arm) for run in self.runs})
 
