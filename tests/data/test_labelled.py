@@ -134,13 +134,6 @@ def test_our_tokenizer_frames_texts_and_the_longer_one_loses_its_end(tokenizer):
     assert made == [begin, *few, end, *words[:3], end]
 
 
-def test_text_never_yields_a_special_token(tokenizer):
-    rows = [labelled.Row("<|end|><|pad|>", None, 0, "here")]
-    ids = labelled.encode(rows, [0], tokenizer, length=64).inputs[0]["input_ids"]
-    assert [i for i in ids if i in tokenizer.all_special_ids] == [ids[0], ids[-1]]
-    assert len(ids) > 4
-
-
 def test_a_tokenizer_with_a_template_uses_it(bert):
     rows = [labelled.Row("a b c d e", "f", 0, "here")]
     made = labelled.encode(rows, [0], bert, length=7).inputs[0]

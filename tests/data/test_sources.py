@@ -140,14 +140,6 @@ def test_missing_text_field_names_the_fields_there_are(tmp_path):
     assert texts(table, text_field="body")[0] == ["x"]
 
 
-def test_a_parquet_file_with_bytes_that_are_no_text_is_refused(tmp_path):
-    table = tmp_path / "a.parquet"
-    offsets = pyarrow.array([0, 2, 5], pyarrow.int32()).buffers()[1]
-    column = pyarrow.StringArray.from_buffers(2, offsets, pyarrow.py_buffer(b"ab\xffcd"))
-    pyarrow.parquet.write_table(pyarrow.table({"text": column}), table)
-    refuses("after row 0: not a whole .*invalid start byte", table)
-
-
 def test_a_limit_reads_no_more_of_a_packed_file_than_it_needs(tmp_path, monkeypatch):
     read = []
     original = gzip.GzipFile.read

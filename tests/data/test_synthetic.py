@@ -5,9 +5,8 @@ import re
 
 import pytest
 
-from clearhead.data import Batches, DataConfig, prepare, synthetic
+from clearhead.data import DataConfig, prepare, synthetic
 from clearhead.data.seeded import SeededChoices
-from clearhead.data.sources import find
 from clearhead.data.synthetic import texts
 from clearhead.errors import ClearheadError
 
@@ -114,23 +113,6 @@ def test_evaluations_ask_for_what_training_never_has():
 def test_refuses_what_cannot_be_made(spec, message):
     with pytest.raises(ClearheadError, match=message):
         next(texts(spec))
-
-
-def test_mixes_with_text_at_a_weight(tmp_path):
-    path = tmp_path / "book.txt"
-    path.write_text("\n".join(f"A line of a book, number {n}." for n in range(4000)))
-    config = DataConfig(
-        data=(str(path), "synthetic:passkey:documents=200@0.25"),
-        vocabulary=400,
-        cache=tmp_path / "cache",
-    )
-    assert [source.weight for source in find(config, print)] == [0.75, 0.25]
-    corpus = prepare(config)
-    batches = Batches(corpus, sequence_length=64, batch_size=100, seed=0, document_masks=True)
-    text = [corpus.tokenizer.decode(row) for row in batches.batch(0)["input_ids"]]
-    made = sum("A line of a book" not in row for row in text)
-    assert made == pytest.approx(25, abs=8)
-    assert prepare(config).fingerprint == corpus.fingerprint
 
 
 def test_a_document_of_the_default_length_fits_a_window_of_128(tmp_path):

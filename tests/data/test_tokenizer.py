@@ -30,11 +30,6 @@ def test_any_text_survives_and_never_becomes_a_special_token(tokenizer):
     assert tokenizer.bos_token_id in tokenizer(text)["input_ids"]
 
 
-def test_training_is_deterministic_to_the_byte(tokenizer, lines):
-    again = train([lines(seed) for seed in range(20)], 280)
-    assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
-
-
 def test_smallest_vocabulary():
     with pytest.raises(ClearheadError, match=r"vocabulary is 258: give at least 259 entries"):
         DataConfig(vocabulary=258)
