@@ -88,8 +88,8 @@ def test_a_glue_task_takes_names_and_numbers(write):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"a": "x", "bb": "y", "label": 1}], r"no field 'b'.*--pair-field bb"),
-        ([{"a": "x", "b": "y", "labels": 1}], r"no field 'label'.*--label-field labels"),
+        ([{"a": "x", "bb": "y", "label": 1}], r"no field 'b'.*--pair-field"),
+        ([{"a": "x", "b": "y", "labels": 1}], r"no field 'label'.*--label-field"),
         ([{"a": 3, "b": "y", "label": 1}], "holds a int, not a string"),
         ([[1]], "expected a JSON object"),
         ([], "holds no row"),

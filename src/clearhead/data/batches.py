@@ -39,9 +39,6 @@ class Batches:
     every epoch. With weights each source is a pool with its own epochs, and any 1000 sequences from
     a multiple of 1000 on hold each source's exact share (the largest remainders round up).
 
-    Attributes:
-        fingerprint: hash of the corpus and the order of its windows; a run resumes only on it.
-
     Args:
         corpus: from `prepare`.
         sequence_length: T, tokens a window, at least 2.
@@ -50,7 +47,7 @@ class Batches:
         accumulation: batches in a step, so that no step reads a window twice.
         document_masks: whether batches mark documents (see `batch`).
         begin: token that replaces every window's first, itself a target of the window before.
-        began: recorded fingerprint of the run to resume, whose order it selects.
+        began: recorded `fingerprint` (of corpus and order) of the run to resume.
 
     Raises:
         ClearheadError: fewer windows than one step takes, or a weighted source never read.
@@ -181,10 +178,9 @@ def windows(
 ) -> Iterator[torch.Tensor]:
     """Yield windows for evaluation, int64 [length]: text in order, without overlap.
 
-    Each stream is cut from its first token on, or with `at="documents"` is each document's
-    beginning, of those as long as a window; weights play no part. `count` windows are shared among
-    the sources by how many each holds, and are the first of each, or under another `seed` than 0
-    drawn from all of it; where there are fewer, all come. A split without one is a ClearheadError.
+    Each stream is cut from its first token on, or with `at="documents"` is the beginning of each
+    document that has as many; weights play no part. `count` windows are shared among the sources by
+    how many each holds: the first of each, or under a `seed` drawn from all. None is an error.
     """
     streams = corpus.split(split)
     places: list[Any] = [range(0, len(one) - length + 1, length) for one in streams]

@@ -58,11 +58,8 @@ class TokenStream:
         return len(self.tokens)
 
     def window(self, start: int, length: int) -> np.ndarray:
-        """`length` tokens from `start` on, int64.
-
-        They are read from the file: pages of a mapping that were looked at count as this process's
-        memory, and reading them in no order reads 32 times as much around them.
-        """
+        """`length` tokens from `start` on, int64, read from the file: pages of a mapping count as
+        this process's memory, and in no order bring 32 times as much around them."""
         if self.file is None:
             return self.tokens[start : start + length].astype(np.int64)
         size = self.tokens.itemsize
@@ -109,8 +106,7 @@ class Corpus:
         tokenizer: a `transformers.PreTrainedTokenizerFast`; it adds no BEGIN or END by itself.
         vocabulary_size: the number of ids a model needs, one more than the largest.
         fingerprint: hex hash of every text, the tokenizer, the split and the sources' weights.
-        streams: of "train" and "validation", one a source, in the order of the sources; a small
-            source may have an empty one on one side.
+        streams: of "train" and "validation", one a source, maybe empty.
         description: sources, documents and tokens by split, for JSON.
     """
 
@@ -214,7 +210,11 @@ def prepare(
         else:
             shutil.rmtree(target, ignore_errors=True)
             with publish_folder(target, _ADVICE) as folder:
-                index = _tokenise(folder, config, tokenizer, scans, cutoff, say)
+                made = tokenizer
+                if made is None:
+                    say(f"training a byte-level BPE of {config.vocabulary:,} entries")
+                    made = tokenizers.train(sources.sample(scans, cutoff), config.vocabulary)
+                index = _tokenise(folder, made, scans, cutoff, say)
                 manifest.seal(folder, index, name=_INDEX)
         streams = {
             split: tuple(
@@ -285,18 +285,10 @@ def _lock(target: Path, say: Progress) -> AcquireReturnProxy:
 
 
 def _tokenise(
-    folder: Path,
-    config: DataConfig,
-    tokenizer: Any,
-    scans: list[SourceScan],
-    cutoff: int,
-    say: Progress,
+    folder: Path, tokenizer: Any, scans: list[SourceScan], cutoff: int, say: Progress
 ) -> dict[str, Any]:
-    """Write all tokens into `folder`, and beside them the tokenizer, trained where it is None;
-    return the "dtype" of ids, and "streams": documents and tokens of each source and split."""
-    if tokenizer is None:
-        say(f"training a byte-level BPE of {config.vocabulary:,} entries")
-        tokenizer = tokenizers.train(sources.sample(scans, cutoff), config.vocabulary)
+    """Write all tokens into `folder`, and beside them the tokenizer; return the "dtype" of ids, and
+    "streams": documents and tokens of each source and split."""
     tokenizer.save_pretrained(folder / "tokenizer")
     encoder = tokenizers.Encoder(tokenizer)
     begin, end = ([] if one is None else [one] for one in (encoder.begin, encoder.end))
@@ -308,7 +300,7 @@ def _tokenise(
             for split in SPLITS
             for name in (f"{number}.{split}.tokens", f"{number}.{split}.starts")
         }
-        for piece, ids in _encoded(encoder, _pieces(config, scans, cutoff, say)):
+        for piece, ids in _encoded(encoder, _pieces(scans, cutoff, say)):
             count, name = counts[piece.source][piece.split], f"{piece.source}.{piece.split}"
             if piece.opens:
                 files[f"{name}.starts"].write(np.asarray(count["tokens"], STARTS).tobytes())
@@ -320,9 +312,7 @@ def _tokenise(
     return {"dtype": encoder.dtype.str, "streams": counts}
 
 
-def _pieces(
-    config: DataConfig, scans: list[SourceScan], cutoff: int, say: Progress
-) -> Iterator[_Piece]:
+def _pieces(scans: list[SourceScan], cutoff: int, say: Progress) -> Iterator[_Piece]:
     """The text of all sources, compared with the scans."""
     size, done, tenths = sum(one.size for one in scans), 0, 0
     for number, known in enumerate(scans):
@@ -338,8 +328,8 @@ def _pieces(
                 tenths = 10 * done // size
                 say(f"tokenising: {done / 1e6:.1f} of {size / 1e6:.1f} MB")
         if digest.hexdigest() != known.digest:
-            for one in scans:
-                sources.survey(one.source, config.cache_folder).unlink(missing_ok=True)
+            for kept in (one.kept for one in scans if one.kept is not None):
+                kept.unlink(missing_ok=True)
             raise ClearheadError(f"data {known.source.spec!r} changed while it was read; run again")
 
 

@@ -86,10 +86,8 @@ def classes_of(rows: Sequence[Row], task: Task) -> tuple[str, ...]:
 
 
 def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[int] | list[float]:
-    """Labels as a loss takes them: class numbers, or floats for a regression.
-
-    An integer label is a class's index where the task names its classes, otherwise its name.
-    """
+    """Labels as a loss takes them: class numbers, or floats for a regression. An integer label is a
+    class's index where the task names its classes, otherwise its name."""
     numbers = {str(number): number for number in range(len(task.classes))}
     numbers |= {name: number for number, name in enumerate(classes)}
     labels: list[Any] = []

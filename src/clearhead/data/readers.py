@@ -1,10 +1,8 @@
 """Streaming readers of texts: one for each file format, and one for data sets of the hub.
 
-`datasets` reads the hub's rows but no files: its JSON reader (5.2) refuses fields that the first
-10 MB lack, and lone surrogates, and parses texts that are all dates as dates.
+The JSON reader of `datasets` (5.2) refuses late fields and lone surrogates, and parses dates.
 """
 
-import difflib
 import gzip
 import hashlib
 import json
@@ -58,11 +56,9 @@ def value_of(row: Any, field: str, where: str, option: str = "--data.text-field"
     if not isinstance(row, dict):
         raise ClearheadError(f"{where}: expected a JSON object, found a {type(row).__name__}")
     if field not in row:
-        near = difflib.get_close_matches(field, list(row), n=1) or ["NAME"]
         fields = ", ".join(map(repr, row)) or "no field at all"
         raise ClearheadError(
-            f"{where}: no field {field!r}, it has {fields}; name the one meant with {option} "
-            f"{near[0]}"
+            f"{where}: no field {field!r}, it has {fields}; name the one meant with {option}"
         )
     return row[field]
 
@@ -166,10 +162,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def pinned_revision(spec: str, cache: Path, progress: Callable[[str], None]) -> str | None:
-    """The revision of a data set at its first use, when the hub is queried and `cache` keeps it.
-
-    None if the spec names a local folder instead of a data set.
-    """
+    """The revision of a data set at its first use, when the hub is queried and `cache` keeps it;
+    None of a local folder."""
     name, _, _ = _parse_hub(spec)
     if Path(name).is_dir():
         return None

@@ -49,10 +49,8 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """One source of text: its files in order, and its weight if it has one.
-
-    Synthetic and hub sources have no files; `revision` is that of a hub data set.
-    """
+    """One source of text: its files in order, none for synthetic texts and data sets of the hub,
+    which have a `revision`, and its weight if it has one."""
 
     spec: str
     weight: float | None
@@ -62,12 +60,9 @@ class Source:
     revision: str | None = None
 
     def documents(self, skipped: Counter[str], *, whole: bool = False) -> Iterator[Document]:
-        """Yield the documents, always in the same order; count in `skipped` what is left out:
-        "undecodable" files, where there are several, and "empty" texts.
-
-        A text file that is the only one is cut, so that a part of it can be held out, unless it is
-        read as a `whole`.
-        """
+        """Yield the documents in a fixed order; count in `skipped` what is left out ("undecodable"
+        files, where there are several, and "empty" texts). A text file that is the only one is
+        cut, so that a part of it can be held out, unless it is read as a `whole`."""
         taken = 0
         for texts in self._readings(whole):
             try:
@@ -204,10 +199,11 @@ def _walk(
 
 
 class SourceScan(NamedTuple):
-    """A source and its content: bytes of text (`size`), a hash of all texts, the number of files
-    or texts left out by reason, and the smallest and largest `Document.key`."""
+    """A source and its content, which the file `kept` has: bytes of text (`size`), a hash of all
+    texts, the number left out by reason, and the smallest and largest `Document.key`."""
 
     source: Source
+    kept: Path | None
     documents: int
     size: int
     digest: str
@@ -232,10 +228,12 @@ def scan(source: Source, cache: Path, progress: Callable[[str], None]) -> Source
 
     files = [path.absolute() for path in source.files]
     key = [_READING, source.spec, source.text_field, source.limit, source.revision]
-    # Generated text, and a folder in place of a data set, are read anew.
-    kept = survey(source, cache) if files or source.revision is not None else None
+    kept = None  # generated text, and a folder in place of a data set, are read anew
+    if files or source.revision is not None:
+        name = digest_of([source.spec, source.text_field, source.limit])
+        kept = cache / "surveys" / f"{name[:32]}.json"
     values, known = remembered(kept, files, [*key, list(map(str, files))], read)
-    scanned = SourceScan(source, *values)
+    scanned = SourceScan(source, kept, *values)
     left_out = ", ".join(f"{number} {reason}" for reason, number in scanned.skipped.items())
     if not scanned.documents:
         raise ClearheadError(
@@ -248,12 +246,6 @@ def scan(source: Source, cache: Path, progress: Callable[[str], None]) -> Source
         + ", unchanged since it was read" * known
     )
     return scanned
-
-
-def survey(source: Source, cache: Path) -> Path:
-    """The file that keeps the scan of a source."""
-    name = digest_of([source.spec, source.text_field, source.limit])
-    return cache / "surveys" / f"{name[:32]}.json"
 
 
 def threshold(scans: Sequence[SourceScan], validation: float) -> int:

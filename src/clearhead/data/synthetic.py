@@ -237,12 +237,9 @@ def _recall(
 def _backcopy(
     draws: SeededChoices, characters: int, *, words: int = 64, triggers: int = 3, followers: int = 4
 ) -> str:
-    """Random word sequences in which a few trigger words copy (arXiv 2410.13835, section 2).
-
-    After a trigger word comes the word before it; after any other, one of a few that may follow it.
-    A head that copies puts its weight at all other words on the first token: the smallest text
-    known to grow attention sinks.
-    """
+    """Random words in which a few trigger words copy (arXiv 2410.13835, section 2): after one comes
+    the word before it, after any other one of a few. A head that copies puts its weight at all
+    others on the first token: the smallest text known to grow attention sinks."""
     following, copying = _bigrams(words, triggers, followers)
     chosen = [draws.choice(VOCABULARY[:words])]
     length = len(chosen[0])

@@ -23,13 +23,8 @@ _CHOSEN = os.environ.get(_THREADS)  # read once, before anything here writes it
 
 
 def train(texts: Iterable[str], vocabulary: int) -> Any:
-    """Train a byte-level BPE; the same texts, read once, give the same tokenizer, byte for byte.
-
-    `vocabulary` entries include special ones; a tiny sample may yield fewer.
-
-    Returns:
-        A `transformers.PreTrainedTokenizerFast` with bos, eos and pad, which adds none by itself.
-    """
+    """A byte-level BPE, the same for the same texts byte for byte, of `vocabulary` entries or, from
+    a tiny sample, fewer: a `transformers.PreTrainedTokenizerFast` that adds no special token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -81,11 +76,8 @@ def yielded(tokenizer: Any) -> dict[int, str]:
 
 
 class Encoder:
-    """Encodes texts with special-token parsing, truncation and post-processing off.
-
-    `begin` and `end` are the ids of the bos and eos tokens, if any; `dtype` is the smallest
-    little-endian unsigned type for every id, uint16 or uint32.
-    """
+    """Encodes texts with special-token parsing, truncation and post-processing off. `begin` and
+    `end` are the ids of the bos and eos tokens, if any; `dtype` is uint16 or uint32."""
 
     def __init__(self, tokenizer: Any) -> None:
         from tokenizers import Tokenizer

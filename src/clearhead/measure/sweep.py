@@ -1,7 +1,6 @@
 """Measurements: tasks on subjects, cell by cell, each written to the records as it is measured.
 
-Cells that are in the records already, of the same weights, text, options and seed, are not measured
-again, so that the same call resumes a sweep that was stopped, or adds seeds to one.
+Cells of the same weights, text, options and seed that are in the records are not measured again.
 """
 
 import hashlib

@@ -1,8 +1,5 @@
-"""JSON lines: one object per line, each line written in a single call.
-
-A killed process can leave the last line incomplete. Readers skip such a line and writers remove it;
-any other line that is not a JSON object is refused, naming its number.
-"""
+"""JSON lines. An incomplete last line, as a killed process leaves it, is skipped by readers and
+removed by writers; any other line that is not a JSON object is refused."""
 
 import json
 import math

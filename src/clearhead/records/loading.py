@@ -46,13 +46,10 @@ Entry = tuple[Line, Measure | None]
 def load(paths: Path | Iterable[Path]) -> Records:
     """Read records from one or more files, of any study.
 
-    A last line without its end, as an interrupted run leaves it, is skipped. Of two lines about
-    the same step, measure or map the later counts, and so of two runs of one arm, seed, label; an
-    evaluation adds to the run's own records, or to another evaluation. Where files have runs of one
-    arm, seed and label with different settings, the file's name becomes the label.
-
-    Raises:
-        ClearheadError: naming file and line, for what is no record; two diagnoses of one name.
+    An unfinished last line is skipped. Of two lines about the same step, measure or map the later
+    counts, and so of two runs of one arm, seed, label; an evaluation adds to the run's own records,
+    or to another evaluation. Where runs of one arm, seed and label have different settings, the
+    file's name becomes the label. A ClearheadError names file and line of what is no record.
     """
     files: dict[Path, list[Run]] = {}
     for path in [paths] if isinstance(paths, Path) else paths:
@@ -260,8 +257,8 @@ def _number(value: object) -> float | None:
 class Store(Lines):
     """Records of one study in a file, to which each result is appended in one write.
 
-    A result is the rows of one cell of a run and the line of kind "cell" that closes them. Without
-    that line, as a kill leaves it, the rows do not count. Without a path results stay in memory.
+    A result is the rows of one cell of a run and the line of kind "cell" that closes them, without
+    which they do not count. Without a path results stay in memory.
     """
 
     def __init__(self, path: Path | None, study: str = COMPARISON) -> None:

@@ -1,7 +1,6 @@
-"""One process at a time in a run folder or a file of records.
+"""One process at a time in a run folder or a file of records, by a file that names its owner.
 
-A lock is a file that names its owner, released by the kernel when the owner dies (flock); forked
-children do not inherit it. The file is removed on release.
+The kernel releases the lock when the owner dies (flock); forked children do not inherit it.
 """
 
 import contextlib
@@ -22,11 +21,8 @@ _PATIENCE = 0.2  # seconds, within which another process may be removing its loc
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder, created if missing, and removed at the end if still empty.
-
-    Temporary files that a killed owner left directly under it are removed. A ClearheadError names
-    the owner if it is locked already.
-    """
+    """Lock a folder, made if missing, and removed at the end if still empty, with temporary files
+    of a killed owner. A ClearheadError names the owner of a lock."""
     with _hold(folder, folder / ".lock"):
         remove_leftovers(folder)
         yield
