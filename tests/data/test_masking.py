@@ -79,8 +79,6 @@ def test_a_corpus_gets_a_mask_token_and_keeps_its_tokens(folder, configure):
     assert corpus.tokenizer.mask_token_id is None, "the corpus given stays as it was"
     assert with_mask_token(masked) is masked
 
-    assert Masking(masked.tokenizer).mask_id == masked.tokenizer.mask_token_id
-
     plain, afresh, other = (
         Batches(corpus, sequence_length=16, batch_size=3, seed=seed) for seed in (5, 5, 6)
     )

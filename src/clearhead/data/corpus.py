@@ -90,14 +90,6 @@ def map_stream(place: Path, dtype: str, spec: str, weight: float | None) -> Toke
     return TokenStream(spec=spec, weight=weight, tokens=tokens, starts=starts, file=FileIO(path))
 
 
-def is_order_of(began: str, corpus: str) -> bool:
-    """True if `began`, the batch fingerprint in a run's record, is of the corpus with fingerprint
-    `corpus` or of its `for_tuning`."""
-    texts = (corpus, digest_of([corpus, _TUNING]))
-    orders = (*texts, *(digest_of([text, "feistel"]) for text in texts))
-    return began.partition(",")[0] in orders
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)  # one is equal to itself alone
 class Corpus:
     """Tokenised text with its tokenizer; `clearhead.data.prepare` makes it.
@@ -186,7 +178,7 @@ def prepare(
     if tokenizer is not None:
         name, fast = tokenizer.name_or_path, getattr(tokenizer, "backend_tokenizer", None)
         if fast is None or (closed and tokenizer.eos_token_id is None):
-            lack = "end token (eos_token), which must close every document" if fast else "fast form"
+            lack = "fast form" if fast is None else "end token (eos_token), to close every document"
             raise ClearheadError(f"tokenizer {name!r} has no {lack}; choose one that has it")
     found = sources.find(config, say)
     scans = [sources.scan(source, config.cache_folder, say) for source in found]
@@ -196,7 +188,9 @@ def prepare(
     content = digest_of([_FORMAT, identity, cutoff, [one.digest for one in scans]])
     # Weights choose what is read of the tokens: another run, but no other tokens.
     fingerprint = digest_of([content, [one.source.weight for one in scans]])
-    if began is not None and not is_order_of(began, fingerprint):
+    orders = [fingerprint, digest_of([fingerprint, _TUNING])]  # and large ones, with other batches
+    orders += [digest_of([order, "feistel"]) for order in orders]
+    if began is not None and began.partition(",")[0] not in orders:
         names = ", ".join(one.source.spec for one in scans)
         raise ClearheadError(
             f"data {names}: the text or the tokenizer changed since the run began: put back what "

@@ -226,8 +226,8 @@ def check_length(model: Any, length: int) -> None:
     """Refuse texts of `length` tokens, answer included, where there is no such position."""
     limit, kind = longest_text(model), "learned positions of this model"
     if limit is None and isinstance(model.config, ClearheadConfig):
-        limit, kind = model.base_model.position.longest(), model.config.position
-        kind = f"positions that {kind} can tell apart"
+        limit = model.base_model.position.longest()
+        kind = f"positions that {model.config.position} can tell apart"
     if limit is not None and length > limit:
         raise ClearheadError(
             f"{length:,} tokens, those to be written included, are more than the {limit:,} {kind}: "
