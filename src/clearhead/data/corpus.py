@@ -224,7 +224,7 @@ def prepare(
     size = tokenizers.vocabulary_size(tokenizer)
     described = []
     for one, counts in zip(scans, index["streams"], strict=True):
-        facts = {"spec": one.source.spec, "weight": one.source.weight}
+        facts: dict[str, Any] = {"spec": one.source.spec, "weight": one.source.weight}
         facts |= {"documents": one.documents, "bytes": one.size, "skipped": one.skipped}
         if one.source.revision:
             facts["revision"] = one.source.revision
