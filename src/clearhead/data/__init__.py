@@ -1,8 +1,7 @@
 """Text to batches in four steps, each a plain function of the one before.
 
 **Documents.** A source (`python-stdlib`, a file, a folder, `hf:name` …) is a list of documents in
-a fixed order: files by name, rows as they stand. A text file that is named by itself is cut at line
-ends into pieces of 1 to 64 KiB (a 256th of the file), and each piece counts as a document.
+a fixed order. A text file that is named by itself is cut at line ends, into 1 to 64 KiB each.
 
 **Split.** A document is held out when the first 64 bits of the SHA-256 of its text are below the
 validation share of their range, so adding text moves nothing. Each side gets one at least.

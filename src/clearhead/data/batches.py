@@ -19,9 +19,7 @@ from clearhead.records.identity import digest_of
 
 BLOCK = 1000  # sequences over which the weights of sources are met exactly
 IGNORED = -100  # a label that counts for nothing, as in Hugging Face models
-# A pool of so many windows has its order computed where it is read. Up to 2026-11 every order was
-# written out, as those of smaller pools still are.
-COMPUTED = 1 << 20
+COMPUTED = 1 << 20  # windows of a pool whose order is computed where it is read, not written out
 MASK = "<|mask|>"
 """The token that stands for a hidden one."""
 _SHOWN_AS_MASK, _SHOWN_AS_ANOTHER = 0.8, 0.1  # BERT's rule; the rest is shown as it is
@@ -48,9 +46,6 @@ class Batches:
         document_masks: whether batches mark documents (see `batch`).
         begin: token that replaces every window's first, itself a target of the window before.
         began: recorded `fingerprint` (of corpus and order) of the run to resume.
-
-    Raises:
-        ClearheadError: fewer windows than one step takes, or a weighted source never read.
     """
 
     def __init__(

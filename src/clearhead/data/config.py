@@ -86,8 +86,9 @@ class Task:
 
 def _glue(name: str, fields: str, classes: str, *metrics: str) -> Task:
     text, *pair = fields.split()
-    splits = [f"validation_{part}" for part in ("matched", "mismatched")]
-    data = f"hf:nyu-mll/glue:{name}"
+    data, splits = f"hf:nyu-mll/glue:{name}", ["validation"]
+    if name == "mnli":
+        splits = ["validation_matched", "validation_mismatched"]
     return Task(
         name=name,
         text=text,
@@ -96,9 +97,7 @@ def _glue(name: str, fields: str, classes: str, *metrics: str) -> Task:
         regression=not classes,
         metrics=metrics,
         train=f"{data}#train",
-        validation=tuple(
-            (split, f"{data}#{split}") for split in (splits if name == "mnli" else ["validation"])
-        ),
+        validation=tuple((split, f"{data}#{split}") for split in splits),
     )
 
 

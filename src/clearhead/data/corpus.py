@@ -158,9 +158,8 @@ def prepare(
     """Return the tokens of a corpus, made now or reused.
 
     Reuse is by content: the hash of every text, the tokenizer and the split. Text and tokens are
-    hashed once, and again when a file's size, times or inode changed. Incomplete or damaged tokens
-    are made again. Of processes that need the same corpus at once, one makes it and the others
-    wait. Memory stays at a few hundred MB.
+    hashed again when a file's size, times or inode changed, and damaged tokens made again. Of
+    processes that need one corpus, one makes it and the others wait, in a few hundred MB of memory.
 
     Args:
         config: the text, and its conversion to tokens.
@@ -229,18 +228,14 @@ def prepare(
         if one.source.revision:
             facts["revision"] = one.source.revision
         described.append(facts | counts)
+    ends = {"begin": tokenizer.bos_token, "end": tokenizer.eos_token}
     description = {
         "sources": described,
         "documents": sum(one.documents for one in scans),
         "bytes": sum(one.size for one in scans),
         "tokens": {split: sum(map(len, streams[split])) for split in SPLITS},
         **{key: getattr(config, key) for key in ("validation", "limit", "text_field")},
-        "tokenizer": {
-            "name": name,
-            "vocabulary": size,
-            "begin": tokenizer.bos_token,
-            "end": tokenizer.eos_token,
-        },
+        "tokenizer": {"name": name, "vocabulary": size, **ends},
     }
     return Corpus(
         tokenizer=tokenizer,

@@ -34,10 +34,8 @@ class SeededChoices:
 
 
 def raw_numbers(label: str, size: int) -> np.ndarray:
-    """Random numbers, uint64 [size], that are a function of `label`.
-
-    Raw Philox output: NumPy guarantees a generator's raw bits across versions, not its methods.
-    """
+    """Random numbers, uint64 [size], that are a function of `label`: raw Philox output, whose bits,
+    unlike a generator's methods, NumPy guarantees across versions."""
     key = int.from_bytes(hashlib.sha256(label.encode()).digest()[:16], "little")
     return np.random.Philox(key=key).random_raw(size)
 

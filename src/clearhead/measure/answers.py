@@ -23,7 +23,6 @@ from clearhead.models.inspection import evaluating, finite, longest_text
 from clearhead.terminal import hushed
 
 Ids = tuple[int, ...]
-_BY_LENGTH = ("dynamic", "longrope")
 
 
 class Prompt(NamedTuple):
@@ -55,9 +54,9 @@ the cache, None where prompts share none."""
 class Reader:
     """Reads prompts with one model, once for both greedy and forced answers.
 
-    At most `batch_tokens` of prompts and answers run together (a longer prompt alone), whatever
-    the answers; `ends` are the tokens that end one. Prompts share a cached start (`shares`) if
-    every layer keeps all its keys, and no frequency follows the length of the row.
+    At most `batch_tokens` run together (a longer prompt alone); `ends` are tokens that end answers.
+    Prompts share a cached start (`shares`) if every layer keeps all its keys, and no frequency
+    follows the length of the row.
     """
 
     def __init__(self, model: Any, batch_tokens: int, ends: Collection[int] = ()) -> None:
@@ -213,7 +212,7 @@ def follow_length(model: Any) -> bool:
     rope = getattr(model.config, "rope_parameters", None) or {}
     kinds = [rope.get("rope_type")]
     kinds += [part.get("rope_type") for part in rope.values() if isinstance(part, dict)]
-    return any(kind in _BY_LENGTH for kind in kinds)
+    return any(kind in ("dynamic", "longrope") for kind in kinds)
 
 
 def reset_dynamic_rope(model: Any) -> None:

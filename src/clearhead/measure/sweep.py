@@ -77,17 +77,9 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The subject of a measurement: a model, and the text on which it is measured.
-
-    Attributes:
-        model: a transformers model.
-        tokenizer: its own.
-        texts: tokenised by it.
-        lengths: of texts, in tokens, ascending.
-        tokens: about as many are read at each length.
-        batch_tokens: as many run together; no result depends on it.
-        seed: of every random choice.
-    """
+    """A transformers model with its tokenizer, and the `texts`, tokenised by it, on which it is
+    measured: about `tokens` at each of the ascending `lengths`, in tokens, `batch_tokens` together,
+    on which no result depends. Every random choice is a function of `seed`."""
 
     model: Any
     tokenizer: Any
@@ -157,9 +149,8 @@ def parameters_digest(model: Any, start: str = "") -> str:
 
 
 Portion = tuple[Line, Sequence[tuple[Line, Subject]], Mapping[str, Task], str]
-"""One model's part of a sweep: the run's header, to which study, provenance and text are added; the
-model's variants, such as its rope scalings, each with its dimensions; the tasks by name; and advice
-for the error message when memory runs out, such as smaller batches."""
+"""One model's part of a sweep: the run's header; the model's variants, such as its rope scalings,
+with their dimensions; the tasks by name; and advice for when memory runs out."""
 
 
 def sweep(

@@ -50,11 +50,9 @@ def component(values: Sequence[float]) -> Component:
 
 
 def of_metric(metric: str, items: Sequence[float], centre: float) -> Interval | None:
-    """The interval of a metric by its items: of trials, all 0 or 1, Wilson's, of others Student's.
-
-    That of a perplexity is on the scale of the loss, from at least `FEWEST` items, and that of a
-    share within 0 and 1. Items of a difference are no trials.
-    """
+    """The interval of a metric by its items: of trials (all 0 or 1, of no difference) Wilson's, of
+    others Student's; of a perplexity on the scale of the loss, from at least `FEWEST` items; of a
+    share within 0 and 1."""
     trials = items and all(one in (0, 1) for one in items) and not metric.startswith("added")
     interval = wilson(sum(items), len(items)) if trials else of_numbers(items, centre)
     if interval is None or metric.startswith("added"):

@@ -1,10 +1,9 @@
 """Records in files, to which lines are only appended, so that a stopped measurement resumes.
 
-A file holds, one JSON object a line, `run` headers and under each name `measure` lines, besides the
-payloads that are no single number: `step` (the training curve), `attention` (one map), `curve` (x
-and y), `channel` (an outlier), `note` (a part that could not be measured) and `advice`. Lines of a
-sweep name their "cell", and count once the line of kind `cell` that closes it is there: the latest
-cell of a place counts, under each draw.
+A file holds, one JSON object a line, `run` headers and under each name `measure` lines, besides
+`step` (the training curve), `attention` (one map), `curve` (x and y), `channel` (an outlier),
+`note` (a part that could not be measured) and `advice`. Lines of a sweep name their "cell", and
+count once the line of kind `cell` that closes it is there: the latest of a place and draw.
 """
 
 import json

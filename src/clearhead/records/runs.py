@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 Line = dict[str, Any]
 Key = tuple[str, frozenset[tuple[str, Any]]]
 
-# Dimensions of a measure's line, in the order in which a reader should meet them. One that is
-# absent means "pooled over"; without a step it was measured at the end, without a scheme in full
-# precision. The line's other keys are details, which identify nothing.
+# Dimensions of a measure's line, in the order of tables. One that is absent means "pooled over";
+# without a step it was measured at the end, without a scheme in full precision.
 DIMENSIONS = (
     *("task", "scaling", "factor", "length", "longest", "depth", "needles", "queries", "pairs"),
     *("data", "file", "judge", "version", "shots", "order", "document", "scheme"),
@@ -40,8 +39,8 @@ class Measure:
 
     Attributes:
         value: None where it could not be measured, for the `reason`.
-        details: "reason", "interval" (low, high), "stderr", "items" (a number for each key, window
-            or document), "family" and "bits" of a scheme, "aside" of a number tables leave out.
+        details: "reason", "interval" (low, high), "stderr", "items" (of which it is the mean),
+            "family" and "bits" of a scheme, "aside" of a number that tables leave out.
         draws: the measures of which it is the mean, by the seed of what was drawn.
     """
 
