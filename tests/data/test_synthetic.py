@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from clearhead.data import DataConfig, prepare, synthetic
+from clearhead.data import synthetic
 from clearhead.data.seeded import SeededChoices
 from clearhead.data.synthetic import texts
 from clearhead.errors import ClearheadError
@@ -113,12 +113,3 @@ def test_evaluations_ask_for_what_training_never_has():
 def test_refuses_what_cannot_be_made(spec, message):
     with pytest.raises(ClearheadError, match=message):
         next(texts(spec))
-
-
-def test_a_document_of_the_default_length_fits_a_window_of_128(tmp_path):
-    some = tuple(f"{spec}:documents=400" for spec in SPECS)
-    config = DataConfig(data=some, vocabulary=4096, cache=tmp_path)
-    corpus = prepare(config)
-    for stream in corpus.split("validation"):
-        longest = max(b - a for a, b in zip(stream.starts, stream.starts[1:], strict=False))
-        assert longest <= 128, stream.spec

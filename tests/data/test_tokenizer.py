@@ -98,14 +98,10 @@ def test_sample_is_bounded_spread_and_of_training_text(tmp_path, monkeypatch, co
     taken = list(sample(scans, cutoff))
     assert taken == list(sample(scans, cutoff))
     assert 0.1 * size < sum(map(len, taken)) < 0.3 * size
-    names = [text.split(maxsplit=1)[0] for text in taken]
+    names = {text.split(maxsplit=1)[0] for text in taken}
     for name, half in itertools.product("ab", (range(100), range(100, 200))):
-        assert sum(label in {f"{name}{number}" for number in half} for label in names) >= 8
-    held_out = {
-        document.text.split(maxsplit=1)[0]
-        for source in sources
-        for document in source.documents(Counter())
-        if document.key < cutoff
-    }
+        assert len(names & {f"{name}{number}" for number in half}) >= 8
+    documents = [document for source in sources for document in source.documents(Counter())]
+    held_out = {one.text.split(maxsplit=1)[0] for one in documents if one.key < cutoff}
     assert held_out
-    assert not held_out & set(names)
+    assert not held_out & names
