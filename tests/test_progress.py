@@ -2,10 +2,8 @@
 
 import io
 
-import pytest
-
-from clearhead.measure.sweep import _Planned
-from clearhead.progress import Line, Work, in_words
+from clearhead.measure.sweep import name_of
+from clearhead.progress import Line, Work
 
 
 def test_a_log_has_a_line_for_each_run_and_about_twenty_between():
@@ -56,29 +54,6 @@ def test_work_inside_other_work_leaves_the_total_as_it_is():
 
 def test_a_cell_of_a_sweep_is_named_by_its_task_scaling_place_and_draw():
     at = {"scaling": "yarn", "factor": 4.0, "length": 128}
-    cell = _Planned("passkey", None, {}, at, {"draw": 1}, "key", {}, {})
-    assert str(cell) == "passkey, yarn × 4, length 128, seed 1"
-    assert str(cell._replace(at={"depth": 0.5}, draw={})) == "passkey, depth 0.5"
-
-
-def test_a_terminal_has_one_line_and_names_are_taken_literally(monkeypatch):
-    stream = io.StringIO()
-    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
-    with Line(stream, unit="seed") as work:
-        work.start(2)
-        work.begin("[bold]\x1b[31mllama")
-        work.update(0.5, "loss 0.5")
-        work.say("a line [red]beside")
-    shown = stream.getvalue()
-    assert "\x1b[" in shown
-    assert "\x1b[31m" not in shown
-    assert "seed 1 of 2" in shown
-    assert "a line [red]beside" in shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(4.4, "4 s"), (89, "89 s"), (720, "12 min"), (5399, "90 min"), (12_240, "3.4 h")],
-)
-def test_times_in_words(seconds, words):
-    assert in_words(seconds) == words
+    named = name_of({"task": "passkey", "at": at, "draw": 1})
+    assert named == "passkey, yarn × 4, length 128, seed 1"
+    assert name_of({"task": "passkey", "at": {"depth": 0.5}}) == "passkey, depth 0.5"

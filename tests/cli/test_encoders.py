@@ -225,7 +225,6 @@ def test_refusals_of_finetune(rows, tokenizer, tmp_path, capsys):
         ([model, "--task", "colla"], "did you mean cola"),
         ([model, "--task", "rte", "--train-file", "x"], "or both --train-file and"),
         ([model, *good[:4], "--text-field", "text"], "no field 'text'"),
-        ([model, *good[:4], "--text-field", "revue"], "--text-field review"),
         ([model, *changed(good, "--validation-file", str(odd))], "label 'perhaps' is outside"),
         ([model, *good[:6], "--train.max-length", "65"], "give --train.max-length 64"),
         ([bert, *good, "--train.dropout", "0.2"], "is for clearhead models"),

@@ -78,7 +78,7 @@ def test_requests_that_cannot_be_met(capsys, words, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("to be\n".encode("utf-16"), "this is binary data, not text"),
+        ("to be\n".encode("utf-16"), "byte 0x00 at offset 3 is not UTF-8"),
         ("café\n".encode("latin-1"), "byte 0xe9 at offset 3 is not UTF-8"),
         (b" \n", "holds no text"),
     ],

@@ -25,8 +25,7 @@ from clearhead.data import (
     with_mask_token,
 )
 from clearhead.data.batches import BLOCK, COMPUTED, apportion
-from clearhead.data.corpus import is_order_of
-from clearhead.data.seeded import Feistel, permutation
+from clearhead.data.seeded import feistel, permutation
 from clearhead.errors import ClearheadError
 
 
@@ -140,8 +139,8 @@ def test_document_masks():
         (corpus(30), {"batch_size": 8}, r"3 windows of 10, but .* takes 1 x 8 windows \(80 tok"),
         (corpus(60), {"batch_size": 2, "accumulation": 4}, r"6 windows .* takes 4 x 2 windows"),
         (corpus(0), {}, "holds 0 tokens, 0 windows"),
-        (corpus(99, 5, weights=[1, 1]), {}, "'s1': its .* holds 5 tokens, fewer"),
-        (corpus(99, 99, weights=[1, 1e-5]), {}, "below 1 in 1000"),
+        (corpus(99, 5, weights=[1, 1]), {}, "'s1' would never be read: .* 0 windows of 10"),
+        (corpus(99, 99, weights=[1, 1e-5]), {}, "'s1' would never .* weight 1e-05 is 0 in 1000"),
     ],
 )
 def test_what_cannot_be_batched(streams, options, match):
@@ -166,16 +165,13 @@ def test_evaluation_windows_are_in_order_and_do_not_overlap(text, options, first
     assert found[0].dtype == torch.int64
 
 
-def test_another_seed_draws_windows_from_all_of_the_text():
+def test_another_seed_draws_windows_from_all_of_the_text_and_none_is_an_error_at_the_call():
     drawn = [int(w[0]) for w in windows(corpus(1000), length=10, count=5, seed=1)]
     assert drawn == sorted(drawn) != [0, 10, 20, 30, 40]
     assert len(set(drawn)) == 5
-
-
-@pytest.mark.parametrize(("at", "place"), [("anywhere", "source"), ("documents", "document")])
-def test_no_evaluation_window_is_an_error_at_the_call(at, place):
-    with pytest.raises(ClearheadError, match=f"holds 14 tokens, in no {place} enough for one"):
-        windows(corpus(9, 5), length=10, at=at)
+    for at, place in (("anywhere", "source"), ("documents", "document")):
+        with pytest.raises(ClearheadError, match=f"holds 14 tokens, in no {place} enough for one"):
+            windows(corpus(9, 5), length=10, at=at)
 
 
 def test_settings_are_chosen_on_training_text_that_their_runs_do_not_read():
@@ -190,11 +186,9 @@ def test_settings_are_chosen_on_training_text_that_their_runs_do_not_read():
     (train,), (rest,) = tuned.split("train"), tuned.split("validation")
     assert (train.starts.tolist(), rest.starts.tolist()) == ([0, 30], [0])
     assert tuned.fingerprint != whole.fingerprint
-    assert is_order_of(tuned.fingerprint, whole.fingerprint)
-    assert not is_order_of(tuned.for_tuning().fingerprint, whole.fingerprint)
 
 
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2000), st.lists(st.floats(0.01, 1e6), min_size=1, max_size=8))
 def test_apportion(seats, weights):
     shares = apportion(seats, weights)
@@ -206,19 +200,20 @@ def test_apportion(seats, weights):
 @given(st.integers(1, 1100), st.text(max_size=5))
 @settings(max_examples=25, deadline=None)
 def test_a_computed_order_is_a_permutation(size, label):
-    order = Feistel(label, size)
-    assert sorted(order[place] for place in range(size)) == list(range(size))
+    assert sorted(feistel(label, size, n) for n in range(size)) == list(range(size))
 
 
 def test_orders_are_the_same_for_ever_and_mix():
     """Not the numbers matter, but that an upgrade of Python, NumPy or ourselves keeps them."""
     assert permutation("seed 0, epoch 0 of pool 0", 8).tolist() == [7, 1, 0, 3, 5, 4, 6, 2]
-    first = [Feistel("seed 0", 10**9)[place] for place in range(3)]
+    first = [feistel("seed 0", 10**9, place) for place in range(3)]
     assert first == [631170123, 56934021, 860544414]
-    order = np.array([Feistel("seed 1", COMPUTED)[place] for place in range(4000)])
+    order, other = (
+        np.array([feistel(f"seed {seed}", COMPUTED, place) for place in range(4000)])
+        for seed in (1, 2)
+    )
     assert abs(order.mean() / COMPUTED - 0.5) < 0.02
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.06
-    other = np.array([Feistel("seed 2", COMPUTED)[place] for place in range(4000)])
     assert (order == other).sum() < 5
 
 
@@ -228,7 +223,7 @@ def test_a_run_of_before_keeps_the_order_that_was_written_out():
     new, old = Batches(text, **options), Batches(text, **options, began=text.fingerprint)
     label = "seed 3, epoch 0 of pool 0"
     assert firsts(old, 24) == permutation(label, COMPUTED)[:24].tolist()
-    assert firsts(new, 24) == [Feistel(label, COMPUTED)[place] for place in range(24)]
+    assert firsts(new, 24) == [feistel(label, COMPUTED, place) for place in range(24)]
     assert old.fingerprint == text.fingerprint != new.fingerprint
     hidden = f"{text.fingerprint}, 0.25 hidden"
     assert firsts(Batches(text, **options, began=hidden), 24) == firsts(old, 24)
@@ -275,59 +270,31 @@ def _digest(batches):
     return found.hexdigest()[:16]
 
 
-# The corpus's fingerprint, then batches of seeds 0 and 7 without and with document masks, those of
-# tuning, and masked ones.
-FROZEN = {
-    "folder": (
-        "8e5da34cf5af36be e8fe052c8997e3d2 99d045b64ecc4ed7 f8d5c2ea6aa7f4a6 "
-        "19c09ff9a187fcb2 829eb02ee2620590 748c1a0a75f3d508"
-    ),
-    "folder book rows made": (
-        "46886d7846e83e5f 310d96ab18b23d88 9b78789328cee6a2 5a5cacb48909da7a "
-        "b11b0b030e2b1cf3 d1b6fb1634515d50 2ed2c99a2aa0cb15"
-    ),
-    "folder@0.5 packed@0.2 made": (
-        "25d02f09e367c59a 79707a74a92ac690 638164d7fb1a0857 8ee2ae529f67ba27 "
-        "172aa25ca795b1d6 5b08fec78e842dba 3594122b7a41016f"
-    ),
-    "rows": (
-        "9e270ee1bcb38040 c618d7478d3383ef ebd632dd8a773217 e8e7675e874f60ac "
-        "d2b6ce111d4dc7a4 067e426c548bcbdd d79e538343776eeb"
-    ),
-    "book folder": (
-        "ed54708c309874bc 486dae939ad0635a a88f3a3cd4ed5f80 7de01dd4058d1b8e "
-        "b84c1cc1ff5cbd74 432ddb2ffcbef484 036fd17e665a20c8"
-    ),
-}
-
-
 @pytest.mark.parametrize(
-    ("words", "options"),
+    ("words", "options", "frozen"),
     [
-        ("folder", {}),
-        ("folder book rows made", {}),
-        ("folder@0.5 packed@0.2 made", {}),
-        ("rows", {"text_field": "body"}),
-        ("book folder", {"limit": 9000}),
+        ("folder", {}, "53c92f3ac21a133f"),
+        ("folder book rows made", {}, "651bf6decda7ccb1"),
+        ("folder@0.5 packed@0.2 made", {}, "ece84d44a0627dcc"),
+        ("rows", {"text_field": "body"}, "3961543722d4b395"),
+        ("book folder", {"limit": 9000}, "0bef96fe3ca1ea7b"),
     ],
-    ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_batches_are_those_of_before(words, options, sources, configure, monkeypatch):
+def test_batches_are_those_of_before(words, options, frozen, sources, configure, monkeypatch):
+    """The corpus's fingerprint, then batches of seeds 0 and 7 without and with document masks,
+    those of tuning, and masked ones."""
     monkeypatch.setattr(tokenizer, "identity", lambda _, vocabulary: f"BPE {vocabulary}")
     monkeypatch.chdir(sources["folder"].parent)
     names = [one.partition("@") for one in words.split()]
     data = [f"{sources[name]}{at}{weight}" for name, at, weight in names]
     corpus = prepare(configure(*data, vocabulary=300, **options))
-    shape = {"sequence_length": 33, "batch_size": 4}
-    found = [corpus.fingerprint[:16]]
-    for seed in (0, 7):
-        found += [
-            _digest(Batches(corpus, seed=seed, document_masks=masks, **shape))
-            for masks in (False, True)
-        ]
-    found.append(_digest(Batches(corpus.for_tuning(), seed=0, **shape)))
-    masked = with_mask_token(corpus)
-    found.append(
-        _digest(MaskedBatches(Batches(masked, seed=1, **shape), Masking(masked.tokenizer)))
-    )
-    assert " ".join(found) == FROZEN[words]
+    masked, shape = with_mask_token(corpus), {"sequence_length": 33, "batch_size": 4}
+    made = [
+        Batches(corpus, seed=seed, document_masks=masks, **shape)
+        for seed in (0, 7)
+        for masks in (False, True)
+    ]
+    made.append(Batches(corpus.for_tuning(), seed=0, **shape))
+    made.append(MaskedBatches(Batches(masked, seed=1, **shape), Masking(masked.tokenizer)))
+    found = " ".join([corpus.fingerprint[:16], *map(_digest, made)])
+    assert hashlib.sha256(found.encode()).hexdigest()[:16] == frozen

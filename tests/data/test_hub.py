@@ -72,8 +72,8 @@ def test_it_is_streamed_at_one_revision_up_to_the_limit_and_no_text_is_kept(
     assert hub.asked == [("revision of", "org/name"), *passes]
     assert hub.given == 2 * corpus.describe()["documents"] < 100
     assert corpus.describe()["sources"][0]["revision"] == "a1b2"
-    kept = [path for path in config.cache.rglob("*") if path.is_file()]
-    assert not [path for path in kept if b"000001 " in path.read_bytes()]
+    kept = (path.read_bytes() for path in config.cache.rglob("*") if path.is_file())
+    assert not any(b"000001 " in content for content in kept)
     hub.revision = "c3d4"
     prepare(configure("hf:org/name:small#test", **options | {"limit": 1000}))
     assert hub.asked[3:] == passes

@@ -5,9 +5,8 @@ import re
 
 import pytest
 
-from clearhead.data import Batches, DataConfig, prepare, retrieval, synthetic
+from clearhead.data import synthetic
 from clearhead.data.seeded import SeededChoices
-from clearhead.data.sources import find
 from clearhead.data.synthetic import texts
 from clearhead.errors import ClearheadError
 
@@ -36,7 +35,7 @@ def test_a_passkey_is_stated_and_answered(landmark):
         (key,) = set(re.findall(r"\d+", context))
         assert answer.endswith(f"is {key}.")
         assert len(key) == 5
-        assert not retrieval.held_out(key)
+        assert not synthetic.held_out(key)
 
 
 def test_needles_are_stated_once_and_answered():
@@ -88,11 +87,11 @@ def test_evaluations_ask_for_what_training_never_has():
     for evaluation in (False, True):
         draws = SeededChoices(f"{evaluation}")
         for _ in range(200):
-            sentence = retrieval.sentence(draws, evaluation=evaluation)
-            number = retrieval.number(draws, 5, evaluation=evaluation)
-            pair = retrieval.pairs(draws, 1, evaluation=evaluation)[0]
+            sentence = synthetic.sentence(draws, evaluation=evaluation)
+            number = synthetic.number(draws, 5, evaluation=evaluation)
+            pair = synthetic.keyed(draws, 1, evaluation=evaluation)[0]
             for text in (sentence, number, " ".join(pair)):
-                assert retrieval.held_out(text) == evaluation
+                assert synthetic.held_out(text) == evaluation
 
 
 @pytest.mark.parametrize(
@@ -105,7 +104,6 @@ def test_evaluations_ask_for_what_training_never_has():
         ("synthetic:passkey:characters=100", "characters more than the 100 allowed"),
         ("synthetic:needle:needles=65", "from 1 to 64"),
         ("synthetic:recall:pairs=99", "pairs is 99"),
-        ("synthetic:recall:documents=1", "at least 2"),
         *(
             (f"synthetic:backcopy:{options}", "fewer triggers and followers than words")
             for options in ("words=1", "words=500", "triggers=64", "followers=0")
@@ -115,29 +113,3 @@ def test_evaluations_ask_for_what_training_never_has():
 def test_refuses_what_cannot_be_made(spec, message):
     with pytest.raises(ClearheadError, match=message):
         next(texts(spec))
-
-
-def test_mixes_with_text_at_a_weight(tmp_path):
-    path = tmp_path / "book.txt"
-    path.write_text("\n".join(f"A line of a book, number {n}." for n in range(4000)))
-    config = DataConfig(
-        data=(str(path), "synthetic:passkey:documents=200@0.25"),
-        vocabulary=400,
-        cache=tmp_path / "cache",
-    )
-    assert [source.weight for source in find(config, print)] == [0.75, 0.25]
-    corpus = prepare(config)
-    batches = Batches(corpus, sequence_length=64, batch_size=100, seed=0, document_masks=True)
-    text = [corpus.tokenizer.decode(row) for row in batches.batch(0)["input_ids"]]
-    made = sum("A line of a book" not in row for row in text)
-    assert made == pytest.approx(25, abs=8)
-    assert prepare(config).fingerprint == corpus.fingerprint
-
-
-def test_a_document_of_the_default_length_fits_a_window_of_128(tmp_path):
-    some = tuple(f"{spec}:documents=400" for spec in SPECS)
-    config = DataConfig(data=some, vocabulary=4096, cache=tmp_path)
-    corpus = prepare(config)
-    for stream in corpus.split("validation"):
-        longest = max(b - a for a, b in zip(stream.starts, stream.starts[1:], strict=False))
-        assert longest <= 128, stream.spec

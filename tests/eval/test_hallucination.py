@@ -64,7 +64,7 @@ def test_texts_and_measures_are_what_is_found_by_hand(subject, task):
         ({"files": ("none.jsonl",)}, "no such file"),
         ({"summary_tokens": 190}, r"takes \d+ tokens without it, its summary 190; give longer"),
         ({"text_field": "story"}, "no field 'story', it has .*--hallucination.text-field"),
-        ({"label_field": "shorts"}, "--hallucination.label-field short"),
+        ({"label_field": "shorts"}, "name the one meant with --hallucination.label-field"),
         ({"judge": JudgeConfig(endpoint="http://127.0.0.1:1/v1")}, "a judge needs a judge.model"),
     ],
 )

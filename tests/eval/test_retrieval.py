@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from clearhead import ClearheadError
 from clearhead.data import synthetic
-from clearhead.data.retrieval import held_out
 from clearhead.data.seeded import SeededChoices
+from clearhead.data.synthetic import held_out
 from clearhead.eval.retrieval import (
     AllocationTask,
     NeedlesTask,

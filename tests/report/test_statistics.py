@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 import scipy.stats
 
-from clearhead.records.intervals import Component, component, of_items
+from clearhead.records.intervals import Component, component, of_numbers
 from clearhead.report.statistics import (
     Difference,
     Verdict,
@@ -72,7 +72,7 @@ def test_seeds_that_all_agree_tell_no_spread_and_decide_nothing(values):
         assert found.mean == pytest.approx(values[0] - baseline[0])
     summary = summarize(values)
     assert (summary.deviation, summary.interval) == (0, None)
-    assert of_items([0.3, 0.3, 0.3]) is None  # as no items that all agree do
+    assert of_numbers([0.3, 0.3, 0.3]) is None  # as no items that all agree do
     one_varies = compare(values, [2.0, 2.1, 2.2])
     assert one_varies.verdict is Verdict.LOWER
 

@@ -151,9 +151,9 @@ def test_a_folder_with_a_run_needs_resume_and_resume_needs_a_run(tiny, stopped, 
     with pytest.raises(ClearheadError, match="holds no run to resume"):
         again(tiny, tmp_path / "nothing")
     (tmp_path / "file").touch()
-    with pytest.raises(ClearheadError, match=r"cannot lock .*run: a file is where a folder has"):
+    with pytest.raises(ClearheadError, match=r"cannot write .*run \(.*: choose another"):
         again(tiny, tmp_path / "file" / "run", resume=False)
-    with pytest.raises(ClearheadError, match=r"cannot lock .*file: a file is where a folder has"):
+    with pytest.raises(ClearheadError, match=r"cannot write .*file \(.*: choose another"):
         again(tiny, tmp_path / "file", resume=False)
 
 

@@ -1,25 +1,20 @@
 """Text to batches in four steps, each a plain function of the one before.
 
 **Documents.** A source (`python-stdlib`, a file, a folder, `hf:name` …) is a list of documents in
-a fixed order: files by name, rows as they stand. A text file that is named by itself is cut at line
-ends into pieces of 1 to 64 KiB (a 256th of the file), and each piece counts as a document.
+a fixed order. A text file that is named by itself is cut at line ends, into 1 to 64 KiB each.
 
 **Split.** A document is held out when the first 64 bits of the SHA-256 of its text are below the
-validation share of their range. So equal documents, in one source or in two, are on the same side,
-no training document is in validation, and adding text moves nothing. Where a small corpus leaves a
-side empty, the limit moves just far enough to give it one document.
+validation share of their range, so adding text moves nothing. Each side gets one at least.
 
-**Tokens.** A byte-level BPE is trained on about 16 MiB of training documents, taken evenly
-from everywhere, or an existing tokenizer is used. A document is BEGIN + its tokens + END (a
-tokenizer without a begin token: tokens + END); text that merely spells a special token does not
-yield it. The documents of each source and split lie end to end in one memory-mapped file, which is
-reused for as long as the text, the tokenizer and the split are the same.
+**Tokens.** A byte-level BPE is trained on about 16 MiB of training documents, or an existing
+tokenizer is used. A document is BEGIN (if there is one) + its tokens + END; text never yields a
+special token. The documents of each source and split lie end to end in one memory-mapped file,
+reused for as long as text, tokenizer and split are the same.
 
 **Batches.** Windows of T tokens are cut from that stream, across the ends of documents, each
 overlapping the one before by a token. Every epoch visits all windows once, in a permutation that
-depends on the seed and the epoch only; weighted sources alternate in exact shares. With document
-masks a batch says which document a token is of, and positions start again with each.
-`MaskedBatches` hides tokens of the same windows, as a function of the seed and the batch's number.
+depends on the seed and the epoch only; weighted sources alternate in exact shares. Document masks
+say which document a token is of. `MaskedBatches` hides tokens of the same windows.
 """
 
 from typing import TYPE_CHECKING
@@ -27,22 +22,22 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
+    from clearhead.data.batches import MASK as MASK
     from clearhead.data.batches import Batches as Batches
+    from clearhead.data.batches import MaskedBatches as MaskedBatches
+    from clearhead.data.batches import Masking as Masking
     from clearhead.data.batches import windows as windows
+    from clearhead.data.batches import with_mask_token as with_mask_token
+    from clearhead.data.config import BANKING as BANKING
+    from clearhead.data.config import GLUE as GLUE
+    from clearhead.data.config import TASKS as TASKS
     from clearhead.data.config import DataConfig as DataConfig
+    from clearhead.data.config import Task as Task
     from clearhead.data.corpus import Corpus as Corpus
     from clearhead.data.corpus import TokenStream as TokenStream
+    from clearhead.data.corpus import prepare as prepare
     from clearhead.data.labelled import Labelled as Labelled
     from clearhead.data.labelled import LabelledBatches as LabelledBatches
-    from clearhead.data.masking import MASK as MASK
-    from clearhead.data.masking import MaskedBatches as MaskedBatches
-    from clearhead.data.masking import Masking as Masking
-    from clearhead.data.masking import with_mask_token as with_mask_token
-    from clearhead.data.preparation import prepare as prepare
-    from clearhead.data.tasks import BANKING as BANKING
-    from clearhead.data.tasks import GLUE as GLUE
-    from clearhead.data.tasks import TASKS as TASKS
-    from clearhead.data.tasks import Task as Task
     from clearhead.data.tokenizer import BEGIN as BEGIN
     from clearhead.data.tokenizer import END as END
     from clearhead.data.tokenizer import PAD as PAD

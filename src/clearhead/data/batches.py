@@ -1,10 +1,8 @@
-"""Windows of tokens in an order that is a pure function of (seed, step).
+"""Windows of tokens, and masks of them, that are pure functions of (seed, step)."""
 
-Any step's batch can be computed at any time, in any process, at the cost of that batch (and, on
-entering an epoch of a small pool, of its permutation); resuming a run needs only the step number.
-"""
-
+import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -12,49 +10,42 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from clearhead.data.config import SHARE
 from clearhead.data.corpus import Corpus
-from clearhead.data.seeded import Feistel, permutation
+from clearhead.data.seeded import feistel, permutation, raw_numbers
+from clearhead.data.tokenizer import vocabulary_size
 from clearhead.errors import ClearheadError
 from clearhead.records.identity import digest_of
 
 BLOCK = 1000  # sequences over which the weights of sources are met exactly
 IGNORED = -100  # a label that counts for nothing, as in Hugging Face models
-# A pool of so many windows has its order computed where it is read. Up to 2026-11 every order was
-# written out, as those of smaller pools still are.
-COMPUTED = 1 << 20
+COMPUTED = 1 << 20  # windows of a pool whose order is computed where it is read, not written out
+MASK = "<|mask|>"
+"""The token that stands for a hidden one."""
+_SHOWN_AS_MASK, _SHOWN_AS_ANOTHER = 0.8, 0.1  # BERT's rule; the rest is shown as it is
 _KEPT = 4  # permutations held at once; a batch needs two a pool where two epochs meet
 
 
 class Batches:
-    """Random-access batches of packed windows.
+    """Random-access batches of packed windows of the training text.
 
     Window i of a stream covers tokens [i(T-1), i(T-1) + T): a window of T tokens gives T-1 targets,
     so with one token of overlap every token but a stream's first is a target once an epoch. What is
     left at the end of a stream, less than a window, is not used.
 
     Without weights the windows of all sources are one pool, visited in a fresh seeded permutation
-    every epoch. With weights each source is a pool of its own, with its own epochs, and any
-    1000 sequences from a multiple of 1000 on hold each source's exact share (the largest remainders
-    round up), in a seeded order.
-
-    Attributes:
-        fingerprint: hash of the corpus, and the order of its windows; a run resumes only on
-            batches with its own.
+    every epoch. With weights each source is a pool with its own epochs, and any 1000 sequences from
+    a multiple of 1000 on hold each source's exact share (the largest remainders round up).
 
     Args:
-        corpus: from `prepare`; its training text.
+        corpus: from `prepare`.
         sequence_length: T, tokens a window, at least 2.
         batch_size: B, windows a batch.
         seed: of the order, any integer.
         accumulation: batches in a step, so that no step reads a window twice.
         document_masks: whether batches mark documents (see `batch`).
         begin: token that replaces every window's first, itself a target of the window before.
-        began: recorded fingerprint of the run to resume; one written by an earlier version selects
-            that version's order, held in memory.
-
-    Raises:
-        ClearheadError: fewer windows than one step takes, a weighted source without a window or
-            with a weight below 1 in 1000, or a length or size that is too small.
+        began: recorded `fingerprint` (of corpus and order) of the run to resume.
     """
 
     def __init__(
@@ -76,8 +67,8 @@ class Batches:
         self.begin = begin
         self._streams = corpus.streams["train"]
         lengths = list(map(len, self._streams))
-        self._windows = [max(length - 1, 0) // (sequence_length - 1) for length in lengths]
-        total, tokens = sum(self._windows), sum(lengths)
+        counts = [max(length - 1, 0) // (sequence_length - 1) for length in lengths]
+        total, tokens = sum(counts), sum(lengths)
         if total < accumulation * batch_size:
             raise ClearheadError(
                 f"the train split holds {tokens:,} tokens, {total} windows of {sequence_length}, "
@@ -85,7 +76,18 @@ class Batches:
                 f"({accumulation * batch_size * sequence_length:,} tokens): give more data, or a "
                 "smaller accumulation, batch_size or sequence_length"
             )
-        self._pools, self._quotas = self._make_pools()
+        # Of each pool the cumulative windows of its streams, and its sequences in a block.
+        self._pools, self._quotas = [np.cumsum(counts)], [BLOCK]
+        if weights := [one.weight for one in self._streams if one.weight is not None]:
+            self._pools = [np.array([count]) for count in counts]
+            self._quotas = apportion(BLOCK, weights)
+            for stream, count, quota in zip(self._streams, counts, self._quotas, strict=True):
+                if not (count and quota):
+                    raise ClearheadError(
+                        f"data {stream.spec!r} would never be read: its train split holds "
+                        f"{count} windows of {sequence_length}, and its weight {stream.weight} is "
+                        f"{quota} in {BLOCK} of all: give more text, more weight, or none of it"
+                    )
         largest = max(int(ends[-1]) for ends in self._pools)
         before = (began or "").partition(",")[0] == corpus.fingerprint
         self._computes = largest >= COMPUTED and not before
@@ -117,62 +119,31 @@ class Batches:
         opens_BT = np.stack([self._streams[one].openings(start, length) for one, start in places])
         return {"input_ids": input_ids, **document_inputs(input_ids, torch.from_numpy(opens_BT))}
 
-    def _make_pools(self) -> tuple[list[np.ndarray], list[int]]:
-        """For each pool the cumulative number of windows of its streams, and its number of
-        sequences in a block."""
-        weights = [stream.weight for stream in self._streams if stream.weight is not None]
-        if not weights:
-            return [np.cumsum(self._windows)], [BLOCK]
-        quotas = apportion(BLOCK, weights)
-        for stream, windows, quota in zip(self._streams, self._windows, quotas, strict=True):
-            if not windows:
-                raise ClearheadError(
-                    f"data {stream.spec!r}: its train split holds {len(stream)} tokens, fewer "
-                    f"than one window of {self.sequence_length}: give more, or no weight"
-                )
-            if not quota:
-                raise ClearheadError(
-                    f"data {stream.spec!r} has weight {stream.weight} of {sum(weights)} in all: "
-                    f"below 1 in {BLOCK}, so it would never be read; raise it or leave it out"
-                )
-        return [np.array([windows]) for windows in self._windows], quotas
-
     def _place(self, number: int) -> tuple[int, int]:
         """Stream and first token of the `number`-th sequence of the run."""
-        pool, visit = self._turn(number)
+        pool, visit = 0, number  # which pool, and how many sequences came from it before
+        if len(self._pools) > 1:
+            block, offset = divmod(number, BLOCK)
+            order = self._permutation(f"block {block}", BLOCK)[: offset + 1]
+            # Below the first quota an entry stands for the first pool, from there on the second …
+            *before, pool = np.searchsorted(np.cumsum(self._quotas), order, side="right").tolist()
+            visit = block * self._quotas[pool] + before.count(pool)
         ends = self._pools[pool]
         size = int(ends[-1])
         epoch, turn = divmod(visit, size)
         purpose = f"epoch {epoch} of pool {pool}"
         if self._computes and size >= COMPUTED:
-            window = Feistel(f"seed {self.seed}, {purpose}", size)[turn]
+            window = feistel(f"seed {self.seed}, {purpose}", size, turn)
         else:
             window = int(self._permutation(purpose, size)[turn])
         stream = int(np.searchsorted(ends, window, side="right"))
         window -= int(ends[stream - 1]) if stream else 0
         return pool + stream, window * (self.sequence_length - 1)
 
-    def _turn(self, number: int) -> tuple[int, int]:
-        """The pool of the `number`-th sequence, and how many came from that pool before it."""
-        if len(self._pools) == 1:
-            return 0, number
-        block, offset = divmod(number, BLOCK)
-        order = self._permutation(f"block {block}", BLOCK)[: offset + 1]
-        # Below the first quota an entry stands for the first pool, from there on for the second …
-        *before, pool = np.searchsorted(np.cumsum(self._quotas), order, side="right").tolist()
-        return pool, block * self._quotas[pool] + before.count(pool)
-
 
 def document_inputs(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Model arguments under which a token sees only its own document.
-
-    Args:
-        ids_BT: the windows, int64.
-        opens_BT: where documents begin, bool.
-
-    Returns:
-        "labels", "position_ids" and "document_ids", int64 [B, T], as `Batches.batch` has them.
-    """
+    """Labels, positions and documents as `Batches.batch` has them, of int64 windows, where
+    documents begin at `opens_BT`, bool."""
     index_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
     began_BT = torch.where(opens_BT, index_T, 0).cummax(dim=1).values
     return {
@@ -183,11 +154,8 @@ def document_inputs(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, t
 
 
 def document_starts(ids_BT: torch.Tensor, tokenizer: Any) -> torch.Tensor:
-    """Where documents begin in windows, bool [B, T]: after an end token, or at a begin token if the
-    tokenizer has one; both may be the same token, as in GPT-2.
-
-    A window's first token is not marked, since no token precedes it.
-    """
+    """True where documents begin in windows, bool [B, T], but not at a window's first token: after
+    an end token, and if the tokenizer has a begin token (maybe the same, as in GPT-2), at it."""
     opens_BT = F.pad(ids_BT[:, :-1] == tokenizer.eos_token_id, (1, 0))
     if tokenizer.bos_token_id is not None:
         opens_BT &= ids_BT == tokenizer.bos_token_id
@@ -205,13 +173,9 @@ def windows(
 ) -> Iterator[torch.Tensor]:
     """Yield windows for evaluation, int64 [length]: text in order, without overlap.
 
-    Each stream is cut from its first token on, or with `at="documents"` is each document's
-    beginning, of those as long as a window; weights play no part. `count` windows are shared among
-    the sources by how many each holds, and are the first of each, or under another `seed` than 0
-    drawn from all of it; where there are fewer, all come.
-
-    Raises:
-        ClearheadError: at the call, where the split holds no window of this length.
+    Each stream is cut from its first token on, or with `at="documents"` is the beginning of each
+    document that has as many; weights play no part. `count` windows are shared among the sources by
+    how many each holds: the first of each, or under a `seed` drawn from all. None is an error.
     """
     streams = corpus.split(split)
     places: list[Any] = [range(0, len(one) - length + 1, length) for one in streams]
@@ -227,16 +191,15 @@ def windows(
     if count is not None and count < sum(available):
         available = apportion(count, available)
 
-    def chosen(starts: Any, number: int) -> Any:
-        if not seed:
-            return starts[:number]
-        return np.asarray(starts)[np.sort(permutation(f"windows {seed}", len(starts))[:number])]
+    def cut() -> Iterator[torch.Tensor]:
+        for stream, starts, number in zip(streams, places, available, strict=True):
+            if seed:
+                drawn = permutation(f"windows {seed}", len(starts))[:number]
+                starts = np.asarray(starts)[np.sort(drawn)]
+            for start in starts[:number]:
+                yield torch.from_numpy(stream.window(start, length))
 
-    return (
-        torch.from_numpy(stream.window(start, length))
-        for stream, starts, number in zip(streams, places, available, strict=True)
-        for start in chosen(starts, number)
-    )
+    return cut()
 
 
 def apportion(seats: int, weights: Sequence[float]) -> list[int]:
@@ -247,3 +210,73 @@ def apportion(seats: int, weights: Sequence[float]) -> list[int]:
     for i in by_remainder[: seats - sum(shares)]:
         shares[i] += 1
     return shares
+
+
+def with_mask_token(corpus: Corpus) -> Corpus:
+    """The corpus with a tokenizer that has a mask token: its own, or `MASK`, which no text is."""
+    if corpus.tokenizer.mask_token_id is not None:
+        return corpus
+    tokenizer = copy.deepcopy(corpus.tokenizer)
+    tokenizer.add_special_tokens({"mask_token": MASK})
+    size = max(corpus.vocabulary_size, vocabulary_size(tokenizer))
+    return replace(corpus, tokenizer=tokenizer, vocabulary_size=size)
+
+
+class Masking:
+    """Hides a share of each row's ordinary tokens; special ones are never hidden.
+
+    Of the hidden tokens 80 % are shown as the mask token, 10 % as a random ordinary token and 10 %
+    as they are (arXiv 1810.04805, section 3.1). The number hidden in a row is the `share`, between
+    0 and 1, of its ordinary tokens rounded, and at least one.
+    """
+
+    def __init__(self, tokenizer: Any, share: float = SHARE) -> None:
+        if tokenizer.mask_token_id is None:
+            raise ClearheadError(
+                "this tokenizer has no mask token: clearhead.data.with_mask_token adds one"
+            )
+        self.share = share
+        self.mask_id: int = tokenizer.mask_token_id
+        self._special = np.array(sorted(tokenizer.all_special_ids))
+        known = np.array(sorted(tokenizer.get_vocab().values()))
+        self._ordinary = np.setdiff1d(known, self._special)
+
+    def __call__(self, ids_BT: np.ndarray, label: str) -> tuple[np.ndarray, np.ndarray]:
+        """Masked inputs, and the labels, −100 but where a token is hidden: int64 [B, T] both, and
+        functions of `label`."""
+        raw = raw_numbers(label, 3 * ids_BT.size).reshape(3, *ids_BT.shape)
+        ordinary_BT = ~np.isin(ids_BT, self._special)
+        # Ranks of random numbers; those of special tokens come last.
+        order_BT = np.where(ordinary_BT, raw[0] >> 1, np.iinfo(np.uint64).max)
+        rank_BT = order_BT.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
+        found_B = ordinary_BT.sum(axis=1)
+        count_B = np.minimum(np.maximum(np.rint(self.share * found_B), 1), found_B)
+        hidden_BT = rank_BT < count_B[:, None]
+        fate_BT = raw[1] / 2.0**64
+        shown_BT = np.where(hidden_BT & (fate_BT < _SHOWN_AS_MASK), self.mask_id, ids_BT)
+        other_BT = self._ordinary[raw[2] % len(self._ordinary)]
+        swapped_BT = (fate_BT >= _SHOWN_AS_MASK) & (fate_BT < _SHOWN_AS_MASK + _SHOWN_AS_ANOTHER)
+        shown_BT = np.where(hidden_BT & swapped_BT, other_BT, shown_BT)
+        return shown_BT, np.where(hidden_BT, ids_BT, IGNORED)
+
+
+class MaskedBatches:
+    """`Batches` with hidden tokens: other ones at every visit of a window, the same in every run.
+
+    Labels are at the hidden tokens' own positions, not shifted: the `objective` is "mlm".
+    """
+
+    objective = "mlm"
+
+    def __init__(self, batches: Batches, masking: Masking) -> None:
+        self.batches = batches
+        self.masking = masking
+        self.begin = batches.begin
+        self.fingerprint = f"{batches.fingerprint}, {masking.share} hidden"
+
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
+        """As `Batches.batch`; "input_ids" as shown, "labels" only at the hidden places."""
+        batch = self.batches.batch(step)
+        label = f"seed {self.batches.seed}, masks of batch {step}"
+        shown, labels = self.masking(batch["input_ids"].numpy(), label)
+        return {**batch, "input_ids": torch.from_numpy(shown), "labels": torch.from_numpy(labels)}

@@ -1,4 +1,4 @@
-"""Training text, and its conversion to tokens."""
+"""Settings: training text and its conversion to tokens; classification tasks, GLUE and others."""
 
 import os
 from dataclasses import dataclass
@@ -31,9 +31,6 @@ class DataConfig:
         validation: share of the documents held out, chosen by a hash of their text.
         limit: bytes of text (as UTF-8) after which a source stops; None takes it whole.
         cache: folder of the tokens; None is $CLEARHEAD_CACHE, or else ~/.cache/clearhead.
-
-    Raises:
-        ClearheadError: at construction, where a value cannot work.
     """
 
     data: tuple[Source, ...] = ("python-stdlib",)
@@ -64,3 +61,73 @@ class DataConfig:
         if self.cache is not None:
             return Path(self.cache)
         return Path(os.environ.get("CLEARHEAD_CACHE") or "~/.cache/clearhead").expanduser()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Fields of a row, and the metric for its answers.
+
+    `text`, `pair` (a second text, if any) and `label` are fields; `classes` are names in the order
+    of their indices, or empty for those of the training rows; under `regression` labels are
+    numbers. `metrics` are names of `clearhead.eval.METRICS`, the first the task's own. `train` and
+    `validation` (with its split's name in records) are `hf:` names, used where no file is given.
+    """
+
+    name: str
+    text: str = "text"
+    pair: str | None = None
+    label: str = "label"
+    classes: tuple[str, ...] = ()
+    regression: bool = False
+    metrics: tuple[str, ...] = ("accuracy",)
+    train: str | None = None
+    validation: tuple[tuple[str, str], ...] = ()
+
+
+def _glue(name: str, fields: str, classes: str, *metrics: str) -> Task:
+    text, *pair = fields.split()
+    data, splits = f"hf:nyu-mll/glue:{name}", ["validation"]
+    if name == "mnli":
+        splits = ["validation_matched", "validation_mismatched"]
+    return Task(
+        name=name,
+        text=text,
+        pair=pair[0] if pair else None,
+        classes=tuple(classes.split()),
+        regression=not classes,
+        metrics=metrics,
+        train=f"{data}#train",
+        validation=tuple((split, f"{data}#{split}") for split in splits),
+    )
+
+
+_SENTENCES, _QUESTIONS = "sentence1 sentence2", "question1 question2"
+_ENTAILMENT = "entailment not_entailment"
+
+GLUE = {
+    task.name: task
+    for task in (
+        _glue("cola", "sentence", "unacceptable acceptable", "mcc", "accuracy"),
+        _glue("sst2", "sentence", "negative positive", "accuracy"),
+        _glue("mrpc", _SENTENCES, "not_equivalent equivalent", "f1", "accuracy"),
+        _glue("stsb", _SENTENCES, "", "pearson"),
+        _glue("qqp", _QUESTIONS, "not_duplicate duplicate", "f1", "accuracy"),
+        _glue("mnli", "premise hypothesis", "entailment neutral contradiction", "accuracy"),
+        _glue("qnli", "question sentence", _ENTAILMENT, "accuracy"),
+        _glue("rte", _SENTENCES, _ENTAILMENT, "accuracy"),
+        _glue("wnli", _SENTENCES, "not_entailment entailment", "accuracy"),
+    )
+}
+"""The tasks of GLUE by name, with metrics and classes as in its data sets (arXiv 1804.07461).
+
+The first metric of a task is the one that the crammed BERT and SAS report."""
+
+BANKING = "hf:legacy-datasets/banking77"
+"""Banking-77: 77 intents, 10,003 training and 3,080 test questions (arXiv 2003.04807, CC BY 4.0),
+the hub's conversion of PolyAI/banking77, a loading script that `datasets` refuses."""
+TASKS = GLUE | {
+    "banking77": Task(
+        name="banking77", train=f"{BANKING}#train", validation=(("test", f"{BANKING}#test"),)
+    )
+}
+"""The tasks that `clearhead finetune --task` knows."""

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from clearhead.data import hub
-from clearhead.data.readers import JSON_LINES, ending, json_rows, text_of, value_of
+from clearhead.data import readers
+from clearhead.data.config import Task
 from clearhead.data.seeded import permutation
-from clearhead.data.tasks import Task
 from clearhead.data.tokenizer import Encoder
 from clearhead.errors import ClearheadError
 from clearhead.records.identity import digest_of
@@ -30,13 +29,8 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """Encoded texts with their labels.
-
-    Attributes:
-        inputs: of each text "input_ids", and "token_type_ids" where the tokenizer makes them.
-        labels: class numbers from 0, or floats.
-        fingerprint: hex hash of texts and labels.
-    """
+    """Encoded texts ("input_ids", and "token_type_ids" where the tokenizer makes them) with their
+    labels, class numbers from 0 or floats, and a hex hash of both."""
 
     inputs: list[dict[str, list[int]]]
     labels: list[int] | list[float]
@@ -49,28 +43,25 @@ class Labelled:
 def read_rows(
     source: str, task: Task, *, cache: Path, progress: Callable[[str], None], options: str = "--"
 ) -> list[Row]:
-    """The rows of a .jsonl or .jsonl.gz file, or of `hf:name[:config][#split]`.
-
-    `options` is the prefix of the command's options that name fields, for error messages.
-    """
+    """The rows of a .jsonl(.gz) file, or of `hf:name[:config][#split]`; for error messages,
+    `options` is the prefix of the options that name fields."""
     path = Path(os.path.expanduser(source))
-    if hub.is_hub(source):
-        found = hub.rows(source, hub.pinned_revision(source, cache, progress))
-    elif path.is_file() and ending(path.name) == JSON_LINES:
-        found = json_rows(path)
+    if source.startswith(readers.HUB):
+        found = readers.hub_rows(source, readers.pinned_revision(source, cache, progress))
+    elif path.is_file() and readers.ending(path.name) == readers.JSON_LINES:
+        found = readers.json_rows(path)
     else:
         raise ClearheadError(
             f"{source!r}: no such file of JSON lines; give a .jsonl(.gz) file, or hf:NAME"
         )
-    rows = [
-        Row(
-            text_of(row, task.text, where, f"{options}text-field"),
-            None if task.pair is None else text_of(row, task.pair, where, f"{options}pair-field"),
-            value_of(row, task.label, where, f"{options}label-field"),
-            where,
-        )
-        for where, row in found
-    ]
+    rows = []
+    for where, row in found:
+        text = readers.text_of(row, task.text, where, f"{options}text-field")
+        pair = None
+        if task.pair is not None:
+            pair = readers.text_of(row, task.pair, where, f"{options}pair-field")
+        label = readers.value_of(row, task.label, where, f"{options}label-field")
+        rows.append(Row(text, pair, label, where))
     if not rows:
         raise ClearheadError(f"{source!r} holds no row: give a file with labelled rows")
     return rows
@@ -95,29 +86,22 @@ def classes_of(rows: Sequence[Row], task: Task) -> tuple[str, ...]:
 
 
 def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[int] | list[float]:
-    """Labels as a loss takes them: class numbers, or floats for a regression.
-
-    An integer label is a class's index where the task names its classes, otherwise its name.
-    """
-    if task.regression:
-        for row in rows:
-            if type(row.label) not in (int, float) or not math.isfinite(row.label):
-                raise ClearheadError(
-                    f"{row.where}: label {row.label!r} is no number: a regression needs one"
-                )
-        return [float(row.label) for row in rows]
+    """Labels as a loss takes them: class numbers, or floats for a regression. An integer label is a
+    class's index where the task names its classes, otherwise its name."""
     numbers = {str(number): number for number in range(len(task.classes))}
     numbers |= {name: number for number, name in enumerate(classes)}
-    values = []
+    labels: list[Any] = []
     for row in rows:
-        if (number := numbers.get(str(row.label))) is None:
+        label: float | None = None if task.regression else numbers.get(str(row.label))
+        if task.regression and type(row.label) in (int, float) and math.isfinite(row.label):
+            label = float(row.label)
+        if label is None:
             known = ", ".join(classes[:8]) + (" …" if len(classes) > 8 else "")
-            raise ClearheadError(
-                f"{row.where}: label {row.label!r} is outside the {len(classes)} classes ({known}) "
-                f"of {task.name}"
-            )
-        values.append(number)
-    return values
+            fault = f"outside the {len(classes)} classes ({known})"
+            fault = "no number" if task.regression else fault
+            raise ClearheadError(f"{row.where}: label {row.label!r} is {fault} of {task.name}")
+        labels.append(label)
+    return labels
 
 
 def encode(
@@ -160,14 +144,8 @@ def encode(
 class LabelledBatches:
     """Random-access batches: epochs over all texts, each epoch in its own seeded order.
 
-    An epoch's last batch may be smaller. Rows are padded to the longest of their batch.
-
-    Attributes:
-        objective: "classification": each text has one label.
-        fingerprint: hash of texts and labels; a run resumes only on the same ones.
-
-    Args:
-        seed: of the order; None keeps the texts in the given order.
+    An epoch, `per_epoch` batches, may end in a smaller one. Rows are padded to the longest of their
+    batch. Without a seed texts keep the given order. A run resumes only on one `fingerprint`.
     """
 
     objective = "classification"
@@ -179,14 +157,17 @@ class LabelledBatches:
 
         self.data = data
         self.batch_size = batch_size
-        self.seed = seed
         self.fingerprint = data.fingerprint
+        self.per_epoch = -(-len(data) // batch_size)
         self._collate = DataCollatorWithPadding(tokenizer)
 
-    @property
-    def per_epoch(self) -> int:
-        """Batches of an epoch."""
-        return -(-len(self.data) // self.batch_size)
+        @lru_cache(1)
+        def order(epoch: int) -> list[int]:
+            if seed is None:
+                return list(range(len(data)))
+            return permutation(f"seed {seed}, epoch {epoch} of labelled texts", len(data)).tolist()
+
+        self._order = order
 
     def epoch(self) -> Iterator[dict[str, torch.Tensor]]:
         """The batches of the first epoch."""
@@ -205,13 +186,3 @@ class LabelledBatches:
         lengths = [len(one["input_ids"]) for one in self.data.inputs]
         read = self._order(epoch)[: turn * self.batch_size]
         return epoch * sum(lengths) + sum(lengths[one] for one in read)
-
-    def _order(self, epoch: int) -> Sequence[int]:
-        if self.seed is None:
-            return range(len(self.data))
-        return _permuted(f"seed {self.seed}, epoch {epoch} of labelled texts", len(self.data))
-
-
-@lru_cache(1)
-def _permuted(label: str, size: int) -> Sequence[int]:
-    return permutation(label, size).tolist()

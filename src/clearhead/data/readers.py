@@ -1,29 +1,27 @@
-"""Streaming readers of texts, one for each file format, with one text and a block in memory.
+"""Streaming readers of texts: one for each file format, and one for data sets of the hub.
 
-`datasets` reads the hub's rows (`hub`) but no files: its JSON reader (5.2) refuses fields that the
-first 10 MB lack, and lone surrogates, and parses texts that are all dates as dates.
+The JSON reader of `datasets` (5.2) refuses late fields and lone surrogates, and parses dates.
 """
 
-import difflib
 import gzip
+import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
 from clearhead.errors import ClearheadError, first_line
-from clearhead.records.files import SAVE, require_regular
+from clearhead.records.files import SAVE, read_json, require_regular, write_json
 
+HUB = "hf:"  # before the name of a data set
 JSON_LINES, PARQUET = ".jsonl", ".parquet"
 TEXT = (".txt", ".md", ".py")
 ENDINGS = "a .txt, .md, .py or .jsonl file (also as .gz) or a .parquet file"
 
-# A line above this is refused: a few packed bytes may hold gigabytes.
-LONGEST_LINE = 64 << 20
-# A text file above this is cut, so that no one file sets the memory that reading takes.
+# A longer text file is cut, so that no one file sets the memory that reading takes.
 LONGEST_TEXT = 16 << 20
 # A text file that is named by itself is cut into about so many pseudo-documents, so that
 # there is something to hold out.
@@ -58,50 +56,37 @@ def value_of(row: Any, field: str, where: str, option: str = "--data.text-field"
     if not isinstance(row, dict):
         raise ClearheadError(f"{where}: expected a JSON object, found a {type(row).__name__}")
     if field not in row:
-        near = difflib.get_close_matches(field, list(row), n=1) or ["NAME"]
         fields = ", ".join(map(repr, row)) or "no field at all"
         raise ClearheadError(
-            f"{where}: no field {field!r}, it has {fields}; name the one meant with {option} "
-            f"{near[0]}"
+            f"{where}: no field {field!r}, it has {fields}; name the one meant with {option}"
         )
     return row[field]
 
 
 def text_of(row: Any, field: str, where: str, option: str = "--data.text-field") -> str:
-    """The text in a row's field.
-
-    A lone surrogate, possible in JSON but not in UTF-8, becomes U+FFFD; null is not text.
-    """
+    """The text in a row's field, "" for null; lone surrogates, which UTF-8 lacks, become U+FFFD."""
     text = value_of(row, field, where, option)
-    if text is None:
-        return ""
-    if not isinstance(text, str):
+    if text is not None and not isinstance(text, str):
         raise ClearheadError(
             f"{where}: field {field!r} holds a {type(text).__name__}, not a string"
         )
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def cut_stream(stream: IO[bytes], size: int) -> Iterator[bytes]:
-    """Cut bytes after a line end into pieces of at most `size`; a longer line, between characters.
-
-    `size` is at least 4, the bytes of the longest character.
-    """
+    """Cut bytes after line ends, long lines between characters, into pieces of up to `size` ≥ 4."""
     held = b""
     while block := stream.read(size - len(held)):
         held += block
         if len(held) == size:
-            cut = held.rfind(b"\n") + 1 or _character_start(held)
+            cut = held.rfind(b"\n") + 1
+            # The last character of a line without end may be incomplete: it has at most 4 bytes.
+            places = range(size - 1, max(size - 4, 1) - 1, -1)
+            cut = cut or next((place for place in places if held[place] & 0xC0 != 0x80), size)
             yield held[:cut]
             held = held[cut:]
     if held:
         yield held
-
-
-def _character_start(data: bytes) -> int:
-    """The last offset above 0 and within 4 bytes of the end at which a UTF-8 character starts."""
-    offsets = range(len(data) - 1, max(len(data) - 4, 1) - 1, -1)
-    return next((offset for offset in offsets if data[offset] & 0xC0 != 0x80), len(data))
 
 
 def _text(path: Path, in_pieces: bool) -> Iterator[str]:
@@ -112,17 +97,16 @@ def _text(path: Path, in_pieces: bool) -> Iterator[str]:
             size = max(length // PIECES, SHORTEST_PIECE)
             stream.seek(0)
         for piece in cut_stream(stream, size):
-            if (nul := piece.find(b"\0")) >= 0:
-                raise UndecodableError(
-                    f"{path}: a NUL byte at offset {offset + nul}: this is binary data, not text"
-                )
+            text, bad = "", piece.find(b"\0")
             try:
                 text = piece.decode("utf-8")
             except UnicodeDecodeError as error:
+                bad = error.start if bad < 0 else bad
+            if bad >= 0:
                 raise UndecodableError(
-                    f"{path}: byte 0x{piece[error.start]:02x} at offset {offset + error.start} is "
-                    "not UTF-8; convert the file to UTF-8"
-                ) from error
+                    f"{path}: byte 0x{piece[bad]:02x} at offset {offset + bad} is not UTF-8 "
+                    "text; convert the file to UTF-8"
+                )
             yield text if offset else text.removeprefix("\ufeff")
             offset += len(piece)
     if not offset:
@@ -132,22 +116,14 @@ def _text(path: Path, in_pieces: bool) -> Iterator[str]:
 def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield (place, row) for every line of a .jsonl or .jsonl.gz file."""
     with _opened(path) as stream:
-        lines = iter(lambda: stream.readline(LONGEST_LINE + 1), b"")
-        for number, line in enumerate(lines, start=1):
-            where = f"{path}, line {number}"
-            if len(line) > LONGEST_LINE:
-                raise ClearheadError(
-                    f"{where}: longer than {LONGEST_LINE >> 20} MiB: give each text its own line"
-                )
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except UnicodeDecodeError as error:
-                raise ClearheadError(f"{where}: byte {error.start} of it is not UTF-8") from error
-            except (ValueError, RecursionError) as error:
-                raise ClearheadError(f"{where}: not JSON ({error})") from error
-            yield where, row
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                where = f"{path}, line {number}"
+                try:
+                    row = json.loads(line.decode("utf-8-sig"))
+                except (ValueError, RecursionError) as error:
+                    raise ClearheadError(f"{where}: not JSON ({error})") from error
+                yield where, row
 
 
 def _parquet(path: Path, text_field: str) -> Iterator[str]:
@@ -165,12 +141,10 @@ def _parquet(path: Path, text_field: str) -> Iterator[str]:
                     yield text_of(row, text_field, f"{path}, row {number}")
             if number != (rows := table.metadata.num_rows):
                 raise ClearheadError(f"{path}: not a whole .parquet file ({number} of {rows} rows)")
-    except UnicodeDecodeError as error:  # writers of .parquet files do not check
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:  # writers do not check texts
         raise ClearheadError(
-            f"{path}, rows {number + 1} to {number + 64}: a text is not UTF-8 ({error.reason})"
+            f"{path}, after row {number}: not a whole .parquet file ({first_line(error)})"
         ) from error
-    except pyarrow.ArrowException as error:
-        raise ClearheadError(f"{path}: not a whole .parquet file ({first_line(error)})") from error
 
 
 @contextmanager
@@ -185,3 +159,58 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise ClearheadError(f"{path}: not a whole gzip file ({error})") from error
     except OSError as error:
         raise ClearheadError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def pinned_revision(spec: str, cache: Path, progress: Callable[[str], None]) -> str | None:
+    """The revision of a data set at its first use, when the hub is queried and `cache` keeps it;
+    None of a local folder."""
+    name, _, _ = _parse_hub(spec)
+    if Path(name).is_dir():
+        return None
+    path = cache / "hub" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
+    if path.exists():
+        known = read_json(path, "delete it to ask the hub again")
+        if isinstance(revision := known.get("revision"), str):
+            return revision
+    from huggingface_hub import HfApi
+
+    with _explained(spec):
+        revision = HfApi().dataset_info(name).sha
+    write_json(path, {"data set": name, "revision": revision})
+    progress(f"{spec}: pinned to revision {revision}")
+    return str(revision)
+
+
+def hub_rows(spec: str, revision: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (place, row) for every row of a data set, in order; a class is given by its name where
+    the data set names its classes. Rows are streamed, and no copy of them is stored."""
+    import datasets
+
+    name, subset, split = _parse_hub(spec)
+    with _explained(spec):
+        stream = datasets.load_dataset(name, subset, split=split, streaming=True, revision=revision)
+        features = getattr(stream, "features", None) or {}
+        named = {field: kind.names for field, kind in features.items() if hasattr(kind, "names")}
+        for number, row in enumerate(stream, start=1):
+            for field, names in named.items():
+                if isinstance(row[field], int) and 0 <= row[field] < len(names):
+                    row = {**row, field: names[row[field]]}
+            yield f"{spec}, row {number}", row
+
+
+def _parse_hub(spec: str) -> tuple[str, str | None, str]:
+    """Parse `hf:name[:config][#split]` into name, config or None, and split, by default "train"."""
+    body, _, split = spec.removeprefix(HUB).partition("#")
+    name, _, config = body.partition(":")
+    if not name:
+        raise ClearheadError(f"data {spec!r}: no name; write hf:NAME, hf:NAME:CONFIG#SPLIT")
+    return name, config or None, split or "train"
+
+
+@contextmanager
+def _explained(spec: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the network, a format, a script: they share no base class
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ClearheadError(f"data {spec!r} cannot be loaded from the hub: {reason}") from error

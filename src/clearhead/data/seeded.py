@@ -7,7 +7,6 @@ from typing import TypeVar
 import numpy as np
 
 T = TypeVar("T")
-_ROUNDS = 8
 _MASK = (1 << 64) - 1
 
 
@@ -35,11 +34,8 @@ class SeededChoices:
 
 
 def raw_numbers(label: str, size: int) -> np.ndarray:
-    """Random numbers, uint64 [size], that are a function of `label`, the same in every NumPy.
-
-    They are raw Philox output: NumPy guarantees a generator's raw bits across versions, but not the
-    results of its methods.
-    """
+    """Random numbers, uint64 [size], that are a function of `label`: raw Philox output, whose bits,
+    unlike a generator's methods, NumPy guarantees across versions."""
     key = int.from_bytes(hashlib.sha256(label.encode()).digest()[:16], "little")
     return np.random.Philox(key=key).random_raw(size)
 
@@ -50,36 +46,23 @@ def permutation(label: str, size: int) -> np.ndarray:
     return order.astype(np.uint32 if size <= 1 << 32 else np.int64)
 
 
-class Feistel:
-    """A permutation of range(size) that is a function of `label` and takes no memory.
+def feistel(label: str, size: int, place: int) -> int:
+    """The number at a place of a permutation of range(size) that is a function of `label`.
 
-    A Feistel network permutes the smallest range of 4^k that holds `size`; a number that leaves
-    `size` goes through it again until it is back (cycle walking, at most 4 times on average).
+    A Feistel network with SplitMix64's finaliser permutes the smallest range of 4^k that holds
+    `size`, again until a number is back in `size` (cycle walking, at most 4 times on average).
     """
-
-    def __init__(self, label: str, size: int) -> None:
-        self._size = size
-        self._bits = max(1, ((size - 1).bit_length() + 1) // 2)
-        digest = hashlib.sha512(label.encode()).digest()
-        self._keys = [int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(_ROUNDS)]
-
-    def __getitem__(self, place: int) -> int:
-        while True:
-            place = self._once(place)
-            if place < self._size:
-                return place
-
-    def _once(self, place: int) -> int:
-        low = (1 << self._bits) - 1
-        left, right = place >> self._bits, place & low
-        for key in self._keys:
-            left, right = right, left ^ (_mixed(right ^ key) & low)
-        return left << self._bits | right
-
-
-def _mixed(number: int) -> int:
-    """SplitMix64's finaliser."""
-    number = (number + 0x9E3779B97F4A7C15) & _MASK
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
-    return number ^ (number >> 31)
+    digest = hashlib.sha512(label.encode()).digest()
+    keys = [int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(8)]
+    bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    low = (1 << bits) - 1
+    while True:
+        left, right = place >> bits, place & low
+        for key in keys:
+            mixed = ((right ^ key) + 0x9E3779B97F4A7C15) & _MASK
+            mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+            mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+            left, right = right, left ^ ((mixed ^ (mixed >> 31)) & low)
+        place = left << bits | right
+        if place < size:
+            return place

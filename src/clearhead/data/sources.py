@@ -1,24 +1,37 @@
-"""Sources of text, `SPEC` or `SPEC@WEIGHT`, as documents in a fixed order."""
+"""Sources of text, `SPEC` or `SPEC@WEIGHT`, as documents in a fixed order; their size, hash and
+split (`clearhead.data`)."""
 
 import hashlib
+import json
 import math
 import os
 import sys
 import sysconfig
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from clearhead.data import hub, synthetic
+from clearhead.data import readers, synthetic
 from clearhead.data.config import DataConfig
-from clearhead.data.readers import ENDINGS, UndecodableError, read, readable, text_of
+from clearhead.data.readers import ENDINGS, HUB, readable
+from clearhead.data.tokenizer import cut
 from clearhead.errors import ClearheadError
 from clearhead.metavars import in_utf8
+from clearhead.records.files import write_text
+from clearhead.records.identity import digest_of
 
 STDLIB, PACKAGES = "python-stdlib", "python-packages"
 _THIRD_PARTY = ("site-packages", "dist-packages")
+_READING = 1  # to be raised when the same files would give other texts
+SAMPLE_BYTES = 16 << 20  # of training text, for the tokenizer
+_SAMPLE_PIECE = 16 << 10  # characters; small enough that no one document dominates the sample
+# A file that changed so recently may change again within one tick of the file system's clock, and
+# keep its time. Two seconds is the coarsest clock in use.
+_RECENT_NS = 2_000_000_000
 
 
 class Document(NamedTuple):
@@ -36,11 +49,8 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """One source of text: its files in order, and its weight if it has one.
-
-    `text_field` and `limit` are as in `DataConfig`, and `spec` is the source as the user wrote it.
-    Synthetic and hub sources have no files; `revision` is that of a hub data set.
-    """
+    """One source of text: its files in order, none for synthetic texts and data sets of the hub,
+    which have a `revision`, and its weight if it has one."""
 
     spec: str
     weight: float | None
@@ -50,12 +60,9 @@ class Source:
     revision: str | None = None
 
     def documents(self, skipped: Counter[str], *, whole: bool = False) -> Iterator[Document]:
-        """Yield the documents, always in the same order; count in `skipped` what is left out.
-
-        The keys of `skipped` are "undecodable" (files, where there are several) and "empty" (texts
-        of white space). A text file that is the only one is cut, so that a part of it can be held
-        out, unless it is read as a `whole`.
-        """
+        """Yield the documents in a fixed order; count in `skipped` what is left out ("undecodable"
+        files, where there are several, and "empty" texts). A text file that is the only one is
+        cut, so that a part of it can be held out, unless it is read as a `whole`."""
         taken = 0
         for texts in self._readings(whole):
             try:
@@ -68,26 +75,24 @@ class Source:
                     taken += len(data)
                     if self.limit is not None and taken >= self.limit:
                         return
-            except UndecodableError:
+            except readers.UndecodableError:
                 if len(self.files) == 1:
                     raise
                 skipped["undecodable"] += 1
 
-    def _readings(self, whole: bool) -> Iterable[Iterator[str]]:
-        if synthetic.is_synthetic(self.spec):
-            return [synthetic.texts(self.spec)]
-        if hub.is_hub(self.spec):
-            rows = hub.rows(self.spec, self.revision)
-            return [(text_of(row, self.text_field, where) for where, row in rows)]
-        cut = len(self.files) == 1 and not whole
-        return (read(path, self.text_field, in_pieces=cut) for path in self.files)
+    def _readings(self, whole: bool) -> Iterator[Iterator[str]]:
+        if self.spec.startswith(synthetic.PREFIX):
+            yield synthetic.texts(self.spec)
+        elif self.spec.startswith(HUB):
+            rows = readers.hub_rows(self.spec, self.revision)
+            yield (readers.text_of(row, self.text_field, where) for where, row in rows)
+        for path in self.files:
+            yield readers.read(path, self.text_field, in_pieces=len(self.files) == 1 and not whole)
 
 
 def parse(word: str) -> tuple[str, float | None]:
-    """Parse "SPEC@WEIGHT" into the spec and its weight, None where there is no weight.
-
-    An `@` within the name of an existing file or folder does not start a weight.
-    """
+    """The spec and the weight (or None) of "SPEC@WEIGHT"; an `@` within the name of an existing
+    file or folder does not start a weight."""
     spec, at, weight = word.rpartition("@")
     if not (spec if at else word).strip():
         raise ClearheadError(f"data {word!r} names no source; give a path, {STDLIB} or hf:NAME")
@@ -97,7 +102,7 @@ def parse(word: str) -> tuple[str, float | None]:
         number = float(weight)
     except ValueError:
         number = math.nan
-    if not (math.isfinite(number) and number > 0):
+    if not 0 < number < math.inf:
         raise ClearheadError(
             f"data {word!r}: the weight after '@' is {weight!r}; give a number above 0, "
             f"for example {spec}@0.5"
@@ -106,10 +111,8 @@ def parse(word: str) -> tuple[str, float | None]:
 
 
 def find(config: DataConfig, progress: Callable[[str], None]) -> tuple[Source, ...]:
-    """Find the files of every source of a config, and the revisions of data sets of the hub.
-
-    One source without a weight among weighted ones takes what these leave of 1.
-    """
+    """The sources of a config; one without a weight among weighted ones takes what these leave of
+    1. The hub is asked for the revisions of its data sets."""
     parsed = [parse(word) for word in config.data]
     weights = [weight for _, weight in parsed if weight is not None]
     rest = 1 - sum(weights) if weights else None
@@ -119,31 +122,24 @@ def find(config: DataConfig, progress: Callable[[str], None]) -> tuple[Source, .
             f"data {bare[0]!r} has no weight while others have one: give every source a "
             "weight (SPEC@WEIGHT), or none, or let one take what the others leave of 1"
         )
-    return tuple(
-        Source(
-            *(spec, rest if weight is None else weight, _files(spec)),
-            text_field=config.text_field,
-            limit=config.limit,
-            revision=hub.pinned_revision(spec, config.cache_folder, progress)
-            if hub.is_hub(spec)
-            else None,
-        )
-        for spec, weight in parsed
-    )
+    sources = []
+    for spec, weight in parsed:
+        files, revision = _files(spec), None
+        if spec.startswith(HUB):
+            revision = readers.pinned_revision(spec, config.cache_folder, progress)
+        share = rest if weight is None else weight
+        sources.append(Source(spec, share, files, config.text_field, config.limit, revision))
+    return tuple(sources)
 
 
 def passages(words: str, progress: Callable[[str], None]) -> Iterator[str]:
-    """Yield the texts of a source, each whole; or `words` themselves, if they name no source.
-
-    A text file may have any suffix here. Words that look like a path are not taken as text: a
-    single word with a file's suffix, or with an existing folder before its last slash.
-    """
+    """Yield the texts of a source, each whole, or `words` themselves, if they name no source and do
+    not look like a path. A text file may have any suffix here."""
     path, word = Path(os.path.expanduser(words)), words if len(words.split()) == 1 else ""
     there = bool(words) and os.path.exists(path)
-    named = word in (STDLIB, PACKAGES) or synthetic.is_synthetic(word) or hub.is_hub(word)
     if there and not (path.is_dir() or readable(path.name)):
-        yield from read(path, "text")
-    elif there or named:
+        yield from readers.read(path, "text")
+    elif there or word in (STDLIB, PACKAGES) or word.startswith((synthetic.PREFIX, HUB)):
         (source,) = find(DataConfig(data=(words,)), progress)
         document = None
         for document in source.documents(Counter(), whole=True):
@@ -160,32 +156,29 @@ def passages(words: str, progress: Callable[[str], None]) -> Iterator[str]:
 
 def _files(spec: str) -> tuple[Path, ...]:
     if spec in (STDLIB, PACKAGES):
-        library = _walk(Path(sysconfig.get_path("stdlib")), _is_python, without=_THIRD_PARTY)
-        return library if spec == STDLIB else library + _installed_packages()
-    if synthetic.is_synthetic(spec):
+        files = _walk(Path(sysconfig.get_path("stdlib")), _is_python, without=_THIRD_PARTY)
+        if spec == PACKAGES:
+            paths = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
+            paths += [entry for entry in sys.path if Path(entry).name in _THIRD_PARTY]
+            for folder in sorted({Path(path).resolve() for path in paths}):
+                files += _walk(folder, _is_python)
+        return files
+    if spec.startswith(synthetic.PREFIX):
         next(synthetic.texts(spec))  # refuses numbers that no document can meet
         return ()
-    if hub.is_hub(spec):
+    if spec.startswith(HUB):
         return ()
     path = Path(os.path.expanduser(spec))
-    if path.is_dir():
-        if files := _walk(path, readable):
-            return files
-        raise ClearheadError(f"data {spec!r}: nothing in this folder is {ENDINGS}")
     if not path.exists():
         raise ClearheadError(
             f"data {spec!r}: no such file or folder; give an existing path, {STDLIB}, {PACKAGES} "
             "or hf:NAME"
         )
-    if not readable(path.name):
-        raise ClearheadError(f"data {spec!r}: cannot read this kind of file; give {ENDINGS}")
-    return (path,)
-
-
-def _installed_packages() -> tuple[Path, ...]:
-    folders = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
-    folders |= {Path(entry).resolve() for entry in sys.path if Path(entry).name in _THIRD_PARTY}
-    return tuple(file for folder in sorted(folders) for file in _walk(folder, _is_python))
+    files = _walk(path, readable) if path.is_dir() else (path,) * readable(path.name)
+    if not files:
+        place = "nothing in this folder is" if path.is_dir() else "cannot read it, for it is not"
+        raise ClearheadError(f"data {spec!r}: {place} {ENDINGS}")
+    return files
 
 
 def _is_python(name: str) -> bool:
@@ -203,3 +196,106 @@ def _walk(
             if name[0] != "." and wanted(name) and (path := Path(folder, name)).is_file():
                 files[path.relative_to(root).as_posix()] = path
     return tuple(files[name] for name in sorted(files))
+
+
+class SourceScan(NamedTuple):
+    """A source and its content, which the file `kept` has: bytes of text (`size`), a hash of all
+    texts, the number left out by reason, and the smallest and largest `Document.key`."""
+
+    source: Source
+    kept: Path | None
+    documents: int
+    size: int
+    digest: str
+    skipped: dict[str, int]
+    lowest: int
+    highest: int
+
+
+def scan(source: Source, cache: Path, progress: Callable[[str], None]) -> SourceScan:
+    """Read every document of a source, unless no file changed since the scan kept in `cache`."""
+
+    def read() -> list[Any]:
+        skipped: Counter[str] = Counter()
+        digest = hashlib.sha256()
+        documents, size, lowest, highest = 0, 0, 1 << 64, -1
+        for document in source.documents(skipped):
+            documents, size = documents + 1, size + document.size
+            digest.update(document.digest)
+            lowest, highest = min(lowest, document.key), max(highest, document.key)
+        left_out = dict(sorted(skipped.items()))
+        return [documents, size, digest.hexdigest(), left_out, lowest, highest]
+
+    files = [path.absolute() for path in source.files]
+    key = [_READING, source.spec, source.text_field, source.limit, source.revision]
+    kept = None  # generated text, and a folder in place of a data set, are read anew
+    if files or source.revision is not None:
+        name = digest_of([source.spec, source.text_field, source.limit])
+        kept = cache / "surveys" / f"{name[:32]}.json"
+    values, known = remembered(kept, files, [*key, list(map(str, files))], read)
+    scanned = SourceScan(source, kept, *values)
+    left_out = ", ".join(f"{number} {reason}" for reason, number in scanned.skipped.items())
+    if not scanned.documents:
+        raise ClearheadError(
+            f"data {source.spec!r} holds no text ({left_out or 'it is empty'}); give data with at "
+            "least two documents"
+        )
+    progress(
+        f"{source.spec}: {scanned.documents:,} documents, {scanned.size / 1e6:.1f} MB"
+        + f" (skipped: {left_out})" * bool(left_out)
+        + ", unchanged since it was read" * known
+    )
+    return scanned
+
+
+def threshold(scans: Sequence[SourceScan], validation: float) -> int:
+    """The key below which documents are held out: a share `validation` of the range of keys, moved
+    just far enough to leave one document on each side."""
+    lowest, highest = min(one.lowest for one in scans), max(one.highest for one in scans)
+    if lowest == highest:
+        names = ", ".join(one.source.spec for one in scans)
+        raise ClearheadError(
+            f"data {names}: too small to split ({sum(s.documents for s in scans)} document(s), all "
+            "alike); give two different ones, or a text file of several KB itself, which is cut"
+        )
+    return min(max(int(validation * (1 << 64)), lowest + 1), highest)
+
+
+def sample(scans: Sequence[SourceScan], cutoff: int) -> Iterator[str]:
+    """Yield about `SAMPLE_BYTES` of training text (keys from `cutoff` on), or all where it is less:
+    pieces of documents by a hash of their place, so evenly from all sources and always the same."""
+    share = SAMPLE_BYTES / sum(one.size for one in scans)
+    for one in scans:
+        for document in one.source.documents(Counter()):
+            if document.key < cutoff:
+                continue
+            for number, piece in enumerate(cut(document.text, _SAMPLE_PIECE)):
+                place = hashlib.sha256(document.digest + number.to_bytes(8, "big")).digest()
+                if int.from_bytes(place[:8], "big") < share * (1 << 64):
+                    yield piece
+
+
+def remembered(
+    path: Path | None, files: Sequence[Path], key: Any, compute: Callable[[], Any]
+) -> tuple[Any, bool]:
+    """The JSON value that `compute` returns, and True if it was reused from `path`: while `key`
+    (JSON) and every file's size, times and inode are unchanged. Nothing is stored if a file is
+    missing, or so new that it may change unnoticed, or the folder cannot be written."""
+    try:
+        stats = [file.stat() for file in files]
+    except OSError:
+        return compute(), False
+    newest = max((one.st_mtime_ns for one in stats), default=0)
+    if path is None or time.time_ns() - newest < _RECENT_NS:
+        return compute(), False
+    state = digest_of(
+        [key, [[one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino] for one in stats]]
+    )
+    with suppress(OSError, ValueError, RecursionError, TypeError):
+        known, value, digest = json.loads(path.read_bytes())
+        if [state, digest_of([state, value])] == [known, digest]:
+            return value, True
+    value = compute()
+    with suppress(ClearheadError):
+        write_text(path, json.dumps([state, value, digest_of([state, value])]))
+    return value, False

@@ -1,13 +1,14 @@
-"""Generated texts: `synthetic:TASK:KEY=VALUE,…`.
+"""Generated texts, pure functions of `synthetic:TASK:KEY=VALUE,…`, and evaluations' questions.
 
-A source is a pure function of its spec, so it has the same documents in every process; keys of
-evaluations (`clearhead.data.retrieval`) never occur in it.
+A tenth of all numbers, pairs and filler sentences, chosen by a hash of their text, is held out:
+training text never uses them and evaluations use no others, so that no answer was memorised.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
-from clearhead.data import retrieval
 from clearhead.data.seeded import SeededChoices
 from clearhead.errors import ClearheadError, choose
 
@@ -17,9 +18,159 @@ PREFIX = "synthetic:"
 _COMMON = {"documents": 10_000, "characters": 480, "seed": 0}
 
 
-def is_synthetic(spec: str) -> bool:
-    """True if a spec names generated text."""
-    return spec.startswith(PREFIX)
+class Wording(NamedTuple):
+    """The lines of a passkey task, the `needle` with {key} among the repeated `filler`; the answer
+    is `lead` and the key, in at most `new_tokens`."""
+
+    intro: str
+    filler: str
+    needle: str
+    question: str
+    lead: str
+    new_tokens: int
+
+    def prompt(self, key: str, before: int, after: int) -> str:
+        """The text up to the question, with `before` and `after` repetitions of the filler."""
+        filler = f"{self.filler}\n"
+        needle = self.needle.format(key=key)
+        return f"{self.intro}\n{filler * before}{needle}\n{filler * after}{self.question}"
+
+
+class Fact(NamedTuple):
+    """The magic number of a city, with its statement and question."""
+
+    city: str
+    number: str
+
+    @property
+    def statement(self) -> str:
+        return f"The magic number of {self.city} is {self.number}."
+
+    @property
+    def question(self) -> str:
+        return f"What is the magic number of {self.city}? The magic number of {self.city} is"
+
+
+_INTRO = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+    "I will quiz you about the important information there."
+)
+_GRASS = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+PAPER = Wording(  # arXiv 2309.08646v3, appendix B.1, its spelling included
+    intro=_INTRO,
+    filler=_GRASS,
+    needle="The passkey is {key}. Remeber it. {key} is the passkey.",
+    question="What is the passkey?",
+    lead=" The passkey is",
+    new_tokens=64,
+)
+LANDMARK = Wording(  # landmark attention (arXiv 2305.16300), as in YaRN's evaluation
+    intro=_INTRO,
+    filler=_GRASS,
+    needle="The pass key is {key}. Remember it. {key} is the pass key.",
+    question="What is the pass key? The pass key is",
+    lead="",
+    new_tokens=10,
+)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+CITIES = _words(
+    "Amsterdam Athens Baghdad Bangkok Barcelona Beijing Berlin Bogota Boston Brussels Budapest "
+    "Cairo Caracas Chicago Copenhagen Dakar Delhi Dublin Geneva Glasgow Hamburg Hanoi Havana "
+    "Helsinki Istanbul Jakarta Karachi Kiev Kyoto Lagos Lima Lisbon London Madrid Manila "
+    "Melbourne Miami Milan Montreal Moscow Mumbai Munich Nairobi Naples Osaka Oslo Ottawa Paris "
+    "Prague Quito Rome Santiago Seattle Seoul Shanghai Singapore Stockholm Sydney Tehran Tokyo "
+    "Toronto Vienna Warsaw Zurich"
+)
+KEYS = _words(
+    "apple bird book bread bridge chair child city cloud coat corn door dream dress drum earth "
+    "farm field fire fish flag floor food forest game garden gate girl glass gold grass hall hand "
+    "hat heart hill home horse house island king lake lamp land leaf letter"
+)
+VALUES = _words(
+    "light line lion map milk mill moon morning mother mountain mouth music name night north nose "
+    "oil paper park path pen people picture plant queen rain ring river road rock room rope rose "
+    "salt school sea seat seed shell ship shoe shop silver sister snow song south"
+)
+VOCABULARY = (*KEYS, *VALUES)  # of backcopy, as many as it takes
+_WHO = _words("man woman boy girl farmer sailor teacher doctor soldier king baker painter")
+_WHAT = _words("old young quiet happy tired careful proud gentle poor clever tall kind")
+_DID = _words("carried found lost sold wanted painted kept dropped hid bought saw took")
+_THING = _words("lamp book letter coat basket ring boat table clock chair bottle key")
+_WHERE = (
+    *("in the garden", "by the river", "near the mill", "on the hill", "behind the house"),
+    *("under the bridge", "at the market", "beside the road", "in the forest"),
+    *("before the storm", "after the rain", "along the shore"),
+)
+
+
+def held_out(text: str) -> bool:
+    """True if a text is reserved for evaluations: one in ten."""
+    return hashlib.sha256(text.encode()).digest()[0] < 26
+
+
+def number(draws: SeededChoices, digits: int, *, evaluation: bool = False) -> str:
+    """A number of `digits` digits, 3 to 15; a held-out one if `evaluation`, else a trained one."""
+    if not 3 <= digits <= 15:
+        raise ClearheadError(f"digits is {digits}: a number to find has 3 to 15")
+    least = 10 ** (digits - 1)
+    return _drawn(lambda: str(least + draws.below(9 * least)), evaluation)
+
+
+def facts(draws: SeededChoices, count: int, digits: int, *, evaluation: bool = False) -> list[Fact]:
+    """Facts on different cities, with different numbers."""
+    if not 1 <= count <= len(CITIES):
+        raise ClearheadError(f"needles is {count}: from 1 to {len(CITIES)}, a city each")
+    numbers: dict[str, None] = {}
+    while len(numbers) < count:
+        numbers[number(draws, digits, evaluation=evaluation)] = None
+    cities = draws.sample(CITIES, count)
+    return [Fact(city=city, number=n) for city, n in zip(cities, numbers, strict=True)]
+
+
+def sentence(draws: SeededChoices, *, evaluation: bool = False) -> str:
+    """A filler sentence about no city; it needs no corpus."""
+    return _drawn(
+        lambda: (
+            f"The {draws.choice(_WHAT)} {draws.choice(_WHO)} {draws.choice(_DID)} "
+            f"the {draws.choice(_THING)} {draws.choice(_WHERE)}."
+        ),
+        evaluation,
+    )
+
+
+def keyed(draws: SeededChoices, count: int, *, evaluation: bool = False) -> list[tuple[str, str]]:
+    """Pairs of words with different keys; values may repeat."""
+    values = _values(evaluation)
+    if not 1 <= count <= len(values):
+        raise ClearheadError(f"pairs is {count}: from 1 to {len(values)}, a key each")
+    return [(key, draws.choice(values[key])) for key in draws.sample(list(values), count)]
+
+
+@cache
+def _values(evaluation: bool) -> dict[str, tuple[str, ...]]:
+    """Allowed values by key; keys without any are left out."""
+    allowed = {
+        key: tuple(value for value in VALUES if held_out(f"{key} {value}") == evaluation)
+        for key in KEYS
+    }
+    return {key: values for key, values in allowed.items() if values}
+
+
+def listing(name: str, found: Sequence[tuple[str, str]]) -> str:
+    """Pairs as text; each word follows a space, so that it is always the same token."""
+    return f"{name}:" + ",".join(f" {key} {value}" for key, value in found) + "."
+
+
+def _drawn(draw: Callable[[], str], evaluation: bool) -> str:
+    """Draw until `held_out` of the draw equals `evaluation`."""
+    while held_out(text := draw()) != evaluation:
+        pass
+    return text
 
 
 def texts(spec: str) -> Iterator[str]:
@@ -37,18 +188,16 @@ def texts(spec: str) -> Iterator[str]:
             )
         values[key] = int(value)
     documents, characters, seed = (values.pop(key) for key in _COMMON)
-    if documents < 2:
-        raise ClearheadError(f"data {spec!r}: documents must be at least 2, to hold one out")
     # `filler` came later: documents without it keep the bytes they had.
     options = sorted(pair for pair in values.items() if pair != ("filler", 0))
     label = f"{task} {options} {characters} {seed}"
-    for number in range(documents):
-        yield write(SeededChoices(f"{label} document {number}"), characters, **values)
+    for place in range(documents):
+        yield write(SeededChoices(f"{label} document {place}"), characters, **values)
 
 
 def _passkey(draws: SeededChoices, characters: int, *, digits: int = 5, landmark: int = 0) -> str:
-    wording = retrieval.LANDMARK if landmark else retrieval.PAPER
-    key = retrieval.number(draws, digits)
+    wording = LANDMARK if landmark else PAPER
+    key = number(draws, digits)
 
     def text(before: int, after: int) -> str:
         prompt = wording.prompt(key, before, after)
@@ -63,10 +212,10 @@ def _passkey(draws: SeededChoices, characters: int, *, digits: int = 5, landmark
 def _needle(
     draws: SeededChoices, characters: int, *, needles: int = 4, queries: int = 2, digits: int = 5
 ) -> str:
-    facts = retrieval.facts(draws, needles, digits)
-    asked = draws.sample(facts, min(queries, needles))
+    known = facts(draws, needles, digits)
+    asked = draws.sample(known, min(queries, needles))
     answers = "".join(f"\n{fact.question} {fact.number}." for fact in asked)
-    statements = [fact.statement for fact in facts]
+    statements = [fact.statement for fact in known]
     room = _room("needle", characters, answers, *(f"{one} " for one in statements))
     sentences = _sentences(draws, draws.below(room + 1))
     for statement in statements:
@@ -77,9 +226,9 @@ def _needle(
 def _recall(
     draws: SeededChoices, characters: int, *, pairs: int = 12, queries: int = 8, filler: int = 0
 ) -> str:
-    drawn = retrieval.pairs(draws, pairs)
-    listed = retrieval.listing("Pairs", drawn)
-    asked = retrieval.listing(" Recall", draws.sample(drawn, min(queries, pairs)))
+    drawn = keyed(draws, pairs)
+    listed = listing("Pairs", drawn)
+    asked = listing(" Recall", draws.sample(drawn, min(queries, pairs)))
     room = _room("recall", characters, listed, asked)
     between = _sentences(draws, draws.below(room + 1)) if filler else []
     return " ".join([listed, *between]) + asked
@@ -88,12 +237,9 @@ def _recall(
 def _backcopy(
     draws: SeededChoices, characters: int, *, words: int = 64, triggers: int = 3, followers: int = 4
 ) -> str:
-    """Random word sequences in which a few trigger words copy (arXiv 2410.13835, section 2).
-
-    After a trigger word comes the word before it; after any other, one of a few that may follow it.
-    A head that copies has nothing to do at all other words and, since softmax gives it weight to
-    place, places it on the first token: the smallest text known to grow attention sinks.
-    """
+    """Random words in which a few trigger words copy (arXiv 2410.13835, section 2): after one comes
+    the word before it, after any other one of a few. A head that copies puts its weight at all
+    others on the first token: the smallest text known to grow attention sinks."""
     following, copying = _bigrams(words, triggers, followers)
     chosen = [draws.choice(VOCABULARY[:words])]
     length = len(chosen[0])
@@ -105,9 +251,6 @@ def _backcopy(
         if length > characters:
             return " ".join(chosen)
         chosen.append(word)
-
-
-VOCABULARY = (*retrieval.KEYS, *retrieval.VALUES)  # of backcopy, as many as it takes
 
 
 @cache
@@ -139,9 +282,9 @@ _WRITERS: Mapping[str, Callable[..., str]] = {
 def _sentences(draws: SeededChoices, characters: int) -> list[str]:
     """Filler of at most so many characters, a space with each."""
     sentences: list[str] = []
-    while (sentence := retrieval.sentence(draws)) and len(sentence) + 1 <= characters:
-        sentences.append(sentence)
-        characters -= len(sentence) + 1
+    while len(drawn := sentence(draws)) + 1 <= characters:
+        sentences.append(drawn)
+        characters -= len(drawn) + 1
     return sentences
 
 

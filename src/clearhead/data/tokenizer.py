@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.errors import ClearheadError
 from clearhead.records.identity import digest_of
 
 BEGIN = "<|begin|>"
@@ -24,16 +23,8 @@ _CHOSEN = os.environ.get(_THREADS)  # read once, before anything here writes it
 
 
 def train(texts: Iterable[str], vocabulary: int) -> Any:
-    """Train a byte-level BPE; the same texts give the same tokenizer, byte for byte.
-
-    Args:
-        texts: the sample, read once.
-        vocabulary: entries wanted, special ones included; a tiny sample may yield fewer.
-
-    Returns:
-        A `transformers.PreTrainedTokenizerFast` with bos, eos and pad. It adds no special token
-        on its own: BEGIN and END are for the caller to put.
-    """
+    """A byte-level BPE, the same for the same texts byte for byte, of `vocabulary` entries or, from
+    a tiny sample, fewer: a `transformers.PreTrainedTokenizerFast` that adds no special token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -60,35 +51,8 @@ def train(texts: Iterable[str], vocabulary: int) -> Any:
     )
 
 
-def load(name: str) -> Any:
-    """Load an existing tokenizer from a folder or the hub."""
-    from clearhead.models.loading import load_tokenizer, refuse_code
-
-    try:
-        return load_tokenizer(name)
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError …
-        refuse_code(name, "tokenizer", error, "choose one of transformers' own classes")
-        reason = " ".join(str(error).split())[:200]
-        raise ClearheadError(
-            f"tokenizer {name!r}: neither a folder nor a hub name that loads ({reason})"
-        ) from error
-
-
-def check(tokenizer: Any, *, closed: bool = True) -> None:
-    """Refuse a tokenizer without a fast form or, if documents are `closed`, an end token."""
-    name = tokenizer.name_or_path
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise ClearheadError(f"tokenizer {name!r} has no fast form; choose one with tokenizer.json")
-    if closed and tokenizer.eos_token_id is None:
-        raise ClearheadError(
-            f"tokenizer {name!r} has no end token (eos_token), which must close every document; "
-            "choose one that has it, or none to train one"
-        )
-
-
 def identity(tokenizer: Any, vocabulary: int) -> str:
-    """A string that identifies a tokenizer's behaviour. None is a BPE yet to be trained on
-    `vocabulary` entries, whose texts are not part of the string."""
+    """A string that identifies a tokenizer's behaviour; None is a BPE yet to be trained."""
     if tokenizer is None:
         version = importlib.metadata.version("tokenizers")
         return f"byte-level BPE {vocabulary} by tokenizers {version}"
@@ -102,10 +66,7 @@ def vocabulary_size(tokenizer: Any) -> int:
 
 
 def yielded(tokenizer: Any) -> dict[int, str]:
-    """{id: vocabulary entry} of the ordinary ids: those that encoding the entry's text yields.
-
-    Special tokens and entries that pad the vocabulary are not among them.
-    """
+    """{id: vocabulary entry} of the ids that encoding the entry's text yields, no special ones."""
     added = tokenizer.added_tokens_decoder
     special = {id for id, token in added.items() if token.special} | {*tokenizer.all_special_ids}
     words = {id: word for word, id in tokenizer.get_vocab().items() if id not in special}
@@ -115,13 +76,8 @@ def yielded(tokenizer: Any) -> dict[int, str]:
 
 
 class Encoder:
-    """Encodes texts with special-token parsing, truncation and post-processing off.
-
-    Attributes:
-        begin: the id that opens a document, None where the tokenizer has no bos token.
-        end: the id that closes a document, None where the tokenizer has no eos token.
-        dtype: the smallest little-endian unsigned type for every id, uint16 or uint32.
-    """
+    """Encodes texts with special-token parsing, truncation and post-processing off. `begin` and
+    `end` are the ids of the bos and eos tokens, if any; `dtype` is uint16 or uint32."""
 
     def __init__(self, tokenizer: Any) -> None:
         from tokenizers import Tokenizer
@@ -164,10 +120,8 @@ def cut(text: str, size: int) -> Iterator[str]:
 
 @contextmanager
 def rust_threads() -> Iterator[None]:
-    """Let tokenizers use every core, then one, so that a later fork has nothing to warn about.
-
-    A value of TOKENIZERS_PARALLELISM that the user has set is respected.
-    """
+    """Let tokenizers use every core, then one, so that a later fork has nothing to warn about,
+    unless the user has set TOKENIZERS_PARALLELISM."""
     os.environ[_THREADS] = _CHOSEN or "true"
     try:
         yield

@@ -17,8 +17,8 @@ from statistics import fmean
 from typing import Any
 
 from clearhead.data import labelled
+from clearhead.data.config import Task
 from clearhead.data.seeded import SeededChoices
-from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import HallucinationOptions, JudgeConfig
 from clearhead.eval.shots import labelled_rows

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.data.retrieval import LANDMARK, PAPER, Fact, facts, listing, number, pairs, sentence
 from clearhead.data.seeded import SeededChoices
+from clearhead.data.synthetic import LANDMARK, PAPER, Fact, facts, keyed, listing, number, sentence
 from clearhead.errors import ClearheadError
 from clearhead.eval import options
 from clearhead.eval.options import parted
@@ -335,7 +335,7 @@ class RecallTask(options.RecallOptions):
     ) -> tuple[Prompt, tuple[int, ...], list[tuple[int, int]]]:
         """The prompt, the pairs again as the answer, and where in it each value stands."""
         draws = SeededChoices(f"recall {subject.seed} {cell['length']} {cell['pairs']} {number}")
-        known = pairs(draws, cell["pairs"], evaluation=True)
+        known = keyed(draws, cell["pairs"], evaluation=True)
         asked = draws.sample(known, min(self.queries, len(known)))
         pieces = [piece for key, value in asked for piece in (f" {key}", f" {value}", ",")]
         filler, length = "", cell["length"]

@@ -18,9 +18,10 @@ from pathlib import Path
 from statistics import fmean, variance
 from typing import NamedTuple
 
-from clearhead.data import DataConfig, hub, labelled
+from clearhead.data import DataConfig, labelled
+from clearhead.data.config import Task
+from clearhead.data.readers import HUB
 from clearhead.data.seeded import SeededChoices
-from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import FILL, ShotsOptions, parted
 from clearhead.measure.answers import Ids, Prompt
@@ -37,7 +38,7 @@ ORDER = "random"
 def labelled_rows(source: str, fields: Task, options: str) -> list[labelled.Row]:
     """Rows of a file, or of a data set, which is read once for all cells. `options` is the prefix
     of the options that name the rows' fields, for error messages."""
-    return (_streamed if hub.is_hub(source) else _read)(source, fields, options)
+    return (_streamed if source.startswith(HUB) else _read)(source, fields, options)
 
 
 def _read(source: str, fields: Task, options: str) -> list[labelled.Row]:

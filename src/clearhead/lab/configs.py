@@ -15,8 +15,7 @@ import tyro
 from tyro.conf import Positional
 
 from clearhead.arguments import OpensModels, Overrides, Variations
-from clearhead.data.config import DataConfig
-from clearhead.data.tasks import TASKS, Task
+from clearhead.data.config import TASKS, DataConfig, Task
 from clearhead.errors import ClearheadError, choose
 from clearhead.metavars import Field, Model, Name, Preset, Size, Source, TaskName
 from clearhead.ranges import Count, Natural, check, check_distinct

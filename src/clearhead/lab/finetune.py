@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from clearhead.data import DataConfig, LabelledBatches, hub, labelled
+from clearhead.data import DataConfig, LabelledBatches, labelled, readers
 from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
 from clearhead.lab.configs import FinetuneJob
@@ -56,8 +56,11 @@ class _Task:
         self.job, self.task = job, job.resolved()
         cache = DataConfig(cache=job.cache).cache_folder
         sources: dict[str, Any] = {"train": self.task.train, **dict(self.task.validation)}
-        hubs = filter(hub.is_hub, sources.values())
-        self.revisions = {source: hub.pinned_revision(source, cache, say) for source in hubs}
+        self.revisions = {
+            source: readers.pinned_revision(source, cache, say)
+            for source in sources.values()
+            if source.startswith(readers.HUB)
+        }
         read = partial(labelled.read_rows, task=self.task, cache=cache, progress=say)
         rows = {split: read(source) for split, source in sources.items()}
         self.classes = labelled.classes_of(rows["train"], self.task)

@@ -1,7 +1,7 @@
 """Evaluation, diagnosis and simulated quantisation of models, as records."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, check_names, parted
 from clearhead.lab.run_setup import fitted, load_model, new_model, own_text, run_of, text_of
 from clearhead.lab.sweep_configs import FRESH, DiagnoseConfig, QuantizeConfig, short_names
-from clearhead.measure.sweep import Portion, Subject, Task, Texts, sweep
+from clearhead.measure.sweep import Portion, Subject, Texts, sweep
 from clearhead.models import SCALINGS, with_rope_scaling
 from clearhead.models.conversion import refuse_quantised
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
@@ -34,9 +34,7 @@ ALL = "all"
 LENGTH = 512  # of a diagnosis
 MASKED, HARNESS = "masked", "lm_eval"
 
-Loaded = tuple[Line, Sequence[tuple[Line, Subject]], Mapping[str, Task], str]
-"""Of a `Portion`: header, subjects, tasks, and advice when memory runs out."""
-Load = Callable[[str, str], Loaded]
+Load = Callable[[str, str], Portion]
 """Loads a model by its source, and its name in records."""
 
 
@@ -60,13 +58,11 @@ def measure(
     else:
         study, load = COMPARISON, _evaluation(config)
 
-    def portion(source: str, name: str) -> Portion:
-        header, subjects, tasks, less = load(source, name)
-        return Portion(header=header, subjects=subjects, tasks=tasks, seeds=config.seeds, less=less)
-
     named = zip(config.models, short_names(config.models), strict=True)
-    portions = [partial(portion, *one) for one in named]
-    return sweep(portions, records=config.records, study=study, work=work, told=told)
+    portions = [partial(load, *one) for one in named]
+    return sweep(
+        portions, seeds=config.seeds, records=config.records, study=study, work=work, told=told
+    )
 
 
 def _subject(config: Any, model: Any, tokenizer: Any, texts: Texts, **sizes: Any) -> Subject:
@@ -80,7 +76,7 @@ def _quantization(config: QuantizeConfig) -> Load:
     data = text_of(config.data, config.models)
     check_models(config)
 
-    def load(source: str, name: str) -> Loaded:
+    def load(source: str, name: str) -> Portion:
         model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
         # What transformers warns of from here on, as of attention out of reach, is a result.
         logging.set_verbosity_error()
@@ -149,7 +145,7 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
         model, tokenizer = load_model(source, kinds, trust_remote_code=trust)
         return model, own_text(data, tokenizer)
 
-    def load(source: str, name: str) -> Loaded:
+    def load(source: str, name: str) -> Portion:
         with within_memory(LESS_MEMORY):
             model, corpus = opened(source)
         limits = longest_text(model), getattr(model.config, "max_position_embeddings", None)
@@ -193,7 +189,7 @@ def _evaluation(config: Any) -> Load:
     headers = {source: _header(config, resolved(source)) for source in config.models}
     alike = len({header["run"] for header in headers.values()}) < len(headers)
 
-    def load(source: str, name: str) -> Loaded:
+    def load(source: str, name: str) -> Portion:
         header = headers[source]
         if alike:
             header["run"] = header["preset"] = name

@@ -1,14 +1,13 @@
 """Answers of a model: transformers' greedy generation, and log-likelihoods of given answers.
 
-Prompts of one length run together, without padding, so that no row depends on its neighbours. A
-prefix that they share is read once and its cache copied, if every layer caches all keys.
+Prompts of one length run together, without padding, so that no row depends on its neighbours.
 """
 
 import copy
 import inspect
 import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -24,7 +23,6 @@ from clearhead.models.inspection import evaluating, finite, longest_text
 from clearhead.terminal import hushed
 
 Ids = tuple[int, ...]
-_BY_LENGTH = ("dynamic", "longrope")
 
 
 class Prompt(NamedTuple):
@@ -39,14 +37,9 @@ class Prompt(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to one prompt.
-
-    Attributes:
-        written: the tokens of greedy decoding, up to an end token or the requested number.
-        loss: −log p of each token of the given answer, its earlier ones given (teacher forcing).
-        right: whether each of these tokens was the likeliest. All of them are if and only if greedy
-            decoding starts with the whole answer.
-    """
+    """`written`, the tokens of greedy decoding up to an end token; of each token of the given
+    answer after its earlier ones (teacher forcing) its `loss`, −log p, and `right`, True if it was
+    the likeliest: all are if and only if greedy decoding starts with the answer."""
 
     written: Ids
     loss: tuple[float, ...]
@@ -61,15 +54,9 @@ the cache, None where prompts share none."""
 class Reader:
     """Reads prompts with one model, once for both greedy and forced answers.
 
-    Args:
-        model: a causal language model of transformers.
-        batch_tokens: tokens of prompts and answers run together, at most (a single longer prompt
-            runs alone); it changes speed and memory, not the answers.
-        ends: the tokens that end an answer.
-
-    Attributes:
-        shares: True if prompts share a cached start: every layer keeps all its keys, and no
-            frequency follows the length of the row. Elsewhere every prompt is read in full.
+    At most `batch_tokens` run together (a longer prompt alone); `ends` are tokens that end answers.
+    Prompts share a cached start (`shares`) if every layer keeps all its keys, and no frequency
+    follows the length of the row.
     """
 
     def __init__(self, model: Any, batch_tokens: int, ends: Collection[int] = ()) -> None:
@@ -84,21 +71,28 @@ class Reader:
     def ask(
         self, prompts: Sequence[Prompt], answers: Sequence[Ids], *, new_tokens: int = 0
     ) -> list[Answer]:
-        """Answers to the prompts, in order; prompts that share a long prefix should be adjacent.
-
-        `answers`, the right ones, are scored, and may be empty; `new_tokens` are decoded greedily.
-        """
+        """Answers to the prompts, in order: the given `answers`, which may be empty, are scored,
+        and `new_tokens` decoded greedily. Prompts that share a long prefix should be adjacent."""
         asked = zip(prompts, answers, strict=True)
         lengths = [len(prompt.ids) + max(new_tokens, len(answer)) for prompt, answer in asked]
         check_length(self.model, max(lengths))
+        # A batch has prompts of one length; a context that several have is a batch's only one.
+        contexts = Counter(prompt.context for prompt in prompts)
+        groups = defaultdict(list)
+        for index, prompt in enumerate(prompts):
+            own = prompt.context if self.shares and contexts[prompt.context] > 1 else ()
+            groups[len(prompt.ids), own].append(index)
         answered: dict[int, Answer] = {}
-        for group in self._groups(prompts, lengths):
-            with evaluating(self.model):
-                batch = self.read([prompts[index] for index in group])
-                forced = self._forced(batch, [answers[index] for index in group])
-                written = self._greedy(batch, new_tokens)
-            for index, tokens, (loss, right) in zip(group, written, forced, strict=True):
-                answered[index] = Answer(tokens, loss, right)
+        for group in groups.values():
+            rows = max(1, self._batch_tokens // max(lengths[index] for index in group))
+            for start in range(0, len(group), rows):
+                part = group[start : start + rows]
+                with evaluating(self.model):
+                    batch = self.read([prompts[index] for index in part])
+                    forced = self._forced(batch, [answers[index] for index in part])
+                    written = self._greedy(batch, new_tokens)
+                for index, tokens, scores in zip(part, written, forced, strict=True):
+                    answered[index] = Answer(tokens, *scores)
         return [answered[index] for index in range(len(prompts))]
 
     def weigh(self, prompt: Prompt, answers: Sequence[Ids]) -> list[float]:
@@ -107,39 +101,11 @@ class Reader:
         return [-math.fsum(answer.loss) for answer in replies]
 
     def read(self, prompts: Sequence[Prompt]) -> Batch:
-        """Read all but the last token of prompts of one length, where prompts share a start."""
-        rows = [prompt.ids for prompt in prompts]
-        ids_BS = torch.tensor(rows, device=self.model.device)
+        """Read the start that prompts of one length share, all but the last token at most."""
+        ids_BS = torch.tensor([prompt.ids for prompt in prompts], device=self.model.device)
         if not self.shares:
             return ids_BS, ids_BS, None
-        shared = _common([row[:-1] for row in rows])
-        cache = self._started(shared)
-        cache.reorder_cache(torch.zeros(len(rows), dtype=torch.int64))
-        if len(shared) < len(rows[0]) - 1:
-            self.forward(ids_BS[:, len(shared) : -1], cache)
-        return ids_BS, ids_BS[:, -1:], cache
-
-    def forward(self, ids_BT: Tensor, cache: Any, keep: int = 1) -> tuple[Tensor, Any]:
-        """Read tokens after those of the cache: the last logits [B, keep, V], and the new cache."""
-        options: dict[str, Any] = {CACHE: cache, "use_cache": True}
-        if self._keeps:
-            options["logits_to_keep"] = keep
-        output = self.model(input_ids=ids_BT, **options)
-        return output.logits[:, -keep:], cache_of(output)
-
-    def _groups(self, prompts: Sequence[Prompt], lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Batches of prompts of one length; a context that several have is a batch's only one."""
-        contexts = Counter(prompt.context for prompt in prompts)
-        groups: dict[tuple[int, Ids], list[int]] = {}
-        for index, prompt in enumerate(prompts):
-            own = prompt.context if self.shares and contexts[prompt.context] > 1 else ()
-            groups.setdefault((len(prompt.ids), own), []).append(index)
-        for group in groups.values():
-            rows = max(1, self._batch_tokens // max(lengths[index] for index in group))
-            yield from (group[start : start + rows] for start in range(0, len(group), rows))
-
-    def _started(self, shared: Ids) -> Any:
-        """A cache of one row that begins with these tokens: a copy of the one that is kept."""
+        shared = _common([prompt.ids[:-1] for prompt in prompts])
         tokens, cache = self._start
         known = len(_common([tokens, shared]))
         if known < len(shared):
@@ -150,7 +116,16 @@ class Reader:
             self._start = tokens, cache
         cache = copy.deepcopy(cache) if shared else DynamicCache()
         cache.crop(len(shared) - len(tokens))
-        return cache
+        cache.reorder_cache(torch.zeros(len(prompts), dtype=torch.int64))
+        return ids_BS, ids_BS[:, len(shared) :], cache
+
+    def forward(self, ids_BT: Tensor, cache: Any, keep: int = 1) -> tuple[Tensor, Any]:
+        """Read tokens after those of the cache: the last logits [B, keep, V], and the new cache."""
+        options: dict[str, Any] = {CACHE: cache, "use_cache": True}
+        if self._keeps:
+            options["logits_to_keep"] = keep
+        output = self.model(input_ids=ids_BT, **options)
+        return output.logits[:, -keep:], cache_of(output)
 
     def _forced(
         self, batch: Batch, answers: list[Ids]
@@ -198,8 +173,7 @@ class Reader:
         config = GenerationConfig(
             max_new_tokens=new_tokens, eos_token_id=self._ends or None, pad_token_id=0
         )
-        # transformers takes from the model's own settings what a call leaves out, and reminds of
-        # the trained length, which is exceeded on purpose.
+        # transformers takes what a call leaves out from the model, and reminds of trained lengths.
         plainly = patch.object(self.model, "generation_config", GenerationConfig())
         with plainly, hushed("transformers.generation.stopping_criteria"):
             written = self.model.generate(
@@ -211,16 +185,6 @@ class Reader:
             )[:, ids_BS.shape[1] :].tolist()
         ends = [[*map(self._ends.__contains__, row), True].index(True) for row in written]
         return [tuple(row[:end]) for row, end in zip(written, ends, strict=True)]
-
-
-def ends_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """End tokens: the tokenizer's, and those of the model's generation_config.
-
-    A chat model's turn may end with another token than a text.
-    """
-    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = [tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])]
-    return tuple(dict.fromkeys(token for token in ids if token is not None))
 
 
 def _common(rows: Sequence[Ids]) -> Ids:
@@ -236,8 +200,8 @@ def _keeps_all(model: Any) -> bool:
     cache = cache_of(model(input_ids=token, use_cache=True))
     if cache is None:
         raise ClearheadError(
-            f"{type(model).__name__} has no key-value cache, which answers read token by token "
-            "need: ask for perplexity or hits"
+            f"{type(model).__name__} has no key-value cache, needed to read answers: ask for "
+            "perplexity or hits"
         )
     layers = getattr(cache, "layers", [])
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
@@ -248,14 +212,11 @@ def follow_length(model: Any) -> bool:
     rope = getattr(model.config, "rope_parameters", None) or {}
     kinds = [rope.get("rope_type")]
     kinds += [part.get("rope_type") for part in rope.values() if isinstance(part, dict)]
-    return any(kind in _BY_LENGTH for kind in kinds)
+    return any(kind in ("dynamic", "longrope") for kind in kinds)
 
 
 def reset_dynamic_rope(model: Any) -> None:
-    """Make transformers drop the frequencies of the longest text so far, which it keeps.
-
-    Only a text shorter than the trained length resets them, so the model is given one.
-    """
+    """Make transformers drop the frequencies of the longest text so far, by reading a short one."""
     if follow_length(model) and not isinstance(model.config, ClearheadConfig):
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
 
@@ -264,8 +225,8 @@ def check_length(model: Any, length: int) -> None:
     """Refuse texts of `length` tokens, answer included, where there is no such position."""
     limit, kind = longest_text(model), "learned positions of this model"
     if limit is None and isinstance(model.config, ClearheadConfig):
-        limit, kind = model.base_model.position.longest(), model.config.position
-        kind = f"positions that {kind} can tell apart"
+        limit = model.base_model.position.longest()
+        kind = f"positions that {model.config.position} can tell apart"
     if limit is not None and length > limit:
         raise ClearheadError(
             f"{length:,} tokens, those to be written included, are more than the {limit:,} {kind}: "

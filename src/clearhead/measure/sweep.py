@@ -1,13 +1,13 @@
 """Measurements: tasks on subjects, cell by cell, each written to the records as it is measured.
 
-Cells that are in the records already, of the same weights, text, options and seed, are not measured
-again, so that the same call resumes a sweep that was stopped, or adds seeds to one.
+Cells of the same weights, text, options and seed that are in the records are not measured again.
 """
 
 import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 from clearhead.data import Corpus
 from clearhead.data.tokenizer import Encoder
 from clearhead.errors import NotFinite
-from clearhead.measure.answers import Reader, check_length, ends_of
+from clearhead.measure.answers import Reader, check_length
 from clearhead.models.inspection import dtype_name, within_memory
 from clearhead.progress import Work
 from clearhead.records.cells import unmeasured
@@ -68,29 +68,18 @@ class Texts:
                     documents.append(Document(name, ids))
         return documents
 
-    @cached_property
+    @property
     def streams(self) -> list[Document]:
         """Each source's documents of a split end to end, as one text."""
-        return [
-            Document(f"{stream.spec} {split}", stream.tokens)
-            for split in self.splits
-            for stream in self.corpus.split(split)
-            if len(stream)
-        ]
+        named = [(split, one) for split in self.splits for one in self.corpus.split(split)]
+        return [Document(f"{one.spec} {split}", one.tokens) for split, one in named if len(one)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The subject of a measurement: a model, and the text on which it is measured.
-
-    Attributes:
-        model: a transformers model. tokenizer: its own.
-        texts: tokenised by it.
-        lengths: of texts, in tokens, ascending.
-        tokens: approximate number of tokens read at each length.
-        batch_tokens: number of tokens run together; no result depends on it.
-        seed: of every random choice.
-    """
+    """A transformers model with its tokenizer, and the `texts`, tokenised by it, on which it is
+    measured: about `tokens` at each of the ascending `lengths`, in tokens, `batch_tokens` together,
+    on which no result depends. Every random choice is a function of `seed`."""
 
     model: Any
     tokenizer: Any
@@ -102,58 +91,51 @@ class Subject:
 
     @cached_property
     def weights(self) -> str:
-        """The fingerprint of the model and its rope scaling."""
         return parameters_digest(self.model, self.model.config.to_json_string())
 
     @cached_property
     def reader(self) -> Reader:
-        """Reads prompts; caches their common prefix."""
-        return Reader(self.model, self.batch_tokens, ends_of(self.model, self.tokenizer))
+        # A chat model's turn may end with another token than a text.
+        more = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        ends = {self.tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])}
+        return Reader(self.model, self.batch_tokens, ends - {None})
 
     @cached_property
     def encoder(self) -> Encoder:
-        """The tokenizer, a fast one, without special tokens."""
         return Encoder(self.tokenizer)
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """The begin token, where the tokenizer has one."""
         return () if self.encoder.begin is None else (self.encoder.begin,)
 
     def ids(self, *pieces: str) -> list[tuple[int, ...]]:
-        """The tokens of one text by its pieces; the first piece's follow the begin token.
-
-        A piece is never encoded by itself: many tokenizers put a space before a text.
-        """
+        """The tokens of one text by its pieces, the begin token first. A piece is never encoded by
+        itself: many tokenizers put a space before a text."""
         first, *others = self.encoder.pieces(*pieces)
         return [(*self.begin, *first), *others]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def check_length(self, length: int) -> None:
-        """Refuse texts of `length` tokens, answer included, if the model has fewer positions."""
         check_length(self.model, length)
 
 
 class Task(Protocol):
     """A measurement: a frozen dataclass of its options, which records keep.
 
-    `cells` lists its cells (one measurement each) as dimensions of records, and refuses impossible
-    ones at once. A cell's "digest" is of the files that it reads. `measure` returns one cell's
-    lines: measures {"metric", "value", …} and other payloads of records, with a "kind". `drawn`:
-    whether the text read depends on a seed; only then are several seeds measured. Optional
+    `cells` lists its cells (one measurement each) as dimensions of records, so that neighbours
+    share most work, and refuses impossible ones at once. A cell's "digest" is of the files that it
+    reads. `measure` returns one cell's lines: measures {"metric", "value", …} and other payloads of
+    records, with a "kind". If the text is `drawn` by a seed, several seeds are measured. Optional
     `headlines`: metrics shown in tables; a cell with non-finite logits has each without a value.
     """
 
     drawn: ClassVar[bool]
 
-    def cells(self, subject: Any) -> list[Cell]:
-        """The dimensions of every cell, ordered so that neighbours share most work."""
+    def cells(self, subject: Any) -> list[Cell]: ...
 
-    def measure(self, subject: Any, cell: Cell) -> Iterable[Line]:
-        """The lines of one cell."""
+    def measure(self, subject: Any, cell: Cell) -> Iterable[Line]: ...
 
 
 def parameters_digest(model: Any, start: str = "") -> str:
@@ -166,49 +148,15 @@ def parameters_digest(model: Any, start: str = "") -> str:
     return digest.hexdigest()[:16]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Portion:
-    """One model's part of a sweep.
-
-    Attributes:
-        header: the run's line, with "run" its name; `sweep` adds study, provenance and text.
-        subjects: the model's variants, such as its rope scalings, each with its dimensions.
-        tasks: by name.
-        seeds: of the tasks' random draws.
-        less: advice for the error message when memory runs out, such as smaller batches.
-    """
-
-    header: Line
-    subjects: Sequence[tuple[Line, Any]]
-    tasks: Mapping[str, Task]
-    seeds: Sequence[int] = (0,)
-    less: str
-
-
-class _Planned(NamedTuple):
-    """A cell to be measured; `key` is a hash of its settings, and its seed."""
-
-    task: str
-    subject: Any
-    cell: Cell
-    at: Line
-    draw: Line
-    key: str
-    options: Line
-    made: Line
-
-    def __str__(self) -> str:
-        """perplexity, yarn × 4, length 128, seed 1."""
-        at = dict(self.at)
-        scaling, factor = at.pop("scaling", None), at.pop("factor", None)
-        kind = [scaling if factor is None else f"{scaling} × {factor:g}"] * (scaling is not None)
-        seeds = [f"seed {seed}" for seed in self.draw.values() if seed]
-        return ", ".join([self.task, *kind, *(f"{k} {x}" for k, x in at.items()), *seeds])
+Portion = tuple[Line, Sequence[tuple[Line, Subject]], Mapping[str, Task], str]
+"""One model's part of a sweep: the run's header; the model's variants, such as its rope scalings,
+with their dimensions; the tasks by name; and advice for when memory runs out."""
 
 
 def sweep(
     portions: Sequence[Callable[[], Portion]],
     *,
+    seeds: Sequence[int],
     records: Path | None,
     study: str = COMPARISON,
     work: Work | None = None,
@@ -216,20 +164,16 @@ def sweep(
 ) -> list[Line]:
     """Measure every cell; return each run's line and those of its cells, in order.
 
-    All of a model's cells are checked before any is measured.
-
-    Args:
-        portions: functions that load a model and return its portion, called one after the other.
-        records: a file to append to; None to write none.
-        work: shows the current cell; every model is assumed to have as many cells as the first.
-        told: called with a run's line, and with the lines of each cell as soon as it is done.
+    Models are loaded one after the other, and all of a model's cells are checked before any is
+    measured. `records`, if given, is a file to append to, and `told` is called with a run's line
+    and with those of each cell once it is done. `work` takes all models to have as many cells.
     """
     lines: list[Line] = []
     work = Work() if work is None else work
-    with hold_file(records):
+    with nullcontext() if records is None else hold_file(records):
         store = Store(records, study)
-        for make in portions:
-            for done in _swept(make(), store, study, len(portions), work):
+        for load in portions:
+            for done in _swept(load(), seeds, store, study, len(portions), work):
                 lines += done
                 if told is not None:
                     told(done)
@@ -237,52 +181,54 @@ def sweep(
 
 
 def _swept(
-    portion: Portion, store: Store, study: str, portions: int, work: Work
+    portion: Portion, seeds: Sequence[int], store: Store, study: str, portions: int, work: Work
 ) -> Iterator[list[Line]]:
-    run = str(portion.header["run"])
-    cells = _planned(portion)
-    at_hand = portion.subjects[0][1]
+    named, subjects, tasks, less = portion
+    cells = _planned(subjects, tasks, seeds)
+    at_hand = subjects[0][1]
     origin, read = provenance(at_hand.model.device), at_hand.texts.read
     text = {"weights": at_hand.weights, "data": read and read.describe()}
-    header = {"kind": "run", **text, **portion.header, "study": study, **origin}
-    less = portion.less
+    header = {"kind": "run", **text, **named, "study": study, **origin}
     if store.path is not None:
         less += f"; what is done is in {store.path}, and the same command goes on"
     work.start(portions * len(cells))
     yield [canonical(header)]
-    for one in cells:
-        if one.subject is not at_hand:
+    for subject, cell, key, facts in cells:
+        if subject is not at_hand:
             vars(at_hand).pop("reader", None)  # and its cache
-            at_hand = one.subject
-        if store.has(one.key, header):
+            at_hand = subject
+        if store.has(key, header):
             work.skip()
-            yield store.rows(one.key, header)
+            yield store.rows(key, header)
             continue
-        work.begin(f"{run}, {one}")
+        task, draw = facts["task"], {DRAW: facts[DRAW]} if DRAW in facts else {}
+        common = {**({"task": task} if study == COMPARISON else {}), **facts["at"], **draw}
+        work.begin(f"{named['run']}, {name_of(facts)}")
+        peak, started = PeakMemory(subject.model.device), time.perf_counter()
         with within_memory(less):
-            rows, spent = _measured(portion.tasks[one.task], one, study, work)
-        made = {**one.made, "seed": one.subject.seed, **origin, **spent}
-        facts = {"task": one.task, "at": one.at, **one.draw, "options": one.options, "made": made}
-        yield store.add(one.key, header, rows, **facts)
+            rows = [{**common, **line} for line in _lines(tasks[task], subject, cell, work)]
+        spent = {"seconds": time.perf_counter() - started, "peak_memory_bytes": peak.bytes()}
+        made = {**facts["made"], "seed": subject.seed, **origin, **spent}
+        yield store.add(key, header, rows, **{**facts, "made": made})
         work.end()
 
 
-def _planned(portion: Portion) -> list[_Planned]:
+def _planned(
+    subjects: Sequence[tuple[Line, Subject]], tasks: Mapping[str, Task], seeds: Sequence[int]
+) -> list[tuple[Subject, Cell, str, Line]]:
+    """Cells with their subject, a hash of their settings and seed, and facts for the records."""
     listed = []
-    for dimensions, first in portion.subjects:
-        for place, seed in enumerate(portion.seeds):
+    for dimensions, first in subjects:
+        for place, seed in enumerate(seeds):
             subject = first if seed == first.seed else replace(first, seed=seed)
             vars(subject)["weights"] = first.weights  # of one model
-            listed += [
-                (name, subject, {**dimensions, **cell}, cell)
-                for name, task in portion.tasks.items()
-                if place == 0 or task.drawn
-                for cell in task.cells(subject)
-            ]
+            for name, task in tasks.items():
+                if place == 0 or task.drawn:
+                    listed += [(name, subject, dimensions, cell) for cell in task.cells(subject)]
     planned = []
-    for name, subject, at, cell in listed:  # only now is it known whether text is read at all
-        task: Any = portion.tasks[name]  # a dataclass
-        text = subject.texts.read
+    for name, subject, dimensions, cell in listed:  # only now is it known which text is read
+        options: Any = tasks[name]  # a dataclass
+        drawn, text = options.drawn, subject.texts.read
         made = {
             "weights": subject.weights,
             "data": text and text.fingerprint,
@@ -290,31 +236,39 @@ def _planned(portion: Portion) -> list[_Planned]:
             "tokens": subject.tokens,
             "dtype": dtype_name(subject.model),
         }
-        listing = {option.name for option in fields(task) if "listed" in option.metadata}
-        options = canonical({k: x for k, x in asdict(task).items() if k not in listing})
-        key = f"{digest_of([name, at, options, made])[:16]}-{subject.seed if task.drawn else 0}"
-        at = {dimension: value for dimension, value in at.items() if dimension != "digest"}
-        draw = {DRAW: subject.seed} if task.drawn else {}
+        listing = {option.name for option in fields(options) if "listed" in option.metadata}
+        options = canonical({k: x for k, x in asdict(options).items() if k not in listing})
+        at = {**dimensions, **cell}
+        key = f"{digest_of([name, at, options, made])[:16]}-{subject.seed if drawn else 0}"
+        at.pop("digest", None)
+        draw = {DRAW: subject.seed} if drawn else {}
         made["batch_tokens"] = subject.batch_tokens
-        planned.append(_Planned(name, subject, cell, at, draw, key, options, made))
+        facts = {"task": name, "at": at, **draw, "options": options, "made": made}
+        planned.append((subject, cell, key, facts))
     return planned
 
 
-def _measured(task: Task, one: _Planned, study: str, work: Work) -> tuple[list[Line], Line]:
-    """The rows of a cell, and the time and memory that they took."""
-    model, passes = one.subject.model, itertools.count(1)
-    peak, started = PeakMemory(model.device), time.perf_counter()
+def _lines(task: Task, subject: Subject, cell: Cell, work: Work) -> list[Line]:
+    """The lines of a cell, while forward passes are shown; of lost numbers, why there are none."""
+    passes = itertools.count(1)
 
     def count(*_: Any) -> None:
         work.update(0.0, f"{next(passes):,} forward passes")
 
     try:
-        with model.base_model.register_forward_hook(count):
-            lines = list(task.measure(one.subject, one.cell))
+        with subject.model.base_model.register_forward_hook(count):
+            return list(task.measure(subject, cell))
     except NotFinite as error:
         if not (headlines := getattr(task, "headlines", ())):
             raise
-        lines = unmeasured(headlines, error)
-    named = {"task": one.task} if study == COMPARISON else {}
-    rows = [{**named, **one.at, **one.draw, **line} for line in lines]
-    return rows, {"seconds": time.perf_counter() - started, "peak_memory_bytes": peak.bytes()}
+        return unmeasured(headlines, error)
+
+
+def name_of(facts: Line) -> str:
+    """The name of a cell: "perplexity, yarn × 4, length 128, seed 1"."""
+    at = dict(facts["at"])
+    scaling, factor = at.pop("scaling", None), at.pop("factor", None)
+    kind = [scaling if factor is None else f"{scaling} × {factor:g}"] * (scaling is not None)
+    places = [f"{name} {value}" for name, value in at.items()]
+    seed = [f"seed {facts[DRAW]}"] if facts.get(DRAW) else []
+    return ", ".join([facts["task"], *kind, *places, *seed])

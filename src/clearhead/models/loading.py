@@ -144,14 +144,15 @@ def kind_of(name: str, *, trust_remote_code: bool = False) -> str:
 
 
 @contextmanager
-def explained(name: str, what: str = "model") -> Iterator[None]:
-    """Turn errors of the body into a one-line ClearheadError: why `what` cannot be loaded."""
+def explained(name: str, what: str = "model", allow: str = "") -> Iterator[None]:
+    """Turn errors of the body into a one-line ClearheadError: why `what` cannot be loaded; `allow`
+    is as in `refuse_code`."""
     try:
         yield
     except (ClearheadError, MemoryError):
         raise
     except Exception as error:  # transformers, safetensors and the hub each raise their own
-        refuse_code(name, what, error)
+        refuse_code(name, what, error, allow)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
         reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1])  # a heading has no reason
         raise ClearheadError(f"cannot load a {what} from {name!r} ({reason}): {_GIVE}") from error

@@ -13,29 +13,25 @@ _BY_ITEM, _STDERR = "_by_item", "_stderr"
 
 
 def lines_of(headlines: Sequence[str], /, **result: Any) -> list[Line]:
-    """The numbers of one cell as payloads of records.
-
-    - A measure for each number: first the `headlines`, which tables show; then all others, marked
-      as "aside". Values that are not numbers become details of the first.
-    - `low` and `high` are accuracy's "interval", NAME_stderr the "stderr" of NAME and NAME_by_item
-      its "items", from which an interval is made where none is given.
-    - `documents` are measures of their perplexities.
-    """
-    numbers = {name: result[name] for name in headlines if name in result}
+    """The numbers of one cell as payloads of records: the `headlines`, which tables show, then all
+    others, marked as "aside", and perplexities of `documents`. What is no number becomes a detail
+    of the first. `low` and `high` are accuracy's "interval", NAME_stderr the "stderr" of NAME and
+    NAME_by_item its "items", which may give an interval."""
+    numbers: Line = {name: result[name] for name in headlines if name in result}
     rest: Line = {}
     for name, value in result.items():
         if name not in _PARTS and not name.endswith((_BY_ITEM, _STDERR)):
             is_number = isinstance(value, int | float | None) and not isinstance(value, bool)
             (numbers if is_number else rest)[name] = value
     lines = []
-    for name, value in numbers.items():
+    for name in numbers:
         aside = {} if name in headlines else {"aside": True}
-        lines.append({"metric": name, **_value(value), **aside, **rest, **_errors(name, result)})
+        lines.append({"metric": name, **_number(name, result), **aside, **rest})
         rest = {}
     for one in result.get("documents", ()):
         details = {key: value for key, value in one.items() if key != "perplexity"}
-        value = _value(one.get("perplexity"))
-        lines.append({"metric": "document_perplexity", **details, **value})
+        value = {"perplexity": one.get("perplexity")}
+        lines.append({"metric": "document_perplexity", **details, **_number("perplexity", value)})
     return lines
 
 
@@ -57,27 +53,20 @@ def errors(metric: str, value: float, items: Sequence[float]) -> Line:
     return lines | ({} if interval is None else {"interval": interval})
 
 
-def _value(value: Any) -> Line:
-    """A number that is finite, or the reason why there is none."""
-    if value is None or math.isfinite(value):
-        return {"value": value}
-    return {"value": None, "reason": NOT_FINITE}
-
-
-def _errors(name: str, result: Mapping[str, Any]) -> Line:
-    """The interval, standard error, items and reason of a number, where they are known."""
+def _number(name: str, result: Mapping[str, Any]) -> Line:
+    """A number with its interval, standard error and items, or the reason why there is none."""
     value = result.get(name)
     if value is None:
-        return {"reason": result["reason"]} if result.get("reason") else {}
+        return {"value": None, **({"reason": result["reason"]} if result.get("reason") else {})}
     if not math.isfinite(value):
-        return {}
+        return {"value": None, "reason": NOT_FINITE}
     items = [float(one) for one in result.get(f"{name}{_BY_ITEM}") or ()]
     losses = [one["loss"] for one in result.get("documents", ()) if "loss" in one]
     if name == "perplexity" and losses and None not in losses:
         items = on_perplexity(value, result["loss"], losses)
-    found = errors(name, value, items)
+    line = {"value": value, **errors(name, value, items)}
     if name == "accuracy" and result.get("low") is not None:
-        found["interval"] = result["low"], result["high"]
+        line["interval"] = result["low"], result["high"]
     if (error := result.get(f"{name}{_STDERR}")) is not None:
-        found["stderr"] = error
-    return found
+        line["stderr"] = error
+    return line

@@ -14,34 +14,26 @@ from clearhead.errors import ClearheadError
 
 _PREFIX = ".writing-"
 SAVE = "save what it gives, and name that"  # of a pipe that would be read
-# Rust libraries (safetensors, tokenizers) report a refusal of the system as an exception of theirs.
-_RUST_ERROR = re.compile(r"([^:]+) \(os error \d+\)")
 
 
 @contextmanager
 def writing(target: Path, advice: str) -> Iterator[None]:
-    """Turn an error of writing, such as a full disk, into a one-line error that names `target`.
-
-    Raises:
-        ClearheadError: for OSError, and for what safetensors and tokenizers raise in its place.
-    """
+    """Turn an error of writing, such as a full disk, into a one-line error that names `target`."""
     try:
         yield
+    except OSError as error:
+        refusal = error.strerror or str(error)
+        raise ClearheadError(f"cannot write {target} ({refusal}): {advice}") from error
     except ClearheadError:
         raise
-    except Exception as error:
-        refused = _refusal(error)
-        if refused is None:
+    except Exception as error:  # safetensors and tokenizers, in Rust, have exceptions of their own
+        if (refused := re.search(r"([^:]+) \(os error \d+\)", str(error))) is None:
             raise
-        raise ClearheadError(f"cannot write {target} ({refused}): {advice}") from error
+        raise ClearheadError(f"cannot write {target} ({refused[1].strip()}): {advice}") from error
 
 
 def require_regular(path: Path, advice: str = "name a file") -> None:
-    """Refuse a pipe or a device: reading may never end, and writing would replace it by a file.
-
-    Raises:
-        ClearheadError: with `advice`; a file, a folder and a missing path pass.
-    """
+    """Refuse a pipe or a device: reading may never end, and writing would replace it by a file."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise ClearheadError(f"{path}: not a regular file: {advice}")
 
@@ -56,21 +48,15 @@ def require_new(target: Path) -> None:
 def publish_folder(
     target: Path, advice: str = "make room and give the same command again"
 ) -> Iterator[Path]:
-    """Yield an empty folder beside `target`, and rename it to `target` once it is on the disk.
-
-    If the body fails the folder is removed and nothing else changes. `target` must not exist
-    (`require_new`).
-    """
+    """Yield an empty folder beside `target`, which must not exist, and rename it to `target` once
+    it is on the disk. If the body fails the folder is removed and nothing else changes."""
     with _published(target, target.with_name(_PREFIX + target.name), advice) as temporary:
         temporary.mkdir()
         yield temporary
 
 
 def write_text(path: Path, text: str, advice: str = "make room or choose another place") -> None:
-    """Replace `path` atomically by a file with `text`.
-
-    A missing folder is created; a pipe or a device is refused.
-    """
+    """Replace `path` atomically by a file with `text`; a missing folder is created."""
     require_regular(path)
     # With the process's number: two that write one file never share the unfinished copy.
     with _published(path, path.with_name(f"{_PREFIX}{os.getpid()}-{path.name}"), advice) as copy:
@@ -100,21 +86,17 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path, advice: str) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        ClearheadError: naming the file, with `advice`, where it cannot be read or holds something
-            else.
-    """
+    """Read a JSON object; a ClearheadError names the file, with `advice`, where it is none."""
     try:
         value = json.loads(path.read_bytes())
+        if not isinstance(value, dict):
+            raise ValueError(f"expected an object, found {type(value).__name__}")
     except OSError as error:
         raise ClearheadError(f"cannot read {path} ({error.strerror}): {advice}") from error
     except (ValueError, RecursionError) as error:
-        raise ClearheadError(f"{path} is damaged, for it is not JSON: {advice}") from error
-    if not isinstance(value, dict):
-        kind = type(value).__name__
-        raise ClearheadError(f"{path} is damaged: expected an object, found {kind}: {advice}")
+        raise ClearheadError(
+            f"{path} is damaged, for it is not JSON ({error}): {advice}"
+        ) from error
     return value
 
 
@@ -135,14 +117,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _refusal(error: Exception) -> str | None:
-    """The system's reason, in its own words; None for an error of another kind."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    match = _RUST_ERROR.search(str(error))
-    return match and match[1].strip()
 
 
 def _sync(path: Path) -> None:

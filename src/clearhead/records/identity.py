@@ -18,24 +18,17 @@ def canonical(settings: Any) -> Any:
 
 
 def restored(kind: type[T], values: Mapping[str, Any]) -> T:
-    """The settings whose canonical form is `values`.
-
-    Raises:
-        TypeError: for a name that is no field of `kind`.
-        ClearheadError: for a value that `kind` refuses.
-    """
-    hints = get_type_hints(kind)
-    return kind(**{name: _restored(hints.get(name), value) for name, value in values.items()})
-
-
-def _restored(hint: Any, value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(value)
-    if isinstance(hint, type) and is_dataclass(hint):
-        return restored(hint, value)
-    if isinstance(value, str) and Path in (hint, *get_args(hint)):
-        return Path(value)
-    return value
+    """The settings whose canonical form is `values`; raises as `kind` does."""
+    hints, settings = get_type_hints(kind), dict(values)
+    for name, value in values.items():
+        hint = hints.get(name)
+        if isinstance(value, list):
+            settings[name] = tuple(value)
+        elif isinstance(hint, type) and is_dataclass(hint):
+            settings[name] = restored(hint, value)
+        elif isinstance(value, str) and Path in (hint, *get_args(hint)):
+            settings[name] = Path(value)
+    return kind(**settings)
 
 
 def digest_of(values: Any) -> str:

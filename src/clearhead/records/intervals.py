@@ -30,26 +30,9 @@ def wilson(successes: float, trials: int) -> Interval:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def of_items(items: Sequence[float], centre: float | None = None) -> Interval | None:
-    """The interval of the mean of independently drawn items; None where there is none.
-
-    Items that are all 0 or 1 are trials (Wilson), two or more others that differ have Student's t.
-
-    Args:
-        centre: the number of which the items are parts, where it is not exactly their mean.
-    """
-    n = len(items)
-    if n and all(one in (0, 1) for one in items):
-        return wilson(sum(items), n)
-    return of_numbers(items, centre)
-
-
 def of_numbers(numbers: Sequence[float], centre: float | None = None) -> Interval | None:
-    """Student's interval of the mean of two or more numbers that differ; None of others.
-
-    Args:
-        centre: as in `of_items`.
-    """
+    """Student's interval of the mean of two or more numbers that differ; None of others. `centre`
+    is the number of which they are parts, where it is not exactly their mean."""
     if len(numbers) < 2 or not (error := component(numbers)).variance:
         return None
     half = t_quantile(error.degrees) * math.sqrt(error.variance)
@@ -67,24 +50,21 @@ def component(values: Sequence[float]) -> Component:
 
 
 def of_metric(metric: str, items: Sequence[float], centre: float) -> Interval | None:
-    """The interval of a metric by its items: of a perplexity on the scale of the loss, from at
-    least `FEWEST` items; of a share within 0 and 1. Items of a difference are no trials."""
-    if metric.startswith("added"):
-        return of_numbers(items, centre)
-    interval = of_items(items, centre)
-    if interval is None:
-        return None
+    """The interval of a metric by its items: of trials (all 0 or 1, of no difference) Wilson's, of
+    others Student's; of a perplexity on the scale of the loss, from at least `FEWEST` items; of a
+    share within 0 and 1."""
+    trials = items and all(one in (0, 1) for one in items) and not metric.startswith("added")
+    interval = wilson(sum(items), len(items)) if trials else of_numbers(items, centre)
+    if interval is None or metric.startswith("added"):
+        return interval
     if metric == "perplexity":
-        return on_log_scale(interval, centre) if len(items) >= FEWEST else None
+        if len(items) < FEWEST:
+            return None
+        half = min(700.0, (interval[1] - interval[0]) / 2 / centre)
+        return centre * math.exp(-half), centre * math.exp(half)
     if "loss" not in metric and all(0 <= one <= 1 for one in items):
         return max(0.0, interval[0]), min(1.0, interval[1])
     return interval
-
-
-def on_log_scale(interval: Interval, centre: float) -> Interval:
-    """An interval around a number above 0, recomputed on a logarithmic scale."""
-    half = min(700.0, (interval[1] - interval[0]) / 2 / centre)
-    return centre * math.exp(-half), centre * math.exp(half)
 
 
 def t_quantile(degrees: float) -> float:

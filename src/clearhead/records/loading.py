@@ -1,17 +1,14 @@
-"""Reading of records as runs and measures, and their writing: a stopped measurement resumes from
-the file of its results, to which lines are only appended.
+"""Records in files, to which lines are only appended, so that a stopped measurement resumes.
 
-A file holds, one JSON object a line, `run` headers and under each name `measure` lines, besides the
-payloads that are no single number: `step` (the training curve), `attention` (one map), `curve` (x
-and y), `channel` (an outlier), `note` (a part that could not be measured) and `advice`. Lines of a
-sweep name their "cell", and count once the line of kind `cell` that closes it is there: the latest
-cell of a place counts, under each draw.
+A file holds, one JSON object a line, `run` headers and under each name `measure` lines, besides
+`step` (the training curve), `attention` (one map), `curve` (x and y), `channel` (an outlier),
+`note` (a part that could not be measured) and `advice`. Lines of a sweep name their "cell", and
+count once the line of kind `cell` that closes it is there: the latest of a place and draw.
 """
 
 import json
 import math
 import re
-import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -48,54 +45,42 @@ Entry = tuple[Line, Measure | None]
 def load(paths: Path | Iterable[Path]) -> Records:
     """Read records from one or more files, of any study.
 
-    A last line without its end, as an interrupted run leaves it, is skipped. Of two lines about
-    the same step, measure or map the later counts, and so of two runs of one arm, seed, label.
-
-    An evaluation of a run beside that run's own records, or beside another evaluation, adds to
-    them. Where files have runs of one arm, seed and label with different settings, the file's name
-    becomes the label.
-
-    Raises:
-        ClearheadError: naming file and line, for anything else that is not a record; two diagnoses
-            of one name.
+    An unfinished last line is skipped. Of two lines about the same step, measure or map the later
+    counts, and so of two runs of one arm, seed, label; an evaluation adds to the run's own records,
+    or to another evaluation. Where runs of one arm, seed and label have different settings, the
+    file's name becomes the label. A ClearheadError names file and line of what is no record.
     """
     files: dict[Path, list[Run]] = {}
     for path in [paths] if isinstance(paths, Path) else paths:
-        reader = Reader()
-        jsonl.each(path, reader.read)
+        lines = Lines()
+        jsonl.each(path, lines.read)
         with trusted(path):
-            files[path] = reader.runs()
+            files[path] = lines.runs()
     with trusted(*files):
-        return joined(_told_apart(files))
+        return _joined(_told_apart(files))
 
 
 @contextmanager
 def trusted(*paths: Path) -> Iterator[None]:
     """Turn errors of the body that wrongly typed values in these files cause into one line; without
-    files nothing is caught.
-
-    Raises:
-        ClearheadError: naming the files.
-    """
+    files nothing is caught."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if not paths:  # what was just measured
             raise
-        place = traceback.extract_tb(error.__traceback__)[-1]
         raise ClearheadError(
-            f"{', '.join(map(str, paths))}: a value has another type than its key asks for, or "
-            f"clearhead has a fault ({type(error).__name__}: {error}, {Path(place.filename).name} "
-            f"line {place.lineno}): restore the file if it was changed"
+            f"{', '.join(map(str, paths))}: a value has another type than its key asks for "
+            f"({type(error).__name__}: {error}): restore the file if it was changed"
         ) from error
 
 
 def parse(lines: Iterable[Line]) -> Records:
     """Records from lines that are not in a file."""
-    reader = Reader()
+    read = Lines()
     for line in lines:
-        reader.read(line)
-    return reader.records()
+        read.read(line)
+    return read.records()
 
 
 def _told_apart(files: dict[Path, list[Run]]) -> list[Run]:
@@ -119,14 +104,25 @@ def _told_apart(files: dict[Path, list[Run]]) -> list[Run]:
     ]
 
 
-def joined(loaded: list[Run]) -> Records:
-    """Records of runs, each arm, seed and label once; raises as `load`."""
+def _joined(loaded: list[Run]) -> Records:
+    """Records of runs, each arm, seed and label once: the later of two, of an evaluation both."""
     runs: dict[tuple[str, str, str, int], Run] = {}
     sizes: dict[tuple[str, str, str], str] = {}
     for run in sorted(loaded, key=_is_evaluated):
         place = run.study, run.label, run.arm, run.seed
-        if known := runs.get(place):
-            run = _both(known, run)
+        known = runs.get(place)
+        if known and run.study == DIAGNOSIS:
+            raise ClearheadError(f"a second diagnosis named {run.id!r}: give each its own name")
+        if known and _is_evaluated(run):
+            if run.header.get("train") != known.header.get("train"):
+                raise ClearheadError(
+                    f"{run.id} (evaluated) and {known.id} (trained) have one arm, seed and label "
+                    "but different settings: report these files apart"
+                )
+            payloads = dict(known.payloads)
+            for kind, lines in run.payloads.items():
+                payloads[kind] = [*payloads.get(kind, ()), *lines]
+            run = replace(known, measures=known.measures | run.measures, payloads=payloads)
         runs[place] = run
     for run in runs.values():
         size = str(run.header.get("size", ""))
@@ -139,33 +135,12 @@ def joined(loaded: list[Run]) -> Records:
     return Records(runs=tuple(runs.values()))
 
 
-def _both(known: Run, run: Run) -> Run:
-    """The later of two runs; of an evaluation the numbers of both."""
-    if run.study == DIAGNOSIS:
-        raise ClearheadError(f"a second diagnosis named {run.id!r}: give each a name of its own")
-    if not _is_evaluated(run):
-        return run
-    if run.header.get("train") != known.header.get("train"):
-        raise ClearheadError(
-            f"{run.id} (evaluated) and {known.id} (trained) have one arm, seed and label "
-            "but different settings: report these files apart"
-        )
-    payloads = dict(known.payloads)
-    for kind, lines in run.payloads.items():
-        payloads[kind] = [*payloads.get(kind, ()), *lines]
-    return replace(known, measures=known.measures | run.measures, payloads=payloads)
-
-
 def _is_evaluated(run: Run) -> bool:
     return "evaluation" in run.header and "arm" not in run.header
 
 
-class Reader:
-    """Lines of one file to runs.
-
-    Attributes:
-        headers: the latest line of each run, by its name.
-    """
+class Lines:
+    """Lines of one file to runs; `headers` has the latest line of each run, by its name."""
 
     def __init__(self) -> None:
         self.headers: dict[str, Line] = {}
@@ -180,32 +155,29 @@ class Reader:
         known = self.headers.get(run)
         if kind == "run":
             _run(run, line)
-            if known is None or not goes_on(line, known):
+            if known is None or not _goes_on(line, known):
                 self._places[run] = {}
             self.headers[run] = line
             return
         if known is None:
             raise ValueError(f'no line of kind "run" for {run!r} comes before it')
         entry = line, _measure(line) if kind == "measure" else None
-        if kind == "cell":
-            self._close(run, cell, entry)
-        elif cell:
-            self._unclosed[run, cell].append(entry)
-        else:
-            self._places[run][object()] = {"": [entry]}
-
-    def _close(self, run: str, cell: str, last: Entry) -> None:
-        """Count the entries of a cell, in place of those that were measured there under another
-        setting: a cell is named by its setting and its draw."""
-        line, places = last[0], self._places[run]
+        places = self._places[run]
+        if kind != "cell":
+            if cell:
+                self._unclosed[run, cell].append(entry)
+            else:
+                places[object()] = {"": [entry]}
+            return
         entries = self._unclosed.pop((run, cell), [])
         start = len(entries) - line["lines"]  # those of a write that was cut short come first
         if start >= 0:
+            # A cell, named by its setting and draw, replaces those measured under another setting.
             place = json.dumps([line["task"], line["at"]], sort_keys=True)
             setting = cell.partition("-")[0]
             if any(one.partition("-")[0] != setting for one in places.get(place, ())):
                 del places[place]
-            places.setdefault(place, {})[cell] = [*entries[start:], last]
+            places.setdefault(place, {})[cell] = [*entries[start:], entry]
 
     def runs(self) -> list[Run]:
         """The runs, with all that counts."""
@@ -213,15 +185,15 @@ class Reader:
         for run in runs:
             for cells in self._places[run.id].values():
                 for line, measure in (entry for entries in cells.values() for entry in entries):
-                    _take(run, line, measure)
+                    _add(run, line, measure)
         return runs
 
     def records(self) -> Records:
         """Records of all lines that count."""
-        return joined(self.runs())
+        return _joined(self.runs())
 
 
-def _take(run: Run, line: Line, measure: Measure | None) -> None:
+def _add(run: Run, line: Line, measure: Measure | None) -> None:
     kind = line["kind"]
     if measure is not None:
         if DRAW in line:
@@ -248,20 +220,17 @@ def _run(name: str, header: Line) -> Run:
     return Run(id=name, arm=arm, preset=preset, label=label, seed=seed, study=study, header=header)
 
 
-def goes_on(header: Line, old: Line) -> bool:
-    """True if `header` resumes the run `old`, whose measures are then kept. Another model measured
-    under the same name replaces the first one's results, and so does another text of a
-    quantisation, since costs of schemes are differences on one text."""
+def _goes_on(header: Line, old: Line) -> bool:
+    """True if `header` resumes the run `old`, whose measures are then kept: the same model and, for
+    a quantisation, whose costs are differences on one text, the same text."""
     weights = {header.get("weights"), old.get("weights")} - {None}
-    one, other = (
-        ((at.get("data") or {}).get("fingerprint"), at.get("length"), at.get("tokens"))
-        for at in (header, old)
-    )
-    return len(weights) < 2 and (header.get("study") != QUANTIZATION or one == other)
+    if len(weights) == 2 or header.get("study") != QUANTIZATION:
+        return len(weights) < 2
+    text, before = ((one.get("data") or {}).get("fingerprint") for one in (header, old))
+    return text == before and all(header.get(key) == old.get(key) for key in ("length", "tokens"))
 
 
 def _measure(line: Line) -> Measure:
-    value = _number(line["value"])
     dimensions = {name: line[name] for name in DIMENSIONS if line.get(name) is not None}
     details = {name: item for name, item in line.items() if name not in _IDENTITY}
     for name in ("interval", "items"):
@@ -271,7 +240,8 @@ def _measure(line: Line) -> Measure:
                 del details[name]
     if (ends := details.get("interval")) is not None and len(ends) != 2:
         raise ValueError(f"an interval has two ends, found {len(ends)}")
-    return Measure(metric=str(line["metric"]), value=value, dimensions=dimensions, details=details)
+    metric, value = str(line["metric"]), _number(line["value"])
+    return Measure(metric=metric, value=value, dimensions=dimensions, details=details)
 
 
 def _number(value: object) -> float | None:
@@ -283,17 +253,11 @@ def _number(value: object) -> float | None:
     return number
 
 
-class Store(Reader):
+class Store(Lines):
     """Records of one study in a file, to which each result is appended in one write.
 
-    A result is the rows of one cell of a run and the line of kind "cell" that closes them. Without
-    that line, as a kill leaves it, the rows do not count. Another process must not append.
-
-    Args:
-        path: of the file, created with the first result; None keeps results in memory.
-
-    Raises:
-        ClearheadError: naming file and line, for what is no record; for records of another study.
+    A result is the rows of one cell of a run and the line of kind "cell" that closes them, without
+    which they do not count. Without a path results stay in memory.
     """
 
     def __init__(self, path: Path | None, study: str = COMPARISON) -> None:
@@ -302,8 +266,7 @@ class Store(Reader):
         self._begun = set[str]()
         if path is not None and path.exists():
             jsonl.each(path, self.read)
-            with trusted(path):
-                others = {run.study for run in self.runs()} - {study}
+            others = {_run(name, line).study for name, line in self.headers.items()} - {study}
             if others:
                 raise ClearheadError(
                     f"{path} holds records of another study ({others.pop()}): name another"
@@ -312,10 +275,7 @@ class Store(Reader):
     def has(self, cell: str, header: Line) -> bool:
         """True if the result of a cell is there, and counts beside others of the run's `header`."""
         known = self.headers.get(header["run"])
-        if known is None or not self.rows(cell, header):
-            return False
-        with trusted(*([self.path] if self.path else [])):
-            return goes_on(header, known)
+        return bool(known and self.rows(cell, header) and _goes_on(header, known))
 
     def rows(self, cell: str, header: Line) -> list[Line]:
         """The rows of a result and its closing line, as they are read from the file."""
@@ -324,14 +284,8 @@ class Store(Reader):
         return [line for line, _ in entries]
 
     def add(self, cell: str, header: Line, rows: Iterable[Line], **closing: object) -> list[Line]:
-        """Append a result; return its `rows` with the closing line.
-
-        Args:
-            cell: identifies the result within its run.
-            header: line of the run, "run" its name; written before the first result that is added.
-            rows: payloads of records; each gets the names of its run and cell.
-            closing: facts of the closing line: "task", "at" and how the result was made.
-        """
+        """Append a result, named `cell` within the run of `header`; return its `rows` with the
+        closing line, which has `closing` facts: "task", "at" and how the result was made."""
         run = header["run"]
         name = {"run": run, "cell": cell}
         lines = [{"kind": "measure", **line, **name} for line in rows]

@@ -1,7 +1,6 @@
-"""One process at a time in a run folder or a file of records.
+"""One process at a time in a run folder or a file of records, by a file that names its owner.
 
-A lock is a file that names its owner, released by the kernel when the owner dies (flock); forked
-children do not inherit it. The file is removed on release.
+The kernel releases the lock when the owner dies (flock); forked children do not inherit it.
 """
 
 import contextlib
@@ -15,31 +14,23 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from clearhead.errors import ClearheadError
-from clearhead.records.files import remove_leftovers, require_regular
+from clearhead.records.files import remove_leftovers, require_regular, writing
 
 _PATIENCE = 0.2  # seconds, within which another process may be removing its lock
 
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder, created if missing, and removed at the end if still empty.
-
-    Temporary files that a killed owner left directly under it are removed.
-
-    Raises:
-        ClearheadError: naming the owner, if it is locked already; if it cannot be created.
-    """
+    """Lock a folder, made if missing, and removed at the end if still empty, with temporary files
+    of a killed owner. A ClearheadError names the owner of a lock."""
     with _hold(folder, folder / ".lock"):
         remove_leftovers(folder)
         yield
 
 
 @contextmanager
-def hold_file(path: Path | None) -> Iterator[None]:
-    """Hold a file that is appended to and make its folder, as `hold_folder`; None holds nothing."""
-    if path is None:
-        yield
-        return
+def hold_file(path: Path) -> Iterator[None]:
+    """Hold a file that is appended to and make its folder, as `hold_folder`."""
     require_regular(path)
     with _hold(path, path.with_name(f".{path.name}.lock")):
         yield
@@ -52,22 +43,18 @@ def _hold(held: Path, place: Path) -> Iterator[None]:
     missing = [folder for folder in (place.parent, *place.parent.parents) if not folder.exists()]
     lock = FileLock(place, fallback_to_soft=False)
     try:
-        try:
+        with writing(held, "choose another place"):
             place.parent.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=_PATIENCE)
-        except Timeout:
-            named = ""
-            with contextlib.suppress(OSError):
-                named = place.read_text(errors="replace")[:200]
-            raise ClearheadError(
-                f"{held} is in use by {named or 'another process'}: wait for it or stop it, "
-                "or choose another place"
-            ) from None
-        except OSError as error:
-            why = f" ({error.strerror})"
-            if isinstance(error, FileExistsError | NotADirectoryError):
-                why = ": a file is where a folder has to be"
-            raise ClearheadError(f"cannot lock {held}{why}: choose another place") from error
+            try:
+                lock.acquire(timeout=_PATIENCE)
+            except Timeout:
+                named = ""
+                with contextlib.suppress(OSError):
+                    named = place.read_text(errors="replace")[:200]
+                raise ClearheadError(
+                    f"{held} is in use by {named or 'another process'}: wait for it or stop it, "
+                    "or choose another place"
+                ) from None
         try:
             since = datetime.now(UTC).isoformat(timespec="seconds")
             place.write_text(f"process {owner} on {socket.gethostname()} since {since}")

@@ -16,12 +16,7 @@ CHECKPOINT_FILE = "trainer.json"
 
 
 def seal(folder: Path, record: dict[str, Any] | None = None, *, name: str = FILE) -> None:
-    """Write the manifest of a complete folder, replacing any present one.
-
-    Args:
-        record: JSON values to store in it, under names other than "files" and "sha256".
-        name: file name of the manifest.
-    """
+    """Write the manifest of a complete folder with the values of `record`, replacing any."""
     hashes = {file: sha256_of(folder / file) for file in _files(folder) if file != name}
     # Through JSON and back, so that the digest is of what a reader will see.
     sealed = json.loads(json.dumps({**(record or {}), "files": hashes}))
@@ -29,14 +24,9 @@ def seal(folder: Path, record: dict[str, Any] | None = None, *, name: str = FILE
 
 
 def verify(folder: Path, *, name: str = FILE, advice: str) -> dict[str, Any]:
-    """Check every file of a sealed folder; return what its manifest records.
-
-    Prose (*.md, LICENSE) and hidden files may have been added.
-
-    Raises:
-        ClearheadError: naming the first file that is missing, cut short, changed or was not there
-            when the folder was sealed, with `advice`.
-    """
+    """Check every file of a sealed folder; return what its manifest records. Prose (*.md, LICENSE)
+    and hidden files may have been added; of others a ClearheadError names the first changed one."""
+    changed = "is missing, cut short or changed"
     try:
         record: dict[str, Any] = json.loads((folder / name).read_bytes())
         intact = record.pop("sha256") == _digest(record)
@@ -44,24 +34,24 @@ def verify(folder: Path, *, name: str = FILE, advice: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError, KeyError, AttributeError, TypeError):
         intact = False
     if not intact:
-        raise _damaged(folder, name, "is missing, cut short or changed", advice)
+        raise ClearheadError(f"{folder / name} {changed}: {advice}")
     with ThreadPoolExecutor() as pool:  # weights and optimizer state are files of gigabytes
         paths = [folder / file for file in hashes]
         digests = pool.map(lambda path: path.is_file() and sha256_of(path), paths)
         for (file, expected), digest in zip(hashes.items(), digests, strict=True):
             if digest != expected:
-                raise _damaged(folder, file, "is missing, cut short or changed", advice)
+                raise ClearheadError(f"{folder / file} {changed}: {advice}")
     for file in _files(folder):
         if file not in hashes and file != name:
-            raise _damaged(folder, file, "was not there when the folder was written", advice)
+            raise ClearheadError(
+                f"{folder / file} was not there when the folder was written: {advice}"
+            )
     return record
 
 
 def verify_model(folder: Path) -> None:
-    """Check the files of a saved model or checkpoint before it is measured.
-
-    A folder without a manifest, of another library or an older clearhead, is accepted unchecked.
-    """
+    """Check the files of a saved model or checkpoint; without a manifest, as other libraries' are,
+    it passes unchecked."""
     for name in (FILE, CHECKPOINT_FILE):
         if os.path.lexists(folder / name):
             advice = f"restore {folder}, or, where the change is meant, delete {folder / name}"
@@ -84,7 +74,3 @@ def _files(folder: Path) -> list[str]:
 def _digest(record: dict[str, Any]) -> str:
     canonical = json.dumps(record, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(canonical.encode("utf-8", "backslashreplace")).hexdigest()
-
-
-def _damaged(folder: Path, file: str, found: str, advice: str) -> ClearheadError:
-    return ClearheadError(f"{folder / file} {found}: {advice}")

@@ -21,10 +21,7 @@ KEYS = ("versions", "commit", "dirty", "device", "threads", "command", "date")
 
 
 def provenance(device: "torch.device") -> dict[str, Any]:
-    """Values of `KEYS`, as far as they are known here.
-
-    They hold no path that the user did not give.
-    """
+    """Values of `KEYS`, as far as they are known here, without paths that the user did not give."""
     import torch
 
     threads, path = torch.get_num_threads(), Path(sys.argv[0])
@@ -42,12 +39,8 @@ def provenance(device: "torch.device") -> dict[str, Any]:
 
 @cache
 def source() -> dict[str, Any]:
-    """The exact source of clearhead that runs.
-
-    Returns:
-        {"commit", "dirty"} in a git checkout, "dirty" where files of the package differ from the
-        commit; nothing of an installed wheel, whose version is among `versions`.
-    """
+    """The exact source of clearhead that runs: {"commit", "dirty"} in a git checkout, "dirty" where
+    files of the package differ from the commit; nothing of an installed wheel."""
     # The package may lie, ignored, in another project's checkout: only tracked files count.
     if _git("ls-files", "--error-unmatch", "versions.py") is None:
         return {}
@@ -66,15 +59,13 @@ def _git(*words: str) -> str | None:
     # Within a git hook these variables name another repository.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
-        ran = subprocess.run(
+        return subprocess.check_output(
             ["git", "-C", str(_SOURCE), *words],
             env={**environment, "GIT_OPTIONAL_LOCKS": "0"},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stderr=subprocess.DEVNULL,
             text=True,
             timeout=30,
-            check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return None
-    return ran.stdout if ran.returncode == 0 else None

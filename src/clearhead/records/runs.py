@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 Line = dict[str, Any]
 Key = tuple[str, frozenset[tuple[str, Any]]]
 
-# Dimensions of a measure's line, in the order in which a reader should meet them. One that is
-# absent means "pooled over"; without a step it was measured at the end, without a scheme in full
-# precision. The line's other keys are details, which identify nothing.
+# Dimensions of a measure's line, in the order of tables. One that is absent means "pooled over";
+# without a step it was measured at the end, without a scheme in full precision.
 DIMENSIONS = (
     *("task", "scaling", "factor", "length", "longest", "depth", "needles", "queries", "pairs"),
     *("data", "file", "judge", "version", "shots", "order", "document", "scheme"),
@@ -40,9 +39,8 @@ class Measure:
 
     Attributes:
         value: None where it could not be measured, for the `reason`.
-        details: facts about this number: "reason", "interval" (low, high), "stderr", "items" (a
-            number for each key, window or document), "family" and "bits" of a scheme, "aside" of a
-            number that tables leave out.
+        details: "reason", "interval" (low, high), "stderr", "items" (of which it is the mean),
+            "family" and "bits" of a scheme, "aside" of a number that tables leave out.
         draws: the measures of which it is the mean, by the seed of what was drawn.
     """
 
@@ -77,10 +75,8 @@ def measure_key(metric: str, dimensions: Mapping[str, Any]) -> Key:
 
 
 def pooled(draws: Mapping[int, Measure]) -> Measure:
-    """One measure of several draws of the same cell: their mean.
-
-    Its interval is over all items where every draw has its own, else over the draws.
-    """
+    """The mean of several draws of one cell; its interval is over all items where every draw has
+    its own, else over the draws."""
     draws = dict(sorted(draws.items()))
     known = [(one, one.value) for one in draws.values() if one.value is not None]
     lost = [one for one in draws.values() if one.not_finite]
@@ -100,10 +96,8 @@ def pooled(draws: Mapping[int, Measure]) -> Measure:
 
 
 def added(one: Measure, full: Measure) -> Measure | None:
-    """The difference of `one` to `full`, draw by draw, with the paired interval of their items.
-
-    None where either has no value.
-    """
+    """The difference of `one` to `full`, if both have values, draw by draw, with the interval of
+    their paired items."""
     pairs = {0: (one, full)}
     if one.draws and full.draws:
         pairs = {n: (one.draws[n], full.draws[n]) for n in one.draws if n in full.draws}
@@ -128,23 +122,20 @@ def costs(known: Mapping[Key, Measure]) -> Iterator[Measure]:
     if (full := known.get(measure_key("perplexity", {}))) is None:
         return
     for one in known.values():
-        if one.metric == "perplexity" and "scheme" in one.dimensions:
-            cost = known.get(measure_key("added_perplexity", one.dimensions)) or added(one, full)
-            if cost is not None:
-                yield from (cost, _share(cost, full.value))
-
-
-def _share(cost: Measure, full: float | None) -> Measure:
-    """An added perplexity as a share of the perplexity in full precision."""
-    if cost.value is None or not full:
-        return replace(cost, metric="cost", value=None)
-    details = dict(cost.details)
-    for name in ("interval", "items"):
-        if details.get(name):
-            details[name] = tuple(one / full for one in details[name])
-    if details.get("stderr"):
-        details["stderr"] /= full
-    return replace(cost, metric="cost", value=cost.value / full, details=details, draws={})
+        if one.metric != "perplexity" or "scheme" not in one.dimensions:
+            continue
+        cost = known.get(measure_key("added_perplexity", one.dimensions)) or added(one, full)
+        if cost is None:
+            continue
+        share, draws, details = None, cost.draws, dict(cost.details)
+        if cost.value is not None and full.value:
+            share, draws = cost.value / full.value, {}
+            for name in ("interval", "items"):
+                if details.get(name):
+                    details[name] = tuple(part / full.value for part in details[name])
+            if details.get("stderr"):
+                details["stderr"] /= full.value
+        yield from (cost, replace(cost, metric="cost", value=share, details=details, draws=draws))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +145,7 @@ class Run:
     Attributes:
         arm: the displayed name of what is compared: a preset with its changes, or a model.
         study: `COMPARISON` (evaluations included), `DIAGNOSIS` or `QUANTIZATION`.
-        measures: the recorded ones, not to be changed once any has been read.
-        payloads: lines other than single numbers, by kind: attention, curve, channel, note, advice,
-            cell.
+        payloads: other lines, by kind: attention, curve, channel, note, advice, cell.
     """
 
     id: str
@@ -200,7 +189,7 @@ class Run:
 
     @property
     def cells(self) -> list[Line]:
-        """Cells of its sweep: task, dimensions, options and how it was made."""
+        """Cells of its sweep: task, dimensions, options and provenance."""
         return [cell for cell in self.payloads.get("cell", []) if "made" in cell]
 
     @property
@@ -210,7 +199,7 @@ class Run:
 
     @property
     def precision(self) -> str | None:
-        """Precision of the training's products, "bf16" or "fp32"; None if it was not recorded."""
+        """Precision of its training, "bf16" or "fp32"; None if it was not recorded."""
         chosen = self.train.get("precision")
         return None if chosen == "auto" else chosen  # in older records: one or the other
 
@@ -227,8 +216,8 @@ class Run:
 
     @property
     def at_edge(self) -> bool:
-        """True if its learning rate does not lie between two that were tried for it, diverged ones
-        included: a better one may lie beyond."""
+        """True if its learning rate does not lie between two that were tried for it: a better one
+        may lie beyond."""
         swept, rate = self.header.get("swept") or (), self.train.get("learning_rate")
         return bool(swept) and rate is not None and not min(swept) < rate < max(swept)
 
@@ -258,8 +247,7 @@ class Records:
 
     @property
     def given(self) -> bool:
-        """True if the models were given, none trained here with a seed: the text that was read is
-        the only sample."""
+        """True if no model was trained here with a seed: the text read is the only sample."""
         trained = any(run.steps or run.train.get("tokens") for run in self.runs)
         return not trained and len(self.runs) == len({(run.label, run.arm) for run in self.runs})
 
@@ -272,22 +260,19 @@ class Records:
         return Records(runs=tuple(run for run in self.runs if run.label == label))
 
     def on_one_device(self) -> "Records":
-        """Without the runs that were trained on another device, or in another precision, than most
-        were: times and memory do not compare between them. A device is known by its kind and its
-        number of threads."""
-        places = [
-            (run.header["device"], run.precision)
-            if run.steps and run.header.get("device")
-            else None
-            for run in self.runs
-        ]
-        most = [place for place, _ in Counter(filter(None, places)).most_common(1)]
-        alike = zip(self.runs, places, strict=True)
-        return Records(runs=tuple(run for run, place in alike if place in (None, *most)))
+        """Without the runs that were trained on another device (kind and number of threads), or in
+        another precision, than most: times and memory do not compare between them."""
+
+        def place(run: Run) -> tuple[str, str | None] | None:
+            device = run.header.get("device") if run.steps else None
+            return (device, run.precision) if device else None
+
+        most = Counter(filter(None, map(place, self.runs))).most_common(1)
+        kept = (None, *(one for one, _ in most))
+        return Records(runs=tuple(run for run in self.runs if place(run) in kept))
 
     def arms(self) -> list[str]:
-        """The arms' names: first the reference, which is the first arm of the baseline if it was
-        compared; the others as recorded."""
+        """The arms' names: first the first arm of the baseline, the reference, then the others."""
         names = dict.fromkeys(run.arm for run in self.runs)
         reference = next((run.arm for run in self.runs if run.preset == BASELINE), None)
         return sorted(names, key=lambda name: name != reference)
@@ -302,8 +287,7 @@ class Records:
         return {seed: value for seed, value in by_seed.items() if value is not None}
 
     def dimension(self, metric: str, name: str, arm: str | None = None, **fixed: Any) -> list[Any]:
-        """Every value that dimension `name` takes in measures of `metric`, sorted; maps in their
-        usual order."""
+        """Every value of dimension `name` in measures of `metric`, sorted."""
         values = {
             one.dimensions[name]
             for run in self.runs
@@ -319,11 +303,8 @@ class Records:
         return lengths.pop() if len(lengths) == 1 else None
 
     def frame(self) -> "pandas.DataFrame":
-        """Every recorded number, a row each.
-
-        Columns are the run with its label, arm and seed, `metric` and `value` (NaN where none could
-        be measured), and a column for each dimension, in which NaN is "pooled over".
-        """
+        """Every recorded number, a row each, with its run, metric and value (NaN where none could
+        be measured), and a column for each dimension, in which NaN is "pooled over"."""
         import pandas
 
         rows = [
