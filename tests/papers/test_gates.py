@@ -10,7 +10,7 @@ from clearhead.papers.contrasts import Judgement, lower, number
 from clearhead.records.loading import parse
 from clearhead.records.runs import Records
 
-from .making import near, outcomes, recorded
+from .making import near, outcomes, recorded, verdict
 
 SCHEMES = ("w8a8-coarse", "w6a6-coarse", "w4a4-coarse")
 OURS, BOTH = "transformer · orthoadam", "transformer · normalizer softmax1 · orthoadam"
@@ -28,8 +28,8 @@ def _records(arms: Mapping[str, Mapping[str, Sequence[float]]]) -> Records:
     return recorded(lines, label="outliers")
 
 
-@pytest.mark.parametrize(("cost", "verdict"), [(0.1, Judgement.UNTESTED), (5.0, Judgement.HOLDS)])
-def test_what_few_bits_cost_decides_nothing_where_they_cost_the_baseline_nothing(cost, verdict):
+@pytest.mark.parametrize(("cost", "expected"), [(0.1, Judgement.UNTESTED), (5.0, Judgement.HOLDS)])
+def test_what_few_bits_cost_decides_nothing_where_they_cost_the_baseline_nothing(cost, expected):
     """However well the seeds agree. A rival may cost little: it is the baseline that counts."""
     none = [0.011, 0.012, 0.013]
     costs = [cost, cost + 0.001, cost + 0.002]
@@ -44,10 +44,10 @@ def test_what_few_bits_cost_decides_nothing_where_they_cost_the_baseline_nothing
     for name in ("softmax1/table3", "softmax1/rivals"):
         for one in outcomes(name, records):
             assert one.difference.p < 0.01
-            assert one.judgement(threshold=0.05) is verdict
+            assert verdict(one) is expected
     text = "".join(book.markdown({"r": records}))
     said = "| not counted: added perplexity of the baseline is below 0.5"
-    assert (text.count(said) > 7) == (verdict is Judgement.UNTESTED)
+    assert (text.count(said) > 7) == (expected is Judgement.UNTESTED)
 
 
 def test_a_ratio_to_a_number_that_may_be_zero_is_undecided_and_says_why():
@@ -55,7 +55,7 @@ def test_a_ratio_to_a_number_that_may_be_zero_is_undecided_and_says_why():
     one = {"metric": "tokens_per_second"}
     records = recorded({arm: [{**one, "value": x}] for arm, x in speeds.items()}, label="speed")
     (outcome,) = outcomes("diff/speed", records)
-    assert outcome.judgement(threshold=1.0) is Judgement.UNDECIDED
+    assert verdict(outcome, threshold=1.0) is Judgement.UNDECIDED
     text = "".join(book.markdown({"r": records}))
     assert " | undecided, the number compared with may be zero, margin 0.12 |" in text
     assert "inf" not in text[text.index("## The claims") : text.index("Names and measures")]
@@ -112,16 +112,16 @@ def test_windows_that_open_documents_are_not_joined_with_those_anywhere_in_a_tex
     records = recorded(arms)
     (first,) = outcomes("softmax1/kurtosis", records)
     assert (first.ours.mean, first.theirs.mean) == (pytest.approx(3.05), pytest.approx(3.25))
-    assert not first.applies  # no outliers to remove there
-    assert not any(one.applies for one in outcomes("softmax1/move", records))
+    assert first.missing  # no outliers to remove there
+    assert all(one.missing for one in outcomes("softmax1/move", records))
     at = {"tokens": "first", "at": "documents"}
     (gate,) = first.contrast.gates
     sides = {name: replace(getattr(first.contrast, name), at=at) for name in ("ours", "theirs")}
-    gates = (replace(gate, reading=replace(gate.reading, at=at)),)
+    gates = (gate._replace(reading=replace(gate.reading, at=at)),)
     asked = replace(first.contrast, **sides, gates=gates)
     (opening,) = asked.outcomes({"r": records})
     assert (opening.ours.mean, opening.theirs.mean) == (pytest.approx(3.45), pytest.approx(11.05))
-    assert opening.applies
+    assert not opening.missing
 
 
 def test_windows_that_open_documents_count_where_nothing_else_was_measured():
@@ -156,7 +156,7 @@ def test_a_loss_counts_where_both_perplexities_are_below_the_root_of_the_vocabul
         what = number("loss", times=times)
         (one,) = lower("", what, "sas", "transformer").outcomes(records)
         assert one.missing == ("" if learnt else "a model had hardly learnt")
-        assert one.judgement(0.05) is (Judgement.HOLDS if learnt else Judgement.UNTESTED)
+        assert verdict(one) is (Judgement.HOLDS if learnt else Judgement.UNTESTED)
 
 
 @pytest.mark.parametrize("metric", ["kurtosis", "largest_activation", "first_token_argmax_share"])
@@ -164,10 +164,10 @@ def test_outliers_are_compared_at_one_rate(metric):
     equal, other = ({"sas": (3.0, 1e-3), "transformer": (9.0, rate)} for rate in (1e-3, 2e-3))
     contrast = lower("", number(metric), "sas", "transformer")
     (one,) = contrast.outcomes({"r": _trained(equal, metric)})
-    assert one.applies
+    assert not one.missing
     records = {"r": _trained(other, metric)}
     (one,) = contrast.outcomes(records)
     differ = "" if metric.startswith("first") else "the rates differ (0.001, 0.002)"
     assert one.missing == differ
     (one,) = replace(contrast, own_rates=True).outcomes(records)
-    assert one.applies
+    assert not one.missing
