@@ -12,6 +12,7 @@ from clearhead.records import jsonl
 from clearhead.records.loading import parse
 from clearhead.report import Page, load, page_of, render
 from clearhead.report.diagnosis import MASSIVE, REPAIRED, SINK, numbers
+from clearhead.report.pivots import by_arm
 
 from .conftest import printed, shown
 
@@ -99,7 +100,7 @@ def test_many_models_are_told_apart_and_a_terminal_shows_as_many_as_fit():
 
 def test_the_table(two):
     page = page_of(load(two))
-    table = numbers(page.records)
+    table = by_arm(page.records, "", numbers(page.records), arms_across=True)
     masses = next(
         cells
         for row, cells in zip(table.rows, table.cells, strict=True)

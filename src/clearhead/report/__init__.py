@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from clearhead.report.page import Page as Page
     from clearhead.report.page import render as render
     from clearhead.report.page import to_console as to_console
-    from clearhead.report.page import write_page as write_page
 
 
 __getattr__, __all__ = lazily(__name__)
