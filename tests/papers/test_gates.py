@@ -114,14 +114,10 @@ def test_windows_that_open_documents_are_not_joined_with_those_anywhere_in_a_tex
     assert (first.ours.mean, first.theirs.mean) == (pytest.approx(3.05), pytest.approx(3.25))
     assert first.missing  # no outliers to remove there
     assert all(one.missing for one in outcomes("softmax1/move", records))
-    at = {"tokens": "first", "at": "documents"}
-    (gate,) = first.contrast.gates
-    sides = {name: replace(getattr(first.contrast, name), at=at) for name in ("ours", "theirs")}
-    gates = (gate._replace(reading=replace(gate.reading, at=at)),)
-    asked = replace(first.contrast, **sides, gates=gates)
-    (opening,) = asked.outcomes({"r": records})
-    assert (opening.ours.mean, opening.theirs.mean) == (pytest.approx(3.45), pytest.approx(11.05))
-    assert not opening.missing
+    opening = number("kurtosis", tokens="first", at="documents")
+    (asked,) = lower("", opening, OURS, "transformer", least=4).outcomes({"r": records})
+    assert (asked.ours.mean, asked.theirs.mean) == (pytest.approx(3.45), pytest.approx(11.05))
+    assert not asked.missing
 
 
 def test_windows_that_open_documents_count_where_nothing_else_was_measured():
@@ -137,15 +133,15 @@ def test_windows_that_open_documents_count_where_nothing_else_was_measured():
 
 def _trained(arms: Mapping[str, tuple[float, float]], metric: str = "loss") -> Records:
     """A number and a rate by arm; a vocabulary of 64."""
-    lines = []
-    for arm, (value, rate) in arms.items():
-        for seed in range(3):
-            run, train = {"run": f"{arm}/{seed}"}, {"sequence_length": 8, "learning_rate": rate}
-            names = {"arm": arm, "preset": arm, "seed": seed, "train": train}
-            lines.append({"kind": "run", **run, **names, "model": {"vocab_size": 64}})
-            line = {"kind": "measure", **run, "metric": metric, "value": value + seed / 1000}
-            lines += [{**line, "length": length} for length in (8, 32)]
-    return parse(lines)
+    parts = [
+        recorded(
+            {arm: [{"metric": metric, "length": n, "value": near(value)} for n in (8, 32)]},
+            train={"sequence_length": 8, "learning_rate": rate},
+            model={"vocab_size": 64},
+        )
+        for arm, (value, rate) in arms.items()
+    ]
+    return Records(runs=tuple(run for part in parts for run in part.runs))
 
 
 @pytest.mark.parametrize(("loss", "learnt"), [(2.0, True), (2.1, False)])
@@ -161,13 +157,9 @@ def test_a_loss_counts_where_both_perplexities_are_below_the_root_of_the_vocabul
 
 @pytest.mark.parametrize("metric", ["kurtosis", "largest_activation", "first_token_argmax_share"])
 def test_outliers_are_compared_at_one_rate(metric):
-    equal, other = ({"sas": (3.0, 1e-3), "transformer": (9.0, rate)} for rate in (1e-3, 2e-3))
-    contrast = lower("", number(metric), "sas", "transformer")
-    (one,) = contrast.outcomes({"r": _trained(equal, metric)})
-    assert not one.missing
-    records = {"r": _trained(other, metric)}
-    (one,) = contrast.outcomes(records)
     differ = "" if metric.startswith("first") else "the rates differ (0.001, 0.002)"
-    assert one.missing == differ
-    (one,) = replace(contrast, own_rates=True).outcomes(records)
-    assert not one.missing
+    contrast = lower("", number(metric), "sas", "transformer")
+    for rate, own, missing in ((1e-3, False, ""), (2e-3, False, differ), (2e-3, True, "")):
+        records = _trained({"sas": (3.0, 1e-3), "transformer": (9.0, rate)}, metric)
+        (one,) = replace(contrast, own_rates=own).outcomes({"r": records})
+        assert one.missing == missing

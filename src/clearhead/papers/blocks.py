@@ -110,9 +110,8 @@ def blocks_longer(scale: str) -> Iterator[Study]:
 def outliers_deep(scale: str) -> Iterator[Study]:
     """AdamW and OrthoAdam × Pre-LN and SAS-P in 24 layers, where SAS-P grows outliers.
 
-    Norms have one gain, as OrthoAdam's argument needs; at `small` SAS-P under AdamW has a gain for
-    each channel, too, with which its outliers have been seen. OrthoAdam's rotation is a parameter's
-    own (the paper's), and one for all axes of a size.
+    Norms have one gain, as OrthoAdam's argument needs. OrthoAdam's rotation is a parameter's own
+    (the paper's), and one for all axes of a size.
     """
     few = ("w6a6-coarse", "w4a4-coarse", "hadamard-w6a6-coarse", "hadamard-w4a4-coarse")
     schemes = ("w8a8-coarse", "w8a8-token", "w4-channel", "w3-channel")

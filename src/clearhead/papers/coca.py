@@ -40,14 +40,8 @@ HELD_OUT: dict[str, Any] = {"data": DataConfig(data=(f"{BOOKS}#test",)), "split"
 @experiment(PAPER, published=True)
 def long_context(scale: str) -> Iterator[Study]:
     """Positions and maps, read up to 16 times (`paper`: 64 times) as long as they were trained."""
-    for preset in (
-        "transformer",
-        "alibi",  # the interventions: how attention tells order, and how many maps it has
-        "forget",
-        "coca",
-        "coca-strict",
-        "coca-slack",
-        "pope",
+    for preset in (  # the interventions: how attention tells order, and how many maps it has
+        *("transformer", "alibi", "forget", "coca", "coca-strict", "coca-slack", "pope"),
         "differential",
     ):
         # ALiBi and forget gates have no frequencies to scale; PoPE needs no scaling.
@@ -59,21 +53,16 @@ def long_context(scale: str) -> Iterator[Study]:
 
 @experiment(PAPER)
 def memory(scale: str) -> Iterator[Study]:
-    """Bytes that the forms of CoCA take beside RoPE, in two shapes at several lengths.
-
-    Nothing is trained and nothing is random, so there are no seeds.
-    """
+    """Bytes that the forms of CoCA take beside RoPE, in two shapes at several lengths; nothing is
+    trained, and nothing is random."""
     shapes, lengths = {  # layers, width and heads
         "tiny": (((2, 64, 2), (4, 128, 4)), (4096, 8192, 16_384)),
         "small": (((12, 512, 8), (24, 1024, 16)), (8192, 16_384, 32_768)),
     }[scale]
     for layers, width, heads in shapes:
-        table = Study(label=f"{layers} layers, {width} wide", seeds=(0,)).changed(
-            layers=layers,
-            width=width,
-            heads=heads,
-            questions={"memory": PlanConfig(lengths=lengths)},
-        )
+        table = Study(label=f"{layers} layers, {width} wide", seeds=(0,))
+        shape = {"layers": layers, "width": width, "heads": heads}
+        table = table.changed(**shape, questions={"memory": PlanConfig(lengths=lengths)})
         for preset in ("transformer", "coca", "coca-strict", "coca-slack"):  # the intervention
             yield table.arm(preset)
 

@@ -204,17 +204,17 @@ class Contrast:
                 other, theirs = next((one for one in beside if one[1]), (label, None))
                 if theirs is None:
                     continue
-                found = measures(ours, theirs, apart=self._apart)
-                test = partial(_test, self, *found)
+                mine, others = measures(ours, theirs, apart=self._apart)
+                test = partial(_test, self, mine, others)
                 if (difference := test(self.bound)) is None:
                     continue
-                scale = 1 / fmean(by_seed(found[1])) if self.relative else 1.0
-                summaries = (summarize(by_seed(one, scale)) for one in found)
+                scale = 1 / fmean(by_seed(others)) if self.relative else 1.0
                 missing = self._missing(ours, theirs, runs[label], runs[other])
                 yield Outcome(
                     self,
                     ", ".join(filter(None, (source, label))),
-                    *cast("Iterator[Summary]", summaries),
+                    cast("Summary", summarize(by_seed(mine, scale))),
+                    cast("Summary", summarize(by_seed(others, scale))),
                     difference=difference,
                     test=test,
                     missing=next(missing, ""),

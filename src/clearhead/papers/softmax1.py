@@ -81,10 +81,8 @@ def outliers(scale: str) -> Iterator[Study]:
 
 @experiment(PAPER)
 def sink(scale: str) -> Iterator[Study]:
-    """Softmax, and every mechanism that gives idle heads something else to attend to.
-
-    The weight on no key is also read by position in documents of four training lengths.
-    """
+    """Softmax, and every mechanism that gives idle heads something else to attend to; the weight on
+    no key also by position, in documents of four training lengths."""
     table = _made(scale, "backcopy")
     long = DataConfig(data=("synthetic:backcopy:documents=100,characters=3200",), validation=WHOLE)
     # First, so that of what both measure the opening's counts.
@@ -97,18 +95,12 @@ def sink(scale: str) -> Iterator[Study]:
 
 @experiment(PAPER)
 def sink_text(scale: str) -> Iterator[Study]:
-    """Softmax and softmax-1 in the setting of arXiv 2410.10781 that grows sinks.
-
-    It found none after 50 M unique tokens, and four per cent after 500 M.
-    """
-    table = ORDINARY[scale].changed(
-        label="sink on text",
-        position="learned",
-        measure_every=0.25,
-        weight_decay=0.5,
-        begin_windows=True,
-        questions={"opening": _documents(64, _text(ORDINARY[scale]))},
-    )
+    """Softmax and softmax-1 in the setting of arXiv 2410.10781 that grows sinks: none after 50 M
+    unique tokens, and four per cent after 500 M."""
+    settings = {"position": "learned", "weight_decay": 0.5, "begin_windows": True}
+    questions = {"opening": _documents(64, _text(ORDINARY[scale]))}
+    table = ORDINARY[scale].changed(**settings, measure_every=0.25, questions=questions)
+    table = replace(table, label="sink on text")
     yield table.arm("transformer", 2e-3)
     yield table.arm("softmax1", 2e-3)  # the intervention
 
@@ -214,15 +206,12 @@ def _costs(
     return lower(words, what, arm, than, gate)
 
 
-def _outliers(**at: Any) -> Gate:
-    return Gate(number("kurtosis", **at).of(ADAMW), 4, "kurtosis of the model compared with")
-
-
 def _kurtosis(words: str, arm: Patterns, *, own_rates: bool = False, **at: Any) -> Contrast:
     """Kurtosis, where the baseline has outliers."""
     words = f"kurtosis {words}" + ", each at its own rate" * own_rates
     what = number("kurtosis", **at)
-    return lower(words, what, arm, ADAMW, _outliers(**at), own_rates=own_rates)
+    gate = Gate(what.of(ADAMW), 4, "kurtosis of the model compared with")
+    return lower(words, what, arm, ADAMW, gate, own_rates=own_rates)
 
 
 def _fades(words: str, metric: str, arm: str, **bound: Any) -> Contrast:
@@ -296,7 +285,7 @@ CLAIMS = (
             for what in _SHARES))),
     Claim("softmax1/move", "Ours: outliers do not move to the rotated basis.", "", "outliers",
         tuple(no_worse(f"kurtosis in the optimizer's basis, {form}", number("kurtosis_rotated"),
-            arm, ADAMW, _outliers(), by=1) for form, arm in FORMS.items())),
+            arm, ADAMW, *_kurtosis("", arm).gates, by=1) for form, arm in FORMS.items())),
     Claim("softmax1/fading",
         "Ours: a fixed null key's weight fades as texts grow; a learned key's and a gate's do not.",
         "", "sink",

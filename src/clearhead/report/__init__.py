@@ -6,9 +6,6 @@ from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
     from clearhead.records.loading import load as load
-    from clearhead.records.runs import Measure as Measure
-    from clearhead.records.runs import Records as Records
-    from clearhead.records.runs import Run as Run
     from clearhead.report.comparison import page_of as page_of
     from clearhead.report.page import Page as Page
     from clearhead.report.page import render as render

@@ -33,7 +33,6 @@ LEAD = (
         Quantity("", metric="tokens_per_second", write=style.count, one_device=True),
     ),
 )
-STUDIES = (COMPARISON, DIAGNOSIS, QUANTIZATION)
 
 
 def page_of(records: Records, title: str = "") -> Page:
@@ -42,11 +41,13 @@ def page_of(records: Records, title: str = "") -> Page:
     page = Page(
         title=title or narrative.title_of(records), kicker="clearhead report", records=records
     )
-    makers = (sections, diagnosis.sections, quantization.sections)
-    verdicts = (verdict, diagnosis.verdict, quantization.verdict)
     studies = {run.study for run in records.runs}
     judges = []
-    for study, make, judge in zip(STUDIES, makers, verdicts, strict=True):
+    for study, make, judge in (
+        (COMPARISON, sections, verdict),
+        (DIAGNOSIS, diagnosis.sections, diagnosis.verdict),
+        (QUANTIZATION, quantization.sections, quantization.verdict),
+    ):
         if study in studies:
             part = Records(runs=tuple(run for run in records.runs if run.study == study))
             prefix = f"{study}-" * (len(studies) > 1)

@@ -90,9 +90,9 @@ def _by_layer(records: Records, looks: Looks) -> Iterator[Panel | None]:
     for metric in dict.fromkeys(
         one.metric for run in records.runs for one in run.measures.values()
     ):
-        apart = next((one for one in ("map", "tokens") if records.dimension(metric, one)), None)
-        values = records.dimension(metric, apart) if apart else []
-        lines: charts.Metrics = {str(one): (metric, {apart: one}) for one in values}
+        known = {name: records.dimension(metric, name) for name in ("map", "tokens")}
+        name, values = next(((name, some) for name, some in known.items() if some), ("", []))
+        lines: charts.Metrics = {str(one): (metric, {name: one}) for one in values}
         title, up = metric.replace("_", " "), "zero" if metric.startswith(SHARES) else "auto"
         yield charts.by_layer(records, looks, title, title, lines or {"": (metric, {})}, up)
 

@@ -13,16 +13,8 @@ from typing import Any, cast
 from clearhead.errors import NOT_FINITE
 from clearhead.records.intervals import Component, component
 from clearhead.records.runs import COMPARISON, Measure, Records, Run
-from clearhead.report import style
-from clearhead.report.statistics import (
-    Difference,
-    Summary,
-    Verdict,
-    alike_trials,
-    compare,
-    interval_in_words,
-    summarize,
-)
+from clearhead.report import statistics, style
+from clearhead.report.statistics import Difference, Summary, summarize
 
 Found = dict[int, list[Measure]]  # by seed, those with a value
 THIS = "this run"  # beside committed records, which have labels
@@ -85,7 +77,7 @@ def models(records: Records) -> list[Model]:
             lost = sum(run.diverged for run in runs)
             n = len(runs) - lost
             seeds = "1 seed" if n == 1 else f"{n} seeds"
-            seeds = str(Verdict.ONE_SEED) if n == 1 and arm != reference else seeds
+            seeds = str(statistics.Verdict.ONE_SEED) if n == 1 and arm != reference else seeds
             notes = {
                 "reference": arm == reference and bool(others),
                 seeds: not without_seeds(labelled),
@@ -234,7 +226,7 @@ def entry(mine: Found, theirs: Found, quantity: Quantity, model: Model) -> Entry
             text += f" ± {style.number(scale * details['stderr'], 2)}"
     difference = difference_of(mine, theirs, scale, given=given)
     if difference is not None:
-        detail += interval_in_words(difference, f"difference to {model.reference}")
+        detail += statistics.interval_in_words(difference, f"difference to {model.reference}")
     return Entry(text, detail=detail, difference=difference)
 
 
@@ -249,7 +241,7 @@ def difference_of(
     )
     values, others = by_seed(mine, scale), by_seed(theirs, scale)
     items = partial(_item_error, mine, theirs, scale)
-    return compare(values, others, items, compared=compared, **options)
+    return statistics.compare(values, others, items, compared=compared, **options)
 
 
 def by_seed(measures: Found, scale: float = 1.0) -> list[float]:
@@ -287,7 +279,7 @@ def _item_error(mine: Found, theirs: Found, scale: float, ratio: float) -> tuple
         sum(one.variance for one in strata) / len(strata) ** 2, sum(one.degrees for one in strata)
     )
     if trials and not error.variance:
-        error = alike_trials(int(error.degrees) + len(strata))
+        error = statistics.alike_trials(int(error.degrees) + len(strata))
     return (error.scaled(scale),)
 
 

@@ -1,15 +1,11 @@
 """Mean and spread over seeds, intervals of differences between two arms, and verdicts on them.
 
-Arms are compared by Welch's test, not paired by seed: a seed gives two architectures the same order
-of data but other initial weights. With three seeds pairing pays only where paired runs correlate by
-more than 0.58; over 313 contrasts of the committed records they do by 0.15 on average.
+Arms are compared by Welch's test, not paired by seed: with three seeds pairing pays only where
+paired runs correlate by more than 0.58, and they do by 0.15 on average (docs/log.md).
 
-The error of drawn items has many degrees of freedom: added by Satterthwaite's rule to that of a few
-seeds, it may narrow an interval and lower a p-value. So a difference is tested by the seeds alone
-too, and has the wider interval and the larger p-value of the two tests.
-
-Seeds that all agree have no spread to judge by, so they give no interval and no p-value: only the
-error of drawn items can then decide.
+The error of drawn items, added by Satterthwaite's rule to that of a few seeds, may narrow an
+interval. So a difference is tested by the seeds alone too, and has the wider interval and the
+larger p-value of the two. Seeds that all agree have no spread: only items can then decide.
 """
 
 import math
