@@ -1,11 +1,13 @@
 """The claims: what each compares, and the verdicts on records that are known."""
 
-import json
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clearhead.lab.configs import Job
 from clearhead.papers import book, stages
 from clearhead.papers.claims import CLAIMS, pool, threshold_over, verdict_of
 from clearhead.papers.contrasts import (
@@ -19,8 +21,8 @@ from clearhead.papers.contrasts import (
     number,
     ratio,
 )
-from clearhead.papers.requests import EXPERIMENTS, cost
-from clearhead.papers.study import Study
+from clearhead.papers.requests import EXPERIMENTS
+from clearhead.records.jsonl import append
 from clearhead.records.loading import load
 from clearhead.records.runs import Records
 from clearhead.report.pivots import models
@@ -189,33 +191,6 @@ def test_a_claim_has_comparisons_that_its_words_tell_apart():
         assert len({one.words for one in claim.contrasts}) == len(claim.contrasts) > 0, claim.name
 
 
-@pytest.mark.parametrize(
-    ("rate", "edge"),
-    [(1e-3, True), (1.5e-3, True), (3e-3, False), (6e-3, True)],  # 1e-3 was never tried
-)
-def test_a_rate_at_the_edge_of_those_tried_is_marked(rate, edge, tmp_path):
-    """On the page of the experiment and in the book: a better one may lie beyond."""
-    trials = [
-        replace(one, output=tmp_path)
-        for one in EXPERIMENTS["sink"].arms("tiny")
-        if one.name in ("transformer", "softmax1")
-    ]
-    tried = (1.5e-3, 3e-3, 6e-3)
-    jobs = [one.runs(rate, seed, tried)[0] for one in trials for seed in one.seeds]
-    for job in jobs:
-        run = {"kind": "run", "run": job.arm, "train": {"learning_rate": rate}}
-        share = {"metric": "first_token_argmax_share", "at": "documents"}
-        measure = {"kind": "measure", "run": job.arm, **share, "value": 0.5 + 0.01 * job.seed}
-        job.records.parent.mkdir(parents=True)
-        job.records.write_text("".join(json.dumps(line) + "\n" for line in (run, measure)))
-    records = load([stages.collect(jobs, tmp_path / "records.jsonl")])
-    assert [run.at_edge for run in records.runs] == [edge] * 6
-    (outcome,) = outcomes("softmax1/share", records)
-    assert "".join(book._numbers(outcome)).count(book.EDGE) == 2 * edge
-    notes = [model.heading.note for model in models(records)]
-    assert notes == [f"{who}3 seeds{', rate at the edge' * edge}" for who in ("reference, ", "")]
-
-
 @pytest.mark.parametrize("lead", [0.5, 0.2, 0.01])
 def test_a_lead_is_compared_across_labels(lead):
     """A baseline's numbers less those of SAS-P. A lead that never was cannot shrink."""
@@ -235,23 +210,47 @@ def test_a_lead_is_compared_across_labels(lead):
     assert outcome.missing == ("" if ever else "the lead compared with is below 0.02")
 
 
+def _joined(
+    folder: Path, name: str, arms: tuple[str, ...], rate: float | None, **header: Any
+) -> Iterator[tuple[Job, list[dict[str, Any]]]]:
+    """The first job of each seed of an experiment's arms, and its lines, to which a test adds."""
+    for one in (one for one in EXPERIMENTS[name].arms("tiny") if one.name in arms):
+        for seed in one.seeds:
+            job = replace(one, output=folder).runs(rate, seed, (1.5e-3, 3e-3, 6e-3))[0]
+            lines = [{"kind": "run", "run": job.arm, **header}]
+            yield job, lines
+            append(job.records, *lines)
+
+
+@pytest.mark.parametrize(
+    ("rate", "edge"),
+    [(1e-3, True), (1.5e-3, True), (3e-3, False), (6e-3, True)],  # 1e-3 was never tried
+)
+def test_a_rate_at_the_edge_of_those_tried_is_marked(rate, edge, tmp_path):
+    """On the page of the experiment and in the book: a better one may lie beyond."""
+    share, jobs = {"metric": "first_token_argmax_share", "at": "documents"}, []
+    train = {"learning_rate": rate}
+    for job, lines in _joined(tmp_path, "sink", ("transformer", "softmax1"), rate, train=train):
+        value = 0.5 + 0.01 * job.seed
+        lines.append({"kind": "measure", "run": job.arm, **share, "value": value})
+        jobs.append(job)
+    records = load([stages.collect(jobs, tmp_path / "records.jsonl")])
+    assert [run.at_edge for run in records.runs] == [edge] * 6
+    (outcome,) = outcomes("softmax1/share", records)
+    assert "".join(book._numbers(outcome)).count(book.EDGE) == 2 * edge
+    notes = [model.note for model in models(records)]
+    assert notes == [f"{who}3 seeds{', rate at the edge' * edge}" for who in ("reference, ", "")]
+
+
 def test_the_joined_record_of_an_untrained_model_names_its_configuration(tmp_path):
     """So that it can be committed as it is, and its numbers by layer decide a claim."""
-    trials = [
-        replace(one, output=tmp_path)
-        for one in EXPERIMENTS["signal"].arms("tiny")
-        if one.name in ("sas-p", "transformer · attention_skip none")
-    ]
-    jobs = [job for one in trials for seed in one.seeds for job in one.runs(None, seed)]
-    for job in jobs:
-        name, value = job.config.models[0], 0.0 if job.arm == "sas-p" else 0.9
+    arms, jobs = ("sas-p", "transformer · attention_skip none"), []
+    for job, lines in _joined(tmp_path, "signal", arms, None, study="diagnosis", architecture="x"):
         assert job.config.seeds == (job.seed,)
-        job.records.parent.mkdir(parents=True)
-        lines = [{"kind": "run", "study": "diagnosis", "run": name, "architecture": "x"}]
-        for layer in (0, 23):
-            line = {"kind": "measure", "run": name, "metric": "similarity", "layer": layer}
-            lines.append({**line, "value": value + 0.01 * job.seed, "cell": "c"})
-        job.records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        value = (0.0 if job.arm == "sas-p" else 0.9) + 0.01 * job.seed
+        line = {"kind": "measure", "run": job.arm, "metric": "similarity", "cell": "c"}
+        lines += [{**line, "layer": layer, "value": value} for layer in (0, 23)]
+        jobs.append(job)
     records = load([stages.collect(jobs, tmp_path / "records.jsonl")])
     header = records.of("sas-p")[2].header
     assert header["model"]["from"] == "init:sas-p"
@@ -260,11 +259,6 @@ def test_the_joined_record_of_an_untrained_model_names_its_configuration(tmp_pat
     outcome = outcomes("sas/propagation", records)[0]
     assert verdict(outcome) is Judgement.HOLDS
     assert outcome.theirs.mean == pytest.approx(0.92)
-
-
-def test_the_tokens_of_a_long_experiment_are_written_out():
-    arms = [Study().changed(tokens=500_000_000).arm("transformer", 1e-3)] * 2
-    assert cost(arms, "small").startswith("6 runs, 3,000 M tokens, ")
 
 
 @pytest.mark.parametrize(

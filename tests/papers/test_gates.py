@@ -61,18 +61,6 @@ def test_a_ratio_to_a_number_that_may_be_zero_is_undecided_and_says_why():
     assert "inf" not in text[text.index("## The claims") : text.index("Names and measures")]
 
 
-def test_of_several_maps_the_one_that_multiplies_the_values_is_compared():
-    """Not their mean, which would set two maps of a shaped block against one of the baseline."""
-    maps = {"transformer": {"softmax": 0.031}, "clearhead": {"softmax": 0.030, "shaped": 0.008}}
-    one = {"metric": "first_token_argmax_share"}
-    arms = {
-        arm: [{**one, "map": name, "value": [value] * 3} for name, value in shares.items()]
-        for arm, shares in maps.items()
-    }
-    (found,) = outcomes("together/preset", recorded(arms, label="composition"))
-    assert (found.ours.mean, found.theirs.mean) == (0.008, 0.031)
-
-
 @pytest.mark.parametrize(
     ("edge", "marks"),
     [

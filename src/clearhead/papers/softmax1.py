@@ -97,10 +97,9 @@ def sink(scale: str) -> Iterator[Study]:
 def sink_text(scale: str) -> Iterator[Study]:
     """Softmax and softmax-1 in the setting of arXiv 2410.10781 that grows sinks: none after 50 M
     unique tokens, and four per cent after 500 M."""
-    settings = {"position": "learned", "weight_decay": 0.5, "begin_windows": True}
     questions = {"opening": _documents(64, _text(ORDINARY[scale]))}
-    table = ORDINARY[scale].changed(**settings, measure_every=0.25, questions=questions)
-    table = replace(table, label="sink on text")
+    table = ORDINARY[scale].changed(position="learned", weight_decay=0.5, begin_windows=True)
+    table = replace(table, label="sink on text", measure_every=0.25, questions=questions)
     yield table.arm("transformer", 2e-3)
     yield table.arm("softmax1", 2e-3)  # the intervention
 

@@ -161,7 +161,7 @@ def lines(records: Records, variants: Variants) -> Curves:
     curves: Curves = {}
     for model in models(records):
         for name, numbers in variants.items():
-            words = " · ".join(filter(None, (model.heading.group * several, name)))
+            words = " · ".join(filter(None, (model.group * several, name)))
             curves[model.arm, words] = [
                 (place, over.mean, over.deviation or 0.0)
                 for place, number in numbers.items()

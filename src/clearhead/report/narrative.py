@@ -55,7 +55,7 @@ def answer(
     `more` is its end, `threshold` the largest p of a difference that holds among all shown.
     """
     parts = []
-    for label, group in groupby(models(records), lambda model: model.heading.group):
+    for label, group in groupby(models(records), lambda model: model.group):
         means = {model: over.mean for model in group if (over := quantity.summary(model))}
         ends = [pick(means, key=means.__getitem__) for pick in (min, max) if means]
         named = [
@@ -96,7 +96,7 @@ def provenance(records: Records) -> Section:
     blocks: list[Block] = [Facts({name: [*values] for name, values in facts.items() if values})]
     for model in models(records):
         header = model.records.of(model.arm)[0].header
-        name = ", ".join(filter(None, (model.heading.group, model.arm)))
+        name = ", ".join(filter(None, (model.group, model.arm)))
         text = json.dumps(header, indent=2, ensure_ascii=False, default=str)
         blocks.append(Fold(f"Record of {name}", text))
     answer = "Everything needed to run it again; every number here is from these runs’ records."

@@ -28,7 +28,7 @@ class Heading:
     title: str
     group: str = ""
     note: str = ""
-    arm: str | None = None
+    arm: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,17 @@ class Pivot:
     """A table; `cells` are by row and column, and may be empty."""
 
     title: str
-    corner: str
     rows: tuple[Heading, ...]
     columns: tuple[Heading, ...]
     cells: tuple[tuple[tuple[Entry, ...], ...], ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Model:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Model(Heading):
     """The runs of one arm under one label, among all `records` of that label; it is compared with
     the arm `reference`, which may be its own."""
 
-    heading: Heading
     records: Records
-    arm: str
     reference: str
 
 
@@ -86,8 +83,8 @@ def models(records: Records) -> list[Model]:
                 "hardly learnt": any(map(_hardly_learnt, runs)),
             }
             note = ", ".join(words for words, holds in notes.items() if holds)
-            heading = Heading(arm, label or THIS * (len(labels) > 1), note, arm)
-            found.append(Model(heading, labelled, arm, reference))
+            names = {"title": arm, "group": label or THIS * (len(labels) > 1), "arm": arm}
+            found.append(Model(**names, note=note, records=labelled, reference=reference))
     return found
 
 
@@ -130,8 +127,8 @@ class Quantity(Heading):
     """A number of every run under its heading, shown as value × scale.
 
     Attributes:
-        metric, at: the measure at exactly these dimensions, or one of `DERIVED`; "layer" may be
-            "first" or "last".
+        metric, at: the measure at exactly these dimensions (a "layer" may be "last"), or one of
+            `DERIVED`.
         by_map: it has a number for each attention map.
         pooled: the mean over all other dimensions is meant.
         judged: whether a difference to the reference is a result.
@@ -154,22 +151,22 @@ class Quantity(Heading):
         if self.metric in DERIVED:
             value = derived(run, self.metric)
             return [] if value is None else [Measure(metric=self.metric, value=float(value))]
-        if self.at.get("layer") in ("first", "last"):
+        if self.at.get("layer") == "last":
             layers = [one for one in run.select(self.metric) if "layer" in one.dimensions]
-            layers.sort(key=lambda one: one.dimensions["layer"])
-            return layers[:1] if self.at["layer"] == "first" else layers[-1:]
+            return sorted(layers, key=lambda one: one.dimensions["layer"])[-1:]
         one = run.measure(self.metric, **self.at)
         return [] if one is None else [one]
 
     def found(self, records: Records, arm: str) -> Found:
         """The measures of an arm that have a value, by seed; none where one is not finite."""
-        lines = {run.seed: self.measures(run) for run in records.of(arm)}
-        if any(one.not_finite for ones in lines.values() for one in ones):
-            return {}
-        valued = {
-            seed: [one for one in ones if one.value is not None] for seed, ones in lines.items()
-        }
-        return {seed: ones for seed, ones in valued.items() if ones}
+        found = Found()
+        for run in records.of(arm):
+            measures = self.measures(run)
+            if any(one.not_finite for one in measures):
+                return Found()
+            if valued := [one for one in measures if one.value is not None]:
+                found[run.seed] = valued
+        return found
 
     def summary(self, model: Model) -> Summary | None:
         """Over the seeds of a model, as it is shown; None without a number."""
@@ -294,9 +291,9 @@ def by_arm(
     numbered = [n for n in range(len(across)) if any(row[n] for row in cells.values())]
     if not numbered:
         return None
-    headings = tuple(across[n].heading for n in numbered)
+    columns = tuple(across[n] for n in numbered)
     filled = tuple(tuple(row[n] for n in numbered) for row in cells.values())
     if arms_across:
-        return Pivot(title=title, corner="", rows=(*cells,), columns=headings, cells=filled)
+        return Pivot(title=title, rows=(*cells,), columns=columns, cells=filled)
     turned = tuple(zip(*filled, strict=True))
-    return Pivot(title=title, corner="model", rows=headings, columns=(*cells,), cells=turned)
+    return Pivot(title=title, rows=columns, columns=(*cells,), cells=turned)

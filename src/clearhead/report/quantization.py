@@ -48,7 +48,7 @@ def schemes(records: Records) -> dict[str, tuple[str, int | None]]:
 
 
 def results(records: Records) -> Pivot | None:
-    """What each scheme adds, and the perplexity under it: a row a scheme, a column a model."""
+    """The rise under each scheme, and the perplexity: a row a scheme, a column a model."""
     rows = [
         replace(number, title=scheme or "full precision", group=group, at={"scheme": scheme})
         for group, number in (("rise of perplexity", COST), ("perplexity", PERPLEXITY))

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clearhead.records.intervals import LEVEL, Component, component, of_numbers, t_quantile
 from clearhead.report import style
@@ -49,7 +49,7 @@ class Difference:
     p: float | None
     against: float = 0.0
     alike: bool = False
-    compared: Hashable = None
+    compared: Any = None
 
     @property
     def verdict(self) -> Verdict:
@@ -93,7 +93,7 @@ def compare(
     *,
     relative: bool = False,
     against: float = 0.0,
-    compared: Hashable = None,
+    compared: Any = None,
     given: bool = False,
 ) -> Difference | None:
     """Compare two arms by one number a seed; None where one of them has none.

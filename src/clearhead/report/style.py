@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from itertools import count as numbers_from
 from typing import NamedTuple
 
 # For a light and for a dark page. They differ in lightness as well as in hue, so that they stay
@@ -22,7 +21,6 @@ _HUES = (
     ("#7a4b2a", "#c9a17c"),  # brown
 )
 _SYMBOLS = ("circle", "diamond", "square")
-_PLACES = {"transformer": 0, "differential": 1, "softmax1": 2, "gpt2": 3}
 
 # Named fonts before system-ui, which on a bare Linux is a face too wide for figures.
 FONT = (
@@ -54,12 +52,9 @@ class Look(NamedTuple):
 
 
 def looks(arms: Sequence[str]) -> dict[str, Look]:
-    """Fixed for some presets, the next free one for others; after twelve with another symbol."""
-    places = {arm: _PLACES[arm] for arm in arms if arm in _PLACES}
-    free = (place for place in numbers_from() if place not in places.values())
-    places |= {arm: next(free) for arm in arms if arm not in places}
-    turns = {arm: divmod(place, len(_HUES)) for arm, place in places.items()}
-    return {arm: Look(*_HUES[hue], _SYMBOLS[turn % 3]) for arm, (turn, hue) in turns.items()}
+    """The next hue for each arm; after twelve with another symbol."""
+    turns = ((arm, *divmod(place, len(_HUES))) for place, arm in enumerate(arms))
+    return {arm: Look(*_HUES[hue], _SYMBOLS[turn % 3]) for arm, turn, hue in turns}
 
 
 def plain(text: object) -> str:
