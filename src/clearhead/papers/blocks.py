@@ -161,27 +161,22 @@ def signal(scale: str) -> Iterator[Study]:
 def ratios(scale: str) -> Iterator[Study]:
     """Blocks without and with the skip around attention, trained and at their start: figures 4, 22.
 
-    W = α I + β ΔW in every layer, from β = 0.2 as in the authors' script of figure 4. The start of
-    figure 22 is not published: the same is used. `clearhead diagnose` measures β/α from the weights
-    alone, so a little text suffices.
+    W = α I + β ΔW in every layer, from β = 0.2 as in the authors' script of figure 4; the start of
+    figure 22 is not published. β/α is measured from the weights alone: a little text suffices.
     """
     layers, table = next(iter(TABLES[scale].items()))  # the least deep
     table = replace(table, questions={"ratios": diagnose(length=128, windows=4)})
-    for label, pre_ln, sas in (
-        ("ratios", PRE_LN[layers], SAS[layers]),
-        ("ratios at the start", (), ()),
-    ):
-        yield replace(table, label=label).arm("transformer", *pre_ln, **MATRICES)
-        yield replace(table, label=label).arm("sas", *sas, **MATRICES)  # the intervention
+    for label, trained in (("ratios", True), ("ratios at the start", False)):
+        for preset, rates in (("transformer", PRE_LN), ("sas", SAS)):  # the intervention
+            one = table.arm(preset, *rates[layers] * trained, **MATRICES)
+            yield replace(one, label=label)
 
 
 @experiment(PAPER, published=True)
 def encoders(scale: str) -> Iterator[Study]:
-    """Tables 1 and 2: hidden tokens, then classification from every pretrained seed.
-
-    GLUE, and but for `paper` Banking-77, since models of this size guess at GLUE. Every arm is
-    fine-tuned at one rate. The baseline's rate at `paper` is arXiv 2212.14034's.
-    """
+    """Tables 1 and 2: hidden tokens, then classification from every pretrained seed at one rate:
+    GLUE, and but for `paper` Banking-77, since models of this size guess at GLUE. The baseline's
+    rate at `paper` is arXiv 2212.14034's."""
     table = ENCODERS[scale]
     baseline, simplified = ((1e-3,), (3e-3,)) if scale == "paper" else (LOW, LOW)
     yield table.arm("bert", *baseline)

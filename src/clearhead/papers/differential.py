@@ -80,11 +80,8 @@ def differential_ablations(scale: str) -> Iterator[Study]:
 
 @experiment(PAPER, published=True)
 def abilities(scale: str) -> Iterator[Study]:
-    """V1 against one map: lm-eval's tasks, many-shot classification, summaries.
-
-    Models of `tiny` and `small` guess. Questions and documents come from the hub; `tiny` reads the
-    first questions of each task.
-    """
+    """V1 against one map: lm-eval's tasks (`tiny` reads the first questions of each), many-shot
+    classification, summaries. Models of `tiny` and `small` guess."""
     tiny, rates = scale == "tiny", (3.2e-4,) if scale == "paper" else RATES[scale]
     table = RUNS["diff-3b"].config if scale == "paper" else TABLES[scale]
     length = table.train.sequence_length
@@ -117,11 +114,8 @@ def differential_scaling(scale: str) -> Iterator[Study]:
 
 @experiment(f"{PAPER}, arXiv 2311.01906")
 def speed(scale: str) -> Iterator[Study]:
-    """Throughput on the device that the record names; the claims compare ratios.
-
-    Every seed is a round: one short run of each arm in turn, so that other load on the machine
-    affects all arms alike. Models of so few steps say nothing about quality.
-    """
+    """Throughput on the device that the record names; the claims compare ratios. Every seed is a
+    round, one short run of each arm in turn, so that other load affects all arms alike."""
     table = Study(label="speed", size=scale, seeds=tuple(range(6)), lengths=())
     # fmt: off
     table = {

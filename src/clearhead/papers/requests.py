@@ -123,10 +123,7 @@ def changed(
 
 def cost(arms: Iterable[Study], scale: str) -> str:
     """30 runs, 45 M tokens, about 1.2 h of training on two cores, sweeps may add up to 9 runs; or
-    "no training". Evaluations come on top.
-
-    The time is that of 6 × parameters × tokens; attention adds a few per cent at these lengths.
-    """
+    "no training". The time is that of 6 × parameters × tokens; evaluations come on top."""
     runs = tokens = beyond = 0
     flops = 0.0
     sizes: dict[str, int] = {}  # by label
@@ -148,10 +145,8 @@ def cost(arms: Iterable[Study], scale: str) -> str:
 
 
 def parameters(one: Study) -> int:
-    """The baseline's matrices at an arm's shape; the arms of a table have as many, or fewer.
-
-    By arithmetic: a list of all experiments would make hundreds of models.
-    """
+    """The baseline's matrices at an arm's shape; the arms of a table have as many, or fewer. By
+    arithmetic: a list of all experiments would make hundreds of models."""
     if one.base:
         return PARAMETERS
     shape = {**SIZES[one.size], **PRESETS[one.presets[0]], **one.set}

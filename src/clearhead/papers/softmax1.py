@@ -61,10 +61,8 @@ RATES = (1.5e-3, 3e-3, 6e-3)  # on the made text
 
 @experiment(PAPER, published=True)
 def outliers(scale: str) -> Iterator[Study]:
-    """Tables 2 and 3: AdamW and OrthoAdam × softmax and softmax-1, one gain a norm and no biases.
-
-    OrthoAdam has the paper's rotation a parameter, and once one rotation for all axes of a size.
-    """
+    """Tables 2 and 3: AdamW and OrthoAdam × softmax and softmax-1, one gain a norm and no biases;
+    OrthoAdam has the paper's rotation a parameter, and once one for all axes of a size."""
     table, (baseline,) = TABLES[scale], TABLES[scale].presets
     length, text = table.train.sequence_length, _text(table)
     bits = quantize(scheme=SCHEMES, length=length, tokens=32_768, data=text)

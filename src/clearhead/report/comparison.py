@@ -57,7 +57,9 @@ def page_of(records: Records, title: str = "") -> Page:
     page.verdict = [words for judge in judges for words in judge(page.threshold)]
     page.verdict = page.verdict or ["There are no records yet."]
     page.add([narrative.provenance(records)])
-    page.warnings = quantization.warnings(records)
+    quantized = [run for run in records.runs if run.study == QUANTIZATION]
+    remarks = ((run, one) for run in quantized for one in quantization.remarks_on(run))
+    page.warnings = [f"{run.id}: {one}." for run, one in remarks]
     return page
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from statistics import fmean
 
 from clearhead.errors import ClearheadError
-from clearhead.records.runs import QUANTIZATION, Records, Run
+from clearhead.records.runs import Records, Run
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks, chart
 from clearhead.report.page import Panel, Section
@@ -79,12 +79,6 @@ def verdict(records: Records, threshold: float) -> list[str]:
             narrative.answer(records, rise, cost, threshold=threshold, alone=f"{rise}: {{}}")
         )
     return sentences
-
-
-def warnings(records: Records) -> list[str]:
-    """The remarks on each model that was quantised."""
-    runs = [run for run in records.runs if run.study == QUANTIZATION]
-    return [f"{run.id}: {remark}." for run in runs for remark in remarks_on(run)]
 
 
 def remarks_on(run: Run) -> Iterator[str]:
