@@ -81,8 +81,7 @@ def test_a_model_that_cannot_be_opened_is_refused_before_the_first_job(tmp_path,
         (("diff/table22",), "did you mean diff/table2"),
         (
             ("coca/bidirectional", "--scale", "paper"),
-            "coca/bidirectional has no arms at paper: its experiment, encoders, has them at tiny, "
-            "small",
+            "coca/bidirectional has no arms at paper, but at tiny, small",
         ),
     ],
 )
@@ -93,7 +92,8 @@ def test_requests_that_nothing_decides_are_refused(words, said, capsys):
 def test_the_list_says_what_each_experiment_asks(capsys):
     assert _call("--list") == 0
     out = capsys.readouterr().out.splitlines()
-    asked = "blocks: Which parts of a block can go? arXiv 2311.01906; tiny, small, paper; "
+    asked = "blocks: Figures 3, 6 and 13: every block at the depths of a scale, variants of SAS at "
+    asked += "the smaller. arXiv 2311.01906; tiny, small, paper; "
     cost = "at tiny 72 runs, 14.7 M tokens, about 21 min of training on two cores"
     cost += ", sweeps may add up to 36 runs"
     assert asked + cost in out
@@ -133,7 +133,7 @@ def test_a_killed_command_is_told_and_made_up_for(text, tmp_path, capsys, monkey
     asked = evaluate(lengths=(16,), tokens=64, data=DataConfig(data=(str(text),)))
     swept = study.changed(questions={"text": asked}).arm("sas", 1e-2, 1.0, mlp_gain=0.5)
     arms = (study.arm("transformer", 1e-2), swept)
-    monkeypatch.setitem(EXPERIMENTS, "toy", Experiment("toy", "", "", lambda scale: iter(arms)))
+    monkeypatch.setitem(EXPERIMENTS, "toy", Experiment("toy", "", "", lambda scale: arms))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     started = []
     start = processes.starting(2)

@@ -17,6 +17,7 @@ from clearhead.papers.contrasts import Judgement, Outcome
 from clearhead.records.runs import Records
 
 from ..cli.conftest import call
+from .making import verdict
 
 ROOT = Path(__file__).parents[2]
 MADE = runpy.run_path(str(ROOT / "tools/front_page.py"))
@@ -86,9 +87,9 @@ def rows_of(outcomes: list[Outcome], threshold: float) -> list[dict[str, Any]]:
             "interval": one.difference.interval,
             "p": one.difference.p,
             "against": one.difference.against,
-            "applies": one.applies,
+            "applies": not one.missing,
             "at_edge": one.at_edge,
-            "verdict": one.judgement(threshold),
+            "verdict": verdict(one, threshold),
         }
         for one in outcomes
     ]

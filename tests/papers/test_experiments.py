@@ -95,7 +95,7 @@ def test_an_option_changes_a_job(option, value, study, scale, arm):
 
 def test_own_text_takes_the_place_of_the_hubs_where_there_is_some():
     """Code is a question of its own, and stays."""
-    one = next(EXPERIMENTS["retrofit"].arms("tiny"))
+    one = EXPERIMENTS["retrofit"].arms("tiny")[0]
     asked = changed(one, test_data=("own.txt",)).questions
     assert asked["bits"].data == replace(one.questions["bits"].data, data=("own.txt",))
     assert asked["bits"].data.validation == 0.999

@@ -6,6 +6,7 @@ One whose models are trained and one that starts from a model; and all of them b
 import os
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,9 @@ def _little(question: Question, length: int) -> Question:
 def experiments(base: str = "") -> dict[str, Experiment]:
     """The experiments, each with these arms at `tiny`."""
     return {
-        name: replace(one, arms=lambda _, arms=one.arms: (smoke(arm, base) for arm in arms("tiny")))
+        name: one._replace(
+            arms=cache(lambda _, arms=one.arms: [smoke(arm, base) for arm in arms("tiny")])
+        )
         for name, one in requests.EXPERIMENTS.items()
     }
 

@@ -5,7 +5,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,60 +62,39 @@ def write_records(
         for seed in range(seeds):
             source = random.Random(f"{preset} {seed} {label}")
             run = {"run": f"{preset}/seed{seed}"}
-            header = _header(preset, seed, label, steps, command)
-            lines.append({"kind": "run", **run, **header})
-            lines += ({"kind": "step", **run, **step} for step in _steps(source, index, steps))
+            header = {"preset": preset, "size": "tiny", "seed": seed, "label": label, **HEADER}
+            header["parameters"] = 1_317_248 + 100 * len(preset)
+            header["train"] = {"sequence_length": 256, "batch_size": 8, "tokens": steps * 2048}
+            lines.append({"kind": "run", **run, **header, "command": command})
+            for n in range(1, steps + 1):
+                loss = 3.1 - 0.05 * index + 5.2 * math.exp(-n / 14) + source.gauss(0, 0.05)
+                lines.append({"kind": "step", **run, "step": n, "tokens": n * 2048, "loss": loss})
             measures = _measures(source, preset, index, trained, layers, heads)
             lines += ({"kind": "measure", **run, **measure} for measure in measures)
     append(path, *lines)
     return path
 
 
-def _header(preset: str, seed: int, label: str, steps: int, command: str) -> dict[str, Any]:
-    data = {"sources": {"python-stdlib": 1.0}, "fingerprint": "4f1c09b2d7e8"}
-    data["documents"] = {"train": 1_690, "validation": 34}
-    data["tokens"] = {"train": 8_412_331, "validation": 170_402}
-    return {
-        **{"preset": preset, "size": "tiny", "seed": seed, "label": label, "data": data},
-        "model": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4},
-        "train": {"sequence_length": 256, "batch_size": 8, "tokens": steps * 2048},
-        "parameters": 1_317_248 + 100 * len(preset),
-        "non_embedding_parameters": 792_960 + 100 * len(preset),
-        "versions": {"clearhead": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0"},
-        "device": "CPU, 2 cores, bf16 autocast",
-        **{"command": command, "date": "2026-09-14T10:12:00+00:00"},
-    }
-
-
-def _steps(source: random.Random, index: int, steps: int) -> list[dict[str, Any]]:
-    speed = 1.0 + 0.12 * index
-    return [
-        {
-            "step": step,
-            "tokens": step * 2048,
-            "seconds": step * 0.31 * speed,
-            "loss": 3.1 - 0.05 * index + 5.2 * math.exp(-step / 14) + source.gauss(0, 0.05),
-            "learning_rate": 1e-3,
-            "gradient_norm": 0.8,
-            "tokens_per_second": 6600 / speed,
-        }
-        for step in range(1, steps + 1)
-    ]
+HEADER = {
+    "data": {"sources": {"python-stdlib": 1.0}, "tokens": {"train": 8_412_331}},
+    "model": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4},
+    "versions": {"clearhead": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0"},
+    "device": "CPU, 2 cores, bf16 autocast",
+    "date": "2026-09-14T10:12:00+00:00",
+}
 
 
 def _measures(
     source: random.Random, preset: str, index: int, trained: bool, layers: int, heads: int
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     base = (14.0 if trained else 41.0) - 0.9 * index + source.gauss(0, 0.12)
     growth = 1.9 if trained and index == 0 else 1.04 + 0.02 * index
-    out: list[dict[str, Any]] = []
     for power in range(4):
         record = {"metric": "perplexity", "length": 256 * 2**power, "split": "validation"}
         if preset == "gpt2" and power:
-            reason = "learned positions end at 256 tokens"
-            out.append({**record, "value": None, "reason": reason})
+            yield {**record, "value": None, "reason": "learned positions end at 256 tokens"}
         else:
-            out.append({**record, "value": base * growth**power})
+            yield {**record, "value": base * growth**power}
     sink = 0.62 if trained and preset != "softmax1" else 0.03
     for name in MAPS.get(preset, ("softmax",)):
         count = heads // 2 if preset in MAPS else heads
@@ -127,25 +106,20 @@ def _measures(
             ]
             pooled = factor * sum(cell["value"] for cell in cells) / len(cells)
             for cell in ({"value": pooled}, *cells):
-                out.append({"metric": metric, "map": name, **cell})
+                yield {"metric": metric, "map": name, **cell}
     if preset == "softmax1":
-        out.append({"metric": "null_mass", "map": "softmax", "value": 0.21})
+        yield {"metric": "null_mass", "map": "softmax", "value": 0.21}
     for metric, first, rest in (("kurtosis", 90.0, 4.0), ("largest_activation", 40.0, 6.0)):
         for tokens, top in (("first", first if trained and index == 0 else rest), ("rest", rest)):
             values = [3 + (top - 3) * (layer + 1) / layers for layer in range(layers)]
             values = [value * source.uniform(0.95, 1.05) for value in values]
-            mean = sum(values) / len(values)
-            out.append({"metric": metric, "tokens": tokens, "value": mean})
+            yield {"metric": metric, "tokens": tokens, "value": sum(values) / len(values)}
             for layer, value in enumerate(values):
-                out.append({"metric": metric, "tokens": tokens, "layer": layer, "value": value})
+                yield {"metric": metric, "tokens": tokens, "layer": layer, "value": value}
+    yield {"metric": "chance_floor", "value": 0.0239}
     speed = (6600 + source.gauss(0, 5)) / (1 + 0.12 * index)
-    out += [
-        {"metric": "chance_floor", "value": 0.0239},
-        {"metric": "tokens_per_second", "value": speed},
-        {"metric": "peak_memory_bytes", "value": (1.1 + 0.1 * index) * 2**30},
-        {"metric": "train_seconds", "value": 46.0},
-    ]
-    return out
+    yield {"metric": "tokens_per_second", "value": speed}
+    yield {"metric": "peak_memory_bytes", "value": (1.1 + 0.1 * index) * 2**30}
 
 
 @pytest.fixture

@@ -31,34 +31,28 @@ TOLERANCE = 1e-9  # of the sum of magnitudes
 
 
 class Sums:
-    """Weighted sums of numbers and their magnitudes, and how many numbers there are and are not."""
+    """Weighted numbers by name, None where one is missing or not finite."""
 
     def __init__(self) -> None:
-        self.numbers: dict[str, list[float]] = defaultdict(list)
-        self.missing: dict[str, int] = defaultdict(int)
+        self.numbers: dict[str, list[float | None]] = defaultdict(list)
 
     def add(self, name: str, key: tuple[object, ...], *values: float | None) -> None:
         for place, value in enumerate(values):
-            if value is None or not math.isfinite(value):
-                self.missing[name] += 1
-            else:
-                self.numbers[name].append(weight_of(*key, place) * value)
+            told = json.dumps((*key, place), sort_keys=True, default=str)
+            weight = 0.5 + int(hashlib.sha256(told.encode()).hexdigest()[:12], 16) / 16**12
+            finite = value is not None and math.isfinite(value)
+            self.numbers[name].append(weight * value if finite else None)
+
+    def known(self, name: str) -> list[float]:
+        return [one for one in self.numbers[name] if one is not None]
 
     def frozen(self) -> dict[str, list[float]]:
         """[finite numbers, others, weighted sum] by name."""
-        names = sorted({*self.numbers, *self.missing})
+        known = {name: self.known(name) for name in sorted(self.numbers)}
         return {
-            name: [len(self.numbers[name]), self.missing[name], math.fsum(self.numbers[name])]
-            for name in names
+            name: [len(ones), len(self.numbers[name]) - len(ones), math.fsum(ones)]
+            for name, ones in known.items()
         }
-
-    def magnitude(self, name: str) -> float:
-        return math.fsum(map(abs, self.numbers[name]))
-
-
-def weight_of(*key: object) -> float:
-    told = json.dumps(key, sort_keys=True, default=str)
-    return 0.5 + int(hashlib.sha256(told.encode()).hexdigest()[:12], 16) / 16**12
 
 
 def identity(records: Records) -> str:
@@ -129,7 +123,7 @@ def differing(stem: str, records: Records) -> list[object]:
     found: list[object] = [*(names ^ known)]
     for metric, name in names & known:
         (finite, missing, total), expected = now[metric][name], frozen[metric][name]
-        within = TOLERANCE * sums[metric].magnitude(name)
+        within = TOLERANCE * math.fsum(map(abs, sums[metric].known(name)))
         if [finite, missing] != expected[:2] or not abs(total - expected[2]) <= within:
             found.append((metric, name))
     return found

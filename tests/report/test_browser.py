@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from tests_chromium import browse, use
 
+from clearhead.records.files import write_text
 from clearhead.records.loading import parse
-from clearhead.report import load, page_of, write_page
+from clearhead.report import load, page_of, render
 
 from .test_diagnosis import encode, records_of
 from .test_quantization import lines
@@ -55,7 +56,7 @@ async function use(page, view) {
 def write(fake: Fake, folder: Path, **options: Any) -> Path:
     now = fake("now.jsonl", steps=40, **options)
     old = fake("old.jsonl", steps=90, seeds=3, trained=True, label="committed record", **options)
-    write_page(page_of(load([now, old]), "A comparison"), folder / "page.html")
+    write_text(folder / "page.html", render(page_of(load([now, old]), "A comparison")))
     return folder / "page.html"
 
 
@@ -71,7 +72,7 @@ def test_everything_is_drawn_and_fits(fake, tmp_path, chromium, width):
 
 def test_pages_with_little_to_show_are_quiet(fake, tmp_path, chromium):
     records = load(fake(presets=("gpt2",), steps=2))
-    write_page(page_of(records), tmp_path / "page.html")
+    write_text(tmp_path / "page.html", render(page_of(records)))
     dom = browse(chromium, tmp_path, (tmp_path / "page.html").as_uri(), "--dump-dom")
     assert re.search('data-drawn="[1-9]"', dom)
     assert 'data-theme="light"' in dom
@@ -94,7 +95,7 @@ def test_pages_of_other_studies(tmp_path, chromium, page, width):
     path.write_text(encode(records_of("plain") + records_of(HOSTILE, maps=maps)), "utf-8")
     schemes = lines("one", 10.0) + lines(HOSTILE, 900.0, broken="no interface")
     records = {"diagnosis": load(path), "quantization": parse(schemes)}
-    write_page(page_of(records[page], "Two"), tmp_path / "page.html")
+    write_text(tmp_path / "page.html", render(page_of(records[page], "Two")))
     seen = use(chromium, tmp_path, width, "drawn", USE)
     assert (seen["title"], seen["errors"]) == ("Two", "")
     assert seen["drawn"] == seen["plots"] == seen["filled"] > 0

@@ -12,6 +12,7 @@ from clearhead.records import jsonl
 from clearhead.records.loading import parse
 from clearhead.report import Page, load, page_of, render
 from clearhead.report.diagnosis import MASSIVE, REPAIRED, SINK, numbers
+from clearhead.report.pivots import by_arm
 
 from .conftest import printed, shown
 
@@ -20,41 +21,35 @@ HOSTILE = "</script><img src=x onerror=alert(1)><b>x</b>"
 
 def records_of(name: str, *, maps: tuple[str, ...] = ("softmax",), layers: int = 4) -> list[Any]:
     """Everything that a diagnosis can hold, from arithmetic."""
+    share = "first_token_argmax_share"
     places: list[dict[str, Any]] = [{}, *({"layer": n} for n in range(layers))]
     lines: list[dict[str, Any]] = []
+
+    def add(metrics: str, value: float, **at: Any) -> None:
+        lines.extend({"metric": one, **at, "value": value} for one in metrics.split())
+
     for number, place in enumerate(places):
         for map in maps:
-            for metric in ("first_token_argmax_share", "first_token_mass", "sink_rate_0.3"):
-                lines.append({"metric": metric, "map": map, **place, "value": 0.1 + number / 20})
-            lines.append({"metric": "entropy", "map": map, **place, "value": 2.0})
-        for metric in (
-            *("kurtosis_excess", "anomalous_before", "order_broken_content", "logit_top_1"),
-        ):
-            lines.append({"metric": metric, **place, "value": 0.5 + number})
+            shares = f"{share} first_token_mass sink_rate_0.3"
+            add(shares, 0.1 + number / 20, map=map, **place)
+            add("entropy", 2.0, map=map, **place)
+        order = "anomalous_before order_broken_content"
+        add(f"kurtosis_excess {order} logit_top_1", 0.5 + number, **place)
         for tokens in ("first", "rest"):
-            for metric in ("kurtosis", "largest_activation"):
-                lines.append({"metric": metric, "tokens": tokens, **place, "value": 30.0})
+            add("kurtosis largest_activation", 30.0, tokens=tokens, **place)
     for layer in range(-1, layers):
-        for metric in ("similarity", "effective_rank", "norm_first", "norm_rest"):
-            lines.append({"metric": metric, "layer": layer, "value": 2.0 + layer})
-    lines += [
-        {"metric": "first_token_argmax_share", "map": map, "layer": n, "head": h, "value": h / 4}
-        for map in maps
-        for n in range(layers)
-        for h in range(4)
-    ]
+        add("similarity effective_rank norm_first norm_rest", 2.0 + layer, layer=layer)
+        for map, head in ((map, head) for map in maps for head in range(4) if layer >= 0):
+            add(share, head / 4, map=map, layer=layer, head=head)
     for kind in ("hidden", "logit"):
-        lines += [{"metric": f"{kind}_top_{r}", "value": 900 / r} for r in (1, 2, 3, 10, 100)]
-        lines.append({"metric": f"{kind}_median", "value": 0.7})
-    lines += [
-        {"metric": "chance_floor", "value": 0.02},
-        {"metric": "null_mass", "map": maps[0], "value": math.nan},
-        *(
-            {"metric": metric, "map": map, "position": low, "value": 1 / (low + 2)}
-            for metric, map in (("null_mass", maps[0]), ("gate_closed", "gate"))
-            for low in (0, 1, 2, 4)
-        ),
-    ]
+        for rank in (1, 2, 3, 10, 100):
+            add(f"{kind}_top_{rank}", 900 / rank)
+        add(f"{kind}_median", 0.7)
+    add("chance_floor", 0.02)
+    add("null_mass", math.nan, map=maps[0])
+    for low in (0, 1, 2, 4):
+        add("null_mass", 1 / (low + 2), map=maps[0], position=low)
+        add("gate_closed", 1 / (low + 2), map="gate", position=low)
     channel = {"channel": 7, "first_layer": -1, "layer": 2, "largest": 88.0, "medians": 120.0}
     advice = {"finding": "a sink", "advice": "do this", "metric": MASSIVE, "value": 0.5}
     header = {"windows": 8, "length": 128, "command": "clearhead diagnose", "parameters": 10_000}
@@ -99,7 +94,7 @@ def test_many_models_are_told_apart_and_a_terminal_shows_as_many_as_fit():
 
 def test_the_table(two):
     page = page_of(load(two))
-    table = numbers(page.records)
+    table = by_arm(page.records, "", numbers(page.records), arms_across=True)
     masses = next(
         cells
         for row, cells in zip(table.rows, table.cells, strict=True)

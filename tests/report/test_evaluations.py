@@ -11,7 +11,6 @@ from clearhead.records.cells import lines_of
 from clearhead.records.jsonl import append
 from clearhead.records.loading import parse
 from clearhead.report import load, page_of, render
-from clearhead.report.evaluation import numbers, one_model
 from clearhead.report.statistics import Verdict
 
 from .conftest import own, payload, printed, shown
@@ -23,6 +22,13 @@ def _cell(run: str, task: str, at: dict, result: dict, headline: str) -> list[di
     dimensions = {"scaling": "none", **{name: x for name, x in at.items() if x is not None}}
     line = {"kind": "measure", "run": run, "task": task, **dimensions}
     return [line | one for one in lines_of([headline], **result) if "aside" not in one]
+
+
+def _table(records):
+    """{row: texts} of the table of one model."""
+    (table,) = page_of(records).sections[0].blocks
+    rows = zip(table.rows, table.cells, strict=True)
+    return {row.title: [entry.text for entry in cells[0]] for row, cells in rows}
 
 
 @pytest.fixture
@@ -56,9 +62,8 @@ def test_the_page_has_tables_and_curves_by_length(path):
     page = page_of(load(path))
     text = shown(page)
     assert "ntk × 2 accuracy" not in text
-    assert "none ntk × 2 128 256 128 256 coca" in text  # settings across, models down
-    assert "0.50 ± 0.14" in text  # the mean over depths is 0.4 and 0.6
-    assert "158 ± 0" in text
+    for row in ("accuracy, none, 256 0.50 ± 0.14", "perplexity, ntk × 2, 128 158 ± 0"):
+        assert row in text  # the mean over depths is 0.4 and 0.6
     assert HOSTILE not in own(render(page))
     assert 'id="comparison"' not in render(page)  # nothing of it was measured
     accuracy, perplexity = _figures(page, "scatter")
@@ -80,25 +85,21 @@ def test_texts_chosen_by_another_longest_length_have_a_row_of_their_own():
             result = {"perplexity": value, "documents": []}
             lines.extend(_cell("a", "perplexity", at, result, "perplexity"))
     records = parse(lines)
-    pivot = one_model(records)
-    texts = [[entry.text for entry in row[0]] for row in pivot.cells]
-    rows = ["perplexity, none, longest 256", "perplexity, none, longest 512"]
-    assert [row.title for row in pivot.rows] == rows
-    assert texts == [["10.0"], ["20.0"]]
+    assert _table(records) == {
+        f"perplexity, none, longest {longest}, {length}": [value]
+        for longest, value in ((256, "10.0"), (512, "20.0"))
+        for length in (128, longest)
+    }
     (chart,) = _figures(page_of(records), "scatter")
     assert (chart["data"][0]["x"], chart["data"][0]["y"]) == ([128, 512], [20.0, 20.0])
     assert "longest" not in shown(page_of(parse(lines[:3])))
 
 
 def test_the_numbers_at_the_longest_length_stand_first(path):
-    records = load(path)
-    assert numbers(records, "passkey") == (
-        f"Accuracy of passkey at 256 tokens: coca 0.50 ± 0.14; {HOSTILE} 0.400."
-    )
-    assert numbers(records, "perplexity") == (
-        f"Perplexity at 256 tokens: coca 286 ± 0; {HOSTILE} 286."
-    )
-    assert page_of(records).verdict[0].startswith("Accuracy of passkey at 256 tokens: ")
+    assert page_of(load(path)).verdict == [
+        f"Accuracy of passkey at 256 tokens: coca 0.50 ± 0.14; {HOSTILE} 0.400.",
+        f"Perplexity at 256 tokens: coca 286 ± 0; {HOSTILE} 286.",
+    ]
 
 
 def _retrieval(tmp_path: Path, items: bool, rights: tuple[int, int]) -> Path:
@@ -134,20 +135,14 @@ def test_keys_that_every_seed_finds_or_misses_decide_by_their_number(right, verd
 def test_tables_of_one_model_keep_depths_apart_and_show_intervals_and_what_is_missing(path):
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     one = [line for line in lines if line["run"] == "a0"]
-    pivot = one_model(parse(one))
-    assert pivot.title == "coca"
-    assert [(row.group, row.title) for row in pivot.rows] == [
-        ("passkey", "accuracy, none, depth 0"),
-        ("passkey", "accuracy, none, depth 1"),
-        ("perplexity", "perplexity, none"),
-        ("perplexity", "perplexity, ntk × 2"),
-    ]
-    assert pivot.cells[1][0][0].text == "0.600 [0.10, 0.90]"
-    dashes = one_model(parse([one[0], *one[2:]])).cells[:2]  # one was not asked for
-    assert sorted(len(cell) for row in dashes for cell in row) == [0, 1, 1, 1]
+    table = _table(parse(one))
+    settings = ("accuracy, none, depth 0", "accuracy, none, depth 1", "perplexity, none")
+    settings = (*settings, "perplexity, ntk × 2")
+    assert [*table] == [f"{words}, {length}" for words in settings for length in (128, 256)]
+    assert table["accuracy, none, depth 1, 128"] == ["0.600 [0.10, 0.90]"]
+    assert len(_table(parse([one[0], *one[2:]]))) == 7  # one was not asked for
     one[1]["value"] = None
-    found = [[entry.text for entry in cell] for cell in one_model(parse(one)).cells[0]]
-    assert found == [["none"], ["0.200 [0.10, 0.90]"]]
+    assert [*_table(parse(one)).values()][:2] == [["none"], ["0.200 [0.10, 0.90]"]]
 
 
 def test_the_accuracy_of_a_guess_stands_beside_the_row_and_has_no_table():
@@ -157,7 +152,7 @@ def test_the_accuracy_of_a_guess_stands_beside_the_row_and_has_no_table():
     lines.append({**line, "metric": "accuracy", "value": 0.5})
     lines.append({**line, "metric": "chance", "value": 0.125, "aside": True})
     page = page_of(parse(lines))
-    assert "shots 4 (chance 12.5\u00a0%)" in printed(page, width=200)
+    assert "shots 4, 128 (chance 12.5\u00a0%)" in printed(page, width=200)
     assert not any("chance" in block.title for block in page.blocks() if hasattr(block, "title"))
 
 
@@ -207,11 +202,10 @@ def test_models_without_seeds_differ_by_their_documents_and_no_seed_is_spoken_of
 def test_a_headline_names_its_text():
     data = {"sources": [{"spec": "books.jsonl", "weight": None}]}
     records = parse(_given(LOSSES, data=data))
-    assert " on books.jsonl (held-out part): a 20.8 [10, 44]; b 23.0 [" in numbers(
-        records, "perplexity"
-    )
-    pivot = one_model(parse(_given({"a": LOSSES["a"]}, data=data)))
-    assert pivot.rows[0].group == "perplexity on books.jsonl (held-out part)"
+    (said,) = page_of(records).verdict
+    assert " on books.jsonl (held-out part): a 20.8 [10, 44]; b 23.0 [" in said
+    alone = parse(_given({"a": LOSSES["a"]}, data=data))
+    assert "perplexity on books.jsonl (held-out part)" in printed(page_of(alone))
 
 
 def test_an_interval_of_shares_ends_at_0_and_1():

@@ -11,6 +11,7 @@ from clearhead.records.runs import Records
 from clearhead.report import charts, load, style
 from clearhead.report.charts import some_of
 from clearhead.report.comparison import comparison
+from clearhead.report.pivots import by_arm
 
 Fake = Callable[..., Path]
 DEVICE = "CPU, 2 cores, bf16 autocast"
@@ -49,7 +50,7 @@ def test_times_of_other_machines_are_left_out(fake, changed):
     records = load(path)
     here = records.on_one_device()
     assert [run.seed for run in here.runs] == [0, 1]
-    table = comparison(records)
+    table = by_arm(records, "", comparison(records))
     details = {
         column.title: cell[0].detail
         for column, cell in zip(table.columns, table.cells[0], strict=True)

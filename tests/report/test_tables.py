@@ -8,6 +8,7 @@ import pytest
 from clearhead.records.jsonl import append
 from clearhead.report import load, page_of, render, style
 from clearhead.report.comparison import comparison, internals
+from clearhead.report.pivots import by_arm
 from clearhead.report.statistics import Verdict
 
 from .conftest import printed, shown
@@ -33,7 +34,7 @@ def three(tmp_path: Path) -> Path:
 
 
 def test_mean_spread_and_verdicts(three):
-    table = comparison(load(three))
+    table = by_arm(load(three), "", comparison(load(three)))
     assert [column.title for column in table.columns] == ["all", "8"]  # without data: left out
     entries = {row.arm: cells[1][0] for row, cells in zip(table.rows, table.cells, strict=True)}
     assert entries["transformer"].text == "11.0 ± 1.0"
@@ -91,7 +92,7 @@ def test_an_arm_has_the_seeds_that_did_not_diverge(tmp_path):
 
 def test_each_map_of_differential_attention_is_named(fake):
     records = load(fake(steps=1))
-    table = internals(records)
+    table = by_arm(records, "", internals(records))
     titles = [column.title for column in table.columns]
     index = titles.index("argmax share")
     names = [[entry.name for entry in cells[index]] for cells in table.cells]

@@ -41,11 +41,12 @@ def run(command: Command) -> int:
 def write_demo(found: dict[str, Path], path: Path) -> None:
     """Write the page of the records that `run_demo` returns; print its first table and verdict."""
     from clearhead.cli.publishing import print_page
+    from clearhead.records.files import write_text
     from clearhead.records.loading import load
-    from clearhead.report import write_page
+    from clearhead.report import render
     from clearhead.report.demo import page
 
     shown = page(*map(load, found.values()))
-    write_page(shown, path)
+    write_text(path, render(shown))
     print_page(shown)
     show(f"page: {path}")

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from clearhead.records.files import write_text
 from clearhead.records.loading import parse, trusted
 from clearhead.records.runs import Line
-from clearhead.report import Page, load, page_of, to_console, write_page
+from clearhead.report import Page, load, page_of, render, to_console
 from clearhead.terminal import console, say, show
 
 
@@ -21,7 +22,7 @@ def publish(
     with trusted(*files):
         page = page_of(load(files) if lines is None else parse(lines), title)
     if output is not None:
-        write_page(page, output)
+        write_text(output, render(page))
     status = print_page(page)
     if output is not None:
         show(f"page: {output}")

@@ -71,10 +71,15 @@ def run(command: Command) -> int:
     changes = {name: getattr(command, name) for name in changing}
     studies = chosen(command.names, command.scale, command.output, **changes)
     from clearhead.cli.publishing import publish
+    from clearhead.models.conversion import require_convertible
     from clearhead.papers import stages
     from clearhead.progress import Line
 
-    stages.check_models([one for arms in studies.values() for one in arms])
+    every = [one for arms in studies.values() for one in arms]
+    for one in every:
+        one.check()
+    for name in dict.fromkeys(one.base for one in every if one.base):
+        require_convertible(name)
     failed, sources = 0, {}
     for name, arms in studies.items():
         output = arms[0].output
@@ -102,7 +107,7 @@ def _list(scale: str) -> None:
         write(f"{', '.join((one.name, *one.also))}: {one.says} [{one.study}, {costs}]")
     for each in EXPERIMENTS.values():
         where = f"{each.paper}; {', '.join(each.scales)}; {bill(arms_of(each.name, scale))}"
-        write(f"{each.name}: {each.question} {where}")
+        write(f"{each.name}: {each.about} {where}")
 
 
 def _publish_book(sources: dict[str, Path], output: Path) -> int:

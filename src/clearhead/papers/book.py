@@ -18,12 +18,13 @@ from clearhead.report.narrative import enumerate_words
 from clearhead.report.statistics import Difference, Verdict
 
 EDGE = "†"
-VERBS = (  # of each verdict, for one claim and for several
-    ("holds", "hold"),
-    ("does not hold", "do not hold"),
-    ("is undecided", "are undecided"),
-    ("is untested", "are untested"),
-)
+# Of each verdict, for one claim and for several.
+VERBS = {
+    Judgement.HOLDS: ("holds", "hold"),
+    Judgement.DOES_NOT_HOLD: ("does not hold", "do not hold"),
+    Judgement.UNDECIDED: ("is undecided", "are undecided"),
+    Judgement.UNTESTED: ("is untested", "are untested"),
+}
 
 
 def markdown(sources: Mapping[str, Records]) -> list[str]:
@@ -73,10 +74,11 @@ def _summary(row: Judged) -> Sequence[str]:
     verdict what it is."""
     claim, ones, verdict = row
     telling = _uncounted(ones)
-    if measured := [one for one in ones if one.difference is not None]:
-        deciding = [one for one in measured if one.verdict is verdict] or measured
-        one = min(deciding, key=_p_value)
-        parts = [f"{one.contrast.words}: {_difference(one.difference)}", *_remarks(one)]
+    if measured := [(one, one.difference) for one in ones if one.difference is not None]:
+        deciding = [(one, x) for one, x in measured if one.verdict is verdict] or measured
+        p_values = [2.0 if x.p is None else x.p for _, x in deciding]
+        one, difference = deciding[p_values.index(min(p_values))]
+        parts = [f"{one.contrast.words}: {_difference(difference)}", *_remarks(one)]
         parts += [f"{len(one.counted)} records"] * (len(one.counted) > 1)
         telling = ", ".join(parts)
     sure = ", by construction" * claim.by_construction
@@ -89,14 +91,9 @@ def _uncounted(ones: Iterable[Pooled]) -> str:
     return f"not counted: {'; '.join(reasons)}" if reasons else "no record"
 
 
-def _p_value(one: Pooled) -> float:
-    """The p-value of a difference; one that no p-value decides comes last."""
-    p = None if one.difference is None else one.difference.p
-    return 2.0 if p is None else p
-
-
 def _rows(ones: Iterable[Pooled]) -> Iterator[Sequence[str]]:
-    """A line for each comparison over all records, and below it one for each record."""
+    """A line for each comparison over all records, and below it one for each record, with the
+    reason why it does not count or its p-value."""
     for row in ones:
         words, verdict = row.contrast.words, ", ".join((row.verdict, *_remarks(row)))
         if len(row.outcomes) == 1 and row.counted:
@@ -106,7 +103,11 @@ def _rows(ones: Iterable[Pooled]) -> Iterator[Sequence[str]]:
         records += ", which differ" * row.records_differ
         yield words, records, "", "", _difference(row.difference), verdict
         for one in row.outcomes:
-            yield "", *_numbers(one), _note(one, row)
+            p = one.difference.p
+            note = f"not counted: {one.missing}" if one.missing else ""
+            note = note or _untestable(one.contrast, one.difference)
+            note = note or "the runs of another record" * (one not in row.counted)
+            yield "", *_numbers(one), note or ("" if p is None else f"p = {style.number(p, 2)}")
 
 
 def _numbers(one: Outcome) -> Sequence[str]:
@@ -117,16 +118,6 @@ def _numbers(one: Outcome) -> Sequence[str]:
         for side, at_edge in zip((one.ours, one.theirs), one.at_edge, strict=True)
     ]
     return one.source, *means, _difference(one.difference)
-
-
-def _note(one: Outcome, row: Pooled) -> str:
-    """Why a record does not count, or its p-value."""
-    if one.missing:
-        return f"not counted: {one.missing}"
-    p = one.difference.p
-    other = "the runs of another record" * (one not in row.counted)
-    shown = "" if p is None else f"p = {style.number(p, 2)}"
-    return _untestable(one.contrast, one.difference) or other or shown
 
 
 def _remarks(row: Pooled) -> Iterator[str]:
@@ -165,6 +156,5 @@ def _difference(difference: Difference | None) -> str:
 def _counted(rows: Sequence[Judged]) -> str:
     """Numbers of claims by verdict."""
     counts = Counter(row.verdict for row in rows)
-    verbs = zip(Judgement, VERBS, strict=True)
-    parts = [f"{counts[one]} {words[counts[one] > 1]}" for one, words in verbs if counts[one]]
+    parts = [f"{n} {words[n > 1]}" for one, words in VERBS.items() if (n := counts[one])]
     return f"Of {len(rows)} claims {enumerate_words(parts)}."

@@ -31,7 +31,6 @@ class Pooled:
     Attributes:
         difference: over the records that are `counted`; None where there is none.
         agreement: p-value of the hypothesis that all have the same difference (Cochran's Q).
-        threshold: the largest p that holds among all comparisons of the book.
     """
 
     contrast: Contrast
@@ -39,43 +38,42 @@ class Pooled:
     counted: tuple[Outcome, ...]
     difference: Difference | None
     agreement: float | None = None
-    threshold: float = -1.0
+    verdict: Judgement = Judgement.UNTESTED
 
     @property
     def records_differ(self) -> bool:
         return self.agreement is not None and self.agreement <= LEVEL
 
-    @property
-    def verdict(self) -> Judgement:
-        return self.judgement(self.threshold)
-
     def judgement(self, threshold: float) -> Judgement:
-        """The verdict under another threshold."""
+        """The verdict where `threshold` is the largest p that holds in the book."""
         if self.contrast.counted and self.counted:  # no chance in it: all records must agree
-            verdicts = {one.judgement(threshold) for one in self.counted}
+            verdicts = {judge(self.contrast, one.difference, threshold) for one in self.counted}
             return verdicts.pop() if len(verdicts) == 1 else Judgement.DOES_NOT_HOLD
         return judge(self.contrast, self.difference, threshold)
 
 
-def pool(contrast: Contrast, outcomes: Sequence[Outcome]) -> Pooled:
+def pool(contrast: Contrast, sources: Mapping[str, Records]) -> Pooled:
     """Pool the records of a contrast.
 
-    Records to which it does not apply are left out. Those without a test (one seed, or seeds that
-    all agree) count only if none has a test. Runs that two records share count once.
+    Those without a test (one seed, or seeds that all agree) count only if none has a test. Runs
+    that two records share count once.
     """
-    applying = [one for one in outcomes if one.applies]
+    outcomes = tuple(contrast.outcomes(sources))
+    applying = [one for one in outcomes if not one.missing]
     tested = [one for one in applying if one.difference.p is not None and not contrast.counted]
     counted: list[Outcome] = []
     for one in sorted(tested or applying, key=lambda one: -one.weight):
-        if not any(one.repeats(other) for other in counted):
+        sides = [side for other in counted for side in other.difference.compared]
+        if not any(mine <= side for mine in one.difference.compared for side in sides):
             counted.append(one)
     difference, agreement = counted[0].difference if counted else None, None
     if len(counted) > 1 and difference is not None and difference.p and not contrast.counted:
         difference, agreement = _pooled(counted, contrast.bound)
-    return Pooled(contrast, tuple(outcomes), tuple(counted), difference, agreement)
+    return Pooled(contrast, outcomes, tuple(counted), difference, agreement)
 
 
 def _pooled(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, float]:
+    """The difference of all records together, and Cochran's p-value."""
     from scipy.optimize import brentq
     from scipy.stats import chi2, norm
 
@@ -120,23 +118,20 @@ def threshold_over(rows: Iterable[Sequence[Pooled]]) -> float:
 
 
 def judged(sources: Mapping[str, Records]) -> list[Judged]:
-    """Every claim with its comparisons, each over all records, and its verdict.
-
-    A claim holds where all its comparisons do, and does not where one is decided the other way, at
-    a false discovery rate of 5 % over all comparisons of the book (Benjamini-Hochberg). It is
-    untested where no record counts for any of them.
-    """
-    rows = [[pool(x, [*x.outcomes(sources)]) for x in claim.contrasts] for claim in CLAIMS]
+    """Every claim with its comparisons, each over all records, and its verdict, at a false
+    discovery rate of 5 % over all comparisons of the book (Benjamini-Hochberg)."""
+    rows = [[pool(one, sources) for one in claim.contrasts] for claim in CLAIMS]
     threshold = threshold_over(rows)
-    rows = [[replace(one, threshold=threshold) for one in ones] for ones in rows]
-    return [
-        Judged(claim, tuple(ones), verdict_of([one.verdict for one in ones]))
-        for claim, ones in zip(CLAIMS, rows, strict=True)
-    ]
+    found = []
+    for claim, ones in zip(CLAIMS, rows, strict=True):
+        comparisons = tuple(replace(one, verdict=one.judgement(threshold)) for one in ones)
+        found.append(Judged(claim, comparisons, verdict_of([one.verdict for one in comparisons])))
+    return found
 
 
 def verdict_of(verdicts: Sequence[Judgement]) -> Judgement:
-    """The verdict of a claim by those of its comparisons."""
+    """The verdict of a claim: it holds where all its comparisons do, does not where one is decided
+    the other way, and is untested where no record counts for any of them."""
     if Judgement.DOES_NOT_HOLD in verdicts:
         return Judgement.DOES_NOT_HOLD
     (one, *others) = {*verdicts}

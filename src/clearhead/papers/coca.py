@@ -14,14 +14,14 @@ from clearhead.lab.sweep_configs import PlanConfig
 from clearhead.papers.contrasts import (
     Claim,
     Contrast,
+    Gate,
+    Reading,
     higher,
     lower,
     no_worse,
     number,
     ratio,
-    reaches,
 )
-from clearhead.papers.readings import Reading
 from clearhead.papers.recipes import RUNS
 from clearhead.papers.study import BOOKS, Study, diagnose, evaluate, experiment
 
@@ -37,21 +37,11 @@ READ: dict[str, Any] = {"lengths": (128, 256, 512, 1024, 2048), "batch_tokens": 
 HELD_OUT: dict[str, Any] = {"data": DataConfig(data=(f"{BOOKS}#test",)), "split": "all"}
 
 
-@experiment(
-    PAPER,
-    "Which attention, trained short, still reads and retrieves in long texts?",
-    published=True,
-)
+@experiment(PAPER, published=True)
 def long_context(scale: str) -> Iterator[Study]:
     """Positions and maps, read up to 16 times (`paper`: 64 times) as long as they were trained."""
-    for preset in (
-        "transformer",
-        "alibi",  # the interventions: how attention tells order, and how many maps it has
-        "forget",
-        "coca",
-        "coca-strict",
-        "coca-slack",
-        "pope",
+    for preset in (  # the interventions: how attention tells order, and how many maps it has
+        *("transformer", "alibi", "forget", "coca", "coca-strict", "coca-slack", "pope"),
         "differential",
     ):
         # ALiBi and forget gates have no frequencies to scale; PoPE needs no scaling.
@@ -61,32 +51,23 @@ def long_context(scale: str) -> Iterator[Study]:
         yield table.arm(preset, *rates)
 
 
-@experiment(
-    PAPER,
-    "Does collinear attention need tensors that grow with the square of the text, and what does it "
-    "cache?",
-)
+@experiment(PAPER)
 def memory(scale: str) -> Iterator[Study]:
-    """Bytes that the forms of CoCA take beside RoPE, in two shapes at several lengths.
-
-    Nothing is trained and nothing is random, so there are no seeds.
-    """
+    """Bytes that the forms of CoCA take beside RoPE, in two shapes at several lengths; nothing is
+    trained, and nothing is random."""
     shapes, lengths = {  # layers, width and heads
         "tiny": (((2, 64, 2), (4, 128, 4)), (4096, 8192, 16_384)),
         "small": (((12, 512, 8), (24, 1024, 16)), (8192, 16_384, 32_768)),
     }[scale]
     for layers, width, heads in shapes:
-        table = Study(label=f"{layers} layers, {width} wide", seeds=(0,)).changed(
-            layers=layers,
-            width=width,
-            heads=heads,
-            questions={"memory": PlanConfig(lengths=lengths)},
-        )
+        table = Study(label=f"{layers} layers, {width} wide", seeds=(0,))
+        shape = {"layers": layers, "width": width, "heads": heads}
+        table = table.changed(**shape, questions={"memory": PlanConfig(lengths=lengths)})
         for preset in ("transformer", "coca", "coca-strict", "coca-slack"):  # the intervention
             yield table.arm(preset)
 
 
-@experiment(PAPER, "Who finds passkeys beyond all training documents, where nothing else is asked?")
+@experiment(PAPER)
 def passkeys_alone(scale: str) -> Iterator[Study]:
     """Positions, trained on passkeys in windows twice as long as the longest document, so that
     every distance up to it is seen whole."""
@@ -195,7 +176,7 @@ def passkeys_beyond(arm: str, name: str, records: Any = FAR) -> Iterator[Contras
 
 def _found(words: str, arm: str, far: Reading, near: Reading) -> Contrast:
     within = (
-        reaches(near, one, 0.95, f"accuracy of {one} within the training length")
+        Gate(near.of(one), 0.95, f"accuracy of {one} within the training length")
         for one in (arm, BASE)
     )
     return higher(words, far, arm, BASE, *within)

@@ -1,20 +1,141 @@
 """Claims as comparisons of two arms' numbers, and the verdict of each record on them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import partial
 from statistics import fmean
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from clearhead.papers.readings import Labelled, Patterns, Reading, Side, mean, measures
-from clearhead.records.runs import Records, Run
+from clearhead.records.runs import MAPS, Key, Measure, Records, Run
 from clearhead.report.pivots import Found, by_seed, difference_of
 from clearhead.report.statistics import LEVEL, Difference, Summary, Verdict, holds, summarize
 
 OF_RATE = ("kurtosis", "kurtosis_rotated", "largest_activation")
 """Measures that grow with the learning rate, whatever the architecture."""
+Patterns = str | tuple[str, ...]
+"""Patterns of an arm's name, in order of preference: the first with numbers counts (committed
+records have other names than new ones)."""
+Rows = list[tuple[Run, list[Measure]]]
+"""Runs, each with its measures of a number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A number of every run of an arm: the mean of all measures that match, over all arms of the
+    pattern, so that the main effects of a factorial are contrasts.
+
+    Attributes:
+        times: length of the text in training lengths; None is any.
+        label: pattern of the labels of the records to read.
+        minus: a number subtracted within each seed, to leave the `distance` if that is asked.
+    """
+
+    arm: tuple[str, ...] = ()
+    metric: str
+    at: Mapping[str, Any] = field(default_factory=dict)
+    times: float | None = None
+    label: str = "*"
+    minus: "Reading | None" = None
+    distance: bool = False
+
+    @property
+    def parts(self) -> "tuple[Reading, ...]":
+        """The number itself, and the one subtracted."""
+        return (self,) if self.minus is None else (self, self.minus)
+
+    def of(self, arm: Patterns, **changes: Any) -> "Reading":
+        """The same number of an arm."""
+        return replace(self, arm=(arm,) if isinstance(arm, str) else arm, **changes)
+
+    def side(self, runs: Sequence[Run]) -> "Side | None":
+        """Its numbers in the runs of one label; None where there is none."""
+        subtracted = self.minus._rows(runs) if self.minus else []
+        return Side(self, rows, subtracted) if (rows := self._rows(runs)) else None
+
+    def level(self, runs: Sequence[Run]) -> float | None:
+        """The mean over seeds; None where a run has no number that the others have."""
+        side = self.side(runs)
+        values = measures(side)[0] if side else None
+        return fmean(by_seed(values)) if values else None
+
+    def _rows(self, runs: Sequence[Run]) -> Rows:
+        """The runs that have the number, of the first pattern that any matches."""
+        fitting = [run for run in runs if fnmatchcase(run.label, self.label)]
+        for pattern in self.arm:
+            rows = [(run, self._measures(run)) for run in fitting if fnmatchcase(run.arm, pattern)]
+            if rows := [row for row in rows if row[1]]:
+                return rows
+        return []
+
+    def _measures(self, run: Run) -> list[Measure]:
+        """The final measures of a run, without milestones of its training and missing values.
+
+        A number that a task measured aside has the name of another text's, so it counts only where
+        there is no other. So does one of windows that open documents, unless the reading names
+        `at`. Of several maps the last counts, which multiplies the values.
+        """
+        at = {"step": None, **self.at}
+        if self.times is not None:
+            at["length"] = round(self.times * (run.sequence_length or -1))
+        ones = [one for one in run.select(self.metric, **at) if one.value is not None]
+        maps = {one.dimensions.get("map") for one in ones}
+        if last := next((name for name in reversed(MAPS) if name in maps), None):
+            ones = [one for one in ones if one.dimensions.get("map", last) == last]
+        if "at" not in self.at:
+            ones = [one for one in ones if "at" not in one.dimensions] or ones
+        return [one for one in ones if not one.details.get("aside")] or ones
+
+
+class Side(NamedTuple):
+    """The runs of a reading under one label, and those of the number subtracted."""
+
+    reading: Reading
+    rows: Rows
+    subtracted: Rows
+
+
+def measures(*sides: Side, apart: Collection[str] = ()) -> list[Found]:
+    """{seed: measures} of each side, at the places that all runs of all sides have (but for the
+    dimensions `apart`), less the numbers subtracted."""
+
+    def key(one: Measure) -> Key:
+        metric, dimensions = one.key
+        return metric, frozenset(item for item in dimensions if item[0] not in apart)
+
+    places: dict[int, set[Key]] = defaultdict(set)
+    for run, ones in (row for side in sides for row in (*side.rows, *side.subtracted)):
+        places[id(run)].update(map(key, ones))
+    shared = set.intersection(*places.values()) if places else set()
+
+    def at_shared(rows: Rows) -> Found:
+        """Rows of the seeds that have all of the pattern's arms: other means would not compare."""
+        arms, values = {run.arm for run, _ in rows}, Found()
+        for seed in dict.fromkeys(run.seed for run, _ in rows):
+            of_seed = [row for row in rows if row[0].seed == seed]
+            there = [one for _, ones in of_seed for one in ones if key(one) in shared]
+            if there and {run.arm for run, _ in of_seed} == arms:
+                values[seed] = there
+        return values
+
+    found = []
+    for reading, rows, subtracted in sides:
+        values, minus = at_shared(rows), at_shared(subtracted)
+        if reading.minus is not None:
+            left = {
+                seed: mean(values[seed]) - mean(minus[seed]) for seed in values if seed in minus
+            }
+            left = {seed: abs(x) if reading.distance else x for seed, x in left.items()}
+            values = {seed: [Measure(metric=reading.metric, value=x)] for seed, x in left.items()}
+        found.append(values)
+    return found
+
+
+def mean(ones: Sequence[Measure]) -> float:
+    return fmean(one.value for one in ones if one.value is not None)
 
 
 class Judgement(StrEnum):
@@ -26,44 +147,34 @@ class Judgement(StrEnum):
     UNTESTED = "untested"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gate:
-    """A minimum that a number must reach; below it a record is not counted, with reason `why`."""
+class Gate(NamedTuple):
+    """A minimum that a number must reach, by its name; below it a record is not counted."""
 
     reading: Reading
     least: float
-    why: str
-
-    def is_met(self, runs: Labelled, labels: Sequence[str]) -> bool:
-        """True if the mean under the first of these labels that has one is high enough."""
-        fitting = (label for label in labels if fnmatchcase(label, self.reading.label))
-        side = self.reading.side(next(fitting, labels[0]), runs)
-        level = None if side is None else side.level
-        return level is not None and level >= self.least
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """One comparison that a claim makes: a number of one arm against that of another.
+    """One comparison that a claim makes: a number of one arm against that of another, read under
+    the same label unless it names one.
 
     Attributes:
-        claimed: "lower" or "higher"; "not lower" or "not higher", by no more than `margin`, against
-            which the difference is then tested.
-        ours, theirs: the two numbers. Theirs is read under the label of ours unless it names
-            another one.
+        claimed: "lower" or "higher"; with a `margin` at most so much on the other side of it,
+            against which the difference is then tested.
         relative: both are divided by the mean of theirs; `margin` is then a share of it.
-        counted: both numbers are counted and the same in every run, so that no spread is needed.
+        counted: both numbers are the same in every run, so that no spread is needed.
         blocked: both are means over the arms of a factorial, compared within each seed.
-        gates: conditions of a record to be counted, beside those of all records: of a loss or
-            perplexity that both have learnt, of an outlier that both were trained at one rate.
-        own_rates: the two optimizers take rates of different size, so that each has its own.
+        gates: conditions of a record to be counted, beside those of `_missing`.
+        own_rates: the two optimizers take rates of different size.
     """
 
     words: str
-    claimed: str
     ours: Reading
     theirs: Reading
-    margin: float = 0.0
+    claimed: str = "lower"
+    margin: float | None = None
     relative: bool = False
     counted: bool = False
     blocked: bool = False
@@ -73,7 +184,7 @@ class Contrast:
     @property
     def bound(self) -> float:
         """The difference beyond which the claim fails: 0, or the margin that it allows."""
-        return {"not higher": self.margin, "not lower": -self.margin}.get(self.claimed, 0.0)
+        return (self.margin or 0.0) * (1 if self.claimed == "lower" else -1)
 
     @property
     def arms(self) -> set[str]:
@@ -84,57 +195,71 @@ class Contrast:
     def outcomes(self, sources: Mapping[str, Records]) -> "Iterator[Outcome]":
         """The difference in each source and under each label where both arms have a number."""
         for source, records in sources.items():
-            runs: dict[str, list[Run]] = {}
-            for run in records.runs:
-                runs.setdefault(run.label, []).append(run)
+            runs = {label: records.labelled(label).runs for label in records.labels()}
             for label in runs:
-                if (outcome := self._outcome(source, label, runs)) is not None:
-                    yield outcome
+                if (ours := self.ours.side(runs[label])) is None:
+                    continue
+                labels = (label,) if self.theirs.label == self.ours.label else tuple(runs)
+                beside = ((one, self.theirs.side(runs[one])) for one in labels)
+                other, theirs = next((one for one in beside if one[1]), (label, None))
+                if theirs is None:
+                    continue
+                mine, others = measures(ours, theirs, apart=self._apart)
+                test = partial(_test, self, mine, others)
+                if (difference := test(self.bound)) is None:
+                    continue
+                scale = 1 / fmean(by_seed(others)) if self.relative else 1.0
+                missing = self._missing(ours, theirs, runs[label], runs[other])
+                yield Outcome(
+                    self,
+                    ", ".join(filter(None, (source, label))),
+                    cast("Summary", summarize(by_seed(mine, scale))),
+                    cast("Summary", summarize(by_seed(others, scale))),
+                    difference=difference,
+                    test=test,
+                    missing=next(missing, ""),
+                    at_edge=tuple(
+                        any(run.at_edge for run, _ in (*side.rows, *side.subtracted))
+                        for side in (ours, theirs)
+                    ),
+                )
 
-    def _outcome(self, source: str, label: str, runs: Labelled) -> "Outcome | None":
-        ours, alike = self.ours.side(label, runs), self.theirs.label == self.ours.label
-        labels = (label,) if alike else tuple(runs) if ours else ()
-        beside = ((one, self.theirs.side(one, runs)) for one in labels)
-        other, theirs = next((one for one in beside if one[1]), (label, None))
-        if ours is None or theirs is None:
-            return None
-        mine, others = measures(ours, theirs, apart=self._apart)
-        test = partial(_test, self, mine, others)
-        if (difference := test(self.bound)) is None:
-            return None
-        scale = 1 / fmean(by_seed(others)) if self.relative else 1.0
-        return Outcome(
-            contrast=self,
-            source=", ".join(filter(None, (source, label))),
-            ours=cast("Summary", summarize(by_seed(mine, scale))),
-            theirs=cast("Summary", summarize(by_seed(others, scale))),
-            difference=difference,
-            test=test,
-            missing=next(self._missing(ours, theirs, runs, (label, other)), ""),
-            at_edge=tuple(any(run.at_edge for run in side.runs) for side in (ours, theirs)),
-        )
-
-    def _missing(
-        self, ours: Side, theirs: Side, runs: Labelled, labels: Sequence[str]
-    ) -> Iterator[str]:
-        """Reasons why the records of these labels are not counted."""
-        yield from (gate.why for gate in self.gates if not gate.is_met(runs, labels))
-        for one, label in zip((self.ours, self.theirs), labels, strict=True):
-            side = one.within and one.within.side(label, runs)
-            if side and not side.has_learnt:
-                yield "a model had hardly learnt"
+    def _missing(self, ours: Side, theirs: Side, *runs: Sequence[Run]) -> Iterator[str]:
+        """Reasons why the runs under the label of ours and that of theirs are not counted."""
+        for reading, least, name in self.gates:
+            fitting = (some for some in runs if fnmatchcase(some[0].label, reading.label))
+            level = reading.level(next(fitting, ()))
+            if level is None or level < least:
+                yield f"{name} is below {least:g}"
+        if not all(map(_has_learnt, (self.ours, self.theirs), runs)):
+            yield "a model had hardly learnt"
         rates = {run.train.get("learning_rate") for run, _ in (*ours.rows, *theirs.rows)}
         words = ", ".join(f"{rate:g}" for rate in sorted(filter(None, rates)))
         if self.ours.metric in OF_RATE and not self.own_rates and "," in words:
             yield f"the rates differ ({words})"
 
     @property
-    def _apart(self) -> Set[str]:
+    def _apart(self) -> set[str]:
         """Dimensions in which the two sides may differ: the map, a length in training lengths, and
         those that one reading has otherwise than another."""
         ats = [part.at for one in (self.ours, self.theirs) for part in one.parts]
         names = {name for at in ats for name in at if len({one.get(name) for one in ats}) > 1}
         return {"map", *names, *(() if self.ours.times is None else ("length",))}
+
+
+def _has_learnt(reading: Reading, runs: Sequence[Run]) -> bool:
+    """True if the mean perplexity at the training length, that goes with a loss or perplexity
+    anywhere, is below √vocabulary, or is not known."""
+    metric = "loss" if reading.metric.startswith("ar_hit") else reading.metric
+    if not metric.endswith(("loss", "perplexity")) or metric.startswith("added"):
+        return True
+    at, times = {} if metric == "loss" else reading.at, None if reading.times is None else 1.0
+    within = replace(reading, metric=metric, at=at, times=times, minus=None)
+    level, side = within.level(runs), within.side(runs)
+    sizes = [run.vocabulary for run, _ in side.rows if run.vocabulary] if side else []
+    if level is None or not sizes:
+        return True
+    return 2 * (level if metric.endswith("loss") else math.log(level)) < math.log(min(sizes))
 
 
 def _test(contrast: Contrast, ours: Found, theirs: Found, against: float) -> Difference | None:
@@ -152,14 +277,13 @@ def _test(contrast: Contrast, ours: Found, theirs: Found, against: float) -> Dif
     return replace(difference, mean=fmean(apart), interval=interval, p=float(test.pvalue))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Outcome:
     """A contrast in the records of one source, a file or an experiment, under one label.
 
     Attributes:
         test: the difference, tested against another number.
-        missing: reason why these records are not counted: the reference model lacks the defect,
-            or one of the two has not learnt the task. Empty where they count.
+        missing: reason why these records are not counted; empty where they count.
         at_edge: for each side, whether the learning rate of some run may not be the best.
     """
 
@@ -173,33 +297,20 @@ class Outcome:
     at_edge: tuple[bool, ...] = (False, False)
 
     @property
-    def applies(self) -> bool:
-        """True if these records count for the claim."""
-        return not self.missing
-
-    @property
     def weight(self) -> float:
         """The number of runs that a balanced comparison of this precision has on each side."""
         return 2 / (1 / self.ours.n + 1 / self.theirs.n)
 
-    def repeats(self, other: "Outcome") -> bool:
-        """True if a side of it has no number that the other record has not."""
-        mine, theirs = (cast("frozenset[Any]", x.difference.compared) for x in (self, other))
-        return any(a <= b for a in mine for b in theirs)
-
-    def judgement(self, threshold: float) -> Judgement:
-        """The verdict by itself, where `threshold` is the largest p that holds in the book."""
-        return judge(self.contrast, self.difference if self.applies else None, threshold)
-
 
 def judge(contrast: Contrast, difference: Difference | None, threshold: float) -> Judgement:
-    """The verdict of a difference on what a contrast claims; untested without one."""
+    """The verdict of a difference on what a contrast claims, where `threshold` is the largest p
+    that holds in the book; untested without a difference."""
     if difference is None:
         return Judgement.UNTESTED
-    upward = contrast.claimed in ("higher", "not lower")
+    upward = contrast.claimed == "higher"
     if contrast.counted:
         beyond = difference.mean - difference.against
-        as_claimed = (beyond > 0) == upward if beyond else contrast.claimed.startswith("not ")
+        as_claimed = (beyond > 0) == upward if beyond else contrast.margin is not None
     elif holds(difference, threshold):
         as_claimed = (difference.verdict is Verdict.HIGHER) == upward
     else:
@@ -237,13 +348,8 @@ class Claim:
 
     @property
     def arms(self) -> set[str]:
-        """Patterns of the arms that its experiment runs for it."""
-        return trained_arms(name for one in self.contrasts for name in one.arms)
-
-
-def trained_arms(patterns: Iterable[str]) -> set[str]:
-    """Patterns of arms without the task that their models are fine-tuned on."""
-    return {name.partition(" on ")[0] for name in patterns}
+        """Patterns of all arms that it reads."""
+        return {name for one in self.contrasts for name in one.arms}
 
 
 def number(metric: str, *, times: float | None = None, label: str = "*", **at: Any) -> Reading:
@@ -260,45 +366,32 @@ def lower(
     arm: Patterns | Reading,
     than: Patterns | Reading,
     *gates: Gate,
-    claimed: str = "lower",
+    least: float | None = None,
     **options: Any,
 ) -> Contrast:
-    """The number of `arm` is lower than that of `than`; either may be a number of its own."""
+    """The number of `arm` is lower than that of `than`, which is at least `least`, a defect; either
+    may be a number of its own."""
     ours, theirs = (one if isinstance(one, Reading) else what.of(one) for one in (arm, than))
-    return Contrast(words=words, claimed=claimed, ours=ours, theirs=theirs, gates=gates, **options)
+    if least is not None:
+        gates += (Gate(theirs, least, "the number compared with"),)
+    return Contrast(words=words, ours=ours, theirs=theirs, gates=gates, **options)
 
 
 higher = partial(lower, claimed="higher")
 
 
-def no_worse(*given: Any, by: float = 0.0, better: str = "lower") -> Contrast:
+def no_worse(*given: Any, by: float = 0.0, better: str = "lower", **options: Any) -> Contrast:
     """As `lower`, by no more than the margin `by` on the other side."""
-    claimed = {"lower": "not higher", "higher": "not lower"}[better]
-    return lower(*given, claimed=claimed, margin=by)
+    return lower(*given, claimed=better, margin=by, **options)
 
 
 def ratio(
-    *given: Any,
-    below: float | None = None,
-    at_most: float | None = None,
-    at_least: float | None = None,
-    counted: bool = False,
+    *given: Any, at_most: float | None = None, at_least: float | None = None, **options: Any
 ) -> Contrast:
-    """The number of `arm` as a share of that of `than`: below 1, above 1 where no bound is given,
-    or within a bound."""
-    claimed, margin = ("higher" if below is None else "lower"), 0.0
+    """The number of `arm` as a share of that of `than`: above 1, unless another bound or "lower" is
+    `claimed`."""
     if at_most is not None:
-        claimed, margin = "not higher", at_most - 1
+        options |= {"claimed": "lower", "margin": at_most - 1}
     if at_least is not None:
-        claimed, margin = "not lower", 1 - at_least
-    return lower(*given, claimed=claimed, margin=margin, relative=True, counted=counted)
-
-
-def blocked(contrast: Contrast) -> Contrast:
-    """The contrast of a factorial's arms, compared within each seed."""
-    return replace(contrast, blocked=True)
-
-
-def reaches(what: Reading, arm: Patterns, least: float, name: str = "") -> Gate:
-    """The gate of an arm whose number must be at least so much."""
-    return Gate(reading=what.of(arm), least=least, why=f"{name or arm} is below {least:g}")
+        options |= {"margin": 1 - at_least}
+    return lower(*given, relative=True, **{"claimed": "higher", **options})

@@ -9,7 +9,7 @@ from typing import Any
 from clearhead.data import DataConfig
 from clearhead.lab.sweep_configs import ConvertConfig
 from clearhead.papers.coca import PERPLEXITY, passkeys, passkeys_beyond
-from clearhead.papers.contrasts import Claim, blocked, higher, lower, no_worse, number
+from clearhead.papers.contrasts import Claim, higher, lower, no_worse, number
 from clearhead.papers.study import (
     BOOKS,
     TEXT,
@@ -72,7 +72,7 @@ ARMS = (
 TOGETHER_RATES = {"tiny": (3e-3, 6e-3), "small": (1e-3, 2e-3)}
 
 
-@experiment("ours", "Do the repairs add up?")
+@experiment("ours")
 def together(scale: str) -> Iterator[Study]:
     """A fractional factorial: every repair with and without each of the others, at equal tokens.
 
@@ -95,7 +95,7 @@ def together(scale: str) -> Iterator[Study]:
         )
 
 
-@experiment("ours", "Is the composition of the repairs that win better than the baseline?")
+@experiment("ours")
 def composition(scale: str) -> Iterator[Study]:
     """The composition that `together` chose and the baseline, under seeds that did not choose."""
     table = replace(TOGETHER[scale], seeds=(3, 4, 5), label="composition")
@@ -103,9 +103,7 @@ def composition(scale: str) -> Iterator[Study]:
         yield table.arm(preset, *TOGETHER_RATES[scale])
 
 
-@experiment(
-    "ours", "Which repair of a trained model makes few bits cheap, and does it take a repair?"
-)
+@experiment("ours")
 def retrofit(scale: str) -> Iterator[Study]:
     """Controls and repairs of SmolLM2-135M, untrained and trained, on the same tokens in the same
     order; the controls say what a repair adds to more training."""
@@ -196,7 +194,7 @@ _ADDED = number("added_perplexity", scheme="w8a8-coarse")
 CLAIMS = (
     Claim("together/loss",
         "Each repair costs no loss, on average over the others present or absent.", "", "together",
-        tuple(blocked(no_worse(f"loss with {name}", _TOGETHER, *arms, by=0.01))
+        tuple(no_worse(f"loss with {name}", _TOGETHER, *arms, by=0.01, blocked=True)
             for name, arms in REPAIRS.items())),
     Claim("together/preset", "The composition that wins, SAS-P's blocks and a gate, is on no "
         "measure worse than the baseline.", "", "composition",
@@ -204,10 +202,11 @@ CLAIMS = (
             for words, one in MEASURES.items())),
     Claim("together/extrapolation",
         "Beside the other repairs, too, ALiBi extrapolates further than RoPE.", "", "together",
-        (blocked(lower("loss at 4 × the training length, ALiBi", replace(_TOGETHER, times=4),
-            *ALIBI)),
-        blocked(lower("loss of tokens that stood in the text before, at 4 × the training length, "
-            "ALiBi", number("ar_hit_loss", times=4, label="together", task="hits"), *ALIBI)))),
+        (lower("loss at 4 × the training length, ALiBi", replace(_TOGETHER, times=4), *ALIBI,
+            blocked=True),
+        lower("loss of tokens that stood in the text before, at 4 × the training length, ALiBi",
+            number("ar_hit_loss", times=4, label="together", task="hits"), *ALIBI,
+            blocked=True))),
     Claim("position/alibi",
         "ALiBi reads far beyond the training length, where RoPE does not, at a small cost within.",
         "arXiv 2108.12409", "long-context",

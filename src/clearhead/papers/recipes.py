@@ -11,12 +11,8 @@ from clearhead.train import TrainConfig
 
 
 class PublishedRun(NamedTuple):
-    """A training run of a paper as a comparison of its presets, with the parameters that the paper
-    names.
-
-    Attributes:
-        rates: learning rates of single presets, in place of the config's.
-        continues: the size whose checkpoint the run starts from, if it does.
+    """A training run of a paper as a comparison of its presets, with the parameters that it names,
+    rates of single presets in place of the config's, and the size whose checkpoint it goes on from.
     """
 
     paper: str

@@ -1,25 +1,21 @@
 """Selection of experiments and arms by name, changes of arms by options, and costs."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.lab.sweep_configs import SweepConfig
 from clearhead.named_models import PRESETS, SIZES
-from clearhead.papers import blocks, coca, differential, ours, softmax1
-from clearhead.papers.claims import CLAIMS
-from clearhead.papers.contrasts import Claim, trained_arms
+from clearhead.papers.claims import CLAIMS, PAPERS
+from clearhead.papers.contrasts import Claim
+from clearhead.papers.ours import PARAMETERS
 from clearhead.papers.study import BEYOND, WHOLE, Experiment, Study
 
 EXPERIMENTS = {
-    one.name: one
-    for paper in (differential, coca, blocks, softmax1, ours)
-    for one in vars(paper).values()
-    if isinstance(one, Experiment)
+    one.name: one for paper in PAPERS for one in vars(paper).values() if isinstance(one, Experiment)
 }
 """The papers' experiments, by name: each is a function in the file of its paper."""
 ALL = ("*",)  # arms, or questions
@@ -40,80 +36,58 @@ def chosen(
     """The arms of each requested experiment, in the book's order, with the experiment's folder.
 
     Of several claims those without arms at the scale are left out; a single one is refused, as is
-    an unknown name, or none.
-
-    Args:
-        only: patterns of the arms, all where empty; one that names nothing is refused.
-        questions: patterns of the arms' questions, in the same way.
-        changes: as in `changed`.
+    an unknown name, or none, and a pattern of arms (`only`) or of questions that names nothing.
+    `changes` are as in `changed`.
     """
     if not names:
         raise ClearheadError("give a claim, a family, an experiment or all: --list prints them")
     patterns: dict[str, set[str]] = {name: set() for name in EXPERIMENTS}
     for name in names:
-        for study, asked in _asked(name, scale):
-            patterns[study].update(asked)
-    wanted = {one: arms_of(one, scale, only or some) for one, some in patterns.items() if some}
-    _require("arms", only, [arm.name for one in wanted for arm in arms_of(one, scale)])
-    named = [name for arms in wanted.values() for arm in arms for name in arm.questions]
-    _require("questions", questions, named)
+        if name in EXPERIMENTS:
+            choose(f"scale of {name}", scale, EXPERIMENTS[name].scales)
+            patterns[name].update(ALL)
+            continue
+        claims = [claim for claim in CLAIMS if name in claim.names]
+        if not claims:
+            known = (name for claim in CLAIMS for name in claim.names)
+            choose("experiment or claim", name, [*EXPERIMENTS, *known])
+        there = [claim for claim in claims if arms_for(claim, scale)]
+        if not there:
+            scales = (one for one in SPEEDS if arms_for(claims[0], one))
+            raise ClearheadError(f"{name} has no arms at {scale}, but at {', '.join(scales)}")
+        for claim in there:
+            patterns[claim.study] |= claim.arms
+    asked = [study for study, some in patterns.items() if some]
+    wanted = {study: arms_of(study, scale, only or patterns[study]) for study in asked}
+    arms = [one.name for study in asked for one in arms_of(study, scale)]
+    of_arms = [name for some in wanted.values() for one in some for name in one.questions]
+    for kind, given, there_are in (("arms", only, arms), ("questions", questions, of_arms)):
+        for pattern in given:
+            if not any(fnmatchcase(name, pattern) for name in there_are):
+                all_ = ", ".join(dict.fromkeys(there_are)) or "none"
+                raise ClearheadError(f"{pattern!r} names none of the {kind}, which are {all_}")
     studies = dict[str, list[Study]]()
-    for study, arms in wanted.items():
+    for study, some in wanted.items():
         folder = output or Path("runs") / f"{study}-{scale}"
         folder = folder / study if output is not None and len(wanted) > 1 else folder
         changes |= {"questions": questions, "output": folder}
-        studies |= {study: [changed(arm, **changes) for arm in arms]} if arms else {}
+        studies |= {study: [changed(one, **changes) for one in some]} if some else {}
     return studies
-
-
-def _asked(name: str, scale: str) -> Iterator[tuple[str, Iterable[str]]]:
-    """The experiment of a name, or those of its claims that have arms at the scale, each with
-    patterns of arms."""
-    if name in EXPERIMENTS:
-        choose(f"scale of {name}", scale, EXPERIMENTS[name].scales)
-        yield name, ALL
-        return
-    claims = [claim for claim in CLAIMS if name in claim.names]
-    if not claims:
-        known = (name for claim in CLAIMS for name in claim.names)
-        choose("experiment or claim", name, [*EXPERIMENTS, *known])
-    there = [claim for claim in claims if arms_for(claim, scale)]
-    if not there:
-        study = claims[0].study
-        scales = ", ".join(one for one in EXPERIMENTS[study].scales if arms_for(claims[0], one))
-        raise ClearheadError(
-            f"{name} has no arms at {scale}: its experiment, {study}, has them at {scales}"
-        )
-    yield from ((claim.study, claim.arms) for claim in there)
 
 
 def arms_for(claim: Claim, scale: str) -> list[Study]:
     """The arms that a claim compares; none if no comparison has both arms at the scale."""
-    sides = ((trained_arms(one.ours.arm), trained_arms(one.theirs.arm)) for one in claim.contrasts)
+    sides = ((one.ours.arm, one.theirs.arm) for one in claim.contrasts)
     both = (all(arms_of(claim.study, scale, side) for side in two) for two in sides)
     return arms_of(claim.study, scale, claim.arms) if any(both) else []
 
 
 def arms_of(study: str, scale: str, patterns: Iterable[str] = ALL) -> list[Study]:
-    """The arms of an experiment that a pattern names; none where it has not that scale."""
-    return [one for one in _arms(EXPERIMENTS[study], scale) if _is_named(one.name, patterns)]
-
-
-@cache
-def _arms(experiment: Experiment, scale: str) -> tuple[Study, ...]:
-    return tuple(experiment.arms(scale)) if scale in experiment.scales else ()
-
-
-def _is_named(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _require(kind: str, patterns: Iterable[str], names: Iterable[str]) -> None:
-    """Refuse a pattern that names nothing."""
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            known = ", ".join(dict.fromkeys(names)) or "none"
-            raise ClearheadError(f"{pattern!r} names none of the {kind}, which are {known}")
+    """The arms of an experiment that a pattern names, with the task of its fine-tuning or without;
+    none where it has not that scale."""
+    experiment, names = EXPERIMENTS[study], {one.partition(" on ")[0] for one in patterns}
+    arms = experiment.arms(scale) if scale in experiment.scales else ()
+    return [one for one in arms if any(fnmatchcase(one.name, name) for name in names)]
 
 
 def changed(
@@ -126,7 +100,11 @@ def changed(
     **changes: Any,
 ) -> Study:
     """An arm with a command's seeds, texts and questions; refuses `base` if weights are fresh."""
-    selected = {name: x for name, x in one.questions.items() if _is_named(name, questions or ALL)}
+    selected = {
+        name: question
+        for name, question in one.questions.items()
+        if any(fnmatchcase(name, pattern) for pattern in questions or ALL)
+    }
     if test_data:  # where some questions read the hub's text, in place of those alone
         texts = {name: x for name, x in selected.items() if isinstance(x, SweepConfig)}
         hub = [name for name, x in texts.items() if x.data.data[0].startswith("hf:")]
@@ -145,10 +123,7 @@ def changed(
 
 def cost(arms: Iterable[Study], scale: str) -> str:
     """30 runs, 45 M tokens, about 1.2 h of training on two cores, sweeps may add up to 9 runs; or
-    "no training". Evaluations come on top.
-
-    The time is that of 6 × parameters × tokens; attention adds a few per cent at these lengths.
-    """
+    "no training". The time is that of 6 × parameters × tokens; evaluations come on top."""
     runs = tokens = beyond = 0
     flops = 0.0
     sizes: dict[str, int] = {}  # by label
@@ -170,12 +145,10 @@ def cost(arms: Iterable[Study], scale: str) -> str:
 
 
 def parameters(one: Study) -> int:
-    """The baseline's matrices at an arm's shape; the arms of a table have as many, or fewer.
-
-    By arithmetic: a list of all experiments would make hundreds of models.
-    """
+    """The baseline's matrices at an arm's shape; the arms of a table have as many, or fewer. By
+    arithmetic: a list of all experiments would make hundreds of models."""
     if one.base:
-        return ours.PARAMETERS
+        return PARAMETERS
     shape = {**SIZES[one.size], **PRESETS[one.presets[0]], **one.set}
     width, heads = shape["hidden_size"], shape["num_attention_heads"]
     attention = 4 * width * heads * shape.get("head_dim", width // heads)

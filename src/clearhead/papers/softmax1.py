@@ -18,13 +18,13 @@ from clearhead.papers.contrasts import (
     Claim,
     Contrast,
     Gate,
+    Patterns,
+    Reading,
     lower,
     no_worse,
     number,
     ratio,
-    reaches,
 )
-from clearhead.papers.readings import Patterns, Reading
 from clearhead.papers.recipes import RUNS
 from clearhead.papers.study import COSMOPEDIA, WHOLE, Study, diagnose, experiment, quantize
 
@@ -59,14 +59,10 @@ REPAIRS: tuple[dict[str, Any], ...] = (
 RATES = (1.5e-3, 3e-3, 6e-3)  # on the made text
 
 
-@experiment(
-    PAPER, "Do softmax-1 and OrthoAdam remove sinks and outlier activations?", published=True
-)
+@experiment(PAPER, published=True)
 def outliers(scale: str) -> Iterator[Study]:
-    """Tables 2 and 3: AdamW and OrthoAdam × softmax and softmax-1, one gain a norm and no biases.
-
-    OrthoAdam has the paper's rotation a parameter, and once one rotation for all axes of a size.
-    """
+    """Tables 2 and 3: AdamW and OrthoAdam × softmax and softmax-1, one gain a norm and no biases;
+    OrthoAdam has the paper's rotation a parameter, and once one for all axes of a size."""
     table, (baseline,) = TABLES[scale], TABLES[scale].presets
     length, text = table.train.sequence_length, _text(table)
     bits = quantize(scheme=SCHEMES, length=length, tokens=32_768, data=text)
@@ -81,12 +77,10 @@ def outliers(scale: str) -> Iterator[Study]:
         yield one if baseline == "transformer" else replace(one, called=called)
 
 
-@experiment(PAPER, "What removes a sink from a text that grows one?")
+@experiment(PAPER)
 def sink(scale: str) -> Iterator[Study]:
-    """Softmax, and every mechanism that gives idle heads something else to attend to.
-
-    The weight on no key is also read by position in documents of four training lengths.
-    """
+    """Softmax, and every mechanism that gives idle heads something else to attend to; the weight on
+    no key also by position, in documents of four training lengths."""
     table = _made(scale, "backcopy")
     long = DataConfig(data=("synthetic:backcopy:documents=100,characters=3200",), validation=WHOLE)
     # First, so that of what both measure the opening's counts.
@@ -97,25 +91,18 @@ def sink(scale: str) -> Iterator[Study]:
         yield table.arm(preset, *RATES)
 
 
-@experiment(PAPER, "Does ordinary text grow a sink, and does softmax-1 take it?")
+@experiment(PAPER)
 def sink_text(scale: str) -> Iterator[Study]:
-    """Softmax and softmax-1 in the setting of arXiv 2410.10781 that grows sinks.
-
-    It found none after 50 M unique tokens, and four per cent after 500 M.
-    """
-    table = ORDINARY[scale].changed(
-        label="sink on text",
-        position="learned",
-        measure_every=0.25,
-        weight_decay=0.5,
-        begin_windows=True,
-        questions={"opening": _documents(64, _text(ORDINARY[scale]))},
-    )
+    """Softmax and softmax-1 in the setting of arXiv 2410.10781 that grows sinks: none after 50 M
+    unique tokens, and four per cent after 500 M."""
+    questions = {"opening": _documents(64, _text(ORDINARY[scale]))}
+    table = ORDINARY[scale].changed(position="learned", weight_decay=0.5, begin_windows=True)
+    table = replace(table, label="sink on text", measure_every=0.25, questions=questions)
     yield table.arm("transformer", 2e-3)
     yield table.arm("softmax1", 2e-3)  # the intervention
 
 
-@experiment(PAPER, "Which part of the model makes the sink?")
+@experiment(PAPER)
 def elimination(scale: str) -> Iterator[Study]:
     """The baseline with one part of it changed at a time."""
     changes: dict[str, tuple[Any, ...]] = {  # the interventions
@@ -198,19 +185,10 @@ _SHARES = [replace(one, metric="cost") for one in _FEW]
 _DEEP = partial(number, label="deep outliers")
 
 
-def _sick(
-    least: float, words: str, what: Reading, arm: Patterns, than: Patterns, **options: Any
-) -> Contrast:
-    """Lower than a compared number of at least `least`, a defect; with `options`, no worse."""
-    gate = reaches(what, than, least, "the number compared with")
-    verb = no_worse if options else lower
-    return verb(words, what, arm, than, gate, **options)
-
-
 def _sink(words: str, arm: str, label: str, **options: Any) -> Contrast:
     words = f"queries that look most at the first token, {words}"
     share = number("first_token_argmax_share", at="documents", label=label)
-    return _sick(0.3, words, share, arm, BASE, **options)
+    return lower(words, share, arm, BASE, least=0.3, **options)
 
 
 def _costs(
@@ -219,21 +197,18 @@ def _costs(
     """The cost of few bits, where they cost the baseline something: the perplexity that they add,
     or its share of that in full precision, for arms that differ in it."""
     added = replace(what, metric="added_perplexity")
-    gate = reaches(added, ADAMW, 0.5, "added perplexity of the baseline")
+    gate = Gate(added.of(ADAMW), 0.5, "added perplexity of the baseline")
     share = "share of " * (what.metric == "cost")
     words = f"{share}perplexity added by {what.at['scheme']}, {words}"
     return lower(words, what, arm, than, gate)
-
-
-def _outliers(**at: Any) -> Gate:
-    return reaches(number("kurtosis", **at), ADAMW, 4, "kurtosis of the model compared with")
 
 
 def _kurtosis(words: str, arm: Patterns, *, own_rates: bool = False, **at: Any) -> Contrast:
     """Kurtosis, where the baseline has outliers."""
     words = f"kurtosis {words}" + ", each at its own rate" * own_rates
     what = number("kurtosis", **at)
-    return lower(words, what, arm, ADAMW, _outliers(**at), own_rates=own_rates)
+    gate = Gate(what.of(ADAMW), 4, "kurtosis of the model compared with")
+    return lower(words, what, arm, ADAMW, gate, own_rates=own_rates)
 
 
 def _fades(words: str, metric: str, arm: str, **bound: Any) -> Contrast:
@@ -254,8 +229,8 @@ CLAIMS = (
         "", "sink-text", (_sink("on ordinary text", "softmax1", "sink on text"),)),
     Claim("softmax1/cause", "Positions do not make the sink: softmax does.",
         "neither positions, biases nor norms", "elimination",
-        (_sink("without positions", f"{BASE} · position none", "elimination", by=0.1,
-            better="higher"),
+        (_sink("without positions", f"{BASE} · position none", "elimination", margin=0.1,
+            claimed="higher"),
         _sink("with softmax-1", f"{BASE} · normalizer softmax1", "elimination"))),
     Claim("softmax1/loss", "Softmax-1 costs no loss.", "equal to the second digit", "outliers",
         (no_worse("loss on text", LOSS, (f"{BASE} · normalizer softmax1", "softmax1 · adamw",
@@ -271,13 +246,15 @@ CLAIMS = (
             for name in ("SGD", "Muon"))),
     Claim("softmax1/deep", "Ours: OrthoAdam, or one gain a norm, removes the outliers that 24 "
         "layers of SAS-P grow, and what they cost at few bits.", "", "outliers-deep",
-        (_sick(4, "kurtosis, one rotation for each parameter", _DEEP("kurtosis"),
-            "sas-p · orthoadam", "sas-p"),
-        _sick(0.5, "perplexity added by w8a8-coarse", replace(_COARSE, label="deep outliers"),
-            "sas-p · orthoadam", "sas-p"),
-        _sick(4, "kurtosis, one gain a norm", _DEEP("kurtosis"), "sas-p", "sas-p · norm rmsnorm"),
-        *(_sick(0.5, f"perplexity added by {scheme}, one gain a norm", _ADDED(scheme=scheme,
-            label="deep outliers"), "sas-p", "sas-p · norm rmsnorm") for scheme in FEWER))),
+        (lower("kurtosis, one rotation for each parameter", _DEEP("kurtosis"),
+            "sas-p · orthoadam", "sas-p", least=4),
+        lower("perplexity added by w8a8-coarse", replace(_COARSE, label="deep outliers"),
+            "sas-p · orthoadam", "sas-p", least=0.5),
+        lower("kurtosis, one gain a norm", _DEEP("kurtosis"), "sas-p", "sas-p · norm rmsnorm",
+            least=4),
+        *(lower(f"perplexity added by {scheme}, one gain a norm", _ADDED(scheme=scheme,
+            label="deep outliers"), "sas-p", "sas-p · norm rmsnorm", least=0.5)
+            for scheme in FEWER))),
     Claim("softmax1/table3", "OrthoAdam makes few bits cheaper, with softmax-1 and alone.",
         "coarse 8 bits add 23.6 to perplexity without them, 0.43 with them (GPT-2, 130M)",
         "outliers",
@@ -305,11 +282,12 @@ CLAIMS = (
             for what in _SHARES))),
     Claim("softmax1/move", "Ours: outliers do not move to the rotated basis.", "", "outliers",
         tuple(no_worse(f"kurtosis in the optimizer's basis, {form}", number("kurtosis_rotated"),
-            arm, ADAMW, _outliers(), by=1) for form, arm in FORMS.items())),
+            arm, ADAMW, *_kurtosis("", arm).gates, by=1) for form, arm in FORMS.items())),
     Claim("softmax1/fading",
         "Ours: a fixed null key's weight fades as texts grow; a learned key's and a gate's do not.",
-        "", "sink", (_fades("weight on softmax-1's null key", "null_mass", "softmax1", below=1),
-        _fades("weight on a learned logit", "null_mass", "sink", below=1),
+        "", "sink",
+        (_fades("weight on softmax-1's null key", "null_mass", "softmax1", claimed="lower"),
+        _fades("weight on a learned logit", "null_mass", "sink", claimed="lower"),
         _fades("weight on a learned key", "null_mass", "key-bias", at_least=0.9),
         _fades("how far a gate is closed", "gate_closed", "gated", at_least=0.9))),
 )

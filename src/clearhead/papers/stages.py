@@ -4,13 +4,12 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from clearhead.data import prepare
+from clearhead.data import DataConfig, prepare
 from clearhead.errors import ClearheadError
 from clearhead.lab.configs import RECORDS, Job
 from clearhead.lab.processes import is_finished, run
 from clearhead.lab.sweep_configs import DiagnoseConfig, SweepConfig
-from clearhead.models.conversion import require_convertible
-from clearhead.papers.study import Study, best, loss, written
+from clearhead.papers.study import BEYOND, Study, best, beyond, loss, written
 from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
@@ -18,34 +17,26 @@ from clearhead.records.lock import hold_folder
 from clearhead.records.runs import COMPARISON, DIAGNOSIS
 from clearhead.terminal import say
 
+# Measures of a diagnosis that are kept for every layer.
 BY_LAYER = ("similarity", "effective_rank", "beta_over_alpha_values", "beta_over_alpha_projections")
-"""Measures of a diagnosis that are kept for every layer."""
-
-
-def check_models(arms: Sequence[Study]) -> None:
-    """Refuse models that no job could build or open, before the first job."""
-    for one in arms:
-        one.check()
-    for name in dict.fromkeys(one.base for one in arms if one.base):
-        require_convertible(name)
 
 
 def known_jobs(
     one: Study, logs: Path, tried: Container[str] = ()
 ) -> tuple[float | None, list[Job], list[Job]]:
     """An arm's rate, the jobs of its sweep, and its trainings, each followed by its evaluations, as
-    far as they are known by what is finished.
-
-    A sweep is over if its best rate lies inside, the next rate failed (it is among the jobs that
-    this command has `tried`), or a run at its best rate exists.
-    """
+    far as they are known. A sweep is over if its best rate lies inside, the next rate failed (it is
+    among the jobs that this command has `tried`), or a run at its best rate exists."""
 
     def known(job: Job) -> float | None:
         return loss(job.records) if is_finished(job, logs) else None
 
     rate, sweep, swept = next(iter(one.tries), None), list[Job](), tuple[float, ...]()
     if one.is_swept:
-        losses = one.sweep(known)
+        losses = {rate: known(one.attempt(rate)) for rate in one.tries}
+        for _ in range(BEYOND):
+            if (further := beyond(losses)) is not None:
+                losses[further] = known(one.attempt(further))
         swept = tuple(sorted(rate for rate, value in losses.items() if value is not None))
         rate = best(losses) if {*swept} >= {*one.tries} else None
         runs = [] if rate is None else [one.runs(rate, seed)[0] for seed in one.seeds]
@@ -62,20 +53,17 @@ def reproduce(
     arms: Sequence[Study], output: Path, *, jobs: int, work: Work | None = None
 ) -> tuple[Path, int]:
     """Run the missing jobs of every arm, until none is known to be missing: sweeps first, then one
-    seed of all arms after the other.
+    seed of all arms after the other; return OUTPUT/records.jsonl, the records of all, and the
+    number of failed jobs, which the same call would try again.
 
-    Finished jobs are not run again, and failed ones are left out. A sweep whose best rate is the
-    lowest or the highest goes on beyond it; where that run fails, the best of the others counts.
-
-    Returns:
-        The records of all runs and evaluations, OUTPUT/records.jsonl, and the number of failed
-        jobs, which the same call would try again.
-
-    Raises:
-        ClearheadError: for texts that cannot be obtained, and where no job finished.
-        Stopped: after SIGINT or SIGTERM.
+    Where a sweep's run beyond its best rate fails, the best of the others counts.
     """
-    for text in {one.data: None for one in arms if _reads(one)}:
+    texts = dict[DataConfig, None]()  # that an arm's own tokenizer reads, to train or to measure on
+    for one in arms:
+        measured = any(isinstance(question, SweepConfig) for question in one.questions.values())
+        if one.base is None and (one.tries or measured):
+            texts[one.data] = None
+    for text in texts:
         prepare(text, progress=say)  # once, before the jobs would each
     work, logs = work or Work("job"), output / "logs"
     work.start(0)
@@ -106,19 +94,9 @@ def reproduce(
         return collect(finished, output / RECORDS), len(failed) - len(overcome)
 
 
-def _reads(one: Study) -> bool:
-    """True where the arm's own tokenizer reads a text, to train or to measure on."""
-    measured = any(isinstance(question, SweepConfig) for question in one.questions.values())
-    return one.base is None and (bool(one.tries) or measured)
-
-
 def collect(jobs: Iterable[Job], target: Path) -> Path:
-    """Join the records of jobs, each under its arm, label and seed.
-
-    The first header of a run counts, so that of a training comes before its evaluations'. Of what
-    two jobs measured the later counts, as in every file: a question asked on purpose, after what
-    the training measured. No records are refused.
-    """
+    """Join the records of jobs, each under its arm, label and seed. The first header of a run, its
+    training's, counts; of what two jobs measured the later, a question asked on purpose."""
     lines, headed = list[str](), set[str]()
     for line in (line for job in jobs if job.records.exists() for line in _lines(job)):
         if line["kind"] != "run" or line["run"] not in headed:

@@ -2,11 +2,11 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
@@ -28,20 +28,15 @@ from clearhead.train.config import TrainConfig
 Question = SweepConfig | FinetuneJob | PlanConfig
 # A seed that chose a rate does not count again: its best rate is best partly by luck.
 SWEEP_SEED = 1000
+# Of random rotations that sweeps start from, whatever seeds count. It is seed 0's too, which the
+# rate may therefore suit a little better than it suits the others.
 SWEPT_ROTATION = 0
-"""The seed of random rotations that sweeps start from, whatever seeds count. It is seed 0's too,
-which the rate may therefore suit a little better than it suits the others."""
-TRAINED = ""
-"""The model of a question: the one that the arm trains."""
-TEXT = ""
-"""The text that calibrates a conversion: the first source of the training text."""
-COSMOPEDIA = "hf:HuggingFaceTB/smollm-corpus:cosmopedia-v2"
-"""A text of billions of tokens, for models that read each once."""
+TRAINED = ""  # model of a question: the one that the arm trains
+TEXT = ""  # that calibrates a conversion: the first source of the training text
+COSMOPEDIA = "hf:HuggingFaceTB/smollm-corpus:cosmopedia-v2"  # long enough to read each token once
 BOOKS = "hf:emozilla/pg19"
-WHOLE = 0.999
-"""The share held out of a text that is only measured on."""
-BEYOND = 3
-"""Rates that a sweep tries beyond those it was given, at most."""
+WHOLE = 0.999  # the share held out of a text that is only measured on
+BEYOND = 3  # rates that a sweep tries beyond those it was given, at most
 SHAPE = {"layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads"}
 
 Losses = Mapping[float, float | None]
@@ -70,12 +65,9 @@ class Study(CompareConfig):
     anew with each seed."""
 
     def arm(self, preset: str, *rates: float, **changes: Any) -> "Study":
-        """One arm: a preset, its learning rates, and what is changed of it (`CompareConfig.vary`).
-
-        A change replaces the setting for all arms. Of several rates, the one with the lowest loss
-        on training text held out from its run is chosen. While that is the lowest or the highest,
-        the next beyond it is tried too, `BEYOND` at most.
-        """
+        """One arm: a preset, what is changed of it, in place of the setting for all arms, and its
+        learning rates. Of several the one with the lowest loss on training text held out from its
+        run is chosen; while that is the lowest or highest, the next beyond it is tried too."""
         vary = {key: (value,) for key, value in changes.items()}
         settings = {key: value for key, value in self.set.items() if key not in changes}
         return replace(self, presets=(preset,), set=settings, vary=vary, tries=rates)
@@ -83,11 +75,7 @@ class Study(CompareConfig):
     def changed(self, *, length: int | None = None, **settings: Any) -> "Study":
         """The study with other settings, by their names in a study, its training or its text
         (`data` is its sources); any other name is a key of every model's configuration, or short
-        for one (`SHAPE`).
-
-        Args:
-            length: tokens of a sequence in training, and positions of the model.
-        """
+        for one (`SHAPE`). `length` is that of a sequence in training, and the model's positions."""
         if length is not None:
             whole = {"sequence_length": length, "max_position_embeddings": length}
             settings = whole | settings
@@ -114,17 +102,7 @@ class Study(CompareConfig):
 
     @property
     def is_swept(self) -> bool:
-        """True where a sweep chooses among several rates."""
         return len(self.tries) > 1
-
-    def sweep(self, loss: Callable[[Job], float | None]) -> dict[float, float | None]:
-        """{rate: held-out loss} of an arm with several rates: its own, then those beyond an edge
-        that are known so far."""
-        losses = {rate: loss(self.attempt(rate)) for rate in self.tries}
-        for _ in range(BEYOND):
-            if (rate := beyond(losses)) is not None:
-                losses[rate] = loss(self.attempt(rate))
-        return losses
 
     def attempt(self, rate: float) -> Job:
         """The run that tries a rate, with a seed and a text of its own."""
@@ -157,14 +135,10 @@ class Study(CompareConfig):
         config = replace(by, calibrate=text, model=self.base or "", output=output)
         return self._job(name, config, output / "conversion.json", model=output)
 
-    def _model(self, after: Job | None) -> str | None:
-        """The model that a job leaves, or else the arm's base."""
-        return self.base if after is None else str(after.model)
-
     def _evaluations(self, seed: int, after: Job | None) -> Iterator[Job]:
         """The questions to the model that a job leaves, or to the experiment's."""
-        model, preset = self._model(after) or TRAINED, self.side.preset
-        fresh: dict[str, Any] = {"size": self.size, "set": self.side.model}
+        model = str(after.model) if after else self.base or TRAINED
+        preset, fresh = self.side.preset, {"size": self.size, "set": self.side.model}
         for name, question in self.questions.items():
             job, arm = f"evaluations/{self._place}-seed{seed}/{name}", self.name
             folder = self.output / job
@@ -190,7 +164,8 @@ class Study(CompareConfig):
     def _run(self, name: str, rate: float, seed: int, start: Job | None) -> Job:
         """One run in a folder of its own, so that runs go side by side."""
         one = self.changed(learning_rate=rate, seeds=(seed,), output=self.output / name)
-        config = CompareConfig(**one.settings() | {"base": self._model(start)})
+        base = str(start.model) if start else self.base
+        config = CompareConfig(**one.settings() | {"base": base})
         return self._job(name, config, one.output / RECORDS, seed=seed, after=start)
 
     def _job(self, name: str, config: Any, records: Path, **others: Any) -> Job:
@@ -206,23 +181,28 @@ _PARTS = {
 }
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """A question of a paper, and the function that yields the study of each arm at a scale."""
+class Experiment(NamedTuple):
+    """An experiment of a paper: the function that yields the study of each arm at a scale."""
 
     name: str
     paper: str
-    question: str
-    arms: Callable[[str], Iterator[Study]]
+    about: str
+    arms: Callable[[str], Iterable[Study]]
     scales: tuple[str, ...] = ("tiny", "small")
 
 
 def experiment(
-    paper: str, question: str, *, published: bool = False
+    paper: str, *, published: bool = False
 ) -> Callable[[Callable[[str], Iterator[Study]]], Experiment]:
     """Decorator of a function that yields arms; `published`: at the scale `paper` too."""
-    scales = ("tiny", "small", "paper")[: 2 + published]
-    return lambda arms: Experiment(arms.__name__.replace("_", "-"), paper, question, arms, scales)
+
+    def decorated(arms: Callable[[str], Iterator[Study]]) -> Experiment:
+        about = " ".join((arms.__doc__ or "").partition("\n\n")[0].split())
+        once = cache(wraps(arms)(lambda scale: tuple(arms(scale))))
+        scales = ("tiny", "small", "paper")[: 2 + published]
+        return Experiment(arms.__name__.replace("_", "-"), paper, about, once, scales)
+
+    return decorated
 
 
 # Questions to the model that an arm trains, on one text for all arms; and its conversion.
@@ -242,9 +222,6 @@ def as_folder(words: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=+]+", "-", words).strip("-")
 
 
-# Learning rates of a sweep
-
-
 def best(losses: Losses) -> float | None:
     """The rate of the lowest loss that is known; None where none is, or all diverged."""
     known = {rate: x for rate, x in losses.items() if x is not None and x < math.inf}
@@ -252,11 +229,8 @@ def best(losses: Losses) -> float | None:
 
 
 def beyond(losses: Losses) -> float | None:
-    """The next rate to try, in two digits, where the best of several is the lowest or the highest;
-    None until all losses are known.
-
-    The edge is the geometric mean of that rate and of the edge's neighbour.
-    """
+    """The next rate to try, in two digits, where the best of several is the lowest or the highest:
+    the edge is the geometric mean of it and of its neighbour. None until all losses are known."""
     ordered, chosen = sorted(losses), best(losses)
     for edge, inner in () if None in losses.values() else (ordered[:2], ordered[:-3:-1]):
         if edge == chosen:
@@ -272,11 +246,7 @@ def written(rate: float) -> str:
 
 def loss(records: Path) -> float:
     """The held-out loss of a file's only run, at its training length, of the next token or of
-    hidden ones; inf where the run diverged.
-
-    Raises:
-        ClearheadError: where the run has no such loss.
-    """
+    hidden ones; inf where the run diverged."""
     (run,) = load(records).runs
     if run.header.get("diverged"):
         return math.inf

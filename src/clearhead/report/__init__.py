@@ -6,14 +6,10 @@ from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
     from clearhead.records.loading import load as load
-    from clearhead.records.runs import Measure as Measure
-    from clearhead.records.runs import Records as Records
-    from clearhead.records.runs import Run as Run
     from clearhead.report.comparison import page_of as page_of
     from clearhead.report.page import Page as Page
     from clearhead.report.page import render as render
     from clearhead.report.page import to_console as to_console
-    from clearhead.report.page import write_page as write_page
 
 
 __getattr__, __all__ = lazily(__name__)

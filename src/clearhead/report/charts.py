@@ -6,7 +6,7 @@ never enters a hover template.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +26,8 @@ Variants = Mapping[str, Mapping[Any, Quantity]]  # by name and place on the x ax
 TICKS = 12  # layers or heads that an axis names
 # By the names of plotly, and by those of people.
 DASHES = {
-    "solid": "solid",
-    "dot": "dotted",
-    "dash": "dashed",
-    "longdash": "in long dashes",
-    "dashdot": "dashes and dots",
-    "longdashdot": "long dashes and dots",
+    **{"solid": "solid", "dot": "dotted", "dash": "dashed", "longdash": "in long dashes"},
+    **{"dashdot": "dashes and dots", "longdashdot": "long dashes and dots"},
 }
 SHARES = ("acc", "forced", "share", "exact_match", "contained", "f1")  # parts of metrics' names
 POINTS = 80  # of a training curve; each is the mean over a block of steps
@@ -50,15 +46,13 @@ def chart(
     note: str = "",
     bands: bool = False,
 ) -> Panel | None:
-    """Lines of arms by colour, of variants by dash; None without a point.
+    """Lines of arms by colour, of variants by dash, on axes named `x` and `y`; None without a
+    point. With `bands` a spread is a band, not bars, and points have no markers.
 
     Args:
-        x: name of the x axis.
-        y: name of the y axis.
         across: the x axis: "" by number, "log", "layers", or names in their order.
         up: the y axis: "" by number, "auto" (logarithmic where it spans a factor of four),
             "zero" (from 0), or "share" (from 0 to 1).
-        bands: a spread is a band, not bars, and points have no markers.
     """
     curves = {place: points for place, points in curves.items() if points}
     if not curves:
@@ -67,10 +61,20 @@ def chart(
     dashes = dict(zip(dict.fromkeys(name for _, name in curves), cycle(DASHES), strict=False))
     for (arm, name), points in curves.items():
         label = style.plain(f"{arm} · {name}" if name else arm)
-        figure.add_traces([*_traces(label, points, looks[arm], dashes[name], bands=bands)])
-    places = [x for points in curves.values() for x, *_ in points]
-    _scale(figure, across, [*dict.fromkeys(places)])
+        _add_line(figure, label, points, looks[arm], dashes[name], bands=bands)
+    places = {x for points in curves.values() for x, *_ in points}
     shown = [value for points in curves.values() for _, value, _ in points]
+    if across == "log":
+        ticks = sorted(places)
+        named = {"tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
+        figure.update_xaxes(type="log", **(named if len(ticks) <= TICKS else {}))
+    elif across == "layers":
+        ticks = sorted({*some_of(sorted(places)), *({INPUT} & places)})
+        figure.update_xaxes(
+            tickvals=ticks, ticktext=["in" if n == INPUT else f"{n}" for n in ticks]
+        )
+    elif across:
+        figure.update_xaxes(type="category", categoryarray=[*across], categoryorder="array")
     if up == "share":
         figure.update_yaxes(range=[0, 1])
         figure.update_traces(cliponaxis=False)
@@ -118,12 +122,18 @@ def new(x: str, y: str) -> "go.Figure":
     return figure
 
 
-def _traces(
-    name: str, points: Sequence[Point], look: style.Look, dash: str, *, bands: bool
-) -> Iterator[dict[str, Any]]:
-    """A line, and its spread as bars or as a band beneath it."""
+def _add_line(
+    figure: "go.Figure",
+    name: str,
+    points: Sequence[Point],
+    look: style.Look,
+    dash: str,
+    *,
+    bands: bool,
+) -> None:
+    """Draw a line, and its spread as bars or as a band beneath it."""
     x, y, spread = (list(column) for column in zip(*points, strict=True))
-    line: dict[str, Any] = {"type": "scatter", "x": x, "y": y, "name": name, "mode": "lines"}
+    line: dict[str, Any] = {"x": x, "y": y, "name": name, "mode": "lines"}
     if not bands:
         symbol = look.symbol if dash == "solid" else f"{look.symbol}-open"
         line["mode"] = "lines+markers"
@@ -132,26 +142,11 @@ def _traces(
         edge = [*zip(y, spread, strict=True)]
         around = [a + b for a, b in edge] + [a - b for a, b in reversed(edge)]
         fill = {"fill": "toself", "fillcolor": look.colour, "opacity": 0.16, "line": {"width": 0}}
-        yield {**line, **fill, "x": x + x[::-1], "y": around, "name": None, "hoverinfo": "skip"}
+        figure.add_scatter(x=x + x[::-1], y=around, mode="lines", hoverinfo="skip", **fill)
     elif any(spread):
-        bars = {"color": look.colour, "thickness": 1.2, "width": 4}
-        line["error_y"] = {"array": spread, **bars}
+        line["error_y"] = {"array": spread, "color": look.colour, "thickness": 1.2, "width": 4}
     width = {"color": look.colour, "width": 2, "dash": dash}
-    yield {**line, "line": width, "hovertemplate": "%{x}: %{y:.5g}"}
-
-
-def _scale(figure: "go.Figure", across: str | Sequence[str], ticks: list[Any]) -> None:
-    if across == "log":
-        ticks.sort()
-        text = [f"{tick:,}" for tick in ticks]
-        named = {"tickvals": ticks, "ticktext": text} if len(ticks) <= TICKS else {}
-        figure.update_xaxes(type="log", **named)
-    elif across == "layers":
-        ticks = sorted({*some_of(sorted(ticks)), *({INPUT} & {*ticks})})
-        names = ["in" if place == INPUT else str(place) for place in ticks]
-        figure.update_xaxes(tickvals=ticks, ticktext=names)
-    elif across:
-        figure.update_xaxes(type="category", categoryarray=[*across], categoryorder="array")
+    figure.add_scatter(**line, line=width, hovertemplate="%{x}: %{y:.5g}")
 
 
 def some_of(places: Sequence[int]) -> list[int]:
@@ -161,17 +156,16 @@ def some_of(places: Sequence[int]) -> list[int]:
 
 
 def lines(records: Records, variants: Variants) -> Curves:
-    """A line of each model and variant: the mean over seeds at each place and its deviation,
-    without places where a number is not finite."""
+    """A line of each model and variant: the mean over seeds at each place and its deviation."""
     several = len(records.labels()) > 1
     curves: Curves = {}
     for model in models(records):
         for name, numbers in variants.items():
-            words = " · ".join(filter(None, (model.heading.group * several, name)))
+            words = " · ".join(filter(None, (model.group * several, name)))
             curves[model.arm, words] = [
                 (place, over.mean, over.deviation or 0.0)
                 for place, number in numbers.items()
-                if (over := number.summary(model)) and not number.is_lost(model)
+                if (over := number.summary(model))
             ]
     return curves
 
@@ -205,15 +199,9 @@ def loss(records: Records, looks: Looks) -> Panel | None:
     }
     notes = [f"Each point is the mean over {width} steps."] * (width > 1)
     notes += ["The first 5 % are left out."] * (start > 0)
-    return chart(
-        ", ".join(filter(None, ("Training loss by tokens read", *records.labels()))),
-        curves,
-        looks,
-        f"tokens read ({words})",
-        "loss (nats per token)",
-        bands=True,
-        note=" ".join(notes),
-    )
+    title = ", ".join(filter(None, ("Training loss by tokens read", *records.labels())))
+    axes = f"tokens read ({words})", "loss (nats per token)"
+    return chart(title, curves, looks, *axes, bands=True, note=" ".join(notes))
 
 
 def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
@@ -232,15 +220,14 @@ def by_length(
     curves = lines(records, variants)
     if len({length for points in curves.values() for length, *_ in points}) < 2:
         return None
-    x, up = "length of the text (tokens, log scale)", "auto"
-    if any(word in axis for word in SHARES):
-        up = "share"
+    x = "length of the text (tokens, log scale)"
+    up = "share" if any(word in axis for word in SHARES) else "auto"
     trained = records.sequence_length()
     if trained:
         note = f"{note} The dotted line is the length in training.".strip()
     panel = chart(title, curves, looks, x, axis, across="log", up=up, note=note)
     if panel is not None and trained:
-        panel.figure.add_vline(x=trained, line={"color": style.MUTED[0], "width": 1, "dash": "dot"})
+        panel.figure.add_vline(x=trained, line={**_MUTED, "width": 1, "dash": "dot"})
     return panel
 
 

@@ -4,23 +4,11 @@ internals folded below."""
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 
-from clearhead.records.runs import COMPARISON, DIAGNOSIS, QUANTIZATION, Measure, Records, Run
+from clearhead.records.runs import COMPARISON, DIAGNOSIS, QUANTIZATION, Records
 from clearhead.report import charts, diagnosis, evaluation, narrative, quantization, style
 from clearhead.report.page import Page, Section
-from clearhead.report.pivots import (
-    SHARE,
-    Entry,
-    Found,
-    Model,
-    Pivot,
-    Quantity,
-    by_arm,
-    entry,
-    models,
-    pivot,
-)
+from clearhead.report.pivots import SHARE, Quantity, by_arm
 
 CAPTION = (
     "Mean ± standard deviation over seeds; below it the difference to the first row where its 95 % "
@@ -38,10 +26,6 @@ APART = (
     " Documents were kept apart, as in training: a longer window is a longer text only where "
     "documents are as long."
 )
-EQUAL = (
-    "Outliers grow as a model learns, and an optimizer that learns faster has them sooner: each "
-    "model stands beside the first one where both had the same validation loss."
-)
 LEAD = (
     ("Validation perplexity", Quantity("", metric="trained perplexity")),
     (
@@ -49,57 +33,41 @@ LEAD = (
         Quantity("", metric="tokens_per_second", write=style.count, one_device=True),
     ),
 )
-LOSS = Quantity("compared at", "Loss", "nats per token", metric="loss")
-ARGMAX = Quantity(
-    "argmax share", "First token’s attention", "% of query–head pairs", metric=SHARE, scale=100.0
-)
-ACTIVATIONS = tuple(
-    Quantity(title, group, metric=metric, at={"tokens": tokens})
-    for metric, group in (
-        ("kurtosis", "Kurtosis of hidden states"),
-        ("kurtosis_rotated", "Kurtosis in OrthoAdam’s basis"),
-        ("largest_activation", "Largest activation"),
-    )
-    for tokens, title in (("first", "first token"), ("rest", "other tokens"))
-)
 
 
 def page_of(records: Records, title: str = "") -> Page:
     """The page of records, with the sections of each study that they are of; without a title it has
-    the models' names.
-
-    Raises:
-        ClearheadError: records of a quantisation without full precision.
-    """
+    the models' names. Refuses records of a quantisation without full precision."""
     page = Page(
         title=title or narrative.title_of(records), kicker="clearhead report", records=records
     )
-    parts = (
+    studies = {run.study for run in records.runs}
+    judges = []
+    for study, make, judge in (
         (COMPARISON, sections, verdict),
         (DIAGNOSIS, diagnosis.sections, diagnosis.verdict),
         (QUANTIZATION, quantization.sections, quantization.verdict),
-    )
-    studies = {run.study for run in records.runs}
-    judges = []
-    for study, make, judge in parts:
+    ):
         if study in studies:
             part = Records(runs=tuple(run for run in records.runs if run.study == study))
             prefix = f"{study}-" * (len(studies) > 1)
-            made = make(part, page.looks)
-            page.add(replace(one, name=f"{prefix}{one.name}") for one in made)
+            page.add(replace(one, name=f"{prefix}{one.name}") for one in make(part, page.looks))
             judges.append(partial(judge, part))
             page.next += diagnosis.commands(part)
     page.verdict = [words for judge in judges for words in judge(page.threshold)]
-    page.add([narrative.provenance(records)])
     page.verdict = page.verdict or ["There are no records yet."]
-    page.warnings = quantization.warnings(records)
+    page.add([narrative.provenance(records)])
+    quantized = [run for run in records.runs if run.study == QUANTIZATION]
+    remarks = ((run, one) for run in quantized for one in quantization.remarks_on(run))
+    page.warnings = [f"{run.id}: {one}." for run, one in remarks]
     return page
 
 
 def sections(records: Records, looks: charts.Looks) -> Iterator[Section]:
     """The sections of trained or evaluated models that the records can fill."""
     if _were_trained(records):
-        yield Section("comparison", "The comparison", [comparison(records)], CAPTION)
+        table = by_arm(records, "comparison", comparison(records))
+        yield Section("comparison", "The comparison", [table], CAPTION)
     losses = [charts.loss(records.labelled(label), looks) for label in records.labels()]
     yield Section("training", "Learning", losses, LEARNING)
     apart = any(run.header.get("documents") == "apart" for run in records.runs)
@@ -109,16 +77,11 @@ def sections(records: Records, looks: charts.Looks) -> Iterator[Section]:
     if quantization.schemes(records):
         bits = [quantization.results(records)]
         yield Section("bits", "What few bits cost", bits, quantization.COSTS)
-    sink = narrative.answer(
-        records,
-        "Queries that look most at the first token",
-        Quantity("", metric="sink", write=style.percent),
-        more=narrative.chance(records),
-    )
-    inside = [internals(records)]
+    queries, chance = "Queries that look most at the first token", narrative.chance(records)
+    share = Quantity("", metric="sink", write=style.percent)
+    sink = narrative.answer(records, queries, share, more=chance)
+    inside = [by_arm(records, "inside the models", internals(records))]
     yield Section("internals", "Inside the models", inside, "", sink, folded=True)
-    equal = [at_equal_loss(records)]
-    yield Section("equal-loss", "Outliers at equal loss", equal, EQUAL, folded=True)
 
 
 def verdict(records: Records, threshold: float) -> list[str]:
@@ -137,15 +100,10 @@ def _were_trained(records: Records) -> bool:
     )
 
 
-def comparison(records: Records) -> Pivot | None:
+def comparison(records: Records) -> Iterator[Quantity]:
     """Size, perplexity and cost of each arm."""
-    return by_arm(records, "comparison", _outside(records))
-
-
-def _outside(records: Records) -> Iterator[Quantity]:
-    millions = partial(
-        Quantity, group="Parameters", note="M", scale=1e-6, judged=False, write=style.four_digits
-    )
+    millions = partial(Quantity, group="Parameters", note="M", scale=1e-6, judged=False)
+    millions = partial(millions, write=partial(style.number, digits=4))
     yield millions("all", metric="parameters")
     yield millions("without embeddings", metric="non_embedding_parameters")
     group = "Validation perplexity by length of text"
@@ -173,67 +131,18 @@ def _outside(records: Records) -> Iterator[Quantity]:
     yield cost("peak memory", note="MiB", metric="peak_memory_bytes", scale=2.0**-20)
 
 
-def internals(records: Records) -> Pivot | None:
+def internals(records: Records) -> Iterator[Quantity]:
     """Attention to the first token and outliers of each arm."""
-    of_pairs = f"% of query–head pairs{narrative.chance(records)}"
     attention = partial(Quantity, group="First token’s attention", by_map=True, scale=100)
-    shares = (
-        attention("argmax share", note=of_pairs, metric=SHARE),
-        attention("mean mass", note="%", metric="first_token_mass"),
-        attention("mass on no token", note="%", metric="null_mass"),
-        attention("mass on learned keys", note="%", metric="prefix_mass"),
-    )
-    return by_arm(records, "inside the models", (*shares, *ACTIVATIONS))
-
-
-def at_equal_loss(records: Records) -> Pivot | None:
-    """Each arm, and below it the reference, where both had the same validation loss.
-
-    Seed by seed that is the higher of the two lowest losses; values between two measurements are
-    interpolated. A seed counts only where both models were measured before and after.
-    """
-    cells = []
-    for model in (model for model in models(records) if model.arm != model.reference):
-        maps = model.records.dimension(SHARE, "map", model.reference)[:1]
-        shares = (replace(ARGMAX, at={"map": name}) for name in maps)
-        cells += [(model.heading, one, _equal(model, one)) for one in (LOSS, *ACTIVATIONS, *shares)]
-    return pivot("at equal loss", cells, "model")
-
-
-def _equal(model: Model, number: Quantity) -> tuple[Entry, ...]:
-    """The numbers of a model and of its reference at equal loss."""
-    mine, theirs = Found(), Found()
-    others = {run.seed: run for run in model.records.of(model.reference)}
-    for run in (run for run in model.records.of(model.arm) if run.seed in others):
-        curves = [_by_loss(one, number) for one in (run, others[run.seed])]
-        if all(curves):
-            equal = max(min(loss for loss, _ in curve) for curve in curves)
-            values = [equal if number is LOSS else _where_reached(one, equal) for one in curves]
-            if None not in values:
-                for side, value in zip((mine, theirs), values, strict=True):
-                    side[run.seed] = [Measure(metric="", value=value)]
-    if not mine:
-        return ()
-    if number is LOSS:
-        return (entry(mine, {}, number, model),)
-    beside = replace(entry(theirs, {}, number, model), name=model.reference)
-    return entry(mine, theirs, number, model), beside
-
-
-def _by_loss(run: Run, number: Quantity) -> list[tuple[float, float]]:
-    """(loss, value) of the steps at which both were measured, in order."""
-    losses = {one.dimensions.get("step"): one.value for one in run.select(LOSS.metric)}
-    values = {
-        one.dimensions.get("step"): one.value for one in run.select(number.metric, **number.at)
-    }
-    known = [(step, losses.get(step), values[step]) for step in values if step is not None]
-    return [(x, y) for _, x, y in sorted(known) if x is not None and y is not None]
-
-
-def _where_reached(curve: list[tuple[float, float]], x: float) -> float | None:
-    """The y at which a curve first comes down to `x`; None where it starts below."""
-    for (before, old), (after, new) in pairwise(curve):
-        if after <= x <= before:
-            part = 0.0 if before == after else (before - x) / (before - after)
-            return old + part * (new - old)
-    return None
+    of_pairs = f"% of query–head pairs{narrative.chance(records)}"
+    yield attention("argmax share", note=of_pairs, metric=SHARE)
+    yield attention("mean mass", note="%", metric="first_token_mass")
+    yield attention("mass on no token", note="%", metric="null_mass")
+    yield attention("mass on learned keys", note="%", metric="prefix_mass")
+    for metric, group in (
+        ("kurtosis", "Kurtosis of hidden states"),
+        ("kurtosis_rotated", "Kurtosis in OrthoAdam’s basis"),
+        ("largest_activation", "Largest activation"),
+    ):
+        for tokens, title in (("first", "first token"), ("rest", "other tokens")):
+            yield Quantity(title, group, metric=metric, at={"tokens": tokens})

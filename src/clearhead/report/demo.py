@@ -1,6 +1,6 @@
 """The demo's page: five small charts of defects and their repairs, and their numbers below."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from clearhead.records.runs import Records
@@ -47,78 +47,59 @@ ATTENTION = (
 )
 
 
-def only(records: Records, *arms: str) -> Records:
-    """The runs of the baseline and of these arms."""
-    return Records(runs=tuple(run for run in records.runs if run.arm in (BASE, *arms)))
-
-
 def page(text: Records, sinks: Records, *of_bits: Records) -> Page:
     """The page of the demo, of the records of each part as `run_demo` returns them."""
-    lengths = text.dimension("perplexity", "length", task=None)
+    lengths = map(_at, text.dimension("perplexity", "length", task=None))
     whole = Records(runs=tuple(run for one in (text, sinks, *of_bits) for run in one.runs))
     title = "The Transformer’s defects and repairs"
     built = Page(title=title, kicker="clearhead demo", records=whole, verdict=[LEAD])
     tables = (
-        by_arm(text, "ordinary text", [PARAMETERS, *map(_at, lengths)]),
+        by_arm(text, "ordinary text", [PARAMETERS, *lengths]),
         by_arm(sinks, "made text", [*ATTENTION, PERPLEXITY]),
         *(by_arm(one, "few bits", OF_BITS) for one in of_bits),
     )
-    built.add(
-        [
-            Section("defects", "", _charts(text, sinks, of_bits[0], built.looks)),
-            Section("numbers", "The numbers", tables, NUMBERS),
-            narrative.provenance(whole),
-        ]
-    )
+    defects = Section("defects", "", _charts(text, sinks, of_bits[0], built.looks))
+    numbers = Section("numbers", "The numbers", tables, NUMBERS)
+    built.add([defects, numbers, narrative.provenance(whole)])
     return built
-
-
-def _charts(text: Records, sinks: Records, bits: Records, looks: Looks) -> Iterator[Panel | None]:
-    """A chart a defect; its title has the defect, its note the answer."""
-    lengths, blocks = only(text, "alibi", "coca"), only(text, "sas-p")
-    longest = max(lengths.dimension("perplexity", "length", task=None), default=0)
-    yield _answered(
-        charts.perplexity_by_length(lengths, looks),
-        "Texts longer than in training",
-        narrative.answer(lengths, f"Perplexity at {longest:,} tokens", _at(longest)),
-    )
-    yield _answered(
-        charts.loss(blocks, looks),
-        "A simpler block",
-        narrative.answer(blocks, "Perplexity", PERPLEXITY),
-        narrative.answer(blocks, "Parameters", PARAMETERS),
-    )
-    for title, records, axis, quantities in (
-        ("The attention sink", only(sinks, "softmax1", "gated", REPAIRED), "", {"": FIRST}),
-        ("The cost of few bits", bits, "bits", COSTS),
-        ("Attention noise", only(sinks, "differential", "differential-v2"), "", {"": COPIED}),
-    ):
-        last = [*quantities.values()][-1]
-        what = f"Rise of perplexity {last.title}" if axis else last.title.capitalize()
-        yield _answered(
-            _percentages(records, looks, axis, quantities),
-            title,
-            narrative.answer(records, what, last),
-        )
 
 
 def _at(length: int) -> Quantity:
     return Quantity(f"{length:,}", note="tokens", metric="perplexity", at={"length": length})
 
 
-def _answered(panel: Panel | None, title: str, *answers: str) -> Panel | None:
-    """A panel whose note is the answer."""
-    return panel and replace(panel, title=title, note=" ".join(filter(None, answers)))
+def _charts(text: Records, sinks: Records, bits: Records, looks: Looks) -> Iterator[Panel | None]:
+    """A chart a defect; its title has the defect, its note the answer."""
 
+    def only(records: Records, *arms: str) -> Records:
+        return Records(runs=tuple(run for run in records.runs if run.arm in (BASE, *arms)))
 
-def _percentages(
-    records: Records, looks: Looks, axis: str, quantities: Mapping[str, Quantity]
-) -> Panel | None:
-    """Quantities by name, one without a name by model, in per cent: means and deviations."""
-    lines = {
-        (arm, name): [(place or arm, mean, deviation) for place, mean, deviation in points]
-        for (arm, name), points in charts.lines(records, {"": quantities}).items()
-    }
-    across = [*quantities] if axis else records.arms()
-    y, up = ("rise of perplexity (%)", "") if axis else ("% of attention", "zero")
-    return chart("", lines, looks, axis, y, across=across, up=up)
+    def answered(
+        panel: Panel | None, title: str, records: Records, **numbers: Quantity
+    ) -> Panel | None:
+        notes = (narrative.answer(records, what, one) for what, one in numbers.items())
+        return panel and replace(panel, title=title, note=" ".join(filter(None, notes)))
+
+    lengths, blocks = only(text, "alibi", "coca"), only(text, "sas-p")
+    longest = max(lengths.dimension("perplexity", "length", task=None), default=0)
+    by_length, by_tokens = charts.perplexity_by_length(lengths, looks), charts.loss(blocks, looks)
+    at_longest = {f"Perplexity at {longest:,} tokens": _at(longest)}
+    yield answered(by_length, "Texts longer than in training", lengths, **at_longest)
+    numbers = {"Perplexity": PERPLEXITY, "Parameters": PARAMETERS}
+    yield answered(by_tokens, "A simpler block", blocks, **numbers)
+    for title, records, axis, quantities in (
+        ("The attention sink", only(sinks, "softmax1", "gated", REPAIRED), "", {"": FIRST}),
+        ("The cost of few bits", bits, "bits", COSTS),
+        ("Attention noise", only(sinks, "differential", "differential-v2"), "", {"": COPIED}),
+    ):
+        # By name; one without a name by model.
+        lines = {
+            (arm, name): [(place or arm, mean, deviation) for place, mean, deviation in points]
+            for (arm, name), points in charts.lines(records, {"": quantities}).items()
+        }
+        across = [*quantities] if axis else records.arms()
+        y, up = ("rise of perplexity (%)", "") if axis else ("% of attention", "zero")
+        last = [*quantities.values()][-1]
+        what = f"Rise of perplexity {last.title}" if axis else last.title.capitalize()
+        panel = chart("", lines, looks, axis, y, across=across, up=up)
+        yield answered(panel, title, records, **{what: last})

@@ -1,15 +1,14 @@
 """The sections of a diagnosis: three numbers, heads and norms; the rest folded below."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from clearhead.records.runs import LOST, Records, Run
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks
 from clearhead.report.page import Facts, Panel, Section
-from clearhead.report.pivots import SHARE, Pivot, Quantity, by_arm
+from clearhead.report.pivots import SHARE, Quantity, by_arm
 
 SAMPLED = (
     "Every number is over all queries, heads and tokens read, but for what is named as sampled: "
@@ -25,38 +24,10 @@ SINK, MASSIVE = SHARE, "hidden_top_1 / hidden_median"
 NORMS = ("norm_first", "norm_rest")
 REPAIRED = ("Clearhead", "Llama", "Mistral", "Qwen2", "Qwen3")  # families that it reads
 SHARES = (
-    *(SINK, "first_token_mass", "sink_rate_0.3", "null_mass", "prefix_mass", "chance_floor"),
+    *(SINK, "first_token_mass", "sink_rate", "null_mass", "prefix_mass", "chance_floor"),
     *("anomalous_before", "anomalous_after", "anomalous_weight_before", "order_broken_content"),
 )
-"""Numbers that are shown in per cent."""
-FIRST_LAYER, LAST_LAYER = {"layer": "first"}, {"layer": "last"}
-PARTS = [{"tokens": tokens} for tokens in ("first", "rest", "prefix")]
-RANKS = ("top_1", "top_2", "top_3", "top_10", "top_100", "median")
-# By group, metrics and where they are read; without a place, of each attention map or once.
-NUMBERS: dict[str, list[tuple[str, Sequence[Mapping[str, str]]]]] = {
-    "Attention": [
-        *((metric, ()) for metric in (*SHARES[:6], "entropy", "entropy_ceiling")),
-        ("lambda", (FIRST_LAYER, LAST_LAYER)),
-    ],
-    "Hidden states and logits": [
-        ("kurtosis", PARTS[:2]),
-        ("kurtosis_excess", ()),
-        *((f"{kind}_{rank}", ()) for kind in ("hidden", "logit") for rank in RANKS),
-        *((name, ()) for name in ("outlier_channels", *LOST)),
-    ],
-    "Keys and values": [("largest_key", PARTS), ("largest_value", PARTS)],
-    "Order": [(metric, ()) for metric in SHARES[6:]],
-    "Values and projections W = α W_init + β ΔW": [
-        ("beta_over_alpha_values", (FIRST_LAYER,)),
-        ("beta_over_alpha", ()),
-    ],
-    "Stream": [
-        (metric, (LAST_LAYER,))
-        for metric in ("similarity", "effective_rank", "effective_rank_without_first", *NORMS)
-    ],
-}
-# Further numbers that have a chart by layer.
-BY_LAYER = [("largest_activation", PARTS[:2]), ("beta_over_alpha_projections", ())]
+"""Numbers that are shown in per cent, by how their names begin."""
 THREE = (
     Quantity(
         "queries whose largest weight is on the first token",
@@ -70,7 +41,7 @@ THREE = (
         "similarity of tokens after the last layer",
         note="mean cosine; 1 is rank collapse",
         metric="similarity",
-        at=LAST_LAYER,
+        at={"layer": "last"},
     ),
 )
 
@@ -89,37 +60,41 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
     yield Section("first", "Heads and layers", [*heads, stream], FIRST)
     yield Section("findings", "What was found, and what to do", [_findings(records)], folded=True)
     yield Section("layers", "By layer", _by_layer(records, looks), folded=True)
-    yield Section("numbers", "All the numbers", [numbers(records)], SAMPLED, folded=True)
+    table = by_arm(records, "all numbers", numbers(records), arms_across=True)
+    yield Section("numbers", "All the numbers", [table], SAMPLED, folded=True)
 
 
-def numbers(records: Records) -> Pivot | None:
-    """A row a number, a column a model."""
-    rows = (
-        Quantity(
-            ", ".join([metric.replace("_", " "), *(f"{one} {name}" for name, one in at.items())]),
-            group,
-            metric=metric,
-            at=at,
-            write=style.percent if metric in SHARES else None,
-            by_map=metric in (*SHARES[:5], "entropy"),
-        )
-        for group, metrics in NUMBERS.items()
-        for metric, places in metrics
-        for at in places or ({},)
-    )
-    return by_arm(records, "all numbers", rows, arms_across=True)
+def numbers(records: Records) -> Iterator[Quantity]:
+    """Every number over all layers and heads, or else that of the last layer."""
+    yield Quantity("outlier channels", metric="outlier_channels")
+    every = [one for run in records.runs for one in run.measures.values()]
+    every = [one for one in every if not {"head", "position"} & one.dimensions.keys()]
+    overall = [one for one in every if "layer" not in one.dimensions]
+    known = {one.metric for one in overall}
+    places = {(one.metric, one.dimensions.get("tokens")): dict[str, str]() for one in overall}
+    places |= {(one.metric, None): {"layer": "last"} for one in every if one.metric not in known}
+    for (metric, tokens), at in places.items():
+        words = [
+            metric.replace("_", " "),
+            f"{tokens} tokens" * bool(tokens),
+            "last layer" * bool(at),
+        ]
+        write = style.percent if metric.startswith(SHARES) else None
+        at = {"tokens": tokens} if tokens else at
+        maps = bool(records.dimension(metric, "map"))
+        title = ", ".join(filter(None, words))
+        yield Quantity(title, metric=metric, at=at, write=write, by_map=maps)
 
 
 def _by_layer(records: Records, looks: Looks) -> Iterator[Panel | None]:
-    metrics = [one for ones in NUMBERS.values() for one in ones]
-    for metric, places in (*metrics, *BY_LAYER):
-        maps: list[Mapping[str, str]] = [{"map": name} for name in records.dimension(metric, "map")]
-        ats = maps or [at for at in places if "layer" not in at] or [{}]
-        lines: charts.Metrics = {" ".join(at.values()): (metric, at) for at in ats}
-        up = "zero" if metric in SHARES else "auto"
-        if records.dimension(metric, "layer"):
-            title = metric.replace("_", " ")
-            yield charts.by_layer(records, looks, title, title, lines, up)
+    for metric in dict.fromkeys(
+        one.metric for run in records.runs for one in run.measures.values()
+    ):
+        known = {name: records.dimension(metric, name) for name in ("map", "tokens")}
+        name, values = next(((name, some) for name, some in known.items() if some), ("", []))
+        lines: charts.Metrics = {str(one): (metric, {name: one}) for one in values}
+        title, up = metric.replace("_", " "), "zero" if metric.startswith(SHARES) else "auto"
+        yield charts.by_layer(records, looks, title, title, lines or {"": (metric, {})}, up)
 
 
 def verdict(records: Records, threshold: float) -> list[str]:
@@ -131,26 +106,25 @@ def verdict(records: Records, threshold: float) -> list[str]:
     )
     what, sink = "Queries that look most at the first token", replace(THREE[0], metric="sink")
     numbers = (replace(sink, by_map=False), THREE[1], replace(THREE[2], write="{:.2f}".format))
+    ends = (narrative.chance(records), "", "")
     said = [
         narrative.answer(records, what, number, threshold=threshold, alone=words, more=more)
-        for words, number, more in zip(
-            alone, numbers, (narrative.chance(records), "", ""), strict=True
-        )
+        for words, number, more in zip(alone, numbers, ends, strict=True)
     ]
     said = [one for one in said[: 3 if len(records.arms()) == 1 else 1] if one]
     if not said:
         return [f"No sink, outlier or similarity was measured of {narrative.title_of(records)}."]
     lost = [run.arm for run in records.runs if any(map(run.value, LOST))]
     sound = [run.arm for run in records.runs if run.arm not in lost and not _symptoms(run)]
-    if lost:
-        said.insert(0, f"Not finite: hidden states or logits{_where(lost, records)}.")
-    if sound:
-        said.append(f"No sink, no massive activations{_where(sound, records)}.")
+    for arms, place, words in (
+        (lost, 0, "Not finite: hidden states or logits"),
+        (sound, len(said) + 1, "No sink, no massive activations"),
+    ):
+        if arms:
+            every = len(arms) == len(records.runs)
+            where = "" if every else f" in {narrative.enumerate_words(arms)}"
+            said.insert(place, f"{words}{where}.")
     return [" ".join(said)]
-
-
-def _where(arms: list[str], records: Records) -> str:
-    return "" if len(arms) == len(records.runs) else f" in {narrative.enumerate_words(arms)}"
 
 
 def _symptoms(run: Run) -> set[str]:
@@ -175,9 +149,8 @@ def _findings(records: Records) -> Facts | None:
     for run in records.runs:
         texts = []
         for line in run.payload("advice"):
-            said = " ".join(
-                f"{one[:1].upper()}{one[1:]}." for one in (line["finding"], line["advice"])
-            )
+            both = (line["finding"], line["advice"])
+            said = " ".join(f"{one[:1].upper()}{one[1:]}." for one in both)
             side = "at most" if line["value"] <= line["threshold"] else "at least"
             support = f"{line['metric']} {style.number(line['value'])}: {side}"
             texts.append(f"{said} [{support} {line['threshold']:g}]")
@@ -186,14 +159,11 @@ def _findings(records: Records) -> Facts | None:
             facts[run.id] = texts
         if lines := run.payload("channel"):
             title = f"{run.id}: {lines[0]['of']:,} outlier channels, the largest first"
-            facts[title] = [*map(_channel, lines)]
+            facts[title] = [
+                f"channel {line['channel']}: up to {style.number(line['largest'])} "
+                f"({style.number(line['medians'])} × the median) after layer {line['layer']}, in "
+                f"{'the first token' if line['tokens'] == 'first' else 'tokens after the first'}; "
+                f"an outlier from layer {line['first_layer']} on"
+                for line in lines
+            ]
     return Facts(facts) if facts else None
-
-
-def _channel(line: dict[str, Any]) -> str:
-    where = "the first token" if line["tokens"] == "first" else "tokens after the first"
-    largest, medians = (style.number(line[name]) for name in ("largest", "medians"))
-    return (
-        f"channel {line['channel']}: up to {largest} ({medians} × the median) after layer "
-        f"{line['layer']}, in {where}; an outlier from layer {line['first_layer']} on"
-    )

@@ -12,23 +12,22 @@ from clearhead.records.runs import DIMENSIONS, Records
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks
 from clearhead.report.page import Panel, Section
-from clearhead.report.pivots import Entry, Heading, Model, Pivot, Quantity, models, pivot
+from clearhead.report.pivots import Quantity, by_arm, models
 from clearhead.report.statistics import LEVEL
 
 PLAIN = "none"  # the scaling that a curve shows
 FEW = 3  # models whose scalings a chart by length shows too
 DOCUMENTS = "document_perplexity"
 CAPTION = (
-    "Above the lengths stand the scaling of the rotary frequencies and the setting; numbers are "
-    "means over depths{}. Under a number stands its difference to the first model’s{}; the error "
-    "of drawing keys or documents is in its interval where records have them singly."
+    "A row names the scaling of the rotary frequencies, the setting and the length in tokens; "
+    "numbers are means over depths{}. Under a number stands its difference to the first model’s{}; "
+    "the error of drawing keys or documents is in its interval where records have them singly."
 )
 SEEDS = (" and seeds", ", by Welch’s t over seeds")
 _READ = ("perplexity", "hits", "masked")  # tasks whose number is one of the text
-# Dimensions that name no row: the column, and what only decides which text is read.
+# Dimensions that name no setting: the row's end, and what only decides which text is read.
 _SILENT = ("task", "scaling", "factor", "length", "longest", "digest", "depth")
 _BY_LENGTH = ("task", "scaling", "factor", "length")  # told apart by a curve
-Places = dict[tuple[str, int], Quantity]  # by setting in words, and length
 
 
 def tasks(records: Records) -> dict[str, list[str]]:
@@ -42,105 +41,62 @@ def tasks(records: Records) -> dict[str, list[str]]:
     return {task: list(names) for task, names in metrics.items()}
 
 
-def _places(records: Records, task: str, metric: str, *apart: str) -> Places:
-    """The numbers of a task's metric by setting (with the dimensions `apart`), length and, if there
+def numbers(records: Records, task: str, *apart: str) -> Iterator[Quantity]:
+    """The numbers of a task by metric, setting (with the dimensions `apart`), length and, if there
     are several, text; a number's note is the accuracy of a guess."""
-    places: Places = {}
-    told = (*apart, *["longest"] * (len(records.dimension(metric, "longest", task=task)) > 1))
-    names = [one for one in DIMENSIONS if one in told or one not in ("depth", "longest")]
-    for one in (one for run in records.runs for one in run.select(metric, task=task)):
-        place = setting(one.dimensions, told), one.dimensions.get("length", 0)
-        at = {name: one.dimensions.get(name) for name in names}
-        places.setdefault(place, Quantity("", metric=metric, at=at, pooled=True))
-    for place, number in places.items() if metric == "accuracy" else ():
-        guess = replace(number, metric="chance", write=style.percent)
-        cells = [one for model in models(records) for one in guess.entries(model)]
-        places[place] = replace(number, note=f"chance {cells[0].text}" if cells else "")
-    return places
-
-
-def table(records: Records, task: str, metric: str) -> Pivot | None:
-    """A row a model, a column a setting and length."""
-    places = _places(records, task, metric)
-    lengths = sorted({length for _, length in places})
-    words = metric.replace("_", " ") + " by length in tokens" * any(lengths)
-    settings = {setting: number.note for (setting, _), number in places.items()}
-    cells = (
-        (model.heading, Heading(_tokens(length), one, note), places[one, length].entries(model))
-        for model in models(records)
-        for one, note in settings.items()
-        for length in lengths
-        if (one, length) in places
-    )
-    return pivot(f"{task}, {words}{_of_text(records, task)}", cells, words)
-
-
-def one_model(records: Records) -> Pivot | None:
-    """All numbers of one model in a table, depths apart: a row a setting, a column a length."""
-    numbers = {
-        (Heading(f"{metric.replace('_', ' ')}, {words}", task + text, one.note), length): one
-        for task, metrics in tasks(records).items()
-        for text in [_of_text(records, task)]
-        for metric in metrics
-        for (words, length), one in _places(records, task, metric, "depth").items()
-    }
-    rows = dict.fromkeys(row for row, _ in numbers)
-    lengths = sorted({length for _, length in numbers})
-    cells = (
-        (
-            row,
-            Heading(_tokens(length), model.heading.group),
-            _entries(numbers.get((row, length)), model),
-        )
-        for model in models(records)
-        for row in rows
-        for length in lengths
-    )
-    return pivot(records.arms()[0], cells, "by length" if any(lengths) else "")
-
-
-def _entries(number: Quantity | None, model: Model) -> tuple[Entry, ...]:
-    return () if number is None else number.entries(model)
-
-
-def _tokens(length: int) -> str:
-    return f"{length:,}" if length else ""
+    text = narrative.text_in_words(records) if task in _READ else ""
+    for metric in tasks(records)[task]:
+        several = len(records.dimension(metric, "longest", task=task)) > 1
+        told = (*apart, *["longest"] * several)
+        names = [one for one in DIMENSIONS if one in told or one not in ("depth", "longest")]
+        places: dict[str, dict[int, Quantity]] = {}
+        for one in (one for run in records.runs for one in run.select(metric, task=task)):
+            words, length = setting(one.dimensions, told), one.dimensions.get("length", 0)
+            title = f"{metric.replace('_', ' ')}, {words}" + (f", {length:,}" if length else "")
+            at = {name: one.dimensions.get(name) for name in names}
+            number = Quantity(title, task + text, metric=metric, at=at, pooled=True)
+            places.setdefault(words, {}).setdefault(length, number)
+        for number in (by[length] for by in places.values() for length in sorted(by)):
+            guess = replace(number, metric="chance", write=style.percent)
+            cells = [
+                one
+                for model in models(records)
+                if metric == "accuracy"
+                for one in guess.entries(model)
+            ]
+            yield replace(number, note=f"chance {cells[0].text}" if cells else "")
 
 
 def sections(records: Records, looks: Looks) -> Iterator[Section]:
-    """A section for each task; of one model one table of all tasks."""
+    """A section for each task; of one model, whose depths stand apart, one table of all tasks."""
     caption = CAPTION.format(*(("", "") if records.given else SEEDS))
     alone = len(records.arms()) == 1
     if alone:
-        yield Section("evaluation", "Evaluation", [one_model(records)])
+        rows = [one for task in tasks(records) for one in numbers(records, task, "depth")]
+        table = by_arm(records, "evaluation", rows, arms_across=True)
+        yield Section("evaluation", "Evaluation", [table])
     for task, metrics in tasks(records).items():
-        tables = [table(records, task, one) for one in metrics if not alone]
-        blocks = (*tables, _by_length(records, looks, task, metrics[0]))
+        table = None if alone else by_arm(records, task, numbers(records, task), arms_across=True)
+        blocks = (table, _by_length(records, looks, task, metrics[0]))
         yield Section(f"evaluation-{task}", f"Evaluation: {task}", blocks, caption)
         caption = ""
 
 
 def verdict(records: Records, threshold: float = LEVEL) -> list[str]:
-    """The numbers of the first two tasks in a sentence each."""
-    said = (numbers(records, task, threshold) for task in tasks(records))
-    return [one for one in said if one][:2]
-
-
-def numbers(records: Records, task: str, threshold: float = LEVEL) -> str:
-    """A sentence with each model's mean at the longest length, without scaling."""
-    metric = tasks(records)[task][0]
-    longest = max(records.dimension(metric, "length", task=task), default=None)
-    where: dict[str, Any] = {"task": task} if longest is None else {"task": task, "length": longest}
-    where["scaling"] = PLAIN if records.dimension(metric, "scaling", **where) else None
-    words = metric.replace("_", " ") + ("" if task == metric else f" of {task}")
-    at = f" at {longest:,} tokens" if longest else ""
-    what = f"{words[:1].upper()}{words[1:]}{at}{_of_text(records, task)}"
-    number = Quantity("", metric=metric, at=where, pooled=True)
-    return narrative.answer(records, what, number, threshold=threshold)
-
-
-def _of_text(records: Records, task: str) -> str:
-    return narrative.text_in_words(records) if task in _READ else ""
+    """The first two tasks in a sentence each: the means at the longest length, without scaling."""
+    sentences = []
+    for task, (metric, *_) in tasks(records).items():
+        at: dict[str, Any] = {"task": task}
+        longest = max(records.dimension(metric, "length", **at), default=None)
+        at |= {} if longest is None else {"length": longest}
+        at["scaling"] = PLAIN if records.dimension(metric, "scaling", **at) else None
+        words = metric.replace("_", " ") + ("" if task == metric else f" of {task}")
+        words += f" at {longest:,} tokens" if longest else ""
+        words += narrative.text_in_words(records) if task in _READ else ""
+        number = Quantity("", metric=metric, at=at, pooled=True)
+        what = f"{words[:1].upper()}{words[1:]}"
+        sentences.append(narrative.answer(records, what, number, threshold=threshold))
+    return [one for one in sentences if one][:2]
 
 
 def setting(dimensions: Mapping[str, Any], apart: Sequence[str] = ()) -> str:

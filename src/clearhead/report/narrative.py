@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 from clearhead.records.provenance import source_of
 from clearhead.records.runs import Records
@@ -52,15 +51,11 @@ def answer(
 ) -> str:
     """`WHAT: transformer 14.0 ± 0.2; differential 13.1 ± 0.1, lower by 0.9.`; "" without a number.
 
-    Numbers and differences are those of a table, by label where there are several.
-
-    Args:
-        threshold: the largest p of a difference that holds among all that are shown.
-        alone: the sentence of one model, whose name is the page's title: "{} of all queries".
-        more: the end of the sentence.
+    By label where there are several. Of one model it is `alone`, such as "{} of all queries".
+    `more` is its end, `threshold` the largest p of a difference that holds among all shown.
     """
     parts = []
-    for label, group in groupby(models(records), lambda model: model.heading.group):
+    for label, group in groupby(models(records), lambda model: model.group):
         means = {model: over.mean for model in group if (over := quantity.summary(model))}
         ends = [pick(means, key=means.__getitem__) for pick in (min, max) if means]
         named = [
@@ -90,23 +85,19 @@ def chance(records: Records) -> str:
 
 def provenance(records: Records) -> Section:
     """The last section of a page: how its runs were made, and the header of each model's first."""
-    facts: dict[str, dict[str, None]] = {}
+    facts: dict[str, dict[str, None]] = {name: {} for name in SHOWN}
     for run in records.runs:
         for one in (run.header, *(cell["made"] for cell in run.cells)):
             for name, value in {**one, "source": source_of(one)}.items():
                 if name in SHOWN and value:
-                    facts.setdefault(name, {})[_in_a_line(value)] = None
-    blocks: list[Block] = [Facts({name: list(facts[name]) for name in SHOWN if name in facts})]
+                    items = value.items() if isinstance(value, dict) else ()
+                    words = ", ".join(f"{part} {item}" for part, item in items) or str(value)
+                    facts[name][words] = None
+    blocks: list[Block] = [Facts({name: [*values] for name, values in facts.items() if values})]
     for model in models(records):
         header = model.records.of(model.arm)[0].header
-        name = ", ".join(filter(None, (model.heading.group, model.arm)))
+        name = ", ".join(filter(None, (model.group, model.arm)))
         text = json.dumps(header, indent=2, ensure_ascii=False, default=str)
         blocks.append(Fold(f"Record of {name}", text))
     answer = "Everything needed to run it again; every number here is from these runs’ records."
     return Section("made", "How this was made", blocks, answer=answer, folded=True)
-
-
-def _in_a_line(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {item}" for name, item in value.items())
-    return str(value)

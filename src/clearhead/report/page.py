@@ -8,11 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clearhead.errors import ClearheadError
-from clearhead.records.files import write_text
 from clearhead.records.runs import Records
 from clearhead.report import statistics, style
 from clearhead.report.pivots import Entry, Pivot
@@ -33,12 +31,8 @@ _POLICY = (
 
 @dataclass(kw_only=True)
 class Panel:
-    """A figure with its own heading; consecutive ones of the same shape are shown side by side.
-
-    Attributes:
-        shape: "curve" or "cells" (a small heat-map).
-        id: of its element, given when the page is rendered.
-    """
+    """A figure with its own heading; consecutive ones of the same shape, "curve" or "cells" (a
+    small heat-map), are shown side by side. The `id` of its element is given by `render`."""
 
     title: str
     figure: "go.Figure"
@@ -65,11 +59,8 @@ Block = Pivot | Panel | Fold | Facts
 
 @dataclass
 class Section:
-    """A title, blocks that show the answer (None is left out), a reading aid, and the answer.
-
-    Attributes:
-        folded: a reader opens it; title and answer are in sight.
-    """
+    """A title, blocks that show the answer (None is left out), a reading aid, and the answer; title
+    and answer of one that is `folded` are in sight until a reader opens it."""
 
     name: str
     title: str
@@ -128,19 +119,10 @@ class Page:
         """The largest p of a difference that holds among all of the page."""
         return statistics.threshold_of(self.differences)
 
-    @cached_property
+    @property
     def account(self) -> str:
         """A sentence with the numbers of comparisons made and upheld."""
         return statistics.account(self.differences)
-
-
-def write_page(page: Page, path: Path) -> None:
-    """Write a page to `path` atomically.
-
-    Raises:
-        ClearheadError: the file cannot be written.
-    """
-    write_text(path, render(page))
 
 
 def render(page: Page) -> str:
@@ -153,9 +135,18 @@ def render(page: Page) -> str:
     for panel in (block for block in page.blocks() if isinstance(block, Panel)):
         panel.id = f"figure-{len(figures) + 1}"
         figures[panel.id] = json.loads(panel.figure.to_json())
-    scripts = [_script(_part("page.js") + page.script)]
-    if figures:
-        scripts.insert(0, _script(get_plotlyjs()))  # 5 MB
+    folder = resources.files("clearhead.report")
+    css, script = (folder.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
+    plotly = [get_plotlyjs()] if figures else []  # 5 MB
+    # As a browser reads them before it takes their hash.
+    scripts = [text.replace("\r\n", "\n") for text in (*plotly, script + page.script)]
+    if any("</script" in text.lower() or "<!--" in text for text in scripts):
+        raise ClearheadError(
+            "this version of plotly cannot be put into a page: its script holds a closing tag; "
+            "install the version in constraints.txt"
+        )
+    digests = (hashlib.sha256(text.encode()).digest() for text in scripts)
+    hashes = " ".join(f"'sha256-{base64.b64encode(one).decode()}'" for one in digests)
     environment = Environment(
         loader=PackageLoader("clearhead.report", "."),
         autoescape=True,
@@ -168,39 +159,16 @@ def render(page: Page) -> str:
     environment.globals.update(verdict_in_words=statistics.verdict_in_words, holds=statistics.holds)
     return environment.get_template("page.html").render(
         page=page,
-        policy=_POLICY.format(scripts=" ".join(map(_hash, scripts))),
-        css=Markup(_part("page.css")),
+        policy=_POLICY.format(scripts=hashes),
+        css=Markup(css),
         data={"figures": figures, "dark": style.LIGHT_TO_DARK, **page.data},
         scripts=list(map(Markup, scripts)),
     )
 
 
-def _part(name: str) -> str:
-    return resources.files("clearhead.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _script(text: str) -> str:
-    """Script text ready to stand between tags; plotly's is safe today, a future one may not be."""
-    if "</script" in text.lower() or "<!--" in text:
-        raise ClearheadError(
-            "this version of plotly cannot be put into a page: its script holds a closing tag; "
-            "install the version in constraints.txt"
-        )
-    return text.replace("\r\n", "\n")  # as a browser reads it before it takes the hash
-
-
-def _hash(script: str) -> str:
-    digest = hashlib.sha256(script.encode("utf-8")).digest()
-    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
-
-
 def to_console(page: Page, width: int = 100) -> Iterator[Any]:
-    """The largest table of the page's first section in sight that has one, then the verdict, the
-    next command and the warnings.
-
-    Args:
-        width: of the terminal, in characters.
-    """
+    """The largest table of the page's first section in sight that has one, as many columns as fit
+    `width` characters, then the verdict, the next command and the warnings."""
     from rich.text import Text
 
     opened = (section.blocks for section in page.sections if not section.folded)
@@ -226,7 +194,7 @@ def _table(pivot: Pivot, threshold: float, columns: int) -> "Table":
         return "\n".join(filter(None, (escape(shown), escape(words or entry.note))))
 
     table = Table(title=escape(pivot.title), title_justify="left", title_style="bold")
-    table.add_column(escape(pivot.corner), overflow="fold")
+    table.add_column(overflow="fold")
     for column in pivot.columns[:columns]:
         names = (column.group, column.title, f"({column.note})" if column.note else "")
         table.add_column(escape("\n".join(filter(None, names))), justify="right", overflow="fold")

@@ -13,19 +13,12 @@ from typing import Any, cast
 from clearhead.errors import NOT_FINITE
 from clearhead.records.intervals import Component, component
 from clearhead.records.runs import COMPARISON, Measure, Records, Run
-from clearhead.report import style
-from clearhead.report.statistics import (
-    Difference,
-    Summary,
-    Verdict,
-    alike_trials,
-    compare,
-    interval_in_words,
-    summarize,
-)
+from clearhead.report import statistics, style
+from clearhead.report.statistics import Difference, Summary, summarize
 
 Found = dict[int, list[Measure]]  # by seed, those with a value
 THIS = "this run"  # beside committed records, which have labels
+SHARE = "first_token_argmax_share"
 
 
 @dataclass(frozen=True)
@@ -35,18 +28,13 @@ class Heading:
     title: str
     group: str = ""
     note: str = ""
-    arm: str | None = None
+    arm: str = ""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of a cell.
-
-    Attributes:
-        name: distinguishes numbers of one cell, such as the maps of differential attention.
-        detail: tooltip of the number.
-        note: shown under the number in place of a verdict: the reason why there is none.
-    """
+    """One number of a cell, such as that of a map of differential attention (`name`), with its
+    tooltip; `note`, shown in place of a verdict, is the reason why there is none."""
 
     text: str
     name: str = ""
@@ -60,41 +48,17 @@ class Pivot:
     """A table; `cells` are by row and column, and may be empty."""
 
     title: str
-    corner: str
     rows: tuple[Heading, ...]
     columns: tuple[Heading, ...]
     cells: tuple[tuple[tuple[Entry, ...], ...], ...]
 
 
-def pivot(
-    title: str, cells: Iterable[tuple[Heading, Heading, tuple[Entry, ...]]], corner: str = ""
-) -> Pivot | None:
-    """A table of cells, each with its row and column, in the order in which they are first named;
-    rows and columns without numbers are left out, None where all are."""
-    placed = {(row, column): cell for row, column, cell in cells}
-    rows, columns = (
-        tuple(one for one in dict.fromkeys(at[axis] for at in placed) if one in numbered)
-        for axis in (0, 1)
-        for numbered in [{at[axis] for at, cell in placed.items() if cell}]
-    )
-    if not rows:
-        return None
-    filled = tuple(tuple(placed.get((row, column), ()) for column in columns) for row in rows)
-    return Pivot(title=title, corner=corner, rows=rows, columns=columns, cells=filled)
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Model(Heading):
+    """The runs of one arm under one label, among all `records` of that label; it is compared with
+    the arm `reference`, which may be its own."""
 
-
-@dataclass(frozen=True, eq=False)
-class Model:
-    """The runs of one arm under one label.
-
-    Attributes:
-        records: all that have its label.
-        reference: the arm with which it is compared, which may be its own.
-    """
-
-    heading: Heading
     records: Records
-    arm: str
     reference: str
 
 
@@ -110,7 +74,7 @@ def models(records: Records) -> list[Model]:
             lost = sum(run.diverged for run in runs)
             n = len(runs) - lost
             seeds = "1 seed" if n == 1 else f"{n} seeds"
-            seeds = str(Verdict.ONE_SEED) if n == 1 and arm != reference else seeds
+            seeds = str(statistics.Verdict.ONE_SEED) if n == 1 and arm != reference else seeds
             notes = {
                 "reference": arm == reference and bool(others),
                 seeds: not without_seeds(labelled),
@@ -119,14 +83,14 @@ def models(records: Records) -> list[Model]:
                 "hardly learnt": any(map(_hardly_learnt, runs)),
             }
             note = ", ".join(words for words, holds in notes.items() if holds)
-            heading = Heading(arm, label or THIS * (len(labels) > 1), note, arm)
-            found.append(Model(heading, labelled, arm, reference))
+            names = {"title": arm, "group": label or THIS * (len(labels) > 1), "arm": arm}
+            found.append(Model(**names, note=note, records=labelled, reference=reference))
     return found
 
 
 def _hardly_learnt(run: Run) -> bool:
     """True of a perplexity above the square root of the vocabulary."""
-    perplexity = run.value("perplexity", length=run.sequence_length)
+    perplexity = derived(run, "trained perplexity")
     return perplexity is not None and perplexity**2 > (run.vocabulary or math.inf)
 
 
@@ -137,36 +101,25 @@ def without_seeds(records: Records) -> bool:
     return records.given or not compared
 
 
-SHARE = "first_token_argmax_share"
+DERIVED = {"parameters", "non_embedding_parameters", "trained perplexity"}
+DERIVED |= {"outlier", "outlier_channels", "sink"}
 
 
-def _outlier(run: Run) -> float | None:
+def derived(run: Run, metric: str) -> float | None:
+    """A number of a run that is no single measure, one of `DERIVED`."""
+    if metric == "trained perplexity":
+        return run.value("perplexity", length=run.sequence_length)
+    if metric == "sink":  # of the difference of maps if there is one
+        values = (run.value(SHARE, map=name) for name in ("difference", "softmax"))
+        return next((one for one in values if one is not None), None)
+    if not metric.startswith("outlier"):
+        return run.header.get(metric)
     top, median = run.value("hidden_top_1"), run.value("hidden_median")
-    return None if top is None or not median else top / median
-
-
-def _outlier_channels(run: Run) -> float | None:
-    """Number of outlier channels; None if no hidden states were measured."""
+    if metric == "outlier":
+        return None if top is None or not median else top / median
     lines = run.payload("channel")
     measured = lines or run.measure("hidden_top_1") is not None
     return float(lines[0]["of"] if lines else 0) if measured else None
-
-
-def _sink(run: Run) -> float | None:
-    """First-token argmax share: of the difference of maps if there is one, else of softmax."""
-    values = (run.value(SHARE, map=name) for name in ("difference", "softmax"))
-    return next((one for one in values if one is not None), None)
-
-
-DERIVED: dict[str, Callable[[Run], float | None]] = {
-    "parameters": lambda run: run.header.get("parameters"),
-    "non_embedding_parameters": lambda run: run.header.get("non_embedding_parameters"),
-    "trained perplexity": lambda run: run.value("perplexity", length=run.sequence_length),
-    "outlier": _outlier,
-    "outlier_channels": _outlier_channels,
-    "sink": _sink,
-}
-"""Numbers of a run that are no single measure: of its header, or made of several measures."""
 
 
 @dataclass(frozen=True)
@@ -174,8 +127,8 @@ class Quantity(Heading):
     """A number of every run under its heading, shown as value × scale.
 
     Attributes:
-        metric, at: the measure at exactly these dimensions, or one of `DERIVED`; "layer" may be
-            "first" or "last".
+        metric, at: the measure at exactly these dimensions (a "layer" may be "last"), or one of
+            `DERIVED`.
         by_map: it has a number for each attention map.
         pooled: the mean over all other dimensions is meant.
         judged: whether a difference to the reference is a result.
@@ -196,30 +149,24 @@ class Quantity(Heading):
         if self.pooled:
             return run.select(self.metric, **self.at)
         if self.metric in DERIVED:
-            value = DERIVED[self.metric](run)
+            value = derived(run, self.metric)
             return [] if value is None else [Measure(metric=self.metric, value=float(value))]
-        if self.at.get("layer") in ("first", "last"):
+        if self.at.get("layer") == "last":
             layers = [one for one in run.select(self.metric) if "layer" in one.dimensions]
-            layers.sort(key=lambda one: one.dimensions["layer"])
-            return layers[:1] if self.at["layer"] == "first" else layers[-1:]
+            return sorted(layers, key=lambda one: one.dimensions["layer"])[-1:]
         one = run.measure(self.metric, **self.at)
         return [] if one is None else [one]
 
     def found(self, records: Records, arm: str) -> Found:
-        """The measures of an arm that have a value, by seed; of a pooled number none where one of
-        its parts is not finite."""
-        lines = {run.seed: self.measures(run) for run in records.of(arm)}
-        if self.pooled and any(one.not_finite for ones in lines.values() for one in ones):
-            return {}
-        valued = {
-            seed: [one for one in ones if one.value is not None] for seed, ones in lines.items()
-        }
-        return {seed: ones for seed, ones in valued.items() if ones}
-
-    def is_lost(self, model: Model) -> bool:
-        """True if one of its measures is not finite."""
-        runs = model.records.of(model.arm)
-        return any(one.not_finite for run in runs for one in self.measures(run))
+        """The measures of an arm that have a value, by seed; none where one is not finite."""
+        found = Found()
+        for run in records.of(arm):
+            measures = self.measures(run)
+            if any(one.not_finite for one in measures):
+                return Found()
+            if valued := [one for one in measures if one.value is not None]:
+                found[run.seed] = valued
+        return found
 
     def summary(self, model: Model) -> Summary | None:
         """Over the seeds of a model, as it is shown; None without a number."""
@@ -232,29 +179,25 @@ class Quantity(Heading):
 
     def entries(self, model: Model) -> tuple[Entry, ...]:
         """The cell of a model; empty where nothing was recorded."""
-        if self.one_device:
-            model = replace(model, records=model.records.on_one_device())
-        if not self.by_map:
-            return self._entry("", model, [self])
-        cell: tuple[Entry, ...] = ()
-        for name in model.records.dimension(self.metric, "map", model.arm):
+        records = model.records.on_one_device() if self.one_device else model.records
+        maps = records.dimension(self.metric, "map", model.arm) if self.by_map else [""]
+        cell = []
+        for name in maps:
             # Maps that plain attention lacks are held against its only one.
-            maps = [replace(self, at={**self.at, "map": one}) for one in (name, "softmax")]
-            cell += self._entry("" if name == "softmax" else name, model, maps)
-        return cell
-
-    def _entry(self, name: str, model: Model, numbers: list["Quantity"]) -> tuple[Entry, ...]:
-        """The first of `numbers`, its difference to the first that the reference has."""
-        records = model.records
-        if mine := numbers[0].found(records, model.arm):
-            judged = self.judged and model.arm != model.reference
-            sides = (one.found(records, model.reference) for one in numbers if judged)
-            return (replace(entry(mine, next(filter(None, sides), {}), self, model), name=name),)
-        known = [one for run in records.of(model.arm) for one in numbers[0].measures(run)]
-        text = NOT_FINITE if any(one.not_finite for one in known) else "none"
-        reason = next((one.reason for one in known if one.reason), "")
-        note = reason.removeprefix(text).removeprefix(": ")
-        return (Entry(text, name, note=note),) if known else ()
+            places = ({"map": one} if name else {} for one in (name, "softmax"))
+            numbers = [replace(self, at={**self.at, **place}) for place in places]
+            named = "" if name == "softmax" else name
+            if mine := numbers[0].found(records, model.arm):
+                judged = self.judged and model.arm != model.reference
+                sides = (one.found(records, model.reference) for one in numbers if judged)
+                one = entry(mine, next(filter(None, sides), {}), self, model)
+                cell.append(replace(one, name=named))
+            elif known := [x for run in records.of(model.arm) for x in numbers[0].measures(run)]:
+                text = NOT_FINITE if any(one.not_finite for one in known) else "none"
+                reason = next((one.reason for one in known if one.reason), "")
+                note = reason.removeprefix(text).removeprefix(": ")
+                cell.append(Entry(text, named, note=note))
+        return tuple(cell)
 
 
 def entry(mine: Found, theirs: Found, quantity: Quantity, model: Model) -> Entry:
@@ -280,7 +223,7 @@ def entry(mine: Found, theirs: Found, quantity: Quantity, model: Model) -> Entry
             text += f" ± {style.number(scale * details['stderr'], 2)}"
     difference = difference_of(mine, theirs, scale, given=given)
     if difference is not None:
-        detail += interval_in_words(difference, f"difference to {model.reference}")
+        detail += statistics.interval_in_words(difference, f"difference to {model.reference}")
     return Entry(text, detail=detail, difference=difference)
 
 
@@ -295,7 +238,7 @@ def difference_of(
     )
     values, others = by_seed(mine, scale), by_seed(theirs, scale)
     items = partial(_item_error, mine, theirs, scale)
-    return compare(values, others, items, compared=compared, **options)
+    return statistics.compare(values, others, items, compared=compared, **options)
 
 
 def by_seed(measures: Found, scale: float = 1.0) -> list[float]:
@@ -309,37 +252,48 @@ def by_seed(measures: Found, scale: float = 1.0) -> list[float]:
 def _item_error(mine: Found, theirs: Found, scale: float, ratio: float) -> tuple[Component, ...]:
     """The error of drawing these keys or documents and no others; empty where records lack them.
 
-    Items are drawn a cell at a time, so the variances of its depths' means are added. An item's
-    number is its mean over seeds less `ratio` times the reference's: what both find hard is no
-    error.
+    Items are drawn a cell at a time, so the variances of its depths' means are added; what both
+    arms find hard is no error.
     """
     strata, trials = list[Component](), True
     for key in {one.key for ones in mine.values() for one in ones}:
-        means = []
-        for side in (mine, theirs):
-            same = [one for ones in side.values() for one in ones if one.key == key]
-            items = [one.details.get("items", ()) for one in same]
-            if not items or len({len(one) for one in items}) != 1 or len(items[0]) < 2:
-                return ()
-            trials = trials and all(item in (0, 1) for one in items for item in one)
-            means.append([fmean(one) for one in zip(*items, strict=True)])
-        if len(means[0]) != len(means[1]):
+        sides = [
+            [
+                one.details.get("items", ())
+                for ones in side.values()
+                for one in ones
+                if one.key == key
+            ]
+            for side in (mine, theirs)
+        ]
+        sizes = {len(items) for side in sides for items in side}
+        if not all(sides) or len(sizes) > 1 or min(sizes) < 2:
             return ()
-        strata.append(component([a - ratio * b for a, b in zip(*means, strict=True)]))
+        trials = trials and all(x in (0, 1) for side in sides for items in side for x in items)
+        ours, others = ([fmean(one) for one in zip(*side, strict=True)] for side in sides)
+        strata.append(component([a - ratio * b for a, b in zip(ours, others, strict=True)]))
     error = Component(
         sum(one.variance for one in strata) / len(strata) ** 2, sum(one.degrees for one in strata)
     )
     if trials and not error.variance:
-        error = alike_trials(int(error.degrees) + len(strata))
+        error = statistics.alike_trials(int(error.degrees) + len(strata))
     return (error.scaled(scale),)
 
 
 def by_arm(
     records: Records, title: str, quantities: Iterable[Quantity], *, arms_across: bool = False
 ) -> Pivot | None:
-    """A table of quantities by model, a row a model, or a column where `arms_across`."""
-    quantities, across = list(quantities), models(records)
-    cells = [(one, quantity, quantity.entries(one)) for one in across for quantity in quantities]
+    """A table of quantities by model, a row a model, or a column where `arms_across`; models and
+    quantities without numbers are left out, None where all are."""
+    across = models(records)
+    cells = {quantity: [quantity.entries(one) for one in across] for quantity in quantities}
+    cells = {quantity: row for quantity, row in cells.items() if any(row)}
+    numbered = [n for n in range(len(across)) if any(row[n] for row in cells.values())]
+    if not numbered:
+        return None
+    columns = tuple(across[n] for n in numbered)
+    filled = tuple(tuple(row[n] for n in numbered) for row in cells.values())
     if arms_across:
-        return pivot(title, ((quantity, one.heading, cell) for one, quantity, cell in cells))
-    return pivot(title, ((one.heading, quantity, cell) for one, quantity, cell in cells), "model")
+        return Pivot(title=title, rows=(*cells,), columns=columns, cells=filled)
+    turned = tuple(zip(*filled, strict=True))
+    return Pivot(title=title, rows=columns, columns=(*cells,), cells=turned)

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 from clearhead.errors import ClearheadError
-from clearhead.records.runs import QUANTIZATION, Records, Run
+from clearhead.records.runs import Records, Run
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks, chart
 from clearhead.report.page import Panel, Section
-from clearhead.report.pivots import Entry, Heading, Model, Pivot, Quantity, models, pivot
+from clearhead.report.pivots import Pivot, Quantity, by_arm
 
-FULL = "full"  # the tick of full precision
-BITS = "Full precision at the left, fewer bits to the right; lower is better."
+BITS = "The rise over the perplexity in full precision, by bits; lower is better."
 COSTS = (
     "The rise of perplexity in per cent of that in full precision, with its 95 % interval over the "
     "windows read where records have it; and the perplexity itself. A cost below zero, or with "
@@ -23,15 +23,13 @@ ROUNDED = (
     "norms and hidden states in full precision. One text at a time, so that no scale is shared "
     "between texts."
 )
+COST = Quantity("", metric="cost", write=style.percent)
+PERPLEXITY = Quantity("", metric="perplexity", write=partial(style.number, digits=4), judged=False)
 
 
 def sections(records: Records, looks: Looks) -> Iterator[Section]:
-    """The sections of one model, or of several side by side.
-
-    Raises:
-        ClearheadError: a model without a result in full precision, beside which no other says
-            anything.
-    """
+    """The sections of one model, or of several side by side; refuses a model without a result in
+    full precision, beside which no other says anything."""
     for run in records.runs:
         if run.measure("perplexity") is None:
             raise ClearheadError(f"{run.id} has no result in full precision")
@@ -49,32 +47,14 @@ def schemes(records: Records) -> dict[str, tuple[str, int | None]]:
     }
 
 
-def cost_of(scheme: str | None) -> Quantity:
-    """The share that a scheme adds to the perplexity, in per cent."""
-    return Quantity("", metric="cost", at={"scheme": scheme}, write=style.percent)
-
-
 def results(records: Records) -> Pivot | None:
-    """A row a scheme; for each model what the scheme adds, and its perplexity."""
-    rows = [("full precision", None), *((scheme, scheme) for scheme in schemes(records))]
-    cells = (
-        (Heading(name), model.heading, _cell(model, scheme))
-        for name, scheme in rows
-        for model in models(records)
-    )
-    return pivot("cost in perplexity", cells, "scheme")
-
-
-def _cell(model: Model, scheme: str | None) -> tuple[Entry, ...]:
-    cost = cost_of(scheme)
-    entries = cost.entries(model)
-    # Noise: in every seed sampling of the text explains what the scheme adds.
-    costs = (run.measure("added_perplexity", scheme=scheme) for run in model.records.of(model.arm))
-    ends = [(one.details.get("interval") or (one.value,))[0] for one in costs if one is not None]
-    if all(low is not None and low < 0 for low in ends):
-        entries = tuple(replace(one, text=f"{one.text}, noise") for one in entries)
-    perplexity = replace(cost, metric="perplexity", write=style.four_digits, judged=False)
-    return (*entries, *(replace(one, name="perplexity") for one in perplexity.entries(model)))
+    """The rise under each scheme, and the perplexity: a row a scheme, a column a model."""
+    rows = [
+        replace(number, title=scheme or "full precision", group=group, at={"scheme": scheme})
+        for group, number in (("rise of perplexity", COST), ("perplexity", PERPLEXITY))
+        for scheme in (None, *schemes(records))
+    ]
+    return by_arm(records, "cost in perplexity", rows, arms_across=True)
 
 
 def verdict(records: Records, threshold: float) -> list[str]:
@@ -86,24 +66,22 @@ def verdict(records: Records, threshold: float) -> list[str]:
         if all(costs):
             known[scheme] = max(map(fmean, costs))
     if not known:
-        full = Quantity("", metric="perplexity", write=style.four_digits)
+        full = replace(PERPLEXITY, judged=True)
         said = narrative.answer(records, f"Perplexity{text} in full precision", full)
         return [said or "No perplexity could be measured in full precision."]
-    ends = dict.fromkeys(pick(known, key=known.__getitem__) for pick in (max, min))
-    rises = {scheme: f"Rise of perplexity{text} under {scheme}" for scheme in ends}
-    return [
-        narrative.answer(records, rise, cost_of(scheme), threshold=threshold, alone=f"{rise}: {{}}")
-        for scheme, rise in rises.items()
-    ]
+    sentences = []
+    for scheme in dict.fromkeys(pick(known, key=known.__getitem__) for pick in (max, min)):
+        cost, rise = (
+            replace(COST, at={"scheme": scheme}),
+            f"Rise of perplexity{text} under {scheme}",
+        )
+        sentences.append(
+            narrative.answer(records, rise, cost, threshold=threshold, alone=f"{rise}: {{}}")
+        )
+    return sentences
 
 
-def warnings(records: Records) -> list[str]:
-    """The remarks on each model that was quantised."""
-    runs = [run for run in records.runs if run.study == QUANTIZATION]
-    return [f"{run.id}: {remark}." for run in runs for remark in remarks_on(run)]
-
-
-def remarks_on(run: Run) -> list[str]:
+def remarks_on(run: Run) -> Iterator[str]:
     """Notes: measurements that failed and why, items left out, and layers that nothing ran."""
     reasons: dict[str, list[str]] = {}
     unused: set[str] = set()
@@ -112,44 +90,33 @@ def remarks_on(run: Run) -> list[str]:
         if one.reason is not None:
             name = one.dimensions.get("scheme", "full precision")
             reasons.setdefault(one.reason, []).append(name)
-    remarks = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    yield from (f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
     if left_out := run.header.get("left_out") or {}:
-        total = sum(left_out.values()) + int(run.header.get("quantized_parameters", 0))
-        share = style.percent(sum(left_out.values()) / total)
-        remarks.append(
+        kept = sum(left_out.values())
+        share = style.percent(kept / (kept + int(run.header.get("quantized_parameters", 0))))
+        yield (
             f"not in linear layers, so in full precision under every scheme: {len(left_out)} "
             f"tensors such as {next(iter(left_out))}, {share} of the matrices beside embeddings "
             "and head"
         )
     if unused:
-        remarks.append(
-            f"no text went through {len(unused)} of the quantised layers, such as {min(unused)}"
-        )
-    return remarks
+        yield f"no text went through {len(unused)} of the quantised layers, such as {min(unused)}"
 
 
 def _charts(records: Records, looks: Looks) -> Iterator[Panel | None]:
     """A chart for the schemes that round the same tensors: colour says which model, dash which
     granularity of scales."""
-    kinds: dict[str, dict[str, dict[float, str]]] = {}
+    kinds: dict[str, dict[str, dict[str, Quantity]]] = {}  # costs by kind, granularity and bits
+    ends: dict[str, dict[str, None]] = {}
     for scheme, (family, bits) in schemes(records).items():
         if family and bits:
             kind, _, scale = family.rpartition("-")
-            kinds.setdefault(kind or scale, {}).setdefault(scale, {})[bits] = scheme
-    full = Quantity("", metric="perplexity", at={"scheme": None})
-    for scales in kinds.values():
-        names = [scheme for by_bits in scales.values() for scheme in by_bits.values()]
-        variants = {
-            scale: {FULL: full}
-            | {
-                f"{bits:g}": replace(full, at={"scheme": scheme})
-                for bits, scheme in sorted(by_bits.items(), reverse=True)
-            }
-            for scale, by_bits in scales.items()
-        }
-        lines = charts.lines(records, variants).items()
-        curves = {place: points for place, points in lines if [x for x, *_ in points] != [FULL]}
-        places = {x for points in curves.values() for x, *_ in points} - {FULL}
-        across = [FULL, *sorted(places, key=float, reverse=True)]
-        title = " to ".join(dict.fromkeys((names[0], names[-1])))
-        yield chart(title, curves, looks, "bits", "perplexity", across=across, up="auto")
+            number = replace(COST, at={"scheme": scheme})
+            kinds.setdefault(kind or scale, {}).setdefault(scale, {})[f"{bits:g}"] = number
+            ends.setdefault(kind or scale, {})[scheme] = None
+    for kind, scales in kinds.items():
+        across = sorted({bits for by_bits in scales.values() for bits in by_bits}, key=float)
+        curves, axes = charts.lines(records, scales), ("bits", "rise of perplexity (%)")
+        first, *_, last = (*ends[kind], *ends[kind])
+        title = first if first == last else f"{first} to {last}"
+        yield chart(title, curves, looks, *axes, across=across[::-1])

@@ -1,23 +1,18 @@
 """Mean and spread over seeds, intervals of differences between two arms, and verdicts on them.
 
-Arms are compared by Welch's test, not paired by seed. A seed gives two architectures the same order
-of data but other initial weights. With three seeds pairing halves the degrees of freedom, which
-pays only where paired runs correlate by more than 0.58; over 313 contrasts of the committed records
-they do by 0.15 on average, by 0.11 in the loss at the training length.
+Arms are compared by Welch's test, not paired by seed: with three seeds pairing pays only where
+paired runs correlate by more than 0.58, and they do by 0.15 on average (docs/log.md).
 
-The error of drawn items has many degrees of freedom: added by Satterthwaite's rule to that of a few
-seeds, it may narrow an interval and lower a p-value. So a difference is tested by the seeds alone
-too, and has the wider interval and the larger p-value of the two tests.
-
-Seeds that all agree have no spread to judge by, so they give no interval and no p-value: only the
-error of drawn items can then decide.
+The error of drawn items, added by Satterthwaite's rule to that of a few seeds, may narrow an
+interval. So a difference is tested by the seeds alone too, and has the wider interval and the
+larger p-value of the two. Seeds that all agree have no spread: only items can then decide.
 """
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clearhead.records.intervals import LEVEL, Component, component, of_numbers, t_quantile
 from clearhead.report import style
@@ -46,19 +41,15 @@ class Verdict(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """Mean of the variant less mean of the baseline, or their ratio less 1, with a two-sided 95 %
-    interval and p-value: None where an arm has a single seed or nothing varies (`alike`).
-
-    Attributes:
-        against: what the difference is tested against: 0, or a margin.
-        compared: the numbers compared, by which a comparison that is shown twice counts once.
-    """
+    interval and p-value `against` 0 or a margin: None where an arm has a single seed or nothing
+    varies (`alike`). By the numbers `compared` a comparison that is shown twice counts once."""
 
     mean: float
     interval: tuple[float, float] | None
     p: float | None
     against: float = 0.0
     alike: bool = False
-    compared: Hashable = None
+    compared: Any = None
 
     @property
     def verdict(self) -> Verdict:
@@ -89,10 +80,8 @@ def summarize(values: Sequence[float]) -> Summary | None:
 
 
 def alike_trials(n: int) -> Component:
-    """The error of a difference of two shares of the same n trials, all hits or misses in each arm.
-
-    Each arm has one hit and one miss more (Agresti and Caffo, 2000): none of n is not never.
-    """
+    """The error of a difference of two shares of the same n trials, all hits or misses in each arm,
+    with one hit and one miss more (Agresti and Caffo, 2000): none of n is not never."""
     share = 1 / (n + 2)
     return Component(2 * share * (1 - share) / (n + 2), n - 1)
 
@@ -104,23 +93,18 @@ def compare(
     *,
     relative: bool = False,
     against: float = 0.0,
-    compared: Hashable = None,
+    compared: Any = None,
     given: bool = False,
 ) -> Difference | None:
     """Compare two arms by one number a seed; None where one of them has none.
 
-    Degrees of freedom are Welch's and Satterthwaite's. Items never narrow the interval, nor lower
-    the p-value.
+    Degrees of freedom are Welch's and Satterthwaite's. `items` are further errors of the variant
+    less a ratio of the baseline, such as that of the questions drawn; they never narrow the
+    interval. Of models that were `given`, not drawn by a seed, they are the only error.
 
-    Args:
-        items: further errors of the variant less a ratio of the baseline, such as that of the
-            questions which were drawn.
-        relative: the ratio of the means, less 1 (Fieller, 1954): the p-value is that of Welch's
-            test of the variant against 1 + `against` times the baseline, and the interval holds
-            every value of `against` that this test does not reject. None of a baseline of mean 0.
-        against: as in `Difference`.
-        compared: as in `Difference`.
-        given: whether the models were given, not drawn by a seed: items are then the only error.
+    `relative` is the ratio of the means, less 1 (Fieller, 1954): the p-value is that of Welch's
+    test of the variant against 1 + `against` times the baseline, and the interval holds every
+    `against` that this test does not reject. None of a baseline of mean 0.
     """
     if not variant or not baseline or (relative and not math.fsum(baseline)):
         return None
@@ -159,12 +143,10 @@ def compare(
 def _combined(*components: Component) -> Component | None:
     """The error of a sum of independent parts, its degrees of freedom by Satterthwaite; None where
     nothing varies."""
-    variance = math.fsum(one.variance for one in components)
-    if variance == 0:
+    if not (variance := math.fsum(one.variance for one in components)):
         return None
-    return Component(
-        variance, variance**2 / math.fsum(one.variance**2 / one.degrees for one in components)
-    )
+    degrees = variance**2 / math.fsum(one.variance**2 / one.degrees for one in components)
+    return Component(variance, degrees)
 
 
 def _tails(mean: float, errors: Sequence[Component]) -> float:
@@ -188,10 +170,8 @@ def _edge(p_value: Callable[[float], float], start: float, step: float) -> float
 
 
 def false_discovery_threshold(p_values: Iterable[float]) -> float:
-    """Benjamini and Hochberg's threshold: differences with p up to it hold together at `LEVEL`.
-
-    It is the largest p that is at most its limit, rank / n of `LEVEL`. Negative where none is.
-    """
+    """Benjamini and Hochberg's threshold, the largest p that is at most rank / n of `LEVEL`:
+    differences with p up to it hold together. Negative where none is."""
     ranked = sorted(p_values)
     # A p that equals its limit counts, however the limit is rounded.
     limits = ((p, (LEVEL + 1e-12) * rank / len(ranked)) for rank, p in enumerate(ranked, 1))
@@ -216,16 +196,14 @@ def holds(difference: Difference, threshold: float) -> bool:
 
 def account(differences: Iterable[Difference]) -> str:
     """Numbers of comparisons made, decided alone, and decided together."""
-    found = family(differences).values()
-    if not found:
+    if not (p_values := family(differences).values()):
         return ""
-    decided = sum(p <= LEVEL for p in found)
-    threshold = false_discovery_threshold(found)
-    together = sum(p <= threshold for p in found)
+    threshold = false_discovery_threshold(p_values)
+    decided, together = (sum(p <= at for p in p_values) for at in (LEVEL, threshold))
     return (
-        f"Comparisons on this page: {len(found)}. Decided one by one: {decided}; together as well, "
-        f"where chance makes at most {style.percent(LEVEL)} of all verdicts (Benjamini-Hochberg): "
-        f"{together}."
+        f"Comparisons on this page: {len(p_values)}. Decided one by one: {decided}; together as "
+        f"well, where chance makes at most {style.percent(LEVEL)} of all verdicts "
+        f"(Benjamini-Hochberg): {together}."
     )
 
 

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from itertools import count as numbers_from
 from typing import NamedTuple
 
-# Each hue for a light and for a dark page. They differ in lightness as well as in hue, so that they
-# stay apart under the common colour-vision deficiencies.
+# For a light and for a dark page. They differ in lightness as well as in hue, so that they stay
+# apart under the common colour-vision deficiencies.
 _HUES = (
     ("#5b6472", "#aab4c2"),  # slate: the baseline
     ("#0a6ebd", "#58b4f5"),  # blue
@@ -22,7 +21,6 @@ _HUES = (
     ("#7a4b2a", "#c9a17c"),  # brown
 )
 _SYMBOLS = ("circle", "diamond", "square")
-_PLACES = {"transformer": 0, "differential": 1, "softmax1": 2, "gpt2": 3}
 
 # Named fonts before system-ui, which on a bare Linux is a face too wide for figures.
 FONT = (
@@ -54,15 +52,9 @@ class Look(NamedTuple):
 
 
 def looks(arms: Sequence[str]) -> dict[str, Look]:
-    """A fixed look for each arm: always the same for presets, the next free one for others.
-
-    Colours repeat after the twelfth arm, with another symbol.
-    """
-    places = {arm: _PLACES[arm] for arm in arms if arm in _PLACES}
-    free = (place for place in numbers_from() if place not in places.values())
-    places |= {arm: next(free) for arm in arms if arm not in places}
-    turns = {arm: divmod(place, len(_HUES)) for arm, place in places.items()}
-    return {arm: Look(*_HUES[hue], _SYMBOLS[turn % 3]) for arm, (turn, hue) in turns.items()}
+    """The next hue for each arm; after twelve with another symbol."""
+    turns = ((arm, *divmod(place, len(_HUES))) for place, arm in enumerate(arms))
+    return {arm: Look(*_HUES[hue], _SYMBOLS[turn % 3]) for arm, turn, hue in turns}
 
 
 def plain(text: object) -> str:
@@ -82,14 +74,8 @@ def number(value: float, digits: int = 3) -> str:
     return _minus(f"{value:,.{max(0, digits - 1 - exponent)}f}")
 
 
-def four_digits(value: float) -> str:
-    """`value` to four significant digits."""
-    return number(value, 4)
-
-
 def with_spread(mean: float, deviation: float | None) -> str:
-    """`mean ± deviation`, both to the decimal place of the deviation's second digit; ± 0 where that
-    is below a hundred-thousandth of the mean."""
+    """`mean ± deviation`, to the deviation's second digit; ± 0 below 1e-5 of the mean."""
     if deviation is None or deviation <= 1e-5 * abs(mean):
         return number(mean) + ("" if deviation is None else " ± 0")
     if not 1e-6 < deviation < 1e9:
@@ -99,13 +85,13 @@ def with_spread(mean: float, deviation: float | None) -> str:
 
 
 def signed(value: float, width: float | None = None) -> str:
-    """`value` with its sign: +0.12 or −9; to the decimal place of the second digit of `width`."""
+    """+0.12 or −9, to the second digit of `width`."""
     text = number(value) if width is None else _minus(f"{value:,.{_places(width)}f}")
     return text if value <= 0 else f"+{text}"
 
 
 def bounds(low: float, high: float) -> str:
-    """`low to high`, to the decimal place of the width's second digit."""
+    """`low to high`, to the width's second digit."""
     places = _places(high - low)
     return " to ".join(_minus(f"{bound:,.{places}f}") for bound in (low, high))
 
