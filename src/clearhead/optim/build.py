@@ -16,8 +16,7 @@ def build_optimizer(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     """The optimizer that `config` names, over the trainable parameters of `model`.
 
     Raises:
-        ClearheadError: for an unknown name, a pattern that matches nothing, or a library that is
-            not installed.
+        ClearheadError: for an unknown name, or a pattern that matches nothing.
     """
     return OPTIMIZERS[choose("optimizer", config.optimizer, OPTIMIZERS)](model, config)
 
@@ -36,15 +35,9 @@ def _adamw_of(groups: list[dict[str, Any]], config: Course) -> torch.optim.Optim
 
 def _orthoadam(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     plain, rotated = split_named(model, config.adamw_patterns)
-    tables = _tables(model)
-    groups: list[dict[str, Any]] = []
-    for vocabulary in (False, True):
-        named = [(name, p) for name, p in rotated if (p in tables) == vocabulary]
-        groups += named_groups(named, config.weight_decay)
-    for group in named_groups(plain, config.weight_decay):
-        groups.append({**group, "rotation": "none"})
+    unrotated = [{**one, "rotation": "none"} for one in named_groups(plain, config.weight_decay)]
     return OrthoAdam(
-        groups,
+        [*named_groups(rotated, config.weight_decay), *unrotated],
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.epsilon,
@@ -56,16 +49,20 @@ def _orthoadam(model: nn.Module, config: Course) -> torch.optim.Optimizer:
 
 def _muon(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     """Muon, with AdamW's scale of updates, for the hidden matrices that no pattern of
-    `adamw_patterns` names; AdamW for all else."""
-    tables = _tables(model)
+    `adamw_patterns` names; AdamW for all else, embeddings and the output head too."""
+    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()  # a Hugging Face model's
+    if head is not None:
+        tables.append(head.weight)
     plain, others = split_named(model, config.adamw_patterns)
-    own = [(name, p) for name, p in others if p.ndim == 2 and p not in tables]
+    hidden = {p for _, p in others if p.ndim == 2} - {*tables}
+    own = [(name, p) for name, p in others if p in hidden]
     if not own:
         raise ClearheadError(
             "no matrix is left for muon: it steps hidden matrices, AdamW the rest; "
             "give fewer adamw_patterns, or choose adamw"
         )
-    plain += [(name, p) for name, p in others if p.ndim != 2 or p in tables]
+    plain += [(name, p) for name, p in others if p not in hidden]
     muon = torch.optim.Muon(
         named_groups(own, config.weight_decay),
         lr=config.learning_rate,
@@ -78,10 +75,7 @@ def _muon(model: nn.Module, config: Course) -> torch.optim.Optimizer:
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers as one; its state and groups are theirs, in order.
-
-    For optimizers that accept matrices only, with AdamW for the other parameters.
-    """
+    """Several optimizers as one; its state and groups are theirs, in order."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
         self._parts = parts
@@ -108,15 +102,6 @@ class CombinedOptimizer(torch.optim.Optimizer):
             last = first + len(part.param_groups)
             part.state, part.param_groups = self.state, self.param_groups[first:last]
             first = last
-
-
-def _tables(model: nn.Module) -> set[nn.Parameter]:
-    """Matrices with a row a token: embeddings and the output head."""
-    modules: list[Any] = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    head: Any = getattr(model, "get_output_embeddings", None)  # a Hugging Face model's
-    if head is not None:
-        modules.append(head())
-    return {module.weight for module in modules if module is not None}
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module, Course], torch.optim.Optimizer]] = {

@@ -20,10 +20,8 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Split the trainable parameters of `model` into a group that decays and one that does not.
 
     Matrices and stacks of matrices decay: projections, and embeddings, whether or not they are tied
-    to the output head (tied, they *are* the head's matrix; untied, a rule to tell them apart would
-    need each architecture's names). Parameters with fewer dimensions (norms, gains, lambdas) and
-    those in `ADDED` do not. A tied parameter appears once; frozen ones and empty groups are left
-    out.
+    to the output head. Parameters with fewer dimensions (norms, gains, lambdas), biases and learned
+    keys do not. A tied parameter appears once; frozen ones and empty groups are left out.
 
     Returns:
         Groups as `torch.optim` takes them, each with "params" and "weight_decay".
@@ -36,31 +34,23 @@ def named_groups(named: Sequence[Named], weight_decay: float) -> list[dict[str, 
     """`decay_groups` of the given parameters, which keep their names."""
     decaying = [(name, p) for name, p in named if p.ndim >= 2 and not matched(name, ADDED)]
     still = [(name, p) for name, p in named if p.ndim < 2 or matched(name, ADDED)]
-    groups = [
-        {"params": decaying, "weight_decay": weight_decay},
-        {"params": still, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    groups = ((decaying, weight_decay), (still, 0.0))
+    return [{"params": found, "weight_decay": decay} for found, decay in groups if found]
 
 
 def matched(name: str, patterns: Iterable[str]) -> bool:
-    """True if one of `patterns` matches the whole name, wrappers' prefixes aside."""
+    """True if one of a shell's `patterns` matches the whole name, wrappers' prefixes aside."""
     return any(fnmatchcase(plain_name(name), pattern) for pattern in patterns)
 
 
 def split_named(model: nn.Module, patterns: Sequence[str]) -> tuple[list[Named], list[Named]]:
-    """The trainable parameters that match one of `patterns`, and the others.
-
-    Patterns are a shell's, `*`, `?` and `[…]`, matched against the whole name without the prefixes
-    of wrappers (`module.`, `_orig_mod.`, …).
-    """
+    """The trainable parameters that match one of `patterns`, and the others."""
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     for pattern in patterns:
         if not any(matched(name, (pattern,)) for name, _ in trainable):
-            example = trainable[len(trainable) // 2][0] if trainable else "none (all are frozen)"
+            example = plain_name(trainable[len(trainable) // 2][0]) if trainable else "(all frozen)"
             raise ClearheadError(
-                f"the pattern {pattern!r} decides no parameter: names are like "
-                f"{plain_name(example)}"
+                f"the pattern {pattern!r} decides no parameter: names are like {example}"
             )
     chosen = [(name, p) for name, p in trainable if matched(name, patterns)]
     return chosen, [(name, p) for name, p in trainable if not matched(name, patterns)]

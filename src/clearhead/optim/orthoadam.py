@@ -9,9 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
-from clearhead.errors import ClearheadError, choose
+from clearhead.errors import ClearheadError
 from clearhead.optim.groups import names
-from clearhead.optim.rotations import KINDS, Rotation, make_rotation, random_signs, sign_key
+from clearhead.optim.rotations import Rotation, make_rotation, random_signs, sign_key
 from clearhead.ranges import Betas, Length, Natural, NotNegative, Positive, check_value
 
 STATE_KEYS = ("step", "first_moment", "second_moment")
@@ -25,6 +25,7 @@ FUSED_DEVICES = ("cpu", "cuda")
 CHUNK = {"cpu": 2**20, "cuda": 2**24}
 
 _HINTS = {
+    "rotation": Literal["hadamard", "haar", "none"],
     "eps": Positive,
     "weight_decay": NotNegative,
     "betas": Betas,
@@ -56,8 +57,7 @@ class OrthoAdam(torch.optim.Optimizer):
     not rotated; vectors and scalars follow plain Adam. Parameters, moments and update are float32.
 
     Rotations are functions of `seed`, the axis size and the parameter's name, so no state holds
-    them (`clearhead.optim.rotations`). DTensor parameters get the update of one process: FSDP2
-    shards rows, so columns are rotated where they lie.
+    them. DTensor parameters, as of FSDP2, get the update of one process.
 
     Args:
         params: parameters, groups, or `model.named_parameters()`. Options may differ by group;
@@ -111,16 +111,13 @@ class OrthoAdam(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        group, rate = self.param_groups[-1], self.param_groups[-1]["lr"]
+        rate = self.param_groups[-1]["lr"]
         # A schedule may take the rate to 0 later.
         check_value("lr", rate.item() if isinstance(rate, torch.Tensor) else rate, Positive)
-        _check_group(group)
-        self._turns.append(_turns(group, len(self.param_groups) - 1))
+        self._turns.append(_turns(self.param_groups[-1], len(self.param_groups) - 1))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:
-            _check_group(group)
         self._rotations = {}
         self._turns = [_turns(group, i) for i, group in enumerate(self.param_groups)]
 
@@ -156,25 +153,20 @@ class OrthoAdam(torch.optim.Optimizer):
         """Load a state; as in PyTorch its options (seed and rotation too) replace this one's.
 
         Raises:
-            ClearheadError: for a state of another optimizer, or of parameters of other shapes.
+            ClearheadError: for a state of another optimizer.
         """
         groups = state_dict["param_groups"]
-        strange = [entry for entry in state_dict["state"].values() if set(entry) != {*STATE_KEYS}]
-        if strange or any("rotation" not in group for group in groups):
+        strange = [set(entry) - {*STATE_KEYS} for entry in state_dict["state"].values()]
+        if any(strange) or any("rotation" not in group for group in groups):
             raise ClearheadError(
-                f"this state is not OrthoAdam's ({', '.join(map(str, *strange[:1]))}), and squares "
-                "of gradients cannot be rotated: start with a fresh state, and a warmup"
+                "this state is not OrthoAdam's, and squares of gradients cannot be rotated: start "
+                "with a fresh state, and a warmup"
             )
         if "param_names" in self.param_groups[0]:
             # Else PyTorch would put today's names in, and with them other rotations.
             groups = [{**group, "param_names": names(group, i)} for i, group in enumerate(groups)]
         super().load_state_dict({**state_dict, "param_groups": groups})
         for parameter, state in self.state.items():
-            if (shape := state["first_moment"].shape) != parameter.shape:
-                raise ClearheadError(
-                    f"the state of a parameter of shape {list(parameter.shape)} has shape "
-                    f"{list(shape)}: load it into the model it was saved from"
-                )
             state["step"] = state["step"].to(parameter.device)
 
     def _step(self, group: Mapping[str, Any], members: list[Member]) -> None:
@@ -245,7 +237,25 @@ class OrthoAdam(torch.optim.Optimizer):
 
 
 def _turns(group: Mapping[str, Any], number: int) -> list[Turn | None]:
-    """The rotation of each parameter of the group of that number; None for plain Adam."""
+    """The rotation of each parameter of the group of that number; None for plain Adam.
+
+    Raises:
+        ClearheadError: for options or parameters that cannot work.
+    """
+    for key, hint in _HINTS.items():
+        check_value(key, group[key], hint)
+    for name, parameter in zip(names(group, number), group["params"], strict=True):
+        if parameter.dtype != torch.float32:
+            raise ClearheadError(
+                f"{name} is {parameter.dtype}: OrthoAdam takes float32; keep weights in it, and "
+                "autocast"
+            )
+        placed = parameter.placements if isinstance(parameter, DTensor) else ()
+        if any(one.is_partial() or one.is_shard(max(1, parameter.ndim - 1)) for one in placed):
+            raise ClearheadError(
+                f"{name} is placed as {placed}, and OrthoAdam rotates whole columns: place it as "
+                "Replicate, or as Shard of rows"
+            )
     kind, seed, own = group["rotation"], group["seed"], group["share"] == "parameter"
     return [
         Turn(kind, seed, parameter.shape[-1], sign_key(seed, name, -1) if own else None)
@@ -255,51 +265,20 @@ def _turns(group: Mapping[str, Any], number: int) -> list[Turn | None]:
     ]
 
 
-def _check_group(group: Mapping[str, Any]) -> None:
-    """Raise a ClearheadError for options or parameters that cannot work."""
-    for key, hint in _HINTS.items():
-        check_value(key, group[key], hint)
-    choose("rotation", group["rotation"], {*KINDS, NONE})
-    for name, parameter in zip(names(group), group["params"], strict=True):
-        if parameter.dtype != torch.float32 or not parameter.numel():
-            kind = f"{parameter.dtype} {list(parameter.shape)}"
-            raise ClearheadError(
-                f"{name} is {kind}: OrthoAdam takes float32, not empty; keep weights in float32, "
-                "and autocast"
-            )
-        if isinstance(parameter, DTensor):
-            columns = parameter.ndim - 1
-            if any(
-                one.is_partial() or (columns > 0 and one.is_shard(columns))
-                for one in parameter.placements
-            ):
-                raise ClearheadError(
-                    f"{name} is placed as {parameter.placements}, and OrthoAdam rotates whole "
-                    "columns: place it as Replicate, or as Shard of rows"
-                )
-
-
 def _check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a ClearheadError for the first gradient that is sparse or not finite."""
+    """Raise a ClearheadError for the first gradient that is not finite."""
     named = [
         (name, parameter)
         for number, group in enumerate(groups)
         for name, parameter in zip(names(group, number), group["params"], strict=True)
         if parameter.grad is not None
     ]
-    for name, parameter in named:
-        if parameter.grad.layout != torch.strided:
-            raise ClearheadError(
-                f"the gradient of {name} is sparse, and a rotation makes it dense: use "
-                "nn.Embedding(sparse=False)"
-            )
     if not named:
         return
     # One pass that any NaN or infinity comes through, and at float32 only the absurd overflows.
     sums = [_local(parameter.grad).sum() for _, parameter in named]
     unfit = (~torch.stack([each.to(sums[0].device) for each in sums]).isfinite()).float()
-    meshes = dict.fromkeys(p.device_mesh for _, p in named if isinstance(p, DTensor))
-    for mesh in meshes:
+    for mesh in dict.fromkeys(p.device_mesh for _, p in named if isinstance(p, DTensor)):
         # All or none: a process that stopped alone would leave the others waiting.
         unfit = unfit.to(mesh.device_type)
         for group in mesh.get_all_groups():

@@ -21,44 +21,39 @@ LOGGED = ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run that is about to train."""
+    """A run that is about to train.
+
+    `name` is the id in its records; `model` is on its device, and its weights change from step to
+    step; `first_step` steps were done when this process took over; `record` is what run.json holds.
+    """
 
     name: str
-    """The id in its records: description["run"], or else the output folder's name."""
     output: Path
-    """The run folder."""
     model: "PreTrainedModel"
-    """The model, on its device; its weights change from step to step."""
     steps: int
-    """Steps of the whole run."""
     first_step: int
-    """Steps already done when this process took over; 0 for a new run."""
     record: dict[str, Any]
-    """Content of run.json: resolved config, seed, versions, device, command, date."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepMetrics:
-    """Metrics of one step, after the weights were updated."""
+    """Metrics of one step, the first of which is 1, after the weights were updated.
+
+    `tokens` and `seconds` are those of all steps so far, over all processes of the run, without
+    checkpoints; `loss` is the mean per label of this step's batch, in nats, before the update;
+    `gradient_norm` is from before clipping. `tokens_per_second` and `batch_stall`, the share of
+    time in which this process prepared batches, are over the steps since the last line.
+    """
 
     step: int
-    """Steps done, this one included: the first is 1."""
     tokens: int
-    """Input tokens of all steps so far."""
     seconds: float
-    """Time in steps so far, over all processes of the run; checkpoints are not in it."""
     loss: float
-    """Mean loss per label of this step's batch, in nats, before the update."""
     learning_rate: float
-    """Of this step."""
     gradient_norm: float
-    """Global norm before clipping."""
     tokens_per_second: float
-    """Over the steps since the last line."""
     batch_stall: float
-    """Share of these steps' time in which this process prepared batches."""
     seconds_left: float
-    """Time that the remaining steps will take at this process's pace."""
 
 
 class DivergedError(ClearheadError):
@@ -67,24 +62,21 @@ class DivergedError(ClearheadError):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """Result of a run that finished, or that stopped on a signal with a checkpoint."""
+    """Result of a run that finished, or that stopped on a signal with a checkpoint.
+
+    `model` is in evaluation mode; `steps`, `tokens` and `seconds` are those of all processes of the
+    run, with compilation and without checkpoints; `peak_memory_bytes` is of this process (see
+    `PeakMemory`); `final_loss` is in nats per label; `stop_signal` is None where the run finished.
+    """
 
     model: "PreTrainedModel"
-    """The trained model, in evaluation mode."""
     steps: int
-    """Steps done, over all processes of the run."""
     tokens: int
-    """Input tokens of those steps."""
     seconds: float
-    """Time in those steps; checkpoints are not in it, compilation is."""
     tokens_per_second: float
-    """`tokens / seconds`."""
     peak_memory_bytes: int
-    """Of this process while it trained (see `PeakMemory`)."""
     final_loss: float
-    """Loss of the last step, in nats per label."""
     stop_signal: signal.Signals | None
-    """SIGINT or SIGTERM where one stopped the run; None where it finished."""
 
     @property
     def interrupted(self) -> bool:
@@ -168,13 +160,11 @@ class Progress(Callback):
     def __init__(self, stream: TextIO | None = None, work: Work | None = None) -> None:
         self._alone = work is None
         self._work = Line(stream) if work is None else work
-        self._steps = 0
 
     def start(self, run: Run) -> None:
         self._steps = run.steps
         if self._alone:
             self._work.start(1)
-            self._work.begin(run.name)
         if self._alone or run.first_step:
             resumed = f" from step {run.first_step}" if run.first_step else ""
             self._work.say(f"{run.name}: training {run.steps} steps{resumed}")
@@ -182,19 +172,18 @@ class Progress(Callback):
 
     def step(self, metrics: StepMetrics) -> None:
         left = f"  {in_words(metrics.seconds_left)} left" if self._alone else ""
-        numbers = (
+        self._work.update(
+            metrics.step / self._steps,
             f"step {metrics.step}/{self._steps}  loss {metrics.loss:.4f}  "
             f"lr {metrics.learning_rate:.2e}  norm {metrics.gradient_norm:.2f}  "
-            f"{metrics.tokens_per_second:,.0f} tokens/s{left}"
+            f"{metrics.tokens_per_second:,.0f} tokens/s{left}",
         )
-        self._work.update(metrics.step / self._steps, numbers)
 
     def checkpoint(self, path: Path) -> None:
         if self._alone:
             self._work.say(f"saved {path}")
 
     def end(self, result: TrainResult) -> None:
-        self.close()
         stopped = f" (stopped by {result.stop_signal.name})" if result.stop_signal else ""
         self._work.say(
             f"{result.steps} steps, {result.tokens:,} tokens in {in_words(result.seconds)} "
@@ -203,7 +192,6 @@ class Progress(Callback):
         )
 
     def close(self) -> None:
-        """Release the terminal, unless the run is part of longer work."""
         if self._alone:
             self._work.close()
 
@@ -211,9 +199,10 @@ class Progress(Callback):
 class TensorBoard(Callback):
     """Writes scalars to OUTPUT/tensorboard; needs the extra "tensorboard"."""
 
+    _writer: Any = None
+
     def __init__(self) -> None:
         self._module = require("torch.utils.tensorboard", "tensorboard")
-        self._writer: Any = None
 
     def start(self, run: Run) -> None:
         """Open the log; a resumed run hides what was logged after the step it resumes from."""
@@ -240,7 +229,6 @@ class WandB(Callback):
 
     def __init__(self) -> None:
         self._module = require("wandb", "wandb")
-        self._started = False
 
     def start(self, run: Run) -> None:
         path = run.output / "wandb-id"
@@ -254,15 +242,13 @@ class WandB(Callback):
             resume="allow",
             dir=str(run.output),
         )
-        self._started = True
 
     def step(self, metrics: StepMetrics) -> None:
         values = {f"train/{name}": getattr(metrics, name) for name in LOGGED}
         self._module.log(values, step=metrics.step)
 
     def close(self) -> None:
-        if self._started:
-            self._module.finish()
+        self._module.finish()  # without a run it does nothing
 
 
 _TRACKERS: dict[Tracker, type[Callback]] = {"tensorboard": TensorBoard, "wandb": WandB}

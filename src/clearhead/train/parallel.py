@@ -1,5 +1,6 @@
 """A model spread over the processes of a run by PyTorch's DDP or FSDP2."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -22,7 +23,6 @@ from clearhead.train.batches import (
     CLASSIFICATION,
     NEXT_TOKEN,
     BatchSource,
-    forward_parameters,
     label_count,
     objective_of,
 )
@@ -32,13 +32,15 @@ from clearhead.train.world import ALONE, World
 
 @dataclass(frozen=True)
 class Spread:
-    """A model spread over the processes of a run, and this process's part of every step."""
+    """A model spread over the processes of a run, and this process's part of every step.
+
+    `forward` runs the model: itself, or DDP around it; a step's batches are dealt out among `dealt`
+    groups of processes.
+    """
 
     forward: Callable[..., Any]
-    """Runs the model: the model itself, or DDP around it."""
     world: World = ALONE
     dealt: int = 1
-    """The processes among which a step's batches are dealt out."""
 
     def micro_batches(
         self, batches: BatchSource, numbers: Sequence[int]
@@ -54,20 +56,13 @@ def spread(
     model: PreTrainedModel, batches: BatchSource, config: TrainConfig, world: World
 ) -> Spread:
     """Spread `model` as `config` asks, in place; FSDP2 makes its parameters DTensors."""
-    if world.size > 1 and model.device.type not in ("cpu", "cuda"):
-        raise ClearheadError(
-            f"several processes train on CPUs or NVIDIA GPUs, not on {model.device.type}: start one"
-        )
     if world.size > 1 and objective_of(batches) == CLASSIFICATION:
         raise ClearheadError("an epoch's last batch cannot be shared: fine-tune in one process")
     if config.lora and config.parallel == "fsdp":
         raise ClearheadError("lora trains few weights, not worth sharding: choose parallel ddp")
     dealt = dealt_among(config, world.size)
     if config.checkpointing == "blocks":
-        try:
-            recompute(model, True)
-        except ValueError as error:
-            raise ClearheadError(f"{error}: train it with checkpointing none") from error
+        recompute(model, True)
     forward: Callable[..., Any] = model
     if config.parallel == "fsdp":
         _shard(model, config, world.size)
@@ -88,10 +83,8 @@ def accumulate(
 
     With a model spread `over` several processes: this process's micro-batches and part of the loss.
 
-    The loss is that of one batch holding them all: the sum over label tokens, divided by their
-    number. Each model's mean is weighted by its share of the labels, which differ where masks
-    leave some out; this needs only a mean loss from the model, whereas some models silently ignore
-    an argument such as `num_items_in_batch`.
+    The loss is that of one batch holding them all: each micro-batch's mean is weighted by its share
+    of the labels, since some models silently ignore an argument such as `num_items_in_batch`.
     """
     over = over or Spread(model)
     size = over.world.size
@@ -100,7 +93,8 @@ def accumulate(
     if not labels:
         raise ClearheadError("a step has no label to learn from: give longer documents or batches")
     device = model.device
-    extra = {"use_cache": False} if "use_cache" in forward_parameters(model) else {}
+    cached = "use_cache" in inspect.signature(model.forward).parameters
+    extra = {"use_cache": False} if cached else {}
     total = torch.zeros((), device=device)
     for number, (batch, count) in enumerate(zip(micro_batches, counts, strict=True), 1):
         if count == 0 and size == 1:
@@ -110,12 +104,8 @@ def accumulate(
         batch = dict(batch) if count else {**batch, "labels": batch["input_ids"]}
         inputs = {key: tensor.to(device, non_blocking=True) for key, tensor in batch.items()}
         # FSDP2 adds up at each, since unreduced gradients take a whole model's memory.
-        replicas, last = over.forward, number == len(counts)
-        with (
-            replicas.no_sync()
-            if isinstance(replicas, DistributedDataParallel) and not last
-            else nullcontext()
-        ):
+        ddp = over.forward if isinstance(over.forward, DistributedDataParallel) else None
+        with ddp.no_sync() if ddp and number < len(counts) else nullcontext():
             with precision.autocast(mode, device):
                 loss = over.forward(**inputs, **extra).loss * (count / labels)
             (loss * size if size > 1 else loss).backward()  # gradients are averaged over processes
@@ -128,11 +118,6 @@ def recompute(model: PreTrainedModel, wanted: bool) -> None:
     verb, options = ("enable", ({"use_reentrant": False},)) if wanted else ("disable", ())
     name = f"activation_checkpointing_{verb}"
     getattr(model, name if hasattr(model, name) else f"gradient_checkpointing_{verb}")(*options)
-
-
-def plain_class(model: nn.Module) -> type:
-    """The class of a model, without the subclass that FSDP2 gives it."""
-    return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -153,18 +138,14 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def dealt_among(config: TrainConfig, size: int) -> int:
     """The number of groups of processes that share a step's batches; a group shares their rows."""
     steps = {end - start for start, end in pairwise(config.starts)}
-
-    def rows(processes: int) -> int:
-        return processes // math.gcd(processes, *steps)
-
-    if config.batch_size % rows(size):
-        fits = [n for n in range(1, size) if config.batch_size % rows(n) == 0]
+    dealt = math.gcd(size, *steps)
+    if config.batch_size % (size // dealt):
         raise ClearheadError(
             f"{size} processes cannot share a step of accumulation {min(steps)} x batch_size "
-            f"{config.batch_size} equally: make batch_size a multiple of {rows(size)}, or start "
-            f"{' or '.join(map(str, fits[-3:]))}"
+            f"{config.batch_size} equally: make batch_size a multiple of {size // dealt}, or start "
+            "another number of processes"
         )
-    return math.gcd(size, *steps)
+    return dealt
 
 
 def _shard(model: PreTrainedModel, config: TrainConfig, size: int) -> None:
@@ -173,10 +154,6 @@ def _shard(model: PreTrainedModel, config: TrainConfig, size: int) -> None:
     if config.precision == "bf16":
         # Gathered in half the bytes; gradients are added up in float32.
         options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    try:
-        layers = decoder_layers(model)
-    except ClearheadError as error:
-        raise ClearheadError(f"{error}, or train it with parallel ddp") from None
-    for layer in layers:
+    for layer in decoder_layers(model):
         fully_shard(layer, reshard_after_forward=True, **options)
     fully_shard(model, **options)

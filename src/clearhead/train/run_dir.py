@@ -43,14 +43,10 @@ def holds_run(output: Path) -> bool:
     return any((output / name).exists() for name in (RUN_FILE, checkpoint.FOLDER, FINAL))
 
 
-def require_run(output: Path) -> None:
-    """Raise a ClearheadError where there is no run to resume."""
+def read_record(output: Path) -> dict[str, Any]:
+    """Read the run.json in `output`; a ClearheadError where it is missing or damaged."""
     if not holds_run(output):
         raise ClearheadError(f"{output} holds no run to resume: start it without --resume")
-
-
-def read_record(output: Path) -> dict[str, Any]:
-    """Read the run.json in `output`; one that is missing or damaged is refused."""
     advice = "it no longer says what was asked for; restore it, or choose another folder"
     record = read_json(output / RUN_FILE, advice)
     sections = [record.get(key) for key in ("config", "model", "description")]
@@ -62,12 +58,13 @@ def read_record(output: Path) -> dict[str, Any]:
 def identity(model: PreTrainedModel, batches: Any, config: TrainConfig) -> dict[str, Any]:
     """Settings and fingerprints that a resumed run must share with its start, as JSON values."""
     settings = json.loads(model.config.to_json_string(use_diff=False))
-    shared = {
-        "config": asdict(config),
-        "model": {key: value for key, value in settings.items() if key not in VOLATILE_KEYS},
-        "data": getattr(batches, "fingerprint", None),
-    }
-    return canonical(shared)
+    return canonical(
+        {
+            "config": asdict(config),
+            "model": {key: value for key, value in settings.items() if key not in VOLATILE_KEYS},
+            "data": getattr(batches, "fingerprint", None),
+        }
+    )
 
 
 def describe(model: PreTrainedModel, name: str, description: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,23 +93,18 @@ def reopen(
 ) -> dict[str, Any] | None:
     """Check that the run in `output` can be resumed with the settings of `record`, up to `steps`.
 
-    Its run.json then has the settings of `record`, and notes `origin`. A finished run with steps
-    left is extended: its present final model is kept as final-STEP.
-
-    Returns:
-        The record of the newest checkpoint, verified; None where the run was killed before its
-        first checkpoint, and starts over.
+    Its run.json then has the settings of `record`, and notes `origin`; a finished run that is
+    extended keeps its present final model as final-STEP. Returns the record of the newest
+    checkpoint, verified, or None where the run was killed before it, and starts over.
     """
-    require_run(output)
     before = read_record(output)
     newest = checkpoint.newest(output)
     saved = checkpoint.verify(newest) if newest else None
     done = saved["step"] if saved else 0
     if is_finished(output) and (saved is None or done >= steps):
         raise ClearheadError(
-            f"the run in {output} is finished: its model is in {output / FINAL}; "
-            + ("" if saved is None else "extend it by more --train.tokens, or ")
-            + "choose another folder to train again"
+            f"the run in {output} is finished: its model is in {output / FINAL}; extend it by more "
+            "--train.tokens, or choose another folder to train again"
         )
     if done > steps:
         raise ClearheadError(
@@ -141,9 +133,8 @@ def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_changes(place: Path, asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse to resume in `place` where its settings, `asked`, differ from those `wanted` now.
 
-    Both are JSON values by name; mappings are compared key by key, and each difference is named.
-    Keys that "model" lacks have clearhead's defaults; for other libraries' models they count as
-    equal. Settings on which no weight depends may differ.
+    Both are JSON values by section; each difference is named. Keys that "model" lacks have
+    clearhead's defaults, or count as equal in another library's model. `FREE_KEYS` may differ.
     """
     wanted = canonical(wanted)
     usual = dict(wanted.get("model", {}))
@@ -152,16 +143,13 @@ def refuse_changes(place: Path, asked: Mapping[str, Any], wanted: Mapping[str, A
     changes = []
     for section, now in wanted.items():
         before = asked.get(section)
+        pairs = [(section, before, now)]
         if isinstance(now, dict):
             before = usual | renamed(before or {}) if section == "model" else before or {}
             gone = before.keys() if section == "train" else ()  # settings of an earlier version
             keys = sorted({*now, *gone} - FREE_KEYS - VOLATILE_KEYS)
-            pairs = {f"{section}.{key}": (before.get(key), now.get(key)) for key in keys}
-        else:
-            pairs = {section: (before, now)}
-        for name, (old, new) in pairs.items():
-            if old != new:
-                changes.append(f"{name} was {old!r} and is now {new!r}")
+            pairs = [(f"{section}.{key}", before.get(key), now.get(key)) for key in keys]
+        changes += [f"{name} was {a!r} and is now {b!r}" for name, a, b in pairs if a != b]
     if changes:
         raise ClearheadError(
             f"{place} holds a run of other settings: {'; '.join(changes)}; give those of the run, "
