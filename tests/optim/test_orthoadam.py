@@ -229,7 +229,7 @@ def test_adamws_state_is_refused_and_ours_by_adamw():
     with pytest.raises(ClearheadError, match="cannot be rotated"):
         optimizer.load_state_dict(theirs.state_dict())
     disguised = {**theirs.state_dict(), "param_groups": optimizer.state_dict()["param_groups"]}
-    with pytest.raises(ClearheadError, match="exp_avg"):
+    with pytest.raises(ClearheadError, match="cannot be rotated"):
         optimizer.load_state_dict(disguised)
     assert not optimizer.state
     _, ours = run(ortho(), 1)
@@ -304,7 +304,7 @@ def test_bad_settings(options, message):
     ("parameter", "message"),
     [
         (torch.zeros(4, 4, dtype=torch.bfloat16), "takes float32"),
-        (torch.zeros(4, 0), "float32, not empty"),
+        (torch.zeros(4, 0), "no parameter has an axis to rotate"),
         (torch.zeros(4, 1), "no parameter has an axis to rotate"),
     ],
 )

@@ -64,7 +64,6 @@ def test_steps_are_the_whole_ones_the_budget_pays_for():
         ({"optimizer": "sgd", "momentum": 1.0}, "momentum is 1.0"),
         ({"tokens": 2047}, "less than one step of 2048"),
         ({"schedule_tokens": 5}, "schedule_tokens is 5, less than one step of 2048"),
-        ({"ramp": 0.5}, "nothing can grow"),
     ],
 )
 def test_a_bad_setting_is_one_line_with_the_value_and_what_works(settings, wanted):

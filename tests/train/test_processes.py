@@ -9,22 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
-from torch.distributed import HashStore
 from transformers import AutoModelForCausalLM
 
 from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer
 from clearhead.train import checkpoint, train
 from clearhead.train.parallel import Spread, dealt_among
-from clearhead.train.world import World, _store_of_start
+from clearhead.train.world import World
 from tests.cli.conftest import call, refusal
 
 PROGRAM = Path(__file__).with_name("spread.py")
@@ -237,54 +234,22 @@ def test_tokens_are_the_same_however_many_processes_share_a_step(tiny, accumulat
     assert step(1) == step(2) == step(4)
 
 
-def test_processes_that_do_not_meet_say_where_in_one_line(tiny, tmp_path, monkeypatch, capfd):
+def test_processes_that_do_not_meet_say_so_in_one_line(tiny, tmp_path, monkeypatch):
     def run():
         config = replace(tiny.make_config(tokens=32), timeout=1.0)
         train(tiny.make_model(), tiny.Batches(), config, output=tmp_path / "run")
 
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ClearheadError, match="not MASTER_ADDR, MASTER_PORT: start with torchrun"):
+    with pytest.raises(ClearheadError, match="variable MASTER_ADDR expected.*: start them all with"):
         run()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        port = str(closed.getsockname()[1])
-        monkeypatch.setenv("MASTER_PORT", port)
-        place = f"1 of 2 .* at 127.0.0.1:{port} within 1 s"
-        with pytest.raises(ClearheadError, match=f"{place} .Connection refused.: start all 2"):
+        monkeypatch.setenv("MASTER_PORT", str(closed.getsockname()[1]))
+        with pytest.raises(ClearheadError, match="RANK=1 WORLD_SIZE=2 cannot join .* within 1 s"):
             run()
     assert not (tmp_path / "run").exists()
-    assert capfd.readouterr().err == ""  # no stack of PyTorch's
-
-
-def _met(store, size):
-    """What each of `size` processes holds that come now, the first before the others."""
-
-    def come(rank):
-        time.sleep(0.2 * rank)
-        own = _store_of_start(store, rank, size, seconds=10)
-        own.set(str(rank), f"address of {rank}")
-        return own
-
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(come, range(size)))
-
-
-def test_processes_that_start_again_never_meet_those_that_ended():
-    store = HashStore()  # as torchrun keeps one through its restarts
-    before = _met(store, 3)
-    assert all(one.get("2") == b"address of 2" for one in before)
-    for size in (3, 2):
-        now = _met(store, size)
-        now[0].set(f"said to {size}", "")
-        assert all(one.check([f"said to {size}"]) for one in now)
-        assert not any(one.check([f"said to {size}"]) for one in before)
-        before = now
-    with pytest.raises(RuntimeError, match=r"^process 1 did not come$"):
-        _store_of_start(store, 0, 2, seconds=0.1)
-    with pytest.raises(RuntimeError, match=r"^process 0 did not come$"):
-        _store_of_start(store, 1, 2, seconds=0.1)
 
 
 def test_one_process_trains_under_fsdp_without_torchrun(tiny, tmp_path):
@@ -327,7 +292,8 @@ def test_a_hanging_process_is_named(warm, tmp_path):
     first, second = start(warm, tmp_path, 2, [{**request, "output": "run"}])
     done = first.wait()
     assert done.returncode == 1
-    assert "process 0 of 2 gave up: process 1 does not answer" in done.stderr
+    assert "process 0 of 2 gave up on another" in done.stderr
+    assert "Ranks 1 failed to pass monitoredBarrier" in done.stderr
     os.kill(second.pid, signal.SIGKILL)
     assert second.wait().returncode == -signal.SIGKILL
 

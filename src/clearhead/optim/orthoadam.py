@@ -167,6 +167,11 @@ class OrthoAdam(torch.optim.Optimizer):
             groups = [{**group, "param_names": names(group, i)} for i, group in enumerate(groups)]
         super().load_state_dict({**state_dict, "param_groups": groups})
         for parameter, state in self.state.items():
+            if state["first_moment"].shape != parameter.shape:  # the kernel would not look
+                raise ClearheadError(
+                    f"the state of a parameter of shape {list(parameter.shape)} has shape "
+                    f"{list(state['first_moment'].shape)}: load it into its own model"
+                )
             state["step"] = state["step"].to(parameter.device)
 
     def _step(self, group: Mapping[str, Any], members: list[Member]) -> None:
