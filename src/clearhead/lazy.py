@@ -2,9 +2,9 @@
 
 import ast
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 
@@ -14,9 +14,7 @@ def lazily(package: str) -> tuple[Callable[[str], Any], list[str]]:
     Its public names are those that it imports under their own names, as in `from a import b as b`:
     what type checkers see and what is imported cannot differ.
     """
-    spec = find_spec(package)
-    assert spec is not None
-    source = spec.loader.get_source(package)  # type: ignore[union-attr]
+    source = inspect.getsource(sys.modules[package])
     modules = {
         name.name: statement.module
         for statement in ast.walk(ast.parse(source))

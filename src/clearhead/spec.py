@@ -107,10 +107,6 @@ AXES: Mapping[str, str] = {
 }
 
 
-def _refuses_nothing(layer: LayerSpec) -> str | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Declaration:
     """All that clearhead knows of one mechanism; arguments after `build` are given by name.
@@ -120,13 +116,11 @@ class Declaration:
         name: the value that selects it, such as "differential".
         summary: one line for tables and help.
         source: the paper and equation it comes from.
-        build: makes the mechanism's module, from a `LayerSpec`; for norms, from width and eps; for
-            normalizers, from a spec, the number of maps, and how many neighbours share a key head
-            (`keys_together`); for positions, from a spec and the number of heads; for scores, from
-            a spec and the position's `prepare`; for qk_norm, from a spec and the width of a head;
-            for MLPs, from a spec and the rotation of what their output matrix reads; for
-            mlp_rotation, from that width; for orders, from a spec, the class of its block, which
-            reads the skips.
+        build: makes the mechanism's module: for norms from width and eps, for mlp_rotation from a
+            width, for all others from a `LayerSpec` and, by axis, also the number of maps and
+            `keys_together`, how many neighbours share a key head (normalizer); the number of heads
+            (position); the position's `prepare` (scores); the width of a head (qk_norm); the
+            rotation of what the output matrix reads (mlp). For order it gives the block's class.
         refuses: reason why a layer cannot have it, and which axis to change; None if it can.
         flops: multiply-adds × 2 that it adds to the forward pass, for each token of a sequence of
             the given length (`flops(layer, length)`), beyond those of its linear projections.
@@ -148,7 +142,7 @@ class Declaration:
     source: str
     build: Callable[..., Any]
     _: KW_ONLY
-    refuses: Callable[[LayerSpec], str | None] = _refuses_nothing
+    refuses: Callable[[LayerSpec], str | None] = lambda layer: None
     flops: Callable[[LayerSpec, int], float] = lambda layer, length: 0.0
     cache: Callable[[LayerSpec], int] = lambda layer: 0
     heads: Callable[[LayerSpec], int] = lambda layer: layer.num_attention_heads
@@ -173,9 +167,7 @@ class Registry:
         Raises:
             ClearheadError: an unknown axis, or a name that another package has taken.
         """
-        axis, name = declaration.axis, declaration.name
-        if axis not in self._table:
-            choose("axis", axis, self._table)
+        axis, name = choose("axis", declaration.axis, self._table), declaration.name
         owner = self._packages.get((axis, name), "clearhead")
         if name in self._table[axis] and (owner != package or package == "clearhead"):
             raise ClearheadError(f"{axis}={name!r} is {owner}'s already: choose another name")
@@ -219,22 +211,17 @@ class Registry:
 
     def check(self, layer: LayerSpec) -> None:
         """Raise a ClearheadError if the layer cannot be built, saying what to change."""
-        _check_heads(layer)
+        heads, keys = layer.num_attention_heads, layer.num_key_value_heads
+        if heads % keys:
+            raise ClearheadError(
+                f"num_key_value_heads={keys} does not divide num_attention_heads={heads}: choose a "
+                "divisor"
+            )
+        if layer.num_value_heads not in (keys, heads):
+            raise ClearheadError(
+                f"num_value_heads={layer.num_value_heads} is neither one for each of the {keys} "
+                f"key heads nor one for each of the {heads} heads: leave it out"
+            )
         for axis, declaration in self.of(layer).items():
-            refuses = declaration.refuses
-            if refuses is not _refuses_nothing and (reason := refuses(layer)):
+            if reason := declaration.refuses(layer):
                 raise ClearheadError(f"{axis}={declaration.name!r} cannot be used here: {reason}")
-
-
-def _check_heads(layer: LayerSpec) -> None:
-    if layer.num_attention_heads % layer.num_key_value_heads:
-        raise ClearheadError(
-            f"num_key_value_heads={layer.num_key_value_heads} does not divide "
-            f"num_attention_heads={layer.num_attention_heads}: choose a divisor"
-        )
-    if layer.num_value_heads not in (layer.num_key_value_heads, layer.num_attention_heads):
-        raise ClearheadError(
-            f"num_value_heads={layer.num_value_heads} is neither one for each of the "
-            f"{layer.num_key_value_heads} key heads nor one for each of the "
-            f"{layer.num_attention_heads} heads: choose one of these, or leave it out"
-        )

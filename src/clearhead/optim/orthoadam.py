@@ -138,7 +138,7 @@ class OrthoAdam(torch.optim.Optimizer):
             stacks: dict[Any, list[Member]] = {}  # stepped together
             for parameter, turn in zip(group["params"], turns, strict=True):
                 if parameter.grad is not None:
-                    alike = turn and (turn[:3], _local(parameter).shape)
+                    alike = turn and (turn[:3], local(parameter).shape)
                     key = str(parameter.device), alike
                     stacks.setdefault(key, []).append((parameter, turn))
             for members in stacks.values():
@@ -178,8 +178,8 @@ class OrthoAdam(torch.optim.Optimizer):
         """Plain Adam for parameters without a rotation; for a stack of equal shape and rotation:
         rotate, let Adam step from zero, rotate back."""
         parameters, turn = [parameter for parameter, _ in members], members[0][1]
-        values = [_local(parameter) for parameter in parameters]
-        gradients = [_local(parameter.grad) for parameter in parameters]
+        values = [local(parameter) for parameter in parameters]
+        gradients = [local(parameter.grad) for parameter in parameters]
         if turn is None:
             self._adam(group, parameters, values, gradients, group["weight_decay"])
             return
@@ -224,8 +224,8 @@ class OrthoAdam(torch.optim.Optimizer):
         adamw(
             [values[i] for i in held],
             [gradients[i] for i in held],
-            [_local(states[i]["first_moment"]) for i in held],
-            [_local(states[i]["second_moment"]) for i in held],
+            [local(states[i]["first_moment"]) for i in held],
+            [local(states[i]["second_moment"]) for i in held],
             [],
             [states[i]["step"] for i in held],
             foreach=None,
@@ -281,7 +281,7 @@ def _check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
     if not named:
         return
     # One pass that any NaN or infinity comes through, and at float32 only the absurd overflows.
-    sums = [_local(parameter.grad).sum() for _, parameter in named]
+    sums = [local(parameter.grad).sum() for _, parameter in named]
     unfit = (~torch.stack([each.to(sums[0].device) for each in sums]).isfinite()).float()
     for mesh in dict.fromkeys(p.device_mesh for _, p in named if isinstance(p, DTensor)):
         # All or none: a process that stopped alone would leave the others waiting.
@@ -295,6 +295,6 @@ def _check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -158,20 +158,15 @@ def verify(folder: Path) -> dict[str, Any]:
     start = older[-1].name if older else "the first step"
     advice = f"delete {folder} to resume from {start}"
     record = manifest.verify(folder, name=TRAINER_FILE, advice=advice)
-    if not is_checkpoint(folder):
+    if not any(folder.glob(SHARDS)):
         raise ClearheadError(f"{folder} is of an earlier version's format: {advice}")
     return record
-
-
-def is_checkpoint(folder: Path) -> bool:
-    """True if a folder holds weights as `save` writes them."""
-    return any(folder.glob(SHARDS))
 
 
 def whole(folder: Path) -> "PreTrainedModel | None":
     """The model of a verified checkpoint, on the CPU in evaluation mode; None for any other folder,
     and for adapters without their model."""
-    if not is_checkpoint(folder) or not (folder / "config.json").exists():
+    if not any(folder.glob(SHARDS)) or not (folder / "config.json").exists():
         return None
     verify(folder)
     name = str(folder)

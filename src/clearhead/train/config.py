@@ -10,14 +10,10 @@ from clearhead.ranges import Betas, Count, Fraction, Natural, NotNegative, Posit
 
 Tracker = Literal["tensorboard", "wandb"]
 
-# How several processes, started by torchrun (docs/scale.md), share a run: no token depends on it.
-SPREADING = ("parallel", "checkpointing", "timeout")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Course):
-    """Settings of one training run. All shape the result except those in `SPREADING`,
-    `save_every`, `keep` and `log_every`."""
+    """Settings of one training run."""
 
     compile: Literal["none", "blocks"] = "none"
     """"blocks" compiles each decoder layer with torch.compile."""

@@ -17,6 +17,7 @@ from clearhead.models.configuration import WINDOW_BEGIN
 from clearhead.models.loading import pretrained
 from clearhead.nn.annealing import advance
 from clearhead.optim import build_optimizer, learning_rate
+from clearhead.optim.orthoadam import local
 from clearhead.records import provenance
 from clearhead.records.files import write_json
 from clearhead.records.lock import hold_folder
@@ -36,7 +37,15 @@ from clearhead.train.compiling import compiled
 from clearhead.train.config import TrainConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
-from clearhead.train.parallel import accumulate, is_sharded, local, recompute, spread, whole
+from clearhead.train.parallel import (
+    accumulate,
+    dealt_among,
+    is_sharded,
+    own_part,
+    recompute,
+    spread,
+    whole,
+)
 from clearhead.train.trainable import choose_parameters
 from clearhead.train.world import World, joined
 
@@ -60,11 +69,11 @@ def train(
     callbacks: Sequence[Callback] = (),
     description: Mapping[str, Any] | None = None,
 ) -> TrainResult:
-    """Train `model` in place, on the device it is on; records and checkpoints go to `output`.
+    """Train `model` in place, on the device it is on and in float32, in the run folder `output`.
 
     Step s uses the batches from config.starts[s] to before config.starts[s + 1]. PyTorch's
-    generators are seeded with `config.seed`; weights are cast to float32. SIGINT, SIGTERM and
-    SIGHUP stop the run after the current step, with a checkpoint.
+    generators are seeded with `config.seed`. SIGINT, SIGTERM and SIGHUP stop the run after the
+    current step, with a checkpoint.
 
     Under torchrun the processes share every step and write one folder, the same tokens in the same
     order however many they are; each calls this function with the same arguments. Callbacks are
@@ -72,13 +81,13 @@ def train(
 
     Args:
         model: any Hugging Face causal language model; a masked one or a classifier with such
-            batches.
+            batches. To resume it must be built as it was for the run.
         batches: see `BatchSource`.
         config: the settings; "auto" is resolved, and recorded as resolved.
-        output: the run folder; it must hold no run, or with `resume` the run to continue. A
-            finished one is extended by more tokens under its own schedule_tokens.
+        output: must hold no run, or with `resume` the run to continue. A finished one is extended
+            by more tokens under its own schedule_tokens.
         tokenizer: saved with every checkpoint.
-        resume: continue from the newest checkpoint. `model` must be built as it was for the run.
+        resume: continue from the newest checkpoint.
         callbacks: called at every step; metrics.jsonl is written in any case.
         description: JSON values for run.json; its "run" names the run in the records.
 
@@ -109,7 +118,8 @@ def train(
             for group in run.optimizer.param_groups:
                 group["lr"] = learning_rate(run.step, config)
             run.optimizer.zero_grad(set_to_none=True)
-            loss = accumulate(model, run.micro_batches(), run.precision, run.objective, run.spread)
+            parts = run.micro_batches()
+            loss = accumulate(model, parts, config.precision, run.objective, run.forward, world)
             parameters = [p for p in model.parameters() if p.grad is not None]
             norm = whole(get_total_norm([p.grad for p in parameters]))
             run.loss, run.gradient_norm = run.finite(loss, norm)
@@ -202,7 +212,7 @@ class _Training:
         record = {**about, **identity, "processes": world.size}
         world.agree({"versions": record["versions"], **identity})
         with world.together():
-            self.spread = spread(model, batches, config, world)
+            self.forward = spread(model, batches, config, world)
             self.optimizer = build_optimizer(model, config)  # refuses before anything is written
         if config.checkpointing == "blocks":
             stack.callback(recompute, model, False)
@@ -250,12 +260,13 @@ class _Training:
         self.gradient_norm = math.nan
         self.waited = 0.0
         self.first = self.logged = (self.step, self.seconds)
+        self.dealt = dealt_among(config, world.size)
 
     def micro_batches(self) -> list[dict[str, torch.Tensor]]:
         """This process's part of the next step; the time that it takes is counted as waiting."""
         started = time.perf_counter()
         numbers = range(self.config.starts[self.step], self.config.starts[self.step + 1])
-        parts = self.spread.micro_batches(self.batches, numbers)
+        parts = own_part(self.batches, numbers, self.world, self.dealt)
         self.waited += time.perf_counter() - started
         return parts
 

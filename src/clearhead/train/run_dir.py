@@ -22,13 +22,15 @@ from clearhead.records.files import read_json, remove_leftovers, write_json
 from clearhead.records.identity import canonical
 from clearhead.records.provenance import provenance
 from clearhead.train import checkpoint
-from clearhead.train.config import SPREADING, TrainConfig
+from clearhead.train.config import TrainConfig
 
 RUN_FILE = "run.json"
 FINAL = "final"
 
-# May change between a run and its resumption: no weight depends on them.
-FREE_KEYS = {"save_every", "keep", "log_every", *SPREADING, "shard", "reshard"}  # once settings
+# May change between a run and its resumption: no weight depends on them. The last two are of an
+# earlier version.
+FREE_KEYS = {"save_every", "keep", "log_every", "parallel", "checkpointing", "timeout"}
+FREE_KEYS |= {"shard", "reshard"}
 # Hugging Face fills these in on saving and loading; they say nothing about the architecture.
 VOLATILE_KEYS = {"_name_or_path", "architectures", "auto_map", "dtype", "transformers_version"}
 
