@@ -8,8 +8,7 @@ from transformers import LlamaForCausalLM
 from clearhead import ClearheadForCausalLM, ClearheadForSequenceClassification, preset
 from clearhead.errors import ClearheadError
 from clearhead.train import Callback, is_finished, train
-from clearhead.train.batches import label_count
-from clearhead.train.parallel import accumulate
+from clearhead.train.parallel import accumulate, label_count
 
 
 class Recorder(Callback):

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer
 from clearhead.train import checkpoint, train
-from clearhead.train.parallel import Spread, dealt_among
+from clearhead.train.parallel import dealt_among, own_part
 from clearhead.train.world import World
 from tests.cli.conftest import call, refusal
 
@@ -224,10 +224,8 @@ def test_tokens_are_the_same_however_many_processes_share_a_step(tiny, accumulat
     def step(size):
         parts = []
         for rank in range(size):
-            model = torch.nn.Linear(1, 1)
-            world = World(rank, size)
             dealt = dealt_among(config, size)
-            part = Spread(model, world, dealt).micro_batches(batches, range(accumulation))
+            part = own_part(batches, range(accumulation), World(rank, size), dealt)
             parts += [row.tolist() for batch in part for row in batch["input_ids"]]
         return sorted(parts)
 
@@ -241,7 +239,9 @@ def test_processes_that_do_not_meet_say_so_in_one_line(tiny, tmp_path, monkeypat
 
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ClearheadError, match="variable MASTER_ADDR expected.*: start them all with"):
+    with pytest.raises(
+        ClearheadError, match="variable MASTER_ADDR expected.*: start them all with"
+    ):
         run()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with socket.socket() as closed:

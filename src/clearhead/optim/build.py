@@ -1,15 +1,62 @@
-"""Optimizers built from a config; a new optimizer is added here."""
+"""Optimizers built from a config, and their parameter groups; a new optimizer is added here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.optim.groups import decay_groups, named_groups, split_named
 from clearhead.optim.orthoadam import FUSED_DEVICES, OrthoAdam
 from clearhead.optim.recipe import Course
+from clearhead.optim.rotations import plain_name
+
+Named = tuple[str, nn.Parameter]
+
+# What is added and multiplies nothing, of two or more dimensions too: biases, learned keys and
+# values of attention among them. Transformers' Trainer spares what is called a bias as well.
+ADDED = ("*bias*", "*.normalizer.key")
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Split the trainable parameters of `model` into a group that decays and one that does not.
+
+    Matrices and stacks of matrices decay: projections, and embeddings, whether or not they are tied
+    to the output head. Parameters with fewer dimensions (norms, gains, lambdas), biases and learned
+    keys do not. A tied parameter appears once; frozen ones and empty groups are left out.
+
+    Returns:
+        Groups as `torch.optim` takes them, each with "params" and "weight_decay".
+    """
+    groups = named_groups(split_named(model, ())[1], weight_decay)
+    return [{**group, "params": [p for _, p in group["params"]]} for group in groups]
+
+
+def named_groups(named: Sequence[Named], weight_decay: float) -> list[dict[str, Any]]:
+    """`decay_groups` of the given parameters, which keep their names."""
+    decaying = [(name, p) for name, p in named if p.ndim >= 2 and not matched(name, ADDED)]
+    still = [(name, p) for name, p in named if p.ndim < 2 or matched(name, ADDED)]
+    groups = ((decaying, weight_decay), (still, 0.0))
+    return [{"params": found, "weight_decay": decay} for found, decay in groups if found]
+
+
+def matched(name: str, patterns: Iterable[str]) -> bool:
+    """True if one of a shell's `patterns` matches the whole name, wrappers' prefixes aside."""
+    return any(fnmatchcase(plain_name(name), pattern) for pattern in patterns)
+
+
+def split_named(model: nn.Module, patterns: Sequence[str]) -> tuple[list[Named], list[Named]]:
+    """The trainable parameters that match one of `patterns`, and the others."""
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for pattern in patterns:
+        if not any(matched(name, (pattern,)) for name, _ in trainable):
+            example = plain_name(trainable[len(trainable) // 2][0]) if trainable else "(all frozen)"
+            raise ClearheadError(
+                f"the pattern {pattern!r} decides no parameter: names are like {example}"
+            )
+    chosen = [(name, p) for name, p in trainable if matched(name, patterns)]
+    return chosen, [(name, p) for name, p in trainable if not matched(name, patterns)]
 
 
 def build_optimizer(model: nn.Module, config: Course) -> torch.optim.Optimizer:
@@ -87,10 +134,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._share()
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for part in self._parts:
             part.step()
         return loss

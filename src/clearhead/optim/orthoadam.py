@@ -1,6 +1,7 @@
 """OrthoAdam: Adam in a fixed random orthogonal basis (arXiv 2410.17174, Algorithm 1)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -10,8 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from clearhead.errors import ClearheadError
-from clearhead.optim.groups import names
-from clearhead.optim.rotations import Rotation, make_rotation, random_signs, sign_key
+from clearhead.optim.rotations import make_rotation, random_signs, sign_key
 from clearhead.ranges import Betas, Length, Natural, NotNegative, Positive, check_value
 
 STATE_KEYS = ("step", "first_moment", "second_moment")
@@ -36,7 +36,7 @@ _HINTS = {
 
 
 class Turn(NamedTuple):
-    """The rotation of a parameter's columns: its kind, seed and size; the parameter's signs."""
+    """The rotation of a parameter's columns, and the key of the parameter's signs."""
 
     kind: str
     seed: int
@@ -91,17 +91,9 @@ class OrthoAdam(torch.optim.Optimizer):
         limit: int = 8192,
     ) -> None:
         self._turns: list[list[Turn | None]] = []
-        self._rotations: dict[tuple[Any, ...], Rotation] = {}
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "rotation": rotation,
-            "share": share,
-            "seed": seed,
-            "limit": limit,
-        }
+        self._rotation = cache(make_rotation)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        defaults |= {"rotation": rotation, "share": share, "seed": seed, "limit": limit}
         super().__init__(params, defaults)
         if not any(map(any, self._turns)):
             raise ClearheadError(
@@ -118,7 +110,7 @@ class OrthoAdam(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._rotations = {}
+        self._rotation = cache(make_rotation)
         self._turns = [_turns(group, i) for i, group in enumerate(self.param_groups)]
 
     @torch.no_grad()
@@ -129,10 +121,8 @@ class OrthoAdam(torch.optim.Optimizer):
             ClearheadError: before anything changes, for a gradient that is not finite (a rotation
                 would spread one NaN over the whole matrix).
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         _check_gradients(self.param_groups)
         for group, turns in zip(self.param_groups, self._turns, strict=True):
             stacks: dict[Any, list[Member]] = {}  # stepped together
@@ -143,8 +133,10 @@ class OrthoAdam(torch.optim.Optimizer):
                     stacks.setdefault(key, []).append((parameter, turn))
             for members in stacks.values():
                 first, turn = members[0]
-                size = max(1, CHUNK.get(first.device.type, CHUNK["cuda"]) // first.numel())
-                size = len(members) if turn is None else size
+                size = len(members)
+                if turn is not None:
+                    room = CHUNK.get(first.device.type, CHUNK["cuda"])
+                    size = max(1, room // max(1, first.numel()))
                 for start in range(0, len(members), size):
                     self._step(group, members[start : start + size])
         return loss
@@ -184,11 +176,7 @@ class OrthoAdam(torch.optim.Optimizer):
             self._adam(group, parameters, values, gradients, group["weight_decay"])
             return
         kind, seed, size, _ = turn
-        key = kind, seed, size, str(parameters[0].device)
-        if key not in self._rotations:
-            device = parameters[0].device
-            self._rotations[key] = make_rotation(kind, seed=seed, size=size, device=device)
-        rotation = self._rotations[key]
+        rotation = self._rotation(kind, seed=seed, size=size, device=parameters[0].device)
         stack = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
         signs = None  # the parameters' own; None where all share Q
         keys = [turn.key for _, turn in members if turn.key is not None]
@@ -213,12 +201,12 @@ class OrthoAdam(torch.optim.Optimizer):
         weight_decay: float,
     ) -> None:
         """PyTorch's own AdamW on `values`, with the parameters' moments."""
-        for parameter in parameters:
-            if not (state := self.state[parameter]):
+        states = [self.state[parameter] for parameter in parameters]
+        for parameter, state in zip(parameters, states, strict=True):
+            if not state:
                 state["step"] = torch.zeros((), device=parameter.device)
                 state["first_moment"] = torch.zeros_like(parameter)
                 state["second_moment"] = torch.zeros_like(parameter)
-        states = [self.state[parameter] for parameter in parameters]
         held = [i for i, value in enumerate(values) if value.numel()]
         fused = bool(held) and values[held[0]].device.type in FUSED_DEVICES
         adamw(
@@ -241,20 +229,19 @@ class OrthoAdam(torch.optim.Optimizer):
         )
 
 
-def _turns(group: Mapping[str, Any], number: int) -> list[Turn | None]:
-    """The rotation of each parameter of the group of that number; None for plain Adam.
+def names(group: Mapping[str, Any], number: int = 0) -> list[str]:
+    """The parameters' names, or their indices in the group if they were given without names."""
+    given = group.get("param_names")
+    return given or [f"parameter {i} of group {number}" for i in range(len(group["params"]))]
 
-    Raises:
-        ClearheadError: for options or parameters that cannot work.
-    """
+
+def _turns(group: Mapping[str, Any], number: int) -> list[Turn | None]:
+    """The rotation of each parameter of the group of that number; None for plain Adam."""
     for key, hint in _HINTS.items():
         check_value(key, group[key], hint)
     for name, parameter in zip(names(group, number), group["params"], strict=True):
         if parameter.dtype != torch.float32:
-            raise ClearheadError(
-                f"{name} is {parameter.dtype}: OrthoAdam takes float32; keep weights in it, and "
-                "autocast"
-            )
+            raise ClearheadError(f"{name} is {parameter.dtype}: OrthoAdam takes float32")
         placed = parameter.placements if isinstance(parameter, DTensor) else ()
         if any(one.is_partial() or one.is_shard(max(1, parameter.ndim - 1)) for one in placed):
             raise ClearheadError(

@@ -118,10 +118,10 @@ class LinesFile(Callback):
     """
 
     file: str
-    afterwards = "resume"  # what to do once there is room again
+    _advice = "make room and resume"
 
     def start(self, run: Run) -> None:
-        self._path, self._advice = run.output / self.file, f"make room and {self.afterwards}"
+        self.run, self._path = run, run.output / self.file
         done = jsonl.steps(self._path, until=run.first_step)
         write_text(self._path, "".join(map(jsonl.encode, done)), self._advice)
 
@@ -139,14 +139,10 @@ class MetricsFile(LinesFile):
 
     file = METRICS
 
-    def start(self, run: Run) -> None:
-        super().start(run)
-        self._run = run.name
-
     def step(self, metrics: StepMetrics) -> None:
         values = asdict(metrics)
         del values["seconds_left"]  # a guess for people, not a measurement
-        self.write(jsonl.encode({"kind": "step", "run": self._run, **values}))
+        self.write(jsonl.encode({"kind": "step", "run": self.run.name, **values}))
 
 
 class Progress(Callback):

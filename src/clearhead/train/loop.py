@@ -18,12 +18,10 @@ from clearhead.models.loading import pretrained
 from clearhead.nn.annealing import advance
 from clearhead.optim import build_optimizer, learning_rate
 from clearhead.optim.orthoadam import local
-from clearhead.records import provenance
 from clearhead.records.files import write_json
 from clearhead.records.lock import hold_folder
 from clearhead.records.manifest import verify_model
 from clearhead.train import checkpoint, precision, run_dir
-from clearhead.train.batches import BatchSource, check, objective_of
 from clearhead.train.callbacks import (
     Callback,
     DivergedError,
@@ -38,9 +36,12 @@ from clearhead.train.config import TrainConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
 from clearhead.train.parallel import (
+    BatchSource,
     accumulate,
+    check,
     dealt_among,
     is_sharded,
+    objective_of,
     own_part,
     recompute,
     spread,
@@ -52,8 +53,6 @@ from clearhead.train.world import World, joined
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# The provenance of the process that began a run, and of those that resumed it, in run.json.
-ORIGIN = (*provenance.KEYS, "processes")
 # Keys of run.json that a checkpoint records beside its progress.
 _KEPT = ("seed", "processes", "config", "model", "data")
 
@@ -222,8 +221,7 @@ class _Training:
             """Lock the run's folder; the record of the checkpoint to go on from."""
             stack.enter_context(hold_folder(output))
             if resume or (restarted and run_dir.holds_run(output)):
-                origin = {key: record[key] for key in ORIGIN if key in record}
-                return run_dir.reopen(output, record, origin, config.steps)
+                return run_dir.reopen(output, record, config.steps)
             run_dir.require_no_run(output)
             write_json(output / run_dir.RUN_FILE, record)
             return None

@@ -20,7 +20,7 @@ from clearhead.errors import ClearheadError
 from clearhead.models.configuration import ClearheadConfig, renamed
 from clearhead.records.files import read_json, remove_leftovers, write_json
 from clearhead.records.identity import canonical
-from clearhead.records.provenance import provenance
+from clearhead.records.provenance import KEYS, provenance
 from clearhead.train import checkpoint
 from clearhead.train.config import TrainConfig
 
@@ -51,8 +51,7 @@ def read_record(output: Path) -> dict[str, Any]:
         raise ClearheadError(f"{output} holds no run to resume: start it without --resume")
     advice = "it no longer says what was asked for; restore it, or choose another folder"
     record = read_json(output / RUN_FILE, advice)
-    sections = [record.get(key) for key in ("config", "model", "description")]
-    if not all(isinstance(section, dict) for section in sections):
+    if not all(isinstance(record.get(key), dict) for key in ("config", "model", "description")):
         raise ClearheadError(f"{output / RUN_FILE} is damaged: {advice}")
     return record
 
@@ -90,12 +89,10 @@ def require_no_run(output: Path) -> None:
         )
 
 
-def reopen(
-    output: Path, record: dict[str, Any], origin: dict[str, Any], steps: int
-) -> dict[str, Any] | None:
+def reopen(output: Path, record: dict[str, Any], steps: int) -> dict[str, Any] | None:
     """Check that the run in `output` can be resumed with the settings of `record`, up to `steps`.
 
-    Its run.json then has the settings of `record`, and notes `origin`; a finished run that is
+    Its run.json then has the settings of `record`, and notes its provenance; a finished run that is
     extended keeps its present final model as final-STEP. Returns the record of the newest
     checkpoint, verified, or None where the run was killed before it, and starts over.
     """
@@ -117,6 +114,7 @@ def reopen(
     # A caller that describes nothing leaves what is known of the run as it was.
     keys = ("config", "description") if record["description"] else ("config",)
     now = {key: record[key] for key in keys}
+    origin = {key: record[key] for key in (*KEYS, "processes") if key in record}
     resumed = [*before.get("resumed", []), {"step": done, **origin}]
     write_json(output / RUN_FILE, {**before, **now, "resumed": resumed})
     if is_finished(output):
