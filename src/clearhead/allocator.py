@@ -5,12 +5,8 @@ import os
 
 
 def keep_freed_memory() -> None:
-    """Make glibc's allocator keep freed memory mapped, for reuse by the next step.
-
-    By default tensors of 32 MiB and more go back to the system when freed, and every step pays for
-    clearing pages anew. Does nothing if the user has set MALLOC_MMAP_MAX_ or
-    MALLOC_TRIM_THRESHOLD_, or under another C library.
-    """
+    """Keep freed memory mapped, where by default tensors of 32 MiB and more go back to the system,
+    and every step pays for clearing pages anew. A user's own MALLOC_… settings stay."""
     if {"MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"} & set(os.environ):
         return
     try:

@@ -8,9 +8,7 @@ from types import ModuleType
 
 class ClearheadError(Exception):
     """A request that cannot be met; the command line prints its one-line message, no traceback.
-
-    Not a ValueError: parsers catch those, and would bury the line in a message of their own.
-    """
+    Not a ValueError, which parsers catch."""
 
     printed_elsewhere = False  # by another process of the same run
 

@@ -9,11 +9,8 @@ from typing import Any
 
 
 def lazily(package: str) -> tuple[Callable[[str], Any], list[str]]:
-    """`__getattr__` and `__all__` of a package that imports its names for type checkers only.
-
-    Its public names are those that it imports under their own names, as in `from a import b as b`:
-    what type checkers see and what is imported cannot differ.
-    """
+    """`__getattr__` and `__all__` of a package that imports its names for type checkers only, as in
+    `from a import b as b`: what type checkers see and what is imported cannot differ."""
     source = inspect.getsource(sys.modules[package])
     modules = {
         name.name: statement.module

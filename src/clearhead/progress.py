@@ -92,11 +92,13 @@ class Work(AbstractContextManager["Work"]):
         self._show("", False)
 
     def _show(self, line: str, due: bool) -> None:
-        if self._stream is not None and self._stream.isatty():
+        if self._stream is None:
+            return
+        if self._stream.isatty():
             short = printable(line)[: shutil.get_terminal_size().columns - 1]
             with suppress(OSError):  # of a terminal that is gone: the work goes on
                 print(f"\r\x1b[K{short}", end="", file=self._stream, flush=True)
-        elif self._stream is not None and due:
+        elif due:
             self._printed = self.share
             self.say(line)
 

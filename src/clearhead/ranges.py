@@ -45,9 +45,7 @@ _WORDS = {
 
 def check(settings: Any, place: str = "") -> None:
     """Refuse a value of a dataclass, or of one within, that its field's type does not allow.
-
-    Numbers without a `Range` must be 64-bit integers or finite floats; defaults are not checked.
-    """
+    Numbers without a `Range` must fit 64 bits and be finite."""
     for name, hint, usual in _fields(type(settings)):
         value = getattr(settings, name)
         if is_dataclass(value):

@@ -1,8 +1,6 @@
 """Description of one layer: the axes, a value on each, and the table of valid combinations.
 
-No tensor lives here. A mechanism declares itself once (`Declaration`, in its own file under
-`clearhead.nn`); `clearhead.nn.mechanisms` lists the declarations; the configuration, the validity
-table, `clearhead plan` and the documentation read them.
+A mechanism declares itself once (`Declaration`, in its own file under `clearhead.nn`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -74,12 +72,9 @@ class LayerSettings:
 class LayerSpec(LayerSettings):
     """One layer, fully described. Widths count the baseline: heads × head_dim of plain attention.
 
-    `maps="differential"` pairs those heads, so that it has half as many, each with a value of
-    width 2 × head_dim; parameters and cache stay those of the baseline. "differential-v2" has twice
-    as many queries as the baseline, and its keys and values.
-
-    There are num_value_heads value heads: as many as key heads, or one for each query head where
-    its value is (nearly) its own input.
+    `maps="differential"` pairs those heads, each pair with a value of width 2 × head_dim;
+    "differential-v2" has twice as many queries as the baseline, and its keys and values. There are
+    as many value heads as key heads, or one for each query head whose value is its own input.
     """
 
     index: int
@@ -162,11 +157,8 @@ class Registry:
         self._packages: dict[tuple[str, str], str] = {}  # of those that are not of this house
 
     def add(self, declaration: Declaration, package: str = "clearhead") -> None:
-        """Add a mechanism, in place of any that the same package gave this name.
-
-        Raises:
-            ClearheadError: an unknown axis, or a name that another package has taken.
-        """
+        """Add a mechanism, in place of any that the same package gave this name; a name of another
+        package is refused."""
         axis, name = choose("axis", declaration.axis, self._table), declaration.name
         owner = self._packages.get((axis, name), "clearhead")
         if name in self._table[axis] and (owner != package or package == "clearhead"):
@@ -193,8 +185,7 @@ class Registry:
 
     def of(self, layer: LayerSpec) -> dict[str, Declaration]:
         """The declaration chosen on each axis of a layer."""
-        names = {axis: getattr(layer, axis) for axis in AXES}
-        return {axis: self._table[axis].get(x) or self.find(axis, x) for axis, x in names.items()}
+        return {axis: self.find(axis, getattr(layer, axis)) for axis in AXES}
 
     def anneals(self, layer: LayerSpec) -> bool:
         """True where `annealed_start` has an effect on a layer."""

@@ -60,11 +60,8 @@ def split_named(model: nn.Module, patterns: Sequence[str]) -> tuple[list[Named],
 
 
 def build_optimizer(model: nn.Module, config: Course) -> torch.optim.Optimizer:
-    """The optimizer that `config` names, over the trainable parameters of `model`.
-
-    Raises:
-        ClearheadError: for an unknown name, or a pattern that matches nothing.
-    """
+    """The optimizer that `config` names, over the trainable parameters of `model`; a ClearheadError
+    for a pattern that matches nothing."""
     return OPTIMIZERS[choose("optimizer", config.optimizer, OPTIMIZERS)](model, config)
 
 

@@ -115,12 +115,8 @@ class OrthoAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step for every parameter that has a gradient.
-
-        Raises:
-            ClearheadError: before anything changes, for a gradient that is not finite (a rotation
-                would spread one NaN over the whole matrix).
-        """
+        """One step for every parameter that has a gradient; a ClearheadError, before anything
+        changes, for one that is not finite, since a rotation would spread it over the matrix."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
         _check_gradients(self.param_groups)
@@ -142,11 +138,7 @@ class OrthoAdam(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; as in PyTorch its options (seed and rotation too) replace this one's.
-
-        Raises:
-            ClearheadError: for a state of another optimizer.
-        """
+        """Load a state; as in PyTorch its options (seed and rotation too) replace this one's."""
         groups = state_dict["param_groups"]
         strange = [set(entry) - {*STATE_KEYS} for entry in state_dict["state"].values()]
         if any(strange) or any("rotation" not in group for group in groups):

@@ -1,7 +1,4 @@
-"""Settings of an optimizer and of its learning rate over a budget of tokens; no torch.
-
-The rate is a pure function of the step, so that a resumed run cannot drift.
-"""
+"""Settings of an optimizer and of its learning rate over a budget of tokens; no torch."""
 
 import math
 from collections.abc import Sequence
@@ -39,11 +36,7 @@ _READERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Optimizer settings, independent of the kind of batches.
-
-    Raises:
-        ClearheadError: naming the field, what was found and what would work.
-    """
+    """Optimizer settings, independent of the kind of batches."""
 
     learning_rate: Positive = 1e-3
     """Peak learning rate."""

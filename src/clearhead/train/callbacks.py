@@ -21,11 +21,8 @@ LOGGED = ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run that is about to train.
-
-    `name` is the id in its records; `model` is on its device, and its weights change from step to
-    step; `first_step` steps were done when this process took over; `record` is what run.json holds.
-    """
+    """A run that is about to train: `name` is the id in its records; `first_step` steps were done
+    when this process took over; `record` is what run.json holds."""
 
     name: str
     output: Path
@@ -64,9 +61,8 @@ class DivergedError(ClearheadError):
 class TrainResult:
     """Result of a run that finished, or that stopped on a signal with a checkpoint.
 
-    `model` is in evaluation mode; `steps`, `tokens` and `seconds` are those of all processes of the
-    run, with compilation and without checkpoints; `peak_memory_bytes` is of this process (see
-    `PeakMemory`); `final_loss` is in nats per label; `stop_signal` is None where the run finished.
+    `steps`, `tokens` and `seconds` are those of all processes of the run, with compilation and
+    without checkpoints; `peak_memory_bytes` is of this one; `final_loss` is in nats per label.
     """
 
     model: "PreTrainedModel"
@@ -89,10 +85,7 @@ class InterruptedRun(Stopped):
 
 
 class Callback:
-    """Base class of observers of a run: override any methods; none may change the weights.
-
-    An exception in a method ends the run.
-    """
+    """Base class of observers of a run: override any methods; none may change the weights."""
 
     def start(self, run: Run) -> None:
         """Called before the first step, once checkpoint and settings are accepted."""
@@ -132,10 +125,7 @@ class LinesFile(Callback):
 
 
 class MetricsFile(LinesFile):
-    """Appends a record {"kind": "step", "run", "step", "loss", …} a step to OUTPUT/metrics.jsonl.
-
-    Its other values are those of `StepMetrics`, without the time left.
-    """
+    """Appends `StepMetrics` as {"kind": "step", "run", "step", "loss", …} to METRICS."""
 
     file = METRICS
 
@@ -146,12 +136,7 @@ class MetricsFile(LinesFile):
 
 
 class Progress(Callback):
-    """Shows steps, loss, learning rate, gradient norm, tokens/s and the time left.
-
-    Args:
-        stream: where progress is shown; standard error by default.
-        work: longer work of which the run is a unit; it shows its own time left.
-    """
+    """Shows steps on `stream`, by default standard error, or as a unit of longer `work`."""
 
     def __init__(self, stream: TextIO | None = None, work: Work | None = None) -> None:
         self._alone = work is None
@@ -217,11 +202,8 @@ class TensorBoard(Callback):
 
 
 class WandB(Callback):
-    """Logs to the Weights & Biases project "clearhead", under the run's name.
-
-    Its account and mode are those of wandb's own settings, such as WANDB_MODE=offline. The run's
-    id is stored in OUTPUT/wandb-id, for a resumed run to continue. Needs the extra "wandb".
-    """
+    """Logs to the Weights & Biases project "clearhead", under the run's name; needs the extra
+    "wandb". A resumed run continues by the id that OUTPUT/wandb-id holds."""
 
     def __init__(self) -> None:
         self._module = require("wandb", "wandb")

@@ -179,10 +179,8 @@ def whole(folder: Path) -> "PreTrainedModel | None":
 def restore(
     folder: Path, model: "PreTrainedModel", optimizer: torch.optim.Optimizer, world: World = ALONE
 ) -> None:
-    """Load weights, optimizer state and random state from a verified checkpoint, in place.
-
-    Each process gets its own random state, or a new seed if another number of processes saved it.
-    """
+    """Load weights, optimizer state and random state from a verified checkpoint, in place; where
+    another number of processes saved it, the random state stays as it is."""
     stored: Any = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     if is_sharded(model):
         get_optimizer_state_dict(model, optimizer)  # an empty state, placed as the parameters

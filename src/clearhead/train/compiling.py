@@ -18,11 +18,8 @@ GRAPHS = 128
 
 @contextmanager
 def compiled(model: nn.Module, mode: Literal["none", "blocks"]) -> Iterator[None]:
-    """Run the body with the decoder layers of `model` compiled in place.
-
-    Layers share one graph, so that the first one's compilation serves all. A module that sets
-    `compile_like_a_layer`, as clearhead's loss does, joins them. Afterwards they are eager again.
-    """
+    """Run the body with the decoder layers of `model` compiled in place, which share one graph, and
+    modules that set `compile_like_a_layer`, as clearhead's loss does."""
     if mode == "none":
         yield
         return

@@ -118,7 +118,7 @@ def train(
                 group["lr"] = learning_rate(run.step, config)
             run.optimizer.zero_grad(set_to_none=True)
             parts = run.micro_batches()
-            loss = accumulate(model, parts, config.precision, run.objective, run.forward, world)
+            loss = accumulate(model, parts, run.precision, run.objective, run.forward, world)
             parameters = [p for p in model.parameters() if p.grad is not None]
             norm = whole(get_total_norm([p.grad for p in parameters]))
             run.loss, run.gradient_norm = run.finite(loss, norm)
@@ -146,12 +146,8 @@ def train_to_end(
 ) -> "tuple[PreTrainedModel, TrainResult | None]":
     """Begin the run in `output`, resume it, or load its finished model; `options` as in `train`.
 
-    Returns the trained model in evaluation mode; and the result, None if the run was already
-    finished.
-
-    Raises:
-        ClearheadError: as `train`; for a finished run of other settings, or whose model is damaged.
-        InterruptedRun: after SIGINT or SIGTERM, once the run has saved.
+    Returns the model in evaluation mode, and the result: None of a run that was finished already.
+    Raises InterruptedRun after a signal, once the run has saved.
     """
     final, kind, device = output / run_dir.FINAL, type(model), model.device
     with joined(config.timeout, alone=config.parallel != "fsdp") as world:
@@ -171,11 +167,8 @@ def train_to_end(
 
 
 class _Training:
-    """State of a run in one process. Checkpoints hold its `step`, `seconds` and `loss`.
-
-    The constructor checks the arguments of `train`, locks the run's folder until `stack` is closed,
-    and restores the checkpoint that is resumed.
-    """
+    """State of a run in one process. The constructor checks the arguments of `train`, locks the
+    run's folder until `stack` is closed, and restores the checkpoint that is resumed."""
 
     def __init__(
         self,
@@ -269,11 +262,8 @@ class _Training:
         return parts
 
     def finite(self, loss: torch.Tensor, norm: torch.Tensor) -> tuple[float, float]:
-        """The loss over all processes, from this process's part, and the gradient norm, as floats.
-
-        The only wait for the device in a step. It precedes the update, so that the DivergedError
-        for values that are not finite leaves the weights intact.
-        """
+        """The loss over all processes, from this process's part, and the gradient norm, as floats:
+        the step's only wait for the device. A DivergedError leaves the weights as they were."""
         own, total_norm = torch.stack([loss, norm]).tolist()
         losses = self.world.gather(own)
         total = sum(losses)

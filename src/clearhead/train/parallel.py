@@ -87,10 +87,8 @@ def check(batches: BatchSource, model: PreTrainedModel, config: TrainConfig) -> 
 def spread(
     model: PreTrainedModel, batches: BatchSource, config: TrainConfig, world: World
 ) -> Callable[..., Any]:
-    """Spread `model` as `config` asks, in place; FSDP2 makes its parameters DTensors.
-
-    Returns what runs the model: itself, or DDP around it.
-    """
+    """Spread `model` as `config` asks, in place; FSDP2 makes its parameters DTensors. Returns what
+    runs the model: itself, or DDP around it."""
     if world.size > 1 and objective_of(batches) == CLASSIFICATION:
         raise ClearheadError("an epoch's last batch cannot be shared: fine-tune in one process")
     if config.lora and config.parallel == "fsdp":

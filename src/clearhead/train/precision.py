@@ -9,10 +9,8 @@ Resolved = Literal["bf16", "fp32"]
 
 
 def resolve(precision: Literal["auto", "bf16", "fp32"], device: torch.device) -> Resolved:
-    """Resolve `precision` on `device`: "auto" is bf16 only with native hardware support.
-
-    Emulated bf16 is slower than float32 and less exact.
-    """
+    """Resolve `precision` on `device`: "auto" is bf16 only with native hardware support, since
+    emulated bf16 is slower than float32 and less exact."""
     if precision != "auto":
         return precision
     native = False

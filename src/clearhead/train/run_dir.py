@@ -59,13 +59,9 @@ def read_record(output: Path) -> dict[str, Any]:
 def identity(model: PreTrainedModel, batches: Any, config: TrainConfig) -> dict[str, Any]:
     """Settings and fingerprints that a resumed run must share with its start, as JSON values."""
     settings = json.loads(model.config.to_json_string(use_diff=False))
-    return canonical(
-        {
-            "config": asdict(config),
-            "model": {key: value for key, value in settings.items() if key not in VOLATILE_KEYS},
-            "data": getattr(batches, "fingerprint", None),
-        }
-    )
+    settings = {key: value for key, value in settings.items() if key not in VOLATILE_KEYS}
+    data = getattr(batches, "fingerprint", None)
+    return canonical({"config": asdict(config), "model": settings, "data": data})
 
 
 def describe(model: PreTrainedModel, name: str, description: Mapping[str, Any]) -> dict[str, Any]:

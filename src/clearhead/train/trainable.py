@@ -1,7 +1,4 @@
-"""Choice of the parameters that are trained: by name, or through low-rank adapters (LoRA, by PEFT).
-
-Adapters are added before training, kept by checkpoints, and merged at the end.
-"""
+"""Choice of the parameters that are trained: by name, or low-rank adapters (LoRA, by PEFT)."""
 
 from pathlib import Path
 
@@ -19,11 +16,8 @@ ADAPTERS = "adapter"  # in the final model's
 
 
 def choose_parameters(model: PreTrainedModel, config: TrainConfig) -> None:
-    """Freeze what `only` leaves out and what `freeze` names; with `lora` add the adapters.
-
-    Frozen parameters stay frozen. A ClearheadError for patterns without an effect, and for those
-    that leave nothing to train.
-    """
+    """Freeze what `only` leaves out and what `freeze` names; with `lora` add the adapters. Patterns
+    without an effect, or that leave nothing to train, are refused."""
     others = split_named(model, config.only)[1] if config.only else []
     for _, parameter in others:
         parameter.requires_grad_(False)
@@ -70,10 +64,8 @@ def has_adapters(model: PreTrainedModel) -> bool:
 
 
 def merge_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Write a model's adapters, where it has any, to `folder`; merge them into the weights.
-
-    Afterwards all weights are trainable, which PEFT had frozen.
-    """
+    """Write a model's adapters, where it has any, to `folder`; merge them into the weights, all of
+    which are trainable afterwards."""
     if not has_adapters(model):
         return
     from peft.tuners.tuners_utils import BaseTunerLayer

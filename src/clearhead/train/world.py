@@ -27,10 +27,8 @@ _LOST = re.compile(r"gloo|NCCL|TCPStore|[Cc]onnection|[Tt]imed out|not connected
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, seen from one of them; without arguments a single process.
-
-    `control` is the gloo group of decisions and of checkpoints.
-    """
+    """The processes of a run, seen from one of them; by default a single process. `control` is the
+    gloo group of decisions and of checkpoints."""
 
     rank: int = 0
     size: int = 1
@@ -49,10 +47,8 @@ class World:
         return values
 
     def restarted(self) -> bool:
-        """True if torchrun has restarted these processes after losing one.
-
-        A machine counts only the restarts for which its own processes were the cause.
-        """
+        """True if torchrun has restarted these processes after losing one; each machine counts only
+        the restarts that its own caused."""
         return any(self.gather(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"))
 
     def by_first(self, call: Callable[[], T]) -> T:
@@ -113,12 +109,8 @@ _worlds: list[World] = []  # the one joined, where one is
 
 @contextmanager
 def joined(seconds: float, *, alone: bool = True) -> Iterator[World]:
-    """Join torchrun's process group for the body, and leave it afterwards. Nested, a no-op.
-
-    Args:
-        seconds: timeout for waiting on another process, here and in every step.
-        alone: whether a process not started by torchrun runs without a group.
-    """
+    """Join torchrun's process group for the body; nested, a no-op. `seconds` is the timeout for
+    waiting on another process; `alone` leaves a process that torchrun did not start without one."""
     torchrun = not os.environ.keys().isdisjoint(("RANK", "WORLD_SIZE"))
     if _worlds or (alone and not torchrun and not dist.is_initialized()):
         yield _worlds[-1] if _worlds else ALONE
