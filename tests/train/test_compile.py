@@ -18,16 +18,6 @@ from clearhead.train.compiling import compiled
 from clearhead.train.trainable import choose_parameters
 
 
-def test_the_decoder_layers_are_found_in_any_model(tiny):
-    model = tiny.make_model()
-    assert decoder_layers(model) == list(model.model.layers)
-    with (
-        pytest.raises(ClearheadError, match="Linear has no list"),
-        compiled(torch.nn.Linear(2, 2), "blocks"),
-    ):
-        pass
-
-
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_compiled_blocks_train_alike_and_keep_their_names(tiny, tmp_path):
     losses = {}

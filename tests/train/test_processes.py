@@ -239,15 +239,13 @@ def test_processes_that_do_not_meet_say_so_in_one_line(tiny, tmp_path, monkeypat
 
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(
-        ClearheadError, match="variable MASTER_ADDR expected.*: start them all with"
-    ):
+    with pytest.raises(ClearheadError, match=r"variable MASTER_ADDR expected.*: start them"):
         run()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MASTER_PORT", str(closed.getsockname()[1]))
-        with pytest.raises(ClearheadError, match="RANK=1 WORLD_SIZE=2 cannot join .* within 1 s"):
+        with pytest.raises(ClearheadError, match=r"RANK=1 WORLD_SIZE=2 cannot join .* within 1 s"):
             run()
     assert not (tmp_path / "run").exists()
 
@@ -311,21 +309,3 @@ def test_two_hosts_with_addresses_of_their_own_train_as_one(tmp_path):
     first, second = (json.loads((tmp_path / f"answers-{r}.json").read_text())[0] for r in (0, 1))
     assert first["steps"] == second["steps"] == 4
     assert (tmp_path / "run" / "final" / "model.safetensors").exists()
-
-
-@pytest.mark.slow
-def test_hugging_faces_trainer_has_the_same_losses_in_two_processes(warm, tmp_path):
-    script = Path(__file__).with_name("hf_trainer.py")
-    optimizers = ["adamw", "orthoadam"]
-    for done in [each.wait() for each in spread_out(warm, 2, script, tmp_path, *optimizers)]:
-        assert done.returncode == 0, done.stderr[-3000:]
-    spec = importlib.util.spec_from_file_location("tests_train_hf_trainer", script)
-    trainer = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(trainer)
-    for optimizer in optimizers:
-        two = json.loads((tmp_path / f"{optimizer}.json").read_text())
-        (tmp_path / "one").mkdir(exist_ok=True)
-        trainer.main(tmp_path / "one", optimizer)
-        one = json.loads((tmp_path / "one" / f"{optimizer}.json").read_text())
-        assert len(one) == 4
-        assert one == pytest.approx(two, abs=1e-4)
