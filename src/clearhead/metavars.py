@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -12,12 +13,14 @@ from clearhead.errors import ClearheadError
 
 
 def in_utf8(word: str) -> str:
-    """A command-line word as UTF-8 whatever the locale; a ValueError for other bytes, which Python
-    represents as lone surrogates."""
+    """A command-line word as UTF-8 whatever the locale. Python represents bytes that the locale has
+    not as lone surrogates."""
+    if not re.search("[\ud800-\udfff]", word):
+        return word
     try:
-        return word.encode("utf-8").decode()
-    except UnicodeEncodeError:
         return os.fsencode(word).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ClearheadError(f"{word!r} is not UTF-8") from error
 
 
 def place(word: str) -> str:
