@@ -46,7 +46,8 @@ _WORDS = {
 def check(settings: Any, place: str = "") -> None:
     """Refuse a value of a dataclass, or of one within, that its field's type does not allow.
     Numbers without a `Range` must fit 64 bits and be finite."""
-    for name, hint, usual in _fields(type(settings)):
+    kind: Any = type(settings)
+    for name, hint, usual in _fields(kind):
         value = getattr(settings, name)
         if is_dataclass(value):
             check(value, f"{place}{name}.")

@@ -104,11 +104,8 @@ class Callback:
 
 
 class LinesFile(Callback):
-    """Appends JSON lines, each with its "step", to `file` in OUTPUT, one write for each step.
-
-    A resumed run first drops the lines after the step it resumes from, so no step has its lines
-    twice. A damaged line is refused by its number.
-    """
+    """Appends JSON lines, each with its "step", to `file` in OUTPUT. A resumed run first drops
+    those after the step it resumes from; a damaged line is refused by its number."""
 
     file: str
     _advice = "make room and resume"

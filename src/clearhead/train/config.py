@@ -60,10 +60,8 @@ class TrainConfig(Course):
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(Recipe):
-    """The protocol of the crammed BERT's GLUE runs, at SAS's settings (arXiv 2311.01906, D.2).
-
-    Neither paper states a gradient clip; 1 is ours.
-    """
+    """The protocol of the crammed BERT's GLUE runs, at SAS's settings (arXiv 2311.01906, D.2), and
+    a gradient clip of ours, 1."""
 
     learning_rate: Positive = 1.5e-4
     """Peak learning rate."""

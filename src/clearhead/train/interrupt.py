@@ -8,12 +8,9 @@ from typing import Any
 
 
 class StopSignals:
-    """Context in which the first SIGINT, SIGTERM or SIGHUP is only recorded, in `received`.
-
-    A later Ctrl-C raises KeyboardInterrupt at once, as usual. After SIGHUP, which means that the
-    terminal is gone, output is discarded; one that is ignored, as under nohup, stays ignored.
-    Outside the main thread Python allows no handlers.
-    """
+    """Context in which the first SIGINT, SIGTERM or SIGHUP is only recorded, in `received`; a later
+    Ctrl-C raises KeyboardInterrupt. After SIGHUP the terminal is gone: output is discarded. One
+    that is ignored, as under nohup, stays so. Only the main thread may have handlers."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None

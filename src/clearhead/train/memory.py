@@ -9,11 +9,8 @@ import torch
 
 
 class PeakMemory:
-    """Peak memory since construction.
-
-    On CUDA the most bytes that PyTorch's allocator held on that device; elsewhere the process's
-    peak resident size, which Linux alone lets a process reset: others count from its start.
-    """
+    """Peak memory since construction: on CUDA what PyTorch's allocator held on that device;
+    elsewhere the resident size, counted from the process's start where it cannot be reset."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

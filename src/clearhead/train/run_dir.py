@@ -88,9 +88,9 @@ def require_no_run(output: Path) -> None:
 def reopen(output: Path, record: dict[str, Any], steps: int) -> dict[str, Any] | None:
     """Check that the run in `output` can be resumed with the settings of `record`, up to `steps`.
 
-    Its run.json then has the settings of `record`, and notes its provenance; a finished run that is
-    extended keeps its present final model as final-STEP. Returns the record of the newest
-    checkpoint, verified, or None where the run was killed before it, and starts over.
+    They go to its run.json; a finished run keeps its present final model as final-STEP.
+
+    Returns the record of the newest checkpoint, verified; None where the run starts over.
     """
     before = read_record(output)
     newest = checkpoint.newest(output)
@@ -127,11 +127,9 @@ def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_changes(place: Path, asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse to resume in `place` where its settings, `asked`, differ from those `wanted` now.
-
-    Both are JSON values by section; each difference is named. Keys that "model" lacks have
-    clearhead's defaults, or count as equal in another library's model. `FREE_KEYS` may differ.
-    """
+    """Refuse to resume in `place` where its settings, `asked`, differ from those `wanted` now, both
+    JSON values by section. Keys that "model" lacks have clearhead's defaults, or count as equal in
+    another library's model."""
     wanted = canonical(wanted)
     usual = dict(wanted.get("model", {}))
     if usual.get("model_type") == ClearheadConfig.model_type:
