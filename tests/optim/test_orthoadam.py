@@ -274,14 +274,6 @@ def test_bad_settings(options, message):
         ortho(**options)(make_parameters().values())
 
 
-@pytest.mark.parametrize(
-    ("parameter", "message"),
-    [
-        (torch.zeros(4, 4, dtype=torch.bfloat16), "takes float32"),
-        (torch.zeros(4, 0), "no parameter has an axis to rotate"),
-        (torch.zeros(4, 1), "no parameter has an axis to rotate"),
-    ],
-)
-def test_bad_parameters(parameter, message):
-    with pytest.raises(ClearheadError, match=message):
-        OrthoAdam([nn.Parameter(parameter)])
+def test_bad_parameters():
+    with pytest.raises(ClearheadError, match="takes float32"):
+        OrthoAdam([nn.Parameter(torch.zeros(4, 4, dtype=torch.bfloat16))])

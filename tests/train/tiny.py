@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import shutil
 import signal
 import sys
 import time
@@ -105,19 +104,16 @@ class SignalAt(Callback):
 
 
 class GoneAt(Callback):
-    """Deletes or moves the run folder once a step is done."""
+    """Moves the run folder once a step is done."""
 
-    def __init__(self, step, how):
+    def __init__(self, step):
         self.at = step
-        self.how = how
 
     def start(self, run):
         self.output = run.output
 
     def step(self, metrics):
-        if metrics.step == self.at and self.how == "deleted":
-            shutil.rmtree(self.output)
-        elif metrics.step == self.at:
+        if metrics.step == self.at:
             self.output.rename(self.output.with_name("moved"))
 
 
@@ -148,7 +144,7 @@ def run(request):
     if "signal" in request:
         callbacks.append(SignalAt(*request["signal"]))
     if "gone" in request:
-        callbacks.append(GoneAt(*request["gone"]))
+        callbacks.append(GoneAt(request["gone"]))
     if "kill_in_batch" in request:
         batches = KilledIn(request["kill_in_batch"], request["output"])
     if "kill_in_save" in request:
