@@ -13,19 +13,10 @@ pytestmark = pytest.mark.skipif(
 
 # 64 MiB, written and freed ten times over: 16,384 pages of 4 KiB each time.
 FAULTS = """
-import os, resource, sys
+import resource, sys
 if "keep" in sys.argv:
     from clearhead.allocator import keep_freed_memory
     keep_freed_memory()
-if "job" in sys.argv:  # as a process of several at once starts
-    import pathlib, types
-    from clearhead.lab import processes
-    processes.RUN[type(None)] = "none", "run", "run"
-    sys.modules["clearhead.lab.none"] = types.SimpleNamespace(run=lambda *_, **__: None)
-    processes.command = lambda _: []
-    told = os.dup(1)
-    processes._perform(None, pathlib.Path(os.devnull), None, 1)
-    os.dup2(told, 1)
 block = b"x" * (64 << 20); del block
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
@@ -39,7 +30,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     [
         ((), {}, False),
         (("keep",), {}, True),
-        (("job",), {}, True),
         (("keep",), {"MALLOC_MMAP_MAX_": "65536"}, False),  # the user's own settings stay
     ],
 )

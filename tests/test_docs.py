@@ -50,8 +50,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_a_command_of_the_pages_is_understood(words, monkeypatch):
-    monkeypatch.setattr(options, "require_extras", lambda settings: None)  # none is needed to parse
+def test_a_command_of_the_pages_is_understood(words):
     verb, *rest = words
     module = importlib.import_module(f"clearhead.cli.{verb}")
     options.parse(module, rest)

@@ -2,27 +2,13 @@
 
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Iterable
 from types import ModuleType
-from typing import Any
-
-# Option and its word, "" for any → the module that it needs, and the extra that brings it.
-_NEEDS = {
-    ("track", "tensorboard"): ("torch.utils.tensorboard", "tensorboard"),
-    ("track", "wandb"): ("wandb", "wandb"),
-    ("lora", ""): ("peft", "peft"),
-    ("deploy", ""): ("torchao", "torchao"),
-    ("save", ""): ("compressed_tensors", "compressed-tensors"),
-    ("tasks", "lm_eval"): ("lm_eval", "lm-eval"),
-}
 
 
 class ClearheadError(Exception):
     """A request that cannot be met; the command line prints its one-line message, no traceback.
-
-    Not a ValueError: parsers catch those, and would bury the line in a message of their own.
-    """
+    Not a ValueError, which parsers catch."""
 
     printed_elsewhere = False  # by another process of the same run
 
@@ -44,11 +30,8 @@ class Stopped(Exception):  # noqa: N818 (a request, not a fault)
 
 
 def choose(kind: str, word: str, options: Iterable[str]) -> str:
-    """Return `word` if it is one of `options`.
-
-    Raises:
-        ClearheadError: naming the near misses, or every option where none is near.
-    """
+    """Return `word` if it is one of `options`; else a ClearheadError names the near misses, or
+    every option where none is near."""
     names = sorted({*options})
     if word in names:
         return word
@@ -63,32 +46,10 @@ def first_line(error: BaseException) -> str:
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional `module`.
-
-    Raises:
-        ClearheadError: naming the extra that brings it.
-    """
+    """Import an optional `module`; a ClearheadError names the extra that brings it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise ClearheadError(
             f"{module} is not installed; it comes with an extra: pip install 'clearhead[{extra}]'"
         ) from error
-
-
-def require_extras(settings: Mapping[str, Any]) -> None:
-    """Import every module that settings need, those of nested settings too, before any work.
-
-    Raises:
-        ClearheadError: as `require`.
-    """
-    for key, value in settings.items():
-        inner = vars(value) if is_dataclass(value) else value
-        if isinstance(inner, Mapping):  # its keys are options too, such as those to vary
-            require_extras(inner)
-            continue
-        option = str(key).removeprefix("train.")
-        for word in filter(None, inner if isinstance(inner, tuple) else (inner,)):
-            for part in str(word).split(","):
-                if need := _NEEDS.get((option, part)) or _NEEDS.get((option, "")):
-                    require(*need)

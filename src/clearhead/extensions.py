@@ -34,25 +34,20 @@ def load() -> None:
     """Import the packages of `--import` and CLEARHEAD_IMPORT, and the installed extensions."""
     from importlib.metadata import entry_points  # quick help needs none
 
-    for name in filter(None, os.environ.get(VARIABLE, "").split(",")):
-        _import(name)
-    for point in entry_points(group=GROUP):
-        _import(point.module)
-
-
-def _import(name: str) -> None:
-    # A package of the current folder is found, and afterwards nothing else that lies there.
-    if added := "" not in sys.path:
-        sys.path.append("")
-    try:
-        importlib.import_module(name)
-    except ClearheadError:
-        raise
-    except Exception as error:  # of code that is not ours
-        raise ClearheadError(
-            f"cannot import {name} ({type(error).__name__}: {error}): give a package that is "
-            "installed, in the current folder or on PYTHONPATH"
-        ) from error
-    finally:
-        if added:
-            sys.path.remove("")
+    named = filter(None, os.environ.get(VARIABLE, "").split(","))
+    for name in (*named, *(point.module for point in entry_points(group=GROUP))):
+        # A package of the current folder is found, and afterwards nothing else that lies there.
+        if added := "" not in sys.path:
+            sys.path.append("")
+        try:
+            importlib.import_module(name)
+        except ClearheadError:
+            raise
+        except Exception as error:  # of code that is not ours
+            raise ClearheadError(
+                f"cannot import {name} ({type(error).__name__}: {error}): give a package that is "
+                "installed, in the current folder or on PYTHONPATH"
+            ) from error
+        finally:
+            if added:
+                sys.path.remove("")

@@ -2,21 +2,16 @@
 
 import ast
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 
 def lazily(package: str) -> tuple[Callable[[str], Any], list[str]]:
-    """`__getattr__` and `__all__` of a package that imports its names for type checkers only.
-
-    Its public names are those that it imports under their own names, as in `from a import b as b`:
-    what type checkers see and what is imported cannot differ.
-    """
-    spec = find_spec(package)
-    assert spec is not None
-    source = spec.loader.get_source(package)  # type: ignore[union-attr]
+    """`__getattr__` and `__all__` of a package that imports its names for type checkers only, as in
+    `from a import b as b`: what type checkers see and what is imported cannot differ."""
+    source = inspect.getsource(sys.modules[package])
     modules = {
         name.name: statement.module
         for statement in ast.walk(ast.parse(source))

@@ -1,8 +1,10 @@
-"""Types of text settings, with the metavars that the command line's help shows for them."""
+"""Types of options: texts with the metavars of the command line's help, and KEY=VALUE words."""
 
+import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tyro.constructors import PrimitiveConstructorSpec
@@ -11,17 +13,14 @@ from clearhead.errors import ClearheadError
 
 
 def in_utf8(word: str) -> str:
-    """Decode a command-line word as UTF-8 whatever the locale; other bytes are refused.
-
-    Python represents such bytes as lone surrogates, which only paths may contain.
-    """
+    """A command-line word as UTF-8 whatever the locale. Python represents bytes that the locale has
+    not as lone surrogates."""
     if not re.search("[\ud800-\udfff]", word):
         return word
     try:
         return os.fsencode(word).decode("utf-8")
     except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise ClearheadError(f"{word!r} is not UTF-8 (byte {byte:#04x}): give UTF-8") from error
+        raise ClearheadError(f"{word!r} is not UTF-8") from error
 
 
 def place(word: str) -> str:
@@ -64,3 +63,63 @@ TaskName = Annotated[str, called("TASK")]
 Text = Annotated[str, called("TEXT")]
 Url = Annotated[str, called("URL")]
 Variable = Annotated[str, called("VARIABLE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpensModels:
+    """The option of every verb that opens a model."""
+
+    trust_remote_code: bool = False
+    """Run Python code that the model's folder or repository brings. Read it first."""
+
+    def given(self, *names: str) -> list[str]:
+        """The options among `names` that are not at their defaults, as "--option" words."""
+        changed = [name for name in names if getattr(self, name) != getattr(type(self), name)]
+        return [f"--{name.replace('_', '-')}" for name in changed]
+
+
+def overrides(words: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE words for a configuration; a value is JSON, or else plain text."""
+    values: dict[str, Any] = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        if not key or not value or key in values:
+            again = "is given twice" if key in values else "is not KEY=VALUE"
+            raise ClearheadError(f"{word!r} {again}: for example maps=differential")
+        values[key] = value_of(value)
+    return values
+
+
+def value_of(text: str) -> Any:
+    """A value that is JSON, or else plain text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def variations(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """KEY=VALUE,VALUE… words; each value is JSON, or else plain text."""
+    overrides(words)
+    varied: dict[str, tuple[Any, ...]] = {}
+    for word in words:
+        key, _, text = word.partition("=")
+        several = value_of(f"[{text}]")  # whose own commas separate nothing
+        whole = isinstance(several, list)
+        varied[key] = tuple(several if whole else map(value_of, text.split(",")))
+    return varied
+
+
+def _words(read: Callable[[Sequence[str]], dict[str, Any]], metavar: str) -> Any:
+    """A field for tyro that `read` parses."""
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=metavar,
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda found: [f"{key}={value}" for key, value in found.items()],
+    )
+
+
+Overrides = Annotated[dict[str, Any], _words(overrides, "KEY=VALUE ...")]
+Variations = Annotated[dict[str, tuple[Any, ...]], _words(variations, "KEY=VALUE,VALUE ...")]

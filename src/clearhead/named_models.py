@@ -11,28 +11,14 @@ from clearhead.errors import ClearheadError
 BASELINE = "transformer"
 """The preset that all others change."""
 
-_SKIPLESS = {
-    "attention_skip": "none",
-    "shaping": "shaped",
-    "attention_gain": 1.0,
-    "mlp_gain": "depth",
-}
-_SAS = {
-    **_SKIPLESS,
-    "values": "identity",
-    "projections": "identity",
-    "first_values": "reparametrised",
-}
-_SAS_P = {**_SAS, "order": "parallel", "mlp_skip": "none"}
+_SKIPLESS: dict[str, Any] = {"attention_skip": "none", "shaping": "shaped"}
+_SKIPLESS |= {"attention_gain": 1.0, "mlp_gain": "depth"}
+_SAS = _SKIPLESS | {"values": "identity", "projections": "identity"}
+_SAS |= {"first_values": "reparametrised"}
+_SAS_P = _SAS | {"order": "parallel", "mlp_skip": "none"}
 
-_BERT = {
-    "position": "scaled-sinusoidal",
-    "direction": "bidirectional",
-    "norm": "layernorm",
-    "norm_eps": 1e-12,
-    "embedding_norm": "layernorm",
-    "mlp": "geglu",
-}
+_BERT: dict[str, Any] = {"position": "scaled-sinusoidal", "direction": "bidirectional"}
+_BERT |= {"norm": "layernorm", "norm_eps": 1e-12, "embedding_norm": "layernorm", "mlp": "geglu"}
 
 PRESETS: dict[str, dict[str, Any]] = {
     "transformer": {},
@@ -77,14 +63,8 @@ _SUMMARIES: dict[str, str] = {}  # of presets of other packages
 def _size(
     layers: int, width: int, heads: int, vocabulary: int, positions: int, **more: Any
 ) -> dict[str, Any]:
-    return {
-        "vocab_size": vocabulary,
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "max_position_embeddings": positions,
-        **more,
-    }
+    size = {"vocab_size": vocabulary, "hidden_size": width, "num_hidden_layers": layers}
+    return size | {"num_attention_heads": heads, "max_position_embeddings": positions} | more
 
 
 def _diff(layers: int, width: int, heads: int) -> dict[str, Any]:
@@ -159,11 +139,9 @@ def register_preset(name: str, changes: dict[str, Any], summary: str) -> None:
     """Add a preset of another package; registering the name again replaces it.
 
     Args:
+        name: any but those of clearhead's own presets, for which a ClearheadError is raised.
         changes: settings that differ from the baseline's, by name.
         summary: one line for tables and help.
-
-    Raises:
-        ClearheadError: the name belongs to one of clearhead's own presets.
     """
     if name in _OWN:
         raise ClearheadError(f"the preset {name!r} is clearhead's: choose another name")

@@ -4,7 +4,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TextIO
 
 from clearhead.terminal import printable
@@ -13,7 +13,7 @@ PLAIN_LINES = 20  # about so many for the whole work, so that a log stays readab
 _EARLY = 0.05  # of a unit: before so much is done, its pace says little
 
 
-class Work:
+class Work(AbstractContextManager["Work"]):
     """Long work as a number of units, and the time that the rest will take.
 
     `start`, then for each unit `begin`, `update` and `end`, or `skip` for one that is done already.
@@ -38,9 +38,6 @@ class Work:
         self._share = 0.0  # of the unit at hand
         self._before = 0.0  # units that were done before this process began
         self._started = self._printed = 0.0
-
-    def __enter__(self) -> "Work":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -95,11 +92,13 @@ class Work:
         self._show("", False)
 
     def _show(self, line: str, due: bool) -> None:
-        if self._stream is not None and self._stream.isatty():
+        if self._stream is None:
+            return
+        if self._stream.isatty():
             short = printable(line)[: shutil.get_terminal_size().columns - 1]
             with suppress(OSError):  # of a terminal that is gone: the work goes on
                 print(f"\r\x1b[K{short}", end="", file=self._stream, flush=True)
-        elif self._stream is not None and due:
+        elif due:
             self._printed = self.share
             self.say(line)
 

@@ -1,6 +1,7 @@
 """Types of values with their ranges: one check of settings, configurations and records."""
 
 import math
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -43,14 +44,8 @@ _WORDS = {
 
 
 def check(settings: Any, place: str = "") -> None:
-    """Refuse a value of a dataclass that its field's type does not allow.
-
-    Numbers without a `Range` must be 64-bit integers or finite floats. Nested settings are checked
-    too; values left at their defaults are not.
-
-    Raises:
-        ClearheadError: naming the field, what was found and what would work.
-    """
+    """Refuse a value of a dataclass, or of one within, that its field's type does not allow.
+    Numbers without a `Range` must fit 64 bits and be finite."""
     kind: Any = type(settings)
     for name, hint, usual in _fields(kind):
         value = getattr(settings, name)
@@ -71,15 +66,11 @@ def check_value(name: str, value: Any, hint: Any) -> None:
             choose(name, word, words)
     wide = any(isinstance(one, int) and abs(one) >= _WIDEST for one in items)
     wanted = _WORDS[int] if wide else _wanted(hint)
-    raise ClearheadError(f"{name} is {_short(value)}: give {wanted}")
+    raise ClearheadError(f"{name} is {reprlib.repr(value)}: give {wanted}")
 
 
 def check_distinct(settings: Any, *names: str) -> None:
-    """Refuse lists that are empty, or hold something twice.
-
-    Raises:
-        ClearheadError: naming the field and what was found.
-    """
+    """Refuse lists that are empty, or hold something twice."""
     for name in names:
         values = getattr(settings, name)
         if not values or len(set(values)) != len(values):
@@ -129,8 +120,3 @@ def _wanted(hint: Any) -> str:
     if kind is Literal:
         return f"one of {', '.join(map(str, kinds))}"
     return _WORDS.get(kind) or " or ".join(filter(None, dict.fromkeys(map(_wanted, kinds))))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:40]}… of {len(text)} characters"

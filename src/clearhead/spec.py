@@ -1,8 +1,6 @@
 """Description of one layer: the axes, a value on each, and the table of valid combinations.
 
-No tensor lives here. A mechanism declares itself once (`Declaration`, in its own file under
-`clearhead.nn`, which registers them); the configuration, the validity
-table, `clearhead plan` and the documentation read them.
+A mechanism declares itself once (`Declaration`, in its own file under `clearhead.nn`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -74,12 +72,9 @@ class LayerSettings:
 class LayerSpec(LayerSettings):
     """One layer, fully described. Widths count the baseline: heads × head_dim of plain attention.
 
-    `maps="differential"` pairs those heads, so that it has half as many, each with a value of
-    width 2 × head_dim; parameters and cache stay those of the baseline. "differential-v2" has twice
-    as many queries as the baseline, and its keys and values.
-
-    There are num_value_heads value heads: as many as key heads, or one for each query head where
-    its value is (nearly) its own input.
+    `maps="differential"` pairs those heads, each pair with a value of width 2 × head_dim;
+    "differential-v2" has twice as many queries as the baseline, and its keys and values. There are
+    as many value heads as key heads, or one for each query head whose value is its own input.
     """
 
     index: int
@@ -107,10 +102,6 @@ AXES: Mapping[str, str] = {
 }
 
 
-def _refuses_nothing(layer: LayerSpec) -> str | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Declaration:
     """All that clearhead knows of one mechanism; arguments after `build` are given by name.
@@ -120,13 +111,11 @@ class Declaration:
         name: the value that selects it, such as "differential".
         summary: one line for tables and help.
         source: the paper and equation it comes from.
-        build: makes the mechanism's module, from a `LayerSpec`; for norms, from width and eps; for
-            normalizers, from a spec, the number of maps, and how many neighbours share a key head
-            (`keys_together`); for positions, from a spec and the number of heads; for scores, from
-            a spec and the position's `prepare`; for qk_norm, from a spec and the width of a head;
-            for MLPs, from a spec and the rotation of what their output matrix reads; for
-            mlp_rotation, from that width; for orders, from a spec, the class of its block, which
-            reads the skips.
+        build: makes the mechanism's module: for norms from width and eps, for mlp_rotation from a
+            width, for all others from a `LayerSpec` and, by axis, also the number of maps and
+            `keys_together`, how many neighbours share a key head (normalizer); the number of heads
+            (position); the position's `prepare` (scores); the width of a head (qk_norm); the
+            rotation of what the output matrix reads (mlp). For order it gives the block's class.
         refuses: reason why a layer cannot have it, and which axis to change; None if it can.
         flops: multiply-adds × 2 that it adds to the forward pass, for each token of a sequence of
             the given length (`flops(layer, length)`), beyond those of its linear projections.
@@ -148,7 +137,7 @@ class Declaration:
     source: str
     build: Callable[..., Any]
     _: KW_ONLY
-    refuses: Callable[[LayerSpec], str | None] = _refuses_nothing
+    refuses: Callable[[LayerSpec], str | None] = lambda layer: None
     flops: Callable[[LayerSpec, int], float] = lambda layer, length: 0.0
     cache: Callable[[LayerSpec], int] = lambda layer: 0
     heads: Callable[[LayerSpec], int] = lambda layer: layer.num_attention_heads
@@ -168,14 +157,9 @@ class Registry:
         self._packages: dict[tuple[str, str], str] = {}  # of those that are not of this house
 
     def add(self, declaration: Declaration, package: str = "clearhead") -> None:
-        """Add a mechanism, in place of any that the same package gave this name.
-
-        Raises:
-            ClearheadError: an unknown axis, or a name that another package has taken.
-        """
-        axis, name = declaration.axis, declaration.name
-        if axis not in self._table:
-            choose("axis", axis, self._table)
+        """Add a mechanism, in place of any that the same package gave this name; a name of another
+        package is refused."""
+        axis, name = choose("axis", declaration.axis, self._table), declaration.name
         owner = self._packages.get((axis, name), "clearhead")
         if name in self._table[axis] and (owner != package or package == "clearhead"):
             raise ClearheadError(f"{axis}={name!r} is {owner}'s already: choose another name")
@@ -201,8 +185,7 @@ class Registry:
 
     def of(self, layer: LayerSpec) -> dict[str, Declaration]:
         """The declaration chosen on each axis of a layer."""
-        names = {axis: getattr(layer, axis) for axis in AXES}
-        return {axis: self._table[axis].get(x) or self.find(axis, x) for axis, x in names.items()}
+        return {axis: self.find(axis, getattr(layer, axis)) for axis in AXES}
 
     def anneals(self, layer: LayerSpec) -> bool:
         """True where `annealed_start` has an effect on a layer."""
@@ -219,22 +202,17 @@ class Registry:
 
     def check(self, layer: LayerSpec) -> None:
         """Raise a ClearheadError if the layer cannot be built, saying what to change."""
-        _check_heads(layer)
+        heads, keys = layer.num_attention_heads, layer.num_key_value_heads
+        if heads % keys:
+            raise ClearheadError(
+                f"num_key_value_heads={keys} does not divide num_attention_heads={heads}: choose a "
+                "divisor"
+            )
+        if layer.num_value_heads not in (keys, heads):
+            raise ClearheadError(
+                f"num_value_heads={layer.num_value_heads} is neither one for each of the {keys} "
+                f"key heads nor one for each of the {heads} heads: leave it out"
+            )
         for axis, declaration in self.of(layer).items():
-            refuses = declaration.refuses
-            if refuses is not _refuses_nothing and (reason := refuses(layer)):
+            if reason := declaration.refuses(layer):
                 raise ClearheadError(f"{axis}={declaration.name!r} cannot be used here: {reason}")
-
-
-def _check_heads(layer: LayerSpec) -> None:
-    if layer.num_attention_heads % layer.num_key_value_heads:
-        raise ClearheadError(
-            f"num_key_value_heads={layer.num_key_value_heads} does not divide "
-            f"num_attention_heads={layer.num_attention_heads}: choose a divisor"
-        )
-    if layer.num_value_heads not in (layer.num_key_value_heads, layer.num_attention_heads):
-        raise ClearheadError(
-            f"num_value_heads={layer.num_value_heads} is neither one for each of the "
-            f"{layer.num_key_value_heads} key heads nor one for each of the "
-            f"{layer.num_attention_heads} heads: choose one of these, or leave it out"
-        )

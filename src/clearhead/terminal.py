@@ -45,12 +45,7 @@ def printable(text: str) -> str:
 def say(line: str) -> None:
     """Print a note on standard error; under torchrun only the first process does."""
     if os.environ.get("RANK", "0") == "0":
-        complain(line)
-
-
-def complain(line: str) -> None:
-    """Print an error's line on standard error, whichever process this is."""
-    print(printable(line), file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def show(line: str) -> None:

@@ -9,11 +9,8 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "tr
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """The versions of Python, clearhead, the libraries below it and `packages`, by name.
-
-    clearhead's own is known even where it runs uninstalled from its source. Packages that are not
-    installed, such as triton without a GPU, are left out.
-    """
+    """The versions of Python, clearhead, the libraries below it and `packages`, by name, without
+    those that are not installed, such as triton without a GPU."""
     from importlib.metadata import PackageNotFoundError, version
 
     numbers = {"python": platform.python_version(), "clearhead": __version__}

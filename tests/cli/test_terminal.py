@@ -135,7 +135,7 @@ def test_a_prompt_in_utf8_is_one_in_every_locale(llama, capsys):
     "words", ["generate m", "view m --text", "convert m made --prefix", "compare", "eval m --label"]
 )
 def test_words_that_are_not_utf8_are_refused(words, capsys):
-    assert r"is not UTF-8 (byte 0xe9)" in refusal(capsys, *words.split(), "caf\udce9 the")
+    assert "is not UTF-8" in refusal(capsys, *words.split(), "caf\udce9 the")
 
 
 def test_a_file_whose_name_is_not_utf8_is_refused_in_a_line(tmp_path, llama, capsys):

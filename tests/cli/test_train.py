@@ -28,8 +28,7 @@ SHAPE = ("hidden_size=24", "num_hidden_layers=2", "num_attention_heads=2")
         "--from x --train.optimizer muon --train.adamw-patterns a b --track wandb tensorboard",
     ],
 )
-def test_settings_come_back_from_their_json(words, monkeypatch):
-    monkeypatch.setattr("clearhead.cli.options.require_extras", lambda *_: None)
+def test_settings_come_back_from_their_json(words):
     read = shlex.split(words)
     command = options.parse(train, read, default=train.default(read))
     assert restored(train.Command, canonical(command)) == command

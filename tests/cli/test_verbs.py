@@ -1,7 +1,6 @@
 """The command line as a person uses it: what it answers, and how it refuses."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -46,32 +45,6 @@ def test_version_and_empty_call(capsys):
     assert call("--version") == 0
     assert capsys.readouterr().out.startswith("clearhead 0.")
     assert call() == 2
-
-
-@pytest.mark.parametrize(
-    ("extra", "words"),
-    [
-        ("tensorboard", "train --data.data none --track tensorboard"),
-        ("wandb", "train transformer --data.data none --track wandb"),
-        ("wandb", "compare transformer --data.data none --track wandb"),
-        ("wandb", "finetune none --task cola --track wandb"),
-        ("peft", "train --from none --data.data none --train.lora 2"),
-        ("peft", "compare --from none --data.data none --vary train.lora=0,4"),
-        ("torchao", "quantize none --data.data none --deploy int8-dynamic-tensor --output new"),
-        ("compressed-tensors", "quantize none --data.data none --scheme w8a8-token --save new"),
-        ("lm-eval", "eval none --data.data none --tasks perplexity,lm_eval"),
-    ],
-)
-def test_an_extra_that_is_not_there_is_named_before_any_model_or_text_is_opened(
-    extra, words, tmp_path, monkeypatch, capsys
-):
-    """There is no model of that name, and no text."""
-    monkeypatch.chdir(tmp_path)
-    modules = ("torch.utils.tensorboard", "wandb", "peft", "torchao", "lm_eval")
-    for module in (*modules, "compressed_tensors"):
-        monkeypatch.setitem(sys.modules, module, None)
-    assert refusal(capsys, *words.split()).endswith(f"pip install 'clearhead[{extra}]'")
-    assert not list(tmp_path.iterdir())
 
 
 def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(tmp_path, capsys):

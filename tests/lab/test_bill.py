@@ -19,7 +19,7 @@ from clearhead.lab.sweep_configs import PlanConfig
 from clearhead.models import plan, preset
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig
-from clearhead.train.loop import accumulate
+from clearhead.train.parallel import accumulate
 
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}
 TRAIN = TrainConfig(batch_size=4, sequence_length=64, precision="bf16")

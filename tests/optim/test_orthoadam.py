@@ -55,9 +55,6 @@ def distance(ours, theirs, name):
     return float((ours[name] - theirs[name]).detach().abs().max())
 
 
-# What it is ---------------------------------------------------------------------------------
-
-
 def test_without_rotation_it_is_adamw_over_100_steps(monkeypatch):
     monkeypatch.setattr(orthoadam, "make_rotation", lambda kind, **of: Rotation(()))
     ours, _ = run(ortho(), 100)
@@ -122,9 +119,6 @@ def test_one_rotation_a_size_is_what_it_was_before_parameters_had_their_own():
         assert parameters[name].flatten()[:3].tolist() == pytest.approx(first, abs=2e-6)
 
 
-# How it is done -----------------------------------------------------------------------------
-
-
 def test_a_rotation_of_ones_own_is_drawn_by_name_or_else_by_place():
     parameters = make_parameters()
     own = OrthoAdam(parameters.items(), **OPTIONS)
@@ -174,9 +168,6 @@ def test_a_closure_and_a_rate_in_a_tensor():
     assert_same(parameters, run(ortho(), 1)[0])
 
 
-# State --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", ["state_dict", "deepcopy"])
 @pytest.mark.parametrize("share", ["parameter", "size"])
 @pytest.mark.parametrize("kind", ["haar", "hadamard"])
@@ -213,30 +204,19 @@ def test_a_state_saved_without_names_keeps_its_rotations_under_names():
 def test_no_rotation_is_in_the_state():
     parameters, optimizer = run(ortho(rotation="haar"), 1)
     state = optimizer.state_dict()
-    assert {key for entry in state["state"].values() for key in entry} == {
-        "step",
-        "first_moment",
-        "second_moment",
-    }
     numbers = sum(t.numel() for entry in state["state"].values() for t in entry.values())
     assert numbers == 2 * sum(p.numel() for p in parameters.values()) + len(parameters)
     assert all(not isinstance(v, torch.Tensor) for v in state["param_groups"][0].values())
 
 
-def test_adamws_state_is_refused_and_ours_by_adamw():
+def test_adamws_state_is_refused():
     parameters, theirs = run(adamw, 1)
     optimizer = ortho()(parameters.values())
-    with pytest.raises(ClearheadError, match="cannot be rotated"):
-        optimizer.load_state_dict(theirs.state_dict())
-    disguised = {**theirs.state_dict(), "param_groups": optimizer.state_dict()["param_groups"]}
-    with pytest.raises(ClearheadError, match="exp_avg"):
-        optimizer.load_state_dict(disguised)
+    own_groups = {"param_groups": optimizer.state_dict()["param_groups"]}
+    for disguise in ({}, own_groups):
+        with pytest.raises(ClearheadError, match="cannot be rotated"):
+            optimizer.load_state_dict(theirs.state_dict() | disguise)
     assert not optimizer.state
-    _, ours = run(ortho(), 1)
-    theirs.load_state_dict(ours.state_dict())
-    give_gradients(parameters, 1)
-    with pytest.raises(KeyError, match="exp_avg"):
-        theirs.step()
 
 
 def test_a_changed_shape_is_refused():
@@ -244,9 +224,6 @@ def test_a_changed_shape_is_refused():
     changed = {**make_parameters(), "wide": nn.Parameter(torch.zeros(6, 12))}
     with pytest.raises(ClearheadError, match=r"shape \[6, 12\] has shape \[6, 10\]"):
         ortho()(changed.values()).load_state_dict(optimizer.state_dict())
-
-
-# Bad input ----------------------------------------------------------------------------------
 
 
 def test_parameters_without_a_gradient_are_left_alone():
@@ -285,10 +262,7 @@ def test_what_is_not_finite_changes_nothing(value):
         ({"lr": float("nan")}, "lr is nan"),
         ({"lr": torch.zeros(())}, "lr is 0.0"),
         ({"eps": 0}, "eps is 0"),
-        ({"weight_decay": -0.1}, "weight_decay is -0.1"),
         ({"betas": (0.9, 1.0)}, "betas is"),
-        ({"betas": 0.9}, "betas is 0.9"),
-        ({"seed": True}, "seed is True"),
         ({"limit": 1}, "limit is 1"),
         ({"share": "name"}, "choose one of parameter, size"),
         ({"rotation": "hadamar"}, "did you mean hadamard"),
@@ -300,14 +274,6 @@ def test_bad_settings(options, message):
         ortho(**options)(make_parameters().values())
 
 
-@pytest.mark.parametrize(
-    ("parameter", "message"),
-    [
-        (torch.zeros(4, 4, dtype=torch.bfloat16), "takes float32"),
-        (torch.zeros(4, 0), "float32, not empty"),
-        (torch.zeros(4, 1), "no parameter has an axis to rotate"),
-    ],
-)
-def test_bad_parameters(parameter, message):
-    with pytest.raises(ClearheadError, match=message):
-        OrthoAdam([nn.Parameter(parameter)])
+def test_bad_parameters():
+    with pytest.raises(ClearheadError, match="takes float32"):
+        OrthoAdam([nn.Parameter(torch.zeros(4, 4, dtype=torch.bfloat16))])

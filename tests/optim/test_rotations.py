@@ -95,16 +95,7 @@ SIGNS_OF_LAYER = [-1, 1, 1, 1, 1, -1, -1, -1, 1, -1, 1, 1, -1, 1, -1, 1]
 SIGNS_OF_16 = [-1, -1, 1, -1, -1, -1, 1, 1, 1, -1, 1, 1, -1, -1, 1, -1]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "module.layers.0.weight",
-        "_orig_mod.layers.0.weight",
-        "module._orig_mod.layers.0.weight",
-        "_orig_mod.module.layers.0._fsdp_wrapped_module.weight",
-        "layers.0._checkpoint_wrapped_module.weight",
-        "layers.0.weight",
-    ],
-)
-def test_wrappers_leave_no_trace_in_names(name):
-    assert plain_name(name) == "layers.0.weight"
+def test_wrappers_leave_no_trace_in_names():
+    for wrapped in ("module.{}", "module._orig_mod.{}", "_orig_mod.module.{}", "{}"):
+        for name in ("layers.0._fsdp_wrapped_module.weight", "layers.0.weight"):
+            assert plain_name(wrapped.format(name)) == "layers.0.weight"

@@ -18,16 +18,6 @@ from clearhead.train.compiling import compiled
 from clearhead.train.trainable import choose_parameters
 
 
-def test_the_decoder_layers_are_found_in_any_model(tiny):
-    model = tiny.make_model()
-    assert decoder_layers(model) == list(model.model.layers)
-    with (
-        pytest.raises(ClearheadError, match=r"Linear has no list .* train it with compile none"),
-        compiled(torch.nn.Linear(2, 2), "blocks"),
-    ):
-        pass
-
-
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_compiled_blocks_train_alike_and_keep_their_names(tiny, tmp_path):
     losses = {}
@@ -98,9 +88,9 @@ def test_what_is_frozen_stays_layer_by_layer(tiny, tmp_path):
     [
         ({"only": ("*atn*",)}, r"the pattern '\*atn\*' decides no parameter"),
         ({"only": ("*self_attn*",), "freeze": ("*mlp*",)}, "'[*]mlp[*]' decides no parameter"),
-        ({"freeze": ("*",)}, r"nothing is left to train: only is not given, freeze is \*"),
-        ({"lora": 2, "only": ("*norm*",)}, "lora trains linear layers, and only and freeze leave"),
-        ({"lora": 2, "only": ("*q_proj*", "*embed*")}, "of only names none of them"),
+        ({"freeze": ("*",)}, "nothing is left to train"),
+        ({"lora": 2, "only": ("*norm*",)}, r"lora trains linear layers, and \*norm\* leaves none"),
+        ({"lora": 2, "only": ("*q_proj*", "*embed*")}, r"and \*embed\* leaves none"),
     ],
 )
 def test_patterns_that_decide_nothing_or_leave_nothing_are_refused(tiny, tmp_path, settings, said):

@@ -8,8 +8,7 @@ from transformers import LlamaForCausalLM
 from clearhead import ClearheadForCausalLM, ClearheadForSequenceClassification, preset
 from clearhead.errors import ClearheadError
 from clearhead.train import Callback, is_finished, train
-from clearhead.train.batches import label_count
-from clearhead.train.parallel import accumulate
+from clearhead.train.parallel import accumulate, label_count
 
 
 class Recorder(Callback):
@@ -139,21 +138,6 @@ def test_half_precision_weights_are_trained_in_float32(tiny, tmp_path):
     model = tiny.make_model().to(torch.bfloat16)
     train(model, tiny.Batches(), tiny.make_config(tokens=32), output=tmp_path / "run")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-
-
-def test_an_error_is_raised_at_the_step_that_needs_the_batch(tiny, tmp_path):
-    class Broken(tiny.Batches):
-        def batch(self, step):
-            if step == 5:
-                raise ClearheadError("the shard is gone: build it again")
-            return super().batch(step)
-
-    recorder, config = Recorder(), tiny.make_config(save_every=1)
-    with pytest.raises(ClearheadError, match="the shard is gone: build it again"):
-        train(tiny.make_model(), Broken(), config, output=tmp_path / "run", callbacks=[recorder])
-    assert [line.step for line in recorder.metrics] == [1, 2, 3, 4, 5]
-    assert (tmp_path / "run" / "checkpoints" / "step-00000005").is_dir()
-    assert all(0 <= line.batch_stall < 1 for line in recorder.metrics)
 
 
 class Poisoned(LlamaForCausalLM):

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import shutil
 import signal
 import sys
 import time
@@ -105,19 +104,16 @@ class SignalAt(Callback):
 
 
 class GoneAt(Callback):
-    """Deletes or moves the run folder once a step is done."""
+    """Moves the run folder once a step is done."""
 
-    def __init__(self, step, how):
+    def __init__(self, step):
         self.at = step
-        self.how = how
 
     def start(self, run):
         self.output = run.output
 
     def step(self, metrics):
-        if metrics.step == self.at and self.how == "deleted":
-            shutil.rmtree(self.output)
-        elif metrics.step == self.at:
+        if metrics.step == self.at:
             self.output.rename(self.output.with_name("moved"))
 
 
@@ -144,29 +140,24 @@ class KilledIn(Batches):
 
 def run(request):
     """Train as a request has it; the exit status."""
-    ask = SimpleNamespace(
-        **{"signal": None, "kill_in_batch": None, "kill_in_save": False, "file_limit": None}
-        | {"masked": False, "gone": None}
-        | request
-    )
-    callbacks = [Progress()]
-    batches = Batches()
-    if ask.signal:
-        callbacks.append(SignalAt(*ask.signal))
-    if ask.gone:
-        callbacks.append(GoneAt(*ask.gone))
-    if ask.kill_in_batch is not None:
-        batches = KilledIn(ask.kill_in_batch, ask.output)
-    if ask.kill_in_save:
+    callbacks, batches = [Progress()], Batches()
+    if "signal" in request:
+        callbacks.append(SignalAt(*request["signal"]))
+    if "gone" in request:
+        callbacks.append(GoneAt(request["gone"]))
+    if "kill_in_batch" in request:
+        batches = KilledIn(request["kill_in_batch"], request["output"])
+    if "kill_in_save" in request:
         sys.addaudithook(kill_before_publishing)
-    if ask.file_limit:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (ask.file_limit, ask.file_limit))
+    if room := request.get("file_limit"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+    masked = request.get("masked", False)
     result = train(
-        make_masked_model() if ask.masked else make_model(),
-        make_masked_batches(batches) if ask.masked else batches,
-        make_config(**ask.config),
-        output=Path(ask.output),
-        resume=ask.resume,
+        make_masked_model() if masked else make_model(),
+        make_masked_batches(batches) if masked else batches,
+        make_config(**request["config"]),
+        output=Path(request["output"]),
+        resume=request["resume"],
         callbacks=callbacks,
     )
     return 128 + result.stop_signal if result.interrupted else 0

@@ -114,7 +114,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _fail(message: str, *, code: int = 2) -> int:
-    terminal.complain(f"clearhead: {' '.join(message.split())}")
+    print(terminal.printable(f"clearhead: {' '.join(message.split())}"), file=sys.stderr)
     return code
 
 

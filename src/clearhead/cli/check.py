@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from clearhead.arguments import OpensModels, Overrides
 from clearhead.errors import ClearheadError
 from clearhead.lab.sweep_configs import FRESH
-from clearhead.metavars import Model, Name
+from clearhead.metavars import Model, Name, OpensModels, Overrides
 from clearhead.ranges import Natural
 from clearhead.terminal import show
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clearhead.arguments import OpensModels
-from clearhead.metavars import Model
+from clearhead.metavars import Model, OpensModels
 from clearhead.terminal import show
 
 

@@ -10,9 +10,8 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from clearhead.arguments import OpensModels
 from clearhead.errors import ClearheadError
-from clearhead.metavars import Model, Text
+from clearhead.metavars import Model, OpensModels, Text
 from clearhead.ranges import Count, Range
 from clearhead.terminal import write
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from clearhead.arguments import OpensModels
 from clearhead.errors import NOT_FINITE, ClearheadError
 from clearhead.lab.sweep_configs import short_names
-from clearhead.metavars import Model, Passage
+from clearhead.metavars import Model, OpensModels, Passage
 from clearhead.ranges import Length
 from clearhead.terminal import say
 

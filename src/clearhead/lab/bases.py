@@ -28,7 +28,7 @@ from clearhead.models.inspection import parameter_count
 from clearhead.models.loading import load
 from clearhead.models.starts import Start, started, target
 from clearhead.nn.normalizers import AT_REST, Sink
-from clearhead.optim.groups import matched
+from clearhead.optim.build import matched
 from clearhead.terminal import say
 from clearhead.train import TrainConfig
 

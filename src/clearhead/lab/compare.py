@@ -32,7 +32,6 @@ from clearhead.terminal import say
 from clearhead.train import (
     DivergedError,
     Progress,
-    Run,
     StepMetrics,
     TrainConfig,
     make_trackers,
@@ -260,7 +259,6 @@ class Milestones(LinesFile):
     """
 
     file = MILESTONES
-    afterwards = "go on"
 
     def __init__(
         self, corpus: Corpus, settings: TrainConfig, *, every: int, documents_apart: bool
@@ -269,16 +267,11 @@ class Milestones(LinesFile):
         self._texts = list(windows(corpus, length=settings.sequence_length, count=WINDOWS))
         self._tokenizer = corpus.tokenizer if documents_apart else None
 
-    def start(self, run: Run) -> None:
-        """Open the file."""
-        super().start(run)
-        self._run = run
-
     def step(self, metrics: StepMetrics) -> None:
         """Measure at every `every`-th step, and at the last."""
-        if metrics.step % self.every and metrics.step != self._run.steps:
+        if metrics.step % self.every and metrics.step != self.run.steps:
             return
-        model: Any = self._run.model
+        model: Any = self.run.model
         length, size = self.settings.sequence_length, self.settings.batch_size
         with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
             read = perplexity(
@@ -286,6 +279,6 @@ class Milestones(LinesFile):
             )
             lines = _inside(model, self._texts, self.settings, batch_size=size)
         pooled = [one for one in lines if "layer" not in one and one["metric"] in _OF_MILESTONES]
-        common = {"kind": "measure", "run": self._run.name, "step": metrics.step}
+        common = {"kind": "measure", "run": self.run.name, "step": metrics.step}
         loss = {"metric": "loss", "value": read.loss, "length": length}
         self.write("".join(jsonl.encode({**common, **line}) for line in (loss, *pooled)))

@@ -14,10 +14,20 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from clearhead.arguments import OpensModels, Overrides, Variations
 from clearhead.data.config import TASKS, DataConfig, Task
 from clearhead.errors import ClearheadError, choose
-from clearhead.metavars import Field, Model, Name, Preset, Size, Source, TaskName
+from clearhead.metavars import (
+    Field,
+    Model,
+    Name,
+    OpensModels,
+    Overrides,
+    Preset,
+    Size,
+    Source,
+    TaskName,
+    Variations,
+)
 from clearhead.ranges import Count, Natural, check, check_distinct
 from clearhead.records.identity import canonical, digest_of
 from clearhead.train.config import FinetuneConfig, Tracker, TrainConfig

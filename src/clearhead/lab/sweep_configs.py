@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, Suppress
 
-from clearhead.arguments import OpensModels, Overrides, overrides
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS
@@ -16,12 +15,15 @@ from clearhead.metavars import (
     Change,
     Model,
     Name,
+    OpensModels,
+    Overrides,
     Scaling,
     SchemeName,
     Size,
     Source,
     TaskName,
     Text,
+    overrides,
 )
 from clearhead.ranges import Count, Length, Natural, check, check_distinct
 

@@ -22,7 +22,7 @@ from clearhead.records.identity import canonical, restored
 from clearhead.records.lock import hold_folder
 from clearhead.terminal import say
 from clearhead.train import Progress, TrainResult, checkpoint, make_trackers, train
-from clearhead.train.run_dir import read_record, require_no_run, require_run
+from clearhead.train.run_dir import read_record, require_no_run
 from clearhead.train.world import World, joined
 
 _OF_THE_RUN = ("output", "train", "resume")  # of a job: not among the settings that a run keeps
@@ -116,7 +116,6 @@ def _check_folder(output: Path, resumes: bool) -> None:
 def recorded(output: Path) -> TrainJob:
     """The job whose run is in `output`, with the settings that it has now; raises a ClearheadError
     where there is none, or no `run_training` of this version began it."""
-    require_run(output)
     record = read_record(output)
     try:
         begun = record["description"]["job"].items()

@@ -7,7 +7,7 @@ from clearhead.lazy import lazily
 if TYPE_CHECKING:
     from clearhead.optim.build import OPTIMIZERS as OPTIMIZERS
     from clearhead.optim.build import build_optimizer as build_optimizer
-    from clearhead.optim.groups import decay_groups as decay_groups
+    from clearhead.optim.build import decay_groups as decay_groups
     from clearhead.optim.orthoadam import OrthoAdam as OrthoAdam
     from clearhead.optim.recipe import SCHEDULES as SCHEDULES
     from clearhead.optim.recipe import Course as Course

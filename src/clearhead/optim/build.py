@@ -1,24 +1,67 @@
-"""Optimizers built from a config; a new optimizer is added here."""
+"""Optimizers built from a config, and their parameter groups; a new optimizer is added here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.optim.groups import decay_groups, named_groups, split_named
 from clearhead.optim.orthoadam import FUSED_DEVICES, OrthoAdam
 from clearhead.optim.recipe import Course
+from clearhead.optim.rotations import plain_name
+
+Named = tuple[str, nn.Parameter]
+
+# What is added and multiplies nothing, of two or more dimensions too: biases, learned keys and
+# values of attention among them. Transformers' Trainer spares what is called a bias as well.
+ADDED = ("*bias*", "*.normalizer.key")
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Split the trainable parameters of `model` into a group that decays and one that does not.
+
+    Matrices and stacks of matrices decay: projections, and embeddings, whether or not they are tied
+    to the output head. Parameters with fewer dimensions (norms, gains, lambdas), biases and learned
+    keys do not. A tied parameter appears once; frozen ones and empty groups are left out.
+
+    Returns:
+        Groups as `torch.optim` takes them, each with "params" and "weight_decay".
+    """
+    groups = named_groups(split_named(model, ())[1], weight_decay)
+    return [{**group, "params": [p for _, p in group["params"]]} for group in groups]
+
+
+def named_groups(named: Sequence[Named], weight_decay: float) -> list[dict[str, Any]]:
+    """`decay_groups` of the given parameters, which keep their names."""
+    decaying = [(name, p) for name, p in named if p.ndim >= 2 and not matched(name, ADDED)]
+    still = [(name, p) for name, p in named if p.ndim < 2 or matched(name, ADDED)]
+    groups = ((decaying, weight_decay), (still, 0.0))
+    return [{"params": found, "weight_decay": decay} for found, decay in groups if found]
+
+
+def matched(name: str, patterns: Iterable[str]) -> bool:
+    """True if one of a shell's `patterns` matches the whole name, wrappers' prefixes aside."""
+    return any(fnmatchcase(plain_name(name), pattern) for pattern in patterns)
+
+
+def split_named(model: nn.Module, patterns: Sequence[str]) -> tuple[list[Named], list[Named]]:
+    """The trainable parameters that match one of `patterns`, and the others."""
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for pattern in patterns:
+        if not any(matched(name, (pattern,)) for name, _ in trainable):
+            example = plain_name(trainable[len(trainable) // 2][0]) if trainable else "(all frozen)"
+            raise ClearheadError(
+                f"the pattern {pattern!r} decides no parameter: names are like {example}"
+            )
+    chosen = [(name, p) for name, p in trainable if matched(name, patterns)]
+    return chosen, [(name, p) for name, p in trainable if not matched(name, patterns)]
 
 
 def build_optimizer(model: nn.Module, config: Course) -> torch.optim.Optimizer:
-    """The optimizer that `config` names, over the trainable parameters of `model`.
-
-    Raises:
-        ClearheadError: for an unknown name, a pattern that matches nothing, or a library that is
-            not installed.
-    """
+    """The optimizer that `config` names, over the trainable parameters of `model`; a ClearheadError
+    for a pattern that matches nothing."""
     return OPTIMIZERS[choose("optimizer", config.optimizer, OPTIMIZERS)](model, config)
 
 
@@ -36,15 +79,9 @@ def _adamw_of(groups: list[dict[str, Any]], config: Course) -> torch.optim.Optim
 
 def _orthoadam(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     plain, rotated = split_named(model, config.adamw_patterns)
-    tables = _tables(model)
-    groups: list[dict[str, Any]] = []
-    for vocabulary in (False, True):
-        named = [(name, p) for name, p in rotated if (p in tables) == vocabulary]
-        groups += named_groups(named, config.weight_decay)
-    for group in named_groups(plain, config.weight_decay):
-        groups.append({**group, "rotation": "none"})
+    unrotated = [{**one, "rotation": "none"} for one in named_groups(plain, config.weight_decay)]
     return OrthoAdam(
-        groups,
+        [*named_groups(rotated, config.weight_decay), *unrotated],
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.epsilon,
@@ -56,16 +93,20 @@ def _orthoadam(model: nn.Module, config: Course) -> torch.optim.Optimizer:
 
 def _muon(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     """Muon, with AdamW's scale of updates, for the hidden matrices that no pattern of
-    `adamw_patterns` names; AdamW for all else."""
-    tables = _tables(model)
+    `adamw_patterns` names; AdamW for all else, embeddings and the output head too."""
+    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()  # a Hugging Face model's
+    if head is not None:
+        tables.append(head.weight)
     plain, others = split_named(model, config.adamw_patterns)
-    own = [(name, p) for name, p in others if p.ndim == 2 and p not in tables]
+    hidden = {p for _, p in others if p.ndim == 2} - {*tables}
+    own = [(name, p) for name, p in others if p in hidden]
     if not own:
         raise ClearheadError(
             "no matrix is left for muon: it steps hidden matrices, AdamW the rest; "
             "give fewer adamw_patterns, or choose adamw"
         )
-    plain += [(name, p) for name, p in others if p.ndim != 2 or p in tables]
+    plain += [(name, p) for name, p in others if p not in hidden]
     muon = torch.optim.Muon(
         named_groups(own, config.weight_decay),
         lr=config.learning_rate,
@@ -78,10 +119,7 @@ def _muon(model: nn.Module, config: Course) -> torch.optim.Optimizer:
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers as one; its state and groups are theirs, in order.
-
-    For optimizers that accept matrices only, with AdamW for the other parameters.
-    """
+    """Several optimizers as one; its state and groups are theirs, in order."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
         self._parts = parts
@@ -93,10 +131,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._share()
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for part in self._parts:
             part.step()
         return loss
@@ -108,15 +144,6 @@ class CombinedOptimizer(torch.optim.Optimizer):
             last = first + len(part.param_groups)
             part.state, part.param_groups = self.state, self.param_groups[first:last]
             first = last
-
-
-def _tables(model: nn.Module) -> set[nn.Parameter]:
-    """Matrices with a row a token: embeddings and the output head."""
-    modules: list[Any] = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    head: Any = getattr(model, "get_output_embeddings", None)  # a Hugging Face model's
-    if head is not None:
-        modules.append(head())
-    return {module.weight for module in modules if module is not None}
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module, Course], torch.optim.Optimizer]] = {

@@ -1,6 +1,7 @@
 """OrthoAdam: Adam in a fixed random orthogonal basis (arXiv 2410.17174, Algorithm 1)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -9,9 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
-from clearhead.errors import ClearheadError, choose
-from clearhead.optim.groups import names
-from clearhead.optim.rotations import KINDS, Rotation, make_rotation, random_signs, sign_key
+from clearhead.errors import ClearheadError
+from clearhead.optim.rotations import make_rotation, random_signs, sign_key
 from clearhead.ranges import Betas, Length, Natural, NotNegative, Positive, check_value
 
 STATE_KEYS = ("step", "first_moment", "second_moment")
@@ -25,6 +25,7 @@ FUSED_DEVICES = ("cpu", "cuda")
 CHUNK = {"cpu": 2**20, "cuda": 2**24}
 
 _HINTS = {
+    "rotation": Literal["hadamard", "haar", "none"],
     "eps": Positive,
     "weight_decay": NotNegative,
     "betas": Betas,
@@ -35,7 +36,7 @@ _HINTS = {
 
 
 class Turn(NamedTuple):
-    """The rotation of a parameter's columns: its kind, seed and size; the parameter's signs."""
+    """The rotation of a parameter's columns, and the key of the parameter's signs."""
 
     kind: str
     seed: int
@@ -56,8 +57,7 @@ class OrthoAdam(torch.optim.Optimizer):
     not rotated; vectors and scalars follow plain Adam. Parameters, moments and update are float32.
 
     Rotations are functions of `seed`, the axis size and the parameter's name, so no state holds
-    them (`clearhead.optim.rotations`). DTensor parameters get the update of one process: FSDP2
-    shards rows, so columns are rotated where they lie.
+    them. DTensor parameters, as of FSDP2, get the update of one process.
 
     Args:
         params: parameters, groups, or `model.named_parameters()`. Options may differ by group;
@@ -91,17 +91,9 @@ class OrthoAdam(torch.optim.Optimizer):
         limit: int = 8192,
     ) -> None:
         self._turns: list[list[Turn | None]] = []
-        self._rotations: dict[tuple[Any, ...], Rotation] = {}
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "rotation": rotation,
-            "share": share,
-            "seed": seed,
-            "limit": limit,
-        }
+        self._rotation = cache(make_rotation)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        defaults |= {"rotation": rotation, "share": share, "seed": seed, "limit": limit}
         super().__init__(params, defaults)
         if not any(map(any, self._turns)):
             raise ClearheadError(
@@ -111,69 +103,58 @@ class OrthoAdam(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        group, rate = self.param_groups[-1], self.param_groups[-1]["lr"]
+        rate = self.param_groups[-1]["lr"]
         # A schedule may take the rate to 0 later.
         check_value("lr", rate.item() if isinstance(rate, torch.Tensor) else rate, Positive)
-        _check_group(group)
-        self._turns.append(_turns(group, len(self.param_groups) - 1))
+        self._turns.append(_turns(self.param_groups[-1], len(self.param_groups) - 1))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:
-            _check_group(group)
-        self._rotations = {}
+        self._rotation = cache(make_rotation)
         self._turns = [_turns(group, i) for i, group in enumerate(self.param_groups)]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step for every parameter that has a gradient.
-
-        Raises:
-            ClearheadError: before anything changes, for a gradient that is not finite (a rotation
-                would spread one NaN over the whole matrix).
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        """One step for every parameter that has a gradient; a ClearheadError, before anything
+        changes, for one that is not finite, since a rotation would spread it over the matrix."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         _check_gradients(self.param_groups)
         for group, turns in zip(self.param_groups, self._turns, strict=True):
             stacks: dict[Any, list[Member]] = {}  # stepped together
             for parameter, turn in zip(group["params"], turns, strict=True):
                 if parameter.grad is not None:
-                    alike = turn and (turn[:3], _local(parameter).shape)
+                    alike = turn and (turn[:3], local(parameter).shape)
                     key = str(parameter.device), alike
                     stacks.setdefault(key, []).append((parameter, turn))
             for members in stacks.values():
                 first, turn = members[0]
-                size = max(1, CHUNK.get(first.device.type, CHUNK["cuda"]) // first.numel())
-                size = len(members) if turn is None else size
+                size = len(members)
+                if turn is not None:
+                    room = CHUNK.get(first.device.type, CHUNK["cuda"])
+                    size = max(1, room // max(1, first.numel()))
                 for start in range(0, len(members), size):
                     self._step(group, members[start : start + size])
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; as in PyTorch its options (seed and rotation too) replace this one's.
-
-        Raises:
-            ClearheadError: for a state of another optimizer, or of parameters of other shapes.
-        """
+        """Load a state; as in PyTorch its options (seed and rotation too) replace this one's."""
         groups = state_dict["param_groups"]
-        strange = [entry for entry in state_dict["state"].values() if set(entry) != {*STATE_KEYS}]
-        if strange or any("rotation" not in group for group in groups):
+        strange = [set(entry) - {*STATE_KEYS} for entry in state_dict["state"].values()]
+        if any(strange) or any("rotation" not in group for group in groups):
             raise ClearheadError(
-                f"this state is not OrthoAdam's ({', '.join(map(str, *strange[:1]))}), and squares "
-                "of gradients cannot be rotated: start with a fresh state, and a warmup"
+                "this state is not OrthoAdam's, and squares of gradients cannot be rotated: start "
+                "with a fresh state, and a warmup"
             )
         if "param_names" in self.param_groups[0]:
             # Else PyTorch would put today's names in, and with them other rotations.
             groups = [{**group, "param_names": names(group, i)} for i, group in enumerate(groups)]
         super().load_state_dict({**state_dict, "param_groups": groups})
         for parameter, state in self.state.items():
-            if (shape := state["first_moment"].shape) != parameter.shape:
+            if state["first_moment"].shape != parameter.shape:  # the kernel would not look
                 raise ClearheadError(
                     f"the state of a parameter of shape {list(parameter.shape)} has shape "
-                    f"{list(shape)}: load it into the model it was saved from"
+                    f"{list(state['first_moment'].shape)}: load it into its own model"
                 )
             state["step"] = state["step"].to(parameter.device)
 
@@ -181,17 +162,13 @@ class OrthoAdam(torch.optim.Optimizer):
         """Plain Adam for parameters without a rotation; for a stack of equal shape and rotation:
         rotate, let Adam step from zero, rotate back."""
         parameters, turn = [parameter for parameter, _ in members], members[0][1]
-        values = [_local(parameter) for parameter in parameters]
-        gradients = [_local(parameter.grad) for parameter in parameters]
+        values = [local(parameter) for parameter in parameters]
+        gradients = [local(parameter.grad) for parameter in parameters]
         if turn is None:
             self._adam(group, parameters, values, gradients, group["weight_decay"])
             return
         kind, seed, size, _ = turn
-        key = kind, seed, size, str(parameters[0].device)
-        if key not in self._rotations:
-            device = parameters[0].device
-            self._rotations[key] = make_rotation(kind, seed=seed, size=size, device=device)
-        rotation = self._rotations[key]
+        rotation = self._rotation(kind, seed=seed, size=size, device=parameters[0].device)
         stack = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
         signs = None  # the parameters' own; None where all share Q
         keys = [turn.key for _, turn in members if turn.key is not None]
@@ -216,19 +193,19 @@ class OrthoAdam(torch.optim.Optimizer):
         weight_decay: float,
     ) -> None:
         """PyTorch's own AdamW on `values`, with the parameters' moments."""
-        for parameter in parameters:
-            if not (state := self.state[parameter]):
+        states = [self.state[parameter] for parameter in parameters]
+        for parameter, state in zip(parameters, states, strict=True):
+            if not state:
                 state["step"] = torch.zeros((), device=parameter.device)
                 state["first_moment"] = torch.zeros_like(parameter)
                 state["second_moment"] = torch.zeros_like(parameter)
-        states = [self.state[parameter] for parameter in parameters]
         held = [i for i, value in enumerate(values) if value.numel()]
         fused = bool(held) and values[held[0]].device.type in FUSED_DEVICES
         adamw(
             [values[i] for i in held],
             [gradients[i] for i in held],
-            [_local(states[i]["first_moment"]) for i in held],
-            [_local(states[i]["second_moment"]) for i in held],
+            [local(states[i]["first_moment"]) for i in held],
+            [local(states[i]["second_moment"]) for i in held],
             [],
             [states[i]["step"] for i in held],
             foreach=None,
@@ -244,8 +221,25 @@ class OrthoAdam(torch.optim.Optimizer):
         )
 
 
+def names(group: Mapping[str, Any], number: int = 0) -> list[str]:
+    """The parameters' names, or their indices in the group if they were given without names."""
+    given = group.get("param_names")
+    return given or [f"parameter {i} of group {number}" for i in range(len(group["params"]))]
+
+
 def _turns(group: Mapping[str, Any], number: int) -> list[Turn | None]:
     """The rotation of each parameter of the group of that number; None for plain Adam."""
+    for key, hint in _HINTS.items():
+        check_value(key, group[key], hint)
+    for name, parameter in zip(names(group, number), group["params"], strict=True):
+        if parameter.dtype != torch.float32:
+            raise ClearheadError(f"{name} is {parameter.dtype}: OrthoAdam takes float32")
+        placed = parameter.placements if isinstance(parameter, DTensor) else ()
+        if any(one.is_partial() or one.is_shard(max(1, parameter.ndim - 1)) for one in placed):
+            raise ClearheadError(
+                f"{name} is placed as {placed}, and OrthoAdam rotates whole columns: place it as "
+                "Replicate, or as Shard of rows"
+            )
     kind, seed, own = group["rotation"], group["seed"], group["share"] == "parameter"
     return [
         Turn(kind, seed, parameter.shape[-1], sign_key(seed, name, -1) if own else None)
@@ -255,51 +249,20 @@ def _turns(group: Mapping[str, Any], number: int) -> list[Turn | None]:
     ]
 
 
-def _check_group(group: Mapping[str, Any]) -> None:
-    """Raise a ClearheadError for options or parameters that cannot work."""
-    for key, hint in _HINTS.items():
-        check_value(key, group[key], hint)
-    choose("rotation", group["rotation"], {*KINDS, NONE})
-    for name, parameter in zip(names(group), group["params"], strict=True):
-        if parameter.dtype != torch.float32 or not parameter.numel():
-            kind = f"{parameter.dtype} {list(parameter.shape)}"
-            raise ClearheadError(
-                f"{name} is {kind}: OrthoAdam takes float32, not empty; keep weights in float32, "
-                "and autocast"
-            )
-        if isinstance(parameter, DTensor):
-            columns = parameter.ndim - 1
-            if any(
-                one.is_partial() or (columns > 0 and one.is_shard(columns))
-                for one in parameter.placements
-            ):
-                raise ClearheadError(
-                    f"{name} is placed as {parameter.placements}, and OrthoAdam rotates whole "
-                    "columns: place it as Replicate, or as Shard of rows"
-                )
-
-
 def _check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a ClearheadError for the first gradient that is sparse or not finite."""
+    """Raise a ClearheadError for the first gradient that is not finite."""
     named = [
         (name, parameter)
         for number, group in enumerate(groups)
         for name, parameter in zip(names(group, number), group["params"], strict=True)
         if parameter.grad is not None
     ]
-    for name, parameter in named:
-        if parameter.grad.layout != torch.strided:
-            raise ClearheadError(
-                f"the gradient of {name} is sparse, and a rotation makes it dense: use "
-                "nn.Embedding(sparse=False)"
-            )
     if not named:
         return
     # One pass that any NaN or infinity comes through, and at float32 only the absurd overflows.
-    sums = [_local(parameter.grad).sum() for _, parameter in named]
+    sums = [local(parameter.grad).sum() for _, parameter in named]
     unfit = (~torch.stack([each.to(sums[0].device) for each in sums]).isfinite()).float()
-    meshes = dict.fromkeys(p.device_mesh for _, p in named if isinstance(p, DTensor))
-    for mesh in meshes:
+    for mesh in dict.fromkeys(p.device_mesh for _, p in named if isinstance(p, DTensor)):
         # All or none: a process that stopped alone would leave the others waiting.
         unfit = unfit.to(mesh.device_type)
         for group in mesh.get_all_groups():
@@ -311,6 +274,6 @@ def _check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

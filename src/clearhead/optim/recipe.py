@@ -1,7 +1,4 @@
-"""Settings of an optimizer and of its learning rate over a budget of tokens; no torch.
-
-The rate is a pure function of the step, so that a resumed run cannot drift.
-"""
+"""Settings of an optimizer and of its learning rate over a budget of tokens; no torch."""
 
 import math
 from collections.abc import Sequence
@@ -28,22 +25,18 @@ Optimizer = Literal["adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon"]
 Schedule = Literal["cosine", "linear", "constant", "triangle"]
 SCHEDULES = get_args(Schedule)
 """Courses of the learning rate, after warmup."""
+# Optimizers that read a setting; one that is not listed is read by all.
 _READERS = {
     "momentum": ("muon", "rmsprop", "sgd"),
     "rotation": ("orthoadam",),
     "rotation_share": ("orthoadam",),
     "adamw_patterns": ("muon", "orthoadam"),
 }
-"""Optimizers that read a setting, by setting; a setting not listed is read by all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Optimizer settings, independent of the kind of batches.
-
-    Raises:
-        ClearheadError: naming the field, what was found and what would work.
-    """
+    """Optimizer settings, independent of the kind of batches."""
 
     learning_rate: Positive = 1e-3
     """Peak learning rate."""
@@ -168,33 +161,27 @@ class Course(Recipe, Windows):
 def learning_rate(step: int, config: Course) -> float:
     """The learning rate of `step`, counted from 0.
 
-    It rises linearly and reaches the peak on the last step of the warmup; then it falls so that
-    the last step of the plan uses exactly `final_learning_rate` times the peak ("constant" stays at
-    the peak); steps beyond the plan have the rate of its end. The first step never has rate 0,
-    which would waste its batch.
+    It rises linearly to the peak on the last step of the warmup; then it falls so that the last
+    step of the plan uses exactly `final_learning_rate` times the peak ("constant" stays at the
+    peak); steps beyond the plan have the rate of its end. The first step never has rate 0.
 
     "triangle" is the crammed BERT's triangle2 (arXiv 2212.14034), a function of the share x of the
     budget used before the step: min(1/4 + 3/4 · x / warmup, (1 − x) / (1 − warmup)), with warmup
     3/4 there. It falls towards `final_learning_rate`, reached at the end of the last step.
     """
+    peak, final = config.learning_rate, config.final_learning_rate
     if config.schedule == "triangle":
-        return config.learning_rate * _triangle(config.used(step), config)
+        used = config.used(step)
+        if used < config.warmup or config.warmup == 1:
+            return peak * (0.25 + 0.75 * used / config.warmup)
+        return peak * (final + (1.0 - final) * (1.0 - used) / (1.0 - config.warmup))
     steps = config.plan.steps
     warmup = round(config.warmup * steps)
     if step < warmup:
-        return config.learning_rate * (step + 1) / warmup
-    done = min(1.0, (step + 1 - warmup) / max(1, steps - warmup))
+        return peak * (step + 1) / warmup
     if config.schedule == "constant":
-        return config.learning_rate
-    remaining = 1.0 - done
-    if config.schedule == "cosine":
-        remaining = 0.5 * (1.0 + math.cos(math.pi * done))
-    final = config.final_learning_rate
-    return config.learning_rate * (final + (1.0 - final) * remaining)
-
-
-def _triangle(used: float, config: Course) -> float:
-    if used < config.warmup or config.warmup == 1:
-        return 0.25 + 0.75 * used / config.warmup
-    final = config.final_learning_rate
-    return final + (1.0 - final) * (1.0 - used) / (1.0 - config.warmup)
+        return peak
+    done = min(1.0, (step + 1 - warmup) / max(1, steps - warmup))
+    cosine = config.schedule == "cosine"
+    remaining = 0.5 * (1.0 + math.cos(math.pi * done)) if cosine else 1.0 - done
+    return peak * (final + (1.0 - final) * remaining)

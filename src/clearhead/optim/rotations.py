@@ -15,13 +15,15 @@ must come first: Adam commutes with signs, so those of S·Q would cancel.
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from clearhead.errors import choose
 from clearhead.ops.hadamard import hadamard
+
+KINDS = ("hadamard", "haar")
 
 # Largest dense factor: above it products cost more than the passes over memory they save.
 LARGEST_FACTOR = 64
@@ -32,16 +34,12 @@ WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """(F₁ ⊗ F₂ ⊗ …)·D on the coordinates from `start` on; D is the identity without `signs`."""
+    """(F₁ ⊗ F₂ ⊗ …)·D on `width` coordinates from `start` on; D is the identity without `signs`."""
 
     start: int
+    width: int
     signs: torch.Tensor | None
     factors: tuple[torch.Tensor, ...]
-
-    @property
-    def width(self) -> int:
-        """Number of coordinates."""
-        return math.prod([factor.shape[0] for factor in self.factors])
 
     def apply(self, x: torch.Tensor, *, inverse: bool) -> torch.Tensor:
         shape, after = x.shape, self.width
@@ -83,15 +81,8 @@ def haar(size: int, generator: torch.Generator) -> torch.Tensor:
     return (q * torch.where(r.diagonal() < 0, -1.0, 1.0)).contiguous()
 
 
-def _hadamard(size: int, generator: torch.Generator, device: torch.device) -> Rotation:
-    # The smallest shift that leaves a small enough quotient; of an odd part below 64 it loses none.
-    twos = max((size & -size).bit_length() - 1, size.bit_length() - 6)
-    width = size >> twos << twos
-    starts = (0,) if width == size else (0, size - width)
-    return Rotation(tuple(_block(start, width, generator, device) for start in starts))
-
-
 def _block(start: int, width: int, generator: torch.Generator, device: torch.device) -> Block:
+    """A block of a width 2^k·m, with m odd and below 64."""
     twos = (width & -width).bit_length() - 1
     signs = torch.randint(0, 2, (width,), generator=generator) * 2.0 - 1.0
     odd = haar(width >> twos, generator)
@@ -101,47 +92,32 @@ def _block(start: int, width: int, generator: torch.Generator, device: torch.dev
         sylvester = hadamard(1 << power).double() / math.sqrt(2**power)
         factors.append(torch.kron(odd, sylvester).float().to(device))
         odd = torch.ones(1, 1, dtype=torch.float64)
-    return Block(start, signs.to(device), tuple(factors))
+    return Block(start, width, signs.to(device), tuple(factors))
 
 
-def _split(odd: int, twos: int) -> list[int]:
+def _split(odd: int, twos: int, count: int = 1) -> list[int]:
     """Powers of two of as few factors as keep within the limit, the first times `odd`."""
-    count = 1
-    while True:
-        powers = [0] * count
-        sizes = [odd] + [1] * (count - 1)
-        for _ in range(twos):
-            smallest = sizes.index(min(sizes))
-            powers[smallest] += 1
-            sizes[smallest] *= 2
-        if max(sizes) <= LARGEST_FACTOR:
-            return powers
-        count += 1
-
-
-def _haar(size: int, generator: torch.Generator, device: torch.device) -> Rotation:
-    return Rotation((Block(0, None, (haar(size, generator).float().to(device),)),))
-
-
-KINDS: dict[str, Callable[[int, torch.Generator, torch.device], Rotation]] = {
-    "hadamard": _hadamard,
-    "haar": _haar,
-}
+    powers, sizes = [0] * count, [odd] + [1] * (count - 1)
+    for _ in range(twos):
+        smallest = sizes.index(min(sizes))
+        powers[smallest] += 1
+        sizes[smallest] *= 2
+    return powers if max(sizes) <= LARGEST_FACTOR else _split(odd, twos, count + 1)
 
 
 def make_rotation(
     kind: str, *, seed: int, size: int, device: torch.device | str = "cpu"
 ) -> Rotation:
-    """The rotation of all axes of a size, drawn on the CPU.
-
-    Args:
-        kind: "hadamard" or "haar".
-        seed: any whole number.
-        size: of the axis, at least 2.
-        device: where it is applied.
-    """
+    """The rotation of all axes of a `size` of at least 2, drawn on the CPU; see `KINDS`."""
     generator = torch.Generator().manual_seed(_digest(f"{seed}/{size}/") >> 1)
-    return KINDS[choose("rotation", kind, KINDS)](size, generator, torch.device(device))
+    device = torch.device(device)
+    if choose("rotation", kind, KINDS) == "haar":
+        return Rotation((Block(0, size, None, (haar(size, generator).float().to(device),)),))
+    # The smallest shift that leaves a small enough quotient; of an odd part below 64 it loses none.
+    twos = max((size & -size).bit_length() - 1, size.bit_length() - 6)
+    width = size >> twos << twos
+    starts = (0,) if width == size else (0, size - width)
+    return Rotation(tuple(_block(start, width, generator, device) for start in starts))
 
 
 def sign_key(seed: int, name: str, dim: int) -> int:

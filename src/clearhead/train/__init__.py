@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.train.batches import BatchSource as BatchSource
     from clearhead.train.callbacks import Callback as Callback
     from clearhead.train.callbacks import DivergedError as DivergedError
     from clearhead.train.callbacks import InterruptedRun as InterruptedRun
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from clearhead.train.config import TrainConfig as TrainConfig
     from clearhead.train.loop import train as train
     from clearhead.train.loop import train_to_end as train_to_end
+    from clearhead.train.parallel import BatchSource as BatchSource
     from clearhead.train.run_dir import holds_run as holds_run
     from clearhead.train.run_dir import is_finished as is_finished
 

@@ -21,44 +21,36 @@ LOGGED = ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run that is about to train."""
+    """A run that is about to train: `name` is the id in its records; `first_step` steps were done
+    when this process took over; `record` is what run.json holds."""
 
     name: str
-    """The id in its records: description["run"], or else the output folder's name."""
     output: Path
-    """The run folder."""
     model: "PreTrainedModel"
-    """The model, on its device; its weights change from step to step."""
     steps: int
-    """Steps of the whole run."""
     first_step: int
-    """Steps already done when this process took over; 0 for a new run."""
     record: dict[str, Any]
-    """Content of run.json: resolved config, seed, versions, device, command, date."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepMetrics:
-    """Metrics of one step, after the weights were updated."""
+    """Metrics of one step, the first of which is 1, after the weights were updated.
+
+    `tokens` and `seconds` are those of all steps so far, over all processes of the run, without
+    checkpoints; `loss` is the mean per label of this step's batch, in nats, before the update;
+    `gradient_norm` is from before clipping. `tokens_per_second` and `batch_stall`, the share of
+    time in which this process prepared batches, are over the steps since the last line.
+    """
 
     step: int
-    """Steps done, this one included: the first is 1."""
     tokens: int
-    """Input tokens of all steps so far."""
     seconds: float
-    """Time in steps so far, over all processes of the run; checkpoints are not in it."""
     loss: float
-    """Mean loss per label of this step's batch, in nats, before the update."""
     learning_rate: float
-    """Of this step."""
     gradient_norm: float
-    """Global norm before clipping."""
     tokens_per_second: float
-    """Over the steps since the last line."""
     batch_stall: float
-    """Share of these steps' time in which this process prepared batches."""
     seconds_left: float
-    """Time that the remaining steps will take at this process's pace."""
 
 
 class DivergedError(ClearheadError):
@@ -67,24 +59,20 @@ class DivergedError(ClearheadError):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """Result of a run that finished, or that stopped on a signal with a checkpoint."""
+    """Result of a run that finished, or that stopped on a signal with a checkpoint.
+
+    `steps`, `tokens` and `seconds` are those of all processes of the run, with compilation and
+    without checkpoints; `peak_memory_bytes` is of this one; `final_loss` is in nats per label.
+    """
 
     model: "PreTrainedModel"
-    """The trained model, in evaluation mode."""
     steps: int
-    """Steps done, over all processes of the run."""
     tokens: int
-    """Input tokens of those steps."""
     seconds: float
-    """Time in those steps; checkpoints are not in it, compilation is."""
     tokens_per_second: float
-    """`tokens / seconds`."""
     peak_memory_bytes: int
-    """Of this process while it trained (see `PeakMemory`)."""
     final_loss: float
-    """Loss of the last step, in nats per label."""
     stop_signal: signal.Signals | None
-    """SIGINT or SIGTERM where one stopped the run; None where it finished."""
 
     @property
     def interrupted(self) -> bool:
@@ -97,10 +85,7 @@ class InterruptedRun(Stopped):
 
 
 class Callback:
-    """Base class of observers of a run: override any methods; none may change the weights.
-
-    An exception in a method ends the run.
-    """
+    """Base class of observers of a run: override any methods; none may change the weights."""
 
     def start(self, run: Run) -> None:
         """Called before the first step, once checkpoint and settings are accepted."""
@@ -119,17 +104,14 @@ class Callback:
 
 
 class LinesFile(Callback):
-    """Appends JSON lines, each with its "step", to `file` in OUTPUT, one write for each step.
-
-    A resumed run first drops the lines after the step it resumes from, so no step has its lines
-    twice. A damaged line is refused by its number.
-    """
+    """Appends JSON lines, each with its "step", to `file` in OUTPUT. A resumed run first drops
+    those after the step it resumes from; a damaged line is refused by its number."""
 
     file: str
-    afterwards = "resume"  # what to do once there is room again
+    _advice = "make room and resume"
 
     def start(self, run: Run) -> None:
-        self._path, self._advice = run.output / self.file, f"make room and {self.afterwards}"
+        self.run, self._path = run, run.output / self.file
         done = jsonl.steps(self._path, until=run.first_step)
         write_text(self._path, "".join(map(jsonl.encode, done)), self._advice)
 
@@ -140,41 +122,27 @@ class LinesFile(Callback):
 
 
 class MetricsFile(LinesFile):
-    """Appends a record {"kind": "step", "run", "step", "loss", …} a step to OUTPUT/metrics.jsonl.
-
-    Its other values are those of `StepMetrics`, without the time left.
-    """
+    """Appends `StepMetrics` as {"kind": "step", "run", "step", "loss", …} to METRICS."""
 
     file = METRICS
-
-    def start(self, run: Run) -> None:
-        super().start(run)
-        self._run = run.name
 
     def step(self, metrics: StepMetrics) -> None:
         values = asdict(metrics)
         del values["seconds_left"]  # a guess for people, not a measurement
-        self.write(jsonl.encode({"kind": "step", "run": self._run, **values}))
+        self.write(jsonl.encode({"kind": "step", "run": self.run.name, **values}))
 
 
 class Progress(Callback):
-    """Shows steps, loss, learning rate, gradient norm, tokens/s and the time left.
-
-    Args:
-        stream: where progress is shown; standard error by default.
-        work: longer work of which the run is a unit; it shows its own time left.
-    """
+    """Shows steps on `stream`, by default standard error, or as a unit of longer `work`."""
 
     def __init__(self, stream: TextIO | None = None, work: Work | None = None) -> None:
         self._alone = work is None
         self._work = Line(stream) if work is None else work
-        self._steps = 0
 
     def start(self, run: Run) -> None:
         self._steps = run.steps
         if self._alone:
             self._work.start(1)
-            self._work.begin(run.name)
         if self._alone or run.first_step:
             resumed = f" from step {run.first_step}" if run.first_step else ""
             self._work.say(f"{run.name}: training {run.steps} steps{resumed}")
@@ -182,19 +150,18 @@ class Progress(Callback):
 
     def step(self, metrics: StepMetrics) -> None:
         left = f"  {in_words(metrics.seconds_left)} left" if self._alone else ""
-        numbers = (
+        self._work.update(
+            metrics.step / self._steps,
             f"step {metrics.step}/{self._steps}  loss {metrics.loss:.4f}  "
             f"lr {metrics.learning_rate:.2e}  norm {metrics.gradient_norm:.2f}  "
-            f"{metrics.tokens_per_second:,.0f} tokens/s{left}"
+            f"{metrics.tokens_per_second:,.0f} tokens/s{left}",
         )
-        self._work.update(metrics.step / self._steps, numbers)
 
     def checkpoint(self, path: Path) -> None:
         if self._alone:
             self._work.say(f"saved {path}")
 
     def end(self, result: TrainResult) -> None:
-        self.close()
         stopped = f" (stopped by {result.stop_signal.name})" if result.stop_signal else ""
         self._work.say(
             f"{result.steps} steps, {result.tokens:,} tokens in {in_words(result.seconds)} "
@@ -203,7 +170,6 @@ class Progress(Callback):
         )
 
     def close(self) -> None:
-        """Release the terminal, unless the run is part of longer work."""
         if self._alone:
             self._work.close()
 
@@ -211,9 +177,10 @@ class Progress(Callback):
 class TensorBoard(Callback):
     """Writes scalars to OUTPUT/tensorboard; needs the extra "tensorboard"."""
 
+    _writer: Any = None
+
     def __init__(self) -> None:
         self._module = require("torch.utils.tensorboard", "tensorboard")
-        self._writer: Any = None
 
     def start(self, run: Run) -> None:
         """Open the log; a resumed run hides what was logged after the step it resumes from."""
@@ -232,15 +199,11 @@ class TensorBoard(Callback):
 
 
 class WandB(Callback):
-    """Logs to the Weights & Biases project "clearhead", under the run's name.
-
-    Its account and mode are those of wandb's own settings, such as WANDB_MODE=offline. The run's
-    id is stored in OUTPUT/wandb-id, for a resumed run to continue. Needs the extra "wandb".
-    """
+    """Logs to the Weights & Biases project "clearhead", under the run's name; needs the extra
+    "wandb". A resumed run continues by the id that OUTPUT/wandb-id holds."""
 
     def __init__(self) -> None:
         self._module = require("wandb", "wandb")
-        self._started = False
 
     def start(self, run: Run) -> None:
         path = run.output / "wandb-id"
@@ -254,15 +217,13 @@ class WandB(Callback):
             resume="allow",
             dir=str(run.output),
         )
-        self._started = True
 
     def step(self, metrics: StepMetrics) -> None:
         values = {f"train/{name}": getattr(metrics, name) for name in LOGGED}
         self._module.log(values, step=metrics.step)
 
     def close(self) -> None:
-        if self._started:
-            self._module.finish()
+        self._module.finish()  # without a run it does nothing
 
 
 _TRACKERS: dict[Tracker, type[Callback]] = {"tensorboard": TensorBoard, "wandb": WandB}

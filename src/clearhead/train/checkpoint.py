@@ -29,12 +29,13 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
 
 from clearhead.errors import ClearheadError, first_line
 from clearhead.models.loading import AUTO_CLASS, explained, kind_of, load_config, without_bars
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder
-from clearhead.train.parallel import is_sharded, plain_class
+from clearhead.train.parallel import is_sharded
 from clearhead.train.trainable import ADAPTERS, has_adapters, merge_adapters
 from clearhead.train.world import ALONE, World
 
@@ -48,7 +49,6 @@ WEIGHTS, OPTIMIZER = "model/", "optimizer/"
 
 # The names that `save` gives: no other folder, such as a copy of one, is ever counted or removed.
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})")
-_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 # Of Distributed Checkpoint, in a single process.
 warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
@@ -61,7 +61,7 @@ def folders(output: Path) -> list[Path]:
 
 def newest(output: Path) -> Path | None:
     """The last published checkpoint of a run."""
-    return next(reversed(folders(output)), None)
+    return max(folders(output), key=_step, default=None)
 
 
 def save(
@@ -75,7 +75,7 @@ def save(
     world: World = ALONE,
 ) -> Path:
     """Publish the checkpoint of step `record["step"]`, then delete all but the `keep` newest."""
-    target = output / FOLDER / f"step-{record['step']:08d}"
+    target, alone = output / FOLDER / f"step-{record['step']:08d}", world.size == 1
     previous = newest(output)
     safe = f"the one before, {previous}, is whole" if previous else "there is none before it"
     advice = f"{safe}; make room and resume"
@@ -85,39 +85,31 @@ def save(
         state = weights(model) | _optimizer_state(model, optimizer)
         state |= _random_state(model.device, world)
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-        alone = world.size == 1
         try:
             dcp.save(state, storage_writer=writer, process_group=world.control, no_dist=alone)
         except CheckpointException as error:
             rank, (failure, _) = next(iter(error.failures.items()))
             if alone:
                 raise failure from None
-            reason = first_line(failure) or type(failure).__name__
             raise ClearheadError(
-                f"process {rank} cannot write {folder} ({reason}): {advice}"
+                f"process {rank} cannot write {folder} ({first_line(failure)}): {advice}"
             ) from error
         if world.first:
-            _save_config(model, tokenizer, folder)
+            if has_adapters(model):
+                for settings in model.peft_config.values():
+                    settings.save_pretrained(str(folder))
+            else:
+                config = copy(model.config)
+                kinds = [kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule)]
+                config.architectures = [kinds[0].__name__]
+                config.save_pretrained(folder)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
             manifest.seal(folder, record, name=TRAINER_FILE)
     for old in folders(output)[:-keep] if world.first else ():
         if old.is_dir() and not old.is_symlink():
             shutil.rmtree(old)
     return target
-
-
-def _save_config(
-    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: Path
-) -> None:
-    """Write the files of a Hugging Face folder beside the weights: configuration, tokenizer."""
-    if has_adapters(model):
-        for settings in model.peft_config.values():
-            settings.save_pretrained(str(folder))
-    else:
-        config = copy(model.config)
-        config.architectures = [plain_class(model).__name__]
-        config.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
 
 
 def export(
@@ -128,7 +120,15 @@ def export(
     advice: str,
 ) -> None:
     """Publish the whole model as an ordinary Hugging Face folder with checksums."""
-    weights = _gathered(model) if is_sharded(model) else None
+    weights: dict[str, Any] | None = None
+    if is_sharded(model):  # the parts of all processes, in the first
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights = get_model_state_dict(model, options=options)
+        first: dict[int, str] = {}
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            tied = first.setdefault(id(tensor), name)
+            if name in weights:
+                weights[name] = weights[tied]  # one tensor again, so that it is saved once
 
     def write() -> None:
         with publish_folder(target, advice) as folder:
@@ -145,8 +145,7 @@ def save_pretrained(
     folder: Path,
     weights: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write model and tokenizer as an ordinary Hugging Face folder; `weights` are the model's own
-    where they are not given."""
+    """Write an ordinary Hugging Face folder; `weights` are the model's own by default."""
     with without_bars():
         model.save_pretrained(folder, state_dict=weights)
         if tokenizer is not None:
@@ -154,28 +153,20 @@ def save_pretrained(
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """Check every file of a checkpoint against its hash; return what trainer.json records.
-
-    The format of an earlier version is refused.
-    """
+    """Check every file of a checkpoint against its hash; return what trainer.json records."""
     older = [path for path in folders(folder.parent.parent) if _step(path) < _step(folder)]
     start = older[-1].name if older else "the first step"
     advice = f"delete {folder} to resume from {start}"
     record = manifest.verify(folder, name=TRAINER_FILE, advice=advice)
-    if not is_checkpoint(folder):
+    if not any(folder.glob(SHARDS)):
         raise ClearheadError(f"{folder} is of an earlier version's format: {advice}")
     return record
-
-
-def is_checkpoint(folder: Path) -> bool:
-    """True if a folder holds weights as `save` writes them."""
-    return any(folder.glob(SHARDS))
 
 
 def whole(folder: Path) -> "PreTrainedModel | None":
     """The model of a verified checkpoint, on the CPU in evaluation mode; None for any other folder,
     and for adapters without their model."""
-    if not is_checkpoint(folder) or not (folder / "config.json").exists():
+    if not any(folder.glob(SHARDS)) or not (folder / "config.json").exists():
         return None
     verify(folder)
     name = str(folder)
@@ -188,10 +179,8 @@ def whole(folder: Path) -> "PreTrainedModel | None":
 def restore(
     folder: Path, model: "PreTrainedModel", optimizer: torch.optim.Optimizer, world: World = ALONE
 ) -> None:
-    """Load weights, optimizer state and random state from a verified checkpoint, in place.
-
-    Each process gets its own random state, or a new seed if another number of processes saved it.
-    """
+    """Load weights, optimizer state and random state from a verified checkpoint, in place; where
+    another number of processes saved it, the random state stays as it is."""
     stored: Any = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     if is_sharded(model):
         get_optimizer_state_dict(model, optimizer)  # an empty state, placed as the parameters
@@ -202,12 +191,20 @@ def restore(
             for key, tensor in stored.items()
             if key.startswith(OPTIMIZER)
         }
-    alike = sum(key.startswith("random/cpu/") for key in stored) == world.size
-    random = _random_state(model.device, world) if alike else {}
+    random = _random_state(model.device, world)
+    if sum(key.startswith("random/cpu/") for key in stored) != world.size:
+        random = {}
     random = {key: tensor for key, tensor in random.items() if key in stored}
     held = {key: tensor for key, tensor in tensors.items() if key in stored}
     _read(held | random | weights(model), folder, world)
-    _set_optimizer_state(model, optimizer, tensors)
+    by_name: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+    for place, tensor in tensors.items():
+        name, _, key = place.removeprefix(OPTIMIZER).rpartition("/")
+        by_name[name][key] = tensor
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    grouped = [names[one] for group in optimizer.param_groups for one in group["params"]]
+    state = {number: by_name[name] for number, name in enumerate(grouped) if name in by_name}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     for key, tensor in random.items():
         if "cuda" in key:
             torch.cuda.set_rng_state(tensor, model.device)
@@ -232,42 +229,15 @@ def _optimizer_state(
     }
 
 
-def _set_optimizer_state(
-    model: "PreTrainedModel", optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
-) -> None:
-    """Load what `_optimizer_state` gave into an optimizer made by the same settings."""
-    by_name: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
-    for place, tensor in tensors.items():
-        name, _, key = place.removeprefix(OPTIMIZER).rpartition("/")
-        by_name[name][key] = tensor
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    held = [names[one] for group in optimizer.param_groups for one in group["params"]]
-    state = {number: by_name[name] for number, name in enumerate(held) if name in by_name}
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-
-
 def weights(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
-    """Parameters and buffers that a checkpoint holds by name, tied ones once.
-
-    For a model with adapters: the adapters' parameters, and the buffers.
-    """
+    """Parameters and buffers that a checkpoint holds by name, tied ones once; of a model with
+    adapters, whose weights stay, the adapters' parameters and the buffers."""
     held = model.state_dict(keep_vars=True)
     if has_adapters(model):
         buffers = {name for name, _ in model.named_buffers()}
         held = {name: held[name] for name in held if ".lora_" in name or name in buffers}
     once = {id(tensor): name for name, tensor in reversed(held.items())}
     return {WEIGHTS + name: t.detach() for name, t in held.items() if once[id(t)] == name}
-
-
-def _gathered(model: "PreTrainedModel") -> dict[str, Any]:
-    """The weights with the parts of all processes, in the first; nothing in the others."""
-    weights = get_model_state_dict(model, options=_FULL)
-    first: dict[int, str] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        tied = first.setdefault(id(tensor), name)
-        if name in weights:
-            weights[name] = weights[tied]  # one tensor again, so that it is saved once
-    return weights
 
 
 def _random_state(device: torch.device, world: World) -> dict[str, torch.Tensor]:

@@ -18,31 +18,22 @@ GRAPHS = 128
 
 @contextmanager
 def compiled(model: nn.Module, mode: Literal["none", "blocks"]) -> Iterator[None]:
-    """Run the body with the decoder layers of `model` compiled in place.
-
-    Layers are compiled one by one because they share one graph: the first one's compilation serves
-    all. A module that sets `compile_like_a_layer`, as clearhead's loss does, joins them. Modules
-    are not wrapped, so parameter names stay; afterwards they are eager again, so that hooks and
-    other lengths cost no recompilation.
-    """
+    """Run the body with the decoder layers of `model` compiled in place, which share one graph, and
+    modules that set `compile_like_a_layer`, as clearhead's loss does."""
     if mode == "none":
         yield
         return
-    try:
-        layers = decoder_layers(model)
-    except ClearheadError as error:
-        raise ClearheadError(f"{error}, or train it with compile none") from None
-    layers += [m for m in model.modules() if getattr(m, "compile_like_a_layer", False)]
+    others = [one for one in model.modules() if getattr(one, "compile_like_a_layer", False)]
+    layers = [*decoder_layers(model), *others]
     for layer in layers:
         layer.compile()
     try:
         with dynamo.patch(recompile_limit=max(GRAPHS, dynamo.recompile_limit)):
             yield
     except TorchDynamoException as error:
-        reason = first_line(error)
         raise ClearheadError(
-            f"torch.compile does not work here ({reason or type(error).__name__}): install a C++ "
-            "compiler such as g++ with Python's headers, or train with compile none"
+            f"torch.compile does not work here ({first_line(error)}): install a C++ compiler such "
+            "as g++ with Python's headers, or train with compile none"
         ) from error
     finally:
         for layer in layers:

@@ -10,18 +10,10 @@ from clearhead.ranges import Betas, Count, Fraction, Natural, NotNegative, Posit
 
 Tracker = Literal["tensorboard", "wandb"]
 
-# How several processes, started by torchrun (docs/scale.md), share a run: no token depends on it.
-SPREADING = ("parallel", "checkpointing", "timeout")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Course):
-    """Settings of one training run. All shape the result except those in `SPREADING`,
-    `save_every`, `keep` and `log_every`.
-
-    Raises:
-        ClearheadError: naming the field, what was found and what would work.
-    """
+    """Settings of one training run."""
 
     compile: Literal["none", "blocks"] = "none"
     """"blocks" compiles each decoder layer with torch.compile."""
@@ -55,29 +47,21 @@ class TrainConfig(Course):
             if budget is not None and budget < self.tokens_per_step:
                 raise ClearheadError(
                     f"{name} is {budget}, less than one step of {self.tokens_per_step} "
-                    f"(sequence_length {self.sequence_length} x batch_size {self.batch_size} x "
-                    f"accumulation {self.accumulation}): raise {name}, or lower one of those"
+                    "(sequence_length x batch_size x accumulation): raise it, or lower one of those"
                 )
-        if self.ramp and self.accumulation == 1:
-            raise ClearheadError(
-                f"ramp is {self.ramp}, but accumulation is 1, so that nothing can grow: raise "
-                "accumulation, or leave ramp out"
-            )
         planned, falls = self.schedule_tokens or self.tokens, self.schedule != "constant"
         if planned < self.tokens and falls and not self.final_learning_rate:
             raise ClearheadError(
-                f"the {self.schedule} schedule ends after {planned} tokens at learning rate 0, so "
-                f"that the rest of {self.tokens} would teach nothing: start another run from this "
-                "one's model (train --from), or give it a final_learning_rate at its start"
+                f"the {self.schedule} schedule ends after {planned} tokens at learning rate 0, and "
+                f"the rest of {self.tokens} would teach nothing: start another run from this model "
+                "(train --from)"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(Recipe):
-    """The protocol of the crammed BERT's GLUE runs, at SAS's settings (arXiv 2311.01906, D.2).
-
-    Neither paper states a gradient clip; 1 is ours.
-    """
+    """The protocol of the crammed BERT's GLUE runs, at SAS's settings (arXiv 2311.01906, D.2), and
+    a gradient clip of ours, 1."""
 
     learning_rate: Positive = 1.5e-4
     """Peak learning rate."""

@@ -6,30 +6,22 @@ import threading
 from types import FrameType
 from typing import Any
 
-_CLOSED = getattr(signal, "SIGHUP", None)  # Windows has none
-
 
 class StopSignals:
-    """Context in which the first SIGINT, SIGTERM or SIGHUP is only recorded, in `received`.
-
-    A later Ctrl-C raises KeyboardInterrupt at once, as usual. After SIGHUP, which means that the
-    terminal is gone, output is discarded. A SIGHUP that is ignored, as under nohup, stays ignored.
-    Outside the main thread Python allows no handlers, so none are installed. The previous handlers
-    are restored on exit.
-    """
+    """Context in which the first SIGINT, SIGTERM or SIGHUP is only recorded, in `received`; a later
+    Ctrl-C raises KeyboardInterrupt. After SIGHUP the terminal is gone: output is discarded. One
+    that is ignored, as under nohup, stays so. Only the main thread may have handlers."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._found: dict[signal.Signals, Any] = {}
-        self._terminals: list[int] = []
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._found[number] = signal.signal(number, self._note)
-            if _CLOSED is not None and signal.getsignal(_CLOSED) is not signal.SIG_IGN:
-                self._found[_CLOSED] = signal.signal(_CLOSED, self._note)
             self._terminals = [stream for stream in (1, 2) if os.isatty(stream)]
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._found[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -40,8 +32,6 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if number == _CLOSED and self._terminals:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
+        if number == signal.SIGHUP:
             for stream in self._terminals:
-                os.dup2(nowhere, stream)
-            os.close(nowhere)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)

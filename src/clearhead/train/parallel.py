@@ -1,11 +1,11 @@
-"""A model spread over the processes of a run by PyTorch's DDP or FSDP2."""
+"""A step's batches and its gradients, in one process or several, by PyTorch's DDP or FSDP2."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -15,66 +15,122 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+from clearhead.data.batches import IGNORED
 from clearhead.errors import ClearheadError
 from clearhead.models.inspection import decoder_layers
 from clearhead.train import precision
-from clearhead.train.batches import (
-    CLASSIFICATION,
-    NEXT_TOKEN,
-    BatchSource,
-    forward_parameters,
-    label_count,
-    objective_of,
-)
 from clearhead.train.config import TrainConfig
 from clearhead.train.world import ALONE, World
 
+NEXT_TOKEN = "next-token"
+CLASSIFICATION = "classification"
 
-@dataclass(frozen=True)
-class Spread:
-    """A model spread over the processes of a run, and this process's part of every step."""
 
-    forward: Callable[..., Any]
-    """Runs the model: the model itself, or DDP around it."""
-    world: World = ALONE
-    dealt: int = 1
-    """The processes among which a step's batches are dealt out."""
+class BatchSource(Protocol):
+    """A source of batches that are a pure function of their number, which makes resuming exact.
 
-    def micro_batches(
-        self, batches: BatchSource, numbers: Sequence[int]
-    ) -> list[dict[str, torch.Tensor]]:
-        """This process's part of a step: whole batches, or its rows of them."""
-        sharing = self.world.size // self.dealt  # the rows of one batch
-        place, part = divmod(self.world.rank, sharing)
-        own = [batches.batch(number) for number in numbers[place :: self.dealt]]
-        return [{key: t.chunk(sharing)[part] for key, t in batch.items()} for batch in own]
+    Optional attributes: `fingerprint` (str) identifies the data, and a run is not resumed on other
+    data; `begin` (int or None) is the first token of every window; `objective` (str), by default
+    "next-token", is the meaning of labels. With "mlm" they are at the hidden tokens' own positions;
+    with "classification" a text has one label, [B], and batches may be smaller than batch_size x
+    sequence_length. Optional method: `tokens_before(step)` counts the tokens of earlier batches,
+    where rows are not all of the settings' sequence_length.
+    """
+
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
+        """Batch number `step`, on the CPU: "input_ids" and "labels", int64 [B, T], and whatever
+        else the model's forward takes by name. Labels are not shifted (the model does that), and
+        -100 is left out of the loss."""
+
+
+def objective_of(batches: BatchSource) -> str:
+    """The `objective` of the batches, "next-token" by default (see `BatchSource`)."""
+    return getattr(batches, "objective", NEXT_TOKEN)
+
+
+def label_count(batch: dict[str, torch.Tensor], objective: str = NEXT_TOKEN) -> int:
+    """Number of labels in the loss of `batch`; for the next token all but each window's first."""
+    labels_BT = batch["labels"]
+    if objective == CLASSIFICATION:
+        return len(labels_BT)  # every number is a label of a regression
+    return int(((labels_BT[:, 1:] if objective == NEXT_TOKEN else labels_BT) != IGNORED).sum())
+
+
+def check(batches: BatchSource, model: PreTrainedModel, config: TrainConfig) -> None:
+    """Refuse a first batch that contradicts the settings, or has a mask without effect."""
+    batch, objective = batches.batch(0), objective_of(batches)
+    learns = getattr(model, "objective", objective)  # other models than ours do not say
+    masked, name = "document_ids" in batch, type(model).__name__
+    shape, expected = tuple(batch["input_ids"].shape), (config.batch_size, config.sequence_length)
+    # An epoch's last batch has fewer texts, and texts differ.
+    fits = tuple(map(max, shape, expected)) if objective == CLASSIFICATION else shape
+    problem = ""
+    if learns != objective:
+        problem = f"{name} learns {learns}, but the labels of the batches are for {objective}"
+    elif fits != expected:
+        problem = (
+            f"the batches are {shape[0]} x {shape[1]} tokens, but batch_size x sequence_length is "
+            f"{expected[0]} x {expected[1]}"
+        )
+    elif masked != config.document_masks:
+        which = "with" if masked else "without"
+        problem = (
+            f"document_masks is {config.document_masks}, but the batches come {which} document_ids"
+        )
+    # Hugging Face models swallow unknown arguments without a word.
+    elif masked and "document_ids" not in inspect.signature(model.forward).parameters:
+        problem = f"{name} takes no document_ids, so document_masks would do nothing: turn it off"
+    if problem:
+        raise ClearheadError(problem)
 
 
 def spread(
     model: PreTrainedModel, batches: BatchSource, config: TrainConfig, world: World
-) -> Spread:
-    """Spread `model` as `config` asks, in place; FSDP2 makes its parameters DTensors."""
-    if world.size > 1 and model.device.type not in ("cpu", "cuda"):
-        raise ClearheadError(
-            f"several processes train on CPUs or NVIDIA GPUs, not on {model.device.type}: start one"
-        )
+) -> Callable[..., Any]:
+    """Spread `model` as `config` asks, in place; FSDP2 makes its parameters DTensors. Returns what
+    runs the model: itself, or DDP around it."""
     if world.size > 1 and objective_of(batches) == CLASSIFICATION:
         raise ClearheadError("an epoch's last batch cannot be shared: fine-tune in one process")
     if config.lora and config.parallel == "fsdp":
         raise ClearheadError("lora trains few weights, not worth sharding: choose parallel ddp")
-    dealt = dealt_among(config, world.size)
+    dealt_among(config, world.size)  # refuses before anything is written
     if config.checkpointing == "blocks":
-        try:
-            recompute(model, True)
-        except ValueError as error:
-            raise ClearheadError(f"{error}: train it with checkpointing none") from error
-    forward: Callable[..., Any] = model
-    if config.parallel == "fsdp":
-        _shard(model, config, world.size)
+        recompute(model, True)
+    if config.parallel == "fsdp":  # every decoder layer, and all other modules as one
+        options: dict[str, Any] = {"mesh": init_device_mesh(model.device.type, (world.size,))}
+        if config.precision == "bf16":
+            # Gathered in half the bytes; gradients are added up in float32.
+            options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        for layer in decoder_layers(model):
+            fully_shard(layer, reshard_after_forward=True, **options)
+        fully_shard(model, **options)
     elif world.size > 1:
         # Gradients lie where they are exchanged: a third less of the exchange's CPU time.
-        forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return Spread(forward, world, dealt)
+        return DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return model
+
+
+def dealt_among(config: TrainConfig, size: int) -> int:
+    """The number of groups of processes that share a step's batches; a group shares their rows."""
+    steps = {end - start for start, end in pairwise(config.starts)}
+    dealt = math.gcd(size, *steps)
+    if config.batch_size % (size // dealt):
+        raise ClearheadError(
+            f"{size} processes cannot share a step of accumulation {min(steps)} x batch_size "
+            f"{config.batch_size} equally: make batch_size a multiple of {size // dealt}, or start "
+            "another number of processes"
+        )
+    return dealt
+
+
+def own_part(
+    batches: BatchSource, numbers: Sequence[int], world: World, dealt: int
+) -> list[dict[str, torch.Tensor]]:
+    """This process's part of a step: whole batches, or its rows of them (see `dealt_among`)."""
+    sharing = world.size // dealt  # the rows of one batch
+    place, part = divmod(world.rank, sharing)
+    own = [batches.batch(number) for number in numbers[place::dealt]]
+    return [{key: t.chunk(sharing)[part] for key, t in batch.items()} for batch in own]
 
 
 def accumulate(
@@ -82,43 +138,39 @@ def accumulate(
     micro_batches: Sequence[Mapping[str, torch.Tensor]],
     mode: precision.Resolved,
     objective: str = NEXT_TOKEN,
-    over: Spread | None = None,
+    forward: Callable[..., Any] | None = None,
+    world: World = ALONE,
 ) -> torch.Tensor:
     """Add the gradients of one step's micro-batches to the parameters; return the step's loss.
 
-    With a model spread `over` several processes: this process's micro-batches and part of the loss.
+    With a model that is spread over several processes: this process's micro-batches and part of the
+    loss, and the `forward` that `spread` gave.
 
-    The loss is that of one batch holding them all: the sum over label tokens, divided by their
-    number. Each model's mean is weighted by its share of the labels, which differ where masks
-    leave some out; this needs only a mean loss from the model, whereas some models silently ignore
-    an argument such as `num_items_in_batch`.
+    The loss is that of one batch holding them all: each micro-batch's mean is weighted by its share
+    of the labels, since some models silently ignore an argument such as `num_items_in_batch`.
     """
-    over = over or Spread(model)
-    size = over.world.size
     counts = [label_count(dict(batch), objective) for batch in micro_batches]
-    labels = sum(over.world.gather(sum(counts)))
+    labels = sum(world.gather(sum(counts)))
     if not labels:
         raise ClearheadError("a step has no label to learn from: give longer documents or batches")
-    device = model.device
-    extra = {"use_cache": False} if "use_cache" in forward_parameters(model) else {}
+    device, forward = model.device, forward or model
+    cached = "use_cache" in inspect.signature(model.forward).parameters
+    extra = {"use_cache": False} if cached else {}
     total = torch.zeros((), device=device)
     for number, (batch, count) in enumerate(zip(micro_batches, counts, strict=True), 1):
-        if count == 0 and size == 1:
+        if count == 0 and world.size == 1:
             continue  # its mean would be 0 / 0
         # A process that left a batch without labels out would take no part in the exchange of
         # gradients: its loss is multiplied by 0.
         batch = dict(batch) if count else {**batch, "labels": batch["input_ids"]}
         inputs = {key: tensor.to(device, non_blocking=True) for key, tensor in batch.items()}
         # FSDP2 adds up at each, since unreduced gradients take a whole model's memory.
-        replicas, last = over.forward, number == len(counts)
-        with (
-            replicas.no_sync()
-            if isinstance(replicas, DistributedDataParallel) and not last
-            else nullcontext()
-        ):
+        ddp = forward if isinstance(forward, DistributedDataParallel) else None
+        with ddp.no_sync() if ddp and number < len(counts) else nullcontext():
             with precision.autocast(mode, device):
-                loss = over.forward(**inputs, **extra).loss * (count / labels)
-            (loss * size if size > 1 else loss).backward()  # gradients are averaged over processes
+                loss = forward(**inputs, **extra).loss * (count / labels)
+            # Gradients are averaged over processes.
+            (loss * world.size if world.size > 1 else loss).backward()
         total += loss.detach()
     return total
 
@@ -130,53 +182,11 @@ def recompute(model: PreTrainedModel, wanted: bool) -> None:
     getattr(model, name if hasattr(model, name) else f"gradient_checkpointing_{verb}")(*options)
 
 
-def plain_class(model: nn.Module) -> type:
-    """The class of a model, without the subclass that FSDP2 gives it."""
-    return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
-
-
 def is_sharded(model: nn.Module) -> bool:
     """True if no process has the whole model."""
     return isinstance(model, FSDPModule)
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """The full tensor, gathered from all processes."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def dealt_among(config: TrainConfig, size: int) -> int:
-    """The number of groups of processes that share a step's batches; a group shares their rows."""
-    steps = {end - start for start, end in pairwise(config.starts)}
-
-    def rows(processes: int) -> int:
-        return processes // math.gcd(processes, *steps)
-
-    if config.batch_size % rows(size):
-        fits = [n for n in range(1, size) if config.batch_size % rows(n) == 0]
-        raise ClearheadError(
-            f"{size} processes cannot share a step of accumulation {min(steps)} x batch_size "
-            f"{config.batch_size} equally: make batch_size a multiple of {rows(size)}, or start "
-            f"{' or '.join(map(str, fits[-3:]))}"
-        )
-    return math.gcd(size, *steps)
-
-
-def _shard(model: PreTrainedModel, config: TrainConfig, size: int) -> None:
-    """FSDP2 on every decoder layer, and on all other modules as one."""
-    options: dict[str, Any] = {"mesh": init_device_mesh(model.device.type, (size,))}
-    if config.precision == "bf16":
-        # Gathered in half the bytes; gradients are added up in float32.
-        options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    try:
-        layers = decoder_layers(model)
-    except ClearheadError as error:
-        raise ClearheadError(f"{error}, or train it with parallel ddp") from None
-    for layer in layers:
-        fully_shard(layer, reshard_after_forward=True, **options)
-    fully_shard(model, **options)

@@ -9,25 +9,19 @@ Resolved = Literal["bf16", "fp32"]
 
 
 def resolve(precision: Literal["auto", "bf16", "fp32"], device: torch.device) -> Resolved:
-    """Resolve `precision` on `device`: "auto" is bf16 only with native hardware support.
-
-    Emulated bf16 is slower than float32 and less exact, so "auto" never chooses it.
-    """
+    """Resolve `precision` on `device`: "auto" is bf16 only with native hardware support, since
+    emulated bf16 is slower than float32 and less exact."""
     if precision != "auto":
         return precision
-    return "bf16" if _native_bf16(device) else "fp32"
+    native = False
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif device.type == "cpu":
+        capabilities = torch.cpu.get_capabilities()
+        native = bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+    return "bf16" if native else "fp32"
 
 
 def autocast(precision: Resolved, device: torch.device) -> AbstractContextManager[None]:
     """The context of a forward pass. Weights, gradients and optimizer state stay float32."""
-    enabled = precision == "bf16"
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
-
-
-def _native_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type == "cpu":
-        capabilities = torch.cpu.get_capabilities()
-        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-    return False
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")

@@ -20,15 +20,17 @@ from clearhead.errors import ClearheadError
 from clearhead.models.configuration import ClearheadConfig, renamed
 from clearhead.records.files import read_json, remove_leftovers, write_json
 from clearhead.records.identity import canonical
-from clearhead.records.provenance import provenance
+from clearhead.records.provenance import KEYS, provenance
 from clearhead.train import checkpoint
-from clearhead.train.config import SPREADING, TrainConfig
+from clearhead.train.config import TrainConfig
 
 RUN_FILE = "run.json"
 FINAL = "final"
 
-# May change between a run and its resumption: no weight depends on them.
-FREE_KEYS = {"save_every", "keep", "log_every", *SPREADING, "shard", "reshard"}  # once settings
+# May change between a run and its resumption: no weight depends on them. The last two are of an
+# earlier version.
+FREE_KEYS = {"save_every", "keep", "log_every", "parallel", "checkpointing", "timeout"}
+FREE_KEYS |= {"shard", "reshard"}
 # Hugging Face fills these in on saving and loading; they say nothing about the architecture.
 VOLATILE_KEYS = {"_name_or_path", "architectures", "auto_map", "dtype", "transformers_version"}
 
@@ -43,18 +45,13 @@ def holds_run(output: Path) -> bool:
     return any((output / name).exists() for name in (RUN_FILE, checkpoint.FOLDER, FINAL))
 
 
-def require_run(output: Path) -> None:
-    """Raise a ClearheadError where there is no run to resume."""
+def read_record(output: Path) -> dict[str, Any]:
+    """Read the run.json in `output`; a ClearheadError where it is missing or damaged."""
     if not holds_run(output):
         raise ClearheadError(f"{output} holds no run to resume: start it without --resume")
-
-
-def read_record(output: Path) -> dict[str, Any]:
-    """Read the run.json in `output`; one that is missing or damaged is refused."""
     advice = "it no longer says what was asked for; restore it, or choose another folder"
     record = read_json(output / RUN_FILE, advice)
-    sections = [record.get(key) for key in ("config", "model", "description")]
-    if not all(isinstance(section, dict) for section in sections):
+    if not all(isinstance(record.get(key), dict) for key in ("config", "model", "description")):
         raise ClearheadError(f"{output / RUN_FILE} is damaged: {advice}")
     return record
 
@@ -62,12 +59,9 @@ def read_record(output: Path) -> dict[str, Any]:
 def identity(model: PreTrainedModel, batches: Any, config: TrainConfig) -> dict[str, Any]:
     """Settings and fingerprints that a resumed run must share with its start, as JSON values."""
     settings = json.loads(model.config.to_json_string(use_diff=False))
-    shared = {
-        "config": asdict(config),
-        "model": {key: value for key, value in settings.items() if key not in VOLATILE_KEYS},
-        "data": getattr(batches, "fingerprint", None),
-    }
-    return canonical(shared)
+    settings = {key: value for key, value in settings.items() if key not in VOLATILE_KEYS}
+    data = getattr(batches, "fingerprint", None)
+    return canonical({"config": asdict(config), "model": settings, "data": data})
 
 
 def describe(model: PreTrainedModel, name: str, description: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,28 +85,21 @@ def require_no_run(output: Path) -> None:
         )
 
 
-def reopen(
-    output: Path, record: dict[str, Any], origin: dict[str, Any], steps: int
-) -> dict[str, Any] | None:
+def reopen(output: Path, record: dict[str, Any], steps: int) -> dict[str, Any] | None:
     """Check that the run in `output` can be resumed with the settings of `record`, up to `steps`.
 
-    Its run.json then has the settings of `record`, and notes `origin`. A finished run with steps
-    left is extended: its present final model is kept as final-STEP.
+    They go to its run.json; a finished run keeps its present final model as final-STEP.
 
-    Returns:
-        The record of the newest checkpoint, verified; None where the run was killed before its
-        first checkpoint, and starts over.
+    Returns the record of the newest checkpoint, verified; None where the run starts over.
     """
-    require_run(output)
     before = read_record(output)
     newest = checkpoint.newest(output)
     saved = checkpoint.verify(newest) if newest else None
     done = saved["step"] if saved else 0
     if is_finished(output) and (saved is None or done >= steps):
         raise ClearheadError(
-            f"the run in {output} is finished: its model is in {output / FINAL}; "
-            + ("" if saved is None else "extend it by more --train.tokens, or ")
-            + "choose another folder to train again"
+            f"the run in {output} is finished: its model is in {output / FINAL}; extend it by more "
+            "--train.tokens, or choose another folder to train again"
         )
     if done > steps:
         raise ClearheadError(
@@ -123,6 +110,7 @@ def reopen(
     # A caller that describes nothing leaves what is known of the run as it was.
     keys = ("config", "description") if record["description"] else ("config",)
     now = {key: record[key] for key in keys}
+    origin = {key: record[key] for key in (*KEYS, "processes") if key in record}
     resumed = [*before.get("resumed", []), {"step": done, **origin}]
     write_json(output / RUN_FILE, {**before, **now, "resumed": resumed})
     if is_finished(output):
@@ -139,12 +127,9 @@ def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_changes(place: Path, asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse to resume in `place` where its settings, `asked`, differ from those `wanted` now.
-
-    Both are JSON values by name; mappings are compared key by key, and each difference is named.
-    Keys that "model" lacks have clearhead's defaults; for other libraries' models they count as
-    equal. Settings on which no weight depends may differ.
-    """
+    """Refuse to resume in `place` where its settings, `asked`, differ from those `wanted` now, both
+    JSON values by section. Keys that "model" lacks have clearhead's defaults, or count as equal in
+    another library's model."""
     wanted = canonical(wanted)
     usual = dict(wanted.get("model", {}))
     if usual.get("model_type") == ClearheadConfig.model_type:
@@ -152,16 +137,13 @@ def refuse_changes(place: Path, asked: Mapping[str, Any], wanted: Mapping[str, A
     changes = []
     for section, now in wanted.items():
         before = asked.get(section)
+        pairs = [(section, before, now)]
         if isinstance(now, dict):
             before = usual | renamed(before or {}) if section == "model" else before or {}
             gone = before.keys() if section == "train" else ()  # settings of an earlier version
             keys = sorted({*now, *gone} - FREE_KEYS - VOLATILE_KEYS)
-            pairs = {f"{section}.{key}": (before.get(key), now.get(key)) for key in keys}
-        else:
-            pairs = {section: (before, now)}
-        for name, (old, new) in pairs.items():
-            if old != new:
-                changes.append(f"{name} was {old!r} and is now {new!r}")
+            pairs = [(f"{section}.{key}", before.get(key), now.get(key)) for key in keys]
+        changes += [f"{name} was {a!r} and is now {b!r}" for name, a, b in pairs if a != b]
     if changes:
         raise ClearheadError(
             f"{place} holds a run of other settings: {'; '.join(changes)}; give those of the run, "

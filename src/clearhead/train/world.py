@@ -6,11 +6,8 @@ otherwise by gloo; decisions always by gloo, so that none of them waits for a de
 
 import os
 import re
-import socket
-import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -25,64 +22,47 @@ T = TypeVar("T")
 
 # What one process does for all, such as preparing text, may take so long.
 _PATIENCE = timedelta(days=1)
-_ANSWER_SECONDS = 5  # for a process that is asked whether it lives
-_NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_LOST = re.compile(
-    r"gloo|NCCL|TCPStore|[Cc]onnection (closed|reset|refused)|[Tt]imed out|not connected"
-)
+_LOST = re.compile(r"gloo|NCCL|TCPStore|[Cc]onnection|[Tt]imed out|not connected")
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, seen from one of them; without arguments a single process."""
+    """The processes of a run, seen from one of them; by default a single process. `control` is the
+    gloo group of decisions and of checkpoints."""
 
     rank: int = 0
     size: int = 1
     control: Any = None
-    """The gloo group of decisions and of checkpoints."""
-    store: Any = None
-    """Keys and values of the rendezvous, which outlast a broken group."""
 
     @property
     def first(self) -> bool:
         """True for rank 0, which writes the records and prints."""
         return self.rank == 0
 
-    def gather(self, value: float) -> list[float]:
-        """The `value` of every process, in order of rank."""
-        if self.size == 1:
-            return [value]
-        own = torch.tensor([value], dtype=torch.float64)
-        values = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(values, own)
-        return [one.item() for one in values]
+    def gather(self, value: T, group: Any = None) -> list[T]:
+        """The `value` of every process, in order of rank, by default within the run's timeout."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value, group=group)
+        return values
 
     def restarted(self) -> bool:
-        """True if torchrun has restarted these processes after losing one.
-
-        A machine counts only the restarts for which its own processes were the cause.
-        """
+        """True if torchrun has restarted these processes after losing one; each machine counts only
+        the restarts that its own caused."""
         return any(self.gather(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"))
 
     def by_first(self, call: Callable[[], T]) -> T:
-        """Run `call` on rank 0 and return its result, or raise its error, in all processes.
-
-        The result is broadcast, so it must consist of plain values.
-        """
-        answer: list[Any] = [None]
-        with self.together(BaseException):  # the others must not wait
+        """Run `call` on rank 0 and return its result, or raise its error, in all processes."""
+        answer: Any = None
+        with self.together():
             if self.first:
-                answer[0] = call()
-        if self.size > 1:
-            dist.broadcast_object_list(answer, src=0, group=self.control)
-        return answer[0]
+                answer = call()
+        return self.gather(answer, self.control)[0]
 
     def in_turn(self, call: Callable[[], T]) -> T:
-        """Run `call` in every process, on each machine in its first process before the others.
-
-        For cached work, such as preparing text, whose result the others then find.
-        """
-        leads = self.size == 1 or int(os.environ.get("LOCAL_RANK", 0)) == 0
+        """Run `call` in every process, on each machine first in its first: the others find cached
+        what it made, such as tokens."""
+        leads = self.size == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
         value: Any = None
         for turn in (True, False):
             with self.together():
@@ -91,60 +71,36 @@ class World:
         return value
 
     @contextmanager
-    def together(self, errors: type[BaseException] = ClearheadError) -> Iterator[None]:
-        """Run a body whose `errors` in any process are raised in all; the first prints them."""
+    def together(self) -> Iterator[None]:
+        """Run a body whose error in any process is raised in all; the first prints it."""
         error: BaseException | None = None
         try:
             yield
-        except errors as own:
+        except BaseException as own:
             error = own
-        if self.size > 1:
-            lines: list[Any] = [None] * self.size
-            line = error and (str(error) or type(error).__name__)
-            dist.all_gather_object(lines, line, group=self.control)
-            failed = [rank for rank, one in enumerate(lines) if one is not None]
-            if failed and isinstance(error, ClearheadError | None):
-                if error is None or failed[0] != self.rank:
-                    error = ClearheadError(lines[failed[0]])
-                error.printed_elsewhere = not self.first
+        line = error and (str(error) or type(error).__name__)
+        failed = [one for one in self.gather(line, self.control) if one is not None]
+        if failed and self.size > 1 and isinstance(error, ClearheadError | None):
+            error = self.for_all(ClearheadError(failed[0]))
         if error is not None:
             raise error
 
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Raise a ClearheadError in all processes if any one's facts differ from rank 0's."""
-        shared = self.by_first(lambda: facts)
-        with self.together():
-            for name, first, own in differences(shared, facts):
-                raise ClearheadError(
-                    f"process {self.rank} has {name} {own!r}, and process 0 {first!r}: give every "
-                    "process the same"
+        everyone = self.gather(facts, self.control)
+        for rank, own in enumerate(everyone):
+            for name, first, other in differences(everyone[0], own):
+                raise self.for_all(
+                    ClearheadError(
+                        f"process {rank} has {name} {other!r}, and process 0 {first!r}: give "
+                        "every process the same"
+                    )
                 )
 
-    @contextmanager
-    def losses_told(self) -> Iterator[None]:
-        """Turn the error of losing another process into a one-line ClearheadError naming it."""
-        try:
-            yield
-        except RuntimeError as error:
-            if not _LOST.search(str(error)):
-                raise
-            raise ClearheadError(
-                f"process {self.rank} of {self.size} gave up: {self._silent()} ({_line(error)}); "
-                "start the run again with --resume, or have torchrun do it: --max-restarts 3"
-            ) from error
-
-    def _silent(self) -> str:
-        """The processes that do not answer, in words."""
-        silent = list(range(self.size))
-        with suppress(RuntimeError, AttributeError):  # the store is gone, or none is
-            self.store.set(f"alive {self.rank}", "")
-            end = time.monotonic() + _ANSWER_SECONDS
-            while silent and time.monotonic() < end:
-                silent = [rank for rank in silent if not self.store.check([f"alive {rank}"])]
-                time.sleep(0.1)
-        if 0 < len(silent) < self.size:
-            return f"process {', '.join(map(str, silent))} does not answer"
-        return "another process does not answer"
+    def for_all(self, error: ClearheadError) -> ClearheadError:
+        """An error that all processes raise, and the first one prints."""
+        error.printed_elsewhere = not self.first
+        return error
 
 
 ALONE = World()
@@ -153,111 +109,56 @@ _worlds: list[World] = []  # the one joined, where one is
 
 @contextmanager
 def joined(seconds: float, *, alone: bool = True) -> Iterator[World]:
-    """Join torchrun's process group for the body, and leave it afterwards. Nested, a no-op.
-
-    Args:
-        seconds: timeout for waiting on another process, here and in every step.
-        alone: whether a process not started by torchrun runs without a group.
-    """
-    if _worlds:
-        yield _worlds[-1]
+    """Join torchrun's process group for the body; nested, a no-op. `seconds` is the timeout for
+    waiting on another process; `alone` leaves a process that torchrun did not start without one."""
+    torchrun = not os.environ.keys().isdisjoint(("RANK", "WORLD_SIZE"))
+    if _worlds or (alone and not torchrun and not dist.is_initialized()):
+        yield _worlds[-1] if _worlds else ALONE
         return
-    torchrun = any(name in os.environ for name in _NAMES[:2])
     with ExitStack() as stack:
-        store = None
         if not dist.is_initialized():  # else by the caller, who ends it too
-            if not torchrun and alone:
-                yield World()
-                return
-            store = _start(timedelta(seconds=seconds), alone=not torchrun)
+            _start(timedelta(seconds=seconds), alone=not torchrun)
             stack.callback(dist.destroy_process_group)
         control = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        _worlds.append(World(dist.get_rank(), dist.get_world_size(), control, store))
+        world = World(dist.get_rank(), dist.get_world_size(), control)
+        _worlds.append(world)
         stack.callback(_worlds.pop)
-        with _worlds[-1].losses_told():
-            yield _worlds[-1]
+        try:
+            yield world
+        except RuntimeError as error:
+            if not _LOST.search(str(error)):
+                raise
+            reason = first_line(error)
+            try:
+                dist.monitored_barrier(control, timedelta(seconds=5), wait_all_ranks=True)
+            except RuntimeError as silence:  # it names the processes that do not answer
+                reason = first_line(silence)
+            raise ClearheadError(
+                f"process {world.rank} of {world.size} gave up on another ({reason}): start the "
+                "run again with --resume, or have torchrun do it: --max-restarts 3"
+            ) from error
 
 
-def _start(limit: timedelta, *, alone: bool) -> dist.Store:
-    """Make the process group; returns the store by which its processes met."""
+def _start(limit: timedelta, *, alone: bool) -> None:
+    """Make the process group, of one process where it is alone."""
     gpu = torch.cuda.is_available()
     backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
     if alone:
-        store: dist.Store = dist.HashStore()
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
-        return store
-    missing = [name for name in _NAMES if not os.environ.get(name)]
-    if missing:
-        raise ClearheadError(
-            f"the environment says {_NAMES[0]} or {_NAMES[1]}, but not {', '.join(missing)}: start "
-            "with torchrun, which sets them all, or unset them"
-        )
-    if gpu:
-        local, devices = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
-        if local >= devices:
-            raise ClearheadError(
-                f"process {local + 1} of this machine has no GPU of its own, for there are "
-                f"{devices}: start torchrun with --nproc-per-node {devices}"
-            )
-        torch.cuda.set_device(local)
-    rank, size, host, port = (os.environ[name] for name in _NAMES)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        return
     try:
-        if rank != "0":
-            _reach(host, int(port), limit.total_seconds())
-        shared, own, of = next(dist.rendezvous("env://", timeout=limit))
-        store = _store_of_start(shared, own, of, limit.total_seconds())
-        named = dist.PrefixStore("group", store)
-        dist.init_process_group(backend, store=named, rank=own, world_size=of, timeout=limit)
+        if gpu:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        store, rank, size = next(dist.rendezvous("env://", timeout=limit))
+        # The agent's store outlasts a restart, with the addresses of the processes that were killed
+        # (pytorch/pytorch#135712). Several machines count restarts apart: docs/scale.md.
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, ValueError) as error:
+        place = " ".join(f"{name}={os.environ.get(name)}" for name in ("RANK", "WORLD_SIZE"))
         raise ClearheadError(
-            f"process {rank} of {size} cannot meet the others at {host}:{port} within "
-            f"{limit.total_seconds():g} s ({_line(error)}): start all {size}, and let them reach "
-            "that address"
+            f"the process {place} cannot join the others within {limit.total_seconds():g} s "
+            f"({first_line(error)}): start them all with torchrun, where they reach each other and "
+            "have a GPU each"
         ) from error
-    return store
-
-
-def _reach(host: str, port: int, seconds: float) -> None:
-    """Wait until the first process listens; PyTorch's own client prints stacks while it waits."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            return socket.create_connection((host, port), timeout=seconds).close()
-        except OSError as error:
-            if time.monotonic() > end - 0.1:
-                raise RuntimeError(error.strerror or str(error)) from error
-            time.sleep(0.1)
-
-
-def _store_of_start(store: dist.Store, rank: int, size: int, seconds: float) -> dist.Store:
-    """The part of `store` that belongs to this start of the processes; waits for all of them.
-
-    torchrun keeps one store through its restarts (pytorch/pytorch#135712): a process that came
-    before its peers would connect to the addresses that the killed ones left there. The count of
-    restarts is no name for a start, since it differs between machines. So each process leaves a
-    word of its own, the first repeats them in a list, and each answers to a list with its word.
-    """
-    word, end = uuid.uuid4().hex, time.monotonic() + seconds
-    store.set(f"came {rank}", word)
-    while True:
-        if rank == 0:
-            came = (f"came {one}" for one in range(1, size))
-            words = [store.get(key).decode() if store.check([key]) else "-" for key in came]
-            store.set("start", " ".join([word, *words]))
-        start = store.get("start").decode().split() if store.check(["start"]) else []
-        known = len(start) == size and start[rank] == word
-        if known:
-            store.set(f"{start[0]} {rank}", "")
-            if store.check([f"{start[0]} {one}" for one in range(size)]):
-                return dist.PrefixStore(start[0], store)
-        if time.monotonic() > end:
-            late = [n for n in range(size) if not (known and store.check([f"{start[0]} {n}"]))]
-            absent = ", ".join(map(str, late if known else [0]))
-            raise RuntimeError(f"process {absent} did not come")
-        time.sleep(0.05)
-
-
-def _line(error: BaseException) -> str:
-    """The first line of a message, without the stack and the place in its source."""
-    line = first_line(error) or type(error).__name__
-    return re.sub(r"^\[\S+:\d+\] ", "", line).partition(". This is typically")[0]
