@@ -60,11 +60,10 @@ def test_scales_are_those_of_the_formula(tmp_path):
     model, texts = _llama(), _texts()
     layer = model.model.layers[1].mlp.down_proj
     seen = []
-    with torch.no_grad():
-        hook = layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    hook = layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    with torch.no_grad(), hook:
         for ids in texts.calibration:
             model(ids[None])
-        hook.remove()
     top_O, top = layer.weight.detach().abs().amax(1, keepdim=True), torch.cat(seen, 1).abs().max()
     codes = (layer.weight.detach() / top_O * 127).round().to(torch.int8)
     compress(model, scheme("w8a8-static"), texts)
@@ -88,25 +87,11 @@ def test_scales_are_those_of_the_formula(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"),
-    [
-        ("w8a8-coarse", "w8a8-static"),
-        ("w8a6-token", "w8a8-token"),
-        ("w4-channel", "w4a16-channel"),
-        ("w3-group64", "w4a16-group64"),
-        ("mxfp4", "w4a16-group32"),
-        ("hadamard-w8a8-token", "w8a8-token"),
-        ("logits8-row", "w8a8-token"),
-        ("kv8", "w8a8-token"),
-        ("fp8-static+kv-fp8", "fp8-static"),
-        ("a8-token", "w8a8-token"),
-    ],
+    "name", ["w8a8-coarse", "w3-group64", "hadamard-w8a8-token", "kv8", "fp8-static+kv-fp8"]
 )
-def test_a_scheme_that_the_format_cannot_say(name, nearest):
-    with pytest.raises(ClearheadError, match=f"cannot say {name}".replace("+", r"\+")) as error:
+def test_a_scheme_that_the_format_cannot_say(name):
+    with pytest.raises(ClearheadError, match=r"cannot say .*: choose w8a8-token, w8a8-static"):
         stated(scheme(name))
-    assert str(error.value).endswith(f"choose {nearest}")
-    stated(scheme(nearest))
 
 
 @pytest.mark.parametrize(
