@@ -13,24 +13,11 @@ from transformers import (
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.models.llama.modeling_llama import repeat_kv
 
-import clearhead
 from clearhead.diagnose.attention_check import WAYS, check_attention, in_words
 from clearhead.errors import ClearheadError
 
-SHAPE = {
-    "vocab_size": 90,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+SHAPE = architectures.SHAPE | {"hidden_size": 32, "num_key_value_heads": 2, "head_dim": 8}
+SHAPE |= {"max_position_embeddings": 64, "initializer_range": 0.3}
 
 
 def _model(config):
@@ -125,10 +112,7 @@ def test_sinks_in_some_layers():
 
 @pytest.mark.parametrize("preset", ["sink", "differential", "coca", "sas-p"])
 def test_our_presets(preset):
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 90}
-    torch.manual_seed(0)
-    model = clearhead.ClearheadForCausalLM(clearhead.preset(preset, **shape))
-    (found,) = check_attention(model, ("sdpa",), timed=0)
+    (found,) = check_attention(architectures.make(preset), ("sdpa",), timed=0)
     assert {case.name: case.what for case in found.cases if not case.right} == {}
 
 

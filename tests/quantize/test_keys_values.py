@@ -21,7 +21,7 @@ def _oracle(x_BGSD, name, keys):
     turn = hadamard(width).double() / width**0.5 if how.rotated else torch.eye(width).double()
 
     def write(view, row):
-        new = fp8_oracle(row) if how.bits is None else zeropoint_oracle(row, how.bits)
+        new = fp8_oracle(row) if how.quantizer == "fp8" else zeropoint_oracle(row, how.bits)
         view.copy_(torch.tensor(new, dtype=torch.float64).view(view.shape))
 
     for text in out:

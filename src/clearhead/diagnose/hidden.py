@@ -143,20 +143,16 @@ class ResidualStream(Means):
         """Payloads of "channel" records: channels whose largest |x| is at least `OUTLIER` × the
         layer's median |x|, largest first."""
         channels: dict[int, dict[str, Any]] = {}
-        for layer, (first_C, rest_C) in sorted(self._peaks.items()):
-            median = self._sizes[layer].median()
-            if not median > 0:
-                continue
-            peak_C = torch.maximum(first_C, rest_C)
-            for channel in (peak_C >= OUTLIER * median).nonzero().flatten().tolist():
-                value = float(peak_C[channel])
-                line = channels.setdefault(
-                    channel, {"channel": channel, "first_layer": layer, "largest": 0.0}
-                )
+        for layer, peaks_2C in sorted(self._peaks.items()):
+            median, top_C = self._sizes[layer].median(), peaks_2C.amax(0)
+            over_C = (top_C >= OUTLIER * median) & (median > 0)
+            for channel in over_C.nonzero().flatten().tolist():
+                new = {"channel": channel, "first_layer": layer, "largest": 0.0}
+                line, value = channels.setdefault(channel, new), float(top_C[channel])
                 if value > line["largest"]:
-                    line["largest"], line["layer"] = value, layer
-                    line["medians"] = value / median
-                    line["tokens"] = "first" if first_C[channel] > rest_C[channel] else "rest"
+                    part, _ = PARTS[int(peaks_2C[0, channel] <= peaks_2C[1, channel])]
+                    line |= {"largest": value, "layer": layer, "medians": value / median}
+                    line["tokens"] = part
         ordered = sorted(channels.values(), key=lambda line: -line["medians"])
         return [{**line, "of": len(ordered)} for line in ordered[:LISTED]]
 

@@ -108,10 +108,6 @@ class Setting:
 
     def __init__(self, task: ShotsTask, subject: Subject) -> None:
         self._subject = subject
-        if not task.data:
-            raise ClearheadError(
-                "shots needs labelled texts to show: give a .jsonl(.gz) file, --shots.data FILE"
-            )
         fields = Task(name=task.data, text=task.text_field, label=task.label_field)
         rows = labelled_rows(task.data, fields, "--shots.")
         classes = labelled.classes_of(rows, fields)

@@ -50,15 +50,11 @@ def windows_of(tokens: int, length: int, stride: int) -> Iterator[tuple[int, int
             f"stride is {stride}: give 1 to the window's length, {length}; "
             "a longer one would leave tokens out"
         )
-    done = 1
-    for start in range(0, tokens, stride):
+    for start in range(0, max(tokens - length, 0) + stride, stride):
         stop = min(start + length, tokens)
-        first = max(done, start + 1)
+        first = max(start + 1, start - stride + length if start else 1)
         if first < stop:
             yield start, stop, first
-        if stop == tokens:
-            return
-        done = stop
 
 
 def sliding(

@@ -19,14 +19,13 @@ from clearhead.nn.attention import Attention
 from clearhead.ops.hadamard import rotate_channels
 from clearhead.probe.attention_call import AttentionCall, Scores, normalised
 from clearhead.probe.observation import overridden
-from clearhead.quantize.linear import naming
-from clearhead.quantize.quantizers import absmax, fp8, zeropoint
-from clearhead.quantize.schemes import KeysValues, Rounding
+from clearhead.quantize.linear import naming, quantise
+from clearhead.quantize.schemes import Rounding
 
 _SHARED = {"token": (3,), "channel": (2,), "tensor": (1, 2, 3)}
 
 
-def rounded(x_BGSD: Tensor, how: KeysValues, *, keys: bool) -> Tensor:
+def rounded(x_BGSD: Tensor, how: Rounding, *, keys: bool) -> Tensor:
     """Keys or values, quantised and dequantised, each text by itself. With scale "channel", values
     get a scale for each token, since they are summed over tokens."""
     kept, x = x_BGSD[:, :, : how.keep], x_BGSD[:, :, how.keep :]
@@ -34,14 +33,14 @@ def rounded(x_BGSD: Tensor, how: KeysValues, *, keys: bool) -> Tensor:
         return x_BGSD
     dims = _SHARED["token" if how.scale == "channel" and not keys else how.scale]
     x = rotate_channels(x) if how.rotated else x
-    x = fp8(x, dims) if how.bits is None else zeropoint(x, how.bits, dims)
+    x = quantise(x, how, dims)
     x = rotate_channels(x) if how.rotated else x
     return cat([kept, x], 2)
 
 
 @contextmanager
 def attention(
-    model: Any, logits: Rounding | None, keys_values: KeysValues | None = None
+    model: Any, logits: Rounding | None, keys_values: Rounding | None = None
 ) -> Iterator[set[str]]:
     """While the body runs, quantise the logits, or keys and values, of every attention of `model`;
     yield the names of the attention modules that have run so far."""
@@ -78,7 +77,7 @@ def attention(
         yield called
 
 
-def _rounded_early(model: Any, how: KeysValues) -> list[Any]:
+def _rounded_early(model: Any, how: Rounding) -> list[Any]:
     """The modules whose keys are rounded as `k_proj` gives them: all under `prerope`, else those
     that cache keys without their positions."""
     early = [
@@ -123,7 +122,7 @@ def attended(call: AttentionCall, v_BGSV: Tensor, how: Rounding) -> Tensor:
     out = torch.empty(*call.q.shape[:3], v_BGSV.shape[3], dtype=v_BGSV.dtype, device=call.q.device)
     v = v_BGSV.repeat_interleave(call.q.shape[1] // v_BGSV.shape[1], dim=1)
     for tile in call.scores():
-        few = absmax(_shown(tile), how.bits, (3,), top=top)
+        few = quantise(_shown(tile), how, (3,), top)
         logits, sink = call.competing(few, tile.visible, tile.start)
         weights, null = normalised(logits.masked_fill(~tile.visible, -torch.inf), sink)
         rows = weights @ v[:, :, : weights.shape[3]].to(weights.dtype)

@@ -82,12 +82,13 @@ def quantise_rows(x_NI: Tensor, how: Rounding, top: Tensor | None = None) -> Ten
     """Weights [outputs, inputs], or inputs [tokens, inputs], quantised and dequantised; `top` of a
     calibrated scale broadcasts to x."""
     if how.scale == "group":
-        groups = _rounded(quantizers.grouped(x_NI, how.group), how, (2,))
+        groups = quantise(quantizers.grouped(x_NI, how.group), how, (2,))
         return groups.flatten(1)[:, : x_NI.shape[1]]
-    return _rounded(x_NI, how, (0, 1) if how.scale == "tensor" else (1,), top)
+    return quantise(x_NI, how, (0, 1) if how.scale == "tensor" else (1,), top)
 
 
-def _rounded(x: Tensor, how: Rounding, dims: tuple[int, ...], top: Tensor | None = None) -> Tensor:
+def quantise(x: Tensor, how: Rounding, dims: tuple[int, ...], top: Tensor | None = None) -> Tensor:
+    """x by the quantiser that `how` names."""
     match how.quantizer:
         case "mxfp4":
             return quantizers.mxfp4(x, dims)

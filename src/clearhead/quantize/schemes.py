@@ -16,12 +16,17 @@ GROUP = 128  # inputs of a channel that share a scale
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """Rounding of weights, of the inputs of linear layers, or of attention logits.
+    """Rounding of weights, of inputs of linear layers, of attention logits, or of keys and values.
 
-    A scale is of a "tensor", an output "channel" or a "group" of inputs of weights; of a "tensor",
-    "token" or "group" of channels of inputs, or calibrated, a "channel" or "static" (tensor); of a
-    "tensor" (of a text), "head" or "row" of logits. `kept` is for "zeropoint", `levels` for
-    "integers" (`quantizers`).
+    Attributes:
+        scale: of weights a "tensor", output "channel" or "group" of inputs; of inputs a "tensor",
+            "token" or "group" of channels, or calibrated, a "channel" or "static" (tensor); of
+            logits a "tensor" (of a text), "head" or "row"; of keys and values a "token" and head, a
+            "channel" and head (values: a token; KIVI, arXiv 2402.02750), or a "tensor" (of a text).
+        kept: of the range, by "zeropoint"; `levels` are those of "integers".
+        prerope: keys are rounded as `k_proj` gives them (KVQuant, arXiv 2401.18079).
+        keep: first tokens of a text whose keys and values stay, and count for no scale.
+        rotated: each head is turned by a Hadamard matrix beforehand, and back.
     """
 
     bits: int
@@ -30,19 +35,6 @@ class Rounding:
     group: int = GROUP
     kept: float = 1.0
     levels: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeysValues:
-    """Keys and values, as a cache holds them: by zero-point, or without `bits` in eight-bit floats.
-
-    A scale is of a "token" and head, a "channel" and head (for values per token: KIVI, arXiv
-    2402.02750), or a "tensor" of a text and layer. `prerope`: keys are rounded as `k_proj` gives
-    them (KVQuant, arXiv 2401.18079). `keep` first tokens stay as they are and count for no scale.
-    """
-
-    bits: int | None
-    scale: str = "token"
     prerope: bool = False
     keep: int = 0
     rotated: bool = False
@@ -57,14 +49,14 @@ class Scheme:
     weights: Rounding | None = None
     activations: Rounding | None = None
     logits: Rounding | None = None
-    keys_values: KeysValues | None = None
+    keys_values: Rounding | None = None
     rotated: bool = False
 
     @property
     def bits(self) -> int | None:
         """The number of bits; None where tensors have different ones."""
         rounded = (self.weights, self.activations, self.logits, self.keys_values)
-        bits = {how.bits or 8 for how in rounded if how is not None}
+        bits = {how.bits for how in rounded if how is not None}
         return bits.pop() if len(bits) == 1 else None
 
     @property
@@ -97,7 +89,7 @@ _GRAMMAR = (
     (rf"{_TURNED}mxfp(?P<bits>4)", "{turned}mxfp4", "weights", "mxfp4"),
     (rf"a{_BITS}-(?P<kind>token|{_GROUP}){_CLIP}", "a-{kind}{clip}", "activations", "zeropoint"),
     (rf"logits{_BITS}-(?P<kind>tensor|head|row)", "logits-{kind}", "logits", "absmax"),
-    (_CACHE, "{turned}kv{fp8}-{kind}{prerope}{keep}", "keys_values", ""),
+    (_CACHE, "{turned}kv{fp8}-{kind}{prerope}{keep}", "keys_values", "zeropoint"),
 )
 # Scales of weights and of their inputs, where "channel" and the name's own word do not say them.
 _OF_WEIGHTS = {"coarse": "tensor"}
@@ -134,29 +126,24 @@ def _alone(name: str) -> tuple[str, dict[str, Any]]:
             raise ClearheadError(f"{number} bits: choose {FEWEST} to {MOST}")
     turned, family = bool(words.get("turned")), family.format(**words | {"kind": kind})
     if part == "keys_values":
-        how = KeysValues(
-            bits=None if words["fp8"] else bits,
-            scale=kind,
-            prerope=bool(words["prerope"]),
-            keep=int(words["keep"].removeprefix("-keep") or 0),
-            rotated=turned,
-        )
-        return family, {part: how}
+        keep = int(words["keep"].removeprefix("-keep") or 0)
+        more = {"prerope": bool(words["prerope"]), "keep": keep, "rotated": turned}
+        return family, {part: _rounding(bits, kind, "fp8" if words["fp8"] else quantizer, **more)}
     settings: dict[str, Any] = {"rotated": True} if turned else {}
     if part == "both":
         of_weights, of_inputs = _OF_WEIGHTS.get(kind, "channel"), _OF_INPUTS.get(kind, kind)
         settings["weights"] = _rounding(bits, of_weights, quantizer)
         settings["activations"] = _rounding(inputs, of_inputs, quantizer)
     else:
-        settings[part] = _rounding(bits, kind, quantizer, words.get("clip", ""))
+        kept = int(words.get("clip", "").removeprefix("-clip") or 100) / 100
+        settings[part] = _rounding(bits, kind, quantizer, kept=kept)
     return family, settings
 
 
-def _rounding(bits: int, kind: str, quantizer: Any, clip: str = "") -> Rounding:
+def _rounding(bits: int, kind: str, quantizer: Any, **more: Any) -> Rounding:
     scale, _, group = kind.partition("group")
-    kept = int(clip.removeprefix("-clip") or 100) / 100
-    sizes: Any = {"group": int(group or GROUP), "kept": kept}
-    return Rounding(bits=bits, scale=scale or "group", quantizer=quantizer, **sizes)
+    more["group"] = int(group or GROUP)
+    return Rounding(bits=bits, scale=scale or "group", quantizer=quantizer, **more)
 
 
 _FEW = (8, 6, 4)
