@@ -59,27 +59,24 @@ def test_equals_the_definition_token_by_token(name, length, stride):
 def test_batches_and_ragged_ends_change_nothing_under_scaling(name, kind):
     """transformers keeps the dynamic frequencies of the longest text so far: a shorter last window
     would be read with them."""
-    model = with_rope_scaling(_model(name), kind, factor=4)
+    model, fresh = (with_rope_scaling(_model(name), kind, factor=4) for _ in range(2))
     draw = np.random.default_rng(0)
     texts = [draw.integers(0, VOCABULARY, size) for size in (70, 75, 50)]
-
-    def losses(batch_tokens: int) -> list[tuple[int, int, float]]:
-        found = sliding(model, texts, length=40, stride=20, batch_tokens=batch_tokens)
-        return sorted((w.document, w.start + w.position, float(w.loss.sum())) for w in found)
-
-    together, alone = losses(1000), losses(1)
-    assert [row[:2] for row in together] == [row[:2] for row in alone]
-    for one, other in zip(together, alone, strict=True):
-        assert one[2] == pytest.approx(other[2], rel=1e-6)
-    last = texts[2][40:50]  # the ragged window of a fresh model
-    fresh = with_rope_scaling(_model(name), kind, factor=4)
-    with torch.no_grad():
-        whole = fresh(torch.from_numpy(texts[2][20:50])[None], use_cache=False).logits[0]
-    expected = torch.nn.functional.cross_entropy(
-        whole[19:-1], torch.from_numpy(last), reduction="sum"
+    together, alone = (
+        {
+            (one.document, one.start + one.position): one.loss
+            for one in sliding(model, texts, length=40, stride=20, batch_tokens=size)
+        }
+        for size in (1000, 1)
     )
-    (mine,) = [row[2] for row in together if row[:2] == (2, 40)]
-    assert mine == pytest.approx(float(expected), rel=1e-6)
+    assert together.keys() == alone.keys()
+    for place, loss in together.items():
+        assert loss == pytest.approx(alone[place], rel=1e-5)
+    ids = torch.from_numpy(texts[2])  # its last window, of 30 tokens, in a fresh model
+    with torch.no_grad():
+        logits = fresh(ids[None, 20:], use_cache=False).logits[0, 19:-1]
+    expected = torch.nn.functional.cross_entropy(logits, ids[40:], reduction="none")
+    assert together[2, 40] == pytest.approx(expected.numpy(), rel=1e-5)
 
 
 def test_half_precision_models_have_losses_in_float32():

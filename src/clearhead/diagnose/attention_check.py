@@ -25,7 +25,6 @@ USUAL = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attent
 OF_GPUS = ("flex_attention",)  # on a CPU it has no gradients, and compiles for minutes
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LOW = 1.0  # a sink's logit beside which keys still count
-DROPPED = -1e4  # the logit of a sink that takes no weight
 # Errors, ‖error‖ / ‖exact‖, that are always rounding; and those that may be, where they are no more
 # than EAGERS times what eager attention has in the same dtype.
 ROUNDING = {torch.float32: 2e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -37,8 +36,8 @@ EAGERS = 4.0
 class Case:
     """Result of an implementation in one of `WAYS`: `right` is None where it was refused.
 
-    `output` and `gradient` (the worst parameter's) are ‖error‖ / ‖exact‖; `what` is an error's
-    cause, or the refusal.
+    `output` and `gradient` (the worst parameter's) are ‖error‖ / ‖exact‖; `what` is the error or
+    the refusal.
     """
 
     name: str
@@ -155,8 +154,7 @@ class _Check:
         ]
         what = ""
         if not output <= bounds[0]:  # NaN is not
-            cause = self._left_out(answer, bounds[0], way) or self._place(answer, way)
-            what = f"{cause}, output off by {output:.1%}" if cause else f"off by {output:.1%}"
+            what = f"off by {output:.1%}"
         elif wrong := [key for key, error in gradients.items() if not error <= bounds[1]]:
             kinds = _of_last_layer(wrong)
             what = f"output right, gradient of {', '.join(kinds)} off by {gradient:.1%}"
@@ -172,28 +170,6 @@ class _Check:
             self._set(self.model, way)
             self.answers[way] = self.texts.answer(self.model, way.run)
         return self.answers[way]
-
-    def _left_out(self, answer: Answer, bound: float, way: Way) -> str:
-        """The part that is ignored, if the logits are exact without it; else ""."""
-        without = {"the sink is ignored": way._replace(sink=DROPPED)}
-        if way.window is not None:
-            without["the window is ignored"] = way._replace(window=None)
-            without["the sink and the window are ignored"] = Way(sink=DROPPED)
-        for cause, other in without.items():
-            if self.can(other) and _errors(answer, self._exact(other))[0] <= bound:
-                return cause
-        return ""
-
-    def _place(self, answer: Answer, way: Way) -> str:
-        """The cause of an error, if the rest of the output is right; else ""."""
-        exact = self._exact(way).logits
-        errors = (answer.logits - exact).norm(dim=-1) / exact.norm(dim=-1)
-        first, second, _ = (errors <= ROUNDING[self.dtype]).split(self.texts.lengths)
-        if way == WAYS["packed"] and bool(first.all()):
-            return "texts see those packed before them"
-        if way == WAYS["padded"] and bool(second.all()):
-            return "tokens before a text are not hidden"
-        return ""
 
     def _set(self, model: Any, way: Way) -> None:
         """Give a copy of the model the sinks and the window of a way."""

@@ -5,6 +5,7 @@ token and have no padding. All but those of keys and values run within `clearhea
 """
 
 from collections import defaultdict
+from itertools import product
 from typing import Any
 
 import torch
@@ -158,19 +159,20 @@ class KeyValueSizes:
             parts = (x_BGSD[:, :, :1], x_BGSD[:, :, 1:], prefix)
             for part, first, x in zip(PARTS, (0, 1, 0), parts, strict=True):
                 if x is not None and x.numel():
-                    key, largest = (metric, part, call.layer), _largest(x if i else x[..., :own])
-                    largest[1][0] += first
-                    both = (largest, self._largest.get(key, largest))
+                    value, (token, head, channel) = _largest(x if i else x[..., :own])
+                    found, key = (value, [token + first, head, channel]), (metric, part, call.layer)
+                    both = (found, self._largest.get(key, found))
                     top = max(value for value, _ in both)
                     equal = (one for one in both if not one[0] < EQUAL * top)
                     self._largest[key] = min(equal, key=lambda one: one[1])
 
     def measures(self) -> list[dict[str, Any]]:
         lines: list[dict[str, Any]] = []
-        for line in ({"metric": metric, "tokens": part} for metric in METRICS for part in PARTS):
+        for names in product(METRICS, PARTS):
+            line = dict(zip(("metric", "tokens"), names, strict=True))
             by_layer = list[dict[str, Any]]()
-            for (*names, layer), (value, (token, head, channel)) in sorted(self._largest.items()):
-                if names == [*line.values()]:
+            for (*own, layer), (value, (token, head, channel)) in sorted(self._largest.items()):
+                if own == [*names]:
                     where = f"head {head}, channel {channel}, token {token}"
                     by_layer.append({**line, "layer": layer, "value": value, "where": where})
             if by_layer:
