@@ -16,11 +16,11 @@ from clearhead.eval import Subject, Texts
 
 def numbers(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """A cell's lines as one dictionary: numbers by name, their errors, and all details."""
-    found: dict[str, Any] = {"headlines": (), "documents": []}
+    found: dict[str, Any] = {"headlines": ()}
     for line in map(dict, lines):
         metric, value, interval = line.pop("metric"), line.pop("value"), line.pop("interval", None)
         if metric == "document_perplexity":
-            found["documents"].append({"perplexity": value, **line})
+            found.setdefault("documents", []).append({"perplexity": value, **line})
             continue
         found["headlines"] += () if line.pop("aside", False) else (metric,)
         found[metric] = value

@@ -1,8 +1,7 @@
 """Test of a model's attention implementations against its own eager attention in float64.
 
-In each of `WAYS` every text must have the same logits, loss and gradients as when it is run alone.
-Sinks and windows are set so that omitting them shows: fused kernels have silently dropped both, and
-a sink applied through a log-sum-exp without its gradient is wrong in the backward pass alone.
+In each of `WAYS` every text must have the same logits and gradients as when it is run alone. Sinks
+and windows are set so that omitting them shows: fused kernels have silently dropped both.
 """
 
 import copy

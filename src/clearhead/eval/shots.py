@@ -1,11 +1,9 @@
 """Many-shot in-context learning with constrained decoding, and its robustness to order.
 
 After Bertsch et al. (arXiv 2405.00200) and the Differential Transformer (arXiv 2410.05258, section
-3.5). The answer is the label whose name and end of line have the largest log-likelihood, summed
-over tokens. Orders permute one set of demonstrations, drawn once for each cell.
-
-A demonstration is "text: …", "label: …" and an empty line, tokenised in three pieces (up to
-"label:", the label, the end of line): a label always has the same tokens.
+3.5). The answer is the label whose name and end of line are the likeliest; orders permute one set
+of demonstrations. Each is "text: …", "label: …" and an empty line, tokenised in three pieces (up to
+"label:", the label, the end of line), so that a label always has the same tokens.
 """
 
 from collections import Counter
@@ -108,6 +106,8 @@ class Setting:
 
     def __init__(self, task: ShotsTask, subject: Subject) -> None:
         self._subject = subject
+        if not task.data:
+            raise ClearheadError("shots needs texts: give a .jsonl(.gz) file, --shots.data FILE")
         fields = Task(name=task.data, text=task.text_field, label=task.label_field)
         rows = labelled_rows(task.data, fields, "--shots.")
         classes = labelled.classes_of(rows, fields)

@@ -30,11 +30,8 @@ _LARGEST = math.log(sys.float_info.max)
 
 
 class Scored(NamedTuple):
-    """The predicted tokens of one window: those from `position` in it on, and their `loss` in nats,
-    float64 [tokens] (with masked documents, without their first tokens).
-
-    `start` is the index of the window's first token in the document of index `document`.
-    """
+    """The loss of a window's tokens from `position` on, in nats, float64 [tokens]; its first token
+    is at `start` in a document. With masked documents their first tokens do not count."""
 
     document: int
     start: int
@@ -144,15 +141,9 @@ def perplexity_of(loss: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
-    """Loss and perplexity of a text.
-
-    Attributes:
-        tokens: predicted tokens.
-        loss: mean cross-entropy, nats a predicted token; None where the model cannot read the text.
-        reason: why there is no loss, or no finite perplexity.
-        by_window: the loss of each window that has a predicted token.
-        unused: names of quantised layers that no token passed through.
-    """
+    """Mean loss of a text, in nats a predicted token, whole and by window; None with a `reason`,
+    which also says why a perplexity is not finite. `unused`: names of quantised layers that no
+    token passed through."""
 
     tokens: int = 0
     loss: float | None = None

@@ -63,6 +63,12 @@ def left_out(model: Any, layers: Layers) -> dict[str, int]:
 def weights(layers: Layers, how: Rounding, rotated: bool = False) -> Iterator[None]:
     """Quantise weights, not biases, while the body runs; restore the same tensors afterwards. Where
     `rotated`, the input axis is first rotated by a Hadamard matrix."""
+    widths = [_outputs_first(module).shape[1] for module in layers.values()]
+    if how.scale == "group" and how.quantizer != "mxfp4" and how.group >= max(widths):
+        raise ClearheadError(
+            f"groups of {how.group} are no narrower than any input ({max(widths)} at most), "
+            "so they are channels: choose a smaller group (w4-group16) or w4-channel"
+        )
     done: set[nn.Parameter] = set()
     with ExitStack() as stack:
         for name, module in layers.items():
