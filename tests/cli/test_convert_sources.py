@@ -15,7 +15,7 @@ from transformers import (
     GraniteSWAForCausalLM,
 )
 
-from .conftest import call, refusal, rewritten, save, saved, saved_llama
+from .conftest import call, refusal, rewritten, save, saved
 
 
 @pytest.fixture
@@ -117,12 +117,6 @@ def test_weights_that_are_lost_are_named_as_the_cause(source, going_on, capsys):
     rewritten(source, lambda weights: [weight.zero_() for weight in weights.values()])
     said = _refused(capsys, source, going_on)
     assert "this LlamaForCausalLM gives logits that are all 0 as it is" in said
-
-
-def test_a_model_of_one_position_has_no_distance(tokenizer, tmp_path, capsys):
-    folder = saved_llama(tmp_path / "short", tokenizer, max_position_embeddings=1)
-    said = refusal(capsys, "convert", folder, tmp_path / "made", "--to", "gated")
-    assert "windows of 1 token have no next token to compare" in said
 
 
 @pytest.mark.parametrize(

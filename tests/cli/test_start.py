@@ -170,7 +170,7 @@ def called(warm, cache, tmp_path_factory):
         (4000, STEP, ("compare", "transformer", "softmax1", *SHAPE)),
         (
             5000,
-            "eval/sliding.py:Losses.__call__",
+            "eval/sliding.py:logits_of",
             ("eval", "train-none", "--lengths", "16", "--tokens", "64"),
         ),
         (

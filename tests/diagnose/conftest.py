@@ -33,25 +33,16 @@ def _value(lines: list[dict[str, Any]], metric: str, **dimensions: object) -> fl
     """Of the one line with just these dimensions."""
     wanted = {"metric": metric, **dimensions}
     (found,) = (
-        line["value"]
-        for line in lines
-        if {k: v for k, v in line.items() if k not in ("value", "undefined")} == wanted
+        line["value"] for line in lines if {k: v for k, v in line.items() if k != "value"} == wanted
     )
     return found
 
 
-def _call(
-    batch: int,
-    heads: int,
-    groups: int,
-    keys: int,
-    width: int,
-    queries: int | None = None,
-    **more: Any,
-) -> AttentionCall:
+def _call(*sizes: int, **more: Any) -> AttentionCall:
     """Of random numbers; `more` replaces them, and says which keys are seen."""
+    batch, heads, groups, keys, width, *queries = sizes
     seen = {name: more.pop(name) for name in Visibility._fields if name in more}
-    q = torch.randn(batch, heads, queries or keys, width) * 2
+    q = torch.randn(batch, heads, *(queries or [keys]), width) * 2
     k = torch.randn(batch, groups, keys, width) * 2
     given = {"module": nn.Identity(), "layer": 0, "q": q, "k": k, "scale": 0.6}
     return AttentionCall(**given | more, visibility=Visibility(**seen))

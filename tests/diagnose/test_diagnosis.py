@@ -44,12 +44,8 @@ def test_the_whole_of_it(name):
     found = diagnose(model, _windows(), batch_size=2)
     assert model.config._attn_implementation == implementation
     assert not model._forward_hooks
-    wanted = list(HIDDEN)
-    if name not in UNOBSERVED:
-        wanted += ATTENTION
-    if name in ROTARY:
-        wanted += ORDER
-    for metric in wanted:
+    attention, order = ATTENTION * (name not in UNOBSERVED), ORDER * (name in ROTARY)
+    for metric in (*HIDDEN, *attention, *order):
         values = _values(found, metric)
         assert values, metric
         assert all(math.isfinite(value) for value in values), metric
@@ -93,12 +89,9 @@ def test_diffllama_is_refused_until_it_is_converted(tmp_path):
 def test_the_longest_text_is_read_and_no_longer_one(name, positions):
     model, text = make(name), torch.randint(2, VOCABULARY, (65,))
     assert longest_text(model) == positions
-    found = diagnose(model, [text[:positions]], batch_size=1)
-    assert all(math.isfinite(value) for value in _values(found, "entropy"))
+    diagnose(model, [text[:positions]], batch_size=1)
     with pytest.raises(ClearheadError, match=f"{positions} learned positions, too few"):
         diagnose(model, [text[: positions + 1]], batch_size=1)
-    with pytest.raises((IndexError, RuntimeError)):  # so much the model itself cannot do
-        model(input_ids=text[None, : positions + 1])
 
 
 def test_activations_that_are_not_finite_are_reported():
@@ -118,7 +111,6 @@ def test_activations_that_are_not_finite_are_reported():
     ("windows", "message"),
     [
         ([torch.full((T,), VOCABULARY)], "use the tokenizer"),
-        ([torch.arange(1)], "at least 2"),
         ([], "no windows"),
         ([torch.arange(3), torch.arange(4)], "one length"),
         ([torch.arange(9).view(3, 3)], "one-dimensional"),
@@ -133,9 +125,8 @@ def test_refusals_leave_the_model_as_it_was(windows, message):
 
 
 def test_an_encoder_decoder_is_refused_and_only_memory_is_taken_for_memory():
-    t5 = T5ForConditionalGeneration(
-        T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=11)
-    )
+    shape = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 11}
+    t5 = T5ForConditionalGeneration(T5Config(**shape))
     with pytest.raises(ClearheadError, match="no list of"):
         diagnose(t5, _windows(), batch_size=1)
     with pytest.raises(RuntimeError, match="something else"), within_memory("less"):
@@ -153,27 +144,23 @@ def _measures(share: float, **more: float) -> list[dict]:
     return lines + [{"metric": name, "map": "softmax", "value": v} for name, v in more.items()]
 
 
-@pytest.mark.parametrize(("share", "said"), [(0.3, True), (0.29, False)])
-def test_a_sink(share, said):
-    found = advise(_measures(share), width=64, length=512)
-    assert bool(found) == said
-    if said:
-        assert found[0]["finding"].startswith("the first token is a sink: 30% of all queries")
-        assert "preset softmax1" in found[0]["advice"]
-        assert found[0]["threshold"] == share
+def test_a_sink():
+    (found,) = advise(_measures(0.3), width=64, length=512)
+    assert found["finding"].startswith("the first token is a sink: 30% of all queries")
+    assert "preset softmax1" in found["advice"]
+    assert found["threshold"] == 0.3
+    assert advise(_measures(0.29), width=64, length=512) == []
     lines = _measures(0.4)
     lines[1]["value"] = 0.09  # by chance: five times that is more
     assert advise(lines, width=64, length=512) == []
 
 
-def test_a_rank_is_judged_by_what_its_texts_allow():
+@pytest.mark.parametrize(("rank", "length", "said"), [(12, 65, 0), (1, 65, 1), (12, 2048, 1)])
+def test_a_rank_is_judged_by_what_its_texts_allow(rank, length, said):
     """Texts of 65 tokens have a rank of 64 without their first, however wide the model is."""
-    for rank, said in ((12.0, False), (1.0, True)):
-        lines = [{"metric": "effective_rank_without_first", "layer": 3, "value": rank}]
-        found = advise(lines, width=1024, length=65)
-        assert bool(found) == said
-        assert all("rank collapse" in one["finding"] for one in found)
-    assert advise([{**lines[0], "value": 12.0}], width=1024, length=2048)
+    lines = [{"metric": "effective_rank_without_first", "layer": 3, "value": rank}]
+    found = advise(lines, width=1024, length=length)
+    assert ["rank collapse" in one["finding"] for one in found] == [True] * said
 
 
 def test_a_model_with_a_null_key_is_not_told_to_take_one():
@@ -191,35 +178,22 @@ REPARAMETRISED = {"values": "reparametrised", "projections": "reparametrised", "
 GAINS = {0: ((2.0, -1.0), (1.0, 0.25)), 1: ((-4.0, 0.5), (0.5, 0.5)), 2: ((1.0, 0.0), (-1.0, -3.0))}
 
 
-def _set_gains(model, gains) -> None:
-    state = {name.removeprefix("model."): one for name, one in model.state_dict().items()}
-    for layer, pairs in gains.items():
-        for part, (alpha, beta) in zip(("v_proj", "o_proj"), pairs, strict=True):
-            state[f"layers.{layer}.self_attn.{part}.alpha"].fill_(alpha)
-            state[f"layers.{layer}.self_attn.{part}.beta"].fill_(beta)
-
-
 @pytest.mark.parametrize("preset", ["sas", "transformer", ENCODERS[1]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gain_ratios_by_hand(tiny, preset, dtype):
     model = tiny.ours(preset, **REPARAMETRISED, num_key_value_heads=4).to(dtype)
-    _set_gains(model, GAINS)
+    state = {name.removeprefix("model."): one for name, one in model.state_dict().items()}
+    for layer, pairs in GAINS.items():
+        for part, (alpha, beta) in zip(("v_proj", "o_proj"), pairs, strict=True):
+            state[f"layers.{layer}.self_attn.{part}.alpha"].fill_(alpha)
+            state[f"layers.{layer}.self_attn.{part}.beta"].fill_(beta)
     lines = gain_ratios(model)
-    of_values = [tiny.value(lines, "beta_over_alpha_values", layer=n) for n in range(3)]
-    of_projections = [tiny.value(lines, "beta_over_alpha_projections", layer=n) for n in range(3)]
-    assert of_values == [0.5, 0.125, 0.0]
-    assert of_projections == [0.25, 1.0, 3.0]
+    for part, expected in (("values", [0.5, 0.125, 0.0]), ("projections", [0.25, 1.0, 3.0])):
+        found = [tiny.value(lines, f"beta_over_alpha_{part}", layer=n) for n in range(3)]
+        assert found == expected
     # All but the first layer's values.
     assert tiny.value(lines, "beta_over_alpha") == (0.125 + 0.0 + 0.25 + 1.0 + 3.0) / 5
     assert len(lines) == 7
-
-
-def test_a_diagnosis_has_them_beside_its_other_measures(tiny):
-    model = tiny.ours("sas", **REPARAMETRISED)
-    _set_gains(model, GAINS)
-    found = diagnose(model, tiny.windows(), batch_size=3).measures
-    assert tiny.value(found, "beta_over_alpha_values", layer=1) == 0.125
-    assert tiny.value(found, "similarity", layer=2) is not None
 
 
 def test_other_models_have_no_such_number_and_sas_only_the_first_layers_values(tiny):

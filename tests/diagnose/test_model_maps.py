@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from clearhead.diagnose.attention_profile import Lambdas, RowMeans
 from clearhead.models import with_rope_scaling
 from clearhead.ops import oracles
-from clearhead.probe import AttentionCall, AttentionTile, ByTile, observe
+from clearhead.probe import ByTile, observe
 
 SHORT = 13
 
@@ -126,32 +126,21 @@ def test_the_signed_argmax_ignores_hidden_keys(tiny):
     assert mass == pytest.approx(-2 * tiny.harmonic(SHORT), rel=1e-5)
 
 
-class _Counted:
-    """The number of (layer, head, query) that count."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-
-    def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-        self.rows += int(tile.maps[0].counted.sum())
-
-
-def test_a_padded_batch_under_a_dynamic_base_counts_every_query_once(tiny):
+def test_a_padded_batch_under_a_dynamic_base_has_the_means_of_its_texts(tiny):
     model = with_rope_scaling(tiny.make("softmax1"), "dynamic", factor=4)
     trained = model.config.max_position_embeddings
     ids = torch.randint(0, model.config.vocab_size, (2, trained + 20))
     mask = torch.ones_like(ids)
     mask[1, : trained // 2 + 10] = 0
-    together, alone = (RowMeans(), _Counted()), (RowMeans(), _Counted())
-    with torch.no_grad(), observe(model, attention=[ByTile(weights=together)]):
+    together, alone = RowMeans(), RowMeans()
+    with torch.no_grad(), observe(model, attention=[ByTile(weights=[together])]):
         model(ids, attention_mask=mask)
-    with torch.no_grad(), observe(model, attention=[ByTile(weights=alone)]):
+    with torch.no_grad(), observe(model, attention=[ByTile(weights=[alone])]):
         for row, kept in zip(ids, mask.bool(), strict=True):
             model(row[kept][None])
-    lines = [line for line in together[0].measures() if line["metric"] == "null_mass"]
+    lines = [line for line in together.measures() if line["metric"] == "null_mass"]
     assert len(lines) == 1 + 3 + 3 * 4
     for line in lines:
         place = {name: value for name, value in line.items() if name not in ("metric", "value")}
-        want = tiny.value(alone[0].measures(), "null_mass", **place)
+        want = tiny.value(alone.measures(), "null_mass", **place)
         assert line["value"] == pytest.approx(want, rel=1e-4)
-    assert together[1].rows == alone[1].rows == int(mask.sum()) * 3 * 4

@@ -55,16 +55,6 @@ def test_tiles_are_the_oracle(tiny, monkeypatch, weights, options):
         assert torch.allclose(_whole(call).double(), expected, atol=1e-6)
 
 
-def test_null_weight_is_one_minus_the_row_sum(tiny):
-    for shift in (0.0, 20.0, -40.0):  # at 20 the difference itself would be all rounding
-        call = tiny.call(*SIZES, sink=0.0, bias=torch.full((1, H, T, S), shift))
-        scores = call.q.double() @ call.k.double().repeat_interleave(2, 1).mT * call.scale + shift
-        scores = scores.masked_fill(torch.ones(T, S).triu(1).bool(), -torch.inf)
-        expected = 1 / (1 + scores.exp().sum(-1))
-        null = torch.cat([tile.maps[0].null for tile in _tiles(call)], 2)
-        assert torch.allclose(null.double(), expected, rtol=1e-4)
-
-
 def test_bool_and_additive_masks_are_the_causal_mask(tiny):
     visible = torch.ones(1, 1, T, S).tril().bool()
     call = tiny.call(*SIZES, causal=False, scale=D**-0.5)

@@ -17,22 +17,19 @@ from clearhead.eval import Subject, Texts
 def numbers(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """A cell's lines as one dictionary: numbers by name, their errors, and all details."""
     found: dict[str, Any] = {"headlines": ()}
-    for line in lines:
-        metric, value = line["metric"], line["value"]
-        details = {key: one for key, one in line.items() if key not in ("metric", "value")}
+    for line in map(dict, lines):
+        metric, value, interval = line.pop("metric"), line.pop("value"), line.pop("interval", None)
         if metric == "document_perplexity":
-            found.setdefault("documents", []).append({"perplexity": value, **details})
+            found.setdefault("documents", []).append({"perplexity": value, **line})
             continue
-        if not details.pop("aside", False):
-            found["headlines"] += (metric,)
+        found["headlines"] += () if line.pop("aside", False) else (metric,)
         found[metric] = value
-        for name in ("stderr", "items"):
-            if name in details:
-                found[f"{metric}_{name.replace('items', 'by_item')}"] = details.pop(name)
-        interval = details.pop("interval", None)
+        for name, suffix in (("stderr", "stderr"), ("items", "by_item")):
+            if name in line:
+                found[f"{metric}_{suffix}"] = line.pop(name)
         if interval is not None and metric == "accuracy":
             found["low"], found["high"] = interval
-        found |= details
+        found |= line
     return found
 
 
@@ -70,8 +67,7 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
         " ".join(f"{LINES[(book + n) % 3]} Chapter {n}." for n in range(20 + book))
         for book in range(12)
     ]
-    rows = [json.dumps({"text": text, "title": f"Book {n}"}) for n, text in enumerate(texts)]
-    path.write_text("\n".join([*rows, json.dumps({"text": "A note.", "title": ""})]), "utf-8")
+    path.write_text("\n".join(json.dumps({"text": text}) for text in (*texts, "A note.")), "utf-8")
     return path
 
 

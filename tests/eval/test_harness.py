@@ -128,8 +128,7 @@ def test_shots_and_limit(folder, subject, capsys):
         limit=3,
         fewshot_random_seed=0,
     )["results"]["asked"]
-    for name in ("acc", "acc_stderr", "acc_norm"):
-        assert found[name] == again[f"{name},none"]
+    assert all(found[x] == again[f"{x},none"] for x in ("acc", "acc_stderr", "acc_norm"))
 
 
 def test_tags_are_their_tasks_and_groups_have_numbers_of_their_own(folder, subject, monkeypatch):
@@ -160,31 +159,16 @@ def test_tags_are_their_tasks_and_groups_have_numbers_of_their_own(folder, subje
     assert found["acc"] == pytest.approx(next(x["value"] for x in lines if x["metric"] == "acc"))
 
 
-def test_a_prompt_to_continue_that_is_too_long_is_named(folder, subject, capsys):
-    data = folder.parent / "rows.jsonl"
-    asked = TASK.format(name="written", data=data).partition("metric_list")[0]
-    asked = asked.replace("multiple_choice", "generate_until").replace("label", '"a"')
-    asked = asked.replace("doc_to_choice: choices\n", "")
-    asked += "metric_list:\n  - metric: exact_match\ngeneration_kwargs:\n  max_gen_toks: 4\n"
-    _write(folder, "written", asked)
-    task = HarnessTask(tasks=("written",), include_path=str(folder), limit=3, shots=15)
-    assert _measured(task, subject)["headlines"] == ("exact_match",)
-    assert capsys.readouterr().err.count("Left truncation applied") == 1
-
-
 def test_a_cell_is_another_where_a_file_of_the_folder_changed(folder, subject):
     task = HarnessTask(tasks=("asked",), include_path=str(folder))
 
     def digest() -> str:
         return str(task.cells(subject)[0]["digest"])
 
-    digests = [digest(), digest()]
+    first = digest()
+    assert digest() == first
     (folder / "rows.jsonl").write_text(json.dumps(ROWS[0]), "utf-8")
-    digests.append(digest())
-    _write(folder, "asked", (folder / "asked.yaml").read_text("utf-8") + "description: Answer.\n")
-    digests.append(digest())
-    assert digests[0] == digests[1]
-    assert len(set(digests)) == 3
+    assert digest() != first
 
 
 def test_texts_are_read_apart_where_frequencies_follow_the_length(folder, subject, make_subject):

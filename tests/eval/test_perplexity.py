@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -44,30 +43,22 @@ def small_parts(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("prefix", [(), (7, 8)])
 @pytest.mark.parametrize(
     "name", ["transformer", "differential", "softmax1", "gpt2", "Llama", "GPT-2", "Cohere"]
 )
-def test_is_exp_of_the_mean_cross_entropy(small_parts, name, batch_size):
-    model, windows = _make(name), _windows(4, 13)
-    expected = _by_hand(model, windows)
-    result = perplexity(model, iter(windows), length=13, batch_size=batch_size)
+def test_is_exp_of_the_mean_cross_entropy(small_parts, name, prefix, batch_size):
+    """Of whole logits; a prefix is read and not predicted."""
+    model, windows = _make(name).double(), _windows(4, 13)
+    ids = torch.cat([torch.tensor(prefix).expand(4, -1).long(), torch.stack(windows)], 1)
+    with torch.no_grad():
+        logits = model(ids).logits[:, len(prefix) : -1]
+    target = ids[:, len(prefix) + 1 :].flatten()
+    expected = F.cross_entropy(logits.flatten(0, 1), target).item()
+    result = perplexity(model, iter(windows), batch_size=batch_size, prefix=prefix)
     assert result.loss == pytest.approx(expected, rel=1e-6)
     assert result.perplexity == pytest.approx(math.exp(expected), rel=1e-5)
     assert (result.tokens, result.reason) == (4 * 12, None)
-
-
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_prefix_is_read_and_not_predicted(batch_size):
-    """As whole logits of the text behind it, without those of its own tokens and of the next."""
-    model, windows, prefix = _make("differential").double(), _windows(3, 11), (7, 8)
-    ids = torch.cat([torch.tensor(prefix).expand(3, -1), torch.stack(windows)], 1)
-    with torch.no_grad():
-        logits = model(ids).logits[:, 2:-1]
-    expected = F.cross_entropy(logits.flatten(0, 1), ids[:, 3:].flatten()).item()
-    found = perplexity(model, windows, length=11, batch_size=batch_size, prefix=prefix)
-    assert found.tokens == 3 * 10
-    assert found.loss == pytest.approx(expected, rel=1e-12)
-    assert found.loss != perplexity(model, windows, length=11, batch_size=2).loss
 
 
 @pytest.mark.parametrize(
@@ -77,7 +68,7 @@ def test_only_plain_heads_are_called_by_parts(small_parts, name, by_parts):
     model, rows = _make(name), []
     head = model.get_output_embeddings()
     head.register_forward_hook(lambda module, inputs, out: rows.append(out[..., 0].numel()))
-    perplexity(model, _windows(2, LONGEST), length=LONGEST, batch_size=2)
+    perplexity(model, _windows(2, LONGEST), batch_size=2)
     if by_parts:  # after the trial on two tokens
         assert rows[:2] == [2, 2]
         assert max(rows[2:]) == 5
@@ -89,9 +80,8 @@ def test_only_plain_heads_are_called_by_parts(small_parts, name, by_parts):
 @pytest.mark.parametrize("name", ["gpt2", "GPT-2"])
 def test_learned_positions_end(name):
     model = _make(name)
-    inside = perplexity(model, _windows(1, LONGEST), length=LONGEST, batch_size=1)
-    assert inside.loss is not None
-    beyond = perplexity(model, _windows(1, LONGEST + 1), length=LONGEST + 1, batch_size=1)
+    assert perplexity(model, _windows(1, LONGEST), batch_size=1).loss is not None
+    beyond = perplexity(model, _windows(1, LONGEST + 1), batch_size=1)
     assert (beyond.loss, beyond.perplexity, beyond.tokens) == (None, None, 0)
     assert beyond.reason == "the model has 32 learned positions, too few for 33 tokens"
 
@@ -104,63 +94,53 @@ def test_a_limit_that_only_the_model_knows(monkeypatch, error):
         raise error("position 32 is out of range")
 
     monkeypatch.setattr(model, "forward", forward)
-    beyond = perplexity(model, _windows(1, LONGEST + 1), length=LONGEST + 1, batch_size=1)
+    beyond = perplexity(model, _windows(1, LONGEST + 1), batch_size=1)
     assert beyond.reason == "position 32 is out of range"
     with pytest.raises(error):  # within the limit it is another defect
-        perplexity(model, _windows(1, LONGEST), length=LONGEST, batch_size=1)
+        perplexity(model, _windows(1, LONGEST), batch_size=1)
 
 
 def test_mode_is_evaluation_and_then_restored():
     model, windows = _make("GPT-2"), _windows(2, 9)
-    expected = perplexity(model, windows, length=9, batch_size=1).loss
+    expected = perplexity(model, windows, batch_size=1).loss
     model.train()
     model.transformer.h[0].eval()
     before = [module.training for module in model.modules()]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert perplexity(model, windows, length=9, batch_size=1).loss == expected
+        assert perplexity(model, windows, batch_size=1).loss == expected
     assert [module.training for module in model.modules()] == before
 
 
 def test_hopeless_and_broken_models_have_numbers_too():
     model = _make("Llama")
     model.lm_head.weight.data.mul_(1e5)
-    result = perplexity(model, _windows(1, 9), length=9, batch_size=1)
+    result = perplexity(model, _windows(1, 9), batch_size=1)
     assert math.isfinite(result.loss)
     assert result.perplexity == math.inf
     model.lm_head.weight.data.fill_(torch.nan)
-    assert math.isnan(perplexity(model, _windows(1, 9), length=9, batch_size=1).perplexity)
+    assert math.isnan(perplexity(model, _windows(1, 9), batch_size=1).perplexity)
 
 
 @pytest.mark.parametrize(
-    ("windows", "length", "message"),
+    ("windows", "message"),
     [
-        (_windows(1, 9), 8, "length is 8, but the windows have 9"),
-        (_windows(1, 1), 1, "predicting a token takes at least 2"),
-        ([], 9, "no windows"),
-        ([torch.full((9,), -1)], 9, "token ids from -1 to -1"),
-        ([torch.full((9,), VOCABULARY)], 9, "use the tokenizer that the model was trained with"),
+        ([], "no windows"),
+        ([torch.full((9,), -1)], "token ids from -1 to -1"),
+        ([torch.full((9,), VOCABULARY)], "use the tokenizer that the model was trained with"),
     ],
 )
-def test_refuses(windows, length, message):
+def test_refuses(windows, message):
     with pytest.raises(ClearheadError, match=message):
-        perplexity(_make("Llama"), windows, length=length, batch_size=2)
+        perplexity(_make("Llama"), windows, batch_size=2)
 
 
 def _corpus(*sizes: int) -> Corpus:
     draw = np.random.default_rng(0)
-    starts = np.zeros(1, dtype=np.int64)
     tokens = (draw.integers(0, VOCABULARY, size).astype(np.uint16) for size in sizes)
-    streams = tuple(
-        TokenStream(spec=f"source {number}", weight=None, tokens=one, starts=starts)
-        for number, one in enumerate(tokens)
-    )
+    about = {"weight": None, "starts": np.zeros(1, dtype=np.int64)}
+    streams = tuple(TokenStream(spec=str(n), tokens=one, **about) for n, one in enumerate(tokens))
     split = dict.fromkeys(("train", "validation"), streams)
     return Corpus(tokenizer=None, vocabulary_size=VOCABULARY, fingerprint="", streams=split)
-
-
-def _cut(corpus: Corpus, length: int, count: int) -> Iterator[Tensor]:
-    tokens = corpus.split("validation")[0].tokens.astype(np.int64)
-    return (torch.from_numpy(tokens[i * length : (i + 1) * length]) for i in range(count))
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -173,9 +153,9 @@ def test_lengths_read_the_same_text(budget, read, apart):
     assert [line["length"] for line in found] == [8, 8, 16, 16, 64, 64]
     for line in found:
         length = line["length"]
-        cut = list(_cut(corpus, length, read // length))
-        told = tokenizer if apart else None
-        expected = perplexity(model, cut, length=length, batch_size=2, tokenizer=told)
+        tokens = torch.from_numpy(corpus.split("validation")[0].tokens.astype(np.int64))
+        cut, told = tokens[:read].split(length), tokenizer if apart else None
+        expected = perplexity(model, cut, batch_size=2, tokenizer=told)
         assert line["predicted_tokens"] == expected.tokens
         assert apart or expected.tokens == read // length * (length - 1)
         assert line["value"] == pytest.approx(getattr(expected, line["metric"]), rel=1e-6)
@@ -199,16 +179,16 @@ def test_documents_kept_apart_are_read_each_by_itself(small_parts, name, batch_s
             if len(part) > 1:
                 total += _by_hand(model, [part]) * (len(part) - 1)
                 count += len(part) - 1
-    found = perplexity(model, windows, length=29, batch_size=batch_size, tokenizer=tokenizer)
+    found = perplexity(model, windows, batch_size=batch_size, tokenizer=tokenizer)
     assert found.tokens == count
     assert found.loss == pytest.approx(total / count, rel=1e-5)
-    assert found.loss != perplexity(model, windows, length=29, batch_size=batch_size).loss
+    assert found.loss != perplexity(model, windows, batch_size=batch_size).loss
 
 
 def test_windows_that_foretell_nothing_have_a_reason():
     tokenizer = SimpleNamespace(eos_token_id=3, bos_token_id=None)
     windows = [torch.tensor([3, 5]), torch.tensor([3, 3])]
-    found = perplexity(_make("transformer"), windows, length=2, batch_size=2, tokenizer=tokenizer)
+    found = perplexity(_make("transformer"), windows, batch_size=2, tokenizer=tokenizer)
     assert found.loss is None
     assert found.reason == "no window holds a token that another of its document foretells"
 

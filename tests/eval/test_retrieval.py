@@ -78,6 +78,11 @@ def test_one_who_knows_scores_one_and_who_does_not_zero(subject, name):
             texts = found["trials"] // cell.get("queries", 1)
             assert found["accuracy_by_item"] == found["forced_tokens_by_item"] == [1] * texts
         assert max(len(prompt.ids) for prompt in oracle.prompts) <= cell["length"]
+        if name == "landmark":  # its prompt leads into the answer
+            for prompt, answer in zip(oracle.prompts, oracle.answers, strict=True):
+                text = subject.tokenizer.decode(prompt.ids)
+                assert text.endswith("\nWhat is the pass key? The pass key is")
+                assert re.fullmatch(r" \d{5}", subject.tokenizer.decode(answer))
         found, _, _ = _asked(subject, task, cell, _ignorant)
         assert found["accuracy"] == 0
         assert 0 < found["high"] < 1
@@ -103,13 +108,6 @@ def test_passkey_prompts_are_the_papers(subject):
         assert text[length, 1.0] == (total, 0)
         assert text[length, 0.5] == (round(total / 2), total - round(total / 2))
     assert sum(text[192, 0.0]) > sum(text[128, 0.0])
-
-
-def test_the_landmark_prompt_leads_into_the_answer(subject):
-    _, texts, oracle = _asked(subject, TASKS["landmark"], {"length": 192, "depth": 0.5})
-    for text, answer in zip(texts, oracle.answers, strict=True):
-        assert text.endswith("\nWhat is the pass key? The pass key is")
-        assert re.fullmatch(r" \d{5}", subject.tokenizer.decode(answer))
 
 
 def test_needles_stand_at_their_depth_and_all_lengths_are_exact(subject):
@@ -166,13 +164,10 @@ def test_scores_do_not_depend_on_the_batch(make_subject, name):
 
 def test_wilson_against_published_values():
     """Newcombe (1998), table I: 81 of 263, 15 of 148, 0 of 20, 1 of 29."""
-    for share, expected in (
-        ((81, 263), (0.2553, 0.3662)),
-        ((15, 148), (0.0624, 0.1605)),
-        ((0, 20), (0.0, 0.1611)),
-        ((1, 29), (0.0061, 0.1718)),
-    ):
-        assert wilson(*share) == pytest.approx(expected, abs=5e-5)
+    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+    assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
+    assert wilson(1, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
 
 
 @pytest.mark.parametrize("name", ["softmax1", "differential", "coca"])
@@ -224,15 +219,13 @@ def test_learned_positions_are_refused_at_once(make_subject, name):
         TASKS[name].cells(make_subject("gpt2"))
 
 
-@pytest.mark.parametrize(("name", "limit"), [("alibi", 65_536), ("xpos", None)])
-def test_positions_that_cannot_be_told_apart_are_refused_at_once(make_subject, name, limit):
+def test_positions_that_cannot_be_told_apart_are_refused_at_once(make_subject):
     """Not after reading 64K tokens: what is written after the prompt counts too."""
-    limit = limit or make_subject(name).model.model.position.longest()
+    limit = 65_536
     task = NeedlesTask(grid=("1x1",), depths=(0.5,), new_tokens=10)
-    make_subject(name).check_length(limit)
-    with pytest.raises(ClearheadError, match=f"{name} can tell apart: ask for at most {limit:,}"):
-        task.cells(make_subject(name, lengths=(limit - 9,)))
-    task.cells(make_subject(name, lengths=(limit - 10,)))
+    with pytest.raises(ClearheadError, match=f"alibi can tell apart: ask for at most {limit:,}"):
+        task.cells(make_subject("alibi", lengths=(limit - 9,)))
+    task.cells(make_subject("alibi", lengths=(limit - 10,)))
 
 
 def _spelling(kind, texts):
@@ -253,32 +246,15 @@ def _spelling(kind, texts):
 
 @pytest.mark.parametrize("kind", ["byte-level", "prepend", "metaspace"])
 def test_an_answer_has_the_tokens_that_it_has_in_the_text(make_subject, kind):
-    """So that copying them is the right answer."""
+    """So that copying them is the right answer; and a text those of its pieces."""
     texts = [t for k in ("needle", "recall", "passkey") for t in synthetic.texts(f"synthetic:{k}")]
     changes = {} if kind == "byte-level" else {"tokenizer": _spelling(kind, texts[::9])}
-    subject = make_subject(lengths=(600,), **changes)
-    for name in ("passkey", "landmark", "needles", "recall"):
-        for cell in TASKS[name].cells(subject)[:2]:
-            _, _, oracle = _asked(subject, TASKS[name], cell)
-            for prompt, answer in zip(oracle.prompts, oracle.answers, strict=True):
-                part = answer
-                if name == "recall":  # the last pair, which is one of those listed
-                    comma = subject.ids("a", ",")[1]
-                    assert answer[-len(comma) :] == comma
-                    part = answer[: -len(comma)]
-                else:
-                    number = re.search(r"\d+", subject.tokenizer.decode(answer))[0]
-                    part = subject.ids("is", f" {number}")[1]
-                    assert answer[-len(part) :] == part
-                last = len(part) if name != "recall" else 2
-                part = part[-last:]
-                places = range(len(prompt.ids) - last + 1)
-                assert any(prompt.ids[at : at + last] == part for at in places)
-
-
-def test_a_text_has_the_same_tokens_whatever_its_pieces(subject):
-    pieces = ["A b", "", " cé", "\n", "\n12", " 3."]
+    subject = make_subject(**changes)
+    fact = "The magic number of Rome is 12345."
+    read, answer = subject.ids(f"{fact}\nWhat is it? The magic number of Rome is", " 12345")
+    assert any(read[at : at + len(answer)] == answer for at in range(len(read)))
+    pieces = ["A b", "", " 12", "\n", "\n12", " 3."]
     found = subject.ids(*pieces)
     assert [one for ids in found for one in ids] == list(subject.ids("".join(pieces))[0])
-    assert subject.tokenizer.decode(found[2]) == " cé"
+    assert subject.tokenizer.decode(found[2]).strip() == "12"
     assert found[1] == ()

@@ -48,10 +48,6 @@ def _opened(texts):
     return torch.cat([torch.full_like(texts[:, :1], BEGIN), texts[:, 1:]], 1)
 
 
-def _by_perplexity(model, texts):
-    return perplexity(model, texts, length=12, batch_size=2)
-
-
 def _by_sliding(model, texts):
     """One text, in windows that overlap."""
     document = texts.flatten().numpy()
@@ -59,21 +55,16 @@ def _by_sliding(model, texts):
     return [(one.start, one.position, one.loss.tolist()) for one in found]
 
 
-def _by_diagnosis(model, texts):
-    return diagnose(model, texts, batch_size=2).measures
-
-
-def _by_quantisation(model, texts):
-    return cost(model, None, Texts(windows=list(texts)))
-
-
-def _by_distance(model, texts):
-    return distance(model, model, texts)
-
-
-@pytest.mark.parametrize(
-    "measured", [_by_perplexity, _by_sliding, _by_diagnosis, _by_quantisation, _by_distance]
+MEASUREMENTS = (
+    lambda model, texts: perplexity(model, texts, batch_size=2),
+    _by_sliding,
+    lambda model, texts: diagnose(model, texts, batch_size=2).measures,
+    lambda model, texts: cost(model, None, Texts(windows=list(texts))),
+    lambda model, texts: distance(model, model, texts),
 )
+
+
+@pytest.mark.parametrize("measured", MEASUREMENTS)
 def test_every_window_opens_with_the_begin_token_and_as_many_tokens_are_predicted(
     measured, models, texts
 ):
@@ -82,7 +73,7 @@ def test_every_window_opens_with_the_begin_token_and_as_many_tokens_are_predicte
     assert measured(begun, texts) == measured(plain, _opened(texts))
     assert measured(begun, texts) != measured(plain, texts)
     assert torch.equal(texts, before)
-    assert _by_perplexity(begun, texts).tokens == 3 * 11
+    assert perplexity(begun, texts, batch_size=2).tokens == 3 * 11
 
 
 def test_the_token_that_gave_its_place_counts_as_context_of_no_window(models):
@@ -96,11 +87,8 @@ def test_the_token_that_gave_its_place_counts_as_context_of_no_window(models):
     ]
     assert found[0] == found[1]
     assert sum(count for _, _, count in found[1]) == 39
-    (last,) = (
-        one
-        for one in sliding(begun, [document], length=8, stride=4, batch_tokens=8)
-        if one.start == 32
-    )
+    windows = sliding(begun, [document], length=8, stride=4, batch_tokens=8)
+    (last,) = (one for one in windows if one.start == 32)
     ids = torch.tensor([[BEGIN, *range(37, 44)]])
     with torch.no_grad():
         expected = -plain(ids).logits.log_softmax(-1)[0, 3:-1].gather(1, ids[0, 4:, None])[:, 0]
@@ -112,13 +100,8 @@ def test_a_begin_token_ends_no_repetition(models):
     document = np.array([9, 10, 11, 12, 9, 10, 13, 14], dtype=np.uint16)
     streams = [Document("s", document)]
     for model, hits in zip(models, (1, 0), strict=True):
-        subject = SimpleNamespace(
-            model=model,
-            texts=SimpleNamespace(streams=streams),
-            lengths=(8,),
-            tokens=8,
-            batch_tokens=8,
-        )
+        sizes = {"lengths": (8,), "tokens": 8, "batch_tokens": 8}
+        subject = SimpleNamespace(model=model, texts=SimpleNamespace(streams=streams), **sizes)
         line = numbers(HitsTask().measure(subject, {"length": 8}))
         assert (line["ar_hits"], line["predicted_tokens"]) == (hits, 7)
 
@@ -163,22 +146,20 @@ def test_a_begin_token_that_is_none_is_refused(wrong, models, texts):
     model = copy.deepcopy(models[0])
     setattr(model.config, WINDOW_BEGIN, wrong)
     with pytest.raises(ClearheadError, match=rf"window_begin_token_id .* {wrong!r}, no token"):
-        _by_perplexity(model, texts)
-
-
-def _harness(model, corpus):
-    pytest.importorskip("lm_eval")
-    subject = SimpleNamespace(model=model, tokenizer=corpus.tokenizer, batch_tokens=64)
-    return harness_model(subject)
+        perplexity(model, texts, batch_size=2)
 
 
 @pytest.fixture
 def pair(make_subject, corpus):
-    """A model with 64 positions, and the same weights after training behind the begin token."""
-    begun = make_subject().model
-    plain = copy.deepcopy(begun)
+    """A model with 64 positions, and lm-eval's wrapper of the same weights after training behind
+    the begin token."""
+    pytest.importorskip("lm_eval")
+    plain = make_subject().model
+    begun = copy.deepcopy(plain)
     setattr(begun.config, WINDOW_BEGIN, corpus.tokenizer.bos_token_id)
-    return plain, begun
+    subject = SimpleNamespace(model=begun, tokenizer=corpus.tokenizer, batch_tokens=64)
+    with harness_model(subject) as lm:
+        yield plain, lm
 
 
 TEXT = "The ship left the harbour. "
@@ -193,10 +174,9 @@ def _request(*words):
 
 
 def test_a_prompt_of_lm_eval_opens_with_the_begin_token_and_is_cut_behind_it(pair, corpus):
-    plain, begun = pair
+    plain, lm = pair
     asked = [(TEXT[:-1], " Nobody saw it"), (TEXT[:-1] * 20, " again!"), ("", " A letter")]
-    with _harness(begun, corpus) as lm:
-        scores = lm.loglikelihood([_request(*one) for one in asked])
+    scores = lm.loglikelihood([_request(*one) for one in asked])
     for (context, answer), (score, _) in zip(asked, scores, strict=True):
         ids = _ids(corpus, context + answer)
         count = len(ids) - len(_ids(corpus, context))
@@ -206,9 +186,8 @@ def test_a_prompt_of_lm_eval_opens_with_the_begin_token_and_is_cut_behind_it(pai
 
 def test_windows_of_a_text_in_lm_eval_open_with_the_begin_token(pair, corpus):
     """`opened` in every window."""
-    plain, begun = pair
-    with _harness(begun, corpus) as lm:
-        (score,) = lm.loglikelihood_rolling([_request(TEXT * 20)])
+    plain, lm = pair
+    (score,) = lm.loglikelihood_rolling([_request(TEXT * 20)])
     ids = _ids(corpus, TEXT * 20)
     expected = 0.0
     for done in range(0, len(ids), 64):
@@ -220,10 +199,8 @@ def test_windows_of_a_text_in_lm_eval_open_with_the_begin_token(pair, corpus):
 
 def test_a_prompt_to_continue_that_is_cut_opens_with_the_begin_token(pair, corpus):
     """What is written after a text that is too long is what a whole forward pass says."""
-    plain, begun = pair
-    with _harness(begun, corpus) as lm:
-        asked = _request(TEXT * 20, {"max_gen_toks": 4, "until": []})
-        (written,) = lm.generate_until([asked])
+    plain, lm = pair
+    (written,) = lm.generate_until([_request(TEXT * 20, {"max_gen_toks": 4, "until": []})])
     ids = [corpus.tokenizer.bos_token_id, *_ids(corpus, TEXT * 20)[-59:]]
     found = greedy(plain, ids, 4)
     assert written == corpus.tokenizer.decode(found, skip_special_tokens=True)

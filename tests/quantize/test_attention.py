@@ -1,5 +1,7 @@
 """Attention on quantised logits against a dense transcription in float64."""
 
+import itertools
+
 import pytest
 import tests_architectures as architectures
 import torch
@@ -36,31 +38,21 @@ def test_against_dense_attention(monkeypatch, rows, sink, scale, size):
     v = torch.randn(2, 2, 9, 5)
     padding = torch.ones(2, 9, dtype=torch.bool)
     padding[1, :2] = False
-    for bits in (2, 4, 8):
-        for causal in (True, False):
-            call = AttentionCall(
-                module=torch.nn.Identity(),
-                layer=0,
-                q=q.double(),
-                k=k.double(),
-                scale=0.4,
-                visibility=Visibility(causal, key_mask=padding),
-                sink=None if sink is None else torch.tensor(sink),
-            )
-            how = Rounding(bits=bits, scale=scale)
-            found = attention.attended(call, v.double(), how)
-            torch.testing.assert_close(found, _dense(call, v, how), rtol=1e-9, atol=1e-9)
+    common = {"q": q.double(), "k": k.double(), "module": torch.nn.Identity(), "layer": 0}
+    common["sink"] = None if sink is None else torch.tensor(sink)
+    for bits, causal in itertools.product((2, 4, 8), (True, False)):
+        visibility = Visibility(causal, key_mask=padding)
+        call = AttentionCall(scale=0.4, visibility=visibility, **common)
+        how = Rounding(bits=bits, scale=scale)
+        found = attention.attended(call, v.double(), how)
+        torch.testing.assert_close(found, _dense(call, v, how), rtol=1e-9, atol=1e-9)
 
 
 def test_a_query_that_sees_nothing_gets_zeros():
-    call = AttentionCall(
-        module=torch.nn.Identity(),
-        layer=0,
-        q=torch.randn(1, 1, 3, 4),
-        k=torch.randn(1, 1, 3, 4),
-        scale=1.0,
-        visibility=Visibility(key_mask=torch.tensor([[False, True, True]])),
-    )
+    q, k = torch.randn(2, 1, 1, 3, 4)
+    visibility = Visibility(key_mask=torch.tensor([[False, True, True]]))
+    common = {"module": torch.nn.Identity(), "layer": 0, "scale": 1.0}
+    call = AttentionCall(q=q, k=k, visibility=visibility, **common)
     found = attention.attended(call, torch.randn(1, 1, 3, 4), Rounding(bits=4, scale="row"))
     assert torch.equal(found[0, 0, 0], torch.zeros(4))
     assert bool(found.isfinite().all())

@@ -42,13 +42,11 @@ def test_every_scheme_on_every_architecture(name):
     for each in SCHEMES if name in WHOLE else SCHEMES[::3]:
         found = cost(model, scheme(each), texts)
         if ("logits" in each or "kv" in each) and name in architectures.WITHOUT_INTERFACE:
-            assert found.perplexity is None
             assert "AttentionInterface" in str(found.reason)
         else:
             assert found.reason is None
-            assert found.perplexity is not None
             assert math.isfinite(found.perplexity)
-            assert found.perplexity != full.perplexity
+        assert found.perplexity != full.perplexity
         assert found.unused == ()
     sixteen = ["w16a16-token", "a16-token", "hadamard-w16-channel+a16-group8", "w16-channel"]
     if name not in architectures.WITHOUT_INTERFACE:
@@ -99,21 +97,15 @@ def test_a_layer_by_hand(name):
 
 @pytest.mark.parametrize(("group", "kept"), [(None, 90), (3, 50), (8, 99)])
 def test_activations_with_a_zero_point_by_hand(group, kept):
-    model = architectures.make("Llama")
+    model = architectures.make("Llama").double()
     layer = next(iter(linear_layers(model).values()))
     x = torch.randn(2, 3, layer.in_features, dtype=torch.float64)
-    size = group or layer.in_features
-    rows = [
-        [
-            y
-            for i in range(0, len(row), size)
-            for y in zeropoint_oracle(row[i : i + size], 4, kept / 100)
-        ]
-        for row in x.flatten(0, 1).tolist()
-    ]
-    expected = torch.tensor(rows, dtype=torch.float64).view_as(x) @ layer.weight.double().T
+    groups = x.flatten(0, 1).split(group or layer.in_features, 1)
+    rounded = [[zeropoint_oracle(row, 4, kept / 100) for row in one.tolist()] for one in groups]
+    expected = torch.cat([torch.tensor(one, dtype=torch.float64) for one in rounded], 1)
+    expected = expected.view_as(x) @ layer.weight.T
     name = f"a4-{f'group{group}' if group else 'token'}-clip{kept}"
-    with quantized(model.double(), scheme(name)), torch.no_grad():
+    with quantized(model, scheme(name)), torch.no_grad():
         found = layer(x)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
@@ -128,15 +120,11 @@ def test_experts_are_named_as_left_out():
 def test_the_model_is_restored_after_an_error():
     model = architectures.make("Llama")
     before = {key: value.data_ptr() for key, value in model.named_parameters()}
-    with pytest.raises(RuntimeError, match="inside"), quantized(model, scheme("w8a8-token")):
-        raise RuntimeError("inside")
+    for name, error in (("w8a8-token", "inside"), ("w8a8-fine", "no windows")):
+        with pytest.raises(Exception, match=error), quantized(model, scheme(name)):
+            raise RuntimeError("inside")
     assert before == {key: value.data_ptr() for key, value in model.named_parameters()}
     assert not any(module._forward_pre_hooks for module in model.modules())
-    with (
-        pytest.raises(ClearheadError, match="to calibrate on"),
-        quantized(model, scheme("w8a8-fine")),
-    ):
-        pass
 
 
 def test_weights_and_activations_that_are_no_numbers_are_named():

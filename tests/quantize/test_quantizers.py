@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead import ClearheadError
-from clearhead.quantize import absmax, zeropoint
-from clearhead.quantize.quantizers import fp8, grouped, integers, mxfp4, ungrouped
+from clearhead.quantize.quantizers import absmax, fp8, grouped, integers, mxfp4, zeropoint
 
 
 def _half_even(value: float) -> int:
@@ -61,21 +60,6 @@ def test_fp8_by_its_table():
     assert fp8(torch.tensor([3.0, -1.0]), (0,), top=torch.tensor(2.0)).tolist() == [2.0, -1.0]
 
 
-@pytest.mark.parametrize(
-    ("quantizer", "bits", "x", "wanted"),
-    [
-        # Three levels a side of zero; two bits: −1, 0, 1 times the largest, halves to even codes.
-        (absmax, 3, [6.0, -6.0, 3.1, 1.1, 0.9, -0.4, 0.0], [6.0, -6.0, 4.0, 2.0, 0.0, 0.0, 0.0]),
-        (absmax, 2, [4.0, 2.0, -2.1, 1.9], [4.0, 0.0, -4.0, 0.0]),
-        # Range −1 to 2 in 3 steps of 1; on one side it is stretched to zero.
-        (zeropoint, 2, [-1.0, 2.0, 0.4, 0.6, -0.6], [-1.0, 2.0, 0.0, 1.0, -1.0]),
-        (zeropoint, 4, [-15.0, -10.2, -4.9], [-15.0, -10.0, -5.0]),
-    ],
-)
-def test_integers_by_hand(quantizer, bits, x, wanted):
-    assert quantizer(torch.tensor(x), bits, (0,)).tolist() == wanted
-
-
 def test_mxfp4_by_hand():
     # The largest is in [4, 8) already: halves go to the even mantissa, and 6 is the most there is.
     x = torch.tensor([[7.9, 5.0, 3.5, 2.5, 1.25, 0.75, 0.25, -0.3, 0.0]])
@@ -105,22 +89,6 @@ def test_against_the_oracle_in_float64(name, bits, rows, width, size, seed):
 
 
 @pytest.mark.parametrize("name", ORACLES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("bits", [2, 4, 8, 16])
-def test_errors_are_at_most_half_a_step(name, dtype, bits):
-    quantizer, _ = ORACLES[name]
-    x = torch.randn(7, 33).to(dtype)
-    found = quantizer(x, bits, (1,))
-    assert found.dtype == dtype
-    wide = x.double()
-    spread = wide.amax(1, keepdim=True) - wide.amin(1, keepdim=True)
-    step = {"absmax": wide.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1) / 2}
-    bound = step.get(name, spread / (2**bits - 1))  # under zeropoint zero is rounded to a code too
-    rounding = torch.finfo(dtype).eps * wide.abs().amax(1, keepdim=True)
-    assert bool(((found.double() - wide).abs() <= bound * (1 + 1e-6) + rounding).all())
-
-
-@pytest.mark.parametrize("name", ORACLES)
 def test_all_zero_and_all_equal_rows(name):
     quantizer, _ = ORACLES[name]
     x = torch.tensor([[0.0] * 5, [3.7] * 5, [-1e-44] * 5, [2e38] * 5])
@@ -135,7 +103,7 @@ def test_numbers_that_are_none_are_reported(name):
     x[0, 1], x[2, 2], x[2, 3] = math.nan, math.inf, -math.inf
     with pytest.raises(ClearheadError, match=r"1 NaN and 2 infinite of 12 numbers.*\[3, 4\]"):
         quantizer(x, 8, (1,))
-    with pytest.raises(ClearheadError, match=r"a range beyond 3\.4e"):
+    with pytest.raises(ClearheadError, match="or too large a range"):
         zeropoint(torch.tensor([3e38, -3e38]), 8, (0,))
 
 
@@ -164,7 +132,7 @@ def test_integers_are_absmax_but_for_rounding(bits):
 def test_groups_of_odd_sizes(width, group):
     x = torch.randn(3, width)
     for quantizer in (absmax, zeropoint):
-        found = ungrouped(quantizer(grouped(x, group), 4, (2,)), width)
+        found = quantizer(grouped(x, group), 4, (2,)).flatten(1)[:, :width]
         for start in range(0, width, group):
             part = slice(start, start + group)
             torch.testing.assert_close(found[:, part], quantizer(x[:, part], 4, (1,)))

@@ -9,7 +9,6 @@ from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
     from clearhead.diagnose.attention_profile import RowMeans as RowMeans
-    from clearhead.diagnose.diagnosis import Diagnosis as Diagnosis
     from clearhead.diagnose.diagnosis import diagnose as diagnose
     from clearhead.diagnose.hidden import HiddenStatistics as HiddenStatistics
     from clearhead.diagnose.hidden import RotatedKurtosis as RotatedKurtosis

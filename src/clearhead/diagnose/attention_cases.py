@@ -14,23 +14,19 @@ from clearhead.models.base_model import CACHE, cache_of
 
 # Lengths of the texts: odd, and each longer than the window.
 LENGTHS, WINDOW = (23, 17, 9), 6
-# A logit at which a dropped sink changes everything.
-HIGH = 20.0
+HIGH = 20.0  # a logit at which a dropped sink changes everything
 
 
 class Answer(NamedTuple):
-    """Float64 logits [ΣT, V], and gradients by parameter of the mean cross-entropy of all next
-    tokens (an encoder's own), empty where none were taken."""
+    """Float64 logits [ΣT, V], and gradients by parameter of the mean cross-entropy, if taken."""
 
     logits: Tensor
     gradients: dict[str, Tensor]
 
 
 class Texts:
-    """A few random texts, and the ways of running a model on them.
-
-    Each way returns the logits of all tokens, [ΣT, V], text after text.
-    """
+    """A few random texts, and the ways of running a model on them, which return the logits of all
+    tokens, [ΣT, V], text after text."""
 
     def __init__(self, model: Any, lengths: Sequence[int], seed: int) -> None:
         draw = torch.Generator().manual_seed(seed)
@@ -99,7 +95,7 @@ class Texts:
         return torch.cat(logits)
 
     def answer(self, model: Any, run: Callable[["Texts", Any], Tensor]) -> Answer:
-        """Float64 logits of the texts, run in one way, and gradients of their loss by parameter."""
+        """The logits of the texts, run in one way, and the gradients of their loss."""
         logits = run(self, model).double()
         loss = cross_entropy(logits, self.labels)
         gradients: dict[str, Tensor] = {}

@@ -1,35 +1,29 @@
-"""Test of a model's attention implementations, as far as they load on this machine, against its
-own eager attention in float64.
+"""Test of a model's attention implementations against its own eager attention in float64.
 
-The same few texts are run in several ways: one by one, padded, packed, through a cache, in chunks.
-Each way must give every text the same logits, loss and gradients as when it is run alone. Sinks and
-windows are set so that omitting them shows: fused kernels have silently dropped both, and a sink
-applied through a log-sum-exp without its gradient is right in the forward pass and wrong in the
-backward pass.
+In each of `WAYS` every text must have the same logits and gradients as when it is run alone. Sinks
+and windows are set so that omitting them shows: fused kernels have silently dropped both.
 """
 
 import copy
-import statistics
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from clearhead.diagnose.attention_cases import LENGTHS, WAYS, Answer, Texts, Way
 from clearhead.errors import ClearheadError, first_line
 from clearhead.models.base_model import ClearheadModel
 from clearhead.nn.normalizers import Sink
+from clearhead.train.memory import PeakMemory
 
 USUAL = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "clearhead")
-# On a CPU it has no gradients, and compiles for minutes.
-OF_GPUS = ("flex_attention",)
+OF_GPUS = ("flex_attention",)  # on a CPU it has no gradients, and compiles for minutes
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LOW = 1.0  # a sink's logit beside which keys still count
-DROPPED = -1e4  # the logit of a sink that takes no weight
 # Errors, ‖error‖ / ‖exact‖, that are always rounding; and those that may be, where they are no more
 # than EAGERS times what eager attention has in the same dtype.
 ROUNDING = {torch.float32: 2e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -39,14 +33,10 @@ EAGERS = 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Result of an implementation in one way of running the texts.
+    """Result of an implementation in one of `WAYS`: `right` is None where it was refused.
 
-    Attributes:
-        name: plain, sinks of 20, padded, packed, cached, chunks, windowed (and cached), compiled.
-        right: True, False; None where the implementation refused it.
-        output, gradient: ‖error‖ / ‖exact‖ of the logits and of the worst parameter's gradient;
-            None where there is none.
-        what: the cause of an error if known, otherwise its location; or the refusal.
+    `output` and `gradient` (the worst parameter's) are ‖error‖ / ‖exact‖; `what` is the error or
+    the refusal.
     """
 
     name: str
@@ -58,15 +48,8 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """The cases of one implementation of attention.
-
-    Attributes:
-        name: the value of `attn_implementation`.
-        cases: empty if it does not load on this machine.
-        lacks: reason why it does not load.
-        seconds: time of a forward and backward pass over one text of `timed` tokens.
-        eager_seconds: the same for eager attention.
-        peak_bytes: device memory of that pass beside the weights; None except on CUDA.
+    """The cases of a value of `attn_implementation`, or why it does not load (`lacks`); time and
+    device memory (on CUDA, beside the weights) of a forward and backward pass over `timed` tokens.
     """
 
     name: str
@@ -120,12 +103,12 @@ def check_attention(
         except (ImportError, ValueError, RuntimeError, ClearheadError) as error:
             results.append(Implementation(name=name, lacks=_line(error)))
             continue
+        seconds, peak = _timed(candidate, timed, seed) if timed else (None, None)
         cases = tuple(
             check.case(candidate, name, way)
             for way, how in WAYS.items()
             if check.can(how) and (compile or way != "compiled")
         )
-        seconds, peak = _timed(candidate, timed, seed) if timed else (None, None)
         eager = seconds if name == "eager" else results[0].seconds
         costs: dict[str, Any] = {"seconds": seconds, "eager_seconds": eager, "peak_bytes": peak}
         results.append(Implementation(name=name, cases=cases, **costs))
@@ -150,16 +133,16 @@ class _Check:
 
     def case(self, model: Any, implementation: str, name: str) -> Case:
         way, refusal = WAYS[name], ""
-        with self._set(model, way):
-            for learning in (True, False):
-                try:
-                    with torch.set_grad_enabled(learning):
-                        answer = self.texts.answer(model, way.run)
-                    break
-                except Exception as error:  # kernels, compilers and models each raise their own
-                    if refusal:
-                        return Case(name=name, right=None, what=_line(error))
-                    refusal = f"no gradients: {_line(error)}"
+        self._set(model, way)
+        for learning in (True, False):
+            try:
+                with torch.set_grad_enabled(learning):
+                    answer = self.texts.answer(model, way.run)
+                break
+            except Exception as error:  # kernels, compilers and models each raise their own
+                if refusal:
+                    return Case(name=name, right=None, what=_line(error))
+                refusal = f"no gradients: {_line(error)}"
         output, gradients = _errors(answer, self._exact(way))
         gradient = max(gradients.values(), default=None)
         if implementation == "eager":
@@ -170,8 +153,7 @@ class _Check:
         ]
         what = ""
         if not output <= bounds[0]:  # NaN is not
-            cause = self._left_out(answer, bounds[0], way) or self._place(answer, way)
-            what = f"{cause}, output off by {output:.1%}" if cause else f"off by {output:.1%}"
+            what = f"off by {output:.1%}"
         elif wrong := [key for key, error in gradients.items() if not error <= bounds[1]]:
             kinds = _of_last_layer(wrong)
             what = f"output right, gradient of {', '.join(kinds)} off by {gradient:.1%}"
@@ -184,57 +166,22 @@ class _Check:
         """The texts alone, with the sinks and the window of a way."""
         way = Way(sink=way.sink, window=way.window)
         if way not in self.answers:
-            with self._set(self.model, way):
-                self.answers[way] = self.texts.answer(self.model, way.run)
+            self._set(self.model, way)
+            self.answers[way] = self.texts.answer(self.model, way.run)
         return self.answers[way]
 
-    def _left_out(self, answer: Answer, bound: float, way: Way) -> str:
-        """The part that is ignored, if the logits are exact without it; else ""."""
-        without = {
-            "the sink is ignored": way._replace(sink=DROPPED),
-            "the window is ignored": way._replace(window=None),
-            "the sink and the window are ignored": Way(sink=DROPPED),
-        }
-        for cause, other in without.items():
-            fits = way.window is not None or "window" not in cause
-            if self.can(other) and fits and _errors(answer, self._exact(other))[0] <= bound:
-                return cause
-        return ""
-
-    def _place(self, answer: Answer, way: Way) -> str:
-        """The place of an error, if the rest of the output is right; else ""."""
-        exact = self._exact(way).logits
-        errors = (answer.logits - exact).norm(dim=-1) / exact.norm(dim=-1)
-        texts = (errors <= ROUNDING[self.dtype]).split(self.texts.lengths)
-        if way == WAYS["packed"] and bool(texts[0].all()):
-            return "texts see those packed before them"
-        if way == WAYS["padded"] and bool(texts[1].all()):
-            return "tokens before a text are not hidden"
-        if way in (WAYS["cached"], WAYS["chunks"]) and all(bool(one[:4].all()) for one in texts):
-            return "later tokens read the cache wrongly"
-        return ""
-
-    @contextmanager
-    def _set(self, model: Any, way: Way) -> Iterator[None]:
-        before = _windows(model)
-        for owner, key, _ in before:
+    def _set(self, model: Any, way: Way) -> None:
+        """Give a copy of the model the sinks and the window of a way."""
+        for owner, key in _windows(model):
             setattr(owner, key, sum(LENGTHS) + 1 if way.window is None else way.window)
         with torch.no_grad():
             for parameter, low in zip(_sinks(model), self.low, strict=True):
                 parameter.copy_(low if way.sink is None else torch.full_like(low, way.sink))
-        try:
-            yield
-        finally:
-            for owner, key, window in before:
-                setattr(owner, key, window)
 
 
 def _errors(answer: Answer, exact: Answer) -> tuple[float, dict[str, float]]:
-    """‖error‖ / ‖exact‖ of the logits, and of each parameter's gradient.
-
-    A gradient that is all but nothing, such as that of a key's bias, is measured by a thousandth of
-    the largest: its own size is rounding.
-    """
+    """‖error‖ / ‖exact‖ of the logits, and of each parameter's gradient: of one that is rounding,
+    such as that of a key's bias, by a thousandth of the largest gradient."""
     output = (answer.logits - exact.logits).norm().item() / exact.logits.norm().item()
     if not answer.gradients:
         return output, {}
@@ -248,25 +195,21 @@ def _errors(answer: Answer, exact: Answer) -> tuple[float, dict[str, float]]:
 
 
 def _timed(model: Any, length: int, seed: int) -> tuple[float | None, int | None]:
-    """Median seconds of a forward and backward pass of one text, and the memory that it takes."""
-    text = Texts(model, (length,), seed)
-    on_cuda, seconds, before = model.device.type == "cuda", [], 0
+    """Seconds of a forward and backward pass of one text, and the memory that it takes on CUDA."""
+    text, device = Texts(model, (length,), seed), model.device
+
+    def step() -> None:
+        text.alone(model).float().sum().backward()
+        model.zero_grad(set_to_none=True)
+
+    timer = Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    peak = PeakMemory(device)
     try:
-        for _ in range(4):
-            if on_cuda:
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
-            start = time.perf_counter()
-            text.alone(model).float().sum().backward()
-            if on_cuda:
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - start)
-            model.zero_grad(set_to_none=True)
+        seconds = timer.timeit(3).median
     except Exception:  # the cases have said why
         return None, None
-    peak = torch.cuda.max_memory_allocated() - before if on_cuda else None
-    return statistics.median(seconds[1:]), peak
+    return seconds, peak.bytes() - before if device.type == "cuda" else None
 
 
 def _copied(model: Any, name: str, dtype: torch.dtype) -> Any:
@@ -291,23 +234,17 @@ def _sinks(model: Any) -> list[Tensor]:
     ]
 
 
-def _windows(model: Any) -> list[tuple[Any, str, int]]:
-    """Where a model keeps its window, as an object, an attribute and its value."""
-    configs = {id(one): one for one in (model.config, model.config.get_text_config())}
-    owners = [*configs.values(), *model.modules()]
-    names = ("sliding_window", "window")
-    attributes = ((one, key, vars(one).get(key)) for one in owners for key in names)
-    return [(one, key, now) for one, key, now in attributes if type(now) is int]
+def _windows(model: Any) -> list[tuple[Any, str]]:
+    """Where a model keeps its window, as an object and an attribute."""
+    owners = (model.config, model.config.get_text_config(), *model.modules())
+    places = [(one, key) for one in owners for key in ("sliding_window", "window")]
+    return [(one, key) for one, key in places if type(vars(one).get(key)) is int]
 
 
 def _of_last_layer(parameters: list[str]) -> list[str]:
     """Names within the last layer of those, from where an error of the gradient went down."""
-
-    def layer(name: str) -> int:
-        return max((int(part) for part in name.split(".") if part.isdigit()), default=-1)
-
-    last = max(map(layer, parameters))
-    own = (name for name in parameters if layer(name) == last)
+    layers = [max(map(int, re.findall(r"\b\d+\b", name)), default=-1) for name in parameters]
+    own = (name for name, n in zip(parameters, layers, strict=True) if n == max(layers))
     return sorted({name.removesuffix(".weight").rpartition(".")[2] for name in own})
 
 
@@ -334,6 +271,6 @@ def in_words(implementations: Sequence[Implementation]) -> list[str]:
             if one.peak_bytes is not None:
                 cost.append(f"{one.peak_bytes / 2**20:.0f} MiB")
             parts.append(", ".join(cost))
-        lacking = f"does not load here ({one.lacks})"
-        lines.append(f"{one.name}: {lacking if one.lacks else '; '.join(parts)}")
+        parts = [f"does not load here ({one.lacks})"] if one.lacks else parts
+        lines.append(f"{one.name}: {'; '.join(parts)}")
     return lines

@@ -24,19 +24,12 @@ OF_VISIBLE_KEYS = ("chance_floor", "entropy_ceiling")  # the same for all maps
 
 
 class RowMeans(Means):
-    """Means over queries that see a key, by map, layer and head.
+    """Means over queries that see a key, by map, layer and head; docs/diagnose.md defines them.
 
-    - `first_token_argmax_share`: the share of queries whose largest weight is on key 0. Of k equal
-      largest weights each counts 1/k, so that uniform attention scores its chance, not 1.
-    - `first_token_mass`: the mean weight on key 0.
-    - `null_mass`: the mean weight on no key; only with a sink beside the keys (softmax-1).
-    - `prefix_mass`: the mean weight on learned keys that have values (`normalizer` key-value).
-    - `entropy`: of a query's weights, in nats; a null key counts as a key.
-    - `chance_floor`, over all layers: the argmax share without any preference, 1/(i + 1) for query
-      i: for T causal queries H_T / T, with H_T the T-th harmonic number.
-    - `entropy_ceiling`, over all layers: the entropy of equal weights on the visible keys.
-
-    A row with a logit that is not finite counts in `non_finite_rows` and in nothing else.
+    `first_token_argmax_share`, `first_token_mass`, `null_mass` (`prefix_mass` of learned keys that
+    have values) and `entropy`; over all layers `chance_floor` and `entropy_ceiling`, the share and
+    entropy of equal weights. A row with a logit that is not finite counts in `non_finite_rows`
+    alone.
     """
 
     def __init__(self) -> None:
@@ -81,11 +74,7 @@ class Lambdas(Means):
 
 
 class ByPosition(Means):
-    """Means of queries in bands of position: 0, 1, 2 to 3, 4 to 7 … `position` is a band's first.
-
-    A null key with a fixed logit competes with more keys at later positions; the logit of a key
-    bias, and a gate, can depend on the query.
-    """
+    """Means of queries in bands of position, 0, 1, 2 to 3, 4 to 7 …, by a band's first."""
 
     def add_queries(
         self, layer: int, start: int, value_BHR: Tensor, counted_BHR: Tensor, **line: Any
@@ -102,7 +91,7 @@ class ByPosition(Means):
 
 
 class NullMass(ByPosition):
-    """`null_mass` of the maps that have a null key without a value, by position."""
+    """`null_mass` of the maps that have a null key without a value."""
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
         for part in tile.maps:
@@ -113,8 +102,7 @@ class NullMass(ByPosition):
 
 
 class ClosedGates(ByPosition):
-    """`gate_closed`, one minus the mean over channels of a gate on the heads' outputs, by
-    position."""
+    """`gate_closed`, one minus the mean over channels of a gate on the heads' outputs."""
 
     def observe(self, layer: int, gate_BTC: Tensor) -> None:
         closed_BHT = 1 - gate_BTC.mean(-1)[:, None]
@@ -123,11 +111,8 @@ class ClosedGates(ByPosition):
 
 
 class LogitSizes:
-    """The largest |logits| of all maps (several ranks over all layers, the largest by layer), and
-    their median over one query in 16.
-
-    Logits are the softmax's input, scaled and capped; hidden keys do not count.
-    """
+    """The largest visible |logits| of all maps (several ranks over all layers, the largest by
+    layer), and their median over one query in 16."""
 
     def __init__(self) -> None:
         self._layers: dict[int, Sizes] = defaultdict(Sizes)
@@ -155,17 +140,15 @@ class LogitSizes:
 
 
 class KeyValueSizes:
-    """`largest_key` and `largest_value`: the largest |k| and |v| of all texts, and where it is.
+    """`largest_key` and `largest_value`: the largest |k| and |v| of all texts, and where it is, for
+    the first token, the others, and the learned keys of a prefix.
 
-    For the first token, the others, and the learned keys of a prefix. Keys are taken with their
-    positions applied, without the columns that ALiBi and FoX add.
+    Keys are taken with their positions applied, without the columns that ALiBi and FoX add.
     """
 
     def __init__(self) -> None:
-        # Metric and part of the text → layer → the value, and its (token, head, channel).
-        self._largest: dict[tuple[str, str], dict[int, tuple[float, list[int]]]] = {
-            key: {} for key in product(METRICS, PARTS)
-        }
+        # Metric, part of the text and layer → the value, and its (token, head, channel).
+        self._largest: dict[tuple[str, str, int], tuple[float, list[int]]] = {}
 
     def observe(self, call: AttentionCall) -> None:
         own = call.module.layer.head_dim if isinstance(call.module, Attention) else None
@@ -176,38 +159,33 @@ class KeyValueSizes:
             parts = (x_BGSD[:, :, :1], x_BGSD[:, :, 1:], prefix)
             for part, first, x in zip(PARTS, (0, 1, 0), parts, strict=True):
                 if x is not None and x.numel():
-                    layers = self._largest[metric, part]
-                    found = _largest(x if i else x[..., :own], first)
-                    layers[call.layer] = _larger(found, layers.get(call.layer, found))
+                    value, (token, head, channel) = _largest(x if i else x[..., :own])
+                    found, key = (value, [token + first, head, channel]), (metric, part, call.layer)
+                    both = (found, self._largest.get(key, found))
+                    top = max(value for value, _ in both)
+                    equal = (one for one in both if not one[0] < EQUAL * top)
+                    self._largest[key] = min(equal, key=lambda one: one[1])
 
     def measures(self) -> list[dict[str, Any]]:
         lines: list[dict[str, Any]] = []
-        for (metric, part), layers in self._largest.items():
-            if not layers:
-                continue
-            line = {"metric": metric, "tokens": part}
+        for names in product(METRICS, PARTS):
+            line = dict(zip(("metric", "tokens"), names, strict=True))
             by_layer = list[dict[str, Any]]()
-            for layer, (value, (token, head, channel)) in sorted(layers.items()):
-                where = f"head {head}, channel {channel}, token {token}"
-                by_layer.append({**line, "layer": layer, "value": value, "where": where})
-            top = max(by_layer, key=lambda one: one["value"])
-            where = f"layer {top['layer']}, {top['where']}"
-            lines += [{**line, "value": top["value"], "where": where}, *by_layer]
+            for (*own, layer), (value, (token, head, channel)) in sorted(self._largest.items()):
+                if own == [*names]:
+                    where = f"head {head}, channel {channel}, token {token}"
+                    by_layer.append({**line, "layer": layer, "value": value, "where": where})
+            if by_layer:
+                top = max(by_layer, key=lambda one: one["value"])
+                where = f"layer {top['layer']}, {top['where']}"
+                lines += [{**line, "value": top["value"], "where": where}, *by_layer]
         return lines
 
 
-def _largest(x_BGSD: Tensor, first: int) -> tuple[float, list[int]]:
-    """The largest |x|, and its token (of a part that begins at `first`), head and channel: of
-    numbers that are equal to rounding the earliest token's, whatever the batch."""
+def _largest(x_BGSD: Tensor) -> tuple[float, list[int]]:
+    """The largest |x|, and its token, head and channel: of numbers that are equal to rounding the
+    earliest token's, whatever the batch."""
     top_SGD = x_BGSD.abs().amax(0).transpose(0, 1)
     value = float(top_SGD.max())
     places = (top_SGD >= EQUAL * value).nonzero()[:1].tolist() or [[0, 0, 0]]  # none of a NaN
-    token, head, channel = places[0]
-    return value, [token + first, head, channel]
-
-
-def _larger(found: tuple[float, list[int]], before: tuple[float, list[int]]) -> Any:
-    """The larger of two; where they are equal to rounding, the one that comes first in a text."""
-    if found[0] * EQUAL > before[0] or (not found[0] < EQUAL * before[0] and found[1] < before[1]):
-        return found
-    return before
+    return value, places[0]

@@ -21,18 +21,15 @@ from clearhead.probe.observation import Statistic, measures_of, observe
 from clearhead.probe.tiles import ByTile
 from clearhead.records.runs import Line
 
+LESS_MEMORY = "give a smaller --length (window) or --batch-tokens"
+_OF_ATTENTION = "attention, order"
+OF_VALUES, OF_PROJECTIONS = "beta_over_alpha_values", "beta_over_alpha_projections"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Payloads of records; each field is named after its records' "kind", in the plural.
-
-    Attributes:
-        measures: {"metric", "value"} and the dimensions "map", "layer", "head", "tokens",
-            "position".
-        channels: outlier channels.
-        notes: {"part", "reason"} of each part that could not be measured.
-        advice: {"finding", "advice", "metric", "value", "threshold"}.
-    """
+    """Payloads of records, in fields named after their "kind", in the plural; `notes` are on parts
+    that could not be measured."""
 
     measures: list[dict[str, Any]] = field(default_factory=list)
     channels: list[dict[str, Any]] = field(default_factory=list)
@@ -46,24 +43,12 @@ class Diagnosis:
                 yield {"kind": name.removesuffix("s"), **line}
 
 
-_OF_ATTENTION = "attention, order"
-OF_VALUES, OF_PROJECTIONS = "beta_over_alpha_values", "beta_over_alpha_projections"
-
-
 def diagnose(model: Any, windows: Iterable[Tensor], *, batch_size: int) -> Diagnosis:
-    """Attention, hidden states, order and rank of any model of transformers, over windows of text.
+    """Attention, hidden states, order and rank of a causal language model of transformers, or an
+    encoder, over windows of text: int64 [T] each, from position 0 on, all of one length.
 
-    Its mode and its attention implementation are left as they were, and while it is observed its
-    own kernels compute its outputs. Where its attention cannot be observed, a note says why and
-    the rest is measured.
-
-    Args:
-        model: a causal language model, or an encoder, with a list of layers.
-        windows: int64 [T] each, text from position 0 on, all of one length, at least 2.
-        batch_size: windows run together; it changes speed and memory, not the results.
-
-    Raises:
-        ClearheadError: windows or a model on which this cannot be measured.
+    Where its attention cannot be observed, a note says why and the rest is measured. `batch_size`
+    changes speed and memory, not the results.
     """
     windows = list(windows)
     length = max(map(len, windows), default=0)
@@ -82,8 +67,6 @@ def diagnose(model: Any, windows: Iterable[Tensor], *, batch_size: int) -> Diagn
         except ClearheadError as error:
             notes.append({"part": _OF_ATTENTION, "reason": str(error)})
         for ids_BT in batches(model, windows, batch_size):
-            if length < 2:
-                raise ClearheadError("windows have 1 token: give at least 2")
             run_backbone(model, ids_BT)
     of_attention = measures_of(attention)
     if not of_attention and not notes:
@@ -93,23 +76,13 @@ def diagnose(model: Any, windows: Iterable[Tensor], *, batch_size: int) -> Diagn
         notes.append({"part": "order of rotary positions", "reason": unknown})
     measures = measures_of(hidden) + of_attention + gates.measures() + gain_ratios(model)
     width = int(getattr(model.config, "hidden_size", 0))
-    return Diagnosis(
-        measures=measures,
-        channels=stream.outliers(),
-        notes=notes,
-        advice=advise(measures, width=width, length=length),
-    )
+    advice = advise(measures, width=width, length=length)
+    return Diagnosis(measures=measures, channels=stream.outliers(), notes=notes, advice=advice)
 
 
 def gain_ratios(model: Any) -> list[dict[str, Any]]:
-    """Gains of W = α W_init + β ΔW, of values and projections (arXiv 2311.01906, figures 4, 22).
-
-    Payloads of "measure" records, from the weights alone; none without such matrices.
-
-    - `beta_over_alpha_values`, `beta_over_alpha_projections`: |β/α| by layer.
-    - `beta_over_alpha`: mean over all of them but the first layer's values, which the paper finds
-      to be the exception.
-    """
+    """|β/α| of W = α W_init + β ΔW (arXiv 2311.01906, figures 4, 22): of values and projections by
+    layer, and the mean of all but the first layer's values, the paper's exception."""
     lines: list[dict[str, Any]] = [
         {"metric": metric, "layer": n, "value": (one.beta.double() / one.alpha).abs().item()}
         for n, layer in enumerate(decoder_layers(model))
@@ -131,26 +104,23 @@ _RULES: dict[str, tuple[float, str, str]] = {
     LOST: (
         1,
         "{:,.0f} hidden states are not finite",
-        "no other number of this diagnosis counts them: look for the first layer that has any, and "
-        "run in a wider dtype",
+        "no other number counts them: look for the first layer with any; run in a wider dtype",
     ),
     SINK: (
         0.3,
         "the first token is a sink: {:.0%} of all queries attend to it most",
-        "keep it in a sliding cache; to train without: softmax-1 (preset softmax1), which "
-        "arXiv 2410.17174 reports at 3.3 % from 65 %",
+        "keep it in a sliding cache; to train without: preset softmax1 (arXiv 2410.17174)",
     ),
     "hidden_top_1 / hidden_median": (
         1000,
         "massive activations: the largest hidden state is {:,.0f} × the median",
-        "one scale for a whole tensor of activations will round the others to nothing: quantise by "
-        "token or channel, or weights only; to train without: OrthoAdam with a norm of one gain",
+        "one scale for a whole tensor of activations rounds others to nothing: take one a token or "
+        "channel; to train without: OrthoAdam with a norm of one gain",
     ),
     "kurtosis": (
         30,
         "outlier channels beyond the first token: kurtosis {:,.1f} (3 is a Gaussian)",
-        "expect 8-bit activations by tensor to cost perplexity: measure it with clearhead quantize "
-        "before relying on them",
+        "expect 8-bit activations by tensor to cost perplexity: measure it (clearhead quantize)",
     ),
     "logit_top_1 / logit_median": (
         50,
@@ -161,14 +131,12 @@ _RULES: dict[str, tuple[float, str, str]] = {
     "order_broken_content": (
         0.6,  # a half, if angles are as they come
         "the order anomaly: moved nearer, {:.0%} of sampled keys score lower",
-        "expect trouble beyond the training length; to train without: collinear attention (preset "
-        "coca)",
+        "expect trouble beyond the training length; to train without: preset coca (collinear)",
     ),
     "similarity": (
         0.9,
         "tokens are alike after the last layer: mean cosine {:.2f}",
-        "signals do not propagate: fewer layers would do, or attention needs its skip or the "
-        "shaped form",
+        "signals do not propagate: take fewer layers, a skip of attention, or the shaped form",
     ),
     _RANK: (
         0.02,
@@ -179,19 +147,13 @@ _RULES: dict[str, tuple[float, str, str]] = {
 _BESIDE_A_NULL_KEY = (
     0.3,
     "the first token is a sink beside the null key: {:.0%} of all queries attend to it most",
-    "keep it in a sliding cache: this model does not put all idle weight on no key (null_mass, "
-    "or prefix_mass of learned keys, says how much)",
+    "keep it in a sliding cache: null_mass, or prefix_mass, is not all of the idle weight",
 )
 
 
 def advise(measures: list[dict[str, Any]], *, width: int, length: int) -> list[dict[str, Any]]:
-    """Findings {"finding", "advice", "metric", "value", "threshold"}, one for each rule whose
-    metric reaches its threshold.
-
-    Args:
-        width: channels of the model.
-        length: tokens of a text, which with `width` bounds the effective rank.
-    """
+    """Findings of each rule whose metric reaches its threshold. `width`, the model's channels, and
+    `length`, the tokens of a text, bound the effective rank."""
     whole, last = dict[tuple[str, Any], float](), dict[str, float]()
     for line in sorted(measures, key=lambda line: line.get("layer", -1)):
         value = line["value"]
@@ -201,24 +163,18 @@ def advise(measures: list[dict[str, Any]], *, width: int, length: int) -> list[d
             last[line["metric"]] = value
         else:
             whole[line["metric"], line.get("map") or line.get("tokens")] = value
-
-    def over(above: str, below: str) -> float | None:
-        return _quotient(whole.get((above, None)), whole.get((below, None)))
-
+    values = {metric: whole.get((metric, None)) for metric in _RULES}
+    for part in ("hidden", "logit"):
+        top, median = (whole.get((f"{part}_{one}", None)) for one in ("top_1", "median"))
+        values[f"{part}_top_1 / {part}_median"] = _quotient(top, median)
     # The argmax share, if at least five times that of attention without preference.
     sink = whole.get((SINK, "softmax"), whole.get((SINK, "difference"), 0.0))
     floor = whole.get(("chance_floor", None))
-    rank = _quotient(last.get("effective_rank_without_first"), min(width, length - 1))
-    values = {
-        LOST: whole.get((LOST, None)),
-        SINK: sink if floor and sink >= 5 * floor else None,
-        "hidden_top_1 / hidden_median": over("hidden_top_1", "hidden_median"),
-        "kurtosis": whole.get(("kurtosis", "rest")),
-        "logit_top_1 / logit_median": over("logit_top_1", "logit_median"),
-        "order_broken_content": whole.get(("order_broken_content", None)),
-        "similarity": last.get("similarity"),
-        _RANK: rank,
-    }
+    values[SINK] = sink if floor and sink >= 5 * floor else None
+    values["kurtosis"] = whole.get(("kurtosis", "rest"))
+    values["similarity"] = last.get("similarity")
+    rank = last.get("effective_rank_without_first")
+    values[_RANK] = _quotient(rank, min(width, length - 1))
     # Of any map: where maps are combined, the main one has no null key of its own.
     nulls = any(line["metric"] in ("null_mass", "prefix_mass") for line in measures)
     rules = _RULES | ({SINK: _BESIDE_A_NULL_KEY} if nulls else {})
@@ -236,16 +192,10 @@ def _quotient(above: float | None, below: float | None) -> float | None:
     return None if above is None or not below else above / below
 
 
-LESS_MEMORY = "give a smaller --length (window) or --batch-tokens"
-
-
 @dataclass(frozen=True, kw_only=True)
 class DiagnosisTask:
-    """The diagnosis of one model on windows of text: one cell.
-
-    Attributes:
-        length: tokens in a window. windows: their number, at most. at: where they start.
-    """
+    """The diagnosis of one model on windows of `length` tokens, at most so many: one cell
+    (`measure.sweep.Task`)."""
 
     length: int
     windows: int

@@ -1,8 +1,7 @@
 """Hidden states: kurtosis, outliers, norm, similarity and rank, at the output of every layer.
 
 Kurtosis is computed per token over the channels, then averaged over tokens, as in arXiv 2410.17174
-(Table 2); separately for the first token, which has most of the outliers, and the rest. x [T, C] is
-the output of a layer for one text.
+(Table 2); separately for the first token, which has most of the outliers, and the rest.
 """
 
 from collections import defaultdict
@@ -37,15 +36,8 @@ def kurtosis(x: Tensor) -> Tensor:
 
 
 class HiddenStatistics(Means):
-    """Kurtosis and largest activations by layer; position 0 is "first", the others "rest".
-
-    - `kurtosis`: the mean over tokens of `kurtosis` over channels, without those undefined
-      (constant, infinite or NaN).
-    - `largest_activation`: the mean over tokens of the largest |x| over channels.
-    - `kurtosis_excess`: the mean kurtosis of first and rest together, less 3.
-
-    A metric of no tokens is NaN.
-    """
+    """By layer, `kurtosis` and `largest_activation` (the largest |x| over channels), means over
+    first and other tokens where defined; `kurtosis_excess`, that of all tokens less 3."""
 
     def observe(self, layer: int, x_BTC: Tensor) -> None:
         if layer == INPUT:
@@ -62,18 +54,7 @@ class HiddenStatistics(Means):
 
 class RotatedKurtosis(HiddenStatistics):
     """`kurtosis_rotated`, the `kurtosis` of Q x, where Q is OrthoAdam's rotation of the embedding's
-    columns; its lines also say "rotation" and "rotation_share".
-
-    A rotated state has the same norm; an outlier in a few channels of one basis is spread over all
-    channels in most others. So low kurtosis after training with OrthoAdam shows nothing by itself
-    if it is high in the rotated basis (a reviewer's question about arXiv 2410.17174).
-
-    Args:
-        model: a language model of transformers.
-        kind: "hadamard" or "haar".
-        seed: as OrthoAdam's.
-        share: as OrthoAdam's; with "size" all matrices that read the stream have this Q too.
-    """
+    columns: where that is high, low kurtosis of x shows nothing."""
 
     def __init__(self, model: Any, *, kind: str, seed: int, share: str = "parameter") -> None:
         super().__init__()
@@ -91,21 +72,16 @@ class RotatedKurtosis(HiddenStatistics):
         super().observe(layer, self._rotation.apply(x_BTC.float() * self._signs))
 
     def measures(self) -> list[dict[str, Any]]:
-        return [
-            {**line, "metric": "kurtosis_rotated", **self._about}
-            for line in super().measures()
-            if line["metric"] == "kurtosis"
-        ]
+        lines = [line for line in super().measures() if line["metric"] == "kurtosis"]
+        return [{**line, "metric": "kurtosis_rotated", **self._about} for line in lines]
 
 
 class ResidualStream(Means):
-    """Statistics of all hidden states [B, T, C] by layer, including the first layer's input.
+    """Statistics of all hidden states by layer, including the first layer's input.
 
-    The largest |x| by rank and the median, over all layers as in the Differential Transformer's
-    Table 5; `norm`, the mean √Σx² of a token, for the first and the rest; `similarity`, the mean
-    cosine of two tokens of a text; `effective_rank` of x for the first few texts, uncentred, with
-    and without the first token; outlier channels. A token with a number that is not finite counts
-    in `non_finite_tokens` and in nothing else.
+    `hidden_top_…` and the median of |x| over all layers; `norm`, the mean √Σx² of a token;
+    `similarity`, the mean cosine of two tokens of a text; `effective_rank` of the first few texts;
+    outlier channels. A token that is not finite counts in `non_finite_tokens` alone.
     """
 
     over_layers = False
@@ -118,14 +94,12 @@ class ResidualStream(Means):
         self._non_finite: dict[int, int] = defaultdict(int)
 
     def observe(self, layer: int, x_BTC: Tensor) -> None:
-        """Add the output of a layer, or the input of the first as layer `INPUT`."""
         x = x_BTC.to(torch.promote_types(x_BTC.dtype, torch.float32))
         magnitude = x.abs()
         peak_BT = magnitude.amax(-1)
         finite_BT = peak_BT.isfinite()
         if not bool(finite_BT.all()):
-            x = x.masked_fill(~finite_BT[..., None], 0.0)
-            magnitude = x.abs()
+            x, magnitude = (y.masked_fill(~finite_BT[..., None], 0.0) for y in (x, magnitude))
         self._non_finite[layer] += int((~finite_BT).sum())
         self._sizes[layer].add(magnitude, peak_BT)
         for offset in range(SAMPLED):  # every channel, in one token of so many
@@ -135,25 +109,22 @@ class ResidualStream(Means):
         tops = [torch.cat([nothing_1C, magnitude[:, part].flatten(0, 1)]) for _, part in PARTS]
         peaks_2C = torch.stack([top.amax(0) for top in tops])
         self._peaks[layer] = torch.maximum(self._peaks.get(layer, peaks_2C), peaks_2C)
-        self._add_norms(layer, x, finite_BT)
-        for text in x[: max(0, RANKED - self._ranked[layer])]:
-            self._ranked[layer] += 1
-            for name, tokens in (("", text), ("_without_first", text[1:])):
-                rank = torch.tensor(effective_rank(tokens))
-                defined = int(not rank.isnan())
-                self.add(layer, rank.nan_to_num(), defined, metric=f"effective_rank{name}")
-
-    def _add_norms(self, layer: int, x_BTC: Tensor, finite_BT: Tensor) -> None:
-        norm_BT = torch.linalg.vector_norm(x_BTC, dim=-1)
+        norm_BT = torch.linalg.vector_norm(x, dim=-1)
         for tokens, part in PARTS:
             total = norm_BT[:, part].sum(dtype=torch.float64)
             self.add(layer, total, finite_BT[:, part].sum(), metric=f"norm_{tokens}")
         # Directions as one product a text: |Σ x/‖x‖|² = Σ_ij cos(x_i, x_j).
         weight_BT = torch.where(norm_BT > 0, 1 / norm_BT, 0)
         count_B = (weight_BT > 0).sum(-1).double()
-        total_B = (weight_BT[:, None] @ x_BTC)[:, 0].double().square().sum(-1)
+        total_B = (weight_BT[:, None] @ x)[:, 0].double().square().sum(-1)
         pairs = (count_B * (count_B - 1)).sum()
         self.add(layer, (total_B - count_B).sum(), pairs, metric="similarity")
+        for text in x[: max(0, RANKED - self._ranked[layer])]:
+            self._ranked[layer] += 1
+            for name, tokens in (("", text), ("_without_first", text[1:])):
+                rank = torch.tensor(effective_rank(tokens))
+                defined = int(not rank.isnan())
+                self.add(layer, rank.nan_to_num(), defined, metric=f"effective_rank{name}")
 
     def measures(self) -> list[dict[str, Any]]:
         lines = super().measures()
@@ -170,31 +141,25 @@ class ResidualStream(Means):
 
     def outliers(self) -> list[dict[str, Any]]:
         """Payloads of "channel" records: channels whose largest |x| is at least `OUTLIER` × the
-        layer's median |x|, with the layer where they first are, largest first."""
+        layer's median |x|, largest first."""
         channels: dict[int, dict[str, Any]] = {}
-        for layer, (first_C, rest_C) in sorted(self._peaks.items()):
-            median = self._sizes[layer].median()
-            if not median > 0:
-                continue
-            peak_C = torch.maximum(first_C, rest_C)
-            for channel in (peak_C >= OUTLIER * median).nonzero().flatten().tolist():
-                value = float(peak_C[channel])
-                line = channels.setdefault(
-                    channel, {"channel": channel, "first_layer": layer, "largest": 0.0}
-                )
+        for layer, peaks_2C in sorted(self._peaks.items()):
+            median, top_C = self._sizes[layer].median(), peaks_2C.amax(0)
+            over_C = (top_C >= OUTLIER * median) & (median > 0)
+            for channel in over_C.nonzero().flatten().tolist():
+                new = {"channel": channel, "first_layer": layer, "largest": 0.0}
+                line, value = channels.setdefault(channel, new), float(top_C[channel])
                 if value > line["largest"]:
-                    line["largest"], line["layer"] = value, layer
-                    line["medians"] = value / median
-                    line["tokens"] = "first" if first_C[channel] > rest_C[channel] else "rest"
+                    part, _ = PARTS[int(peaks_2C[0, channel] <= peaks_2C[1, channel])]
+                    line |= {"largest": value, "layer": layer, "medians": value / median}
+                    line["tokens"] = part
         ordered = sorted(channels.values(), key=lambda line: -line["medians"])
         return [{**line, "of": len(ordered)} for line in ordered[:LISTED]]
 
 
 def effective_rank(x_TC: Tensor) -> float:
-    """exp(H(p)), p the singular values of x normed to sum 1 (Roy and Vetterli, 2007).
-
-    From the eigenvalues of the smaller Gram matrix in float64. NaN for zeros and empty x.
-    """
+    """exp(H(p)), p the singular values of x normed to sum 1 (Roy and Vetterli, 2007), in float64;
+    NaN for zeros and empty x."""
     if not x_TC.numel() or not bool(x_TC.isfinite().all()):
         return float("nan")
     x = x_TC.double().cpu()

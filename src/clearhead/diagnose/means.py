@@ -12,12 +12,6 @@ KEPT = RANKS[-1]
 _SHIFT = 14  # a bin is the first 18 bits of a float32: 2^-9 of the value wide
 
 
-def quotient(sums_2: Tensor) -> float:
-    """The first sum over the second; NaN where the second is 0."""
-    above, below = sums_2.tolist()
-    return above / below if below else math.nan
-
-
 class Means:
     """Base class of statistics that `add` sums with counts, and return means by `measures`."""
 
@@ -35,23 +29,24 @@ class Means:
         layers[layer] = layers[layer] + both if layer in layers else both
 
     def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records: over all layers, by layer, and by head where there are
-        sums by head."""
+        """Payloads of "measure" records: over all layers, by layer, and by head where it is known;
+        NaN where nothing was counted."""
         lines: list[dict[str, Any]] = []
         for key, by_layer in self._sums.items():
             line, layers = dict(key), sorted(by_layer.items())
             whole = torch.stack([sums.reshape(2, -1).sum(-1) for _, sums in layers])
+            places: list[tuple[dict[str, int], Tensor]] = []
             if self.over_layers:
-                lines.append({**line, "value": quotient(whole.sum(0))})
-            lines += [
-                {**line, "layer": layer, "value": quotient(sums)}
-                for (layer, _), sums in zip(layers, whole, strict=True)
-            ]
-            lines += [
-                {**line, "layer": layer, "head": head, "value": quotient(one)}
+                places.append(({}, whole.sum(0)))
+            places += [({"layer": n}, sums) for (n, _), sums in zip(layers, whole, strict=True)]
+            places += [
+                ({"layer": layer, "head": head}, one)
                 for layer, sums in layers
                 for head, one in enumerate(sums.T if sums.ndim == 2 else ())
             ]
+            for place, sums in places:
+                above, below = sums.tolist()
+                lines.append({**line, **place, "value": above / below if below else math.nan})
         return lines
 
 
@@ -67,11 +62,8 @@ class Sizes:
             self.counts = self.counts + part.counts
 
     def add(self, rows: Tensor, bound: Tensor, visible: Tensor | None = None) -> None:
-        """Add the visible numbers of rows [..., N]; bound [...] is at least each row's largest |x|.
-
-        A row that cannot hold any of the largest costs one comparison; one whose bound is not
-        finite is left out.
-        """
+        """Add the visible numbers of rows [..., N]; bound [...] is at least each row's largest |x|,
+        and a row is left out where it is not finite."""
         floor = self.values[-1] if len(self.values) == KEPT else -1.0
         candidates = (bound > floor) & bound.isfinite()
         if not bool(candidates.any()):
@@ -97,7 +89,7 @@ class Sizes:
         """The middle of the bin that holds the median, to 0.2 %; NaN where nothing was counted."""
         total = self.counts.cumsum(0)
         if not int(total[-1]):
-            return float("nan")
+            return math.nan
         index = int(torch.searchsorted(total, (total[-1] + 1) // 2))
         if index == 0:
             return 0.0

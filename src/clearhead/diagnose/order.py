@@ -4,13 +4,10 @@ A pair of channels j contributes |q_j||k_j| cos(Θ_j + s θ_j) to the score of a
 before the query; Θ_j is the initial angle from k_j to q_j. With Θ_j above π the cosine *grows* over
 the first (2π − Θ_j)/θ_j tokens, so that nearer keys score lower: the anomalous zone of earlier
 keys. For keys after the query (bidirectional models) it is Θ_j below π.
-
-Queries and keys are a sample of `PAIRS` pairs a text and layer, by fixed seeds, without their
-rotation.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,37 +19,23 @@ from clearhead.nn import REGISTRY
 from clearhead.nn.attention import Attention
 from clearhead.probe.attention_call import AttentionCall, shown
 
-PAIRS = 64
+PAIRS = 64  # of a query and a key, sampled of each text and layer by fixed seeds
 NEAR, FAR = 4, 12  # keys: the nearest, and those just beyond, by which order is judged
 # Angles this close to 0 are rounding: collinear attention starts there exactly.
 _ROUNDING = 1e-3
 
 
-class Rotary(NamedTuple):
-    """Frequencies, float64 [pairs]: pair j is channels j and j + pairs of a head."""
-
-    frequency: Tensor
-
-    def pairs(self, x: Tensor) -> Tensor:
-        """[..., D] as complex numbers [..., pairs], complex64 (complex128 for float64)."""
-        x = x[..., : 2 * len(self.frequency)].to(torch.promote_types(x.dtype, torch.float32))
-        return torch.complex(*x.chunk(2, -1))
-
-
 class RotaryOrder(Means):
-    """Sums over sampled (query, key) pairs, by layer.
-
-    - `anomalous_before`, `anomalous_after`: the share of (pair, head, rotary pair) whose initial
-      angle lies in the anomalous zone of that side; a rotary pair without amplitude is not counted.
-    - `anomalous_weight_before`, …: the same, weighted by the amplitude |q_j||k_j|.
-    - `order_broken_content`: the share of (query, key, head) whose score, with the content fixed
-      and only the distance varied, is lower on average at distances 0 to 3 than at 4 to 15.
+    """By layer, over sampled (query, key) pairs: `anomalous_before` and `anomalous_after`, the
+    share of (pair, head, rotary pair) whose initial angle lies in the anomalous zone of that side,
+    also weighted by the amplitude |q_j||k_j|; `order_broken_content`, the share of (query, key,
+    head) whose score, with the content fixed, is lower on average at distances 0 to 3 than 4 to 15.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.rotary: dict[tuple[int, int], Rotary | str] = {}  # by layer and number of keys
+        self.rotary: dict[tuple[int, int], Tensor | str] = {}  # by layer and number of keys
 
     def observe(self, call: AttentionCall) -> None:
         keys = call.k.shape[2]
@@ -60,33 +43,36 @@ class RotaryOrder(Means):
             rotary = rotary_of(self.model, call.module, call.layer, keys)
             self.rotary[call.layer, keys] = rotary
         rotary = self.rotary[call.layer, keys]
-        if isinstance(rotary, Rotary):
+        if isinstance(rotary, Tensor):
             both = not call.causal and not getattr(call.module, "is_causal", False)
             sides = ("before", "after")[: 1 + both]
             self._add(call.layer, self._products(call, rotary), rotary, call.q.dtype, sides)
 
-    def _products(self, call: AttentionCall, rotary: Rotary) -> Tensor:
+    def _products(self, call: AttentionCall, rotary: Tensor) -> Tensor:
         """h = q k* of sampled pairs with the rotation undone, [B, H, PAIRS, rotary pairs]."""
         queries, keys = call.q.shape[2], call.k.shape[2]
         generator = torch.Generator().manual_seed(call.layer)
         m = keys - queries + torch.randint(queries, (PAIRS,), generator=generator)
         m, one = m.to(call.q.device), torch.rand(PAIRS, generator=generator).to(call.q.device)
         # A key that the query sees, whatever the direction.
-        if call.mask is None:
-            first = (m + 1 - (call.visibility.window or keys)).clamp_min(0)
-            n = first + ((m + 1 - first) * one).long()
-        else:
-            before = torch.arange(keys, device=m.device) <= m[:, None]
-            seen = shown(call.mask[0, 0, m - (keys - queries)]) & before
-            nth = (seen.sum(-1) * one).long()
-            n = (seen.cumsum(-1) > nth[:, None]).int().argmax(-1)
+        place, window = torch.arange(keys, device=m.device), call.visibility.window or keys
+        seen = (place <= m[:, None]) & (place > m[:, None] - window)
+        if call.mask is not None:
+            seen &= shown(call.mask[0, 0, m - (keys - queries)])
+        nth = (seen.sum(-1) * one).long()
+        n = (seen.cumsum(-1) > nth[:, None]).int().argmax(-1)
+
+        def paired(x: Tensor) -> Tensor:  # channels j and j + pairs as one complex number
+            x = x[..., : 2 * len(rotary)].to(torch.promote_types(x.dtype, torch.float32))
+            return torch.complex(*x.chunk(2, -1))
+
         k = call.k[:, :, n].repeat_interleave(call.q.shape[1] // call.k.shape[1], dim=1)
-        h = rotary.pairs(call.q[:, :, m - (keys - queries)]) * rotary.pairs(k).conj()
-        angle = (m - n)[:, None] * rotary.frequency
+        h = paired(call.q[:, :, m - (keys - queries)]) * paired(k).conj()
+        angle = (m - n)[:, None] * rotary
         return h * torch.polar(torch.ones_like(angle), -angle).to(h.dtype)
 
     def _add(
-        self, layer: int, h: Tensor, rotary: Rotary, dtype: torch.dtype, sides: Sequence[str]
+        self, layer: int, h: Tensor, rotary: Tensor, dtype: torch.dtype, sides: Sequence[str]
     ) -> None:
         h = h[h.abs().isfinite().all(-1)]  # [N, rotary pairs]
         size = h.abs()
@@ -109,17 +95,16 @@ class RotaryOrder(Means):
         return reasons[0] if reasons and len(reasons) == len(self.rotary) else None
 
 
-def scores(h: Tensor, rotary: Rotary, distances: Tensor) -> Tensor:
+def scores(h: Tensor, rotary: Tensor, distances: Tensor) -> Tensor:
     """Σ_j Re(h_j e^(isθ_j)), [N, distances]."""
-    angle = rotary.frequency[:, None] * distances.to(rotary.frequency)
+    angle = rotary[:, None] * distances.to(rotary)
     cos, sin = (wave.to(h.real.dtype) for wave in (angle.cos(), angle.sin()))
     return h.real @ cos - h.imag @ sin
 
 
-def rotary_of(model: Any, module: nn.Module, layer: int, keys: int) -> Rotary | str:
-    """Rotary positions of a layer on a text of `keys` tokens, or the reason why they are unknown:
-    known are those of clearhead's models, and of models that `clearhead convert` reads without
-    reordering a head's channels."""
+def rotary_of(model: Any, module: nn.Module, layer: int, keys: int) -> Tensor | str:
+    """Frequencies θ of a layer on a text of `keys` tokens, float64 [rotary pairs], or the reason
+    why they are unknown: of a model that `clearhead convert` reads in another layout or not."""
     if isinstance(module, Attention):
         spec = module.layer
     else:
@@ -136,5 +121,5 @@ def rotary_of(model: Any, module: nn.Module, layer: int, keys: int) -> Rotary | 
         return "coca-slack scores are no function of the distance"
     places = torch.arange(keys, device=next(module.parameters()).device)[None]
     position: Any = REGISTRY.find("position", "rope").build(spec, 1)
-    frequency = position.tables(places[:, -1:], places).keys.frequency
-    return Rotary(frequency.flatten().double())
+    frequency: Tensor = position.tables(places[:, -1:], places).keys.frequency
+    return frequency.flatten().double()

@@ -11,11 +11,9 @@ if TYPE_CHECKING:
     from clearhead.eval.options import parted as parted
     from clearhead.eval.perplexity_task import masked_loss as masked_loss
     from clearhead.eval.registry import TASKS as TASKS
-    from clearhead.eval.registry import WITHOUT_LENGTH as WITHOUT_LENGTH
     from clearhead.eval.sliding import lengths as lengths
     from clearhead.eval.sliding import perplexity as perplexity
     from clearhead.measure.sweep import Subject as Subject
-    from clearhead.measure.sweep import Task as Task
     from clearhead.measure.sweep import Texts as Texts
 
 

@@ -28,8 +28,8 @@ def matthews(answers: Answers, labels: Answers) -> float:
     all classes; 0 where all answers, or all labels, are one class."""
     predicted, actual = np.asarray(answers), np.asarray(labels)
     classes = np.union1d(predicted, actual)
-    found = pearson(predicted[:, None] == classes, actual[:, None] == classes)
-    return 0.0 if np.isnan(found) else found
+    correlation = pearson(predicted[:, None] == classes, actual[:, None] == classes)
+    return 0.0 if np.isnan(correlation) else correlation
 
 
 def pearson(answers: Answers, labels: Answers) -> float:
@@ -46,14 +46,11 @@ METRICS: dict[str, Callable[[Answers, Answers], float]] = {
     "mcc": matthews,
     "pearson": pearson,
 }
-"""Metrics of classification by name: functions of predictions and answers."""
 
 
 def predict(model: Any, batches: Iterable[Mapping[str, torch.Tensor]]) -> np.ndarray:
-    """The prediction for each text in order: the class of the largest logit, or the regression's.
-
-    The model runs in its own dtype, without autocast, in evaluation mode.
-    """
+    """The class of the largest logit for each text in order, or the regression's number; the model
+    runs in its own dtype, in evaluation mode."""
     answers = []
     with evaluating(model):
         for batch in batches:

@@ -1,11 +1,8 @@
 """Contextual hallucination: statements of a summary that its document does not support.
 
-After the Differential Transformer (arXiv 2410.05258, section 3.6) and Lookback Lens (2407.07071):
-summaries by greedy decoding. Beside a judge's verdicts there is a count of unsupported names, which
-compares words and not meaning: a false sentence in the document's own words passes.
-
-A judge is any OpenAI-compatible server, by huggingface_hub's client, after Lookback Lens's appendix
-B; the wording is our own.
+After the Differential Transformer (arXiv 2410.05258, section 3.6) and Lookback Lens (2407.07071,
+appendix B; the wording is our own): summaries by greedy decoding, judged by any OpenAI-compatible
+server, and a count of unsupported names, which compares words and not meaning.
 """
 
 import os
@@ -16,8 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from clearhead.data import labelled
 from clearhead.data.config import Task
+from clearhead.data.labelled import Row
 from clearhead.data.seeded import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import HallucinationOptions, JudgeConfig
@@ -61,12 +58,10 @@ class HallucinationTask(HallucinationOptions):
             raise ClearheadError("two files have one name, by which tables name them: rename one")
         self.judge.check()
         by = {"judge": self.judge.model} if self.judge.model else {}
-        cells: list[Cell] = [
-            {"file": Path(file).name, "digest": digest, **by, "length": length}
-            for file in self.files
-            for digest in [digest_of(self._rows(file))[:12]]
-            for length in subject.lengths
-        ]
+        cells: list[Cell] = []
+        for file in self.files:
+            common = {"file": Path(file).name, "digest": digest_of(self._rows(file))[:12], **by}
+            cells += [{**common, "length": length} for length in subject.lengths]
         for cell in cells:
             subject.check_length(cell["length"])
             self.asked(subject, cell)
@@ -89,9 +84,7 @@ class HallucinationTask(HallucinationOptions):
             texts=texts,
         )
 
-    def asked(
-        self, subject: Subject, cell: Cell
-    ) -> tuple[list[labelled.Row], list[str], list[Prompt]]:
+    def asked(self, subject: Subject, cell: Cell) -> tuple[list[Row], list[str], list[Prompt]]:
         """Rows, the part of each document that fits, and prompts."""
         (file,) = [file for file in self.files if Path(file).name == cell["file"]]
         rows, documents, prompts = list(self._rows(file)), [], []
@@ -111,7 +104,7 @@ class HallucinationTask(HallucinationOptions):
             prompts.append(Prompt((*start, *middle[:room]), end))
         return rows, documents, prompts
 
-    def _rows(self, file: str) -> list[labelled.Row]:
+    def _rows(self, file: str) -> list[Row]:
         fields = Task(name=file, text=self.text_field, label=self.label_field)
         rows = labelled_rows(file, fields, "--hallucination.")
         for row in rows:
@@ -121,11 +114,8 @@ class HallucinationTask(HallucinationOptions):
 
 
 def grounding(texts: Sequence[str], documents: Sequence[str]) -> dict[str, float | None]:
-    """Counts of names over all texts together; None if they have no name.
-
-    `unsupported_names` is the share of the texts' names that their documents lack;
-    `names_above_chance` the share that the next document lacks, minus the former.
-    """
+    """`unsupported_names`, the share of all texts' names that their documents lack, and
+    `names_above_chance`, the share that the next document lacks, minus the former; or None."""
     known = [set(re.findall(r"\w+", document.casefold())) for document in documents]
     others = [
         next((other for other in (*known[n:], *known[:n]) if other != mine), mine)
@@ -149,19 +139,16 @@ def names(text: str) -> set[str]:
 def verdicts(config: JudgeConfig, prompts: Sequence[str]) -> dict[str, Any]:
     """The judge's `accuracy`, the share of supported texts among the decided, and other counts.
 
-    A reply decides by a separate line "Conclusion: True" or "Conclusion: False", in any letter case
-    and punctuation; with neither or both it is `undecided`. A text without a reply to three
-    requests is `unjudged`, which is counted and never an error; after three such texts in a row no
-    more requests are sent.
+    A reply without one conclusion, in a line of its own, is `undecided`, and a text without a reply
+    to three requests `unjudged`; after three such texts in a row no more requests are sent.
     """
     from huggingface_hub import InferenceClient
 
     # Without a key the client would send the user's Hugging Face token.
     key = os.environ.get(config.key_variable, "").strip() or "none"
     client = InferenceClient(base_url=config.endpoint, api_key=key, timeout=config.timeout)
-    settings: dict[str, Any] = {"model": config.model, "max_tokens": config.new_tokens}
-    failures: dict[str, None] = {}
-    replies: list[str | None] = []
+    settings: Any = {"model": config.model, "max_tokens": config.new_tokens, "temperature": 0}
+    failures, replies = dict[str, None](), list[str | None]()
 
     def clean(words: str) -> str:  # a server may echo its key
         return words if key == "none" else words.replace(key, "[key]")
@@ -173,7 +160,7 @@ def verdicts(config: JudgeConfig, prompts: Sequence[str]) -> dict[str, Any]:
             time.sleep(PAUSE * attempt)
             try:
                 message = {"role": "user", "content": prompt}
-                answer = client.chat_completion([message], temperature=0, **settings)
+                answer = client.chat_completion([message], **settings)
                 replies[-1] = clean(str(answer.choices[0].message.content or ""))
                 break
             except Exception as error:  # the client's, the network's: they share no base class

@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import io
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -27,6 +27,7 @@ from clearhead.records.runs import Line
 from clearhead.terminal import hushed, say
 
 EXTRA = "lm-eval"
+_TASKS = ("TASK", "PY_TASK")  # kinds of entries that are one task
 # Raised by lm-eval for a task that does not fit: the model's length, a package, a metric, its data.
 _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, ValueError)
 
@@ -46,7 +47,7 @@ class HarnessTask(HarnessOptions):
             stated, own = (config.get("metadata") or {}).get("version"), config.get("num_fewshot")
             shots = own if own == 0 or self.shots is None else self.shots
             if shots is None:  # of a group each member may say its own
-                shots = 0 if _is_task(index[name]) else "as defined"
+                shots = 0 if index[name].kind.name in _TASKS else "as defined"
             version = {} if stated is None else {"version": str(stated)}
             cells.append({"task": name, **version, "shots": shots, "digest": digest})
         return cells
@@ -58,7 +59,7 @@ class HarnessTask(HarnessOptions):
         manager = _manager(self.include_path, self.tasks)
         try:
             with _quiet(), _no_downloaded_code(name):
-                results = self._evaluated(subject, _loaded(manager, name), name)
+                results = self._evaluated(subject, manager, name)
         except NotFinite as error:
             listed = (manager.task_index[name].cfg or {}).get("metric_list") or ()
             return unmeasured([str(x["metric"]) for x in listed] or ["acc"], error)
@@ -72,8 +73,17 @@ class HarnessTask(HarnessOptions):
             lines += [{**line, **where} for line in lines_of(shown, **row, **details)]
         return lines
 
-    def _evaluated(self, subject: Subject, loaded: Any, name: str) -> dict[str, Any]:
+    def _evaluated(self, subject: Subject, manager: Any, name: str) -> dict[str, Any]:
         evaluate = require("lm_eval.evaluator", EXTRA).evaluate
+        try:
+            loaded = manager.load([name])
+        except Exception as error:  # datasets, the hub and lm-eval each raise their own
+            advice = (
+                ": where the hub cannot be reached, give --lm-eval.include-path, a folder of tasks "
+                "on local files"
+            )
+            reason = f"({first_line(error) or repr(error)}){advice * isinstance(error, OSError)}"
+            raise ClearheadError(f"lm-eval cannot load the task {name} {reason}") from error
         with evaluating(subject.model), harness_model(subject) as lm:
             try:
                 set_seed(subject.seed)
@@ -93,12 +103,13 @@ class HarnessTask(HarnessOptions):
 def _manager(folder: str, names: Sequence[str]) -> Any:
     """lm-eval's index of tasks; only the folder's if it has all names, since reading lm-eval's own
     14,000 files takes seconds."""
-    if folder and not Path(folder).is_dir():
-        raise ClearheadError(f"include path {folder!r} is no folder of lm-eval's task files")
     if folder:
+        if not Path(folder).is_dir():
+            raise ClearheadError(f"include path {folder!r} is no folder of lm-eval's task files")
         make = require("lm_eval.tasks", EXTRA).TaskManager
         own = make(include_path=folder, include_defaults=False)
-        if all(name in own.task_index and _is_task(own.task_index[name]) for name in names):
+        tasks = {name for name, entry in own.task_index.items() if entry.kind.name in _TASKS}
+        if tasks.issuperset(names):
             return own
     return _all_tasks(folder)
 
@@ -106,23 +117,6 @@ def _manager(folder: str, names: Sequence[str]) -> Any:
 @cache
 def _all_tasks(folder: str) -> Any:
     return require("lm_eval.tasks", EXTRA).TaskManager(include_path=folder or None)
-
-
-def _is_task(entry: Any) -> bool:
-    return bool(entry.kind.name in ("TASK", "PY_TASK"))
-
-
-def _loaded(manager: Any, name: str) -> Any:
-    """A task or group, with its data, as lm-eval's evaluator takes it."""
-    try:
-        return manager.load([name])
-    except Exception as error:  # datasets, the hub and lm-eval each raise their own
-        advice = (
-            ": where the hub cannot be reached, give --lm-eval.include-path, a folder of tasks on "
-            "local files"
-        )
-        reason = f"({first_line(error) or repr(error)}){advice * isinstance(error, OSError)}"
-        raise ClearheadError(f"lm-eval cannot load the task {name} {reason}") from error
 
 
 def _digest(folder: str) -> str:
@@ -151,11 +145,9 @@ def check_names(names: Sequence[str], folder: str, others: Iterable[str] = ()) -
             raise ClearheadError(f"unknown task {name!r}: {hint}")
 
 
-def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    """lm-eval's "acc,none" as "acc", "exact_match,strict-match" as it is; no "N/A".
-
-    The standard error of NAME is NAME_stderr.
-    """
+def _metrics(row: dict[str, Any]) -> dict[str, float]:
+    """lm-eval's "acc,none" as "acc", "exact_match,strict-match" as it is, "acc_stderr,none" as
+    "acc_stderr"; no "N/A"."""
     values = {}
     for key, value in row.items():
         metric, comma, kind = str(key).partition(",")
@@ -241,10 +233,8 @@ def _no_downloaded_code(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Run the body without lm-eval's output: lines, progress bars, warnings of what is intended.
-
-    The first prompt that is too long for the model is named: lm-eval leaves its beginning out.
-    """
+    """Run the body without lm-eval's output; the first prompt that is too long for the model is
+    named, because lm-eval leaves its beginning out."""
     tqdm = require("tqdm", EXTRA).tqdm
     start, told = tqdm.__init__, set[str]()
 

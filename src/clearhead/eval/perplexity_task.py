@@ -1,9 +1,8 @@
-"""Losses by length: perplexity, pooled and by document; the loss at AR-hits and all other tokens;
-the loss of masked language models at hidden tokens.
+"""Losses by length: perplexity, pooled and by document; at AR-hits and all other tokens; of masked
+language models at hidden tokens.
 
 An AR-hit (associative recall; Arora et al., arXiv 2312.04927) is the last token of a bigram that
-occurred earlier in the same window. As in arXiv 2410.05258 (table 6) all of them count; Zoology
-leaves out bigrams that are frequent in the training text.
+occurred earlier in the same window; as in arXiv 2410.05258 (table 6) all of them count.
 """
 
 import math
@@ -50,8 +49,7 @@ class PerplexityTask(PerplexityOptions):
             **_of(*sums.sum(0)),
             left_out=0 if self.text == "stream" else len(subject.texts.documents) - len(chosen),
             documents=[
-                {"document": document.name, **_of(*row)}
-                for document, row in zip(chosen, sums, strict=True)
+                {"document": one.name, **_of(*row)} for one, row in zip(chosen, sums, strict=True)
             ],
         )
 
@@ -161,21 +159,12 @@ class MaskedTask(MaskedOptions):
 def masked_loss(
     model: Any, corpus: Corpus, *, length: int, tokens: int, documents_apart: bool = False
 ) -> list[dict[str, Any]]:
-    """Loss and accuracy at hidden tokens of the validation text, the same places for every model.
+    """Payloads of "measure" records, "masked loss" (nats a hidden token) and "masked accuracy", on
+    windows of `length` of at most so many validation tokens, hidden at the same places for every
+    model; the value None with a "reason" where the model or the text is too short.
 
-    Not a perplexity: each token is predicted from the shown tokens of its window on both sides, so
-    it cannot be compared with a causal model's loss.
-
-    Args:
-        corpus: with a mask token (`clearhead.data.with_mask_token`).
-        length: tokens of a window.
-        tokens: number of validation tokens to read; all if there are fewer.
-        documents_apart: whether to read windows as in training with document masks: no document
-            sees another, and positions restart in each.
-
-    Returns:
-        Payloads of "measure" records: "masked loss" (nats a hidden token) and "masked accuracy";
-        the value None with a "reason" where the model or the text is too short.
+    `corpus` has a mask token (`clearhead.data.with_mask_token`); with `documents_apart` windows are
+    read as in training with document masks.
     """
     loss, right, count = 0.0, 0, 0
     reason = _unread(model, corpus, length)
@@ -200,12 +189,10 @@ def masked_loss(
     values: dict[str, float | None] = {"masked loss": None, "masked accuracy": None}
     if count:
         line["predicted_tokens"] = count
-        values = {"masked loss": loss / count, "masked accuracy": right / count}
-        if math.isnan(loss):
-            values["masked accuracy"] = math.nan
+        accuracy = math.nan if math.isnan(loss) else right / count
+        values = {"masked loss": loss / count, "masked accuracy": accuracy}
     else:
-        nothing = "the validation text has only special tokens: nothing was hidden"
-        line["reason"] = reason or nothing
+        line["reason"] = reason or "the validation text has only special tokens"
     return [{"metric": metric, "value": value, **line} for metric, value in values.items()]
 
 

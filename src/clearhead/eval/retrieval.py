@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain
 from statistics import fmean
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from clearhead.measure.answers import Answer, Ids, Prompt, reset_dynamic_rope
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.models.inspection import evaluating, finite
 from clearhead.probe.attention_call import AttentionCall
-from clearhead.probe.observation import Statistic, observe
+from clearhead.probe.observation import observe
 from clearhead.probe.tiles import AttentionTile, ByTile
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
@@ -34,13 +34,8 @@ def by_depth(lengths: Sequence[int], depths: Sequence[float]) -> list[Cell]:
 
 
 class PasskeyTask(options.PasskeyOptions):
-    """A number somewhere in repeated filler, asked for at the end.
-
-    The CoCA paper's prompt (arXiv 2309.08646v3, appendix B.1) or landmark attention's. The CoCA
-    paper states neither its scoring rule nor the key's position. Here `accuracy` counts answers
-    that contain the key, and `forced` those whose tokens are each the likeliest (teacher forcing
-    after the answer's lead).
-    """
+    """A number in repeated filler, asked for at the end, by the CoCA paper's prompt (arXiv
+    2309.08646v3, appendix B.1) or landmark attention's."""
 
     headlines = ("accuracy", "forced_tokens")
 
@@ -48,30 +43,24 @@ class PasskeyTask(options.PasskeyOptions):
         for length in subject.lengths:
             key = number(SeededChoices("any"), DIGITS, evaluation=True)
             self._prompt(subject, key, length, 0)
-            subject.check_length(length + self._new_tokens)
+            subject.check_length(length + (self.new_tokens or WORDINGS[self.wording].new_tokens))
         return by_depth(subject.lengths, self.depths)
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         draws = SeededChoices(f"passkey {subject.seed} {cell['length']} {cell['depth']}")
         keys = [number(draws, DIGITS, evaluation=True) for _ in range(self.trials)]
-        prompts, answers, leads = [], [], []
+        wording, prompts, answers, leads = WORDINGS[self.wording], [], [], []
         for key in keys:
             text = self._prompt(subject, key, cell["length"], cell["depth"])
-            ids, lead, spelt = subject.ids(text, WORDINGS[self.wording].lead, f" {key}")
+            ids, lead, spelt = subject.ids(text, wording.lead, f" {key}")
             prompts.append(Prompt(ids[:-1], ids[-1:]))
             answers.append((*lead, *spelt))
             leads.append(len(lead))
-        replies = subject.reader.ask(prompts, answers, new_tokens=self._new_tokens)
-        return lines_of(
-            self.headlines,
-            **scores(subject, replies, keys, leads),
-            trials=self.trials,
-            prompt_tokens=fmean(len(prompt.ids) for prompt in prompts),
-        )
-
-    @property
-    def _new_tokens(self) -> int:
-        return self.new_tokens or WORDINGS[self.wording].new_tokens
+        new_tokens = self.new_tokens or wording.new_tokens
+        replies = subject.reader.ask(prompts, answers, new_tokens=new_tokens)
+        prompt_tokens = fmean(len(prompt.ids) for prompt in prompts)
+        counts = {"trials": self.trials, "prompt_tokens": prompt_tokens}
+        return lines_of(self.headlines, **scores(subject, replies, keys, leads), **counts)
 
     def _prompt(self, subject: Subject, key: str, length: int, depth: float) -> str:
         """The prompt of at most `length` tokens, as much filler in it as fits."""
@@ -95,46 +84,45 @@ class PasskeyTask(options.PasskeyOptions):
 
 def scores(
     subject: Subject,
-    found: Sequence[Answer],
+    replies: Sequence[Answer],
     keys: Sequence[str],
     leads: Sequence[int],
     together: int = 1,
 ) -> dict[str, Any]:
-    """Shares of numbers retrieved, overall and by item (for a standard error over items).
+    """Shares of numbers retrieved, overall and by item: `together` consecutive answers of one text.
 
-    `leads`: number of tokens before the number in each forced answer; `together`: how many
-    consecutive answers belong to one text, which is one item.
+    `accuracy` counts answers that contain the key, `forced` those whose tokens after the lead (of
+    so many tokens) are each the likeliest.
     """
-    written = [re.findall(r"\d+", subject.decode(answer.written)) for answer in found]
+    written = [re.findall(r"\d+", subject.decode(answer.written)) for answer in replies]
     named = [key in numbers for key, numbers in zip(keys, written, strict=True)]
-    right = [answer.right[lead:] for answer, lead in zip(found, leads, strict=True)]
-    items = [slice(start, start + together) for start in range(0, len(found), together)]
+    right = [answer.right[lead:] for answer, lead in zip(replies, leads, strict=True)]
+    items = [slice(start, start + together) for start in range(0, len(replies), together)]
     return {
-        "accuracy": sum(named) / len(found),
-        "forced": sum(map(all, right)) / len(found),
+        "accuracy": sum(named) / len(replies),
+        "forced": sum(map(all, right)) / len(replies),
         "forced_tokens": fmean(chain(*right)),
-        "answer_loss": fmean(sum(a.loss[n:]) for a, n in zip(found, leads, strict=True)),
+        "answer_loss": fmean(sum(a.loss[n:]) for a, n in zip(replies, leads, strict=True)),
         "accuracy_by_item": [fmean(named[item]) for item in items],
         "forced_tokens_by_item": [fmean(chain(*right[item])) for item in items],
     }
 
 
 class NeedlesTask(options.NeedlesOptions):
-    """Needles among generated sentences (arXiv 2410.05258, section 3.4, after LWM and Gemini 1.5).
-
-    A text states magic numbers of N cities; R of them are asked for. The papers do not say how
-    the R questions are asked and the needles placed: here each question follows the same context
-    (read once) by itself, and the R needles are together at the depth.
-    """
+    """Magic numbers of N cities among generated sentences, R of them asked for, each by itself
+    after the same context (arXiv 2410.05258, section 3.4, after LWM and Gemini 1.5)."""
 
     headlines = ("accuracy", "forced_tokens")
 
     def cells(self, subject: Subject) -> list[Cell]:
-        cells: list[Cell] = [
-            {**cell, "needles": needles, "queries": queries}
-            for needles, queries in map(_size, parted(self.grid))
-            for cell in by_depth(subject.lengths, self.depths)
-        ]
+        cells: list[Cell] = []
+        for word in parted(self.grid):
+            match = re.fullmatch(r"(\d+)x(\d+)", word)
+            needles, queries = map(int, match.groups()) if match else (0, 1)
+            if not 1 <= queries <= needles:
+                raise ClearheadError(f"grid {word!r} is not NxR, such as 4x2: 2 of 4 needles")
+            for cell in by_depth(subject.lengths, self.depths):
+                cells.append({**cell, "needles": needles, "queries": queries})
         for cell in cells:
             if cell["depth"] == max(self.depths):
                 self._haystack(subject, cell, 0)
@@ -146,9 +134,9 @@ class NeedlesTask(options.NeedlesOptions):
         numbers = [fact.number for stack in stacks for fact in stack.asked]
         answers = [answer for stack in stacks for answer in stack.answers]
         prompts = [prompt for stack in stacks for prompt in stack.prompts]
-        found = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens)
-        by_query = scores(subject, found, numbers, [0] * len(found), cell["queries"])
-        return lines_of(self.headlines, **by_query, samples=self.samples, trials=len(found))
+        replies = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens)
+        by_query = scores(subject, replies, numbers, [0] * len(replies), cell["queries"])
+        return lines_of(self.headlines, **by_query, samples=self.samples, trials=len(replies))
 
     def _haystack(self, subject: Subject, cell: Cell, sample: int) -> "Haystack":
         # The same sample at every depth has the same filler and facts.
@@ -157,14 +145,9 @@ class NeedlesTask(options.NeedlesOptions):
 
 
 class AllocationTask(options.AllocationOptions):
-    """Attention to the answer (arXiv 2410.05258, table 3).
-
-    The last token of a prompt, which should find the number, attends to the needle (the answer), to
-    all other text before the question (noise), and to the begin token and the question itself.
-    Weights are summed over the span, heads and layers, and divided by the sum over all keys, heads
-    and layers. The paper does not say how it normalises; here the sums are of |weights|, so that of
-    a difference of maps, too, each share is between 0 and 1.
-    """
+    """Attention of a prompt's last token to the needle (the answer) and to all other text before
+    the question (noise), as shares of the sum of |weights| over keys, heads and layers (arXiv
+    2410.05258, table 3)."""
 
     headlines = ("answer_share", "noise_share")
 
@@ -194,21 +177,13 @@ class AllocationTask(options.AllocationOptions):
         return haystack(subject, SeededChoices(label), needles=1, queries=1, **cell)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Haystack:
-    """A context with needles, and its questions.
-
-    Attributes:
-        context: token ids, the begin token first where there is one.
-        asked: the facts asked for.
-        prompts: one for each of these facts.
-        answers: the tokens of their numbers.
-        spans: position of each needle in the context, (start, stop), by city.
-    """
+class Haystack(NamedTuple):
+    """A context with needles, the facts asked for, a prompt and the tokens of the number of each,
+    and by city the (start, stop) of each needle in the context."""
 
     context: Ids
-    asked: tuple[Fact, ...]
-    prompts: tuple[Prompt, ...]
+    asked: list[Fact]
+    prompts: list[Prompt]
     answers: tuple[Ids, ...]
     spans: dict[str, tuple[int, int]]
 
@@ -218,14 +193,18 @@ def haystack(
 ) -> Haystack:
     """Needles among sentences: context and longest question have exactly `length` tokens.
 
-    The needles that are asked for are together at `depth` (the share of filler before them, to the
-    nearest sentence); every other needle is at a random place of its own.
+    The needles asked for are together at `depth` (the share of filler before them, to the nearest
+    sentence), every other one at a random place of its own.
     """
     hidden = facts(draws, needles, DIGITS, evaluation=True)
-    asked = tuple(hidden[:queries])
+    asked = hidden[:queries]
     pieces = [subject.ids("a", f"\n{one.question}", f" {one.number}") for one in asked]
     _, questions, answers = zip(*pieces, strict=True)
-    statements = {fact.city: _sentence(subject, fact.statement) for fact in hidden}
+
+    def spelt(sentence: str) -> Ids:  # as after another sentence
+        return subject.ids(".", f" {sentence}")[1]
+
+    statements = {fact.city: spelt(fact.statement) for fact in hidden}
     needed = len(subject.begin) + sum(map(len, statements.values())) + max(map(len, questions))
     room = length - needed
     if room < 0:
@@ -235,7 +214,7 @@ def haystack(
         )
     chunks: list[Ids] = []
     while (left := room - sum(map(len, chunks))) > 0:
-        chunks.append(_sentence(subject, sentence(draws, evaluation=True))[:left])
+        chunks.append(spelt(sentence(draws, evaluation=True))[:left])
     ends = [0, *accumulate(map(len, chunks))]
     nearest = min(range(len(ends)), key=lambda gap: abs(ends[gap] - depth * room))
     places: dict[int, list[Fact]] = {nearest: list(asked)}
@@ -249,65 +228,39 @@ def haystack(
             context += ids
         context += chunk
     read = tuple(context)
-    prompts = tuple(Prompt(read, question) for question in questions)
-    return Haystack(context=read, asked=asked, prompts=prompts, answers=answers, spans=spans)
-
-
-def _sentence(subject: Subject, sentence: str) -> Ids:
-    """A sentence's tokens as they are after another one."""
-    return subject.ids(".", f" {sentence}")[1]
-
-
-def _size(word: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)x(\d+)", word)
-    needles, queries = (int(match[1]), int(match[2])) if match else (0, 1)
-    if not 1 <= queries <= needles:
-        raise ClearheadError(f"grid {word!r} is not NxR: for example 4x2, 2 of 4 needles asked for")
-    return needles, queries
+    return Haystack(read, asked, [Prompt(read, one) for one in questions], answers, spans)
 
 
 def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> Tensor:
-    """Absolute attention of a prompt's last token, summed over heads and layers, float64 [3].
+    """Absolute attention of a prompt's last token to three spans of keys, bool [3, S], in the map
+    that multiplies the values, summed over heads and layers: float64 [3]."""
+    sums_3, spans_S3 = torch.zeros(3, dtype=torch.float64), spans_3S.double().T
 
-    A sum for each of three spans of keys, bool [3, S], in the map that multiplies the values. All
-    tokens of the prompt but the last are read first; only the last is observed.
-    """
-    last_row = _LastRow(spans_3S)
-    with evaluating(subject.model):
-        reset_dynamic_rope(subject.model)
-        _, unread_BT, cache = subject.reader.read([prompt])
-        with observe(subject.model, attention=[ByTile(weights=[last_row])]):
-            finite(subject.reader.forward(unread_BT, cache)[0])
-    return last_row.sums
-
-
-class _LastRow(Statistic):
-    def __init__(self, spans_3S: Tensor) -> None:
-        self._spans_S3 = spans_3S.double().T
-        self.sums = torch.zeros(3, dtype=torch.float64)
-
-    def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
+    def add(call: AttentionCall, tile: AttentionTile) -> None:
         if tile.start + tile.visible.shape[2] == call.q.shape[2]:
             *_, effective = tile.maps  # what multiplies the values comes last
             row_HS = effective.weights[0, :, -1].double().cpu()
-            self.sums += row_HS.abs().sum(0) @ self._spans_S3
+            sums_3.add_(row_HS.abs().sum(0) @ spans_S3)
+
+    statistic: Any = SimpleNamespace(observe=add)
+    with evaluating(subject.model):
+        reset_dynamic_rope(subject.model)
+        _, unread_BT, cache = subject.reader.read([prompt])
+        with observe(subject.model, attention=[ByTile(weights=[statistic])]):
+            finite(subject.reader.forward(unread_BT, cache)[0])
+    return sums_3
 
 
 class RecallTask(options.RecallOptions):
-    """Multi-query associative recall (Arora et al., arXiv 2312.04927), with words for symbols.
-
-    A list of pairs, filler up to the length, and some of the pairs again: a repeated key's value is
-    known from the list. Scored by teacher forcing: whether each token of the value is the likeliest
-    given the correct text before it.
-    """
+    """Multi-query associative recall (Arora et al., arXiv 2312.04927), with words for symbols: a
+    list of pairs, filler up to the length, and some of the pairs again, whose values are scored by
+    teacher forcing."""
 
     headlines = ("accuracy",)
 
     def cells(self, subject: Subject) -> list[Cell]:
         grid: list[Cell] = [
-            {"length": length, "pairs": number}
-            for length in subject.lengths
-            for number in self.pairs
+            {"length": length, "pairs": count} for length in subject.lengths for count in self.pairs
         ]
         for cell in grid:
             prompt, answer, _ = self._sample(subject, cell, 0)
@@ -322,17 +275,13 @@ class RecallTask(options.RecallOptions):
         for answer, values in zip(replies, places, strict=True):
             by_sample.append(fmean(all(answer.right[start:stop]) for start, stop in values))
             losses += [sum(answer.loss[start:stop]) for start, stop in values]
-        return lines_of(
-            self.headlines,
-            accuracy=fmean(by_sample),  # of equally many values each
-            accuracy_by_item=by_sample,
-            answer_loss=fmean(losses),
-            trials=len(losses),
-        )
+        numbers: dict[str, Any] = {"accuracy": fmean(by_sample), "accuracy_by_item": by_sample}
+        numbers |= {"answer_loss": fmean(losses), "trials": len(losses)}
+        return lines_of(self.headlines, **numbers)
 
     def _sample(
         self, subject: Subject, cell: Cell, number: int
-    ) -> tuple[Prompt, tuple[int, ...], list[tuple[int, int]]]:
+    ) -> tuple[Prompt, Ids, list[tuple[int, int]]]:
         """The prompt, the pairs again as the answer, and where in it each value stands."""
         draws = SeededChoices(f"recall {subject.seed} {cell['length']} {cell['pairs']} {number}")
         known = keyed(draws, cell["pairs"], evaluation=True)
@@ -354,6 +303,5 @@ class RecallTask(options.RecallOptions):
                 break
             for _ in range(1 + (room - len(filling)) // 8):  # the shortest sentence's, about
                 filler += f" {sentence(draws, evaluation=True)}"
-        answer = tuple(token for part in parts for token in part)
         places = list(zip(ends[1::3], ends[2::3], strict=True))  # of key, value and comma
-        return Prompt((*listed, *filling[:room]), tail), answer, places
+        return Prompt((*listed, *filling[:room]), tail), tuple(chain(*parts)), places

@@ -1,19 +1,15 @@
 """Many-shot in-context learning with constrained decoding, and its robustness to order.
 
 After Bertsch et al. (arXiv 2405.00200) and the Differential Transformer (arXiv 2410.05258, section
-3.5): labelled texts fill the context, a query text follows, and the answer is one of the labels'
-names. Constrained decoding is exact here: every label is scored by the log-likelihood of its name
-and the end of line, summed over its tokens, and the likeliest is the answer. Orders permute one set
-of demonstrations, drawn once for each cell.
-
-A demonstration is "text: …", "label: …" and an empty line. It is tokenised in three pieces (up to
-"label:", the label, the end of line), so that a label has the same tokens in every demonstration
-and as an answer, and a prompt's length does not depend on the order.
+3.5). The answer is the label whose name and end of line are the likeliest; orders permute one set
+of demonstrations. Each is "text: …", "label: …" and an empty line, tokenised in three pieces (up to
+"label:", the label, the end of line), so that a label always has the same tokens.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, variance
 from typing import NamedTuple
@@ -33,32 +29,25 @@ from clearhead.records.runs import Line
 from clearhead.terminal import say
 
 ORDER = "random"
+_read_once = lru_cache(maxsize=8)(labelled.read_rows)
 
 
 def labelled_rows(source: str, fields: Task, options: str) -> list[labelled.Row]:
-    """Rows of a file, or of a data set, which is read once for all cells. `options` is the prefix
-    of the options that name the rows' fields, for error messages."""
-    return (_streamed if source.startswith(HUB) else _read)(source, fields, options)
-
-
-def _read(source: str, fields: Task, options: str) -> list[labelled.Row]:
-    cache = DataConfig().cache_folder
-    return labelled.read_rows(source, fields, cache=cache, progress=say, options=options)
-
-
-_streamed = lru_cache(maxsize=8)(_read)
+    """Rows of a file, or of a data set, which is read once for all cells; `options` is the prefix
+    of the options that name their fields."""
+    read = _read_once if source.startswith(HUB) else labelled.read_rows
+    return read(source, fields, cache=DataConfig().cache_folder, progress=say, options=options)
 
 
 class ShotsTask(ShotsOptions):
     headlines = ("accuracy", "margin", "variance")
 
     def cells(self, subject: Subject) -> list[Cell]:
-        words = parted(self.counts)
         setting = Setting(self, subject)
         name = Path(self.data).name.partition(".")[0]
         common = {"data": name, "digest": setting.digest, "order": ORDER}
         cells: list[Cell] = []
-        for word in words:
+        for word in parted(self.counts):
             for length in subject.lengths:
                 setting.shown(length, word)
                 subject.check_length(length)
@@ -109,26 +98,17 @@ class Example(NamedTuple):
 
 
 class Setting:
-    """A task's examples in the tokens of the model measured (the subject).
+    """A task's examples in the tokens of the model measured; white space becomes single spaces.
 
-    White space in texts and labels becomes single spaces. Labels are those of `data`.
-
-    Attributes:
-        labels: names, in order.
-        queries: drawn from `test`, or where that is empty from `data`.
-        pool: examples from which demonstrations are drawn; no query's text is among them.
-        digest: a hex hash of all of these.
-        questions: tokens of each query, up to its label.
-        answers: tokens of each label between a space and the end of line, so that no label's
-            likelihood is part of another's.
+    `queries` are drawn from `test`, or where that is empty from `data`; no query's text is in the
+    `pool` of demonstrations. An answer is a label with its end of line, so that no label's
+    likelihood is part of another's.
     """
 
     def __init__(self, task: ShotsTask, subject: Subject) -> None:
         self._subject = subject
         if not task.data:
-            raise ClearheadError(
-                "shots needs labelled texts to show: give a .jsonl(.gz) file, --shots.data FILE"
-            )
+            raise ClearheadError("shots needs texts: give a .jsonl(.gz) file, --shots.data FILE")
         fields = Task(name=task.data, text=task.text_field, label=task.label_field)
         rows = labelled_rows(task.data, fields, "--shots.")
         classes = labelled.classes_of(rows, fields)
@@ -163,13 +143,8 @@ class Setting:
         self.questions = [self._question(query.text) for query in self.queries]
 
     def shown(self, length: int, word: str) -> list[Example]:
-        """Demonstrations that fit the length together with the longest query and label.
-
-        All lengths share one draw: a shorter length's are among a longer one's.
-
-        Args:
-            word: their number, in digits; or "fill", for as many as fit.
-        """
+        """As many demonstrations as `word` says in digits, or "fill", that fit the length with the
+        longest query and label. A shorter length's are among a longer one's."""
         if word != FILL and not (word.isdecimal() and int(word)):
             raise ClearheadError(
                 f"counts of shots: {word!r} is no whole number above 0, nor {FILL}"
@@ -196,8 +171,7 @@ class Setting:
 
     def context(self, shown: Sequence[Example]) -> Ids:
         """Everything before the query."""
-        pieces = [self._subject.begin, *map(self._demonstration, shown)]
-        return tuple(token for piece in pieces for token in piece)
+        return (*self._subject.begin, *chain.from_iterable(map(self._demonstration, shown)))
 
     def right_answers(self, context: Ids) -> list[bool]:
         """For each query, whether its own label is the likeliest (the first of equal ones)."""

@@ -3,11 +3,7 @@
 A window of `length` tokens moves on by `stride` (Press et al., arXiv 2108.12409, appendix B). The
 first window of a document predicts all its tokens but the first; each later one predicts the tokens
 that no window before it has, at most `stride`, with at least length − stride tokens of context (one
-less where stride = length: a window's first token then has no context, and is left out). The
-last window may be shorter.
-
-Two windows with different left edges share no state above the first layer's projections, so with a
-stride below the length each is computed afresh.
+less where stride = length: a window's first token then has no context, and is left out).
 """
 
 import math
@@ -34,14 +30,8 @@ _LARGEST = math.log(sys.float_info.max)
 
 
 class Scored(NamedTuple):
-    """The predicted tokens of one window.
-
-    Attributes:
-        document: index of the document.
-        start: index of the window's first token in the document.
-        position: index of the first predicted token in the window; the others follow.
-        loss: nats, float64 [tokens]; with masked documents, without their first tokens.
-    """
+    """The loss of a window's tokens from `position` on, in nats, float64 [tokens]; its first token
+    is at `start` in a document. With masked documents their first tokens do not count."""
 
     document: int
     start: int
@@ -51,27 +41,17 @@ class Scored(NamedTuple):
 
 def windows_of(tokens: int, length: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """(start, stop, first) of each window of a document of `tokens` tokens: tokens from `first` on
-    are predicted.
-
-    Raises:
-        ClearheadError: a length below 2, or a stride below 1 or above the length.
-    """
-    if length < 2:
-        raise ClearheadError(f"length is {length}: predicting a token takes at least 2")
+    are predicted."""
     if not 1 <= stride <= length:
         raise ClearheadError(
             f"stride is {stride}: give 1 to the window's length, {length}; "
             "a longer one would leave tokens out"
         )
-    done = 1
-    for start in range(0, tokens, stride):
+    for start in range(0, max(tokens - length, 0) + stride, stride):
         stop = min(start + length, tokens)
-        first = max(done, start + 1)
+        first = max(start + 1, start - stride + length if start else 1)
         if first < stop:
             yield start, stop, first
-        if stop == tokens:
-            return
-        done = stop
 
 
 def sliding(
@@ -84,13 +64,12 @@ def sliding(
     prefix: Sequence[int] = (),
     tokenizer: Any = None,
 ) -> list[Scored]:
-    """The loss of every predicted token of every document.
+    """The loss of every predicted token of every document: token ids, 1-D integers of numpy or
+    torch. Windows of the same shape run together, whatever their document, and come in that order.
 
-    Windows of the same shape run together, whatever their document, and come in that order. The
-    model runs in its own dtype, without autocast, in evaluation mode.
+    The log-softmax is in float32 at least: in float16 a sum over a window overflows at 65,504.
 
     Args:
-        documents: token ids, 1-D integers of numpy or torch.
         batch_tokens: tokens run together; it changes speed and memory, not the results.
         prefix: tokens read before every window, and not predicted.
         tokenizer: if given, documents within a window, found by its begin and end tokens, are read
@@ -105,7 +84,7 @@ def sliding(
     )
     scored: list[Scored] = []
     with evaluating(model):
-        losses = Losses(model)
+        head = plain_head(model)
         for (size, first), group in groupby(cut, key=lambda window: window[:2]):
             places = [(number, start) for *_, number, start in group]
             ids = (np.asarray(texts[n][at : at + size], dtype=np.int64) for n, at in places)
@@ -116,56 +95,43 @@ def sliding(
                     inputs = document_inputs(ids_BT, document_starts(ids_BT, tokenizer))
                 counted_BN = inputs.pop("labels", ids_BT)[:, first:] != IGNORED
                 before_BP = ids_BT.new_tensor(prefix).expand(len(ids_BT), -1)
-                read_BS = torch.cat([before_BP, ids_BT], 1)
-                loss_BN = losses(read_BS, len(prefix) + first, **inputs).double().cpu()
+                read_BS, targets = torch.cat([before_BP, ids_BT], 1), ids_BT[:, first:].flatten()
+                losses = []
+                for logits_NV in logits_of(model, head, read_BS, len(prefix) + first, **inputs):
+                    target_N, targets = targets[: len(logits_NV)], targets[len(logits_NV) :]
+                    wide = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+                    losses.append(F.cross_entropy(wide, target_N, reduction="none"))
+                loss_BN = torch.cat(losses).view(len(ids_BT), -1).double().cpu()
                 for loss_N, counted_N in zip(loss_BN, counted_BN.cpu(), strict=True):
                     scored.append(Scored(*next(left), first, loss_N[counted_N].numpy()))
     return scored
 
 
-class Losses:
-    """Computes −log p of tokens by a causal language model of transformers, in evaluation mode.
-
-    The log-softmax is computed in float32 at least, whatever the model's dtype: in float16 a sum
-    over a window overflows at 65,504. Where the logits are the head applied to the last hidden
-    state (tested on a few tokens: some models scale or cap them), the head is applied to predicted
-    positions only, in parts, and [B, T, vocabulary] is never stored.
-    """
-
-    def __init__(self, model: Any) -> None:
-        head = model.get_output_embeddings()
-        self._model, self._head = model, head if _is_plain(model, head) else None
-
-    def __call__(self, ids_BT: Tensor, first: int = 1, **inputs: Tensor) -> Tensor:
-        """The loss of the tokens from `first` on, given all before them in their row: float32
-        (float64 for such a model), [B, T − first], nats."""
-        targets, losses = ids_BT[:, first:].flatten(), []
-        for logits_NV in self.logits(ids_BT, first, **inputs):
-            target_N, targets = targets[: len(logits_NV)], targets[len(logits_NV) :]
-            wide = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-            losses.append(F.cross_entropy(wide, target_N, reduction="none"))
-        return torch.cat(losses).view(len(ids_BT), -1)
-
-    def logits(self, ids_BT: Tensor, first: int = 1, **inputs: Tensor) -> Iterator[Tensor]:
-        """Yield the logits that predict the tokens from `first` on, row by row, in parts [N, V]."""
-        reset_dynamic_rope(self._model)
-        options: dict[str, Any] = {"input_ids": ids_BT, "use_cache": False, **inputs}
-        if self._head is not None:
-            hidden_NC = self._model.base_model(**options)[0][:, first - 1 : -1].flatten(0, 1)
-            yield from map(self._head, hidden_NC.split(LOGITS // len(self._head.weight) or 1))
-            return
-        for row_TV in self._model(**options).logits:
-            yield from row_TV[first - 1 : -1].split(LOGITS // row_TV.shape[-1] or 1)
-
-
-def _is_plain(model: Any, head: Any) -> bool:
-    """True if the head alone makes the logits of the last hidden state."""
+def plain_head(model: Any) -> Any:
+    """The head, if applied to the last hidden state it alone makes the logits, as tested on two
+    tokens: some models scale or cap them; else None."""
+    head = model.get_output_embeddings()
     if head is None or model.base_model is model:
-        return False
+        return None
     ids_1T = torch.arange(2, device=model.device)[None]
     parts = (part(input_ids=ids_1T, use_cache=False)[0] for part in (model, model.base_model))
     logits, hidden = parts
-    return torch.equal(head(hidden).to(logits.dtype), logits)
+    return head if torch.equal(head(hidden).to(logits.dtype), logits) else None
+
+
+def logits_of(
+    model: Any, head: Any, ids_BT: Tensor, first: int = 1, **inputs: Tensor
+) -> Iterator[Tensor]:
+    """Yield the logits that predict the tokens from `first` on, row by row, in parts [N, V]; with a
+    `plain_head` of predicted tokens only, so that [B, T, V] is never stored."""
+    reset_dynamic_rope(model)
+    options: dict[str, Any] = {"input_ids": ids_BT, "use_cache": False, **inputs}
+    if head is not None:
+        hidden_NC = model.base_model(**options)[0][:, first - 1 : -1].flatten(0, 1)
+        yield from map(head, hidden_NC.split(LOGITS // len(head.weight) or 1))
+        return
+    for row_TV in model(**options).logits:
+        yield from row_TV[first - 1 : -1].split(LOGITS // row_TV.shape[-1] or 1)
 
 
 def perplexity_of(loss: float) -> float:
@@ -175,20 +141,15 @@ def perplexity_of(loss: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
-    """Loss and perplexity of a text.
-
-    Attributes:
-        tokens: predicted tokens, length − 1 a window, less those that begin another document
-            where documents are masked.
-        loss: mean cross-entropy, nats a predicted token; None where the model cannot read the text.
-        reason: why there is no loss, or no finite perplexity.
-        by_window: the loss of each window that has a predicted token.
-    """
+    """Mean loss of a text, in nats a predicted token, whole and by window; None with a `reason`,
+    which also says why a perplexity is not finite. `unused`: names of quantised layers that no
+    token passed through."""
 
     tokens: int = 0
     loss: float | None = None
     reason: str | None = None
     by_window: tuple[float, ...] = ()
+    unused: tuple[str, ...] = ()
 
     @property
     def perplexity(self) -> float | None:
@@ -200,28 +161,16 @@ def perplexity(
     model: Any,
     windows: Iterable[Tensor],
     *,
-    length: int,
     batch_size: int,
     tokenizer: Any = None,
     prefix: Sequence[int] = (),
 ) -> Perplexity:
-    """Mean loss over windows of text: every token but a window's first is predicted once.
-
-    Args:
-        windows: int64 [length] each.
-        length: if above the model's number of positions, the result has a reason and no loss.
-        batch_size: windows run together.
-        tokenizer: as in `sliding`.
-        prefix: as in `sliding`.
-
-    Raises:
-        ClearheadError: no windows, other lengths, or token ids unknown to the model.
-    """
+    """Mean loss over windows of text, int64 [length] each: every token but a window's first is
+    predicted once. `batch_size` windows run together; `tokenizer` and `prefix` as in `sliding`."""
     texts = list(windows)
     if not texts:
         raise ClearheadError("no windows to measure on: give at least one")
-    if other := [len(window) for window in texts if window.shape != (length,)]:
-        raise ClearheadError(f"length is {length}, but the windows have {other[0]}")
+    length = max(map(len, texts))
     if reason := lack_of_positions(model, len(prefix) + length):
         return Perplexity(reason=reason)
     settings: dict[str, Any] = {"length": length, "stride": length, "prefix": prefix}
@@ -242,42 +191,21 @@ def perplexity(
     return Perplexity(tokens=count, loss=loss, reason=reason or None, by_window=means)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Distance:
-    """Difference of two models on the same windows.
+def distance(before: Any, after: Any, windows: Iterable[Tensor]) -> dict[str, float]:
+    """Differences of two models, each in its own dtype, on windows int64 [length]; probabilities in
+    float32, sums in float64.
 
-    Attributes:
-        tokens: predicted tokens, all but the first of each window.
-        perplexity, perplexity_before: of the second model, and of the first.
-        divergence: KL(first ‖ second), nats a token.
-        largest: the largest difference of two logits.
-        relative: ‖difference of all logits‖ / ‖the first model's logits‖, Euclidean.
-    """
-
-    tokens: int
-    perplexity: float
-    perplexity_before: float
-    divergence: float
-    largest: float
-    relative: float
-
-
-def distance(before: Any, after: Any, windows: Iterable[Tensor]) -> Distance:
-    """Compare two models, each in its own dtype; probabilities in float32, sums in float64.
-
-    Windows are int64 [length]. Logits are computed in parts of a window where `Losses` can do so.
+    Returns:
+        `perplexity` of the second model and `perplexity_before`; `divergence`, KL(first ‖ second)
+        in nats a token; the `largest` difference of two logits; `relative`, ‖difference of all
+        logits‖ / ‖the first model's logits‖, Euclidean; the number of predicted `tokens`.
     """
     tokens, largest, sums = 0, 0.0, torch.zeros(5, dtype=torch.float64)
     with evaluating(before), evaluating(after):
-        one_of, other_of = Losses(before), Losses(after)
+        pair = [(model, plain_head(model)) for model in (before, after)]
         for ids_1T in batches(before, windows, 1):
-            if ids_1T.shape[1] == 1:
-                raise ClearheadError(
-                    "windows of 1 token have no next token to compare: give longer ones, to a "
-                    "model with max_position_embeddings of at least 2"
-                )
             targets = ids_1T[0, 1:]
-            for one, other in zip(one_of.logits(ids_1T), other_of.logits(ids_1T), strict=True):
+            for one, other in zip(*(logits_of(*each, ids_1T) for each in pair), strict=True):
                 target, targets = targets[: len(one)], targets[len(one) :]
                 one, other = one.float(), other.float()
                 p, q, apart = one.log_softmax(-1), other.log_softmax(-1), one - other
@@ -292,14 +220,14 @@ def distance(before: Any, after: Any, windows: Iterable[Tensor]) -> Distance:
                 sums += torch.stack([part.sum(dtype=torch.float64) for part in parts]).cpu()
             tokens += ids_1T.shape[1] - 1
     first, second, divergence, squared, length = sums.tolist()
-    return Distance(
-        tokens=tokens,
-        perplexity=perplexity_of(second / tokens),
-        perplexity_before=perplexity_of(first / tokens),
-        divergence=divergence / tokens,
-        largest=largest,
-        relative=(squared / length) ** 0.5,
-    )
+    return {
+        "tokens": tokens,
+        "perplexity": perplexity_of(second / tokens),
+        "perplexity_before": perplexity_of(first / tokens),
+        "divergence": divergence / tokens,
+        "largest": largest,
+        "relative": (squared / length) ** 0.5,
+    }
 
 
 def lengths(
@@ -310,16 +238,12 @@ def lengths(
     tokens: int,
     documents_apart: bool = False,
 ) -> list[dict[str, Any]]:
-    """Loss and perplexity on the validation text, cut into windows of each length.
+    """Payloads of "measure" records of the loss and perplexity on the validation text, cut into
+    windows of each length; the value None with a "reason" where the model or the text is too short.
 
     All lengths read the same number of tokens: `tokens`, or all that the corpus has, rounded down
-    to a whole number of the longest windows. It is the same text where each length divides the
-    longest and there is one source. With `documents_apart` windows are read as in training with
-    document masks (`tokenizer` of `sliding`).
-
-    Returns:
-        Payloads of "measure" records: "loss" and "perplexity" with "length", "split" and
-        "predicted_tokens"; the value None with a "reason" where the model or the text is too short.
+    to a whole number of the longest windows. With `documents_apart` windows are read as in training
+    with document masks (`tokenizer` of `sliding`).
     """
     held = [len(stream) for stream in corpus.split("validation")]
     room = {size: min(tokens, sum(x // size * size for x in held)) for size in lengths}
@@ -332,9 +256,8 @@ def lengths(
         one = Perplexity(reason=f"{read} {sum(held):,} hold no window of {size:,}")
         if size in fitting:
             texts = windows(corpus, length=size, count=budget // size)
-            settings: dict[str, Any] = {"length": size, "batch_size": max(1, BATCH // size)}
-            settings |= {"tokenizer": corpus.tokenizer if documents_apart else None}
-            one = perplexity(model, texts, **settings)
+            tokenizer = corpus.tokenizer if documents_apart else None
+            one = perplexity(model, texts, batch_size=max(1, BATCH // size), tokenizer=tokenizer)
         line = {"split": "validation", "length": size, "predicted_tokens": one.tokens}
         line |= {} if one.reason is None else {"reason": one.reason}
         values = {"loss": one.loss, "perplexity": one.perplexity}

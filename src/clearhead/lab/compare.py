@@ -274,9 +274,7 @@ class Milestones(LinesFile):
         model: Any = self.run.model
         length, size = self.settings.sequence_length, self.settings.batch_size
         with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
-            read = perplexity(
-                model, self._texts, length=length, batch_size=size, tokenizer=self._tokenizer
-            )
+            read = perplexity(model, self._texts, batch_size=size, tokenizer=self._tokenizer)
             lines = _inside(model, self._texts, self.settings, batch_size=size)
         pooled = [one for one in lines if "layer" not in one and one["metric"] in _OF_MILESTONES]
         common = {"kind": "measure", "run": self.run.name, "step": metrics.step}

@@ -144,7 +144,7 @@ def to_other_mechanisms(
 
     def measure(step: str) -> bool:
         """Measure the distance from the first model; True if it is zero."""
-        measures.append({"what": step, **asdict(distance(first, made, windows))})
+        measures.append({"what": step, **distance(first, made, windows)})
         return float(measures[-1]["relative"]) <= TOLERANCE
 
     with within_memory(f"give a smaller --length than {length}"):

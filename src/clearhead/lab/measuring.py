@@ -13,7 +13,7 @@ from transformers.utils import logging
 from clearhead.data import Corpus, prepare
 from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask
 from clearhead.errors import ClearheadError, choose
-from clearhead.eval import TASKS, WITHOUT_LENGTH, check_names, parted
+from clearhead.eval import TASKS, check_names, parted
 from clearhead.lab.run_setup import fitted, load_model, new_model, own_text, run_of, text_of
 from clearhead.lab.sweep_configs import FRESH, DiagnoseConfig, QuantizeConfig, short_names
 from clearhead.measure.sweep import Portion, Subject, Texts, sweep
@@ -203,7 +203,7 @@ def _evaluation(config: Any) -> Load:
         tasks = {task: TASKS[task](**vars(getattr(config, task))) for task in names}
         trained = getattr(model.config, "max_position_embeddings", None)
         lengths = tuple(sorted({*config.lengths}))
-        if all(task in WITHOUT_LENGTH for task in tasks):
+        if {*tasks} == {HARNESS}:  # whose texts have a length of their own
             lengths = ()
         elif trained is not None:
             lengths = lengths or tuple(multiple * trained for multiple in (1, 2, 4, 8))

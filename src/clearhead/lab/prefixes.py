@@ -136,10 +136,8 @@ def searched_prefix(
 
     def judge(one: dict[str, Any]) -> float:
         judged = [window[:JUDGED] for window in windows[:2]]
-        options: Any = {"length": len(judged[0]), "batch_size": BATCH_SIZE}
-        one["perplexity"] = perplexity(
-            model, judged, prefix=tuple(one["tokens"]), **options
-        ).perplexity
+        read = perplexity(model, judged, prefix=tuple(one["tokens"]), batch_size=BATCH_SIZE)
+        one["perplexity"] = read.perplexity
         return float(one["perplexity"])
 
     newline = tokenizer("\n", add_special_tokens=False).input_ids

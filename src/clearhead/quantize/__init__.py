@@ -11,12 +11,9 @@ from clearhead.lazy import lazily
 if TYPE_CHECKING:
     from clearhead.quantize.linear import left_out as left_out
     from clearhead.quantize.linear import linear_layers as linear_layers
-    from clearhead.quantize.measure import Cost as Cost
     from clearhead.quantize.measure import Texts as Texts
     from clearhead.quantize.measure import cost as cost
     from clearhead.quantize.measure import quantized as quantized
-    from clearhead.quantize.quantizers import absmax as absmax
-    from clearhead.quantize.quantizers import zeropoint as zeropoint
     from clearhead.quantize.schemes import Scheme as Scheme
     from clearhead.quantize.schemes import every as every
     from clearhead.quantize.schemes import scheme as scheme

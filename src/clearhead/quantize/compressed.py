@@ -22,15 +22,13 @@ _SAID = r"(w8a8|fp8)-(static|token)|w[48]a16-(channel|group\d*)"
 
 
 def stated(scheme: Scheme) -> dict[str, Any]:
-    """The scheme in the format's terms: "weights" and "input_activations".
-
-    Raises:
-        ClearheadError: a scheme that the format, or a server that reads it, has no words for.
-    """
+    """The scheme in the format's terms, "weights" and "input_activations"; a ClearheadError for one
+    that the format, or a server that reads it, has no words for."""
     how, inputs = scheme.weights, scheme.activations
     if not re.fullmatch(_SAID, scheme.name) or how is None:
         raise ClearheadError(
-            f"compressed-tensors cannot say {scheme.name}: choose {_nearest(scheme)}"
+            f"compressed-tensors cannot say {scheme.name}: choose w8a8-token, w8a8-static, "
+            "fp8-token, fp8-static, w4a16-channel, w4a16-group64 or w8a16-…"
         )
     kind: dict[str, Any] = {"num_bits": how.bits, "symmetric": True}
     kind["type"] = "float" if how.quantizer == "fp8" else "int"
@@ -44,28 +42,14 @@ def stated(scheme: Scheme) -> dict[str, Any]:
     return {"weights": weights, "input_activations": {**kind, **scale}}
 
 
-def _nearest(scheme: Scheme) -> str:
-    if said := [part for part in scheme.name.split("+") if re.fullmatch(_SAID, part)]:
-        return said[0]
-    how, inputs = scheme.weights, scheme.activations
-    if how is not None and inputs is None:
-        scale = f"group{how.group}" if how.scale == "group" else "channel"
-        return f"w{4 if how.bits <= 6 else 8}a16-{scale}"
-    whole = inputs is not None and inputs.scale in ("tensor", "channel")
-    return "w8a8-static" if whole else "w8a8-token"
-
-
 def as_loaded(scheme: Scheme) -> Scheme:
     """The scheme as transformers computes it from this format: it divides a token's largest
     number by 127.5, where vLLM and the simulation divide by 127."""
     how, inputs = scheme.weights, scheme.activations
     if how is None or how.quantizer != "absmax" or inputs is None:
         return scheme
-    return replace(
-        scheme,
-        weights=replace(how, quantizer="integers"),
-        activations=replace(inputs, quantizer="integers", levels=127.5),
-    )
+    inputs = replace(inputs, quantizer="integers", levels=127.5)
+    return replace(scheme, weights=replace(how, quantizer="integers"), activations=inputs)
 
 
 def check_widths(layers: Layers, scheme: Scheme) -> None:
@@ -80,28 +64,22 @@ def check_widths(layers: Layers, scheme: Scheme) -> None:
         if how.scale == "group" and layer.in_features % how.group:
             raise ClearheadError(
                 f"compressed-tensors cannot say {scheme.name}: the {layer.in_features} inputs of "
-                f"{name} are no whole groups of {how.group}: choose a group that divides them, or "
-                f"w{how.bits}a16-channel"
+                f"{name} are no whole groups of {how.group}: choose a group that divides them"
             )
 
 
 def compress(model: Any, scheme: Scheme, texts: Texts) -> Any:
-    """Put the linear layers of `model` into the format, in place.
-
-    Returns:
-        compressed-tensors' ModelCompressor, whose `update_config` completes a saved config.json.
-    """
+    """Put the linear layers of `model` into the format, in place; return compressed-tensors'
+    ModelCompressor, whose `update_config` completes a saved config.json."""
     require(*LIBRARY)
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
 
-    layers = linear_layers(model)
+    layers, how, dtype = linear_layers(model), scheme.weights, model.dtype
     check_widths(layers, scheme)
-    groups = {"group_0": {"targets": ["Linear"], **stated(scheme)}}
-    how = scheme.weights
     assert how is not None
+    groups = {"group_0": {"targets": ["Linear"], **stated(scheme)}}
     tops = calibrated(model, layers, texts.calibration) if scheme.calibrated else {}
-    dtype = model.dtype
     model.float()  # codes of weights in 16 bits would be rounded twice
     others = (name for name, one in model.named_modules() if isinstance(one, nn.Linear))
     config = {"config_groups": groups, "ignore": [one for one in others if one not in layers]}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from clearhead.models.conversion import refuse_quantised
 from clearhead.models.inspection import batches, evaluating, run_backbone
 from clearhead.ops.hadamard import rotate_channels
 from clearhead.quantize import quantizers
-from clearhead.quantize.quantizers import grouped, ungrouped
 from clearhead.quantize.schemes import Rounding
 
 CALIBRATION = 16  # windows, as the reproduction that `w8a8-fine` follows has
@@ -21,14 +21,8 @@ Layers = dict[str, nn.Module]
 
 
 def linear_layers(model: Any) -> Layers:
-    """The layers that schemes quantise: every `nn.Linear`, and GPT-2's `Conv1D`, by name.
-
-    Not the output matrix: if tied it is the embedding, which the papers leave in full precision; an
-    untied one is left so too, as in deployed models, so that both kinds of model are comparable.
-
-    Raises:
-        ClearheadError: a model without such layers, or quantised already.
-    """
+    """The layers that schemes quantise: every `nn.Linear`, and GPT-2's `Conv1D`, by name; not the
+    output matrix, which if tied is the embedding that the papers leave in full precision."""
     refuse_quantised(model.config)
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point() or type(parameter.data) is not Tensor:
@@ -44,9 +38,7 @@ def linear_layers(model: Any) -> Layers:
         if isinstance(module, nn.Linear | Conv1D) and id(module.weight) not in unquantised
     }
     if not layers:
-        raise ClearheadError(
-            f"{type(model).__name__} has no linear layers (nn.Linear or Conv1D) to quantise"
-        )
+        raise ClearheadError(f"{type(model).__name__} has no linear layers to quantise")
     return layers
 
 
@@ -57,10 +49,8 @@ def _tables(model: Any) -> list[Any]:
 
 
 def left_out(model: Any, layers: Layers) -> dict[str, int]:
-    """Matrices that multiply activations but are quantised by no scheme: {name: elements}.
-
-    They are neither embeddings nor in `layers`, such as experts in one three-dimensional tensor.
-    """
+    """Matrices that multiply activations but are quantised by no scheme, such as experts in one
+    three-dimensional tensor: {name: elements}."""
     known = {id(module.weight) for module in [*layers.values(), *_tables(model)]}
     return {
         name: parameter.numel()
@@ -71,15 +61,14 @@ def left_out(model: Any, layers: Layers) -> dict[str, int]:
 
 @contextmanager
 def weights(layers: Layers, how: Rounding, rotated: bool = False) -> Iterator[None]:
-    """Quantise weights, not biases, while the body runs; restore the same tensors afterwards.
-    Where `rotated`, the input axis is first rotated by a Hadamard matrix."""
-    if how.scale == "group" and how.quantizer != "mxfp4":
-        widest = max(_outputs_first(module).shape[1] for module in layers.values())
-        if how.group >= widest:
-            raise ClearheadError(
-                f"groups of {how.group} are no narrower than any layer's input ({widest} at "
-                "most), so they are channels: choose a smaller group (w4-group16) or w4-channel"
-            )
+    """Quantise weights, not biases, while the body runs; restore the same tensors afterwards. Where
+    `rotated`, the input axis is first rotated by a Hadamard matrix."""
+    widths = [_outputs_first(module).shape[1] for module in layers.values()]
+    if how.scale == "group" and how.quantizer != "mxfp4" and how.group >= max(widths):
+        raise ClearheadError(
+            f"groups of {how.group} are no narrower than any input ({max(widths)} at most), "
+            "so they are channels: choose a smaller group (w4-group16) or w4-channel"
+        )
     done: set[nn.Parameter] = set()
     with ExitStack() as stack:
         for name, module in layers.items():
@@ -96,14 +85,16 @@ def weights(layers: Layers, how: Rounding, rotated: bool = False) -> Iterator[No
 
 
 def quantise_rows(x_NI: Tensor, how: Rounding, top: Tensor | None = None) -> Tensor:
-    """Weights [outputs, inputs], or inputs [tokens, inputs], quantised and dequantised. `top`, the
-    largest value of a calibrated scale, broadcasts to x."""
+    """Weights [outputs, inputs], or inputs [tokens, inputs], quantised and dequantised; `top` of a
+    calibrated scale broadcasts to x."""
     if how.scale == "group":
-        return ungrouped(_rounded(grouped(x_NI, how.group), how, (2,)), x_NI.shape[1])
-    return _rounded(x_NI, how, (0, 1) if how.scale == "tensor" else (1,), top)
+        groups = quantise(quantizers.grouped(x_NI, how.group), how, (2,))
+        return groups.flatten(1)[:, : x_NI.shape[1]]
+    return quantise(x_NI, how, (0, 1) if how.scale == "tensor" else (1,), top)
 
 
-def _rounded(x: Tensor, how: Rounding, dims: tuple[int, ...], top: Tensor | None = None) -> Tensor:
+def quantise(x: Tensor, how: Rounding, dims: tuple[int, ...], top: Tensor | None = None) -> Tensor:
+    """x by the quantiser that `how` names."""
     match how.quantizer:
         case "mxfp4":
             return quantizers.mxfp4(x, dims)
@@ -114,34 +105,6 @@ def _rounded(x: Tensor, how: Rounding, dims: tuple[int, ...], top: Tensor | None
         case "integers":
             return quantizers.integers(x, how.bits, dims, top=top, levels=how.levels)
     return quantizers.absmax(x, how.bits, dims, top=top)
-
-
-@contextmanager
-def inputs(
-    layers: Layers,
-    how: Rounding | None,
-    tops: dict[str, Tensor] | None = None,
-    rotated: bool = False,
-) -> Iterator[set[str]]:
-    """Quantise inputs (or only rotate them) while the body runs; yield names of layers called.
-
-    `tops`: the result of `calibrated`, for a calibrated scale.
-    """
-    called: set[str] = set()
-
-    def quantised(name: str, x: Tensor) -> Tensor:
-        called.add(name)
-        x = rotate_channels(x) if rotated else x
-        if how is None:
-            return x
-        top = None if tops is None else tops[name]
-        if top is not None and how.scale == "static":
-            top = top.amax()
-        with naming(f"the input of {name}"):
-            return quantise_rows(x.flatten(0, -2), how, top).view(x.shape)
-
-    with _hooked(layers, quantised):
-        yield called
 
 
 def calibrated(
@@ -156,22 +119,15 @@ def calibrated(
         top = x.abs().flatten(0, -2).amax(0)
         tops[name] = torch.maximum(tops.get(name, top), top)
 
-    if not windows:
-        raise ClearheadError(
-            "a static scale, or one a channel, is calibrated: give texts to calibrate on"
-        )
-    with _hooked(layers, watch), evaluating(model):
+    with hooked(layers, watch), evaluating(model):
         for ids_1T in batches(model, windows[:CALIBRATION], 1):
             run_backbone(model, ids_1T)
-    for name in layers:
-        if name not in tops:
-            raise ClearheadError(
-                f"the calibration text never went through {name} (an expert never chosen, or a "
-                "layer of which only the weights are used), so its inputs have no scale: choose a "
-                "scheme that needs no calibration, such as w8a8-token"
-            )
-        if not bool(tops[name].isfinite().all()):
-            raise ClearheadError(f"the input of {name} has NaN or infinite channels")
+    if unseen := [name for name in layers if name not in tops]:
+        raise ClearheadError(
+            f"the calibration text never went through {unseen[0]} (an expert never chosen, or a "
+            "layer of which only the weights are used), so its inputs have no scale: choose a "
+            "scheme that needs no calibration, such as w8a8-token"
+        )
     return tops
 
 
@@ -185,19 +141,16 @@ def naming(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _hooked(layers: Layers, change: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
+def hooked(layers: Layers, change: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
     """In the body `change` is shown each layer's name and input, and may give another input."""
 
-    def hook_of(name: str) -> Callable[..., Any]:
-        def hook(module: nn.Module, given: tuple[Tensor, ...]) -> Any:
-            x = change(name, given[0])
-            return None if x is None else (x, *given[1:])
-
-        return hook
+    def hook(name: str, _module: nn.Module, given: tuple[Tensor, ...]) -> Any:
+        x = change(name, given[0])
+        return None if x is None else (x, *given[1:])
 
     with ExitStack() as stack:
         for name, module in layers.items():
-            stack.enter_context(module.register_forward_pre_hook(hook_of(name)))
+            stack.enter_context(module.register_forward_pre_hook(partial(hook, name)))
         yield
 
 

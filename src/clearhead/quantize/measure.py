@@ -1,7 +1,4 @@
-"""Cost of a scheme: perplexity with it, beside that of full precision.
-
-`QuantizationTask` is a task of a sweep: a cell for full precision, and one for each scheme.
-"""
+"""Cost of a scheme: perplexity with it, beside that of full precision."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,10 +10,10 @@ from torch import Tensor
 
 from clearhead.data import windows
 from clearhead.errors import ClearheadError
-from clearhead.eval import perplexity
 from clearhead.eval.options import LISTED
-from clearhead.eval.sliding import Perplexity
+from clearhead.eval.sliding import Perplexity, perplexity
 from clearhead.measure.sweep import Cell, Subject
+from clearhead.ops.hadamard import rotate_channels
 from clearhead.quantize import attention, linear
 from clearhead.quantize.schemes import Scheme
 from clearhead.records.cells import errors, on_perplexity
@@ -25,35 +22,15 @@ from clearhead.records.runs import Line
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """Texts on which models are measured.
-
-    Attributes:
-        windows: int64 [length] each, for perplexity.
-        calibration: int64 [length] each, of other text, for the scales of `fine` and `static`.
-    """
+    """Windows for perplexity, int64 [length] each, and those of other text on which the scales of
+    `fine` and `static` are calibrated."""
 
     windows: Sequence[Tensor]
     calibration: Sequence[Tensor] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost(Perplexity):
-    """The perplexity under a scheme, or in full precision; or the reason why there is none.
-
-    Attributes:
-        unused: quantised layers that no token passed through, such as unchosen experts.
-    """
-
-    unused: tuple[str, ...] = ()
-
-
 class Called(NamedTuple):
-    """The names of the modules that ran so far on quantised tensors.
-
-    Attributes:
-        layers: linear layers, on quantised inputs.
-        attention: on quantised logits, keys or values.
-    """
+    """Names of the linear layers, and of the attention modules, that ran quantised so far."""
 
     layers: set[str]
     attention: set[str]
@@ -61,57 +38,62 @@ class Called(NamedTuple):
 
 @contextmanager
 def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterator[Called]:
-    """Run the body with the model under a scheme; its weights are the same tensors afterwards.
-
-    Raises:
-        ClearheadError: what `linear` and `attention` refuse; a calibrated scheme without texts.
-    """
-    layers, called, tops = linear.linear_layers(model), Called(set(), set()), None
+    """Run the body with the model under a scheme; its weights are the same tensors afterwards."""
+    layers, called = linear.linear_layers(model), Called(set(), set())
+    how, tops = scheme.activations, dict[str, Tensor]()
     if scheme.calibrated:
-        windows = () if texts is None else texts.calibration
-        tops = linear.calibrated(model, layers, windows, scheme.rotated)
+        calibration = () if texts is None else texts.calibration
+        tops = linear.calibrated(model, layers, calibration, scheme.rotated)
+
+    def rounded(name: str, x: Tensor) -> Tensor:
+        called.layers.add(name)
+        x = rotate_channels(x) if scheme.rotated else x
+        if how is None:
+            return x
+        top = tops.get(name)
+        top = top.amax() if top is not None and how.scale == "static" else top
+        with linear.naming(f"the input of {name}"):
+            return linear.quantise_rows(x.flatten(0, -2), how, top).view(x.shape)
+
     with ExitStack() as stack:
-        if scheme.activations is not None or scheme.rotated:
-            inputs = linear.inputs(layers, scheme.activations, tops, scheme.rotated)
-            called = called._replace(layers=stack.enter_context(inputs))
+        if how is not None or scheme.rotated:
+            stack.enter_context(linear.hooked(layers, rounded))
         if scheme.weights is not None:
             stack.enter_context(linear.weights(layers, scheme.weights, scheme.rotated))
         if scheme.attends:
-            rounded = attention.attention(model, scheme.logits, scheme.keys_values)
-            called = called._replace(attention=stack.enter_context(rounded))
+            attended = attention.attention(model, scheme.logits, scheme.keys_values)
+            called = called._replace(attention=stack.enter_context(attended))
         yield called
 
 
-def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
-    """Measure one scheme, or full precision where it is None.
+def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Perplexity:
+    """Perplexity under a scheme, or in full precision where it is None; a reason for none.
 
     Windows are run one at a time: a tensor's dynamic scale would otherwise depend on the rest of
-    the batch. A scheme that the model cannot run gives a result with a reason.
-
-    Raises:
-        ClearheadError: texts that do not fit the model.
+    the batch. `unused` are quantised layers that no token passed through, such as unchosen experts.
     """
-    if scheme is None:
-        return _measured(model, texts)
     try:
-        with quantized(model, scheme, texts) as called:
-            cost = _measured(model, texts)
+        with ExitStack() as stack:
+            if scheme is not None:
+                called = stack.enter_context(quantized(model, scheme, texts))
+            measured = perplexity(model, texts.windows, batch_size=1)
     except ClearheadError as error:
-        return Cost(reason=str(error))
+        if scheme is None:
+            raise
+        return Perplexity(reason=str(error))
+    measured = replace(measured, loss=None) if measured.reason else measured
+    if scheme is None:
+        return measured
     if scheme.attends and not called.attention:  # accepted the name, never asked for it
-        return Cost(reason=attention.without_interface(model))
+        return Perplexity(reason=attention.without_interface(model))
     layers = () if scheme.activations is None else linear.linear_layers(model)
-    return replace(cost, unused=tuple(one for one in layers if one not in called.layers))
-
-
-def _measured(model: Any, texts: Texts) -> Cost:
-    measured = perplexity(model, texts.windows, length=len(texts.windows[0]), batch_size=1)
-    return Cost(**{**vars(measured), **({"loss": None} if measured.reason else {})})
+    return replace(measured, unused=tuple(one for one in layers if one not in called.layers))
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationTask:
-    """Perplexity under each scheme, on windows of `length` tokens."""
+    """Perplexity on windows of `length` tokens: a cell in full precision, and one for each scheme
+    (`measure.sweep.Task`)."""
 
     schemes: tuple[Scheme, ...] = field(metadata=LISTED)
     length: int
@@ -127,14 +109,14 @@ class QuantizationTask:
         measured = cost(subject.model, scheme, self.texts(subject))
         if scheme is None and measured.reason:
             raise ClearheadError(f"in full precision: {measured.reason}")
-        family = {} if scheme is None else {"family": scheme.family, "bits": scheme.bits}
-        details = {**family, "predicted_tokens": measured.tokens, "unused": list(measured.unused)}
-        if measured.perplexity is None or measured.loss is None:
-            return [{"metric": "perplexity", "value": None, "reason": measured.reason, **details}]
+        line: Line = {} if scheme is None else {"family": scheme.family, "bits": scheme.bits}
+        line |= {"predicted_tokens": measured.tokens, "unused": list(measured.unused)}
         value = measured.perplexity
+        if value is None or measured.loss is None:
+            return [{"metric": "perplexity", "value": None, "reason": measured.reason, **line}]
         items = on_perplexity(value, measured.loss, measured.by_window)
-        found = errors("perplexity", value, items)
-        return [{"metric": "perplexity", "value": value, **found, **details}]
+        interval = errors("perplexity", value, items)
+        return [{"metric": "perplexity", "value": value, **interval, **line}]
 
     def texts(self, subject: Subject) -> Texts:
         """Windows of the validation split and, where a scheme is calibrated, of the training split
