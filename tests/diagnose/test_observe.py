@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import BloomConfig, BloomForCausalLM
 
 from clearhead import ClearheadError
 from clearhead.diagnose import HiddenStatistics, RowMeans
