@@ -18,7 +18,6 @@ from clearhead.lab import compare as job
 from clearhead.models import PRESETS as ALL
 from clearhead.models import preset
 from clearhead.records.loading import load
-from clearhead.train import precision
 
 from .conftest import call, changed, lines_of, refusal, weights_of
 
@@ -85,7 +84,7 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
 def test_a_record_has_the_precision_that_was_computed(words, tmp_path, capsys, monkeypatch):
     auto = ["transformer", *changed(words, "--train.precision", "auto")]
     native = [True]
-    monkeypatch.setattr(precision, "_native_bf16", lambda _: native[0])
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": native[0]})
     assert _call(*auto) == 0
     records = tmp_path / "out/records.jsonl"
     assert load(records).runs[0].precision == "bf16"

@@ -13,7 +13,7 @@ from clearhead.errors import ClearheadError
 from clearhead.lab.configs import FinetuneJob
 from clearhead.lab.finetune import run_finetune
 from clearhead.records.jsonl import append
-from clearhead.train import FinetuneConfig, precision
+from clearhead.train import FinetuneConfig
 
 
 def _job(folder: Path, model: Any, side: str, lines: list[dict[str, str]]) -> FinetuneJob:
@@ -48,7 +48,7 @@ def test_a_seed_belongs_to_the_precision_it_was_made_with(tmp_path, monkeypatch)
     lines = [{"text": f"{word} film", "label": word} for word in ("good", "bad") * 4]
     job = _job(tmp_path, architectures.make("bert", vocab_size=320), "right", lines)
     native = [True]
-    monkeypatch.setattr(precision, "_native_bf16", lambda _: native[0])
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": native[0]})
     (run,) = run_finetune(job).runs
     assert run.precision == "bf16"
     native[0] = False

@@ -92,8 +92,9 @@ class OrthoAdam(torch.optim.Optimizer):
     ) -> None:
         self._turns: list[list[Turn | None]] = []
         self._rotation = cache(make_rotation)
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        defaults |= {"rotation": rotation, "share": share, "seed": seed, "limit": limit}
+        defaults: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps}
+        defaults |= {"weight_decay": weight_decay, "rotation": rotation, "share": share}
+        defaults |= {"seed": seed, "limit": limit}
         super().__init__(params, defaults)
         if not any(map(any, self._turns)):
             raise ClearheadError(
