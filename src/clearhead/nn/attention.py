@@ -9,15 +9,7 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.errors import ClearheadError, first_line
-from clearhead.nn.bases import (
-    Attend,
-    Epilogue,
-    Interface,
-    PositionTables,
-    Scores,
-    SingleMaps,
-    Softmax,
-)
+from clearhead.nn.bases import Attend, Interface, PositionTables, Scores, SingleMaps, Softmax
 from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.outputs import SkipInit
 from clearhead.nn.registry import REGISTRY
@@ -64,7 +56,7 @@ class Attention(nn.Module):
         self.attend: Attend = own.attend
         self.weights, self.as_softmax = own.weights, own.as_softmax
         self.shaping: SkipInit | None = chosen["shaping"].build(layer, heads)
-        self.epilogue: Epilogue | None = chosen["epilogue"].build(layer, heads)
+        self.epilogue = chosen["epilogue"].build(layer, heads)
         if self.shaping is not None or layer.query_range is not None:
             starting(self.q_proj, partial(fixed_normal, own=layer.query_range or 0.0))
         self.causal: bool = chosen["direction"].build()

@@ -137,10 +137,9 @@ def _chosen(names: str, *arguments: Any) -> str:
 def resolve(
     asked: Request, names: str = "", failure: Callable[[Any, Request], str | None] | None = None
 ) -> Choice:
-    """The first kernel that serves the request, of `names` if given.
+    """The first kernel that serves the request, of `names` if given; `failure` tests it on a GPU.
 
     For a kind other than PLAIN, names after the first that does not compute it are ignored.
-    `failure` tests a kernel on its GPU and returns its error.
     """
     order = [choose("attention kernel", one.strip(), KERNELS) for one in names.split(",") if one]
     refusals: dict[str, str] = {}
