@@ -39,7 +39,7 @@ class Measure:
 
     Attributes:
         value: None where it could not be measured, for the `reason`.
-        details: "reason", "interval" (low, high), "stderr", "items" (of which it is the mean),
+        details: "reason", "interval" (low, high), "stderr", "items" (the parts of the mean),
             "family" and "bits" of a scheme, "aside" of a number that tables leave out.
         draws: the measures of which it is the mean, by the seed of what was drawn.
     """
