@@ -10,7 +10,7 @@ from clearhead.eval.retrieval import AllocationTask, NeedlesTask, PasskeyTask, R
 from clearhead.eval.shots import ShotsTask
 from clearhead.measure.sweep import Task
 
-_CLASSES = (
+_CLASSES: tuple[type[Task], ...] = (
     *(PerplexityTask, PasskeyTask, NeedlesTask, RecallTask, HitsTask),
     *(AllocationTask, ShotsTask, MaskedTask, HarnessTask, HallucinationTask),
 )

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, variance
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clearhead.data import DataConfig, labelled
 from clearhead.data.config import Task
@@ -35,8 +35,10 @@ _read_once = lru_cache(maxsize=8)(labelled.read_rows)
 def labelled_rows(source: str, fields: Task, options: str) -> list[labelled.Row]:
     """Rows of a file, or of a data set, which is read once for all cells; `options` is the prefix
     of the options that name their fields."""
-    read = _read_once if source.startswith(HUB) else labelled.read_rows
-    return read(source, fields, cache=DataConfig().cache_folder, progress=say, options=options)
+    about: Any = {"cache": DataConfig().cache_folder, "progress": say, "options": options}
+    if source.startswith(HUB):
+        return _read_once(source, fields, **about)
+    return labelled.read_rows(source, fields, **about)
 
 
 class ShotsTask(ShotsOptions):
