@@ -223,7 +223,7 @@ def test_refusals_of_finetune(rows, tokenizer, tmp_path, capsys):
     for words, message in (
         ([model], "give --task, one of cola"),
         ([model, "--task", "colla"], "did you mean cola"),
-        ([model, "--task", "rte", "--train-file", "x"], "or both --train-file and"),
+        ([model, "--task", "rte", "--train-file", "x"], "or --train-file and"),
         ([model, *good[:4], "--text-field", "text"], "no field 'text'"),
         ([model, *good[:4], "--text-field", "revue"], "--text-field review"),
         ([model, *changed(good, "--validation-file", str(odd))], "label 'perhaps' is outside"),

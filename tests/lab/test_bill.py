@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from clearhead.cli.plan import Kind
 from clearhead.errors import ClearheadError
 from clearhead.lab.bill import GPUS, bill, device, record_memory, training_memory
-from clearhead.lab.run_setup import OBJECTIVES, objective_of
+from clearhead.lab.run_setup import new_model, objective_of
 from clearhead.lab.sweep_configs import PlanConfig
 from clearhead.models import plan, preset
 from clearhead.optim import build_optimizer
@@ -34,7 +34,7 @@ def _peak(config, train, checkpointing=False):
             yield from events(event.children)
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        model = OBJECTIVES[objective_of(config)](config).train()
+        model = new_model(config).train()
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         optimizer = build_optimizer(model, train)
@@ -106,16 +106,15 @@ def test_time_is_the_flops_over_the_rate_that_is_reached():
     assert [(each.device, each.number) for each in found.estimates] == [
         *(("cpu", 1), ("h100", 1), ("h100", 4))
     ]
-    assert one.total == pytest.approx(found.flops / (0.4 * 989e12))
-    assert four.total == pytest.approx(one.total / 4)
-    assert cpu.total == pytest.approx(found.flops / (0.4 * device("cpu")[0]))
-    assert one.step == pytest.approx(one.total / train.tokens * train.tokens_per_step)
+    assert one.seconds == pytest.approx(found.flops / (0.4 * 989e12))
+    assert four.seconds == pytest.approx(one.seconds / 4)
+    assert cpu.seconds == pytest.approx(found.flops / (0.4 * device("cpu")[0]))
     assert all(each.fits for each in found.estimates)
     for part in ("weights", "gradients", "optimizer"):
         assert found.memory[4][part] == found.memory[1][part] // 4
     assert found.memory[4]["activations"] == found.memory[1]["activations"]
     longer = bill(config, replace(train, checkpointing="blocks"), devices=["h100"])
-    assert longer.estimates[0].total == pytest.approx(4 / 3 * one.total)
+    assert longer.estimates[0].seconds == pytest.approx(4 / 3 * one.seconds)
 
 
 def test_gpus_share_the_rows_of_a_batch_as_processes_do():
@@ -124,7 +123,7 @@ def test_gpus_share_the_rows_of_a_batch_as_processes_do():
         for train in (replace(TRAIN, batch_size=2, accumulation=2), TRAIN)
     )
     assert halves.memory == whole.memory
-    assert halves.estimates[0].step == pytest.approx(whole.estimates[0].step)
+    assert halves.estimates[0].seconds == pytest.approx(whole.estimates[0].seconds)
 
 
 def test_what_cannot_be_planned_is_refused():

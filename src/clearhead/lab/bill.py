@@ -3,25 +3,39 @@
 import itertools
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rich.filesize import decimal
+from rich.table import Table
 
 from clearhead import ops
 from clearhead.data.config import SHARE
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, choose
 from clearhead.lab.run_setup import new_model
 from clearhead.lab.sweep_configs import PlanConfig
-from clearhead.models import ClearheadForMaskedLM, Plan, plan, preset
+from clearhead.models import (
+    BASELINE,
+    PRESETS,
+    ClearheadForMaskedLM,
+    Plan,
+    loading,
+    plan,
+    preset,
+    presets,
+)
 from clearhead.models.base_model import cache_of
 from clearhead.models.planning import counterpart, without_data
 from clearhead.optim import build_optimizer
+from clearhead.progress import in_words
 from clearhead.records.files import write_text
 from clearhead.records.jsonl import encode
 from clearhead.records.provenance import provenance
 from clearhead.records.runs import Line
+from clearhead.terminal import console, show
 from clearhead.train.config import TrainConfig
 from clearhead.train.parallel import dealt_among
 
@@ -47,13 +61,12 @@ GPUS = {
 
 
 class Estimate(NamedTuple):
-    """Seconds of a step and of the run on a number of devices; the peak of memory `fits` where a
-    tenth of each device's stays free."""
+    """Seconds of the run on a number of devices; the peak of memory `fits` where a tenth of each
+    device's stays free."""
 
     device: str
     number: int
-    step: float
-    total: float
+    seconds: float
     fits: bool
 
 
@@ -78,15 +91,9 @@ def device(name: str) -> tuple[float, float]:
 def bill(
     config: Any, train: TrainConfig, *, devices: Sequence[str], numbers: Sequence[int] = (1,)
 ) -> Bill:
-    """Estimate the costs of `train`: a step's time is its FLOPs over `EFFICIENCY` of the devices'
-    rate, and a third more where checkpointing computes the forward pass twice.
-
-    Args:
-        numbers: numbers of devices over which weights and optimizer are sharded; 1 for a CPU.
-
-    Raises:
-        ClearheadError: a number of devices that cannot share a step; and as `training_memory`.
-    """
+    """Estimate the costs of `train`: its time is its FLOPs over `EFFICIENCY` of the devices' rate,
+    and a third more where checkpointing computes the forward pass twice. Weights and optimizer are
+    sharded over each of the `numbers` of devices; a CPU is one."""
     counts = plan(config, length=train.sequence_length)
     memory = dict[int, Mapping[str, int]]()
     for number in numbers:
@@ -98,11 +105,97 @@ def bill(
     for name, number in itertools.product(devices, numbers):
         if name != "cpu" or number == 1:
             rate, room = device(name)
-            total = taken / (number * EFFICIENCY * rate)
-            step_seconds = total * train.tokens_per_step / train.tokens
             fits = memory[number]["peak"] < 0.9 * room
-            estimates.append(Estimate(name, number, step_seconds, total, fits))
+            estimates.append(Estimate(name, number, taken / (number * EFFICIENCY * rate), fits))
     return Bill(counts, memory, flops, estimates)
+
+
+def print_overview(size: str, changes: Mapping[str, Any]) -> None:
+    """A table of every preset at one size, and what each is."""
+    rows, refused = [], list[str]()
+    baseline = plan(preset(BASELINE, size, **changes)).parameters
+    for name in presets():
+        try:
+            counts = plan(preset(name, size, **changes))
+        except ClearheadError as error:
+            refused.append(str(error))
+            continue
+        more = f"{100 * (counts.parameters / baseline - 1):+.2f} %"
+        flops, cache = f"{counts.forward_flops / 1e6:,.1f}", f"{counts.cache_bytes:,.0f}"
+        rows.append((name, f"{counts.parameters:,}", more, flops, cache))
+    show(f"presets at size {size}{', changed' * bool(changes)}")
+    heads = ("preset", "parameters", "to baseline", "MFLOPs a\ntoken", "cache bytes\na token")
+    _print_table(heads, rows)
+    for name, summary in presets().items():
+        console().print(f"[bold]{name}[/bold]: {summary}")
+    for reason in refused:
+        console().print(reason, style="dim")
+
+
+def named_configs(asked: PlanConfig, train: TrainConfig) -> Iterator[tuple[str, Any]]:
+    """Name and configuration of each model; of a preset with room for the training's windows."""
+    for name in asked.models:
+        if name in PRESETS or not (Path(name).exists() or "/" in name):
+            base = preset(choose("preset or folder", name, PRESETS), asked.size, **asked.set)
+            room = max(base.max_position_embeddings, train.sequence_length)
+            keys = ", ".join(f"{key}={value}" for key, value in asked.set.items())
+            wide = {"max_position_embeddings": room} | asked.set
+            yield f"{name}, {keys or f'size {asked.size}'}", preset(name, asked.size, **wide)
+            continue
+        if asked.set or asked.size != PlanConfig.size:
+            raise ClearheadError(f"{name} is no preset: leave --size and --set out")
+        path, trust = loading.resolved(name), asked.trust_remote_code
+        with loading.explained(path):
+            loading.kind_of(path, trust_remote_code=trust)
+            yield name, loading.load_config(path, trust_remote_code=trust)
+
+
+def print_bill(
+    config: Any,
+    train: TrainConfig,
+    *,
+    devices: Sequence[str],
+    numbers: Sequence[int],
+    context: int | None,
+) -> None:
+    """Print a `bill`, and the cache of a text of `context` tokens."""
+    counts, memory, flops, estimates = bill(config, train, devices=devices, numbers=numbers)
+    read = plan(config, length=context)
+    show(
+        f"  {counts.parameters:,} parameters, {counts.non_embedding_parameters:,} without "
+        f"embeddings\n  {train.tokens:,} tokens in {train.steps:,} steps of {train.accumulation} x "
+        f"{train.batch_size} x {train.sequence_length}\n"
+        f"  {counts.forward_flops / 1e6:,.1f} MFLOPs a token forward; {flops:.3g} FLOPs in "
+        f"all, backward twice the forward\n  keys and values of {read.length:,} tokens: "
+        f"{decimal(int(read.cache_bytes * read.length))}\n"
+    )
+    how = f"{train.optimizer}, {'fp32' if train.precision == 'fp32' else 'bf16'}"
+    how += ", checkpointing" * (train.checkpointing == "blocks")
+    show(f"  memory of a device at the peak ({how})")
+    parts = [(part, *(decimal(one[part]) for one in memory.values())) for part in (*_PARTS, "peak")]
+    _print_table(("devices", *map(str, memory)), parts)
+    show(f"\n  time at {100 * EFFICIENCY:g} % of the dense bf16 rate")
+    times = [
+        (
+            f"{one.number} x {one.device}",
+            f"{train.tokens / one.seconds:,.0f}",
+            in_words(one.seconds),
+            "yes" if one.fits else "no",
+        )
+        for one in estimates
+    ]
+    _print_table(("devices", "tokens/s", "run", "fits"), times)
+    show("")
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table whose numbers are aligned on the right."""
+    table = Table(box=None, padding=(0, 0, 0, 2), header_style="bold")
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
 
 
 def training_memory(config: Any, train: TrainConfig, *, gpus: int = 1) -> Mapping[str, int]:
@@ -111,9 +204,6 @@ def training_memory(config: Any, train: TrainConfig, *, gpus: int = 1) -> Mappin
     The step is eager, on the CPU's kernels; `precision` "auto" counts as bf16. Each of several GPUs
     holds its share of weights, gradients and optimizer; a layer gathered whole while it runs is not
     counted. `config` is as in `plan`.
-
-    Raises:
-        ClearheadError: an optimizer that reads its tensors' values, such as Adafactor.
     """
     config = counterpart(config)
     with torch.device("meta"):
@@ -128,7 +218,7 @@ def training_memory(config: Any, train: TrainConfig, *, gpus: int = 1) -> Mappin
         reason = str(error).split("\n", 1)[0]
         raise ClearheadError(
             f"the memory of a step with {train.optimizer} cannot be planned: its step fails on "
-            f"tensors without data ({reason}); measure a step instead"
+            f"tensors without data ({reason})"
         ) from error
     parts = {
         part: sum(held.get(kind, 0) for kind in kinds) // (1 if part == "activations" else gpus)
@@ -182,9 +272,6 @@ def record_memory(config: PlanConfig, **_: object) -> list[Line]:
       training step of one text (`training_memory`).
     - `cached_key_bytes`, `cached_bytes`: a token's keys, and its keys and values, at two bytes a
       number, as the model's own forward pass caches them.
-
-    Raises:
-        ClearheadError: for a model that is no preset, or that cannot be counted.
     """
     lines: list[Line] = []
     train = TrainConfig(batch_size=1, precision="bf16")

@@ -1,5 +1,4 @@
-"""Configurations of jobs, for commands and experiments; torch is imported only to check the models
-of a comparison."""
+"""Configurations of jobs; torch is imported only to check the models of a comparison."""
 
 import hashlib
 import itertools
@@ -23,16 +22,13 @@ from clearhead.ranges import Count, Natural, check, check_distinct
 from clearhead.records.identity import canonical, digest_of
 from clearhead.train.config import FinetuneConfig, Tracker, TrainConfig
 
-RECORDS = "records.jsonl"
-"""In the output folder of a comparison or a fine-tuning."""
-
-
+RECORDS = "records.jsonl"  # in the output folder of a comparison or a fine-tuning
 Base = Annotated[Model | None, tyro.conf.arg(name="from")]
 BETWEEN = " · "
 TRAIN = "train."
-# Settings that may vary: one process trains an arm, and --seeds has the seeds.
-_SETTINGS = {TRAIN + one.name for one in fields(TrainConfig)}
-_SETTINGS -= {f"{TRAIN}{name}" for name in ("parallel", "timeout", "seed")}
+# Settings that do not vary: one process trains an arm, and --seeds has the seeds.
+_FIXED = ("parallel", "timeout", "seed")
+_SETTINGS = {TRAIN + one.name for one in fields(TrainConfig) if one.name not in _FIXED}
 _Fixed = tyro.conf.Suppress[tyro.conf.Fixed[Any]]  # no option sets it
 
 
@@ -89,10 +85,7 @@ class Arm:
 
     @property
     def folder(self) -> str:
-        """The name as a file's: softmax1+orthoadam; with a digest where it is not the whole name.
-
-        No other name has the same.
-        """
+        """The name as a file's: softmax1+orthoadam; with a digest where characters were lost."""
         plain = self.name.replace(BETWEEN, "+").replace(" ", "=")
         safe = re.sub(r"[^A-Za-z0-9._+=-]", "-", plain)[:100]
         if safe == plain:
@@ -149,11 +142,7 @@ class CompareConfig(OpensModels):
 
     @cached_property
     def arms(self) -> tuple[Arm, ...]:
-        """Every preset with every combination of the values in `vary`, presets first.
-
-        Raises:
-            ClearheadError: for an unknown or impossible setting of the training.
-        """
+        """Every preset with every combination of the values in `vary`, presets first."""
         for key in self.vary:
             if key.startswith(TRAIN):
                 choose("key to vary", key, _SETTINGS)
@@ -178,44 +167,23 @@ class CompareConfig(OpensModels):
     @cached_property
     def models(self) -> dict[str, Any]:
         """{name of an arm: its model's configuration}; for an arm that starts from a trained model,
-        whose sizes stay, only the changes.
-
-        Raises:
-            ClearheadError: for an unknown key, an impossible value or arm, and two equal arms.
-        """
-        from transformers import PreTrainedConfig
-
-        from clearhead.models import ClearheadConfig, preset
+        whose sizes stay, only the changes."""
+        from clearhead.models import preset
         from clearhead.models.starts import target
 
-        keys = [key for key in ClearheadConfig.settings() if key not in vars(PreTrainedConfig)]
-        models, names = dict[str, Any](), dict[str, str]()
+        models = dict[str, Any]()
         for arm in self.arms:
-            for key in arm.model:
-                if key in arm.changes:
-                    choose("key to vary", key, [*_SETTINGS, *keys])
-                choose("key of the configuration", key, keys)
             try:
                 if self.base is not None:
-                    model = settings = target(arm.preset, arm.model)
+                    models[arm.name] = target(arm.preset, arm.model)
                 else:
-                    model = preset(arm.preset, self.size, **arm.model)
-                    settings = model.to_dict()
+                    models[arm.name] = preset(arm.preset, self.size, **arm.model)
             except ClearheadError as error:
-                words = f"{arm.name}: {error}" if arm.changes else str(error)
-                raise ClearheadError(words) from error
-            models[arm.name] = model
-            same = f"{json.dumps(settings, sort_keys=True, default=str)} {arm.train}"
-            if same in names:
-                raise ClearheadError(
-                    f"{names[same]!r} and {arm.name!r} are the same model in the same training: "
-                    "leave one of their presets or values out"
-                )
-            names[same] = arm.name
+                raise ClearheadError(f"{arm.name}: {error}") from error
         return models
 
     def check(self) -> None:
-        """Refuse settings that cannot work, and models that are unknown, impossible or equal.
+        """Refuse settings that cannot work, and models that are unknown or impossible.
 
         Not done at construction: an experiment makes hundreds by changing one, and runs few.
         """
@@ -224,10 +192,7 @@ class CompareConfig(OpensModels):
         for arm in self.arms:
             milestone_steps(self.measure_every, arm.train)
         if self.models and self.objective == "mlm" and self.measure_every:
-            raise ClearheadError(
-                "measure_every measures the loss of the next token, and these presets predict "
-                "hidden ones: leave it out"
-            )
+            raise ClearheadError("measure_every is not for presets that predict hidden tokens")
 
     @cached_property
     def objective(self) -> str:
@@ -238,9 +203,9 @@ class CompareConfig(OpensModels):
             return "next-token"
         learnt = {objective_of(model): name for name, model in self.models.items()}
         if len(learnt) > 1:
+            one, other = learnt["mlm"], learnt["next-token"]
             raise ClearheadError(
-                f"{learnt['mlm']} predicts hidden tokens and {learnt['next-token']} the next, and "
-                "the two losses do not compare: give presets of one direction"
+                f"{one} predicts hidden tokens and {other} the next: their losses do not compare"
             )
         return next(iter(learnt))
 
@@ -251,15 +216,14 @@ class CompareConfig(OpensModels):
 
 
 def milestone_steps(every: float, settings: TrainConfig) -> int:
-    """Steps between measurements, or 0 for none, from a number of steps or a fraction of all;
-    raises a ClearheadError for a number that is neither, and for steps that are not logged."""
+    """Steps between measurements, or 0 for none, from a number of steps or a fraction of all."""
     logged = settings.log_every
     if 0 <= every < 1:
         return math.ceil(every * settings.steps / logged) * logged
     if not (math.isfinite(every) and every > 0 and every % logged == 0):
         raise ClearheadError(
-            f"measure_every is {every:g}: give a fraction of all steps below 1, a whole number of "
-            f"steps that is a multiple of train.log_every, {logged}, or 0"
+            f"measure_every is {every:g}: give a fraction of all steps below 1, or a whole number "
+            f"of steps that is a multiple of train.log_every, {logged}"
         )
     return int(every)
 
@@ -304,8 +268,7 @@ class FinetuneJob(OpensModels):
         files = self.train_file, self.validation_file
         if not (all(files) or (self.task is not None and not any(files))):
             raise ClearheadError(
-                f"give --task, one of {', '.join(TASKS)}; or both --train-file and "
-                "--validation-file, alone or beside it"
+                f"give --task, one of {', '.join(TASKS)}; or --train-file and --validation-file"
             )
 
     def resolved(self) -> Task:
@@ -335,11 +298,9 @@ class Job:
     name: str
     """Name of the job and of its log: sweeps/6-layers/sas-8e-3."""
     config: Any
-    """The configuration of a verb."""
     records: Path
     """The records that it writes; of a conversion the record in its folder."""
     arm: str = ""
-    """The arm of these records, and below their label."""
     label: str = ""
     seed: int = 0
     model: Path | None = None

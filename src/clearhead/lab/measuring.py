@@ -1,7 +1,7 @@
 """Evaluation, diagnosis and simulated quantisation of models, as records."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, check_names, parted
 from clearhead.lab.run_setup import fitted, load_model, new_model, own_text, run_of, text_of
 from clearhead.lab.sweep_configs import FRESH, DiagnoseConfig, QuantizeConfig, short_names
-from clearhead.measure.sweep import Portion, Subject, Task, Texts, sweep
+from clearhead.measure.sweep import Portion, Subject, Texts, sweep
 from clearhead.models import SCALINGS, with_rope_scaling
 from clearhead.models.catalogue import preset
 from clearhead.models.conversion import refuse_quantised
@@ -34,44 +34,24 @@ ALL = "all"
 LENGTH = 512  # of a diagnosis
 MASKED, HARNESS = "masked", "lm_eval"
 
-Loaded = tuple[Line, Sequence[tuple[Line, Subject]], Mapping[str, Task], str]
-"""Of a `Portion`: header, subjects, tasks, and advice when memory runs out."""
-Load = Callable[[str, str], Loaded]
+Load = Callable[[str, str], Portion]
 """Loads a model by its source, and its name in records."""
 
 
 def measure(
     config: Any, *, work: Work | None = None, told: Callable[[list[Line]], object] | None = None
 ) -> list[Line]:
-    """Evaluate, diagnose or quantise the models of a configuration; return the records.
-
-    Args:
-        config: an EvaluateConfig, DiagnoseConfig or QuantizeConfig; its file gets the records too.
-        told: as in `sweep`.
-
-    Raises:
-        ClearheadError: for a model, a text or options that do not work; a perplexity in full
-            precision that cannot be measured.
-    """
+    """Evaluate, diagnose or quantise the models of an EvaluateConfig, DiagnoseConfig or
+    QuantizeConfig; return the records, which its file gets too. `told` is as in `sweep`."""
     if isinstance(config, DiagnoseConfig):
         study, load = DIAGNOSIS, _diagnosis(config)
     elif isinstance(config, QuantizeConfig):
         study, load = QUANTIZATION, _quantization(config)
     else:
         study, load = COMPARISON, _evaluation(config)
-
-    def portion(source: str, name: str) -> Portion:
-        header, subjects, tasks, less = load(source, name)
-        return Portion(header=header, subjects=subjects, tasks=tasks, seeds=config.seeds, less=less)
-
     named = zip(config.models, short_names(config.models), strict=True)
-    portions = [partial(portion, *one) for one in named]
+    portions = [partial(load, *one) for one in named]
     return sweep(portions, records=config.records, study=study, work=work, told=told)
-
-
-def _subject(config: Any, model: Any, tokenizer: Any, texts: Texts, **sizes: Any) -> Subject:
-    first = config.seeds[0]
-    return Subject(model=model, tokenizer=tokenizer, texts=texts, seed=first, **sizes)
 
 
 def _quantization(config: QuantizeConfig) -> Load:
@@ -80,14 +60,21 @@ def _quantization(config: QuantizeConfig) -> Load:
     data = text_of(config.data, config.models)
     check_models(config)
 
-    def load(source: str, name: str) -> Loaded:
+    def load(source: str, name: str) -> Portion:
         model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
         # What transformers warns of from here on, as of attention out of reach, is a result.
         logging.set_verbosity_error()
         texts = Texts(lambda: prepare(data, tokenizer=tokenizer, progress=say), ("validation",))
         # In batches of one window: a scale of a batch would be no one text's.
-        sizes = {"lengths": (config.length,), "batch_tokens": config.length}
-        subject = _subject(config, model, tokenizer, texts, tokens=config.tokens, **sizes)
+        subject = Subject(
+            model=model,
+            tokenizer=tokenizer,
+            texts=texts,
+            seed=config.seeds[0],
+            lengths=(config.length,),
+            tokens=config.tokens,
+            batch_tokens=config.length,
+        )
         layers, read = linear_layers(model), task.texts(subject)
         weights = {one.get_parameter("weight") for one in layers.values()}  # shared ones once
         found = len(read.calibration)
@@ -103,8 +90,9 @@ def _quantization(config: QuantizeConfig) -> Load:
             "tokens": sum(map(len, read.windows)),
             "calibration": f"{found} windows of the training split" if found else None,
         }
+        parts: Any = {"subjects": [({}, subject)], "tasks": {"quantization": task}}
         less = f"give a smaller --length than {config.length}"
-        return header, [({}, subject)], {"quantization": task}, less
+        return Portion(header=header, seeds=config.seeds, less=less, **parts)
 
     return load
 
@@ -150,15 +138,21 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
         model, tokenizer = load_model(source, kinds, trust_remote_code=trust)
         return model, own_text(data, tokenizer)
 
-    def load(source: str, name: str) -> Loaded:
+    def load(source: str, name: str) -> Portion:
         with within_memory(LESS_MEMORY):
             model, corpus = opened(source)
         limits = longest_text(model), getattr(model.config, "max_position_embeddings", None)
         length = config.length or min(LENGTH, next(filter(None, limits), LENGTH))
         task = DiagnosisTask(length=length, windows=config.windows, at=config.at)
-        texts = Texts(lambda: corpus, ("validation",))
-        sizes = {"tokens": length * config.windows, "batch_tokens": config.batch_tokens}
-        subject = _subject(config, model, corpus.tokenizer, texts, lengths=(length,), **sizes)
+        subject = Subject(
+            model=model,
+            tokenizer=corpus.tokenizer,
+            texts=Texts(lambda: corpus, ("validation",)),
+            seed=config.seeds[0],
+            lengths=(length,),
+            tokens=length * config.windows,
+            batch_tokens=config.batch_tokens,
+        )
         windows = len(task.texts(subject))
         say(f"{name}: {windows} windows")
         header = {
@@ -171,7 +165,8 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
             "length": length,
             "batch_size": max(1, config.batch_tokens // length),
         }
-        return header, [({}, subject)], {"diagnosis": task}, LESS_MEMORY
+        parts: Any = {"subjects": [({}, subject)], "tasks": {"diagnosis": task}}
+        return Portion(header=header, seeds=config.seeds, less=LESS_MEMORY, **parts)
 
     return load
 
@@ -194,7 +189,7 @@ def _evaluation(config: Any) -> Load:
     headers = {source: _header(config, resolved(source)) for source in config.models}
     alike = len({header["run"] for header in headers.values()}) < len(headers)
 
-    def load(source: str, name: str) -> Loaded:
+    def load(source: str, name: str) -> Portion:
         header = headers[source]
         if alike:
             header["run"] = header["preset"] = name
@@ -203,7 +198,7 @@ def _evaluation(config: Any) -> Load:
         masked = "MaskedLM" in type(model).__name__
         names = named or [MASKED if masked else "perplexity"]
         if misfits := [task for task in names if (task == MASKED) != masked]:
-            does = "hidden tokens: its task is masked" if masked else "the next token: leave it out"
+            does = "hidden tokens: its task is masked" if masked else "the next token"
             raise ClearheadError(f"{misfits[0]} is not for {source}, which predicts {does}")
         tasks = {task: TASKS[task](**vars(getattr(config, task))) for task in names}
         trained = getattr(model.config, "max_position_embeddings", None)
@@ -213,25 +208,30 @@ def _evaluation(config: Any) -> Load:
         elif trained is not None:
             lengths = lengths or tuple(multiple * trained for multiple in (1, 2, 4, 8))
         elif not lengths:
-            raise ClearheadError(
-                f"{type(model).__name__} does not say for which length it was trained: give "
-                "--lengths"
-            )
+            raise ClearheadError(f"{name} does not say its training length: give --lengths")
 
         def text() -> Corpus:
             read = text_of(config.data, config.models)
             return prepare(read, tokenizer=tokenizer, progress=say)
 
-        texts = Texts(text, ("train",) * (config.split == "all") + ("validation",))
-        sizes = {"tokens": config.tokens, "batch_tokens": config.batch_tokens}
-        subject = _subject(config, model, tokenizer, texts, lengths=lengths, **sizes)
+        subject = Subject(
+            model=model,
+            tokenizer=tokenizer,
+            texts=Texts(text, ("train",) * (config.split == "all") + ("validation",)),
+            seed=config.seeds[0],
+            lengths=lengths,
+            tokens=config.tokens,
+            batch_tokens=config.batch_tokens,
+        )
         header |= {"weights": subject.weights}  # those of a scaled variant differ
         header |= {"model": {"from": source, **model.config.to_diff_dict()}}
         subjects = [({"scaling": "none", "factor": None}, subject)] * ("none" in kinds)
         for kind, factor in itertools.product(scaled, factors):
             changed = replace(subject, model=with_rope_scaling(model, kind, factor=factor))
             subjects.append(({"scaling": kind, "factor": factor}, changed))
-        return header, subjects, tasks, "give shorter --lengths or a smaller --batch-tokens"
+        parts: Any = {"subjects": subjects, "tasks": tasks, "seeds": config.seeds}
+        less = "give shorter --lengths or a smaller --batch-tokens"
+        return Portion(header=header, less=less, **parts)
 
     return load
 

@@ -1,7 +1,9 @@
-"""Models and batches of runs, from the names of presets and checkpoints and from a corpus."""
+"""Models, texts and batches of runs, from presets or from trained models."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +12,43 @@ from clearhead.data.config import SHARE
 from clearhead.data.tokenizer import vocabulary_size, yielded
 from clearhead.errors import ClearheadError
 from clearhead.lab.sweep_configs import OWN
+from clearhead.measure.sweep import parameters_digest
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
+from clearhead.models.conversion import imported, require_convertible
+from clearhead.models.families import FAMILIES
+from clearhead.models.families.family import dropouts, filled, words_of
 from clearhead.models.inspection import longest_text
 from clearhead.models.loading import best_device, load
+from clearhead.models.starts import Start, started, target
+from clearhead.nn.null_keys import AT_REST, Sink
+from clearhead.optim.groups import matched
 from clearhead.terminal import say
 from clearhead.train import TrainConfig
 from clearhead.train.run_dir import RUN_FILE, read_record
 
-# Objective → the model class that learns it.
-OBJECTIVES = {cls.objective: cls for cls in (ClearheadForCausalLM, ClearheadForMaskedLM)}
+
+def objective_of(config: ClearheadConfig) -> str:
+    """The objective of a model: hidden tokens if it is bidirectional, else the next token."""
+    return "mlm" if config.direction == "bidirectional" else "next-token"
+
+
+def new_model(config: ClearheadConfig) -> Any:
+    """A model with fresh weights, of the class that learns its objective."""
+    masked = objective_of(config) == "mlm"
+    return (ClearheadForMaskedLM if masked else ClearheadForCausalLM)(config)
 
 
 def fitted(
     name: str, size: str, corpus: Corpus, settings: TrainConfig, **changes: Any
 ) -> ClearheadConfig:
     """The preset with the corpus's vocabulary and special tokens, and room for its windows; the
-    user's own `changes` win. Raises as `preset`, and for a vocab_size that leaves out ids."""
+    user's own `changes` win, but a vocab_size that leaves out ids."""
     base = preset(name, size, **changes)
-    if base.vocab_size < corpus.vocabulary_size and "vocab_size" in changes:
-        raise ClearheadError(
-            f"vocab_size is {base.vocab_size}, and the tokenizer has {corpus.vocabulary_size} ids: "
-            "leave it out, or give another --data.vocabulary or --data.tokenizer"
-        )
+    ids = corpus.vocabulary_size
+    if "vocab_size" in changes and base.vocab_size < ids:
+        raise ClearheadError(f"vocab_size is {base.vocab_size}, and the tokenizer has {ids} ids")
     room = max(base.max_position_embeddings, settings.sequence_length)
-    keys = {"vocab_size": corpus.vocabulary_size, "max_position_embeddings": room}
+    keys = {"vocab_size": ids, "max_position_embeddings": room}
     for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
         keys[token] = getattr(corpus.tokenizer, token)
     return preset(name, size, **{**keys, **changes})
@@ -46,28 +61,20 @@ def check_length(model: Any, name: str, length: int, option: str = "sequence-len
         limit = model.base_model.position.longest()
         limit = limit and limit - model.base_model.prefix_length
     if limit is not None and length > limit:
-        more = ", or raise max_position_embeddings" * ours
         raise ClearheadError(
-            f"windows of {length} tokens are more than the {limit} positions of {name}: "
-            f"give --train.{option} {limit}{more}"
+            f"windows of {length} tokens are more than the {limit} positions of {name}: give "
+            f"--train.{option} {limit}" + ", or raise max_position_embeddings" * ours
         )
 
 
 def batches(
     corpus: Corpus, settings: TrainConfig, output: Path, *, masked: bool = False
 ) -> Batches | MaskedBatches:
-    """The training batches that the settings ask for, in the order of a run in `output`.
-
-    Args:
-        masked: hide a share of the tokens; `corpus` then has a mask token
-            (`clearhead.data.with_mask_token`).
-    """
+    """The training batches, in the order of a run in `output`; `masked` hides a share of the tokens
+    of a corpus with a mask token."""
     begin = corpus.tokenizer.bos_token_id if settings.begin_windows else None
     if settings.begin_windows and begin is None:
-        raise ClearheadError(
-            "begin_windows needs a begin token, which this tokenizer lacks: leave it out, or "
-            "choose another --data.tokenizer"
-        )
+        raise ClearheadError("begin_windows needs a begin token, which this tokenizer lacks")
     names = ("sequence_length", "batch_size", "seed", "accumulation", "document_masks")
     options: Any = {name: getattr(settings, name) for name in names}
     plain = Batches(corpus, begin=begin, began=data_of(output), **options)
@@ -77,11 +84,6 @@ def batches(
 def data_of(output: Path) -> str | None:
     """The fingerprint of the batches of the run in a folder; None where there is no run."""
     return read_record(output).get("data") if (output / RUN_FILE).exists() else None
-
-
-def objective_of(config: ClearheadConfig) -> str:
-    """The objective of a model: hidden tokens if it is bidirectional, else the next token."""
-    return "mlm" if config.direction == "bidirectional" else "next-token"
 
 
 def own_text(data: DataConfig, tokenizer: Any, began: str | None = None) -> Corpus:
@@ -97,11 +99,8 @@ def run_of(model: str) -> dict[str, Any]:
 
 
 def text_of(data: DataConfig, models: Sequence[str]) -> DataConfig:
-    """The text that `data` names; if it names none, that of the runs that trained the models.
-
-    Raises:
-        ClearheadError: runs of different texts.
-    """
+    """The text that `data` names; if it names none, that of the runs that trained the models, which
+    must be the same."""
     if data.data != OWN:
         return data
     texts: dict[DataConfig, str] = {}
@@ -116,16 +115,8 @@ def text_of(data: DataConfig, models: Sequence[str]) -> DataConfig:
             texts.setdefault(replace(data, data=tuple(words), **known), model)
     if len(texts) > 1:
         named = "; ".join(f"{model}: {', '.join(text.data)}" for text, model in texts.items())
-        raise ClearheadError(
-            f"these models were trained on different texts ({named}): give --data.data, the text "
-            "on which all are measured"
-        )
+        raise ClearheadError(f"models trained on different texts ({named}): give --data.data")
     return next(iter(texts), replace(data, data=DataConfig.data))
-
-
-def new_model(config: ClearheadConfig) -> Any:
-    """A model with fresh weights, of the class that learns its objective."""
-    return OBJECTIVES[objective_of(config)](config)
 
 
 def refuse_tokenizer(data: DataConfig) -> None:
@@ -144,10 +135,8 @@ def load_model(
 
 
 def require_own_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
-    """Raise a ClearheadError if a text could contain tokens for which the model has no embedding.
-
-    Tokens that no text contains, such as a padding token, may lie beyond the embeddings.
-    """
+    """Raise a ClearheadError if a text could contain tokens for which the model has no embedding;
+    tokens that no text contains, such as a padding token, may lie beyond the embeddings."""
     entries = model.get_input_embeddings().num_embeddings
     if vocabulary_size(tokenizer) <= entries:
         return
@@ -155,6 +144,70 @@ def require_own_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
     if max(ids) >= entries:
         raise ClearheadError(
             f"the tokenizer of {name} reads texts into ids up to {max(ids)}, beyond the {entries} "
-            "embeddings of its model: restore the one it was trained with, or give the model rows "
-            "by resize_token_embeddings"
+            "embeddings of its model: restore the one it was trained with"
         )
+
+
+@dataclass(frozen=True)
+class Base:
+    """A trained causal model of any library to start from, and text of its own tokenizer for
+    windows of one length."""
+
+    name: str
+    model: Any
+    corpus: Corpus
+    length: int
+
+    def start(self, preset: str | None, settings: Mapping[str, Any]) -> Start:
+        """A copy with the mechanisms of a preset and of further settings; in the model's own class
+        where they change nothing."""
+        changes = target(preset, settings)
+        if not changes:
+            return Start(copy.deepcopy(self.model), (), ())
+        start = started(imported(self.model), changes)
+        check_length(start.model, f"{self.name} beside learned keys", self.length)
+        return start
+
+    @cached_property
+    def origin(self) -> dict[str, str]:
+        """The model's name and a hash of its weights, for records."""
+        return {"name": self.name, "parameters": parameters_digest(self.model)}
+
+
+def open_base(
+    name: str,
+    data: DataConfig,
+    length: int,
+    *,
+    trust_remote_code: bool,
+    began: str | None = None,
+    alike: bool = False,
+) -> Base:
+    """Open a model, in float32, for training in windows of `length`, and prepare its text.
+    `alike` leaves out the dropout of its own class, which is lost with other mechanisms."""
+    refuse_tokenizer(data)
+    require_convertible(name, trust_remote_code=trust_remote_code)
+    model, tokenizer = load(name, trust_remote_code=trust_remote_code)
+    check_length(model, name, length)
+    require_own_tokenizer(name, model, tokenizer)
+    corpus = own_text(data, tokenizer, began)
+    shares = dropouts(model.config) if alike and type(model).__name__ in FAMILIES else {}
+    if shares:
+        say(f"{words_of(shares)}: left out of every arm, since a converted model has no dropout")
+        config = copy.deepcopy(model.config)
+        for key in shares:
+            setattr(config, key, 0.0)
+        model = filled(type(model), config, model.state_dict(), model)
+    return Base(name, model.float(), corpus, length)
+
+
+def resting_sinks(model: Any, config: TrainConfig) -> str:
+    """A warning with its remedy for sinks to be trained that no gradient reaches; "" for none."""
+    rests = [
+        module.rests
+        for name, module in model.named_modules()
+        if isinstance(module, Sink)
+        and (not config.only or matched(f"{name}.logit", config.only))
+        and not matched(f"{name}.logit", config.freeze)
+    ]
+    return f"{AT_REST}: give --set annealed_start=true" if rests and all(rests) else ""

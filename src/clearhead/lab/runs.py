@@ -6,7 +6,6 @@ OUTPUT/records.jsonl    the records, to which each run is appended as soon as it
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from clearhead.lab.configs import RECORDS
 from clearhead.progress import Work
@@ -16,15 +15,13 @@ from clearhead.terminal import say
 from clearhead.train.run_dir import holds_run, is_finished
 
 
-class Trial(Protocol):
-    """A configuration with a seed, and its displayed name."""
+class Trial:
+    """A configuration with a seed."""
 
     called: str
     folder: Path
-    header: Line
-    """The run's line in the records, to which `rows` may add."""
-    cell: str
-    """Identifies the result among those of the run."""
+    header: Line  # the run's line in the records, to which `rows` may add
+    cell: str  # identifies the result among those of the run
 
     def check(self, known: Mapping[str, Line]) -> None:
         """Refuse what would fail only hours later, and settings that differ from those of the runs
@@ -32,6 +29,7 @@ class Trial(Protocol):
 
     def rows(self, work: Work) -> Iterable[Line]:
         """Train the model, or go on where it stopped, and measure it."""
+        raise NotImplementedError
 
 
 def run_missing(trials: Sequence[Trial], output: Path, task: str, work: Work) -> Records:

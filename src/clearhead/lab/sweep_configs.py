@@ -157,7 +157,7 @@ class QuantizeConfig(SweepConfig):
         super().__post_init__()
         if self.tokens < self.length:
             raise ClearheadError(
-                f"tokens is {self.tokens}: give one window, {self.length}, or more"
+                f"tokens is {self.tokens}: give {self.length}, one window, or more"
             )
 
 
@@ -210,23 +210,16 @@ class ConvertConfig(OpensModels):
     """Number of windows to calibrate on, and of windows to measure on."""
 
     def __post_init__(self) -> None:
-        if len(presets := [word for word in self.to if "=" not in word]) > 1:
-            raise ClearheadError(
-                f"--to has the presets {' and '.join(presets)}: give one, and axes"
-            )
+        if sum("=" not in word for word in self.to) > 1:
+            raise ClearheadError("--to takes one preset, and axes")
         if self.prefix == AUTO and self.calibrate is None:
             raise ClearheadError("--prefix auto is searched for on a text: give --calibrate TEXT")
         if self.learn_rotation and "residual" not in self.rotate:
-            raise ClearheadError("--learn-rotation would have no effect without --rotate residual")
+            raise ClearheadError("--learn-rotation has no effect without --rotate residual")
         if not self.changes and (idle := self.given("calibrate", "sink_logit", "text")):
-            raise ClearheadError(
-                f"{idle[0]} would have no effect without --to, --prefix, --rotate or --equalise"
-            )
+            raise ClearheadError(f"{idle[0]} has no effect without --to, --prefix or --rotate")
         if self.changes and self.purpose:
-            raise ClearheadError(
-                "--for is a step of its own: convert without it first, then the result with "
-                f"--for {self.purpose}"
-            )
+            raise ClearheadError("--for is a step of its own: convert without it first")
 
     @property
     def preset(self) -> str | None:
@@ -234,23 +227,14 @@ class ConvertConfig(OpensModels):
         return next((word for word in self.to if "=" not in word), None)
 
     def settings(self) -> dict[str, Any]:
-        """The axes that change: those of KEY=VALUE words, and the one of a rotation.
-
-        Raises:
-            ClearheadError: for words of another form.
-        """
+        """The axes that change: those of KEY=VALUE words, and the one of a rotation."""
         rotation = ["mlp_rotation=hadamard"] if "down" in self.rotate else []
         return overrides([*(word for word in self.to if "=" in word), *rotation])
 
     @property
     def basis(self) -> list[Any]:
-        """The parts of `rotate` that are merged into the weights."""
+        """The parts of `rotate` that are merged into the weights, by random rotations."""
         return [part for part in self.rotate if part != "down"]
-
-    @property
-    def is_drawn(self) -> bool:
-        """True if the conversion draws random rotations."""
-        return bool({"residual", "values"} & {*self.rotate})
 
     @property
     def changes(self) -> bool:
@@ -276,11 +260,7 @@ class PlanConfig(OpensModels):
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """Short and different: the run's folder rather than its "final".
-
-    Raises:
-        ClearheadError: where one model is given twice.
-    """
+    """Short and different: the run's folder rather than its "final"."""
     short = []
     for source in sources:
         path = Path(source.removeprefix(FRESH))
@@ -288,8 +268,4 @@ def short_names(sources: Sequence[str]) -> list[str]:
             path = path.resolve()
         path = path.parent if path.name == "final" and path.parent.name else path
         short.append(FRESH * source.startswith(FRESH) + path.name)
-    if len(set(short)) == len(short):
-        return short
-    if len(set(sources)) == len(sources):
-        return list(sources)
-    raise ClearheadError(f"{sources[0]!r} twice: give two models, or one")
+    return short if len(set(short)) == len(short) else list(sources)

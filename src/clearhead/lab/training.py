@@ -1,6 +1,6 @@
 """One training run, from a preset or from a trained model."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +9,19 @@ import torch
 from clearhead.data import prepare, with_mask_token
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
-from clearhead.lab.bases import open_base, resting_sinks
+from clearhead.lab import run_setup
 from clearhead.lab.configs import TrainJob
-from clearhead.lab.run_setup import batches, check_length, data_of, fitted, new_model, objective_of
 from clearhead.models import BASELINE, preset
 from clearhead.models.inspection import parameter_count
 from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.models.loading import best_device
 from clearhead.models.starts import check_baseline
 from clearhead.optim import learning_rate
-from clearhead.records.identity import canonical, restored
+from clearhead.records.identity import canonical, differences, restored
 from clearhead.records.lock import hold_folder
 from clearhead.terminal import say
 from clearhead.train import Progress, TrainResult, checkpoint, make_trackers, train
-from clearhead.train.run_dir import read_record, require_no_run, require_run
+from clearhead.train.run_dir import FREE_KEYS, read_record, require_no_run, require_run
 from clearhead.train.world import World, joined
 
 _OF_THE_RUN = ("output", "train", "resume")  # of a job: not among the settings that a run keeps
@@ -30,12 +29,7 @@ _OF_THE_RUN = ("output", "train", "resume")  # of a job: not among the settings 
 
 def run_training(job: TrainJob) -> TrainResult:
     """Train the model of a job, or go on with the run in its output folder where `job.resume` names
-    it; OUTPUT/final is then a plain Hugging Face checkpoint.
-
-    Raises:
-        ClearheadError: as `clearhead.train.train`; for a preset, a model to start from or a text
-            that do not work.
-    """
+    it; OUTPUT/final is then a plain Hugging Face checkpoint."""
     with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
         return _run(job, world)
 
@@ -43,16 +37,25 @@ def run_training(job: TrainJob) -> TrainResult:
 def _run(job: TrainJob, world: World) -> TrainResult:
     resume = job.resume is not None
     resumes = resume or world.restarted()  # in which all processes take part
-    world.by_first(lambda: _check_folder(job.output, resumes))
-    name, began = job.preset or BASELINE, data_of(job.output) if resume else None
+
+    def check_folder() -> None:
+        """Refuse a folder in use, and for a new run one with runs, before any text is read."""
+        with hold_folder(job.output):
+            if not resumes:
+                require_no_run(job.output)
+                if any(job.output.glob("*seed*/run.json")):
+                    raise ClearheadError(f"{job.output} holds the runs of another verb")
+
+    world.by_first(check_folder)
+    began = run_setup.data_of(job.output) if resume else None
     start: dict[str, Any] = {"preset": job.preset, "from": None}
     if job.base is None:
-        model, corpus = world.in_turn(lambda: _new(job, name, began))
-        start = {"preset": name, "from": None, "size": job.size}
+        start |= {"preset": job.preset or BASELINE, "size": job.size}
+        model, corpus = world.in_turn(lambda: _new(job, start["preset"], began))
     else:
         named: Any = (job.base, job.data, job.train.sequence_length)
-        trust = job.trust_remote_code
-        base = world.in_turn(lambda: open_base(*named, trust_remote_code=trust, began=began))
+        options: Any = {"trust_remote_code": job.trust_remote_code, "began": began}
+        base = world.in_turn(lambda: run_setup.open_base(*named, **options))
         corpus, start["from"] = base.corpus, base.origin
         if isinstance(base.model, ClearheadForCausalLM):
             check_baseline(job.preset, job.set, base.model.config)
@@ -69,7 +72,7 @@ def _run(job: TrainJob, world: World) -> TrainResult:
                     f"{job.base} has other weights than the run in {job.output} started from "
                     f"({first.get('name')}): restore them, or start another run"
                 )
-        elif remark := resting_sinks(model, job.train):
+        elif remark := run_setup.resting_sinks(model, job.train):
             say(remark)
     say(f"{job.preset or job.base or BASELINE}: {parameter_count(model):,} parameters")
     planned = job.train.schedule_tokens
@@ -82,7 +85,7 @@ def _run(job: TrainJob, world: World) -> TrainResult:
     torch.manual_seed(job.train.seed)
     masked = getattr(model, "objective", "") == "mlm"
     with world.together():
-        read = batches(corpus, job.train, job.output, masked=masked)
+        read = run_setup.batches(corpus, job.train, job.output, masked=masked)
     return train(
         model.to(best_device()),
         read,
@@ -101,16 +104,17 @@ def _run(job: TrainJob, world: World) -> TrainResult:
     )
 
 
-def _check_folder(output: Path, resumes: bool) -> None:
-    """Refuse a folder in use, or for a new run one that holds runs, before any text is read."""
-    with hold_folder(output):
-        if resumes:
-            return
-        require_no_run(output)
-        if any(output.glob("*seed*/run.json")):
-            raise ClearheadError(
-                f"{output} holds the runs of a comparison or a fine-tuning: choose another folder"
-            )
+def _new(job: TrainJob, name: str, began: str | None) -> tuple[Any, Any]:
+    """A preset with fresh weights, and its text; `began`: fingerprint of a begun run's text."""
+    config = preset(name, job.size, **job.set)  # refuses before anything is read
+    corpus = prepare(job.data, progress=say, began=began)
+    if run_setup.objective_of(config) == "mlm":
+        corpus = with_mask_token(corpus)
+    config = run_setup.fitted(name, job.size, corpus, job.train, **job.set)
+    torch.manual_seed(job.train.seed)
+    model = run_setup.new_model(config)
+    run_setup.check_length(model, name, job.train.sequence_length)
+    return model, corpus
 
 
 def recorded(output: Path) -> TrainJob:
@@ -119,25 +123,31 @@ def recorded(output: Path) -> TrainJob:
     require_run(output)
     record = read_record(output)
     try:
-        begun = record["description"]["job"].items()
-        settings = {key: one for key, one in begun if key in TrainJob.__dataclass_fields__}
+        names = {one.name for one in fields(TrainJob)}
+        settings = {key: x for key, x in record["description"]["job"].items() if key in names}
         return replace(restored(TrainJob, settings | {"train": record["config"]}), output=output)
     except (KeyError, TypeError):
         raise ClearheadError(
             f"the run in {output} was not begun by clearhead train, or by an earlier version: to "
-            f"go on with it give its own command again, {str(record.get('command'))!r}, or start "
-            "another run"
+            f"go on with it give its own command again, {str(record.get('command'))!r}"
         ) from None
 
 
-def _new(job: TrainJob, name: str, began: str | None) -> tuple[Any, Any]:
-    """A preset with fresh weights, and its text; `began`: fingerprint of a begun run's text."""
-    config = preset(name, job.size, **job.set)  # refuses before anything is read
-    corpus = prepare(job.data, progress=say, began=began)
-    if objective_of(config) == "mlm":
-        corpus = with_mask_token(corpus)
-    config = fitted(name, job.size, corpus, job.train, **job.set)
-    torch.manual_seed(job.train.seed)
-    model = new_model(config)
-    check_length(model, name, job.train.sequence_length)
-    return model, corpus
+def extended(job: TrainJob, begun: TrainJob) -> TrainJob:
+    """The begun run with what `job` may change of it; another change is refused by its option."""
+    free = {f"--train.{key.replace('_', '-')}" for key in FREE_KEYS | {"tokens"}}
+    free |= {"--track", "--resume", "--data.cache", "--trust-remote-code"}
+    # The same content may lie elsewhere: its fingerprint is compared, not its place.
+    free |= {"--data.data", "--data.tokenizer"} | ({"--from"} if begun.base else set())
+    own = {"preset": "preset", "base": "--from", "set": "--set"}  # of a field; others have its name
+    names = [name for name, _, _ in differences(canonical(begun), canonical(job))]
+    changed = {own.get(one.split(".")[0], f"--{one.replace('_', '-')}") for one in names}
+    if fixed := sorted(changed - free):
+        raise ClearheadError(
+            f"a run is resumed with its own settings: leave out {', '.join(fixed)}, or start "
+            "another run"
+        )
+    if job.train.tokens == begun.train.tokens:
+        return job
+    planned = begun.train.schedule_tokens or begun.train.tokens
+    return replace(job, train=replace(job.train, schedule_tokens=planned))
