@@ -17,17 +17,9 @@ from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError, choose
 from clearhead.lab.run_setup import new_model
 from clearhead.lab.sweep_configs import PlanConfig
-from clearhead.models import (
-    BASELINE,
-    PRESETS,
-    ClearheadForMaskedLM,
-    Plan,
-    loading,
-    plan,
-    preset,
-    presets,
-)
+from clearhead.models import BASELINE, PRESETS, ClearheadForMaskedLM, plan, preset, presets
 from clearhead.models.base_model import cache_of
+from clearhead.models.loading import explained, kind_of, load_config, resolved
 from clearhead.models.planning import counterpart, without_data
 from clearhead.optim import build_optimizer
 from clearhead.progress import in_words
@@ -40,7 +32,6 @@ from clearhead.train.config import TrainConfig
 from clearhead.train.parallel import dealt_among
 
 EFFICIENCY = 0.4  # of the dense bf16 rate, as 124M reached on an H200 (docs/scale.md)
-CORE = 1e11  # FLOPs a second: 16 float32 multiply-adds a cycle at 3 GHz
 # A part of the bill, and the kinds of memory that PyTorch's tracker tells apart.
 _PARTS = {
     "weights": ("PARAM", "BUFFER"),
@@ -48,8 +39,13 @@ _PARTS = {
     "optimizer": ("OPT",),
     "activations": ("ACT", "TEMP", "OTH", "INP"),
 }
-# FLOPs a second, dense bf16 with float32 sums, and bytes of memory, by data sheet.
-GPUS = {
+# FLOPs a second, dense bf16 with float32 sums, and bytes of memory, by data sheet; of this machine
+# 16 float32 multiply-adds a cycle and core at 3 GHz.
+DEVICES = {
+    "cpu": (
+        1e11 * (os.cpu_count() or 1),
+        float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+    ),
     "rtx4090": (165e12, 24e9),
     "l40s": (362e12, 48e9),
     "a100": (312e12, 80e9),
@@ -70,44 +66,25 @@ class Estimate(NamedTuple):
     fits: bool
 
 
-class Bill(NamedTuple):
-    """Costs of a training run: of the model at the training length; bytes on each device by part
-    (`training_memory`), by number of devices; FLOPs of all forward and backward passes; times."""
-
-    counts: Plan
-    memory: Mapping[int, Mapping[str, int]]
-    flops: float
-    estimates: Sequence[Estimate]
-
-
-def device(name: str) -> tuple[float, float]:
-    """FLOPs a second and bytes of memory of one of `GPUS`, or of this machine's "cpu"."""
-    if name != "cpu":
-        return GPUS[name]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return CORE * (os.cpu_count() or 1), float(memory)
-
-
 def bill(
     config: Any, train: TrainConfig, *, devices: Sequence[str], numbers: Sequence[int] = (1,)
-) -> Bill:
-    """Estimate the costs of `train`: its time is its FLOPs over `EFFICIENCY` of the devices' rate,
-    and a third more where checkpointing computes the forward pass twice. Weights and optimizer are
-    sharded over each of the `numbers` of devices; a CPU is one."""
-    counts = plan(config, length=train.sequence_length)
+) -> tuple[Mapping[int, Mapping[str, int]], list[Estimate]]:
+    """Bytes on each device by part (`training_memory`), by number of devices, over which weights
+    and optimizer are sharded; and the times of `train`: its FLOPs, a third more where the forward
+    pass is computed twice, over `EFFICIENCY` of the devices' rate."""
     memory = dict[int, Mapping[str, int]]()
     for number in numbers:
         step = replace(train, batch_size=train.batch_size * dealt_among(train, number) // number)
         memory[number] = training_memory(config, step, gpus=number)
-    flops = 3.0 * counts.forward_flops * train.tokens
+    flops = 3 * plan(config, length=train.sequence_length).forward_flops * train.tokens
     taken = flops * (4 / 3 if train.checkpointing == "blocks" else 1)
     estimates = []
     for name, number in itertools.product(devices, numbers):
         if name != "cpu" or number == 1:
-            rate, room = device(name)
+            rate, room = DEVICES[name]
             fits = memory[number]["peak"] < 0.9 * room
             estimates.append(Estimate(name, number, taken / (number * EFFICIENCY * rate), fits))
-    return Bill(counts, memory, flops, estimates)
+    return memory, estimates
 
 
 def print_overview(size: str, changes: Mapping[str, Any]) -> None:
@@ -144,10 +121,10 @@ def named_configs(asked: PlanConfig, train: TrainConfig) -> Iterator[tuple[str, 
             continue
         if asked.set or asked.size != PlanConfig.size:
             raise ClearheadError(f"{name} is no preset: leave --size and --set out")
-        path, trust = loading.resolved(name), asked.trust_remote_code
-        with loading.explained(path):
-            loading.kind_of(path, trust_remote_code=trust)
-            yield name, loading.load_config(path, trust_remote_code=trust)
+        path, trust = resolved(name), asked.trust_remote_code
+        with explained(path):
+            kind_of(path, trust_remote_code=trust)
+            yield name, load_config(path, trust_remote_code=trust)
 
 
 def print_bill(
@@ -159,16 +136,16 @@ def print_bill(
     context: int | None,
 ) -> None:
     """Print a `bill`, and the cache of a text of `context` tokens."""
-    counts, memory, flops, estimates = bill(config, train, devices=devices, numbers=numbers)
-    read = plan(config, length=context)
-    show(
-        f"  {counts.parameters:,} parameters, {counts.non_embedding_parameters:,} without "
-        f"embeddings\n  {train.tokens:,} tokens in {train.steps:,} steps of {train.accumulation} x "
-        f"{train.batch_size} x {train.sequence_length}\n"
-        f"  {counts.forward_flops / 1e6:,.1f} MFLOPs a token forward; {flops:.3g} FLOPs in "
-        f"all, backward twice the forward\n  keys and values of {read.length:,} tokens: "
-        f"{decimal(int(read.cache_bytes * read.length))}\n"
-    )
+    memory, estimates = bill(config, train, devices=devices, numbers=numbers)
+    counts, read = plan(config, length=train.sequence_length), plan(config, length=context)
+    forward, total = counts.forward_flops, 3 * counts.forward_flops * train.tokens
+    inner = f"{counts.non_embedding_parameters:,} without embeddings"
+    show(f"  {counts.parameters:,} parameters, {inner}")
+    step = f"{train.accumulation} x {train.batch_size} x {train.sequence_length}"
+    show(f"  {train.tokens:,} tokens in {train.steps:,} steps of {step}")
+    show(f"  {forward / 1e6:,.1f} MFLOPs a token forward; {total:.3g} FLOPs, backward twice that")
+    held = decimal(int(read.cache_bytes * read.length))
+    show(f"  keys and values of {read.length:,} tokens: {held}\n")
     how = f"{train.optimizer}, {'fp32' if train.precision == 'fp32' else 'bf16'}"
     how += ", checkpointing" * (train.checkpointing == "blocks")
     show(f"  memory of a device at the peak ({how})")
@@ -177,12 +154,12 @@ def print_bill(
     show(f"\n  time at {100 * EFFICIENCY:g} % of the dense bf16 rate")
     times = [
         (
-            f"{one.number} x {one.device}",
-            f"{train.tokens / one.seconds:,.0f}",
-            in_words(one.seconds),
-            "yes" if one.fits else "no",
+            f"{number} x {name}",
+            f"{train.tokens / time:,.0f}",
+            in_words(time),
+            "yes" if fits else "no",
         )
-        for one in estimates
+        for name, number, time, fits in estimates
     ]
     _print_table(("devices", "tokens/s", "run", "fits"), times)
     show("")

@@ -18,8 +18,7 @@ from clearhead.eval import lengths as perplexity_by_length
 from clearhead.eval import masked_loss, perplexity
 from clearhead.lab import run_setup
 from clearhead.lab.configs import Arm, CompareConfig, milestone_steps
-from clearhead.lab.run_setup import Base
-from clearhead.lab.runs import Trial, run_missing
+from clearhead.lab.run_setup import Base, Trial, run_missing
 from clearhead.models import plan
 from clearhead.models.inspection import parameter_count
 from clearhead.models.loading import best_device
@@ -180,13 +179,13 @@ class _Trial(Trial):
 
     def check(self, known: Mapping[str, Line]) -> None:
         name = self.header["run"]
-        self.recorded = holds_run(self.folder) and name in known
+        recorded = holds_run(self.folder) and name in known
         for run, line in known.items():  # a page pools the seeds of an arm
             arm = all(line.get(key) == self.header[key] for key in ("arm", "label"))
-            if self.recorded if run == name else arm:
+            if recorded if run == name else arm:
                 place = self.folder if run == name else self.folder.parent
                 refuse_changes(place, _settings(line), _settings(self.header))
-        if self.recorded:
+        if recorded:
             return
         model = copy.deepcopy(self.outline)
         try:
@@ -203,9 +202,7 @@ class _Trial(Trial):
         apart, masked = self.header["documents"] == "apart", self.header["objective"] == "mlm"
         callbacks = [Progress(work=work), *make_trackers(self.config.track)]
         if every:
-            callbacks.append(
-                Milestones(self.corpus, self.settings, every=every, documents_apart=apart)
-            )
+            callbacks.append(Milestones(self.corpus, self.settings, every, apart))
         torch.manual_seed(self.settings.seed)
         model, result, diverged = self.build().to(best_device()), None, None
         try:
@@ -228,8 +225,6 @@ class _Trial(Trial):
             yield from jsonl.steps(self.folder / MILESTONES)
         for metric in ("seconds", "tokens_per_second", "peak_memory_bytes"):
             value = getattr(result, metric, None)
-            if value is None and self.recorded and diverged is None:
-                continue  # a run of an earlier version, which had its times recorded
             reason = {} if value is not None else {"reason": diverged or UNTIMED}
             metric = "train_seconds" if metric == "seconds" else metric
             yield {"metric": metric, "value": value, **reason}
@@ -263,10 +258,12 @@ def _inside(
     """Attention and hidden states, in the model's own basis and in the one in which OrthoAdam would
     step the embedding's columns with this seed, in one pass."""
     kind, share = settings.rotation or "hadamard", settings.rotation_share or "parameter"
-    rotated = RotatedKurtosis(model, kind=kind, share=share, seed=settings.seed)
-    parts: Any = {"attention": [ByTile(weights=[RowMeans()])]}
-    parts["hidden"] = [HiddenStatistics(), rotated]
-    return measure_inside(model, texts, batch_size=batch_size, **parts)
+    hidden = [
+        HiddenStatistics(),
+        RotatedKurtosis(model, kind=kind, share=share, seed=settings.seed),
+    ]
+    attention = [ByTile(weights=[RowMeans()])]
+    return measure_inside(model, texts, batch_size=batch_size, attention=attention, hidden=hidden)
 
 
 class Milestones(LinesFile):
@@ -274,21 +271,15 @@ class Milestones(LinesFile):
     few steps and after the last, on the same few validation windows: OUTPUT/milestones.jsonl.
 
     Training is not affected: the random state, each module's mode and compiled layers are restored.
-
-    Args:
-        settings: of the training; windows and batches have its sizes.
-        every: steps between measurements, a multiple of the training's `log_every`.
     """
 
     file = MILESTONES
     afterwards = "go on"
 
-    def __init__(
-        self, corpus: Corpus, settings: TrainConfig, *, every: int, documents_apart: bool
-    ) -> None:
+    def __init__(self, corpus: Corpus, settings: TrainConfig, every: int, apart: bool) -> None:
         self.settings, self.every = settings, every
         self._texts = list(windows(corpus, length=settings.sequence_length, count=WINDOWS))
-        self._tokenizer = corpus.tokenizer if documents_apart else None
+        self._tokenizer = corpus.tokenizer if apart else None
 
     def start(self, run: Run) -> None:
         super().start(run)

@@ -211,7 +211,7 @@ class CompareConfig(OpensModels):
 
     @cached_property
     def documents(self) -> str:
-        """Documents of a validation window: "apart" if all training does so, else "together"."""
+        """Documents of a validation window: "apart" if all training keeps them so."""
         return "apart" if all(arm.train.document_masks for arm in self.arms) else "together"
 
 

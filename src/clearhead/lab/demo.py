@@ -32,7 +32,6 @@ from clearhead.train.run_dir import FINAL
 
 REPAIRED = "repaired"
 SCHEMES = ("w8a8-coarse", "w6a6-coarse", "w4a4-coarse")  # a scale for each whole tensor
-_SEEDS = (0, 1, 2)
 _READ = 64  # beginnings of documents
 
 Studies = tuple[CompareConfig, CompareConfig]
@@ -51,7 +50,7 @@ def studies(output: Path) -> Studies:
         presets=("transformer", "sas-p", "alibi", "coca"),
         # Attention is learnt sooner from matrices that keep the size of what they read.
         set={**shape(128, 4), "initializer_range": 0.07},
-        seeds=_SEEDS,
+        seeds=(0, 1, 2),
         lengths=(1, 2, 4, 8, 16),
         evaluation_tokens=16_384,
         train=TrainConfig(tokens=200_000, batch_size=16, learning_rate=3e-3, **window),
@@ -62,7 +61,7 @@ def studies(output: Path) -> Studies:
     sinks = CompareConfig(
         presets=("transformer", "softmax1", "gated", "differential", "differential-v2"),
         set=shape(64, 2),
-        seeds=_SEEDS,
+        seeds=(0, 1, 2),
         lengths=(1,),
         evaluation_tokens=8192,
         train=TrainConfig(tokens=409_600, batch_size=32, learning_rate=1e-2, **window),

@@ -15,8 +15,7 @@ from clearhead.data import DataConfig, LabelledBatches, hub, labelled
 from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
 from clearhead.lab.configs import FinetuneJob
-from clearhead.lab.run_setup import check_length
-from clearhead.lab.runs import Trial, run_missing
+from clearhead.lab.run_setup import Trial, check_length, run_missing
 from clearhead.measure.sweep import parameters_digest
 from clearhead.models import ClearheadConfig, loading
 from clearhead.progress import Work

@@ -34,8 +34,9 @@ ALL = "all"
 LENGTH = 512  # of a diagnosis
 MASKED, HARNESS = "masked", "lm_eval"
 
-Load = Callable[[str, str], Portion]
-"""Loads a model by its source, and its name in records."""
+Load = Callable[[str, str], tuple[Line, Any, Any, str]]
+"""Loads a model by its source, and its name in records; returns the header, subjects and tasks of a
+`Portion`, and its advice when memory runs out."""
 
 
 def measure(
@@ -49,9 +50,19 @@ def measure(
         study, load = QUANTIZATION, _quantization(config)
     else:
         study, load = COMPARISON, _evaluation(config)
+
+    def portion(*named: str) -> Portion:
+        header, subjects, tasks, less = load(*named)
+        return Portion(header=header, subjects=subjects, tasks=tasks, seeds=config.seeds, less=less)
+
     named = zip(config.models, short_names(config.models), strict=True)
-    portions = [partial(load, *one) for one in named]
+    portions = [partial(portion, *one) for one in named]
     return sweep(portions, records=config.records, study=study, work=work, told=told)
+
+
+def _subject(config: Any, model: Any, tokenizer: Any, texts: Texts, **sizes: Any) -> Subject:
+    first = config.seeds[0]
+    return Subject(model=model, tokenizer=tokenizer, texts=texts, seed=first, **sizes)
 
 
 def _quantization(config: QuantizeConfig) -> Load:
@@ -60,21 +71,14 @@ def _quantization(config: QuantizeConfig) -> Load:
     data = text_of(config.data, config.models)
     check_models(config)
 
-    def load(source: str, name: str) -> Portion:
+    def load(source: str, name: str) -> tuple[Line, Any, Any, str]:
         model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
         # What transformers warns of from here on, as of attention out of reach, is a result.
         logging.set_verbosity_error()
         texts = Texts(lambda: prepare(data, tokenizer=tokenizer, progress=say), ("validation",))
         # In batches of one window: a scale of a batch would be no one text's.
-        subject = Subject(
-            model=model,
-            tokenizer=tokenizer,
-            texts=texts,
-            seed=config.seeds[0],
-            lengths=(config.length,),
-            tokens=config.tokens,
-            batch_tokens=config.length,
-        )
+        sizes = {"lengths": (config.length,), "batch_tokens": config.length}
+        subject = _subject(config, model, tokenizer, texts, tokens=config.tokens, **sizes)
         layers, read = linear_layers(model), task.texts(subject)
         weights = {one.get_parameter("weight") for one in layers.values()}  # shared ones once
         found = len(read.calibration)
@@ -90,9 +94,8 @@ def _quantization(config: QuantizeConfig) -> Load:
             "tokens": sum(map(len, read.windows)),
             "calibration": f"{found} windows of the training split" if found else None,
         }
-        parts: Any = {"subjects": [({}, subject)], "tasks": {"quantization": task}}
         less = f"give a smaller --length than {config.length}"
-        return Portion(header=header, seeds=config.seeds, less=less, **parts)
+        return header, [({}, subject)], {"quantization": task}, less
 
     return load
 
@@ -127,32 +130,23 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
             require_maps(source, config.trust_remote_code)
             require_room(source, "diagnose", copies=1)
 
-    def opened(source: str) -> tuple[Any, Corpus]:
-        if source.startswith(FRESH):
-            torch.manual_seed(config.seeds[0])
-            corpus = prepare(data, progress=say)
-            name, size = source.removeprefix(FRESH), config.size or "tiny"
-            model = new_model(fitted(name, size, corpus, TrainConfig(), **config.set))
-            return model.to(best_device()).eval(), corpus
-        kinds, trust = ("causal", "masked", "bare"), config.trust_remote_code
-        model, tokenizer = load_model(source, kinds, trust_remote_code=trust)
-        return model, own_text(data, tokenizer)
-
-    def load(source: str, name: str) -> Portion:
+    def load(source: str, name: str) -> tuple[Line, Any, Any, str]:
         with within_memory(LESS_MEMORY):
-            model, corpus = opened(source)
+            if source.startswith(FRESH):
+                torch.manual_seed(config.seeds[0])
+                corpus, named = prepare(data, progress=say), source.removeprefix(FRESH)
+                keys = fitted(named, config.size or "tiny", corpus, TrainConfig(), **config.set)
+                model = new_model(keys).to(best_device()).eval()
+            else:
+                kinds, trust = ("causal", "masked", "bare"), config.trust_remote_code
+                model, tokenizer = load_model(source, kinds, trust_remote_code=trust)
+                corpus = own_text(data, tokenizer)
         limits = longest_text(model), getattr(model.config, "max_position_embeddings", None)
         length = config.length or min(LENGTH, next(filter(None, limits), LENGTH))
         task = DiagnosisTask(length=length, windows=config.windows, at=config.at)
-        subject = Subject(
-            model=model,
-            tokenizer=corpus.tokenizer,
-            texts=Texts(lambda: corpus, ("validation",)),
-            seed=config.seeds[0],
-            lengths=(length,),
-            tokens=length * config.windows,
-            batch_tokens=config.batch_tokens,
-        )
+        texts = Texts(lambda: corpus, ("validation",))
+        sizes = {"tokens": length * config.windows, "batch_tokens": config.batch_tokens}
+        subject = _subject(config, model, corpus.tokenizer, texts, lengths=(length,), **sizes)
         windows = len(task.texts(subject))
         say(f"{name}: {windows} windows")
         header = {
@@ -165,8 +159,7 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
             "length": length,
             "batch_size": max(1, config.batch_tokens // length),
         }
-        parts: Any = {"subjects": [({}, subject)], "tasks": {"diagnosis": task}}
-        return Portion(header=header, seeds=config.seeds, less=LESS_MEMORY, **parts)
+        return header, [({}, subject)], {"diagnosis": task}, LESS_MEMORY
 
     return load
 
@@ -189,7 +182,7 @@ def _evaluation(config: Any) -> Load:
     headers = {source: _header(config, resolved(source)) for source in config.models}
     alike = len({header["run"] for header in headers.values()}) < len(headers)
 
-    def load(source: str, name: str) -> Portion:
+    def load(source: str, name: str) -> tuple[Line, Any, Any, str]:
         header = headers[source]
         if alike:
             header["run"] = header["preset"] = name
@@ -214,24 +207,16 @@ def _evaluation(config: Any) -> Load:
             read = text_of(config.data, config.models)
             return prepare(read, tokenizer=tokenizer, progress=say)
 
-        subject = Subject(
-            model=model,
-            tokenizer=tokenizer,
-            texts=Texts(text, ("train",) * (config.split == "all") + ("validation",)),
-            seed=config.seeds[0],
-            lengths=lengths,
-            tokens=config.tokens,
-            batch_tokens=config.batch_tokens,
-        )
+        texts = Texts(text, ("train",) * (config.split == "all") + ("validation",))
+        sizes = {"tokens": config.tokens, "batch_tokens": config.batch_tokens}
+        subject = _subject(config, model, tokenizer, texts, lengths=lengths, **sizes)
         header |= {"weights": subject.weights}  # those of a scaled variant differ
         header |= {"model": {"from": source, **model.config.to_diff_dict()}}
         subjects = [({"scaling": "none", "factor": None}, subject)] * ("none" in kinds)
         for kind, factor in itertools.product(scaled, factors):
             changed = replace(subject, model=with_rope_scaling(model, kind, factor=factor))
             subjects.append(({"scaling": kind, "factor": factor}, changed))
-        parts: Any = {"subjects": subjects, "tasks": tasks, "seeds": config.seeds}
-        less = "give shorter --lengths or a smaller --batch-tokens"
-        return Portion(header=header, less=less, **parts)
+        return header, subjects, tasks, "give shorter --lengths or a smaller --batch-tokens"
 
     return load
 
@@ -240,7 +225,6 @@ def _header(config: Any, model: str) -> Line:
     """The run's line: what the training run said of itself, where the model is part of one."""
     made = run_of(model)
     name = made.get("run") or Path(model).resolve().name
-    settings = {key: value for key, value in asdict(config).items() if key != "data"}
     return {
         "run": name,
         "preset": made.get("description", {}).get("preset") or str(name).partition("/")[0],
@@ -248,5 +232,5 @@ def _header(config: Any, model: str) -> Line:
         "seed": made.get("seed", 0),
         "label": config.label,
         "train": made.get("config", {"tokens": 0}),
-        "evaluation": settings,
+        "evaluation": {key: value for key, value in asdict(config).items() if key != "data"},
     }

@@ -1,7 +1,11 @@
-"""Models, texts and batches of runs, from presets or from trained models."""
+"""Models, texts and batches of runs, from presets or from trained models; and the runs themselves.
+
+OUTPUT/RUN/             a run's folder (`clearhead.train.run_dir`); its model is in RUN/final
+OUTPUT/records.jsonl    the records, to which each run is appended as soon as it is measured
+"""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +15,7 @@ from clearhead.data import Batches, Corpus, DataConfig, MaskedBatches, Masking, 
 from clearhead.data.config import SHARE
 from clearhead.data.tokenizer import vocabulary_size, yielded
 from clearhead.errors import ClearheadError
+from clearhead.lab.configs import RECORDS
 from clearhead.lab.sweep_configs import OWN
 from clearhead.measure.sweep import parameters_digest
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
@@ -22,9 +27,12 @@ from clearhead.models.loading import best_device, load
 from clearhead.models.starts import Start, started, target
 from clearhead.nn.null_keys import AT_REST, Sink
 from clearhead.optim.groups import matched
+from clearhead.progress import Work
+from clearhead.records.loading import Store
+from clearhead.records.runs import Line, Records
 from clearhead.terminal import say
 from clearhead.train import TrainConfig
-from clearhead.train.run_dir import RUN_FILE, read_record
+from clearhead.train.run_dir import RUN_FILE, holds_run, is_finished, read_record
 
 
 def objective_of(config: ClearheadConfig) -> str:
@@ -211,3 +219,39 @@ def resting_sinks(model: Any, config: TrainConfig) -> str:
         and not matched(f"{name}.logit", config.freeze)
     ]
     return f"{AT_REST}: give --set annealed_start=true" if rests and all(rests) else ""
+
+
+class Trial:
+    """A configuration with a seed."""
+
+    called: str
+    folder: Path
+    header: Line  # the run's line in the records, to which `rows` may add
+    cell: str  # identifies the result among those of the run
+
+    def check(self, known: Mapping[str, Line]) -> None:
+        """Refuse what would fail only hours later, and settings that differ from those of the runs
+        in `known`, the lines of the records by name of run."""
+
+    def rows(self, work: Work) -> Iterable[Line]:
+        """Train the model, or go on where it stopped, and measure it."""
+        raise NotImplementedError
+
+
+def run_missing(trials: Sequence[Trial], output: Path, task: str, work: Work) -> Records:
+    """Train and measure the trials that `output` lacks, a locked folder; return its records."""
+    store = Store(output / RECORDS)
+    for one in trials:  # all before the first is trained, which may take hours
+        one.check(store.headers)
+    work.start(len(trials))
+    for one in trials:
+        diverged = store.headers.get(one.header["run"], {}).get("diverged")
+        there = holds_run(one.folder) if diverged else is_finished(one.folder)
+        if there and store.has(one.cell, one.header):
+            work.skip()
+            say(f"{one.called}: already done")
+            continue
+        rows = [*one.rows(work)]
+        store.add(one.cell, one.header, rows, task=task)
+        work.end()
+    return store.records()
