@@ -131,12 +131,6 @@ def test_the_page_has_the_tables_of_the_records():
     assert tables.markdown() in page
 
 
-def test_the_parts_of_a_gpu_fit_its_seconds_and_no_other_is_known():
-    assert all(sum(part.seconds for part in parts.values()) <= 240 for parts in gpu.PARTS.values())
-    with pytest.raises(SystemExit):
-        gpu.main(["figures", "los", "--device", "cpu"])
-
-
 @pytest.mark.parametrize(
     ("kind", "part"), [(kind, part) for kind, parts in gpu.PARTS.items() for part in parts]
 )

@@ -127,10 +127,3 @@ def test_the_share_on_the_token_to_copy_is_read_where_all_before_it_were_copied(
     share = statistic.measures()[0]
     assert share["metric"] == "copied_share"
     assert share["value"] == pytest.approx(1 / 2)  # both of them after one other token
-
-
-def test_the_demos_own_budget_is_what_it_promises(tmp_path):
-    both = studies(tmp_path)
-    assert sum(len(one.seeds) * len(one.presets) for one in both) == 27
-    assert [one.train.tokens for one in both] == [200_000, 409_600]
-    assert both[0].data.data == ("python-stdlib",)

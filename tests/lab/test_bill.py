@@ -116,14 +116,6 @@ def test_time_is_the_flops_over_the_rate_that_is_reached():
     assert longer.seconds == pytest.approx(4 / 3 * one.seconds)
 
 
-def test_gpus_share_the_rows_of_a_batch_as_processes_do():
-    whole, halves = (
-        bill(preset("transformer", **SHAPE), train, devices=["h100"], numbers=(2,))
-        for train in (replace(TRAIN, batch_size=2, accumulation=2), TRAIN)
-    )
-    assert halves == whole
-
-
 def test_what_cannot_be_planned_is_refused():
     config = preset("transformer", **SHAPE)
     with pytest.raises(ClearheadError, match="3 processes cannot share a step of accumulation 4"):
@@ -146,20 +138,6 @@ def test_cached_keys_of_coca_are_half_as_wide(tmp_path):
     assert found["coca", "cached_key_bytes"] == 32
     for name in names:  # what runs, beside what the mechanism declares
         assert found[name, "cached_bytes"] == plan(preset(name, **TINY)).cache_bytes
-
-
-def test_a_tensor_of_length_by_length_would_be_seen():
-    """By the growth from one length to its double, which eager attention's scores make fourfold."""
-    grown = {}
-    for implementation in ("sdpa", "eager"):
-        config = preset("coca", **TINY, max_position_embeddings=4096)
-        config._attn_implementation = implementation
-        short, long = (
-            training_memory(config, TrainConfig(batch_size=1, sequence_length=length))
-            for length in (2048, 4096)
-        )
-        grown[implementation] = long["activations"] / short["activations"]
-    assert grown["sdpa"] <= 2 < 3 < grown["eager"]
 
 
 def test_kinds_of_devices_are_those_of_the_command_line():

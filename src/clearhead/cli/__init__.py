@@ -90,9 +90,7 @@ def _run(words: list[str]) -> Any:
         return 0
     verb = choose("verb", words[0], VERBS)
     if verb != "train" and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ClearheadError(
-            f"{verb} runs in one process: start it without torchrun, which serves train"
-        )
+        raise ClearheadError(f"{verb} runs in one process: start it without torchrun")
     keep_freed_memory()
     try:
         module = importlib.import_module(f"clearhead.cli.{verb}")

@@ -37,10 +37,7 @@ class Command:
 
 def run(command: Command) -> int:
     if not (CHECKOUT / "benchmarks" / "__init__.py").is_file():  # as in a wheel
-        raise ClearheadError(
-            "benchmarks are not part of an installed clearhead: clone its repository, and there "
-            "run `pip install --editable .`, then `clearhead bench`"
-        )
+        raise ClearheadError("benchmarks are not part of an installed clearhead: clone it")
     sys.path.insert(0, str(CHECKOUT))
     benchmarks = importlib.import_module("benchmarks")
     names = [choose("benchmark", name, benchmarks.BENCHES) for name in command.names]

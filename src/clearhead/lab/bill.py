@@ -14,7 +14,7 @@ from rich.table import Table
 
 from clearhead import ops
 from clearhead.data.config import SHARE
-from clearhead.errors import ClearheadError, choose
+from clearhead.errors import ClearheadError, choose, first_line
 from clearhead.lab.run_setup import new_model
 from clearhead.lab.sweep_configs import PlanConfig
 from clearhead.models import BASELINE, PRESETS, ClearheadForMaskedLM, plan, preset, presets
@@ -192,11 +192,8 @@ def training_memory(config: Any, train: TrainConfig, *, gpus: int = 1) -> Mappin
         with without_data():
             held = _peak(model, train)
     except RuntimeError as error:  # also what depends on the data
-        reason = str(error).split("\n", 1)[0]
-        raise ClearheadError(
-            f"the memory of a step with {train.optimizer} cannot be planned: its step fails on "
-            f"tensors without data ({reason})"
-        ) from error
+        reason = f"without data: {first_line(error)}"
+        raise ClearheadError(f"{train.optimizer} cannot be planned {reason}") from error
     parts = {
         part: sum(held.get(kind, 0) for kind in kinds) // (1 if part == "activations" else gpus)
         for part, kinds in _PARTS.items()

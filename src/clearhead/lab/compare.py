@@ -72,11 +72,8 @@ def folder_of(config: CompareConfig, arm: Arm, seed: int) -> Path:
 
 def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
     """Train and measure every arm with every seed, and return the records of `config.output`, where
-    progress is saved: called again after a stop, it resumes the unfinished run.
-
-    A run that diverges is recorded as such, and the others continue: in a sweep that is a result;
-    where every run diverges it is an error.
-    """
+    progress is saved: called again after a stop, it resumes the unfinished run. A run that diverges
+    is recorded as such, and the others continue: in a sweep that is a result."""
     config.check()
     require_no_run(config.output)
     with hold_folder(config.output):

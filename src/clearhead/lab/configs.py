@@ -17,7 +17,18 @@ from clearhead.arguments import OpensModels, Overrides, Variations
 from clearhead.data.config import DataConfig
 from clearhead.data.tasks import TASKS, Task
 from clearhead.errors import ClearheadError, choose
-from clearhead.metavars import Field, Model, Name, Preset, Size, Source, TaskName
+from clearhead.metavars import (
+    Experiment,
+    Field,
+    File,
+    Model,
+    Name,
+    Pattern,
+    Preset,
+    Size,
+    Source,
+    TaskName,
+)
 from clearhead.ranges import Count, Natural, check, check_distinct
 from clearhead.records.identity import canonical, digest_of
 from clearhead.train.config import FinetuneConfig, Tracker, TrainConfig
@@ -78,7 +89,6 @@ class Arm:
     """Name in tables, and key of the records: softmax1 · orthoadam."""
     preset: str
     changes: dict[str, Any]
-    """Varied settings, {KEY: value}."""
     model: dict[str, Any]
     """Keys of the configuration: those set for every arm, and those varied."""
     train: TrainConfig
@@ -205,7 +215,7 @@ class CompareConfig(OpensModels):
         if len(learnt) > 1:
             one, other = learnt["mlm"], learnt["next-token"]
             raise ClearheadError(
-                f"{one} predicts hidden tokens and {other} the next: their losses do not compare"
+                f"{one} predicts hidden tokens and {other} the next: compare alike"
             )
         return next(iter(learnt))
 
@@ -221,10 +231,8 @@ def milestone_steps(every: float, settings: TrainConfig) -> int:
     if 0 <= every < 1:
         return math.ceil(every * settings.steps / logged) * logged
     if not (math.isfinite(every) and every > 0 and every % logged == 0):
-        raise ClearheadError(
-            f"measure_every is {every:g}: give a fraction of all steps below 1, or a whole number "
-            f"of steps that is a multiple of train.log_every, {logged}"
-        )
+        wanted = f"a fraction of all steps below 1, or a multiple of train.log_every, {logged}"
+        raise ClearheadError(f"measure_every is {every:g}: give {wanted}")
     return int(every)
 
 
@@ -267,8 +275,9 @@ class FinetuneJob(OpensModels):
             choose("task", self.task, TASKS)
         files = self.train_file, self.validation_file
         if not (all(files) or (self.task is not None and not any(files))):
+            known = ", ".join(TASKS)
             raise ClearheadError(
-                f"give --task, one of {', '.join(TASKS)}; or --train-file and --validation-file"
+                f"give --task, one of {known}; or --train-file and --validation-file"
             )
 
     def resolved(self) -> Task:
@@ -286,6 +295,45 @@ class FinetuneJob(OpensModels):
         return replace(task, **{name: field for name, field in fields.items() if field})  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReproduceConfig:
+    """Claims or experiments, and their scale."""
+
+    seeds: tuple[Natural, ...] = ()
+    """Seeds, in place of the experiment's own."""
+    tokens: Count | None = None
+    """Tokens of every training, in place of the experiment's own."""
+    only: tuple[Pattern, ...] = ()
+    """Arms to run, by name or pattern, such as "sas*"; by default all of the experiment."""
+    questions: tuple[Pattern, ...] = ()
+    """Measurements of each model, by name or pattern, such as banking77; by default all of the
+    experiment. On a machine without network, leave out those that need the hub."""
+    base: Base = None
+    """The trained model to start from, a folder or a hub name, in place of the experiment's own."""
+    data: tuple[Source, ...] = ()
+    """Sources of the training text, in place of the experiment's own."""
+    test_data: tuple[Source, ...] = ()
+    """Sources of the evaluations' text, read whole, in place of the experiment's own text (or only
+    of its text from the hub, if it has some)."""
+    names: Positional[tuple[Experiment, ...]] = ()
+    """Claims (diff/table2), all claims of a family (diff), experiments (blocks), or all; --list
+    prints them."""
+    list: bool = False
+    """Print every claim with the experiment that decides it, and every experiment with its cost at
+    the scale."""
+    judge: tuple[File, ...] = ()
+    """Records to judge the claims by; nothing is run. --output names the book (Markdown)."""
+    scale: Literal["tiny", "small", "paper"] = "tiny"
+    """tiny runs on two CPU cores, small takes minutes a model on one GPU, paper is the published
+    recipe, with a GPU for each of --jobs. clearhead plan --recipes prints commands that train one
+    model on several GPUs."""
+    output: Path | None = None
+    """Folder for all results; by default runs/EXPERIMENT-SCALE. The same command
+    goes on where it stopped, and claims of one experiment share its runs."""
+    jobs: Count = 1
+    """Jobs that run at once, each with its share of the CPU's threads and on the least used GPU."""
+
+
 # Fields that no result depends on; and those that name the model which the job before leaves.
 _PLACES = {"output", "records", "page", "track"}
 _MODELS = {"base", "model", "models"}
@@ -295,20 +343,15 @@ _MODELS = {"base", "model", "models"}
 class Job:
     """A configuration to run, and the records that it writes."""
 
-    name: str
-    """Name of the job and of its log: sweeps/6-layers/sas-8e-3."""
+    name: str  # and of its log: sweeps/6-layers/sas-8e-3
     config: Any
-    records: Path
-    """The records that it writes; of a conversion the record in its folder."""
+    records: Path  # of a conversion the record in its folder
     arm: str = ""
     label: str = ""
     seed: int = 0
-    model: Path | None = None
-    """Folder of the model that it leaves, if it leaves one."""
-    after: "Job | None" = None
-    """The job that leaves the model that it reads, if there is one."""
-    swept: tuple[float, ...] = ()
-    """Learning rates from which that of a training was chosen, where there were several."""
+    model: Path | None = None  # the folder of the model that it leaves
+    after: "Job | None" = None  # the job that leaves the model that it reads
+    swept: tuple[float, ...] = ()  # learning rates from which that of a training was chosen
 
     @property
     def key(self) -> str:

@@ -1,8 +1,9 @@
 """Conversion of a model to another library's format or other mechanisms, with their distance."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -246,16 +247,13 @@ def _texts(
     config: ConvertConfig, text: str, tokenizer: Any, length: int
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Windows to calibrate on and windows to measure on, int64 [length] each."""
-    calibrating, windows, count = list[Tensor](), list[Tensor](), config.windows
-    if config.calibrate is not None:
-        twice: Literal[1, 2] = 1 if config.text else 2
-        read = prefixes.sample(
-            config.calibrate, tokenizer, length=length, count=twice * count, least=twice
-        )
-        calibrating, windows = read[::twice], read[1::2]
-    if not windows or config.text is not None:
-        windows = prefixes.sample(text, tokenizer, length=length, count=count)
-    return calibrating, windows
+    sample = partial(prefixes.sample, tokenizer=tokenizer, length=length)
+    if config.calibrate is None:
+        return [], sample(text, count=config.windows)
+    if config.text is not None:
+        return sample(config.calibrate, count=config.windows), sample(text, count=config.windows)
+    both = sample(config.calibrate, count=2 * config.windows, least=2)
+    return both[::2], both[1::2]
 
 
 def _sinks(model: Any, layers: tuple[int, ...]) -> list[Any]:
@@ -282,14 +280,9 @@ def _prefix_line(prefix: Prefix, made: ClearheadForCausalLM, after: float) -> st
 
 def three_numbers(model: Any, windows: list[Tensor]) -> dict[str, float | None]:
     """A repair in three numbers, of a causal language model on int64 [T] windows of text; None
-    where it has no such number.
-
-    Returns:
-        sink: the share of queries, over layers and heads, whose largest weight is on the first
-            token; of the difference of maps, where a model has one.
-        largest_state: the largest absolute hidden state, over their median.
-        eight_bits: relative increase of perplexity under `w8a8-coarse`.
-    """
+    where it has no such number: the share of queries whose largest weight (of the difference of
+    maps, where there is one) is on the first token; the largest absolute hidden state, over their
+    median; and the relative increase of perplexity under `w8a8-coarse`."""
     parts: Any = {"attention": [ByTile(weights=[RowMeans()])], "hidden": [ResidualStream()]}
     lines = measure_inside(model, windows, batch_size=1, **parts)
     whole = {(x["metric"], x.get("map")): x["value"] for x in lines if "layer" not in x}

@@ -156,10 +156,7 @@ def _measured(header: Line, read: Sequence[Tensor]) -> Iterator[Line]:
 class CopiedShare(Means):
     """`copied_share`: the share of absolute attention on the token that is to come again, at tokens
     after which the one before them always does; all else is noise (arXiv 2410.05258, table 3).
-
-    Weights are those that multiply the values, summed over heads and layers; `ids_BT`, int64, are
-    all windows, which are read as one batch.
-    """
+    `ids_BT`, int64, are all windows, which are read as one batch."""
 
     def __init__(self, ids_BT: Tensor) -> None:
         super().__init__()

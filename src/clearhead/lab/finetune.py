@@ -121,10 +121,7 @@ class _Trial(Trial):
             if isinstance(config, ClearheadConfig):
                 config.dropout = DROPOUT if dropout is None else dropout
             elif dropout is not None:
-                raise ClearheadError(
-                    f"dropout={dropout} is for clearhead models: set that of {config.model_type} "
-                    "in the checkpoint's config.json"
-                )
+                raise ClearheadError("dropout is for clearhead models: set it in config.json")
             options: Any = {"trust_remote_code": trust, "config": config, "dtype": torch.float32}
             auto = AutoModelForSequenceClassification
             model = loading.pretrained(auto, path, head="new", **options)

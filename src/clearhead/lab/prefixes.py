@@ -60,10 +60,8 @@ def sample(
         if documents == count:
             break
     if len(found) < least:
-        raise ClearheadError(
-            f"the longest document of {text} has {tokens:,} tokens, too few for {least} of "
-            f"{length}: give more text, or a smaller --length"
-        )
+        few = f"{tokens:,} tokens, too few for {least} of {length}"
+        raise ClearheadError(f"the longest document of {text} has {few}: give more text")
     return [piece for *_, piece in sorted(found, key=lambda entry: entry[:2])[:count]]
 
 
@@ -84,13 +82,9 @@ def given_prefix(text: str, tokenizer: Any, entries: int) -> Prefix:
     text = text.replace(r"\n", "\n").replace(r"\t", "\t")
     ids = tokenizer(text, add_special_tokens=False).input_ids
     if not 1 <= len(ids) <= LONGEST:
-        raise ClearheadError(
-            f"the prefix {text!r} has {len(ids):,} tokens: give 1 to {LONGEST}, such as \\n"
-        )
+        raise ClearheadError(f"the prefix {text!r} has {len(ids):,} tokens: give 1 to {LONGEST}")
     if (last := max(ids)) >= entries:
-        raise ClearheadError(
-            f"the prefix {text!r} has token {last}, and the model embeddings of {entries} tokens"
-        )
+        raise ClearheadError(f"the prefix has token {last}, and the model {entries} embeddings")
     return Prefix(ids=tuple(ids), text=text)
 
 
@@ -99,11 +93,9 @@ def searched_prefix(
 ) -> Prefix:
     """Search for prefix tokens that remove massive hidden states and keep the perplexity.
 
-    Candidates are a newline, the tokenizer's special tokens and the text's most frequent ones. One
-    fails on a piece of text whose largest state stays above a tenth of the usual one. Of those that
-    raise perplexity by 1 % at most, the one with the fewest failures is best, then the one with the
-    smallest largest state. A second and a third token are added if failures become fewer, or that
-    state falls by 5 % more.
+    A candidate fails on a piece of text whose largest state stays above a tenth of the usual one.
+    Of those that raise perplexity by 1 % at most, the one with the fewest failures is best, then
+    the one with the smallest largest state. A second and a third token have to lower either more.
     """
     length = min(PIECE_LENGTH, *map(len, windows))
     pieces = [piece for one in windows for piece in one.split(length) if len(piece) == length]
@@ -143,15 +135,9 @@ def searched_prefix(
         if (found := next((one for one in better if judge(one) <= limit), None)) is None:
             break
         best = found
-        say(
-            f"prefix of {number}: {best['text']!r}, largest hidden state {best['largest']:,.0f}; "
-            f"it fails on {best['fails']} of {best['pieces']} pieces of text"
-        )
+        say(f"prefix of {number}: {best['text']!r}, largest hidden state {best['largest']:,.0f}")
     if best is plain:
-        raise ClearheadError(
-            f"none of {len(candidates)} tokens before the text lowers its largest hidden states "
-            f"({usual:,.0f} in the median) without raising perplexity: give one, such as \\n"
-        )
+        raise ClearheadError("no token lowers large hidden states without raising perplexity")
     return Prefix(ids=tuple(best["tokens"]), text=best["text"], tried=tried)
 
 
@@ -183,9 +169,7 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
     """Set the prefix of `made` (`model` with `normalizer="key-value"` and a prefix of N) to the
     keys and values that `model` computes for the N tokens, averaged over the rows."""
     if (count := ids_BN.shape[1]) != (places := made.config.prefix_length):
-        raise ClearheadError(
-            f"{count} tokens for a prefix_length of {places}: give --length {places}"
-        )
+        raise ClearheadError(f"{count} tokens for prefix_length={places}: give --length {places}")
     outputs: dict[Any, Tensor] = {}
     with ExitStack() as stack, evaluating(model):
         for layer in model.model.layers:

@@ -150,10 +150,8 @@ def require_own_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
         return
     ids = {*yielded(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id} - {None}
     if max(ids) >= entries:
-        raise ClearheadError(
-            f"the tokenizer of {name} reads texts into ids up to {max(ids)}, beyond the {entries} "
-            "embeddings of its model: restore the one it was trained with"
-        )
+        beyond = f"ids up to {max(ids)}, beyond the {entries} embeddings of its model"
+        raise ClearheadError(f"the tokenizer of {name} reads texts into {beyond}: restore its own")
 
 
 @dataclass(frozen=True)

@@ -57,10 +57,8 @@ def run_saving(config: QuantizeConfig) -> None:
     _check(config, folder, "deploy", "output", "seeds")
     model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
     if model.config.model_type == "clearhead":
-        raise ClearheadError(
-            f"{source} is a model of clearhead's own, which no server loads: save what "
-            f"`clearhead convert {source} FOLDER --for serving` makes"
-        )
+        made = f"`clearhead convert {source} FOLDER --for serving` makes"
+        raise ClearheadError(f"no server loads clearhead's own models: save what {made}")
     check_widths(linear_layers(model), how)
     corpus, texts = _read(config, tokenizer)
     if how.calibrated:
@@ -94,10 +92,8 @@ def run_saving(config: QuantizeConfig) -> None:
     figures |= {"prompts": len(prompts), "equal_continuations": equal}
     _seal(folder, figures, torch.device("cpu"), "compressed-tensors")
     if abs(saved - simulated) > FAR * simulated:
-        raise ClearheadError(
-            f"{folder} was saved, but its perplexity is {saved:.2f} where {simulated:.2f} was "
-            "simulated: do not use it"
-        )
+        found = f"perplexity is {saved:.2f} where {simulated:.2f} was simulated"
+        raise ClearheadError(f"{folder} was saved, but its {found}: do not use it")
     show(
         f"{how.name}: {figures['bytes']:,} bytes; perplexity {saved:.2f} ({saved / full - 1:+.2%}),"
         f" simulated {simulated:.2f} ({simulated / full - 1:+.2%}), in full precision {full:.2f}; "

@@ -156,9 +156,7 @@ class QuantizeConfig(SweepConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tokens < self.length:
-            raise ClearheadError(
-                f"tokens is {self.tokens}: give {self.length}, one window, or more"
-            )
+            raise ClearheadError(f"tokens is {self.tokens}: give a window, {self.length}, or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,10 +251,8 @@ class PlanConfig(OpensModels):
     """Size of the presets: tiny, small, medium, large, or a paper's own."""
     set: Overrides = field(default_factory=dict)
     """Changes to the configuration of presets, such as num_hidden_layers=24."""
-    lengths: Suppress[tuple[Length, ...]] = ()
-    """Lengths of a text, in tokens, of `record_memory`."""
-    records: Suppress[Path | None] = None
-    """Its file."""
+    lengths: Suppress[tuple[Length, ...]] = ()  # of a text, in tokens, of `record_memory`
+    records: Suppress[Path | None] = None  # its file
 
 
 def short_names(sources: Sequence[str]) -> list[str]:

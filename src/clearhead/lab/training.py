@@ -68,10 +68,8 @@ def _run(job: TrainJob, world: World) -> TrainResult:
             reads = job.train.lora or checkpoint.newest(job.output) is None
             reads = reads or job.base != first.get("name")
             if reads and first.get("parameters") != base.origin["parameters"]:
-                raise ClearheadError(
-                    f"{job.base} has other weights than the run in {job.output} started from "
-                    f"({first.get('name')}): restore them, or start another run"
-                )
+                began_with = f"the run in {job.output} started from ({first.get('name')})"
+                raise ClearheadError(f"{job.base} has other weights than {began_with}")
         elif remark := run_setup.resting_sinks(model, job.train):
             say(remark)
     say(f"{job.preset or job.base or BASELINE}: {parameter_count(model):,} parameters")
@@ -127,10 +125,8 @@ def recorded(output: Path) -> TrainJob:
         settings = {key: x for key, x in record["description"]["job"].items() if key in names}
         return replace(restored(TrainJob, settings | {"train": record["config"]}), output=output)
     except (KeyError, TypeError):
-        raise ClearheadError(
-            f"the run in {output} was not begun by clearhead train, or by an earlier version: to "
-            f"go on with it give its own command again, {str(record.get('command'))!r}"
-        ) from None
+        own = f"give its own command again, {str(record.get('command'))!r}"
+        raise ClearheadError(f"{output} is not of this version's clearhead train: {own}") from None
 
 
 def extended(job: TrainJob, begun: TrainJob) -> TrainJob:
@@ -143,10 +139,7 @@ def extended(job: TrainJob, begun: TrainJob) -> TrainJob:
     names = [name for name, _, _ in differences(canonical(begun), canonical(job))]
     changed = {own.get(one.split(".")[0], f"--{one.replace('_', '-')}") for one in names}
     if fixed := sorted(changed - free):
-        raise ClearheadError(
-            f"a run is resumed with its own settings: leave out {', '.join(fixed)}, or start "
-            "another run"
-        )
+        raise ClearheadError(f"leave out {', '.join(fixed)}, or start another run")
     if job.train.tokens == begun.train.tokens:
         return job
     planned = begun.train.schedule_tokens or begun.train.tokens
