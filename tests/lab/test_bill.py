@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from clearhead.cli.plan import Kind
 from clearhead.errors import ClearheadError
 from clearhead.lab.bill import DEVICES, bill, record_memory, training_memory
-from clearhead.lab.run_setup import new_model, objective_of
+from clearhead.lab.runs import new_model, objective_of
 from clearhead.lab.sweep_configs import PlanConfig
 from clearhead.models import plan, preset
 from clearhead.optim import build_optimizer

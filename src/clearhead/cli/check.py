@@ -43,7 +43,7 @@ class Command(OpensModels):
 def run(command: Command) -> int:
     """Print a line for each implementation; return 1 if any is wrong, else 0."""
     from clearhead.diagnose.attention_check import DTYPES, check_attention, in_words
-    from clearhead.lab.run_setup import load_model, new_model
+    from clearhead.lab.runs import load_model, new_model
     from clearhead.models import preset
     from clearhead.models.loading import best_device
 

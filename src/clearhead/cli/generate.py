@@ -42,7 +42,7 @@ class Command(OpensModels):
 def run(command: Command) -> int:
     import torch
 
-    from clearhead.lab.run_setup import load_model
+    from clearhead.lab.runs import load_model
     from clearhead.models.inspection import check_tokens, finite, generating_plainly, longest_text
 
     model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)

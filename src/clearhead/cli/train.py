@@ -18,14 +18,14 @@ from clearhead.terminal import say
 def default(words: list[str]) -> Command | None:
     """The settings of the run to resume, or the defaults of training from a model."""
     if (folder := given(words, "--resume")) is not None:
-        from clearhead.lab.training import recorded
+        from clearhead.lab.runs import recorded
 
         return recorded(Path(place(folder)))
     return Command(train=continued_recipe()) if given(words, "--from") else None
 
 
 def run(command: Command) -> int:
-    from clearhead.lab.training import extended, recorded, run_training
+    from clearhead.lab.runs import extended, recorded, run_training
     from clearhead.records.manifest import verify_model
     from clearhead.train.run_dir import FINAL, is_finished
 

@@ -47,7 +47,7 @@ def run(command: Command) -> int:
         raise ClearheadError(f"give one model or two side by side; found {len(command.models)}")
     names = short_names(command.models)
     from clearhead.data.sources import passages
-    from clearhead.lab.run_setup import load_model
+    from clearhead.lab.runs import load_model
     from clearhead.records.files import write_text
     from clearhead.view import observe_text, render
 

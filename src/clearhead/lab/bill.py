@@ -15,7 +15,7 @@ from rich.table import Table
 from clearhead import ops
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError, choose, first_line
-from clearhead.lab.run_setup import new_model
+from clearhead.lab.runs import new_model
 from clearhead.lab.sweep_configs import PlanConfig
 from clearhead.models import BASELINE, PRESETS, ClearheadForMaskedLM, plan, preset, presets
 from clearhead.models.base_model import cache_of
@@ -72,12 +72,12 @@ def bill(
     """Bytes on each device by part (`training_memory`), by number of devices, over which weights
     and optimizer are sharded; and the times of `train`: its FLOPs, a third more where the forward
     pass is computed twice, over `EFFICIENCY` of the devices' rate."""
+    flops = 3 * plan(config, length=train.sequence_length).forward_flops * train.tokens
+    taken = flops * (4 / 3 if train.checkpointing == "blocks" else 1)
     memory = dict[int, Mapping[str, int]]()
     for number in numbers:
         step = replace(train, batch_size=train.batch_size * dealt_among(train, number) // number)
         memory[number] = training_memory(config, step, gpus=number)
-    flops = 3 * plan(config, length=train.sequence_length).forward_flops * train.tokens
-    taken = flops * (4 / 3 if train.checkpointing == "blocks" else 1)
     estimates = []
     for name, number in itertools.product(devices, numbers):
         if name != "cpu" or number == 1:

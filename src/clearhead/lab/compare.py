@@ -16,9 +16,9 @@ from clearhead.diagnose import HiddenStatistics, RotatedKurtosis, RowMeans
 from clearhead.errors import ClearheadError
 from clearhead.eval import lengths as perplexity_by_length
 from clearhead.eval import masked_loss, perplexity
-from clearhead.lab import run_setup
+from clearhead.lab import runs
 from clearhead.lab.configs import Arm, CompareConfig, milestone_steps
-from clearhead.lab.run_setup import Base, Trial, run_missing
+from clearhead.lab.runs import Base, run_missing
 from clearhead.models import plan
 from clearhead.models.inspection import parameter_count
 from clearhead.models.loading import best_device
@@ -87,11 +87,11 @@ def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
     return done
 
 
-def _trials(config: CompareConfig) -> list[Trial]:
+def _trials(config: CompareConfig) -> list["_Trial"]:
     """Every arm with every seed; one seed of all arms comes before the next."""
     # The fingerprint of the data of a run that has begun in the output folder, or None.
     folders = (folder_of(config, *run) for run in itertools.product(config.arms, config.seeds))
-    began = next(filter(None, map(run_setup.data_of, folders)), None)
+    began = next(filter(None, map(runs.data_of, folders)), None)
     base = None
     if config.base is None:
         corpus = prepare(config.data, progress=say, began=began)
@@ -99,7 +99,7 @@ def _trials(config: CompareConfig) -> list[Trial]:
     else:
         longest = max(arm.train.sequence_length for arm in config.arms)
         options: Any = {"trust_remote_code": config.trust_remote_code, "began": began}
-        base = run_setup.open_base(config.base, config.data, longest, alike=True, **options)
+        base = runs.open_base(config.base, config.data, longest, alike=True, **options)
         corpus = base.corpus
     corpus = corpus.for_tuning() if config.held_out == "training" else corpus
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
@@ -112,24 +112,24 @@ def _trials(config: CompareConfig) -> list[Trial]:
 
 def _outlined(arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None) -> Model:
     if base is None:
-        keys = run_setup.fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
-        build = partial(run_setup.new_model, keys)
+        keys = runs.fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
+        build = partial(runs.new_model, keys)
         with torch.device("meta"):
             outline = build()
-        run_setup.check_length(outline, arm.preset, arm.train.sequence_length)
+        runs.check_length(outline, arm.preset, arm.train.sequence_length)
         return arm, outline, build
     try:
         outline = base.start(arm.preset, arm.model).model
     except ClearheadError as error:
         raise ClearheadError(f"{arm.name}: {error}") from error
-    if remark := run_setup.resting_sinks(outline, arm.train):
+    if remark := runs.resting_sinks(outline, arm.train):
         say(f"{arm.name}: {remark}, in a comparison of arms with a null key or XSA")
     outline.to("meta")
     outline.tie_weights()
     return arm, outline, lambda: base.start(arm.preset, arm.model).model
 
 
-class _Trial(Trial):
+class _Trial:
     """An arm with a seed."""
 
     cell = "compared"
@@ -205,7 +205,7 @@ class _Trial(Trial):
         try:
             model, result = train_to_end(
                 model,
-                run_setup.batches(self.corpus, self.settings, self.folder, masked=masked),
+                runs.batches(self.corpus, self.settings, self.folder, masked=masked),
                 self.settings,
                 output=self.folder,
                 tokenizer=self.corpus.tokenizer,

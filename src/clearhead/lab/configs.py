@@ -207,7 +207,7 @@ class CompareConfig(OpensModels):
     @cached_property
     def objective(self) -> str:
         """The objective of every arm: "next-token", or "mlm" where all are bidirectional."""
-        from clearhead.lab.run_setup import objective_of
+        from clearhead.lab.runs import objective_of
 
         if self.base is not None:
             return "next-token"

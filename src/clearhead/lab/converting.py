@@ -15,7 +15,7 @@ from clearhead.errors import ClearheadError
 from clearhead.eval.sliding import distance
 from clearhead.lab import prefixes
 from clearhead.lab.prefixes import Prefix
-from clearhead.lab.run_setup import load_model, require_own_tokenizer
+from clearhead.lab.runs import load_model, require_own_tokenizer
 from clearhead.lab.sweep_configs import AUTO, ConvertConfig
 from clearhead.models import conversion
 from clearhead.models.conversion import TOLERANCE, in_float32, with_equal_logits

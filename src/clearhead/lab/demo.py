@@ -17,7 +17,7 @@ from clearhead.lab.compare import compare, folder_of
 from clearhead.lab.configs import RECORDS, CompareConfig
 from clearhead.lab.converting import run_conversion
 from clearhead.lab.measuring import measure, require_maps
-from clearhead.lab.run_setup import load_model
+from clearhead.lab.runs import load_model
 from clearhead.lab.sweep_configs import ConvertConfig, DiagnoseConfig, QuantizeConfig
 from clearhead.models.loading import kind_of, resolved
 from clearhead.named_models import BASELINE

@@ -15,7 +15,7 @@ from clearhead.data import DataConfig, LabelledBatches, hub, labelled
 from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
 from clearhead.lab.configs import FinetuneJob
-from clearhead.lab.run_setup import Trial, check_length, run_missing
+from clearhead.lab.runs import check_length, run_missing
 from clearhead.measure.sweep import parameters_digest
 from clearhead.models import ClearheadConfig, loading
 from clearhead.progress import Work
@@ -42,7 +42,7 @@ def run_finetune(job: FinetuneJob, *, work: Work | None = None) -> Records:
         return run_missing(trials, job.output, "finetune", work)
 
 
-class _Trial(Trial):
+class _Trial:
     """A task's texts as the model reads them, its classifier, and one seed."""
 
     def __init__(self, job: FinetuneJob) -> None:

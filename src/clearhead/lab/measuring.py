@@ -14,7 +14,7 @@ from clearhead.data import Corpus, prepare
 from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, check_names, parted
-from clearhead.lab.run_setup import fitted, load_model, new_model, own_text, run_of, text_of
+from clearhead.lab.runs import fitted, load_model, new_model, own_text, run_of, text_of
 from clearhead.lab.sweep_configs import FRESH, DiagnoseConfig, QuantizeConfig, short_names
 from clearhead.measure.sweep import Portion, Subject, Texts, sweep
 from clearhead.models import SCALINGS, with_rope_scaling

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from clearhead.data import Corpus, prepare, windows
 from clearhead.errors import ClearheadError, require
 from clearhead.lab.measuring import check_models
-from clearhead.lab.run_setup import load_model, refuse_tokenizer, text_of
+from clearhead.lab.runs import load_model, refuse_tokenizer, text_of
 from clearhead.lab.sweep_configs import QuantizeConfig, short_names
 from clearhead.models.inspection import (
     generating_plainly,

@@ -1,38 +1,68 @@
-"""Models, texts and batches of runs, from presets or from trained models; and the runs themselves.
+"""Runs: their models, texts and batches, from presets or from trained models; and their order.
 
 OUTPUT/RUN/             a run's folder (`clearhead.train.run_dir`); its model is in RUN/final
 OUTPUT/records.jsonl    the records, to which each run is appended as soon as it is measured
 """
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from clearhead.data import Batches, Corpus, DataConfig, MaskedBatches, Masking, prepare
+import torch
+
+from clearhead.data import (
+    Batches,
+    Corpus,
+    DataConfig,
+    MaskedBatches,
+    Masking,
+    prepare,
+    with_mask_token,
+)
 from clearhead.data.config import SHARE
 from clearhead.data.tokenizer import vocabulary_size, yielded
 from clearhead.errors import ClearheadError
-from clearhead.lab.configs import RECORDS
+from clearhead.lab.configs import RECORDS, TrainJob
 from clearhead.lab.sweep_configs import OWN
 from clearhead.measure.sweep import parameters_digest
-from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
+from clearhead.models import (
+    BASELINE,
+    ClearheadConfig,
+    ClearheadForCausalLM,
+    ClearheadForMaskedLM,
+    preset,
+)
 from clearhead.models.conversion import imported, require_convertible
 from clearhead.models.families import FAMILIES
 from clearhead.models.families.family import dropouts, filled, words_of
-from clearhead.models.inspection import longest_text
+from clearhead.models.inspection import longest_text, parameter_count
 from clearhead.models.loading import best_device, load
-from clearhead.models.starts import Start, started, target
+from clearhead.models.starts import Start, check_baseline, started, target
 from clearhead.nn.null_keys import AT_REST, Sink
+from clearhead.optim import learning_rate
 from clearhead.optim.groups import matched
 from clearhead.progress import Work
+from clearhead.records.identity import canonical, differences, restored
 from clearhead.records.loading import Store
-from clearhead.records.runs import Line, Records
+from clearhead.records.lock import hold_folder
+from clearhead.records.runs import Records
 from clearhead.terminal import say
-from clearhead.train import TrainConfig
-from clearhead.train.run_dir import RUN_FILE, holds_run, is_finished, read_record
+from clearhead.train import (
+    Progress,
+    TrainConfig,
+    TrainResult,
+    checkpoint,
+    make_trackers,
+    run_dir,
+    train,
+)
+from clearhead.train.run_dir import holds_run, is_finished, read_record
+from clearhead.train.world import World, joined
+
+_OF_THE_RUN = ("output", "train", "resume")  # of a job: not among the settings that a run keeps
 
 
 def objective_of(config: ClearheadConfig) -> str:
@@ -91,7 +121,7 @@ def batches(
 
 def data_of(output: Path) -> str | None:
     """The fingerprint of the batches of the run in a folder; None where there is no run."""
-    return read_record(output).get("data") if (output / RUN_FILE).exists() else None
+    return read_record(output).get("data") if (output / run_dir.RUN_FILE).exists() else None
 
 
 def own_text(data: DataConfig, tokenizer: Any, began: str | None = None) -> Corpus:
@@ -102,7 +132,7 @@ def own_text(data: DataConfig, tokenizer: Any, began: str | None = None) -> Corp
 def run_of(model: str) -> dict[str, Any]:
     """The run.json of the training run with this folder or final model; {} for other models."""
     folder = Path(model)
-    places = (one for one in (folder, folder.parent) if (one / RUN_FILE).is_file())
+    places = (one for one in (folder, folder.parent) if (one / run_dir.RUN_FILE).is_file())
     return next(map(read_record, places), {})
 
 
@@ -219,25 +249,133 @@ def resting_sinks(model: Any, config: TrainConfig) -> str:
     return f"{AT_REST}: give --set annealed_start=true" if rests and all(rests) else ""
 
 
-class Trial:
-    """A configuration with a seed."""
-
-    called: str
-    folder: Path
-    header: Line  # the run's line in the records, to which `rows` may add
-    cell: str  # identifies the result among those of the run
-
-    def check(self, known: Mapping[str, Line]) -> None:
-        """Refuse what would fail only hours later, and settings that differ from those of the runs
-        in `known`, the lines of the records by name of run."""
-
-    def rows(self, work: Work) -> Iterable[Line]:
-        """Train the model, or go on where it stopped, and measure it."""
-        raise NotImplementedError
+def run_training(job: TrainJob) -> TrainResult:
+    """Train the model of a job, or go on with the run in its output folder where `job.resume` names
+    it; OUTPUT/final is then a plain Hugging Face checkpoint."""
+    with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
+        return _run(job, world)
 
 
-def run_missing(trials: Sequence[Trial], output: Path, task: str, work: Work) -> Records:
-    """Train and measure the trials that `output` lacks, a locked folder; return its records."""
+def _run(job: TrainJob, world: World) -> TrainResult:
+    resume = job.resume is not None
+    resumes = resume or world.restarted()  # in which all processes take part
+
+    def check_folder() -> None:
+        """Refuse a folder in use, and for a new run one with runs, before any text is read."""
+        with hold_folder(job.output):
+            if not resumes:
+                run_dir.require_no_run(job.output)
+                if any(job.output.glob("*seed*/run.json")):
+                    raise ClearheadError(f"{job.output} holds the runs of another verb")
+
+    world.by_first(check_folder)
+    began = data_of(job.output) if resume else None
+    start: dict[str, Any] = {"preset": job.preset, "from": None}
+    if job.base is None:
+        start |= {"preset": job.preset or BASELINE, "size": job.size}
+        model, corpus = world.in_turn(lambda: _new(job, start["preset"], began))
+    else:
+        named: Any = (job.base, job.data, job.train.sequence_length)
+        options: Any = {"trust_remote_code": job.trust_remote_code, "began": began}
+        base = world.in_turn(lambda: open_base(*named, **options))
+        corpus, start["from"] = base.corpus, base.origin
+        if isinstance(base.model, ClearheadForCausalLM):
+            check_baseline(job.preset, job.set, base.model.config)
+        begun = base.start(job.preset, job.set)
+        model = begun.model
+        for line in begun.in_words():
+            say(line)
+        if resume:  # where it still reads the weights that it began with
+            first = read_record(job.output)["description"].get("from") or {}
+            reads = job.train.lora or checkpoint.newest(job.output) is None
+            reads = reads or job.base != first.get("name")
+            if reads and first.get("parameters") != base.origin["parameters"]:
+                began_with = f"the run in {job.output} started from ({first.get('name')})"
+                raise ClearheadError(f"{job.base} has other weights than {began_with}")
+        elif remark := resting_sinks(model, job.train):
+            say(remark)
+    say(f"{job.preset or job.base or BASELINE}: {parameter_count(model):,} parameters")
+    planned = job.train.schedule_tokens
+    if resume and planned is not None and planned < job.train.tokens:
+        rate = learning_rate(job.train.steps - 1, job.train)
+        say(
+            f"extended to {job.train.tokens:,} tokens: after the {planned:,} of its schedule the "
+            f"learning rate stays at {rate:g} (for another warmup: train --from {job.output})"
+        )
+    torch.manual_seed(job.train.seed)
+    masked = getattr(model, "objective", "") == "mlm"
+    with world.together():
+        read = batches(corpus, job.train, job.output, masked=masked)
+    return train(
+        model.to(best_device()),
+        read,
+        job.train,
+        output=job.output,
+        tokenizer=corpus.tokenizer,
+        resume=resume,
+        callbacks=[Progress(), *make_trackers(job.track)],
+        description={
+            **start,
+            "objective": "mlm" if masked else "next-token",
+            "mask": SHARE if masked else None,
+            "data": corpus.describe(),
+            "job": {k: x for k, x in canonical(job).items() if k not in _OF_THE_RUN},
+        },
+    )
+
+
+def _new(job: TrainJob, name: str, began: str | None) -> tuple[Any, Any]:
+    """A preset with fresh weights, and its text; `began`: fingerprint of a begun run's text."""
+    config = preset(name, job.size, **job.set)  # refuses before anything is read
+    corpus = prepare(job.data, progress=say, began=began)
+    if objective_of(config) == "mlm":
+        corpus = with_mask_token(corpus)
+    config = fitted(name, job.size, corpus, job.train, **job.set)
+    torch.manual_seed(job.train.seed)
+    model = new_model(config)
+    check_length(model, name, job.train.sequence_length)
+    return model, corpus
+
+
+def recorded(output: Path) -> TrainJob:
+    """The job whose run is in `output`, with the settings that it has now; raises a ClearheadError
+    where there is none, or no `run_training` of this version began it."""
+    run_dir.require_run(output)
+    record = read_record(output)
+    try:
+        names = {one.name for one in fields(TrainJob)}
+        settings = {key: x for key, x in record["description"]["job"].items() if key in names}
+        return replace(restored(TrainJob, settings | {"train": record["config"]}), output=output)
+    except (KeyError, TypeError):
+        own = f"give its own command again, {str(record.get('command'))!r}"
+        raise ClearheadError(f"{output} is not of this version's clearhead train: {own}") from None
+
+
+def extended(job: TrainJob, begun: TrainJob) -> TrainJob:
+    """The begun run with what `job` may change of it; another change is refused by its option."""
+    free = {f"--train.{key.replace('_', '-')}" for key in run_dir.FREE_KEYS | {"tokens"}}
+    free |= {"--track", "--resume", "--data.cache", "--trust-remote-code"}
+    # The same content may lie elsewhere: its fingerprint is compared, not its place.
+    free |= {"--data.data", "--data.tokenizer"} | ({"--from"} if begun.base else set())
+    own = {"preset": "preset", "base": "--from", "set": "--set"}  # of a field; others have its name
+    names = [name for name, _, _ in differences(canonical(begun), canonical(job))]
+    changed = {own.get(one.split(".")[0], f"--{one.replace('_', '-')}") for one in names}
+    if fixed := sorted(changed - free):
+        raise ClearheadError(f"leave out {', '.join(fixed)}, or start another run")
+    if job.train.tokens == begun.train.tokens:
+        return job
+    planned = begun.train.schedule_tokens or begun.train.tokens
+    return replace(job, train=replace(job.train, schedule_tokens=planned))
+
+
+def run_missing(trials: Sequence[Any], output: Path, task: str, work: Work) -> Records:
+    """Train and measure the trials that `output` lacks, a locked folder; return its records.
+
+    A trial is a configuration with a seed: `called` and `folder`, its line of the records
+    (`header`), its identity among the results of the run (`cell`), `check(known)`, which refuses
+    other settings than those of the known runs and what would fail only hours later, and
+    `rows(work)`, which trains, or goes on where it stopped, and measures.
+    """
     store = Store(output / RECORDS)
     for one in trials:  # all before the first is trained, which may take hours
         one.check(store.headers)
